@@ -10,7 +10,7 @@ source "$REPO_DIR/launch/run/profile.sh"
 # shellcheck source=launch/run/kernel_cache.sh
 source "$REPO_DIR/launch/run/kernel_cache.sh"
 if [[ -z ${RANK:-} && -n ${SLURM_PROCID:-} ]]; then
-  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=${DGXNGPU:-0}
 fi
 readonly RANKS_OF_NODE=${DGXNGPU:-1}
 # The order in which nvidia-smi, and so the binding, numbers the GPUs.
@@ -23,6 +23,9 @@ binding::apply "${LOCAL_RANK:-0}" "$RANKS_OF_NODE"
 binding::nics "${LOCAL_RANK:-0}"
 kernel_cache::export
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
+# Where NCCL ends ranks that wait in vain, PyTorch leaves their last collectives here.
+export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=${RUN_DIR:-.}/nccl_${TRIAL:-0}_rank_
+export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$TORCH_FR_DUMP_TEMP_FILE # its older name
 declare -a profile=()
 profile::command "${RANK:-0}"
 exec "${profile[@]}" "${PYTHON:-python}" -u -m "${RANK_MODULE:-bert}"

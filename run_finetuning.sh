@@ -46,4 +46,4 @@ done
 export RANK_MODULE=finetune
 if [[ ${start[0]} != submit::job ]]; then exec "${start[@]}"; fi
 variables::check_names
-submit::job -N "${DGXNNODES:-1}" "$REPO_DIR/run.sub"
+submit::job "$REPO_DIR/run.sub"

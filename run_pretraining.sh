@@ -65,7 +65,7 @@ pretraining::run() {
 pretraining::submit() (
   pretraining::settings "$1"
   cd -- "$REPO_DIR"
-  submit::job --parsable --kill-on-invalid-dep=yes -N "${DGXNNODES:-1}" "${@:2}" run.sub
+  submit::job --parsable --kill-on-invalid-dep=yes "${@:2}" run.sub
 )
 
 if [[ $MODE == --check ]]; then pretraining::check; fi

@@ -80,7 +80,7 @@ sweep::start() {
   elif ((local_runs)); then
     exec "$REPO_DIR/run_local.sh"
   else
-    job=$(cd -- "$REPO_DIR" && submit::job --parsable -N "${DGXNNODES:-1}" --job-name="$RUN_NAME" run.sub) || exit
+    job=$(cd -- "$REPO_DIR" && submit::job --parsable --job-name="$RUN_NAME" run.sub) || exit
     echo "$RUN_NAME: job $job"
   fi
 }

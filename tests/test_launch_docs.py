@@ -124,7 +124,7 @@ def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts
         (repository / f"implementations/bert/{name}.py").read_text()
         for name in ("pretraining/run", "pretraining/closed_division", "core/dist", "core/files")
     )
-    assert len(messages) > 10
+    assert len(messages) > 6
     for message in messages:
         # What varies (a number, a name, a value) splits the message into parts that stand in the source.
         parts = re.split(r"\.\.\.|\d+(?:\.\d+)?|node\d|output_\S+|compliance_\S+|SIG\w+", message)

@@ -228,17 +228,22 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
 def _ask(records: Records, what: str, by_stage: Mapping[str, np.ndarray]) -> Iterator[Question]:
     """Of nodes and of ranks; of pauses only of ranks if each node has one. by_stage: values [ranks, rounds].
 
-    A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node.
+    A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node. What one rank measured
+    for its node is asked of nodes alone.
     """
     if not by_stage:
         return
     table = np.concatenate([*by_stage.values()], axis=1)
     stages = tuple(stage for stage, values in by_stage.items() for _ in range(values.shape[1]))
+    of_ranks = {rank: times for rank, times in enumerate(table) if not np.isnan(times).all()}
+    of_nodes: dict[str, list[np.ndarray]] = {}
+    for rank, times in of_ranks.items():
+        of_nodes.setdefault(f"node {records.places[rank].node}", []).append(times)
     if what != "hesitates" or len(records.nodes) < len(records.places):
-        of = np.array([place.node for place in records.places.values()])
-        of_nodes = {f"node {node}": np.sort(table[of == node], axis=0) for node in records.nodes}
-        yield Question(what, "node", {name: own[(len(own) - 1) // 2] for name, own in of_nodes.items()}, stages)
-    yield Question(what, "rank", dict(zip(records.names, table, strict=True)), stages)
+        typical = {name: np.sort(own, axis=0)[(len(own) - 1) // 2] for name, own in of_nodes.items()}
+        yield Question(what, "node", typical, stages)
+    if len(of_ranks) > len(of_nodes) or len(records.places) == len(records.nodes):
+        yield Question(what, "rank", {records.places[rank].name: times for rank, times in of_ranks.items()}, stages)
 
 
 def _of_network(records: Records) -> Iterator[Question]:

@@ -24,12 +24,16 @@ from bert.training.config import Hardware
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
 
 # What may differ between a run and the one that it continues. Of what lies somewhere the content counts, not the place.
-PLACES = ("DATA", "VOCAB_FILE", "RUN_DIR", "CHECKPOINT_DIR", "TRIAL", "SEEDS", "RANK", "LOCAL_RANK", "EMULATE_RANK")
+PLACES = (
+    *("DATA", "VOCAB_FILE", "RUN_DIR", "CHECKPOINT_DIR", "TRIAL", "SEEDS"),
+    *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "EMULATE_RANK"),
+)
 SHOWN_OR_KEPT = (
     "METRICS",
     "LOG_EVERY_STEPS",
     "RESUME",
     "CHECKPOINT_EVERY_STEPS",
+    "MTBF_HOURS",
     "CHECKPOINT_KEEP",
     "CHECKPOINT_SHARDS",
     "DIST_TIMEOUT",
@@ -42,6 +46,7 @@ ROUNDING = (
     "RECOMPUTE_LAYERS",
     "SHARD_OPTIMIZER",
     "SHARD_GRADIENTS",
+    "SHARD_GROUP",
 )
 PREDICTION = ("MODE", "EVAL_BATCHSIZE", "N_BEST_SIZE", "MAX_ANSWER_LENGTH", "NULL_SCORE_DIFF_THRESHOLD")  # not training
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bert.checkpoint.save import load_newest, save_checkpoint
+from bert.checkpoint.save import Interval, load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import env, rundir, variables
 from bert.core.dist import HangError, World, pick_device
@@ -57,9 +57,9 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         return SUCCESS
     except (ConfigError, DataError) as error:
         return rundir.fail(run_config, "finetune", str(error), BAD_INPUT)
-    except (TrainingError, HangError) as error:
-        if isinstance(error, HangError):
-            rundir.write_collectives(run_config)
+    except HangError as error:
+        return rundir.hang(run_config, "finetune", error)
+    except TrainingError as error:
         return rundir.fail(run_config, "finetune", str(error), CRASHED)
     except Exception as error:
         return rundir.crash(run_config, "finetune", error)
@@ -305,21 +305,19 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
             save_checkpoint(config.checkpoint, steps, state)
         world.barrier()
 
+    begin, interval = time.monotonic(), Interval(config.checkpoint, world, 1, done)
     best = Best(run, resumed=found is not None) if config.keep_best else None
     each = num_samples / config.samples_per_step  # steps of an epoch
     ends = {min(last, math.ceil(epoch * each)) for epoch in range(1, math.ceil(config.epochs) + 1)}
     due = StepSchedule(
-        last=last, report_every=config.log_every_steps, checkpoint_every=config.checkpoint.every_steps,
-        evaluations=ends if best else (),
-    )  # fmt: skip
-    begin = time.monotonic()
+        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due, evaluations=ends if best else ()
+    )
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         parts = Parts(
             next_step=source(batches + 1).next_step, take_step=take_step,
             steps=StepCounter(rate, last, step.scaler, done, batches),
-            schedule=due,
-            progress=progress, stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank),
-            evaluate=best.look if best else lambda steps, samples: False, save=save,
+            schedule=due, progress=progress, stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank),
+            evaluate=best.look if best else lambda steps, samples: False, save=partial(interval.save, save),
         )  # fmt: skip
         ending = train(parts)
     seconds = before + time.monotonic() - begin

@@ -14,7 +14,7 @@ certify::defaults() {
   variables::default EVAL_ITER_START_SAMPLES 1000000
   variables::default CERTIFY_SECONDS 20
   CERTIFY_SIZE=$((gpus ? 1024 : 256))
-  export SYNTH_DATA=1 SUBMISSION_DIVISION=open INIT_CHECKPOINT='' NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0
+  export SYNTH_DATA=1 SUBMISSION_DIVISION=open INIT_CHECKPOINT='' NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0 SPARE_NODES=0
   export RANK_MODULE=certify
 }
 
@@ -31,7 +31,7 @@ certify::prepare() {
   rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
   # An interrupted burn-in continues.
   if [[ ! ${DURATION:-} || ! -f $RUN_DIR/burn_in.json ]]; then
-    rm -f -- "$RUN_DIR"/certify_*.npz "$RUN_DIR"/burn_in*.json* "$RUN_DIR"/burn_in_*.npz
+    rm -rf -- "$RUN_DIR"/{certify_*.npz,burn_in*.json*,burn_in_*.npz,tools_*}
   fi
 }
 

@@ -8,7 +8,8 @@ declare current='' group=''
 declare -i patience=20 deadline=0 # seconds for the ranks to end in, once this script is told to; their last one
 
 trial::conclude() {
-  local list
+  local list at text
+  while IFS=$'\t' read -r _ _ _ at text; do log::info "was begun again at $at, $text"; done < <(cat -- "$RUN_DIR/restarts.txt" 2>/dev/null)
   if ((${#failures[@]})); then
     printf -v list '; %s' "${failures[@]}"
     log::error "${#failures[@]} of $NEXP trials failed: ${list#; }"
@@ -40,6 +41,7 @@ trial::interrupted() {
     reasons[current]=$reason
     trial::collect "$current" "$status" || true
   fi
+  if [[ $signal == USR1 ]] && declare -F runner::continue >/dev/null; then runner::continue "$reason"; fi
   log::error "$reason${RUN_NAME:+; ${CONTINUED_BY-RUN_NAME=$RUN_NAME continues with the missing trials}}"
   exit "$status"
 }
@@ -50,7 +52,7 @@ trial::reason() {
   local -r trial=$1 status=$2 folder=$3
   local said=${reasons[trial]:-}
   if [[ ! $said ]]; then said=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
-  if [[ ! $said || $said == *' was killed by SIG'* ]]; then said=$(trial::absent "$RUN_DIR/output_$trial.txt" "$said"); fi
+  if [[ ! $said || $said == *' was killed by SIG'* ]]; then said=$(trial::absent "$RUN_DIR/output_$trial.txt" "$folder/hang_$trial.txt" "$said"); fi
   if [[ ! $said && $status -gt 128 ]] && declare -F runner::why >/dev/null; then
     said=$(runner::why "$(kill -l "$status")")
     if [[ $said == interrupted* ]]; then said=''; fi
@@ -64,17 +66,19 @@ trial::reason() {
 }
 
 # NCCL's watchdog aborts each rank that waits longer than DIST_TIMEOUT, with a line; without one are those who did not come.
-# Arguments: the output of the ranks; what is said where no rank waited.
+# Arguments: the output of the ranks; a file that is to say so, too, and then a line for each of them; what is said where no
+# rank waited.
 trial::absent() {
   local -r waits='s/.*Rank \([0-9]*\)\] Watchdog caught collective operation timeout: .*OpType=\([A-Z_]*\).*/\1 \2/p'
   local -r waited=$(sed -n "$waits" -- "$1" 2>/dev/null | sort -u)
   local -a nodes=("${hosts[@]-$(uname -n)}") absent=()
   local rank list
-  if [[ ! $waited ]]; then echo "$2" && return; fi
+  if [[ ! $waited ]]; then echo "$3" && return; fi
   if declare -F runner::nodes >/dev/null; then mapfile -t nodes < <(runner::nodes); fi
   for ((rank = 0; rank < WORLD_SIZE; rank++)); do
     if ! grep -q "^$rank " <<<"$waited"; then absent+=("rank $rank on ${nodes[rank / DGXNGPU]}"); fi
   done
+  printf '%s\n' "did not come to ${waited##* }:" "${absent[@]% on *}" >"$2" 2>/dev/null || true
   if ((${#absent[@]} > 8)); then absent=("${absent[@]:0:8}" "$((${#absent[@]} - 8)) more"); fi
   printf -v list ', %s' "${absent[@]:-each rank waits: the others}"
   echo "${list#, } did not come to ${waited##* }, DIST_TIMEOUT=${DIST_TIMEOUT:-600} s: ended, stopped, hung or cut off from" \

@@ -15,7 +15,7 @@ power::check() {
 
 power::start() {
   if [[ $POWER != 1 ]]; then return 0; fi
-  power_folder=$RUN_DIR/running_$1/power_$1
+  power_folder=$RUN_DIR/running_$1$again/power_$1
   mkdir -- "$power_folder"
   set -m
   {

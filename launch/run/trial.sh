@@ -10,13 +10,15 @@
 # with NCCL_TEST=1 a test in its place.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
 for part in run/log run/variables run/answers run/port run/patience run/ending run/child run/ranks run/preflight \
-  run/nccl_test run/power run/rehearsal node/state; do
+  run/nccl_test run/certify run/start_test run/power run/rehearsal node/state; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
 [[ -r $REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh ]] || log::die "RANK_MODULE=$RANK_MODULE: expected bert or finetune"
 # shellcheck source=/dev/null
 source "$REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh"
+
+declare again='' # in the names of folders of a run that was begun again: ranks of before, on a node that is cut off, may still write
 
 trial::main() {
   rehearsal::settings
@@ -28,14 +30,17 @@ trial::main() {
   preflight::check
   preflight::outputs
   variables::make_run_dir
+  if [[ -s $RUN_DIR/restarts.txt ]]; then again=_$(wc -l <"$RUN_DIR/restarts.txt"); fi
   log::info "results go to $RUN_DIR"
   preflight::record
   nccl_test::run
+  start_test::run
   trial::check_finished
   local trial status
   for ((trial = 0; trial < NEXP; trial++)); do
     status=0
     trainer::complete "$trial" "$RUN_DIR" || trial::run "$trial" || status=$?
+    if ((status == 1)) && declare -F runner::restart >/dev/null; then runner::restart "${reasons[trial]}" "$RUN_DIR/hang_$trial.txt"; fi
     trial::verify "$trial"
     if ((status == 2)); then break; fi # bad input: the next trial would meet it too
   done
@@ -62,8 +67,8 @@ trial::run() {
   local -r trial=$1
   local launched=0 status=0 cleared=0
   node_state::drop_caches && cleared=1
-  rm -rf -- "$RUN_DIR"/{running_"$trial",error_"$trial".txt,failed_"$trial".txt,power_"$trial",model_"$trial"}
-  mkdir -- "$RUN_DIR/running_$trial" || exit 1
+  rm -rf -- "$RUN_DIR"/{running_"$trial",running_"$trial"_*,{error,failed,hang,step}_"$trial".txt,{power,model}_"$trial"}
+  mkdir -- "$RUN_DIR/running_$trial$again" || exit 1
   log::info "trial $((trial + 1)) of $NEXP starts: result_$trial.txt"
   power::start "$trial"
   trial::launch "$trial" "$cleared" || launched=$?
@@ -76,12 +81,12 @@ trial::launch() {
   local -rx TRIAL=$1 CACHE_CLEARED=$2
   if [[ -n ${SEED:-} ]]; then local -x SEED=$((SEED + TRIAL)); fi
   current=$TRIAL
-  trial::ranks "$RUN_DIR/running_$TRIAL" "$RUN_DIR/output_$TRIAL.txt" 0
+  trial::ranks "$RUN_DIR/running_$TRIAL$again" "$RUN_DIR/output_$TRIAL.txt" 0
 }
 
 # Moves the trial's files into RUN_DIR, under names that tell complete logs from broken ones.
 trial::collect() {
-  local -r trial=$1 staging=$RUN_DIR/running_$1
+  local -r trial=$1 staging=$RUN_DIR/running_$1$again
   local status=$2 log=failed_$1.txt
   current='' # read by trial::interrupted
   power::stop

@@ -28,6 +28,7 @@ variables::load() {
   variables::check_names
   if declare -F trainer::defaults >/dev/null; then trainer::defaults; fi # the doctor has no trainer
   variables::default DGXNNODES 1
+  variables::default SPARE_NODES 0
   variables::default NEXP 1
   variables::default LOGDIR results
   variables::default CLEAR_CACHES 1
@@ -36,6 +37,7 @@ variables::load() {
   variables::default MLPERF_RULESET 5.0.0
   variables::default NCCL_TEST 0
   variables::default NCCL_TEST_TIMEOUT 300
+  variables::default START_TEST 0
   variables::default NCCL_TEST_MIN_GBPS 0
   variables::default REHEARSAL 0
   variables::default POWER 0
@@ -50,7 +52,7 @@ variables::load() {
   variables::default RANK_LABELS 1
   variables::check
   variables::default SUBMISSION_PLATFORM "${DGXNNODES}x${DGXSYSTEM%_*x*x*}"
-  export WORLD_SIZE=$((DGXNNODES * DGXNGPU))
+  export WORLD_SIZE=$((DGXNNODES * DGXNGPU)) LOCAL_WORLD_SIZE=$DGXNGPU
 }
 
 variables::check() {
@@ -60,9 +62,12 @@ variables::check() {
   for name in DGXNNODES DGXNGPU NEXP NCCL_TEST_TIMEOUT; do
     [[ ${!name} =~ ^[1-9][0-9]*$ ]] || log::die "$name='${!name}': expected an integer, at least 1"
   done
+  [[ $SPARE_NODES =~ ^[0-9]+$ ]] || log::die "SPARE_NODES='$SPARE_NODES': expected an integer, at least 0"
+  [[ $SPARE_NODES == 0 || ${SLURM_JOB_ID:-} ]] || log::die "SPARE_NODES=$SPARE_NODES is for jobs of Slurm: sbatch run.sub"
   variables::one_of CLEAR_CACHES 0 1 require
   variables::one_of CHECK_COMPLIANCE 0 1
   variables::one_of NCCL_TEST 0 1
+  variables::one_of START_TEST 0 1
   variables::one_of REHEARSAL 0 1
   variables::one_of POWER 0 1
   variables::one_of POWER_SOURCE auto ipmi nvml

@@ -3,11 +3,19 @@
 # Sourced by run.sub and certify.sub.
 # shellcheck disable=SC2034,SC2154 # patience is of ending.sh
 
+declare -a nodes=() others=() # of this job: those that run the ranks, rank 0's first, and the others
+
 slurm::check() {
+  local -r wanted=$((DGXNNODES + SPARE_NODES))
   [[ -n ${SLURM_JOB_ID:-} ]] ||
-    log::die "run.sub runs in a Slurm job: sbatch -N $DGXNNODES run.sub; without Slurm, ./run_local.sh"
-  ((SLURM_JOB_NUM_NODES == DGXNNODES)) ||
-    log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES: sbatch -N $DGXNNODES run.sub"
+    log::die "run.sub runs in a Slurm job: sbatch -N $wanted run.sub; without Slurm, ./run_local.sh"
+  ((SLURM_JOB_NUM_NODES == wanted || (${SLURM_RESTART_COUNT:-0} && SLURM_JOB_NUM_NODES > DGXNNODES))) ||
+    log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES$( ((SPARE_NODES)) &&
+      echo ", with SPARE_NODES $wanted"): sbatch -N $wanted run.sub"
+  if ! slurm::choose_nodes; then
+    log::warn "too few nodes are left without $(restart::left_out | paste -sd' '): they are taken again"
+    nodes=("${nodes[@]:0:DGXNNODES}")
+  fi
   if [[ ${DEVICE:-auto} == cpu ]]; then return 0; fi
   if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then
     # Without gres in Slurm every job sees all GPUs. With it, this one sees none and would train on CPUs.
@@ -21,13 +29,32 @@ slurm::check() {
       'sbatch --exclusive, or another config'
 }
 
+# Sets nodes to the first DGXNNODES of this job that were not left out, and others to the rest. False, with all of them, where
+# too few are left.
+slurm::choose_nodes() {
+  local -r list=$(slurm::job | sed -n 's/.* NodeList=\([^ ]*\).*/\1/p') # without those that Slurm has lost
+  local -a all
+  mapfile -t all < <(scontrol show hostnames "${list:-$SLURM_JOB_NODELIST}")
+  mapfile -t nodes < <(printf '%s\n' "${all[@]}" | grep -vxF -f <(restart::left_out))
+  if ((${#nodes[@]} < DGXNNODES)); then
+    nodes=("${all[@]}")
+    return 1
+  fi
+  nodes=("${nodes[@]:0:DGXNNODES}")
+  # srun, too, takes the list that the job began with for its own.
+  mapfile -t others < <(scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF -f <(printf '%s\n' "${nodes[@]}"))
+}
+
 # Sets the array srun: the command that all steps of this job begin with. Starts one step to see that such steps start.
 slurm::srun_command() {
   local -r gres=${GPU_GRES:-gpu} config=$(scontrol show config)
   # What sbatch was given for tasks and GPUs would otherwise hold for each step too, besides or against what is asked here.
-  unset SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
+  unset SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
     SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
-  srun=(srun --distribution=block --input=none)
+  srun=(srun --distribution=block --input=none --nodes="$DGXNNODES")
+  if ((${#others[@]})); then srun+=(--exclude="$(paste -sd, < <(printf '%s\n' "${others[@]}"))"); fi
+  # What a step held that ended with a lost node is not free again.
+  if [[ $(restart::left_out) ]]; then srun+=(--overlap); fi
   # Slurm's own binding knows nothing of GPUs; run_and_time.sh binds.
   if grep -q '^TaskPlugin.*affinity' <<<"$config"; then srun+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.
@@ -72,10 +99,9 @@ slurm::mpi_type() {
 
 # Address of the first node, as the other nodes reach it: where rank 0 listens.
 slurm::master_address() {
-  local node address ip
-  node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p) # head would end scontrol, and with it the job
-  address=$(scontrol show node "$node" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
-  address=${address:-$node}
+  local address ip
+  address=$(scontrol show node "${nodes[0]}" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+  address=${address:-${nodes[0]}}
   ip=$(getent ahostsv4 "$address" | awk 'NR == 1 { print $1 }') || true
   # /etc/hosts of many systems gives a node's own name a loopback address, which no other node can use.
   if [[ -z $ip || ($ip == 127.* && $DGXNNODES -gt 1) ]]; then echo "$address"; else echo "$ip"; fi
@@ -89,7 +115,7 @@ slurm::run_name() {
       if [[ -d $folder ]]; then basename -- "$folder" && return; fi
     done
   fi
-  echo "${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}_$SLURM_JOB_ID"
+  echo "${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}_${SLURM_JOB_ID:-}"
 }
 
 # Sets how long the ranks may take to end: KillWait seconds after its first signal Slurm kills this script as well, and the last
@@ -114,27 +140,26 @@ slurm::time_is_short() {
   trial::interrupted USR1 143
 }
 
-# The nodes of this job that Slurm has lost, in parentheses; nothing if it knows of none.
+# The nodes of the ranks that Slurm has lost, or that do not answer it, between spaces.
 slurm::lost_nodes() {
-  local -r states=$(timeout --signal=KILL 5 sinfo --noheader --Node --nodes="$SLURM_JOB_NODELIST" --format='%N %T' 2>/dev/null)
-  local -r nodes=$(awk '$2 ~ /[*]$|^down/ { print $1 }' <<<"$states" | sort -u | paste -sd' ')
-  if [[ $nodes ]]; then echo " ($nodes: down, or no answer)"; fi
+  timeout --signal=KILL 5 sinfo --noheader --Node --nodes="$(paste -sd, < <(printf '%s\n' "${nodes[@]}"))" --format='%N %T' 2>/dev/null |
+    awk '$2 ~ /[*]$|^down/ { print $1 }' | sort -u | paste -sd' '
 }
 
 # Why, in words. Argument: the signal that this script got.
 slurm::why() {
   local -r job=$(slurm::job)
   local -r state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job") reason=$(sed -n 's/.* Reason=\([^ ]*\).*/\1/p' <<<"$job")
-  local -r limit=$(sed -n 's/.* TimeLimit=\([^ ]*\).*/\1/p' <<<"$job") restarts=$(sed -n 's/.* Restarts=\([0-9]*\).*/\1/p' <<<"$job")
+  local -r lost=$(slurm::lost_nodes) limit=$(sed -n 's/.* TimeLimit=\([^ ]*\).*/\1/p' <<<"$job") restarts=$(sed -n 's/.* Restarts=\([0-9]*\).*/\1/p' <<<"$job")
   if [[ $1 == USR1 || $state == TIMEOUT || $reason == TimeLimit ]]; then
     echo "the job reached its time limit${limit:+ of $limit}"
   elif ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})) || [[ $state == REQUEUE* || $state == PENDING ]]; then
-    echo "the job was requeued$(slurm::lost_nodes)"
+    echo "the job was requeued${lost:+ ($lost: down, or no answer)}"
   else
     case $state in
       CANCELLED) echo 'the job was cancelled' ;;
       PREEMPTED) echo 'the job was preempted' ;;
-      NODE_FAIL) echo "a node of the job failed$(slurm::lost_nodes)" ;;
+      NODE_FAIL) echo "a node of the job failed${lost:+ ($lost: down, or no answer)}" ;;
       COMPLETING) echo 'the job was cancelled or ended by Slurm' ;;
       '') echo "interrupted by SIG$1 (Slurm's controller did not say why)" ;;
       *) echo "interrupted by SIG$1" ;;

@@ -8,11 +8,11 @@ readonly SWEEP_PATIENCE=60 GUARD_PATIENCE=300 # seconds: containers and staged d
 
 runner::prepare() {
   trap slurm::time_is_short USR1 # two minutes before the time limit, see --signal in run.sub
+  RUN_NAME=${RUN_NAME:-$(slurm::run_name)}
   slurm::check
   container::load pyxis
   container::check
   slurm::srun_command
-  RUN_NAME=${RUN_NAME:-$(slurm::run_name)}
   MASTER_ADDR=$(slurm::master_address)
   runner::sweep
   node_guard::start
@@ -33,9 +33,29 @@ runner::sweep() {
   group=''
 }
 
-runner::nodes() { scontrol show hostnames "$SLURM_JOB_NODELIST"; }
+runner::nodes() { printf '%s\n' "${nodes[@]}"; }
 
 runner::why() { slurm::why "$1"; }
+
+# At the time limit.
+runner::continue() { if restart::resumes; then restart::begin "$1"; fi; }
+
+# After a failure. Arguments: its reason, the file that names ranks or nodes to blame, a line each. A node that Slurm has
+# lost is always left out, another one where the run is to outlive it.
+runner::restart() {
+  local -a blamed
+  local reason=$1 rank
+  read -ra blamed <<<"$(slurm::lost_nodes)"
+  if ((${#blamed[@]})); then
+    reason="Slurm has lost it, ${reason%%, DIST_TIMEOUT=*}"
+  elif ((SPARE_NODES)) || restart::resumes; then
+    mapfile -t blamed < <({
+      sed -n 's/^node //p' "$2"
+      sed -n 's/^rank \([0-9]*\)$/\1/p' "$2" | while read -r rank; do echo "${nodes[rank / DGXNGPU]}"; done
+    } 2>/dev/null | sort -u)
+  fi
+  if ((${#blamed[@]} == 1 || (${#blamed[@]} && ${#blamed[@]} < DGXNNODES))); then restart::begin "$reason" "${blamed[@]}"; fi
+}
 
 runner::everywhere() { "${srun[@]}" --overlap --ntasks="$DGXNNODES" --ntasks-per-node=1 "$@"; }
 
@@ -43,12 +63,13 @@ runner::everywhere() { "${srun[@]}" --overlap --ntasks="$DGXNNODES" --ntasks-per
 runner::python() {
   container::arguments
   "${srun[@]}" --nodes=1 --ntasks=1 "${container[@]}" env RANK=0 LOCAL_RANK=0 WORLD_SIZE="$WORLD_SIZE" \
-    PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" "$@"
+    LOCAL_WORLD_SIZE="$DGXNGPU" PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" "$@"
 }
 
 runner::trial() {
   container::arguments
-  exec "${srun[@]}" --ntasks="$WORLD_SIZE" --ntasks-per-node="$DGXNGPU" --kill-on-bad-exit=1 "${container[@]}" \
+  exec "${srun[@]}" --ntasks="$WORLD_SIZE" --ntasks-per-node="$DGXNGPU" --kill-on-bad-exit=1 \
+    --task-epilog="$REPO_DIR/launch/slurm/lost.sh" "${container[@]}" \
     env -u RANK -u LOCAL_RANK -u WORLD_SIZE MASTER_ADDR="$MASTER_ADDR" MASTER_PORT="$(port::free)" \
     OMP_NUM_THREADS="${OMP_NUM_THREADS:-}" "$REPO_DIR/launch/run/rank.sh"
 }

@@ -27,6 +27,9 @@ CONFIG = "configs/config_P8000H100_1x8x48x1_pack.sh"
 
 REVIEW = (
     "import os, sys\nprint('table of' if sys.argv[1] == 'show' else sys.argv[1], *sys.argv[2:])\n"
+    "unfit = os.environ.get('UNFIT', 'none')\n"
+    "if sys.argv[1] == 'certify' and unfit in open(sys.argv[2] + '/node').read():\n"
+    "    sys.exit(f'fail: node {unfit}: slow; scontrol update nodename={unfit} state=drain reason=slow')\n"
     "sys.exit(os.environ.get('REVIEW') == 'fails' or sys.argv[1] == os.environ.get('REVIEW_FAILS'))\n"
 )
 COMPLIANCE = (
@@ -100,7 +103,7 @@ def copy_scripts(repository: Path, root: Path) -> None:
         shutil.copytree(repository / name, root / name)
     for name in ("env.sh", "run.sub", "run_and_time.sh", *(path.name for path in repository.glob("run_*.sh"))):
         shutil.copy(repository / name, root / name)
-    for trainer in ("bert", "finetune"):
+    for trainer in ("bert", "finetune", "certify"):
         (root / "implementations" / trainer).mkdir(parents=True)
         shutil.copy(FAKES / "bert.py", root / "implementations" / trainer / "__main__.py")
     (root / "implementations" / "bert" / "commands").mkdir()

@@ -109,14 +109,14 @@ def test_slurm_gets_both_phases_as_a_chain(checkout):
     finished = checkout.run(f"{COMMAND} --slurm", config=f"{CONFIG}.sh", INIT_OPTIMIZER="")
     assert finished.returncode == 0, finished.stderr
     first, second = checkout.calls("chain")
-    assert first.split() == ["1", "--parsable", "--kill-on-invalid-dep=yes", "-N", "1", "run.sub"]
+    assert first.split() == ["1", "-N", "1", "--parsable", "--kill-on-invalid-dep=yes", "run.sub"]
     assert second.split() == [
         "2",
         "1",
-        "--parsable",
-        "--kill-on-invalid-dep=yes",
         "-N",
         "1",
+        "--parsable",
+        "--kill-on-invalid-dep=yes",
         "--dependency=afterok:41",
         "run.sub",
     ]

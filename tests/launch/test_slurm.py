@@ -136,6 +136,43 @@ def test_a_requeued_job_continues_with_the_missing_trials(slurm):
     assert [rank["TRIAL"] for rank in slurm.checkout.ranks()] == ["0"] * 4 + ["1"] * 8
 
 
+def test_a_node_that_the_start_test_names_is_left_out_for_the_spare(slurm):
+    job = slurm.run("-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1")
+    assert job.exit_code == 0, job.output
+    why = "without dgx1: the start test: fail: node dgx1: slow; the trial is repeated"
+    assert f"run: warning: begins again on dgx2, {why}\n" in job.output
+    assert re.search(rf"\nrun: was begun again at \S+, {why}\nrun: the trial reached the target: .*\n$", job.output)
+    assert {rank["SLURMD_NODENAME"] for rank in slurm.checkout.ranks()} == {"dgx2"}
+
+
+def test_before_the_time_limit_a_run_that_resumes_is_requeued_until_that_brings_no_checkpoint(slurm):
+    folder = slurm.folder / "saved"
+    after = f"export DGXNGPU=2 RUN_NAME=chain RESUME=1 CHECKPOINT_DIR={folder} NCCL_TEST=0"
+    job = slurm.submit(after=after, TRIAL_0="saves")
+    for start in range(5):
+        job.wait_for(
+            (slurm.checkout.logdir / "chain" / f"running_0{f'_{start}' * (start > 0)}" / "result_0.txt").exists
+        )
+        if start == 1:  # the only progress
+            (folder / "step_0000000012.pt").touch()
+        subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
+        if start < 4:
+            job.wait_for(
+                lambda number=start: int(job.field("Restarts")) > number and job.field("JobState") == "PENDING"
+            )
+            subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True)
+    job.wait()
+    why = "the job reached its time limit of 00:10:00"
+    told = [line for line in job.output.splitlines() if line.startswith("run: warning: ") and why in line]
+    assert told == [
+        f"run: warning: job {job.number} is requeued, {why}; continues from step {step}" for step in (0, 12, 12, 12)
+    ]
+    assert job.exit_code == 143
+    *_, bound, last = job.output.splitlines()
+    assert bound == "run: warning: not begun again: 3 restarts have brought no new checkpoint after step 12"
+    assert last == f"run: error: {why}; RUN_NAME=chain continues with the missing trials"
+
+
 @pytest.mark.parametrize("gres", ["gpu", "gpu:h100"])
 def test_each_node_gives_the_gpus_that_the_config_asks_for(slurm, gres):
     job = slurm.run(after=f"export DGXNGPU=3 GPU_GRES={gres}")

@@ -26,7 +26,7 @@ def test_each_combination_is_a_job_with_its_settings_and_name(checkout):
         for lr in ("0.001", "0.002")
     ]
     calls = checkout.calls("sbatch")
-    assert [call.split()[2] for call in calls] == ["'1'", "'1'", "'2'", "'2'"]  # -N
+    assert [call.split()[1] for call in calls] == ["'1'", "'1'", "'2'", "'2'"]  # -N
     assert done.stdout.count(": job 17") == 4
 
 

@@ -284,9 +284,11 @@ def test_where_nccl_aborts_the_ranks_that_waited_the_last_line_names_who_did_not
 def test_who_did_not_come_is_who_nccl_does_not_name_with_its_node(waited, said, repository, tmp_path):
     (tmp_path / "output").write_text("".join(f"{rank}: {WATCHDOG.format(rank)}\n" * 2 for rank in waited))
     nodes = "runner::nodes() { printf '%s\\n' dgx1 dgx2; }; WORLD_SIZE=4 DGXNGPU=2"
-    absent = f"trial::absent {tmp_path}/output 'rank 3 on dgx2 was killed by SIGKILL'"
+    absent = f"trial::absent {tmp_path}/output {tmp_path}/hang 'rank 3 on dgx2 was killed by SIGKILL'"
     line = ["bash", "-euc", f"source launch/run/ending.sh; {nodes}; {absent}"]
     assert subprocess.run(line, cwd=repository, capture_output=True, text=True, check=True).stdout.startswith(said)
+    named = (tmp_path / "hang").read_text().splitlines()[1:] if waited else []
+    assert named == [f"rank {rank}" for rank in range(4) if waited and rank not in waited] or len(waited) == 4
 
 
 def test_a_trainer_that_was_told_to_stop_and_ends_with_0_is_no_result(checkout):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bert.checkpoint import huggingface, sharded
+from bert.core.dist import World
 from bert.core.env import ConfigError, env
 from bert.core.files import damage, whole_file
 
@@ -29,7 +33,13 @@ class Config:
         "INIT_OPTIMIZER", False, doc="1 takes the optimizer's moments from INIT_CHECKPOINT too, and counts steps from 0"
     )
     directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset writes none")
-    every_steps: int = env("CHECKPOINT_EVERY_STEPS", 0, at_least=0, doc="steps between checkpoints; 0: none")
+    every_steps: int | None = env(
+        "CHECKPOINT_EVERY_STEPS", 0, at_least=0, auto=True,
+        doc="steps between checkpoints; 0: none; auto: by what they cost and MTBF_HOURS",
+    )  # fmt: skip
+    mtbf_hours: float = env(
+        "MTBF_HOURS", 4000.0, above=0, doc="hours between failures of a node; published: 3,700 to 10,300"
+    )
     shards: bool = env(
         "CHECKPOINT_SHARDS", False, doc="1: each rank writes its part, to a shared folder; with SHARD_OPTIMIZER=1"
     )
@@ -44,7 +54,7 @@ class Config:
 
     def check(self) -> None:
         """Raises ConfigError where two of the settings contradict each other, or a file is missing."""
-        if self.directory is None and (self.every_steps or self.resume):
+        if self.directory is None and (self.every_steps != 0 or self.resume):
             raise ConfigError("CHECKPOINT_EVERY_STEPS or RESUME is set and CHECKPOINT_DIR is not: give the folder")
         if self.init_optimizer and self.init_checkpoint is None:
             raise ConfigError("INIT_OPTIMIZER=1 needs INIT_CHECKPOINT")
@@ -68,6 +78,48 @@ def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
+class Interval:
+    """The steps after which a checkpoint is due, and the cost of each, where CHECKPOINT_EVERY_STEPS=auto depends on it.
+
+    With checkpoints of C seconds and M seconds between failures, sqrt(2 C M) between two of them loses the least time:
+    J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974).
+    """
+
+    FIRST = 100  # steps to the first one, by which the others are chosen
+
+    def __init__(self, config: Config, world: World, num_nodes: int, done: int) -> None:
+        """done: steps before this run."""
+        self.config, self.world, self.num_nodes = config, world, num_nodes
+        self.seconds = config.mtbf_hours * 3600 / num_nodes
+        self.next, self.said = done + self.FIRST, 0
+        self.since, self.since_step = time.monotonic(), done
+
+    def is_due(self, step: int) -> bool:
+        every = self.config.every_steps
+        return step == self.next if every is None else every > 0 and step % every == 0
+
+    def save(self, save: Callable[[int, int, int], None], step: int, batches: int, samples: int) -> None:
+        """Has a checkpoint written, and chooses the step of the next. A collective."""
+        if self.config.every_steps is not None:
+            return save(step, batches, samples)
+        self.world.barrier()  # what the device has still to do costs no time of the checkpoint
+        begin = time.monotonic()
+        save(step, batches, samples)
+        end = time.monotonic()
+        measured = [end - begin, (begin - self.since) / max(step - self.since_step, 1)]
+        cost, per_step = self.world.max(torch.tensor(measured, dtype=torch.float64, device=self.world.device)).tolist()
+        steps = max(1, round(math.sqrt(2 * cost * self.seconds) / per_step))
+        self.since, self.since_step, self.next = end, step, step + steps
+        if self.world.is_main and not 0.8 * steps < self.said < 1.25 * steps:
+            self.said = steps
+            print(
+                f"bert: a checkpoint every {steps:,} steps, {steps * per_step / 60:,.1f} min: it takes {cost:.2f} s "
+                f"of training, and one of {self.num_nodes} nodes fails every {self.seconds / 3600:,.0f} hours "
+                f"(MTBF_HOURS={self.config.mtbf_hours:g})", file=sys.stderr, flush=True,
+            )  # fmt: skip
+        return None
+
+
 class Writer:
     """Saves checkpoints on a thread, one at a time, from a copy in host memory.
 
@@ -79,6 +131,7 @@ class Writer:
         self.error: Exception | None = None
         self.abandoned = threading.Event()  # set where other ranks may never write their shards any more
         self._thread: threading.Thread | None = None
+        self._memory: dict[int, Tensor] = {}  # of the copies, by their order: what is touched first is slow
 
     def start(self, step: int, state: dict[str, Any], part: sharded.Part | None = None) -> None:
         """Copies the state, and returns while it is being written; waits for the one before.
@@ -86,7 +139,9 @@ class Writer:
         part: this rank's share of a checkpoint that all ranks write; None: this rank writes all of it.
         """
         self.wait()
-        copy = _on_host(state, {})
+        copy = self._on_host(state, {})
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self._thread = threading.Thread(target=self._write, args=(step, copy, part), name="checkpoint")
         self._thread.start()
 
@@ -95,6 +150,27 @@ class Writer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    def _on_host(self, value: Any, copies: dict[int, Any]) -> Any:
+        """A copy of nested dicts with tensors on the CPU; what occurs in them twice is copied once.
+
+        A GPU's is on its way: it comes to pinned memory, at the speed of the bus.
+        """
+        if id(value) not in copies:
+            if isinstance(value, Tensor):
+                number, on_gpu = len(copies), value.device.type == "cuda"
+                memory = self._memory.get(number)
+                if memory is None or memory.shape != value.shape or memory.dtype != value.dtype:
+                    memory = torch.empty_like(
+                        value, device="cpu", pin_memory=on_gpu, memory_format=torch.contiguous_format
+                    )
+                    self._memory[number] = memory
+                copies[id(value)] = memory.copy_(value.detach(), non_blocking=on_gpu)
+            elif isinstance(value, dict):
+                copies[id(value)] = {key: self._on_host(item, copies) for key, item in value.items()}
+            else:
+                return value
+        return copies[id(value)]
 
     def _write(self, step: int, state: dict[str, Any], part: sharded.Part | None) -> None:
         self.error = None
@@ -109,18 +185,6 @@ class Writer:
             failed = f"the checkpoint of step {step} cannot be written to {self.config.directory}"
             reason = " ".join(str(error).split())
             print(f"bert: warning: {failed}: {reason}; training continues to the next", file=sys.stderr, flush=True)
-
-
-def _on_host(value: Any, copies: dict[int, Any]) -> Any:
-    """A copy of nested dicts with tensors on the CPU; what occurs in them twice is copied once."""
-    if id(value) not in copies:
-        if isinstance(value, Tensor):
-            copies[id(value)] = value.detach().to("cpu", copy=True)
-        elif isinstance(value, dict):
-            copies[id(value)] = {key: _on_host(item, copies) for key, item in value.items()}
-        else:
-            return value
-    return copies[id(value)]
 
 
 def saved_checkpoints(directory: Path) -> list[Path]:

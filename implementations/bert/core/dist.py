@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import platform
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +30,14 @@ PATIENCE = 10.0  # seconds that a rank whose collective failed waits for the oth
 
 
 class HangError(RuntimeError):
-    """A collective timed out, or lost a peer. The message is for the user."""
+    """A collective timed out, or lost a peer. The message is for the user.
+
+    absent: the ranks that did not arrive, as far as they are known.
+    """
+
+    def __init__(self, message: str, absent: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.absent = absent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +47,9 @@ class Config:
     rank: int = env("RANK", 0, at_least=0, doc="number of this process; set by the launcher")
     local_rank: int = env("LOCAL_RANK", 0, at_least=0, doc="number of this process on its node; set by the launcher")
     world_size: int = env("WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher")
+    ranks_per_node: int = env(
+        "LOCAL_WORLD_SIZE", 0, at_least=0, doc="number of processes of each node; set by the launcher; 0: all"
+    )
     device: str = env("DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto takes a GPU where there is one")
     backend: str = env("BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto is nccl on GPUs, gloo on CPUs")
     timeout_seconds: int = env("DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error")
@@ -94,6 +106,7 @@ class World:
     def __init__(self, config: Config, store: distributed.Store | None = None) -> None:
         """store: where the processes find each other; None: MASTER_ADDR and MASTER_PORT."""
         self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
+        self.ranks_per_node = config.ranks_per_node or config.world_size
         self.device = self.gathered_device = pick_device(config)
         self.timeout_seconds, self.joined = config.timeout_seconds, config.world_size > 1
         use_cuda = self.device.type == "cuda"
@@ -113,6 +126,9 @@ class World:
             distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
             self.store = distributed.distributed_c10d._get_default_store()
             self.store.set(f"node/{self.rank}", platform.node())
+            self.first_node = "its node"
+            with suppress(distributed.DistError):  # rank 0 may be done already
+                self.first_node = self.store.get("node/0").decode()  # now: when ranks hang it may not answer
 
     def __enter__(self) -> World:
         return self
@@ -126,18 +142,19 @@ class World:
         elif self.joined and (isinstance(error, (HangError, distributed.DistError)) or "/gloo/" in str(error)):
             # The peers may be gone: a clean shutdown would wait for them. And where the store's node hangs, its answer
             # never comes: a thread asks.
-            absent = ["rank 0, or the node with the store of the ranks"]
-            asking = threading.Thread(target=lambda: absent.insert(0, self._absent()), daemon=True)
+            known = [([0], f"rank 0 on {self.first_node}, where the store of the ranks is,")]
+            asking = threading.Thread(target=lambda: known.insert(0, self._absent()), daemon=True)
             asking.start()
             asking.join(2 * PATIENCE)
-            reason = str(error).splitlines()[0].rpartition("] ")[2]
+            (absent, names), reason = known[0], str(error).splitlines()[0].rpartition("] ")[2]
             raise HangError(
-                f"{absent[0]} did not come to a collective, DIST_TIMEOUT={self.timeout_seconds} s ({reason}): ended, "
-                "stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
+                f"{names} did not come to {_collective()}, DIST_TIMEOUT={self.timeout_seconds} s ({reason}): ended, "
+                "stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow",
+                absent,
             ) from error
 
-    def _absent(self) -> str:
-        """Tells the others that this rank waits in vain, and waits for them to say so: who does not, with nodes."""
+    def _absent(self) -> tuple[list[int], str]:
+        """Tells the others that this rank waits in vain, and waits for them to say so: who does not, and in words."""
         self.store.set(f"waits/{self.rank}", "")
         # Rank 0, which may hold the store, is the last to give up.
         deadline, everyone = time.monotonic() + PATIENCE / (2 if self.rank else 1), [*range(self.size)]
@@ -152,7 +169,7 @@ class World:
                 unknown += [ranks[half:], ranks[:half]] if half else []
         named = [f"rank {rank} on {self.store.get(f'node/{rank}').decode()}" for rank in absent[:8]]
         named += [f"{len(absent) - 8} more"] if absent[8:] else []
-        return ", ".join(named) or "each rank waits: the others"
+        return absent, ", ".join(named) or "each rank waits: the others"
 
     def _wait(self, ranks: list[int]) -> bool:
         """Whether all of these have told that they wait in vain."""
@@ -207,24 +224,37 @@ class World:
             distributed.all_reduce(values, op=distributed.ReduceOp.MAX)
         return values
 
-    def reduce_scatter(self, shard: Tensor, gathered: Tensor) -> distributed.Work | None:
-        """Starts to average ``gathered`` [size x n] over all processes; each gets its n elements in ``shard``.
+    def subgroup(self, ranks: Sequence[int]) -> distributed.ProcessGroup | None:
+        """A process group of some ranks, this one among them. A collective of these; None where none was joined."""
+        if not self.joined:
+            return None
+        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        _left.append(group := distributed.new_group([*ranks], timeout=timeout, use_local_synchronization=True))
+        return group
+
+    def reduce_scatter(
+        self, shard: Tensor, gathered: Tensor, group: distributed.ProcessGroup | None = None
+    ) -> distributed.Work | None:
+        """Starts to average ``gathered`` [ranks x n] over a group, None: all; each rank gets its n in ``shard``.
 
         The order of operations is NCCL's own for an average, on every backend: each process divides, then they add.
         ``gathered`` may be overwritten. Returns what to wait for, or None where there is nothing to do.
         """
         if not self.joined:
             return None
-        operation = distributed.ReduceOp.SUM
-        if distributed.get_backend() == "nccl":
-            operation = distributed.ReduceOp.AVG
-        else:
-            gathered.div_(self.size)
-        return _REDUCE_SCATTER(shard, gathered, op=operation, async_op=True)
+        return _REDUCE_SCATTER(shard, gathered, op=_average_of(gathered, group), group=group, async_op=True)
 
-    def all_gather(self, gathered: Tensor, shard: Tensor) -> distributed.Work | None:
-        """Starts to collect every process's ``shard``, in rank order, in ``gathered``; what to wait for, or None."""
-        return _ALL_GATHER(gathered, shard, async_op=True) if self.joined else None
+    def average(self, values: Tensor, group: distributed.ProcessGroup | None = None) -> distributed.Work | None:
+        """Starts to average a tensor over a group, None: all, in place; what to wait for, or None."""
+        if not self.joined:
+            return None
+        return distributed.all_reduce(values, op=_average_of(values, group), group=group, async_op=True)
+
+    def all_gather(
+        self, gathered: Tensor, shard: Tensor, group: distributed.ProcessGroup | None = None
+    ) -> distributed.Work | None:
+        """Starts to collect every ``shard`` of a group, None: all, in rank order; what to wait for, or None."""
+        return _ALL_GATHER(gathered, shard, group=group, async_op=True) if self.joined else None
 
     def broadcast_int(self, value: int) -> int:
         """The value of rank 0 (any 63-bit integer) on every process."""
@@ -265,6 +295,31 @@ class World:
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
 
 
+def _average_of(values: Tensor, group: distributed.ProcessGroup | None) -> distributed.ReduceOp.RedOpType:
+    """The operation that makes the values' average over a group; only NCCL has one, else they are divided first."""
+    if distributed.get_backend(group) == "nccl":
+        return distributed.ReduceOp.AVG
+    values.div_(distributed.get_world_size(group))
+    return distributed.ReduceOp.SUM
+
+
+def collectives() -> bytes:
+    """What PyTorch's flight recorder knows of this process's last collectives, as JSON; empty where it has none."""
+    recorded = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    return bytes(recorded()) if recorded is not None else b""
+
+
+def _collective() -> str:
+    """The first collective that the recorder does not know to be complete; of gloo's it only knows the last begun."""
+    entries = json.loads(collectives() or "{}").get("entries", [])
+    running = [entry for entry in entries if entry["state"] != "completed"]
+    if not running:
+        return "a collective"
+    gloo = running[-1]["profiling_name"].startswith("gloo:")
+    entry = running[-1 if gloo else 0]
+    return f"{entry['profiling_name']}, collective {entry['collective_seq_id']}{' at the latest' if gloo else ''}"
+
+
 class EmulatedWorld(World):
     """One rank of a world without the others, to see what it holds and what its step takes.
 
@@ -274,18 +329,22 @@ class EmulatedWorld(World):
     gathered_device: the meta device, which has no numbers, where no other has room.
     """
 
-    def __init__(self, size: int, rank: int, device: torch.device, gathered_device: torch.device) -> None:
+    def __init__(
+        self, size: int, rank: int, device: torch.device, gathered_device: torch.device, ranks_per_node: int = 0
+    ) -> None:
         super().__init__(Config(device="cpu"))
         self.size, self.rank, self.device, self.gathered_device = size, rank, device, gathered_device
+        self.ranks_per_node = ranks_per_node or size
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    def reduce_scatter(self, shard: Tensor, gathered: Tensor) -> None:
+    def reduce_scatter(self, shard: Tensor, gathered: Tensor, group: distributed.ProcessGroup | None = None) -> None:
         """The average of equals."""
         if not gathered.is_meta:
-            shard.copy_(gathered.view(self.size, -1)[self.rank])
+            shards = gathered.view(-1, shard.numel())
+            shard.copy_(shards[self.rank % len(shards)])
 
-    def all_gather(self, gathered: Tensor, shard: Tensor) -> None:
+    def all_gather(self, gathered: Tensor, shard: Tensor, group: distributed.ProcessGroup | None = None) -> None:
         """Copies of this rank's shard."""
         if not gathered.is_meta:
-            gathered.view(self.size, -1).copy_(shard)
+            gathered.view(-1, shard.numel()).copy_(shard)

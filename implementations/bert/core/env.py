@@ -41,6 +41,7 @@ class Variable:
     name: str
     doc: str = ""
     choices: tuple[str, ...] = ()
+    auto: bool = False  # the word auto is allowed as well, and read as None
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
@@ -56,7 +57,8 @@ class Variable:
         if self.choices:
             return "one of " + ", ".join(self.choices)
         words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
-        return ", ".join([words, *(f"{name.replace('_', ' ')} {limit:g}" for name, _, limit in self._limits())])
+        limits = [f"{name.replace('_', ' ')} {limit:g}" for name, _, limit in self._limits()]
+        return ", ".join([words, *limits]) + ", or auto" * self.auto
 
     def meant(self, text: str) -> str:
         """The choice that is most like a text, whatever its case and punctuation; none: empty."""
@@ -146,6 +148,8 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
             cure = f"export {variable.name}=..., or source a config that has it"
             raise ConfigError(f"{variable.name} is not set: expected {variable.expectation(kind)}; {cure}")
         return field.default
+    if variable.auto and text == "auto":
+        return None
     with contextlib.suppress(KeyError, ValueError, OverflowError):
         value = _parse(text, kind)
         if variable.allows(value):

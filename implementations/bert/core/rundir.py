@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from bert.core import dist
+from bert.core.dist import HangError
 from bert.core.env import ConfigError, env, settings
 from bert.core.files import NoSpaceError, is_full, no_space, write_text
 
@@ -92,13 +94,18 @@ def write_error(config: Config, reason: str) -> None:
         pass  # The reason is on stderr as well; a full disk must not hide it behind a second error.
 
 
-def write_collectives(config: Config) -> None:
-    """RUN_DIR/collectives_<TRIAL>_rank_<RANK>.json: what PyTorch's flight recorder knows of this rank's last ones."""
-    recorded = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
-    if config.run_dir is not None and recorded is not None:
+def hang(config: Config, program: str, error: HangError) -> int:
+    """``fail`` for ranks that did not come. RUN_DIR/hang_<TRIAL>.txt says so, and then a line a rank.
+
+    collectives_<TRIAL>_rank_<RANK>.json beside it: what this rank's flight recorder knows of its last collectives.
+    """
+    if config.run_dir is not None:
         with contextlib.suppress(OSError):
             name = f"collectives_{config.trial}_rank_{torch.distributed.get_rank()}.json"
-            (config.run_dir / name).write_bytes(recorded())
+            (config.run_dir / name).write_bytes(dist.collectives())
+            with open(config.run_dir / f"hang_{config.trial}.txt", "x", encoding="utf-8") as file:
+                file.writelines([f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)])
+    return fail(config, program, str(error), 1)
 
 
 def fail(config: Config, program: str, reason: str, status: int) -> int:

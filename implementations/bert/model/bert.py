@@ -14,7 +14,7 @@ from bert.data.batch import Batch, PretrainingBatch
 from bert.kernels import Kernels
 from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.dropout import ForwardPass
-from bert.kernels.fp8 import Recipe, Scaling
+from bert.kernels.fp8 import ROW_MULTIPLE, Recipe, Scaling
 from bert.kernels.precision import LOW_PRECISION
 from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
@@ -197,20 +197,25 @@ class BertForPreTraining(Trainable):
         """See Trainable."""
         self.bert.encoder.recomputation = recomputation
 
-    def _padded_logits(self, batch: PretrainingBatch) -> Logits:
-        hidden = self.bert(batch)  # (T, D)
-        masked = hidden.index_select(0, batch.masked_positions)  # (M, D)
-        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
-        if not self.config.next_sentence:
-            return Logits(mlm, None)
-        # An emulated rank's states are on the meta device, and only the offsets have numbers.
-        first = self._first_tokens(batch, hidden.shape[0]).to(hidden.device)
-        return Logits(mlm, self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first))))
-
-    @staticmethod
-    def _first_tokens(batch: PretrainingBatch, num_tokens: int) -> Tensor:
+    def _read(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        """Hidden states of the masked tokens [M, D] and of the first of each sequence [S, D]: all that the heads read,
+        and all that the last layer computes, but for keys and values.
+        """
+        masked = batch.masked_positions
         # The offset of a padding sequence may be T, one past the last token; its label is ignored.
-        return batch.cu_seqlens[:-1].clamp(max=num_tokens - 1)
+        first = batch.cu_seqlens[:-1].clamp(max=batch.input_ids.shape[0] - 1).to(masked)
+        rows = torch.cat([masked, first])
+        padding = -len(rows) % ROW_MULTIPLE if self.bert.encoder.fp8_scaling is not None else 0
+        hidden = self.bert(batch, F.pad(rows, (0, padding)))
+        return hidden.split([len(masked), len(first), padding])[:2]
+
+    def _padded_logits(self, batch: PretrainingBatch) -> Logits:
+        masked, first = self._read(batch)
+        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
+        return Logits(mlm, self._next_sentence(first))
+
+    def _next_sentence(self, first: Tensor) -> Tensor | None:
+        return self.cls.seq_relationship(self.bert.pooler(first)) if self.config.next_sentence else None
 
     def logits(self, batch: PretrainingBatch) -> Logits:
         """Scores of a batch."""
@@ -218,19 +223,12 @@ class BertForPreTraining(Trainable):
         return Logits(mlm[:, : self.config.vocab_size], nsp)
 
     def scored(self, batch: PretrainingBatch) -> Scored:
-        """Scores and losses of a batch, one by one; without gradients.
-
-        Of the last layer only what the heads read is computed: the masked tokens and the first of each sequence.
-        """
-        masked, first = batch.masked_positions, self._first_tokens(batch, batch.input_ids.shape[0])
-        rows = torch.cat([masked, first.to(masked.dtype)]) if self.config.next_sentence else masked
-        hidden = self.bert(batch, rows)  # (M + S, D)
-        mlm = self.cls.predictions.scores(hidden[: len(masked)], self.bert.embeddings.word_embeddings.weight)
+        """Scores and losses of a batch, one by one; without gradients."""
+        masked, first = self._read(batch)
+        mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
         losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
-        nsp = None
-        if self.config.next_sentence:
-            nsp = _fp32_at_least(self.cls.seq_relationship(self.bert.pooler(hidden[len(masked) :])))
-        return Scored(mlm[:, : self.config.vocab_size], losses, nsp)
+        nsp = self._next_sentence(first)
+        return Scored(mlm[:, : self.config.vocab_size], losses, None if nsp is None else _fp32_at_least(nsp))
 
     def forward(self, batch: PretrainingBatch) -> Losses | MaskedLoss:
         """Losses of a batch, in fp32 at least. Ignored labels (-100) pad the capacities and count for nothing."""

@@ -22,6 +22,7 @@ from bert.deepspeed import ds_config
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.init import uninitialized
+from bert.optim import traffic
 from bert.pretraining import closed_division, memory, resume
 from bert.pretraining.config import Config
 from bert.training import schedule
@@ -30,6 +31,7 @@ from bert.training.evaluate import Evaluator
 # In which a run may differ from a finished trial: where things lie (their content counts), ranks, what is shown.
 FREE = {
     *("RUN_DIR", "TRIAL", "RANK", "LOCAL_RANK", "EMULATE_RANK", "DIST_TIMEOUT", "OMP_NUM_THREADS", "CACHE_CLEARED"),
+    "LOCAL_WORLD_SIZE",
     *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "RESUME"),
     *("CHECKPOINT_DIR", "CHECKPOINT_EVERY_STEPS", "CHECKPOINT_KEEP", "CHECKPOINT_SHARDS", "DEEPSPEED_CHECKPOINTS"),
     *("INIT_CHECKPOINT", "CHECKPOINTDIR_PHASE1", "DATADIR_PHASE2", "DATADIR_PHASE2_PACKED", "EVALDIR"),
@@ -100,12 +102,14 @@ def report(config: Config) -> str:
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     heads = "both heads" if config.nsp else "masked-LM alone"
     data, evaluate, batch = config.data, config.evaluate, config.global_batch_size
+    read = (data.capacity.masked + data.capacity.sequences) / data.capacity.tokens
     rows = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {ranks} ranks"
     when = f"every {evaluate.every_samples:,} samples from {evaluate.start_samples or evaluate.every_samples:,}"
     target = f"target {evaluate.target}" if evaluate.has_target else "no target"
     said = {
         "system": f"{config.mlperf.num_nodes} x {config.mlperf.system}, {ranks} ranks",
         "model": f"{num_parameters:,} parameters, {heads}, GELU in its {form} form, {config.bert_config_path}",
+        "last layer": f"past its attention for {read:.0%} of the tokens at most, those that the heads read",
         "kernels": config.kernels.describe(device),
         "attention": config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, World(alone))[1],
         "global batch": f"{batch} sequences = {rows} x packing factor {data.packing_factor}",
@@ -124,6 +128,9 @@ def report(config: Config) -> str:
     on_cpu = World(dataclasses.replace(alone, device="cpu"))
     if config.mlperf.division == "open":
         said["time"] = _hours(config, saved)
+    if not config.zero.is_deepspeed and config.optim.is_sharded(device) and ranks > 1:
+        layout, steps = (ranks, config.dist.ranks_per_node), config.data.gradient_steps
+        said["traffic"] = traffic.describe(config.optim, model, config.numerics.dtype, *layout, steps)
     said |= {"memory": memory.describe(config), "data": _data(config, on_cpu, saved), "weights": weights}
     width = max(map(len, said))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in said.items())

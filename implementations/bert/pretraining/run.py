@@ -43,9 +43,9 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         return _train(config)
     except (ConfigError, DataError) as error:
         return rundir.fail(run_config, "bert", str(error), BAD_INPUT)
-    except (TrainingError, HangError) as error:
-        if isinstance(error, HangError):
-            rundir.write_collectives(run_config)
+    except HangError as error:
+        return rundir.hang(run_config, "bert", error)
+    except TrainingError as error:
         return rundir.fail(run_config, "bert", str(error), CRASHED)
     except Exception as error:
         return rundir.crash(run_config, "bert", error)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bert.checkpoint.save import Interval
 from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
@@ -109,20 +110,22 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         done=done, samples=done_samples,
     )  # fmt: skip
     last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
+    interval = Interval(config.checkpoint, world, config.mlperf.num_nodes, done)
     schedule = StepSchedule(
-        last=last, report_every=config.log_every_steps, checkpoint_every=config.checkpoint.every_steps,
+        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
         evaluations=config.evaluation_steps | ({0} if config.evaluate.initial else set()),
     )  # fmt: skip
     evaluation = Evaluation(
         config.evaluate, settings.max_seq_length, world, log, step, source.vocab_md5, evaluation_graph, sinks
     )
     saver = resume.Saver(config, step, world, seed, source, shard_order)
+    note = config.run.run_dir / f"step_{config.run.trial}.txt" if config.run.run_dir else None
     try:
-        with Stop(world, listen=config.checkpoint.directory is not None) as stop:
+        with Stop(world, listen=config.checkpoint.directory is not None, note=note) as stop:
             parts = Parts(
                 next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
                 stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
-                save=saver.save,
+                save=partial(interval.save, saver.save),
             )  # fmt: skip
             ending = train(parts)
             if ending.reason == LAST_STEP and last < config.max_steps:

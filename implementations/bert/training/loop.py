@@ -59,7 +59,7 @@ def train(parts: Parts) -> Ending:
         torch.manual_seed(parts.seed(steps.batches))
         progress.add(parts.take_step(batches, rate), batches)
 
-        due, stopped = schedule.after(steps.done), parts.stop.agreed(steps.batches)
+        due, stopped = schedule.after(steps.done), parts.stop.agreed(steps.batches, steps.done)
         if not any(due) and not stopped:
             continue
         if not steps.resolve():
@@ -94,20 +94,19 @@ class StepSchedule:
     """The steps after which something is due: the only ones at which the host synchronizes with the device.
 
     last: step at which the run ends; report_every: steps between reports; evaluations: steps (0: before the first one);
-    checkpoint_every: steps between checkpoints, 0 for none.
+    checkpoint: whether one is due after a step.
     """
 
     last: int
     report_every: int
     evaluations: Collection[int] = ()
-    checkpoint_every: int = 0
+    checkpoint: Callable[[int], bool] = lambda step: False
 
     def after(self, step: int) -> Triggers:
         """What is due after ``step`` (1 is the first). An evaluation and the end are preceded by a report."""
         evaluate, end = step in self.evaluations, step >= self.last
         report = evaluate or end or step % self.report_every == 0
-        checkpoint = self.checkpoint_every > 0 and step % self.checkpoint_every == 0
-        return Triggers(report, evaluate, checkpoint, end)
+        return Triggers(report, evaluate, self.checkpoint(step), end)
 
 
 class StepCounter:

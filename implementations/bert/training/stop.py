@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -48,9 +50,9 @@ class Stop:
     batches apart as the slowest rank takes in that time, which all ranks learn from the same all-reduce.
     """
 
-    def __init__(self, world: World, listen: bool) -> None:
-        """listen: False leaves the signals' default handling."""
-        self.world = world
+    def __init__(self, world: World, listen: bool, note: Path | None = None) -> None:
+        """listen: False leaves the signals' default handling; note: file of the last step at which all ranks agreed."""
+        self.world, self.note = world, note
         self.listen = listen and threading.current_thread() is threading.main_thread()
         self.received = 0
         self.asked, self.asked_batch, self.next = time.monotonic(), 0, 0
@@ -68,7 +70,7 @@ class Stop:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
 
-    def agreed(self, batch: int) -> str | None:
+    def agreed(self, batch: int, step: int) -> str | None:
         """The name of a signal that a rank has received, the same on every rank after the same batch, or None."""
         if not self.listen or batch < self.next:
             return None
@@ -80,5 +82,8 @@ class Stop:
             number, slowest = self.world.max(values).tolist()
             received = int(number)
             self.asked, self.asked_batch = now, batch
+            if self.note is not None and self.world.is_main:
+                with suppress(OSError):  # it only tells, after a failure, how much is lost
+                    self.note.write_text(f"{step}\n", encoding="ascii")
             self.next = batch + max(1, int(PATIENCE / max(slowest, 1e-6)))
         return signal.Signals(received).name if received else None

@@ -36,7 +36,7 @@ def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             world.barrier()
     except HangError as error:
-        rundir.write_collectives(rundir.Config(run_dir=folder))
+        rundir.hang(rundir.Config(run_dir=folder), "bert", error)
         (folder / str(rank)).write_text(str(error))
     hard_exit(1)
 
@@ -53,11 +53,15 @@ def test_of_a_hang_the_others_say_who_did_not_come_where_and_after_how_long(odd,
     started[odd].kill()
     for rank in others:
         said = (tmp_path / str(rank)).read_text()
-        who = f"rank 1 on {platform.node()}" if odd else "rank 0, or the node with the store of the ranks"
-        assert said.startswith(f"{who} did not come to a collective, DIST_TIMEOUT=8 s ("), said
+        who = f"rank {odd} on {platform.node()}" + ("" if odd else ", where the store of the ranks is,")
+        what = "gloo:barrier, collective 2 at the latest"
+        assert said.startswith(f"{who} did not come to {what}, DIST_TIMEOUT=8 s ("), said
         recorded = json.loads((tmp_path / f"collectives_0_rank_{rank}.json").read_text())["entries"]
         assert [entry["profiling_name"] for entry in recorded][-2:] == ["gloo:barrier"] * 2
     assert not (tmp_path / str(odd)).exists()
+    first, *ranks_named = (tmp_path / "hang_0.txt").read_text().splitlines()
+    assert first in {(tmp_path / str(rank)).read_text() for rank in others}
+    assert ranks_named == [f"rank {odd}"]
 
 
 def test_a_group_that_was_left_is_kept_so_that_no_model_is_the_last_to_let_go_of_it():

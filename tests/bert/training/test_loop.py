@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bert.training.loop import StepSchedule, Triggers
 
-SCHEDULE = StepSchedule(last=10, report_every=4, evaluations={3, 8}, checkpoint_every=5)
+SCHEDULE = StepSchedule(last=10, report_every=4, evaluations={3, 8}, checkpoint=lambda step: step % 5 == 0)
 
 
 def test_each_thing_is_due_at_its_steps_and_an_evaluation_and_the_end_are_preceded_by_a_report():

@@ -125,13 +125,13 @@ def test_ranks_are_asked_as_often_as_the_slowest_one_needs(monkeypatch):
     monkeypatch.setattr(stop.time, "monotonic", lambda: next(clock))
     world = _World()
     listener = Stop(world, listen=True)
-    assert listener.agreed(1) is None  # 10 ms a batch: the next question in 5 s
+    assert listener.agreed(1, 1) is None  # 10 ms a batch: the next question in 5 s
     assert listener.next == 1 + 500
     world.other = signal.SIGUSR1
-    assert [listener.agreed(batch) for batch in (2, 500)] == [None, None]
+    assert [listener.agreed(batch, batch) for batch in (2, 500)] == [None, None]
     assert len(world.asked) == 1, "no collective in between"
     world.seconds = 20.0
-    assert listener.agreed(501) == "SIGUSR1"
+    assert listener.agreed(501, 501) == "SIGUSR1"
     assert listener.next == 502, "a step of 20 s: at the next one"
 
 
@@ -140,9 +140,9 @@ def test_alone_a_signal_is_seen_at_the_next_batch_without_a_collective(monkeypat
     monkeypatch.setattr(world, "max", lambda values: pytest.fail("a collective"))
     before = signal.getsignal(signal.SIGTERM)
     with Stop(world, listen=True) as listener:
-        assert listener.agreed(1) is None
+        assert listener.agreed(1, 1) is None
         os.kill(os.getpid(), signal.SIGTERM)
-        assert listener.agreed(2) == "SIGTERM"
+        assert listener.agreed(2, 2) == "SIGTERM"
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -20,7 +20,6 @@ from input_preprocessing.instances.mersenne import initial_state, next_below, ne
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import make_instances
 from input_preprocessing.stage.cli import run_stage
-from input_preprocessing.tensorflow_files import tfrecord
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -254,6 +253,5 @@ def test_the_first_run_says_that_it_compiles_and_compiles_once(
     for kept in (False, True):
         monkeypatch.setattr(compiled, "is_kept", lambda function, kept=kept: kept)
         instances.compile_first(words, SamplingConfig())
-        tfrecord.tell_compiling()
-    assert capsys.readouterr().err.count("compiling") == 2, "of the instances, and of TFRecord files"
+    assert capsys.readouterr().err.count("compiling") == 1
     assert len(made) == 1

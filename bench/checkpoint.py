@@ -1,0 +1,89 @@
+"""What a checkpoint costs the steps: the pause for its copy, a step while it is written, and how long that takes.
+
+Of BERT-1.5B's width with fewer layers, on one process, fp32. In turns: the copy into memory that is kept from one
+checkpoint to the next, and into new memory; then steps with and without a checkpoint that is being written, and writing
+it while the steps wait. On a GPU the copies cross the bus. Prints one JSON line.
+
+usage: python bench/checkpoint.py [--layers 4] [--repeats 3] [--folder FOLDER]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from lib import ROOT, Parser, emit, in_turns, integer, medians, new_folder, wall_seconds
+from torch_lib import TINY, device, new_model, new_step, packed_batches, synchronize
+
+from bert.checkpoint.save import Config, Writer, save_checkpoint
+from bert.checkpoint.sharded import num_bytes
+from bert.kernels.precision import Config as PrecisionConfig
+from bert.model.config import BertConfig
+
+
+def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
+    """Seconds of each part, medians; GB of the state."""
+    step = new_step(new_model(config).to(device()), PrecisionConfig(precision="fp32"))
+    short = dataclasses.replace(config, max_position_embeddings=128)
+    batches = [batch.to(device()) for batch in packed_batches(1, 1, short)]
+    writer, settings = Writer(Config(directory=folder, keep=1)), Config(directory=folder, keep=1)
+
+    def take_steps() -> None:
+        for _ in range(4):
+            step(batches, 1e-6)
+        synchronize()
+
+    def begin_to_write() -> None:
+        writer.start(1, step.state_dict())
+
+    def copy_to_new_memory() -> None:
+        writer._memory.clear()
+        writer._on_host(step.state_dict(), {})
+        synchronize()
+
+    def copy() -> None:
+        writer._on_host(step.state_dict(), {})
+        synchronize()
+
+    def steps_while_it_is_written() -> float:
+        begin_to_write()
+        seconds = wall_seconds(take_steps)
+        writer.wait()
+        return seconds
+
+    take_steps()
+    copy()
+    times = in_turns({"copy": copy, "copy_to_new_memory": copy_to_new_memory}, repeats, wall_seconds)
+    for _ in range(repeats):
+        for name, run in {
+            "write_and_wait": lambda: wall_seconds(lambda: save_checkpoint(settings, 2, step.state_dict())),
+            "four_steps": lambda: wall_seconds(take_steps),
+            "four_steps_while_it_is_written": steps_while_it_is_written,
+            "pause": lambda: wall_seconds(begin_to_write),
+        }.items():
+            times.setdefault(name, []).append(run())
+            writer.wait()
+    figures = {name: round(seconds, 3) for name, seconds in medians(times).items()}
+    return {"gigabytes": round(num_bytes(step.state_dict()) / 1e9, 2), "seconds": figures}
+
+
+def main() -> None:
+    parser = Parser(__doc__)
+    parser.add_argument("--layers", type=integer, default=4, help="of BERT-1.5B's 48 (default 4: 9 GB of memory)")
+    parser.add_argument("--repeats", type=integer, default=3, help="turns (default 3)")
+    parser.add_argument("--folder", type=new_folder, help="where checkpoints are written and removed (default /tmp)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
+    options = parser.parse_args()
+    shape = json.loads((ROOT / "configs" / "models" / "bert_1.5b.json").read_text(encoding="utf-8"))
+    shape |= TINY | {"max_position_embeddings": 128} if options.tiny else {"num_hidden_layers": options.layers}
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        Path(folder, "bert_config.json").write_text(json.dumps(shape), encoding="utf-8")
+        figures = measure(BertConfig.from_json(Path(folder, "bert_config.json")), Path(folder), options.repeats)
+    emit("checkpoint", figures, data="BERT-1.5B's width" if not options.tiny else "a tiny model")
+
+
+if __name__ == "__main__":
+    main()
