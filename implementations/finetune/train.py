@@ -305,18 +305,21 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
             save_checkpoint(config.checkpoint, steps, state)
         world.barrier()
 
-    begin, interval = time.monotonic(), Interval(config.checkpoint, world, 1, done)
+    interval = Interval(config.checkpoint, world, 1, done)
     best = Best(run, resumed=found is not None) if config.keep_best else None
     each = num_samples / config.samples_per_step  # steps of an epoch
     ends = {min(last, math.ceil(epoch * each)) for epoch in range(1, math.ceil(config.epochs) + 1)}
     due = StepSchedule(
-        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due, evaluations=ends if best else ()
-    )
+        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
+        evaluations=ends if best else (),
+    )  # fmt: skip
+    begin = time.monotonic()
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         parts = Parts(
             next_step=source(batches + 1).next_step, take_step=take_step,
             steps=StepCounter(rate, last, step.scaler, done, batches),
-            schedule=due, progress=progress, stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank),
+            schedule=due,
+            progress=progress, stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank),
             evaluate=best.look if best else lambda steps, samples: False, save=partial(interval.save, save),
         )  # fmt: skip
         ending = train(parts)

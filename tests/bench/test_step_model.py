@@ -127,7 +127,7 @@ def test_transfers_cost_only_what_the_pass_does_not_hide(model):
 
 
 def test_a_transfer_takes_its_bytes_over_the_slower_link_and_its_messages(model):
-    rates = model.Rates(memory=1.0, nvlink=100.0, nic=10.0, latency=0.5)
+    rates = model.Rates(memory=1.0, nvlink=100.0, nic=10.0, latency=0.5, hop=0.5)
     seconds = model.transfer_seconds
     assert seconds(800.0, rates, 8, 1, "flat") == seconds(800.0, rates, 8, 1, "node") == pytest.approx((7 + 1.5, 0))
     assert seconds(800.0, rates, 16, 2, "flat") == pytest.approx((750 / 80 + 7.5, 0)), "8 NICs, 15 messages in a ring"

@@ -126,11 +126,11 @@ def report(config: Config) -> str:
         first = closed_division.starting_weights(path)
         weights += f": {first['weights']}, {'not proved' if first['unproved'] else 'proved'} to be model.ckpt-28252"
     on_cpu = World(dataclasses.replace(alone, device="cpu"))
-    if config.mlperf.division == "open":
-        said["time"] = _hours(config, saved)
     if not config.zero.is_deepspeed and config.optim.is_sharded(device) and ranks > 1:
         layout, steps = (ranks, config.dist.ranks_per_node), config.data.gradient_steps
         said["traffic"] = traffic.describe(config.optim, model, config.numerics.dtype, *layout, steps)
+    if config.mlperf.division == "open":
+        said["time"] = _hours(config, saved)
     said |= {"memory": memory.describe(config), "data": _data(config, on_cpu, saved), "weights": weights}
     width = max(map(len, said))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in said.items())
