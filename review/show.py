@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from review.league.entries import describe_same, same_hyperparameters
 from review.logs.mllog import text
 from review.logs.output import Heading, Line, Part, Table, table_width
-from review.logs.tree import read_json
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.results.table import cells, columns, first_reason, rcp_lines
 from review.verdict import checking
@@ -29,7 +28,7 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
         made.append(Heading(text(result.name), result.subtitle, str(result.folder)))
         made += [table if fits else _table(result, with_reasons=False), *summary(result)]
         if not fits:
-            runs = [] if pretrains(result) else [run for run in result.runs if not run.compliant]
+            runs = [] if result.pretrains else [run for run in result.runs if not run.compliant]
             failing = [(text(run.path.name), first_reason(run.findings)) for run in runs]
             failing += [(text(path.name), reason) for path, reason in result.unreadable.items()]
             failing += [(f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()]
@@ -66,7 +65,7 @@ def _table(result: Result, with_reasons: bool) -> Table:
         record: dict[str, str | Text] = {**cells(run, result)}
         reason = str(record["compliance"]) if with_reasons else "fails"
         verdict = Text("ok", "green") if run.compliant else Text(reason, "red")
-        if pretrains(result) and run.converged:
+        if result.pretrains and run.converged:
             verdict = Text("no target", "dim")
         if (dropped := result.dropped.get(run.path)) in ("best", "worst"):
             verdict.append(f", {dropped}", "italic")
@@ -80,17 +79,9 @@ def _table(result: Result, with_reasons: bool) -> Table:
     return Table(shown, [[record.get(one.heading, "") for one in shown] for record in records], styles)
 
 
-def pretrains(result: Result) -> bool:
-    """Whether config.json beside the logs says that the runs had no target: there for their weights, no results."""
-    settings = read_json(result.folder / "config.json", "evaluate")
-    if "target" not in settings:
-        return False
-    return not (settings["target"] and (settings.get("every_samples", True) or settings.get("initial", True)))
-
-
 def summary(result: Result) -> list[Line]:
     """The lines beneath the table."""
-    if pretrains(result):
+    if result.pretrains:
         return [Line("pretraining", "to the last step: without a target there is no score")]
     lines, reasons, energy = [], checking.obstacles(result), result.energy
     official = ", official" if result.score is not None and not reasons else ""

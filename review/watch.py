@@ -88,7 +88,7 @@ class Standing:
     @property
     def reached(self) -> bool:
         """Whether the last evaluation reached the target."""
-        return (self.run.final_accuracy or 0) >= self.target
+        return not self.result.pretrains and (self.run.final_accuracy or 0) >= self.target
 
     @property
     def done(self) -> bool:
@@ -153,7 +153,13 @@ class Standing:
 
     @functools.cached_property
     def projection(self) -> tuple[float, float] | None:
-        """(samples to the target, their standard error), by the accuracies so far and the RCP mean."""
+        """(samples to the target, their standard error), by the accuracies so far and the RCP mean.
+
+        Of a run without a target: to its last step.
+        """
+        if self.result.pretrains:
+            steps = number(tree.read_json(self.result.folder / "config.json", "schedule").get("max_steps"))
+            return (steps * self.run.batch_size, 0.0) if steps and self.run.batch_size else None
         if self.reached and self.run.samples:
             return self.run.samples, 0.0
         if self.target != TARGET_ACCURACY:
@@ -194,14 +200,14 @@ class Standing:
     @functools.cached_property
     def rcp_margin(self) -> tuple[float, float] | None:
         """(projected samples above the smallest mean that the RCP test accepts, standard error)."""
-        if self.result.rcp_point is None or self.projection is None:
+        if self.result.rcp_point is None or self.projection is None or self.result.pretrains:
             return None
         return self.projection[0] - self.result.rcp_point.minimum, self.projection[1]
 
     @functools.cached_property
     def miss(self) -> Miss | None:
         """The first evaluation outside the published runs, of a run to their target."""
-        return first_miss(self.run) if self.target == TARGET_ACCURACY else None
+        return first_miss(self.run) if self.target == TARGET_ACCURACY and not self.result.pretrains else None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -223,7 +229,7 @@ class Standing:
         parts = {
             self.phase: True,
             f"{self.samples or 0:,.0f} samples": self.samples is not None,
-            f"accuracy {run.final_accuracy or 0:.4f} of {self.target:g}": run.evaluations,
+            f"accuracy {run.final_accuracy or 0:.4f}{self.wanted}": run.evaluations,
             f"{self.rate or 0:,.0f} sequences/s": self.rate,
             f"{duration(self.elapsed)} elapsed": self.elapsed is not None,
             f"{duration(self.eta)} to go": self.eta is not None,
@@ -232,6 +238,11 @@ class Standing:
             f"no new line for {duration(self.silent)}": self.stalled,
         }
         return text(", ".join(part for part, known in parts.items() if known))
+
+    @property
+    def wanted(self) -> str:
+        """The target, in words after an accuracy; nothing without one."""
+        return "" if self.result.pretrains else f" of {self.target:g}"
 
     @property
     def margin(self) -> str:
@@ -429,16 +440,18 @@ def _details(standing: Standing, out: Console) -> RenderableType:
     run = standing.run
     samples = number_text(standing.samples, ",.0f")
     if standing.samples is not None and standing.projection is not None and not standing.done:
-        samples += " of about {:,.0f} +- {:,.0f}".format(*standing.projection)
-    accuracy = f"{number_text(run.final_accuracy, '.4f')} of {standing.target:g}, evaluation {len(run.evaluations)}"
+        end, error = standing.projection
+        samples += f" of about {end:,.0f} +- {error:,.0f}" if error else f" of {end:,.0f}"
+    accuracy = f"{number_text(run.final_accuracy, '.4f')}{standing.wanted}, evaluation {len(run.evaluations)}"
     rows = [
         ("accuracy", accuracy if run.evaluations else "-", ""),
         ("samples", samples, ""),
         ("speed", f"{standing.rate:,.0f} sequences/s" if standing.rate else "-", ""),
         ("time", duration(standing.elapsed), ""),
         ("to go", duration(standing.eta), ""),
-        ("RCP margin", standing.margin, ""),
     ]
+    if not standing.result.pretrains:
+        rows.append(("RCP margin", standing.margin, ""))
     if standing.miss is not None:
         causes = [f"{number}. {cause}" for number, cause in enumerate(standing.miss.causes, start=1)]
         rows += [("outside", standing.miss.describe(), "yellow"), *(("", cause, "yellow") for cause in causes)]

@@ -102,6 +102,14 @@ class Result:
         return TARGET_ACCURACY
 
     @functools.cached_property
+    def pretrains(self) -> bool:
+        """Whether config.json beside the logs says that the runs had no target: there for their weights, no results."""
+        settings = tree.read_json(self.folder / "config.json", "evaluate")
+        if "target" not in settings:
+            return False
+        return not (settings["target"] and (settings.get("every_samples", True) or settings.get("initial", True)))
+
+    @functools.cached_property
     def batch_size(self) -> float | None:
         """The common global batch size; None where the logs differ or lack it."""
         sizes = {run.batch_size for run in self.runs}

@@ -263,7 +263,7 @@ def test_the_best_epoch_on_dev_is_kept_also_where_a_run_is_resumed(squad_environ
     environment = squad_environment | own | {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "4", "BATCHSIZE": "12"}
     environment |= {"RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "kept")}
     environment |= {"CHECKPOINT_EVERY_STEPS": "12", "LR": "1e-3"}
-    real, scores = tasks.Glue.finish, iter([0.5, 0.9, 0.9, 0.7, 0.1, 0.9, 0.7, 0.1])
+    real, scores = tasks.Glue.finish, iter([0.5, 0.9, 0.9, 0.7, 0.1, 0.1, 0.9, 0.7, 0.1])
     monkeypatch.setattr(tasks.Glue, "finish", lambda *given: real(*given) | {"accuracy": next(scores)})
     assert run(environment) == 0
     figures = json.loads((folder / "figures.json").read_text())
@@ -275,6 +275,9 @@ def test_the_best_epoch_on_dev_is_kept_also_where_a_run_is_resumed(squad_environ
     same = [all(torch.equal(w, each[name][: len(w)]) for name, w in weights.items()) for each in masters]
     assert same == [path.stem.endswith("24") for path in paths]
     predicted = (folder / "predictions.tsv").read_bytes()
+    alone = {"MODE": "eval", "KEEP_BEST": "0", "INIT_CHECKPOINT": str(folder), "RUN_DIR": str(tmp_path / "alone")}
+    assert run(environment | alone) == 0
+    assert (tmp_path / "alone" / "model_0" / "predictions.tsv").read_bytes() == predicted
     paths[-1].unlink()  # as after a kill in the third epoch
     (folder / "figures.json").unlink()
     assert run(environment) == 0

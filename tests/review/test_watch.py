@@ -74,6 +74,29 @@ def test_before_any_evaluation_the_reference_is_the_projection(states):
     assert first.eta is None  # no speed is known yet
 
 
+def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_benchmark_is_said(
+    tmp_path, writer, capsys
+):
+    settings = {"evaluate": {"target": 0.0, "every_samples": 9}, "schedule": {"max_steps": 20_000}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    lines = writer().lines
+    at = [i for i, line in enumerate(lines) if line["key"] == "eval_stop"][2] + 1
+    path = tmp_path / "result_0.txt"
+    path.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines[:at]))
+    state = Follower(path).poll(lines[at - 1]["time_ms"] / 1000)
+    end = 20_000 * state.run.batch_size
+    assert (state.phase, state.projection, state.share) == ("training", (end, 0.0), 450_000 / end)
+    assert state.eta is not None
+    assert main(["watch", str(path), "--once"]) == 0
+    said = capsys.readouterr().out
+    assert "accuracy" in said
+    for word in (" of 0.72", "RCP", "published"):
+        assert word not in said
+    (tmp_path / "config.json").unlink()
+    assert main(["watch", str(path), "--once"]) == 0
+    assert " of 0.72" in capsys.readouterr().out
+
+
 def test_samples_advance_between_evaluations_with_the_clock(writer):
     lines = writer().lines
     at = next(i for i, line in enumerate(lines) if line["key"] == "eval_accuracy") + 1

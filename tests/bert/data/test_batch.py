@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 
 import numpy as np
 import torch
+
+from bert.data.batch import make_batch
 
 
 def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
@@ -53,3 +56,14 @@ def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path):
         batches.append(torch.load(tmp_path / numba))
     for name, value in batches[0].items():
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(batches[1][name])), name
+
+
+def test_a_sequence_without_a_pair_has_no_next_sentence(make_records):
+    records = make_records(6, packed=False)
+    starts = records.segment_b_start.copy()
+    starts[[1, 4]] = records.sequence_lengths[[1, 4]]
+    batch = make_batch(dataclasses.replace(records, segment_b_start=starts), np.arange(6), 48)
+    expected = records.next_sentence_labels.astype(np.int64)
+    expected[[1, 4]] = -100
+    assert batch.next_sentence_labels.tolist() == expected.tolist()
+    assert not batch.segment_ids[int(batch.cu_seqlens[1]) : int(batch.cu_seqlens[2])].any()
