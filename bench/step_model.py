@@ -227,9 +227,13 @@ def attention_instructions(config: BertConfig, lengths: Any, architecture: int) 
 
 
 def record(
-    config: BertConfig, batch: PretrainingBatch, precision: str, evaluates: bool = False, architecture: int = 90
-) -> list[Launch]:
-    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB; or of an evaluation pass."""
+    config: BertConfig, batch: PretrainingBatch, precision: str, evaluates: bool = False, architecture: int = 90,
+    whole: bool = False,
+) -> list[Launch]:  # fmt: skip
+    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB; or of an evaluation pass.
+
+    whole: the last layer is computed for all tokens.
+    """
     lengths = np.diff(batch.cu_seqlens.numpy())  # padding is sequences of its own
     launches.assumed = architecture
     recording = Recording(config, attention_instructions(config, lengths, architecture))
@@ -244,6 +248,9 @@ def record(
         model.to(torch.bfloat16)
         if precision == "fp8":
             model.use_fp8(recipe(), META).calibrated = True
+        if whole:
+            encode = model.bert.forward
+            model.bert.forward = lambda batch, rows: encode(batch).index_select(0, rows)  # type: ignore[method-assign]
         data = batch.to(META)
         world = World(DistConfig(device="cpu"))
         world.device = META
@@ -316,11 +323,14 @@ ALONE = Cluster()
 
 
 @functools.cache
-def recorded_step(config: BertConfig, rows: int, precision: str, architecture: int) -> tuple[list[Launch], int]:
+def recorded_step(
+    config: BertConfig, rows: int, precision: str, architecture: int, whole: bool
+) -> tuple[list[Launch], int]:
     """The launches of a step on packed rows, and their sequences."""
     batch = packed_batches(rows, 1, config)[0]
     room = capacity(rows, config.max_position_embeddings)
-    return record(config, static_batch(batch, room), precision, architecture=architecture), batch.num_sequences
+    found = record(config, static_batch(batch, room), precision, architecture=architecture, whole=whole)
+    return found, batch.num_sequences
 
 
 @functools.cache
@@ -334,14 +344,14 @@ def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
 
 def predict(
     config: BertConfig, rows: int, precision: str, rates: Rates, cluster: Cluster = ALONE, accumulate: int = 1,
-    recompute: bool = False,
+    recompute: bool = False, whole: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Milliseconds by part, their sum and sequences a second and GPU, for ``rows`` packed rows a batch.
 
     accumulate: such batches a step, which updates and communicates once, gradients in fp32 then. recompute: the
-    backward pass repeats the forward pass.
+    backward pass repeats the forward pass. whole: the last layer is computed for all tokens.
     """
-    found, num_sequences = recorded_step(config, rows, precision, rates.architecture)
+    found, num_sequences = recorded_step(config, rows, precision, rates.architecture, whole)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
     for launch in found:
@@ -446,7 +456,8 @@ class System:
     def predicted(self, rates: Rates, layout: str = "node") -> float:
         precision = "bf16" if self.gpu == "a100" else "fp8"
         cluster = dataclasses.replace(self.cluster, layout=layout)
-        found = predict(BertConfig(), self.rows, precision, rates, cluster, self.accumulate)
+        # Their trainers compute the last layer for all tokens.
+        found = predict(BertConfig(), self.rows, precision, rates, cluster, self.accumulate, whole=True)
         return float(found["sequences_per_second"])
 
 

@@ -19,12 +19,12 @@ def test_a_comparison_takes_its_turns(what, repository):
     if what == "transformers":
         assert found["ratio"] > 0
         assert all(len(spans) == 2 for spans in found["seconds"].values())
-    elif what == "network":
-        for ranks in ("2_ranks", "4_ranks"):
-            assert all(len(spans) == 2 for spans in found[ranks]["seconds"].values())
-            assert all(share <= 1 for share in found[ranks]["hidden"].values())
-    else:
+    elif what == "recompute":
         for layers in (0, 1, 2, 4):
             median, least, most = found[f"recompute_{layers}"]["time_ratio"]
             assert 0 < least <= median <= most
         assert found["recompute_0"]["time_ratio"] == [1.0, 1.0, 1.0]
+    else:
+        for ranks in ("2_ranks", "4_ranks"):
+            assert all(len(spans) == 2 for spans in found[ranks]["seconds"].values())
+            assert all(share <= 1 for share in found[ranks]["hidden"].values())
