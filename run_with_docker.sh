@@ -5,39 +5,16 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in run/trial node/binding container/container; do
+for part in run/trial node/binding run/local; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
-declare -a container=()
 
 runner::prepare() {
   ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_with_docker.sh runs on one machine; use run.sub or run_multinode.sh"
   container::check
   node_state::stage
   container::create
-}
-
-runner::everywhere() { "$@"; }
-
-runner::python() {
-  container::arguments
-  "${container[@]}" env PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR" "$PYTHON" "$@"
-}
-
-runner::trial() {
-  export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
-  # On one machine gloo needs no host name; a wrong one in /etc/hosts would hang it.
-  export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
-  container::arguments
-  exec "${container[@]}" "$PYTHON" "$REPO_DIR/launch/run/torchrun.py" \
-    --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
-    --no-python "$REPO_DIR/launch/run/rank.sh"
-}
-
-runner::cleanup() {
-  container::remove
-  node_state::undo
 }
 
 variables::load

@@ -4,7 +4,7 @@ Of BERT-1.5B's width with fewer layers, on one process, fp32. In turns: the copy
 checkpoint to the next, and into new memory; then steps with and without a checkpoint that is being written, and writing
 it while the steps wait. On a GPU the copies cross the bus. Prints one JSON line.
 
-usage: python bench/checkpoint.py [--layers 4] [--repeats 3] [--folder FOLDER]
+usage: python bench/checkpoint.py [--layers 1] [--repeats 3] [--folder FOLDER]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
     writer, settings = Writer(Config(directory=folder, keep=1)), Config(directory=folder, keep=1)
 
     def take_steps() -> None:
-        for _ in range(4):
+        for _ in range(2):
             step(batches, 1e-6)
         synchronize()
 
@@ -60,8 +60,8 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
     for _ in range(repeats):
         for name, run in {
             "write_and_wait": lambda: wall_seconds(lambda: save_checkpoint(settings, 2, step.state_dict())),
-            "four_steps": lambda: wall_seconds(take_steps),
-            "four_steps_while_it_is_written": steps_while_it_is_written,
+            "two_steps": lambda: wall_seconds(take_steps),
+            "two_steps_while_it_is_written": steps_while_it_is_written,
             "pause": lambda: wall_seconds(begin_to_write),
         }.items():
             times.setdefault(name, []).append(run())
@@ -72,7 +72,7 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--layers", type=integer, default=4, help="of BERT-1.5B's 48 (default 4: 9 GB of memory)")
+    parser.add_argument("--layers", type=integer, default=1, help="of BERT-1.5B's 48 (default 1: 5 GB of memory)")
     parser.add_argument("--repeats", type=integer, default=3, help="turns (default 3)")
     parser.add_argument("--folder", type=new_folder, help="where checkpoints are written and removed (default /tmp)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")

@@ -11,9 +11,6 @@ any order, and written in that of their names. TensorFlow is not needed.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +19,8 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.format import atomic_file
-from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype
-from input_preprocessing.tensorflow_files.wire import fields, masked_crc, varint
+from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype, offsets_of
+from input_preprocessing.tensorflow_files.wire import fields, masked_crc
 
 Integers = npt.NDArray[np.int64]
 
@@ -33,7 +30,7 @@ NAMES = (  # in the order of protobuf's deterministic serialisation
     *PACKED_NAMES, "segment_ids",
 )  # fmt: skip
 _WEIGHTS = "masked_lm_weights"
-_BLOCK = 512  # Examples encoded at once
+_BLOCK = 256  # Examples encoded at once
 _LARGEST, _LARGEST_ID = 32767, (1 << 21) - 1  # a number of three bytes
 
 
@@ -90,68 +87,101 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
     for what, most, limit in zip(("tokens", "masked tokens", "sequences"), widths_of(records), allowed, strict=True):
         if most > limit:
             raise DataError(f"{path}: an Example would hold {most} {what}, at most {limit} were asked for; allow more")
-    rows = _rows_of(records)
+    rows, room = _rows_of(records), 11 * widths.tokens + 12 * widths.masks + 12 * widths.sequences + 640
+    buffer, scratch = np.empty(_BLOCK * room, np.uint8), np.empty(room, np.uint8)
     with atomic_file(path) as partial, open(partial, "wb") as file:
         for first in range(0, records.num_rows, _BLOCK):
             block = rows[first : first + _BLOCK + 1]
             part = records.select(np.arange(block[0], block[-1]))
+            features = row_features(part.with_rows(block - block[0] if widths.sequences else None))
+            features["input_mask"] = np.ones(len(part.input_ids), np.int8), features["input_ids"][1]
+            features[_WEIGHTS] = np.ones(0, np.int8), features["masked_lm_ids"][1]
+            names = sorted(features)
+            prefixes = [b"\x0a" + bytes([len(name)]) + name.encode() for name in names]
+            starts = offsets_of([len(features[name][0]) for name in names])
+            bounds = np.empty((len(block) - 1, 2), int)
+            _encode(
+                buffer, bounds, scratch, np.concatenate([features[name][0] for name in names], dtype=np.int32),
+                np.stack([features[name][1] + start for name, start in zip(names, starts[:-1], strict=True)]),
+                np.array([_width_of(name, allowed) for name in names]), np.frombuffer(b"".join(prefixes), np.uint8),
+                offsets_of(list(map(len, prefixes))), names.index(_WEIGHTS),
+            )  # fmt: skip
             pieces: list[bytes] = []
-            for example in _examples(part.with_rows(block - block[0] if widths.sequences else None), allowed):
-                size = len(example).to_bytes(8, "little")
-                pieces += size, masked_crc(size), example, masked_crc(example)
+            for start, end in bounds.tolist():
+                data, size = buffer[start:end].tobytes(), (end - start).to_bytes(8, "little")
+                pieces += size, masked_crc(size), data, masked_crc(data)
             file.write(b"".join(pieces))
 
 
-def _examples(records: Records, widths: Widths) -> Iterator[bytes]:
-    """An Example of each row."""
-    features = row_features(records)
-    features["input_mask"] = np.ones(len(records.input_ids), np.int8), features["input_ids"][1]
-    features[_WEIGHTS] = np.ones(0), features["masked_lm_ids"][1]
-    columns = []  # of each feature: the bytes of every row
-    for name, (values, offsets) in sorted(features.items()):
-        width = widths.masks if name.startswith("masked") else widths.tokens
-        if name.startswith(("packed", "next")):
-            width = widths.sequences
-        if name == _WEIGHTS:
-            data = (np.arange(width) < np.diff(offsets)[:, None]).astype("<f4").tobytes()
-            places = 4 * width * np.arange(len(offsets))
-        else:
-            places, out = np.zeros_like(offsets), np.empty(5 * len(values) + width * len(offsets), np.uint8)
-            data = out[: _put_varints(values.astype(np.int64), offsets, width, places, out)].tobytes()
-        columns.append([_head(name, end - begin) + data[begin:end] for begin, end in pairwise(places.tolist())])
-    for row in zip(*columns, strict=True):
-        body = b"".join(row)
-        yield b"\x0a" + varint(len(body)) + body
+def _width_of(name: str, widths: Widths) -> int:
+    """Values of a feature, padding included."""
+    if name.startswith(("packed", "next")):
+        return widths.sequences
+    return widths.masks if name.startswith("masked") else widths.tokens
 
 
 @compiled
-def _put_varints(values, offsets, width, places, out):  # type: ignore[no-untyped-def]
-    """Each row's numbers, and zeros up to the width; returns where the last ends."""
+def _put_varint(out, at, value):  # type: ignore[no-untyped-def]
+    while value >= 128:
+        out[at] = (value & 127) | 128
+        value >>= 7
+        at += 1
+    out[at] = value
+    return at + 1
+
+
+@compiled
+def _varint_size(value):  # type: ignore[no-untyped-def]
+    size = 1
+    while value >= 128:
+        value >>= 7
+        size += 1
+    return size
+
+
+@compiled
+def _put_head(out, at, tag, size):  # type: ignore[no-untyped-def]
+    """The head of a length-delimited field of `size` bytes."""
+    out[at] = tag
+    return _put_varint(out, at + 1, size)
+
+
+@compiled
+def _encode(out, bounds, scratch, values, places, widths, prefixes, prefix_ends, floats):  # type: ignore[no-untyped-def]
+    """Writes an Example for each row, the i-th to out[bounds[i, 0]:bounds[i, 1]].
+
+    Of feature f it has values[places[f, i]:places[f, i + 1]], padded to widths[f], and ones of the feature of floats.
+    """
     at = 0
-    for row in range(offsets.size - 1):
-        for i in range(offsets[row], offsets[row + 1]):
-            value = values[i]
-            while value >= 128:
-                out[at] = (value & 127) | 128
-                value >>= 7
-                at += 1
-            out[at] = value
-            at += 1
-        missing = width - (offsets[row + 1] - offsets[row])
-        out[at : at + missing] = 0
-        at += missing
-        places[row + 1] = at
-    return at
-
-
-@functools.cache
-def _head(name: str, size: int) -> bytes:
-    """What stands before `size` bytes of a feature's values: the heads of an entry, its name, its feature and list."""
-    head = b"\x0a" + varint(size)
-    for tag in (b"\x12" if name == _WEIGHTS else b"\x1a", b"\x12"):  # floats or integers
-        head = tag + varint(len(head) + size) + head
-    head = b"\x0a" + varint(len(name)) + name.encode() + head
-    return b"\x0a" + varint(len(head) + size) + head
+    for row in range(bounds.shape[0]):
+        at += 6  # for the head, whose size is known at the end
+        body = at
+        for f in range(widths.size):
+            first, last = places[f, row], places[f, row + 1]
+            size, missing = 0, widths[f] - (last - first)  # bytes, and values of padding
+            if f == floats:  # 1.0, little-endian
+                size, missing = 4 * (last - first), 4 * missing
+                scratch[:size] = 0
+                scratch[2:size:4] = 0x80
+                scratch[3:size:4] = 0x3F
+            else:
+                for i in range(first, last):
+                    size = _put_varint(scratch, size, values[i])
+            scratch[size : size + missing] = 0
+            size += missing
+            prefix = prefixes[prefix_ends[f] : prefix_ends[f + 1]]
+            list_size = 1 + _varint_size(size) + size
+            feature_size = 1 + _varint_size(list_size) + list_size
+            at = _put_head(out, at, 0x0A, prefix.size + 1 + _varint_size(feature_size) + feature_size)
+            out[at : at + prefix.size] = prefix
+            at = _put_head(out, at + prefix.size, 0x12, feature_size)
+            at = _put_head(out, at, 0x12 if f == floats else 0x1A, list_size)
+            at = _put_head(out, at, 0x0A, size)
+            out[at : at + size] = scratch[:size]
+            at += size
+        bounds[row, 0] = body - 1 - _varint_size(at - body)
+        bounds[row, 1] = at
+        _put_head(out, bounds[row, 0], 0x0A, at - body)
 
 
 def read_tfrecord(path: Path) -> tuple[Records, Metadata]:

@@ -17,11 +17,6 @@ def masked_crc(data: bytes | npt.NDArray[np.uint8]) -> bytes:
     return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
-def varint(value: int) -> bytes:
-    """A number in the wire format."""
-    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
-
-
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """The varint at `at` and the offset after it.
 

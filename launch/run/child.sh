@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Processes that end with the script that started them, whatever ends it. Sourced.
+# Processes that end with the script that started them, whatever ends it, or after a time. Sourced.
 
 declare child='' child_ended=''
 
@@ -14,17 +14,36 @@ child::bind() {
     if [[ ${lock_file:-} ]]; then exec {lock_file}>&-; fi
     while child::lives "$job" && child::lives "$starter"; do read -rt 1 -u "$never"; done
     if child::lives "$starter"; then exit; fi
-    target=$job
-    if kill -0 -- "-$job"; then target=-$job; fi
-    for signal in TERM KILL; do
-      kill "-$signal" -- "$target"
-      for ((i = 0; i < 20; i++)); do
-        kill -0 -- "$target" || break 2
-        read -rt 1 -u "$never"
-      done
-    done
+    child::stop "$job" 20
     "${@:3}"
   ) &
+}
+
+# Asks a job to end, and its process group if it has its own, and kills it after so many seconds. Does not wait for that: a call
+# that hangs in a driver ends for nobody.
+child::stop() {
+  local target=$1 i
+  if kill -0 -- "-$1" 2>/dev/null; then target=-$1; fi
+  kill -TERM -- "$target" 2>/dev/null || return 0
+  for ((i = 0; i < 10 * $2; i++)); do
+    kill -0 -- "$target" 2>/dev/null || return 0
+    sleep 0.1
+  done
+  kill -KILL -- "$target" 2>/dev/null || true
+}
+
+# Waits for a background job of this shell, at most so many seconds; then ends it, within some more (1), and returns 124. Else
+# its exit status.
+child::wait() {
+  local -r end=$((SECONDS + $2))
+  while kill -0 "$1" 2>/dev/null; do
+    if ((SECONDS >= end)); then
+      child::stop "$1" "${3:-1}"
+      return 124
+    fi
+    sleep 0.05
+  done
+  wait "$1"
 }
 
 # A process that has ended and that nobody has asked for yet lives no more.

@@ -1,17 +1,27 @@
 #!/usr/bin/env bash
-# How the ranks run on this machine, in the current Python environment: the functions that trial.sh asks for. Sourced by
-# run_local.sh and certify.sh.
+# How the ranks run on this machine, in the current Python environment or in containers: the functions that trial.sh asks for.
+# Sourced by run_local.sh, run_with_docker.sh and certify.sh.
+# shellcheck source=launch/container/container.sh
+source "$REPO_DIR/launch/container/container.sh"
 
 runner::everywhere() { "$@"; }
 
-runner::python() { PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH} "$PYTHON" "$@"; }
+runner::python() {
+  container::arguments
+  "${container[@]}" env PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" "$@"
+}
 
 runner::trial() {
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
   # On one machine gloo needs no host name; a wrong one in /etc/hosts would hang it.
-  GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo} exec "$PYTHON" "$REPO_DIR/launch/run/torchrun.py" \
+  export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-lo}
+  container::arguments
+  exec "${container[@]}" "$PYTHON" "$REPO_DIR/launch/run/torchrun.py" \
     --nnodes 1 --nproc-per-node "$DGXNGPU" --master-addr 127.0.0.1 --master-port "$(port::free)" \
     --no-python "$REPO_DIR/launch/run/rank.sh"
 }
 
-runner::cleanup() { node_state::undo; }
+runner::cleanup() {
+  container::remove
+  node_state::undo
+}

@@ -34,7 +34,7 @@ power::stop() {
   local -r interval=${POWER_INTERVAL%.*}
   local seconds=$((POWER_PATIENCE + 10#${interval:-0}))
   if ((deadline)); then seconds=$((deadline > SECONDS ? deadline - SECONDS + 3 : 3)); fi # Slurm waits no longer
-  patience::wait "$power_job" "$seconds" ||
+  child::wait "$power_job" "$seconds" ||
     log::warn "power was not sampled to the end on every node: $(tail -n 1 -- "$power_folder/errors")"
   power_job=''
   rm -f -- "$power_folder/stop"

@@ -2,8 +2,6 @@
 # All ranks of one run as a process group of their own. Sourced by trial.sh.
 # shellcheck disable=SC2154 # group and lock_file are of ending.sh and variables.sh
 
-declare watch='' # process group of the clock of a time limit
-
 # Runs the ranks as a job of their own, so that a signal to this script reaches it at once and ends them all.
 # Arguments: their folder, the file of their output, the seconds after which they are ended (0: never).
 trial::ranks() {
@@ -23,26 +21,15 @@ trial::ranks() {
   group=$!
   unset before
   child::bind "$group" "$$" runner::cleanup
-  if ((limit)); then
-    (exec >/dev/null 2>&1 && sleep "$limit" && kill -TERM -- "-$group") &
-    watch=$!
-  fi
   set +m
-  wait "$group" || status=$?
+  if ((limit)); then child::wait "$group" "$limit" 40 || status=$?; else wait "$group" || status=$?; fi
   group=''
-  trial::end_watch
   return "$status"
-}
-
-trial::end_watch() {
-  if [[ $watch ]]; then kill -- "-$watch" 2>/dev/null || true; fi
-  watch=''
 }
 
 # Asks the ranks of a running trial to end. Argument: the signal that this script got.
 trial::ask_group() {
   local signal=TERM
-  trial::end_watch
   # It may have come just as they were started.
   if [[ ! $group && ${before+set} && ${!:-} != "$before" ]]; then group=$!; fi
   if [[ $1 == USR1 ]]; then signal=USR1; fi # to srun, TERM is the end of the step within KillWait

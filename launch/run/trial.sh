@@ -9,7 +9,7 @@
 # All ranks run launch/run/rank.sh: the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or before the first trial
 # with NCCL_TEST=1 a test in its place.
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
-for part in run/log run/variables run/answers run/port run/patience run/ending run/child run/ranks run/preflight \
+for part in run/log run/variables run/answers run/port run/ending run/child run/ranks run/preflight \
   run/nccl_test run/certify run/start_test run/power run/rehearsal node/state; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"

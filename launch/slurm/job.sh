@@ -9,7 +9,7 @@ slurm::check() {
   local -r wanted=$((DGXNNODES + SPARE_NODES))
   [[ -n ${SLURM_JOB_ID:-} ]] ||
     log::die "run.sub runs in a Slurm job: sbatch -N $wanted run.sub; without Slurm, ./run_local.sh"
-  ((SLURM_JOB_NUM_NODES == wanted || (${SLURM_RESTART_COUNT:-0} && SLURM_JOB_NUM_NODES > DGXNNODES))) ||
+  ((SLURM_JOB_NUM_NODES == wanted || (${SLURM_RESTART_COUNT:-0} && SLURM_JOB_NUM_NODES >= DGXNNODES))) ||
     log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES$( ((SPARE_NODES)) &&
       echo ", with SPARE_NODES $wanted"): sbatch -N $wanted run.sub"
   if ! slurm::choose_nodes; then

@@ -5,7 +5,7 @@
 # shellcheck disable=SC2034 # patience is of job.sh
 set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
-for part in run/log run/patience slurm/job slurm/restart; do
+for part in run/log slurm/job slurm/restart; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done

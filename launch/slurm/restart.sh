@@ -28,7 +28,8 @@ restart::left_out() {
 # Begins the run again, which does not return; or says why it may not. Arguments: the reason, the nodes to leave out.
 restart::begin() {
   local -r file=$RUN_DIR/restarts.txt step=$(restart::checkpoint)
-  local -r progress="$(find "$RUN_DIR" -maxdepth 1 -name 'result_*.txt' | wc -l) trials, step $step"
+  local -r trials=$(find "$RUN_DIR" -maxdepth 2 -path "$RUN_DIR/result_*.txt" -o -path '*/model_*/figures.json' | wc -l)
+  local -r progress="$trials trials, step $step"
   local -r reached=$(cat -- "$RUN_DIR"/{,running_*/}step_*.txt 2>/dev/null | sort -n | tail -n 1)
   local text="${2:+without ${*:2}: }${1%%, DIST_TIMEOUT=*}"
   if (($(tail -n "$RESTARTS" "$file" 2>/dev/null | cut -f 1,2 | grep -cxF "$SLURM_JOB_ID"$'\t'"$progress") >= RESTARTS)); then
@@ -54,7 +55,7 @@ restart::clean() {
   set -m
   runner::cleanup >/dev/null 2>&1 &
   set +m
-  patience::wait "$!" "$GUARD_PATIENCE" || true
+  child::wait "$!" "$GUARD_PATIENCE" || true
   trap - EXIT
 }
 

@@ -29,7 +29,7 @@ runner::sweep() {
   } &
   group=$! # trial::interrupted ends it
   set +m
-  patience::wait "$group" "$((SWEEP_PATIENCE + 30))" || log::warn 'what dead jobs left on the nodes could not be removed'
+  child::wait "$group" "$((SWEEP_PATIENCE + 30))" || log::warn 'what dead jobs left on the nodes could not be removed'
   group=''
 }
 
@@ -41,14 +41,15 @@ runner::why() { slurm::why "$1"; }
 runner::continue() { if restart::resumes; then restart::begin "$1"; fi; }
 
 # After a failure. Arguments: its reason, the file that names ranks or nodes to blame, a line each. A node that Slurm has
-# lost is always left out, another one where the run is to outlive it.
+# lost is always left out, another one where the run is to outlive it; not for a rank's own error, of which the others, too,
+# say only that it did not come.
 runner::restart() {
   local -a blamed
   local reason=$1 rank
   read -ra blamed <<<"$(slurm::lost_nodes)"
   if ((${#blamed[@]})); then
     reason="Slurm has lost it, ${reason%%, DIST_TIMEOUT=*}"
-  elif ((SPARE_NODES)) || restart::resumes; then
+  elif [[ $1 == *' did not come to '* || $1 == 'the start test'* ]] && { ((SPARE_NODES)) || restart::resumes; }; then
     mapfile -t blamed < <({
       sed -n 's/^node //p' "$2"
       sed -n 's/^rank \([0-9]*\)$/\1/p' "$2" | while read -r rank; do echo "${nodes[rank / DGXNGPU]}"; done
@@ -102,7 +103,7 @@ node_guard::start() {
 node_guard::end() {
   if [[ $node_guard ]]; then
     exec {node_guard_input}>&-
-    patience::wait "$node_guard" "$GUARD_PATIENCE" || true
+    child::wait "$node_guard" "$GUARD_PATIENCE" || true
     node_guard=''
   elif node_guard::needed; then
     "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 "$REPO_DIR/launch/node/cleanup.sh" now || true

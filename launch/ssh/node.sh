@@ -7,6 +7,8 @@ set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 # shellcheck source=launch/run/environment.sh
 source "$REPO_DIR/launch/run/environment.sh"
+# shellcheck source=launch/run/child.sh
+source "$REPO_DIR/launch/run/child.sh"
 # shellcheck source=launch/node/binding.sh
 source "$REPO_DIR/launch/node/binding.sh"
 
@@ -25,12 +27,7 @@ set -m # a process group of its own, to be ended as a whole
 readonly COMMAND=$!
 (
   cat >/dev/null
-  kill -TERM -- "-$COMMAND" 2>/dev/null || exit
-  for ((i = 0; i < 400; i++)); do
-    kill -0 -- "-$COMMAND" 2>/dev/null || exit
-    sleep 0.1
-  done
-  kill -KILL -- "-$COMMAND" 2>/dev/null
+  child::stop "$COMMAND" 40
 ) <&0 &
 readonly WATCH=$!
 set +m

@@ -31,7 +31,7 @@ def shorten(checkout, name: str, text: str, shorter: str) -> None:
     ids=["ends", "hangs", "ignores SIGTERM"],
 )
 def test_a_job_is_waited_for_as_long_as_was_said_and_then_ended_with_all_it_started(job, seconds, status, repository):
-    line = f"source launch/run/patience.sh; set -m; ({job}) & echo $!; patience::wait $! {seconds}"
+    line = f"source launch/run/child.sh; set -m; ({job}) & echo $!; child::wait $! {seconds}"
     with subprocess.Popen(["bash", "-c", line], cwd=repository, stdout=subprocess.PIPE, text=True) as shell:
         number = int(shell.stdout.readline())
         assert shell.wait(timeout=240) == status

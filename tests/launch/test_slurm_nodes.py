@@ -27,7 +27,7 @@ SETTINGS = TO_A_TARGET | {
     "DGXNNODES": "2", "DGXNGPU": "1", "BATCHSIZE": "6", "MAX_STEPS": str(STEPS), "SEED": "3", "LR": "0.01",
     "TARGET_MLM_ACCURACY": "0", "EVAL_ITER_SAMPLES": "0", "LOG_EVERY_STEPS": "100", "CHECK_COMPLIANCE": "0",
     "CLEAR_CACHES": "0", "NCCL_TEST": "0", "RESUME": "1", "CHECKPOINT_EVERY_STEPS": "10", "CHECKPOINT_KEEP": "999",
-    "DIST_TIMEOUT": "10", "GLOO_SOCKET_IFNAME": "eth0",
+    "DIST_TIMEOUT": "30", "GLOO_SOCKET_IFNAME": "eth0",
 }  # fmt: skip
 CONFIG = "configs/config_demo_1x2x16x1_pack.sh"
 # Rank 1 stands still when a checkpoint of a pattern in STOP is there, once for each, and says on which node.

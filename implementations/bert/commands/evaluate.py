@@ -18,7 +18,6 @@ from bert.commands.weights import Trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
 from bert.data.records import DataError
-from bert.data.shards import count_rows, list_shards
 from bert.model.bert import BertForPreTraining
 from bert.pretraining.closed_division import VOCAB_MD5
 from bert.training import evaluate as evaluation
@@ -56,8 +55,8 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
     options = parser.parse_args(arguments)
     config = from_env(Config, environ)
     given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
-    samples = options.samples or (config.evaluate.num_examples if given else None)
-    if samples is not None and samples < 1:
+    samples = options.samples or (config.evaluate.num_examples if given else 0)
+    if samples < 0:
         raise ConfigError(f"--samples {samples}: expected at least 1")
     evaluator, paths = CheckpointEvaluator(config, samples, options.bert_config, options.general), options.paths
     if options.watch:
@@ -111,10 +110,8 @@ def _compare(before: dict[str, Any], after: dict[str, Any], quiet: bool) -> None
 class CheckpointEvaluator:
     """Evaluates one file of weights after another; model and evaluation sets are made for the first."""
 
-    def __init__(
-        self, config: Config, samples: int | None, bert_config: Path | None, general: Path | None = None
-    ) -> None:
-        """samples: sequences to evaluate on, None for all; general: a second evaluation set.
+    def __init__(self, config: Config, samples: int, bert_config: Path | None, general: Path | None = None) -> None:
+        """samples: sequences to evaluate on, 0 for all; general: a second evaluation set.
 
         Raises DataError where there is no evaluation set.
         """
@@ -123,9 +120,7 @@ class CheckpointEvaluator:
         self.config, self.sets = config, {}
         for prefix, folder in (("", config.evaluate.evaldir), ("general_", general)):
             if folder is not None:
-                number = samples or sum(count_rows(path) for path in list_shards(folder, "EVALDIR"))
-                own = dataclasses.replace(config.evaluate, evaldir=folder, num_examples=max(1, number))
-                self.sets[prefix] = own
+                self.sets[prefix] = dataclasses.replace(config.evaluate, evaldir=folder, num_examples=samples)
         self.bert_config, self.world = bert_config, World(config.dist)
         self._model: BertForPreTraining | None = None
         self._evaluators: dict[str, Evaluator] = {}
@@ -145,11 +140,12 @@ class CheckpointEvaluator:
             }
         begin = time.perf_counter()
         results = {prefix: evaluator(self._model).figures() for prefix, evaluator in self._evaluators.items()}
-        seconds, number = time.perf_counter() - begin, sum(own.num_examples for own in self.sets.values())
+        seconds = time.perf_counter() - begin
+        number = sum(evaluator.num_sequences for evaluator in self._evaluators.values())
         figures: dict[str, Any] = {
             "checkpoint": str(step_path(path)), "steps": source.steps, "trained_samples": source.samples,
             **{f"{prefix}{name}": value for prefix, found in results.items() for name, value in found.items()},
-            "sequences": self.sets[""].num_examples, "sequences_per_second": number / seconds,
+            "sequences": self._evaluators[""].num_sequences, "sequences_per_second": number / seconds,
         }  # fmt: skip
         own = self._evaluators[""]
         if source.steps is None and figures["sequences"] == SEQUENCES and own.vocab_md5 == VOCAB_MD5:

@@ -160,13 +160,7 @@ class World:
         deadline, everyone = time.monotonic() + PATIENCE / (2 if self.rank else 1), [*range(self.size)]
         while not self._wait(everyone) and time.monotonic() < deadline:
             time.sleep(0.2)
-        absent, unknown = [], [everyone]
-        while unknown:  # by halves: most have come
-            ranks = unknown.pop()
-            half = len(ranks) // 2
-            if not self._wait(ranks):
-                absent += [] if half else ranks
-                unknown += [ranks[half:], ranks[:half]] if half else []
+        absent = [rank for rank in everyone if not self._wait([rank])]
         named = [f"rank {rank} on {self.store.get(f'node/{rank}').decode()}" for rank in absent[:8]]
         named += [f"{len(absent) - 8} more"] if absent[8:] else []
         return absent, ", ".join(named) or "each rank waits: the others"

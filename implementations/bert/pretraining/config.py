@@ -38,6 +38,9 @@ class Config(ModelFiles, Hardware):
     steps_this_run: int = env(
         "STEPS_THIS_RUN", 0, at_least=0, doc="steps after which this process saves and ends, RESUME=1 continues; 0: all"
     )
+    sequences_per_second: float = env(
+        "SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="rate of all ranks, for the hours of --check; unset: as measured"
+    )
     log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
     sustained_minutes: float = env(
         "SUSTAINED_TRAINING_TIME", 0.0, at_least=0, doc="minutes from run_start to keep training for power meters"

@@ -132,7 +132,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
                 ending = replace(ending, reason="STEPS_THIS_RUN")
             if not ending.stopped:
                 success = ending.reached or not config.evaluate.has_target
-                log.run_stop(ending.samples, config.evaluate.num_examples, success)
+                log.run_stop(ending.samples, evaluation.num_sequences, success)
             if ending.batches > done_batches and config.checkpoint.directory is not None:
                 save_last(saver, ending, needed=ending.stopped or not config.evaluate.has_target)
         progress.summary(ending)
@@ -290,6 +290,11 @@ class Evaluation:
     graph: EvaluationGraph | None
     sinks: Sequence[MetricSink]
     evaluator: Evaluator | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """Of the evaluation set; before the first evaluation as many as are asked for."""
+        return self.config.num_examples if self.evaluator is None else self.evaluator.num_sequences
 
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""

@@ -28,7 +28,7 @@ class Config:
     """When and on what to evaluate. The samples are training samples (sequences)."""
 
     evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
-    num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=1, doc="sequences of the evaluation set")
+    num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=0, doc="sequences of the evaluation set; 0: all")
     batch_size: int = env(
         "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, full lengths"
     )
@@ -102,7 +102,8 @@ class Evaluator:
             )
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
             raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")
-        mine = share(records, config.num_examples, world.rank, world.size)
+        self.num_sequences = config.num_examples or records.num_sequences
+        mine = share(records, self.num_sequences, world.rank, world.size)
         if graph is None:  # sequences of like length together: the sums do not depend on the order
             chosen = [mine[begin : begin + config.batch_size] for begin in range(0, len(mine), config.batch_size)]
         else:
