@@ -24,6 +24,7 @@ import shutil
 import statistics
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -151,15 +152,24 @@ def network_rank(
             return wall_seconds(run)
 
         def turn(name: str, step: Step) -> None:
-            """Seconds of the step, of what follows its backward pass, and of the reductions by themselves."""
+            """Seconds of the step, from the last rank's end of the backward pass to the end of the reduction, and of
+            the reductions by themselves; all ranks have the same clock.
+            """
             assert isinstance(step.optimizer, Sharded)
-            buckets, after = step.optimizer.buckets, []
-            finish = buckets.finish
-            with mock.patch.object(buckets, "finish", side_effect=lambda: after.append(wall_seconds(finish))):
+            buckets = step.optimizer.buckets
+            finish, moments = buckets.finish, []
+
+            def watched() -> None:
+                moments.append(time.perf_counter())
+                finish()
+                moments.append(time.perf_counter())
+
+            with mock.patch.object(buckets, "finish", watched):
                 whole = timed(lambda: step([batch], 1e-4))
             buckets.num_sent = 0  # all of them once more
             alone = timed(buckets.finish)
-            spent[name].append(world.max(torch.tensor([whole, *after, alone], dtype=torch.float64)).tolist())
+            most = world.max(torch.tensor([whole, *moments, alone], dtype=torch.float64)).tolist()
+            spent[name].append([most[0], most[2] - most[1], most[3]])
 
         turns: dict[str, Callable[[], object]] = {}
         for name, group in groups.items():
@@ -201,7 +211,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=integer, default=6, help="turns (default 6)")
     parser.add_argument("--rows", type=integer, default=4, help="packed rows (default 4)")
     parser.add_argument("--threads", type=integer, default=1, help="of PyTorch (default 1)")
-    parser.add_argument("--megabits", type=positive, default=400.0, help="a second between nodes (default 400)")
+    parser.add_argument("--megabits", type=positive, default=100.0, help="a second between nodes (default 100)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
     if options.what == "network" and (os.geteuid() or not shutil.which("ip")):

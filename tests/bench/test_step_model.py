@@ -169,6 +169,7 @@ def test_systems_of_the_league_are_read_with_their_layout_and_resubmissions_once
 
 def test_the_two_constants_are_found_again_in_systems_made_with_them(model, monkeypatch):
     def predict(config, rows, precision, rates, cluster, accumulate, whole):
+        assert whole
         assert cluster.layout in ("node", "flat")
         return {"sequences_per_second": rows / (0.001 * rows + 50 * rates.latency * cluster.nodes)}
 
