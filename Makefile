@@ -32,7 +32,7 @@ demo: $(RUN)
 finetune-demo: $(RUN)
 	@DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/finetune_demo.sh
 
-## make pretrain-demo     both phases of pretraining from scratch, small, to Hugging Face, under 10 minutes on 2 cores
+## make pretrain-demo     published weights continued on a text, beside from scratch, under 10 minutes on 2 cores
 pretrain-demo: $(RUN)
 	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/pretrain_demo.sh
 

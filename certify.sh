@@ -2,7 +2,7 @@
 # Is every GPU of this machine as fast as its peers, and do all compute the same? The benchmark's training step on made-up
 # data, without checkpoint or data set: docs/certify.md.
 #   [source configs/config_<SYSTEM>_....sh;] ./certify.sh [--quick]   the config's batch and model, or BERT-large on all GPUs
-# --quick: stages of 2 seconds and one line with the verdict, for a health check between jobs.
+# --quick: stages of 2 seconds, no other tools, and one line with the verdict, for a health check between jobs.
 # Exit status: 0 pass, 3 pass with warnings, 1 fail, 2 bad input.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
@@ -15,7 +15,10 @@ done
 quick=${1:-}
 if (($# > 1)) || [[ $quick && $quick != --quick ]]; then log::die "certify.sh $*: expected --quick, or settings by variables"; fi
 if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then export PYTHON=$REPO_DIR/.venv/bin/python; fi
-if [[ $quick ]]; then variables::default CERTIFY_SECONDS 2; fi
+if [[ $quick ]]; then
+  variables::default CERTIFY_SECONDS 2
+  variables::default CERTIFY_TOOLS none
+fi
 certify::defaults
 export DGXNNODES=1
 RUN_NAME=${RUN_NAME:-certify_$(uname -n)_$(date +%Y%m%d-%H%M%S)}

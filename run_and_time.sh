@@ -10,7 +10,7 @@ source "$REPO_DIR/launch/run/profile.sh"
 # shellcheck source=launch/run/kernel_cache.sh
 source "$REPO_DIR/launch/run/kernel_cache.sh"
 if [[ -z ${RANK:-} && -n ${SLURM_PROCID:-} ]]; then
-  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=${DGXNGPU:-0}
 fi
 readonly RANKS_OF_NODE=${DGXNGPU:-1}
 # The order in which nvidia-smi, and so the binding, numbers the GPUs.

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Pretrains in the two phases of a config: phase 1, then phase 2 from its weights and optimizer state.
-#   source env.sh; ./run_pretraining.sh configs/pretrain_large_H100_1x8 [--slurm]
+# Pretrains in the phases of a config: phase 1, then phase 2 from its weights and optimizer state; of NUM_PHASES=1 the first alone.
+#   source env.sh; ./run_pretraining.sh configs/pretrain_large_H100_1x8 [--slurm | --check]
 # The suffix _1x8 is 1 node of 8 GPUs: pretrain_large_H100.sh with DGXNNODES=1 DGXNGPU=8.
 # Results are in LOGDIR/RUN_NAME/phase1 and phase2 (RUN_NAME: the config's name). After any interruption the same
-# command continues from the newest checkpoint. --slurm submits both phases as jobs, the second dependent on the first.
+# command continues from the newest checkpoint. --slurm submits both phases as jobs, the second dependent on the first. --check
+# says what phase 1 would be: steps, tokens, hours, memory, and whether the text is enough.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
@@ -12,11 +13,11 @@ for part in run/log run/child run/variables slurm/submit; do
   source "$REPO_DIR/launch/$part.sh"
 done
 
-pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm]"; }
+pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"; }
 
 [[ ${1:-} && ${1:-} != -* ]] || pretraining::usage
-[[ $# == 1 || ($# == 2 && $2 == --slurm) ]] || pretraining::usage
-readonly SLURM=${2:-}
+[[ $# == 1 || ($# == 2 && ($2 == --slurm || $2 == --check)) ]] || pretraining::usage
+readonly MODE=${2:-}
 CONFIG_FILE=${1%.sh}.sh
 RUN_NAME=${RUN_NAME:-$(basename -- "$CONFIG_FILE" .sh)}
 if [[ ! -r $CONFIG_FILE && ${1%.sh} =~ ^(.+)_([1-9][0-9]*)x([1-9][0-9]*)$ ]]; then
@@ -27,8 +28,8 @@ readonly CONFIG_FILE
 [[ -r $CONFIG_FILE ]] || log::die "$1: no such config: ls configs/pretrain_*"
 variables::check_names
 LOGDIR=${LOGDIR:-results}
-mkdir -p -- "$LOGDIR/$RUN_NAME"
-FOLDER=$(cd -- "$LOGDIR/$RUN_NAME" && pwd -P)
+[[ $MODE == --check ]] || mkdir -p -- "$LOGDIR/$RUN_NAME"
+FOLDER=$(realpath -m -- "$LOGDIR/$RUN_NAME")
 readonly FOLDER
 
 # Exports the settings of a phase: those of the config, and where it starts from and writes to.
@@ -38,6 +39,14 @@ pretraining::settings() {
   source "$CONFIG_FILE"
   export LOGDIR=$FOLDER RUN_NAME=phase$1 NEXP=1 RESUME=1 CHECKPOINT_DIR=$FOLDER/phase$1/checkpoints
   if (($1 == 2)); then export INIT_CHECKPOINT=$FOLDER/phase1/checkpoints INIT_OPTIMIZER=1; fi
+}
+
+# Prints what phase 1 would be.
+pretraining::check() {
+  pretraining::settings 1
+  export RUN_DIR=$FOLDER/phase1 WORLD_SIZE=$((DGXNNODES * DGXNGPU)) PYTHONPATH=$REPO_DIR/implementations${PYTHONPATH:+:$PYTHONPATH}
+  if [[ ! ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then PYTHON=$REPO_DIR/.venv/bin/python; fi
+  exec "${PYTHON:-python}" -m bert --check
 }
 
 pretraining::start() { pretraining::settings "$1" && exec "$REPO_DIR/run_local.sh"; }
@@ -59,13 +68,19 @@ pretraining::submit() (
   submit::job --parsable --kill-on-invalid-dep=yes "${@:2}" run.sub
 )
 
-if [[ $SLURM ]]; then
+if [[ $MODE == --check ]]; then pretraining::check; fi
+phases=$(pretraining::settings 1 2>/dev/null && echo "${NUM_PHASES:-2}") || {
+  pretraining::settings 1 # says why
+  exit 2
+}
+if [[ $MODE == --slurm ]]; then
   first=$(pretraining::submit 1)
+  if ((phases == 1)); then log::info "phase 1 is job ${first%%;*}; results go to $FOLDER" && exit; fi
   second=$(pretraining::submit 2 --dependency="afterok:${first%%;*}") || { scancel "${first%%;*}" && exit 2; }
   log::info "phase 1 is job ${first%%;*}, phase 2 job ${second%%;*} after it; results go to $FOLDER"
   exit
 fi
 trap child::end TERM INT HUP QUIT
 pretraining::run 1
-pretraining::run 2
-log::info "both phases are complete: $FOLDER/phase2/checkpoints"
+if ((phases == 2)); then pretraining::run 2; fi
+log::info "complete: $FOLDER/phase$phases/checkpoints"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from lib import Parser, emit, integer
 
-from certify.comparison import slow
+from certify.comparison import of_all, slow
 
 STAGES, ROUNDS, SLOW, BETWEEN = 4, 6, 0.05, 0.003
 
@@ -31,11 +31,12 @@ def named(generator: np.random.Generator, ranks: int, deviation: float, alike: f
     level[0] *= 1 + excess
     table = level * (1 + noise(generator, ranks, deviation, alike))
     stages = [*np.split(table, STAGES, axis=1), table]
+    known = {"least_excess": 0.03, "alike": of_all(stages[:-1])}
     comparisons = 2 * ranks * len(stages)  # nodes and pauses are asked as well
     return {
         one.name
         for rounds in stages
-        for one in slow({str(rank): own for rank, own in enumerate(rounds)}, comparisons, least_excess=0.03)
+        for one in slow({str(rank): own for rank, own in enumerate(rounds)}, comparisons, **known)
     }
 
 

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -40,7 +41,7 @@ import numpy as np
 import torch
 from lib import Parser, emit, integer, natural, positive
 from torch import Tensor, nn
-from torch_lib import device, new_step
+from torch_lib import device, new_model, new_step
 from train_step import inputs_of
 
 from bert import kernels, optim
@@ -52,7 +53,6 @@ from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.model.init import initialize
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
 from bert.training.loop import step_seed
 
@@ -166,39 +166,35 @@ def batches(steps: int, data: Records) -> list[PretrainingBatch]:
     return [static_batch(make_batch(data, sequences, LENGTH), room) for sequences in chosen]
 
 
-def rate(number: int, steps: int, peak: float = PEAK_LR) -> float:
-    """The learning rate of a step: up for 20, then down to the last."""
-    return peak * min(1.0, (number + 1) / 20) * (1 - number / steps)
+def rates_of(steps: int, peak: float = PEAK_LR) -> list[float]:
+    """The learning rate of each step: up for 20, then down to the last."""
+    return [peak * min(1.0, (number + 1) / 20) * (1 - number / steps) for number in range(steps)]
 
 
-def first_model(shape: BertConfig, choice: kernels.Config, seed: int = 0) -> BertForPreTraining:
-    """The model that every run of a seed begins with, on the CPU."""
-    model = BertForPreTraining(shape, kernels.select(choice, device()))
-    initialize(model, seed)
-    return model
+def train(step: Any, data: list[PretrainingBatch], rates: list[float], seeds: Iterable[int]) -> Iterator[Tensor]:
+    """The loss of each step, once it is taken."""
+    for batch, lr, seed in zip(data, rates, seeds, strict=False):
+        torch.manual_seed(seed)
+        yield sum(step([batch], lr).losses).detach()
 
 
-def windows(losses: Iterable[float]) -> np.ndarray:
+def windows(losses: Iterable[Tensor]) -> np.ndarray:
     """Mean loss of each window of WINDOW steps."""
-    return np.array(list(losses)).reshape(-1, WINDOW).mean(axis=1)
+    return torch.stack(list(losses)).double().cpu().numpy().reshape(-1, WINDOW).mean(axis=1)
 
 
 def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
-    on_gpu, plain = device().type == "cuda", variant.precision == FP32
-    choice = kernels.Config(fused=variant.fused, attention="auto" if on_gpu and not plain else "sdpa_loop")
-    model = first_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice).to(device())
-    step: Any = new_step(
-        model, variant.precision, fused_update="lamb" in choice.names(device()), sharded=variant.sharded
-    )
+    on_gpu = device().type == "cuda"
+    attention = "auto" if on_gpu and variant.precision != FP32 else "sdpa_loop"
+    choice = kernels.Config(fused=variant.fused, attention=attention)
+    model = new_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice).to(device())
+    fused_update = "lamb" in choice.names(device())
+    step: Any = new_step(model, variant.precision, fused_update=fused_update, sharded=variant.sharded)
     if on_gpu:
         data = [batch.pin_memory() for batch in data]
     if variant.graph:
         step = GraphedStep(step, data[:1])
-    losses = torch.zeros(len(data), device=device())
-    for number, batch in enumerate(data):
-        torch.manual_seed(number)
-        losses[number] = sum(step([batch], rate(number, len(data))).losses)
-    return windows(losses.tolist())
+    return windows(train(step, data, rates_of(len(data)), itertools.count()))
 
 
 def compare(steps: int, only: str = "") -> dict[str, Any]:
@@ -232,21 +228,14 @@ class Trial:
     away: float = 0.0
 
     @property
-    def shape(self) -> BertConfig:
-        return dataclasses.replace(MODEL, hidden_dropout_prob=self.dropout, attention_probs_dropout_prob=self.dropout)
-
-    @property
-    def rates(self) -> list[float]:
-        return [rate(number, self.steps, self.peak_lr) for number in range(self.steps)]
-
-    @property
     def data(self) -> Records:
         """Two sequences a row."""
         return records(2 * ROWS * self.steps, seed=1)
 
     def model(self) -> BertForPreTraining:
         """With the first weights."""
-        made = first_model(self.shape, kernels.Config(fused="none", attention="sdpa_loop"), self.seed).to(self.dtype)
+        dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout)
+        made = new_model(dataclasses.replace(MODEL, **dropout), seed=self.seed).to(self.dtype)
         with torch.no_grad():
             for parameter in made.parameters():
                 parameter.mul_(1 + self.away)
@@ -263,15 +252,13 @@ class Trained(NamedTuple):
 def ours(trial: Trial) -> Trained:
     """The training by this repository."""
     model = trial.model()
-    step = new_step(model, FP32, sharded=False)
-    losses = []
-    for number, (batch, lr) in enumerate(zip(batches(trial.steps, trial.data), trial.rates, strict=True)):
-        torch.manual_seed(step_seed(trial.seed, number, 0))
-        losses.append(float(sum(step([batch], lr).losses)))
+    seeds = (step_seed(trial.seed, number, 0) for number in range(trial.steps))
+    step, data = new_step(model, FP32, sharded=False), batches(trial.steps, trial.data)
+    losses = windows(train(step, data, rates_of(trial.steps, trial.peak_lr), seeds))
     with torch.no_grad():
         batch = make_batch(records(HELD_OUT, seed=2), np.arange(HELD_OUT), LENGTH)
-        found = model.eval().logits(batch).mlm.argmax(dim=1) == batch.masked_labels
-    return Trained(windows(losses), float(found.double().mean()))
+        right = model.eval().logits(batch).mlm.argmax(dim=1) == batch.masked_labels
+    return Trained(losses, float(right.double().mean()))
 
 
 class PlainLamb:
@@ -315,9 +302,10 @@ def hugging_faces(trial: Trial) -> Trained:
     """The training by others' code: of this repository are only the records, rates and first weights."""
     import transformers
 
-    config = huggingface.config_values(trial.shape, "BertForPreTraining")
+    first = trial.model()
+    config = huggingface.config_values(first.config, "BertForPreTraining")
     model = transformers.BertForPreTraining(transformers.BertConfig(**config, attn_implementation="eager"))
-    weights = {name: p.detach().clone() for name, p in trial.model().named_parameters()}
+    weights = {name: p.detach().clone() for name, p in first.named_parameters()}
     missing, unexpected = model.load_state_dict(weights, strict=False)
     tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
     assert not set(missing) - tied, missing
@@ -325,15 +313,15 @@ def hugging_faces(trial: Trial) -> Trained:
     model.tie_weights()
     model.to(trial.dtype).train()
     torch.manual_seed(trial.seed)
-    data, settings = trial.data, optim.Config().lamb
+    data, rates, settings = trial.data, rates_of(trial.steps, trial.peak_lr), optim.Config().lamb
     lamb = PlainLamb(model.named_parameters(), (settings.beta1, settings.beta2), settings.weight_decay)
     losses = []
-    for sequences, lr in zip(np.arange(2 * ROWS * trial.steps).reshape(trial.steps, -1), trial.rates, strict=True):
+    for sequences, lr in zip(np.arange(2 * ROWS * trial.steps).reshape(trial.steps, -1), rates, strict=True):
         loss = model(**padded(data, sequences)).loss
         model.zero_grad()
         loss.backward()
         lamb.step(lr)
-        losses.append(float(loss.detach()))
+        losses.append(loss.detach())
     with torch.no_grad():
         batch = padded(records(HELD_OUT, seed=2), np.arange(HELD_OUT))
         guesses = model.eval()(**batch).prediction_logits.argmax(dim=-1)
@@ -341,20 +329,21 @@ def hugging_faces(trial: Trial) -> Trained:
     return Trained(windows(losses), float((guesses == batch["labels"])[known].double().mean()))
 
 
-def largest_gap(one: Trained, other: Trained) -> float:
-    """The largest difference of a window, as a part of it."""
-    return float(np.abs(one.windows / other.windows - 1).max())
-
-
 def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
-    """Mean losses of each window of ours and theirs, the largest relative gap, and both accuracies."""
+    """Mean losses of each window of ours and theirs, the largest difference as a part of it, and both accuracies."""
     return {
         "ours": mine.windows.round(5).tolist(),
         "huggingface": theirs.windows.round(5).tolist(),
-        "largest_relative_gap": largest_gap(mine, theirs),
+        "largest_relative_gap": float(np.abs(mine.windows / theirs.windows - 1).max()),
         "accuracy": mine.accuracy,
         "huggingface_accuracy": theirs.accuracy,
     }
+
+
+def with_dropout(trial: Trial, seeds: int) -> dict[str, Any]:
+    """Both implementations from as many seeds, and whether their curves overlap."""
+    trials = [dataclasses.replace(trial, dropout=0.1, seed=seed) for seed in range(seeds)]
+    return overlap([ours(each) for each in trials], [hugging_faces(each) for each in trials])
 
 
 def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
@@ -372,12 +361,6 @@ def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
     for name, side, runs in zip(("ours", "huggingface"), sides, (mine, theirs), strict=True):
         figures |= {name: side.round(4).tolist(), f"accuracy_{name}": [run.accuracy for run in runs]}
     return figures
-
-
-def with_dropout(trial: Trial, seeds: int) -> dict[str, Any]:
-    """Both implementations from as many seeds, and whether their curves overlap."""
-    trials = [dataclasses.replace(trial, dropout=0.1, seed=seed) for seed in range(seeds)]
-    return overlap([ours(each) for each in trials], [hugging_faces(each) for each in trials])
 
 
 @torch.no_grad()
@@ -421,15 +404,14 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
     held = records(sequences, seed=2)
     order = np.array_split(np.arange(sequences), -(-sequences // 500))
     held_out = [make_batch(held, chosen, LENGTH).to(device()) for chosen in order]
-    model = first_model(MODEL, kernels.Config(fused="none", attention="sdpa_loop"), seed).to(device())
-    step = new_step(model, FP8, sharded=True)
-    points = []
+    model = new_model(MODEL, seed=seed).to(device())
+    step, data = new_step(model, FP8, sharded=True), batches(steps, records(2 * ROWS * steps, seed=3 + seed))
     with emulated_fast_sums():
-        for number, batch in enumerate(batches(steps, records(2 * ROWS * steps, seed=3 + seed)), start=1):
-            torch.manual_seed(number)
-            step([batch], rate(number - 1, steps))
-            if number % WINDOW == 0 or number == 1:
-                points.append({"step": number} | evaluation_point(model, held_out))
+        points = [
+            {"step": number} | evaluation_point(model, held_out)
+            for number, _ in enumerate(train(step, data, rates_of(steps), itertools.count(1)), start=1)
+            if number % WINDOW == 0 or number == 1
+        ]
     largest = {
         pair: {name: max((p[pair][name] for p in points), key=abs) for name in points[0][pair]} for pair in EVALUATED
     }
@@ -454,7 +436,7 @@ def main() -> None:
     if not any(options.only in name for name in known):
         parser.error(f"--only {options.only}: no such pair here: {', '.join(known)}")
     steps = options.steps or (500 if options.against else 300)
-    dtype = {"fp64": torch.float64, "fp32": torch.float32}[options.precision]
+    dtype = torch.float64 if options.precision == "fp64" else torch.float32
     trial = Trial(steps=steps, dtype=dtype, peak_lr=options.peak_lr)
     if options.evaluation:
         found = evaluations(steps, options.sequences, options.seed)
@@ -464,7 +446,8 @@ def main() -> None:
         found = with_dropout(trial, options.dropout)
     else:
         mine, nearby = ours(trial), ours(dataclasses.replace(trial, away=1e-7))
-        found = agreement(mine, hugging_faces(trial)) | {"gap_of_ours_from_nearby_weights": largest_gap(nearby, mine)}
+        gap = agreement(nearby, mine)["largest_relative_gap"]
+        found = agreement(mine, hugging_faces(trial)) | {"gap_of_ours_from_nearby_weights": gap}
     how = {name: str(value) for name, value in vars(options).items() if name != "steps"} | {"steps": steps}
     emit("convergence", how | found)
 

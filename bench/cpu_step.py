@@ -3,60 +3,53 @@
 transformers  ours on packed rows of Wikipedia's mix of lengths (synthetic) against BertForPreTraining with AdamW on the
               same sequences padded, at once and in micro-batches of 4 that fit the cache: wall time, BERT of 4 x 256
 recompute     forward and backward pass by RECOMPUTE_LAYERS: CPU time, 4 layers as wide as BERT-1.5B on rows of 128
-deepspeed     our sharding against DeepSpeed's ZeRO, AdamW in fp32, two ranks of one thread over gloo: wall time of a
-              step, and the most bytes that tensors hold in one (not pages of the process), BERT of 4 x 256
+network       SHARD_GROUP=all against node, on two nodes of 1 and of 2 ranks: network namespaces with a rate limit
+              between them; wall time of a step, and how much of the reduction, timed by itself, the backward pass
+              hides; fp32, 4 layers x 256, a vocabulary of 4,000, buckets of 4 MiB; needs root
 
 The ratios are the figures; the rates depend on the machine.
 
-usage: python bench/cpu_step.py transformers|recompute|deepspeed [--repeats 6] [--rows 4] [--threads 1] [--tiny]
+usage: python bench/cpu_step.py transformers|recompute|network [--repeats 6] [--rows 4] [--threads 1] [--tiny]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import dataclasses
-import gc
 import json
 import os
+import shutil
+import statistics
+import subprocess
 import tempfile
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
-from lib import Parser, cpu_seconds, emit, free_port, in_turns, integer, medians, ratios, wall_seconds
-from torch import Tensor
+from lib import Parser, cpu_seconds, emit, in_turns, integer, medians, positive, ratios, wall_seconds
 from torch.multiprocessing import spawn
 from torch_lib import SMALL, TINY, new_model, new_step, packed_batches
 from train_step import build_peer
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError
-from bert.core.process import hard_exit
-from bert.data.batch import PretrainingBatch
-from bert.deepspeed.settings import Config as ZeroConfig
-from bert.deepspeed.step import DeepSpeedStep, load
 from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
-from bert.model.init import first_weights, use_placeholders
 from bert.model.recompute import Recomputation
-from bert.optim import Config as OptimizerConfig
-from bert.pretraining.memory import Peak
+from bert.optim.sharded import Sharded
+from bert.training.step import Step
 
 WIDE = SMALL | {
     "hidden_size": 1600, "num_attention_heads": 25, "intermediate_size": 6400, "max_position_embeddings": 128,
     "layer_norm_large_model": True,
 }  # fmt: skip
-# DeepSpeed's stage, and whether ours shards gradients, to shard as much; our engine has no stage 3.
-STAGES = {1: False, 2: True, 3: True}
-BUCKET = 1 << 24  # numbers at most: our own engine's 64 MiB in fp32. DeepSpeed's default of 5e8 is more than the model
-FP32 = Precision(dtype=torch.float32)
-TrainingStep = Callable[[list[PretrainingBatch], float], Any]
+SMALL_BUCKET = 4 << 20
+CLONE_NEWNET = 0x40000000
 
 
 def transformers(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
@@ -99,101 +92,127 @@ def recompute(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]
     }
 
 
-def deepspeed_step(world: World, config: BertConfig, stage: int, folder: Path) -> TrainingStep:
-    """ENGINE=deepspeed."""
-    path, model, rules = folder / f"ds_{world.rank}.json", new_model(config), OptimizerConfig(optimizer="adamw")
-    bucket = min(BUCKET, sum(parameter.numel() for parameter in model.parameters()))
-    path.write_text(json.dumps({"zero_optimization": {"stage": stage, "reduce_bucket_size": bucket}}))
-    settings = ZeroConfig(engine="deepspeed", path=path).complete(rules, FP32, 1, 1)
-    weights = partial(first_weights, new_model(config), 0)
-    use_placeholders(model, FP32.dtype, world.device)
-    return DeepSpeedStep(model, FP32, rules, world, settings, weights(), weights)
+class Node(NamedTuple):
+    """A network namespace, the name of its card and that card's address."""
+
+    name: str
+    card: str
+    address: str
 
 
-def with_memory(make: Callable[[], TrainingStep], batch: PretrainingBatch) -> tuple[TrainingStep, float]:
-    """The step, and the most megabytes that its tensors hold while it is taken."""
+@contextlib.contextmanager
+def slow_nodes(megabits: float) -> Iterator[list[Node]]:
+    """Two nodes, each of which sends the other so many megabits a second."""
 
-    def tensors() -> list[Tensor]:
-        gc.collect()
-        return [one for one in gc.get_objects() if issubclass(type(one), Tensor) and one.device.type != "meta"]
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
-    before = {one.untyped_storage()._cdata for one in tensors()}
-    step = make()
-    for _ in range(2):  # states come with the first
-        step([batch], 1e-4)
-    with Peak([one for one in tensors() if one.untyped_storage()._cdata not in before]) as peak:
-        step([batch], 1e-4)
-    return step, peak.most / 1e6
+    nodes = [Node(f"bert-{os.getpid()}-{number}", f"bert{number}", f"10.99.0.{number + 1}") for number in range(2)]
+    try:
+        for node in nodes:
+            ip("netns", "add", node.name)
+        one, other = nodes
+        ends = ["name", one.card, "netns", one.name, "type", "veth", "peer", "name", other.card, "netns", other.name]
+        ip("link", "add", *ends)
+        limit = ["root", "tbf", "rate", f"{megabits:g}mbit", "burst", "256kb", "latency", "2s"]
+        for node in nodes:
+            ip("-n", node.name, "address", "add", f"{node.address}/24", "dev", node.card)
+            for card in ("lo", node.card):
+                ip("-n", node.name, "link", "set", card, "up")
+            ip("netns", "exec", node.name, "tc", "qdisc", "add", "dev", node.card, *limit)
+        yield nodes
+    finally:
+        for node in nodes:
+            subprocess.run(["ip", "netns", "delete", node.name], check=False, capture_output=True)
 
 
-def rank_main(rank: int, options: argparse.Namespace, config: BertConfig, port: int, folder: Path) -> None:
-    """All stages, one after the other; rank 0 writes the figures."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+def network_rank(
+    rank: int, options: argparse.Namespace, config: BertConfig, nodes: list[Node], ranks_per_node: int, folder: Path
+) -> None:
+    """Both groupings in turns; rank 0 writes the figures: the slowest rank's."""
+    node = nodes[rank // ranks_per_node]
+    with open(f"/run/netns/{node.name}", encoding="utf-8") as namespace:
+        if ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(f"cannot enter {node.name}")
+    os.environ.update(MASTER_ADDR=nodes[0].address, MASTER_PORT="29500", GLOO_SOCKET_IFNAME=node.card)
     torch.set_num_threads(1)
-    figures: dict[str, Any] = {}
-    with World(DistConfig(rank=rank, world_size=2, device="cpu")) as world:
-        batches = packed_batches(options.rows, 2, config, seed=rank)
+    layout = DistConfig(
+        rank=rank, local_rank=rank % ranks_per_node, world_size=len(nodes) * ranks_per_node,
+        ranks_per_node=ranks_per_node, device="cpu",
+    )  # fmt: skip
+    groups = {"all": layout.world_size, "node": ranks_per_node}
+    small = mock.patch.dict(Sharded.__init__.__kwdefaults__ or {}, bucket_bytes=SMALL_BUCKET)
+    with World(layout) as world, small:
+        (batch,) = packed_batches(options.rows, 1, config, seed=rank)
+        spent: dict[str, list[list[float]]] = {name: [] for name in groups}
 
-        def until_the_last_rank(run: Callable[[], object]) -> float:
+        def timed(run: Callable[[], object]) -> float:
             world.barrier()
-            begin = time.perf_counter()
-            run()
-            world.barrier()
-            return (time.perf_counter() - begin) / len(batches)
+            return wall_seconds(run)
 
-        for stage, shards in STAGES.items():
-            rules = {"optimizer": "adamw", "sharded": True, "shard_gradients": shards}
-            makers: dict[str, Callable[[], TrainingStep]] = {
-                "ours": lambda rules=rules: new_step(
-                    new_model(config), PrecisionConfig(precision="fp32"), world, **rules
-                ),
-                "deepspeed": partial(deepspeed_step, world, config, stage, folder),
-            }
-            made = {name: with_memory(make, batches[0]) for name, make in makers.items()}
-            runs = {
-                name: lambda step=step: [step([batch], 1e-4) for batch in batches] for name, (step, _) in made.items()
-            }
-            times = in_turns(runs, options.repeats, until_the_last_rank)
-            most = world.max(torch.tensor([megabytes for _, megabytes in made.values()], dtype=torch.float64)).tolist()
-            figures[f"stage_{stage}"] = {
-                "seconds": {name: [round(span, 3) for span in spans] for name, spans in times.items()},
-                "time_ours_by_deepspeed": ratios(times["ours"], times["deepspeed"])[0],
-                "megabytes": dict(zip(made, [round(value, 1) for value in most], strict=True)),
-                "memory_ours_by_deepspeed": round(most[0] / most[1], 3),
-            }
-            del made, runs
-    if rank == 0:
-        (folder / "figures.json").write_text(json.dumps(figures))
-    hard_exit(0)  # threads of DeepSpeed's process groups do not always end with Python
+        def turn(name: str, step: Step) -> None:
+            """Seconds of the step, of what follows its backward pass, and of the reductions by themselves."""
+            assert isinstance(step.optimizer, Sharded)
+            buckets, after = step.optimizer.buckets, []
+            finish = buckets.finish
+            with mock.patch.object(buckets, "finish", side_effect=lambda: after.append(wall_seconds(finish))):
+                whole = timed(lambda: step([batch], 1e-4))
+            buckets.num_sent = 0  # all of them once more
+            alone = timed(buckets.finish)
+            spent[name].append(world.max(torch.tensor([whole, *after, alone], dtype=torch.float64)).tolist())
+
+        turns: dict[str, Callable[[], object]] = {}
+        for name, group in groups.items():
+            precision, rules = PrecisionConfig(precision="fp32"), {"sharded": True, "shard_group": str(group)}
+            turns[name] = partial(turn, name, new_step(new_model(config), precision, world, **rules))
+        in_turns(turns, 1)
+        for times in spent.values():
+            times.clear()
+        in_turns(turns, options.repeats)
+        if world.is_main:
+            (folder / "figures.json").write_text(json.dumps(spent))
 
 
-def deepspeed(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(rank_main, args=(options, config, free_port(), Path(folder)), nprocs=2)
-        figures: dict[str, Any] = json.loads((Path(folder) / "figures.json").read_text())
-    return figures | {"deepspeed": version("deepspeed")}
+def network(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
+    found: dict[str, Any] = {"megabits": options.megabits}
+    for ranks_per_node in (1, 2):
+        with slow_nodes(options.megabits) as nodes, tempfile.TemporaryDirectory() as folder:
+            arguments = (options, config, nodes, ranks_per_node, Path(folder))
+            spawn(network_rank, args=arguments, nprocs=len(nodes) * ranks_per_node)
+            spent = json.loads((Path(folder) / "figures.json").read_text())
+        steps = {name: [times[0] for times in turns] for name, turns in spent.items()}
+        alone = {name: statistics.median(times[2] for times in turns) for name, turns in spent.items()}
+        found[f"{2 * ranks_per_node}_ranks"] = {
+            "seconds": {name: [round(span, 3) for span in spans] for name, spans in steps.items()},
+            "reduction_seconds": {name: round(seconds, 3) for name, seconds in alone.items()},
+            "hidden": {
+                name: round(statistics.median(1 - after / alone for _, after, alone in turns), 3)
+                for name, turns in spent.items()
+            },
+            "time_node_by_all": ratios(steps["node"], steps["all"]),
+        }
+    return found
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    measures = {"transformers": transformers, "recompute": recompute, "deepspeed": deepspeed}
+    measures = {"transformers": transformers, "recompute": recompute, "network": network}
     parser.add_argument("what", choices=list(measures))
     parser.add_argument("--repeats", type=integer, default=6, help="turns (default 6)")
     parser.add_argument("--rows", type=integer, default=4, help="packed rows (default 4)")
-    parser.add_argument("--threads", type=integer, default=1, help="of PyTorch, but for deepspeed (default 1)")
+    parser.add_argument("--threads", type=integer, default=1, help="of PyTorch (default 1)")
+    parser.add_argument("--megabits", type=positive, default=400.0, help="a second between nodes (default 400)")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     options = parser.parse_args()
-    if options.what == "deepspeed":
-        try:
-            load("the engine to compare with")
-        except ConfigError as error:
-            parser.error(str(error))
+    if options.what == "network" and (os.geteuid() or not shutil.which("ip")):
+        parser.error("network needs root and iproute2")
     torch.set_num_threads(options.threads)
     shape = TINY | {"num_hidden_layers": 4} if options.tiny else WIDE if options.what == "recompute" else SMALL
+    if options.what == "network" and not options.tiny:
+        shape = SMALL | {"vocab_size": 4000}
     figures = measures[options.what](options, BertConfig(**shape))
     settings = {"rows": options.rows, "threads": options.threads, "model": f"4 layers x {shape['hidden_size']}"}
-    targets = {"ratio": (2.5, True)} if options.what == "transformers" else {}
-    emit(options.what, settings | figures, data="Wikipedia mix (synthetic)", targets=targets)
+    emit(options.what, settings | figures, data="Wikipedia mix (synthetic)")
 
 
 if __name__ == "__main__":

@@ -6,18 +6,17 @@ attention it chooses itself. It predicts in batches as they come, and once more 
 ours always does. Speed is of CPU seconds, in turns in one process, so that it holds on a busy machine.
 
 usage: python bench/finetuning.py FOLDER [--batch-size 32] [--steps 8] [--repeats 5] [--seeds 0] [--sentences 0]
-       FOLDER is that of `make finetune-demo`, which makes it; --seeds 3 trains three times with each. A
-       training that is done is kept in FOLDER/seeds.jsonl: the same command continues after it
+       FOLDER is that of `make finetune-demo`, which makes it; --seeds 3 trains three times with each
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ class Ours:
         self.run, self.task = run, run.task
 
     def step(self, chosen: list[int], lr: float) -> None:
-        """Trains on one batch."""
         self.run.step([self.run.task.train.batch(chosen)], lr)
 
     def predict(self, samples: tasks.Samples) -> np.ndarray:
@@ -75,7 +73,6 @@ class HuggingFace:
         return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
 
     def step(self, chosen: list[int], lr: float) -> None:
-        """Trains on one batch."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         labels = torch.from_numpy(self.task.train.labels["labels"][chosen])
@@ -124,15 +121,14 @@ def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Our
     return Ours(run), HuggingFace(folder / "weights", task)
 
 
-def rates(functions: Mapping[str, Callable[[], object]], sequences: int, repeats: int) -> dict[str, list[float]]:
-    """Sequences per CPU second of each, in turns; the first turn warms up."""
-    times = in_turns(functions, repeats + 1)
-    return {name: [sequences / seconds for seconds in spans[1:]] for name, spans in times.items()}
+def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[str, Any]:
+    """Sequences per CPU second in turns, medians and rounds, and the median ratio of ours to each of the others.
 
-
-def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Training, in sequences per CPU second."""
-    order = Order(len(pair[0].task.train.lengths), options.batch_size, 1, 1)
+    Of training, and of predictions with untrained heads.
+    """
+    ours, hugging_face = pair
+    order, sequences = Order(len(ours.task.train.lengths), options.batch_size, 1, 1), options.steps * options.batch_size
+    samples = some_of(ours.task.test, sequences)
 
     def steps_of(loop: Ours | HuggingFace) -> Callable[[], None]:
         numbers = itertools.count(1)
@@ -143,62 +139,38 @@ def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[
 
         return run
 
-    functions = {name: steps_of(loop) for name, loop in zip(NAMES, pair, strict=True)}
-    return rates(functions, options.steps * options.batch_size, options.repeats)
-
-
-def inference_speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Prediction with untrained heads, in sequences per CPU second."""
-    ours, hugging_face = pair
-    samples = some_of(ours.task.test, options.steps * options.batch_size)
-    functions = {
-        "ours": lambda: ours.predict(samples),
-        "hugging_face": lambda: hugging_face.predict(samples),
-        "hugging_face_by_length": lambda: hugging_face.predict(samples, by_length=True),
-    }
-    return rates(functions, len(samples.sequences), options.repeats)
+    predictions = {
+        "ours": partial(ours.predict, samples), "hugging_face": partial(hugging_face.predict, samples),
+        "hugging_face_by_length": partial(hugging_face.predict, samples, by_length=True),
+    }  # fmt: skip
+    trainings = {name: steps_of(loop) for name, loop in zip(NAMES, pair, strict=True)}
+    figures: dict[str, Any] = {}
+    for prefix, functions, count in (("inference_", predictions, len(samples.sequences)), ("", trainings, sequences)):
+        times = in_turns(functions, options.repeats + 1)  # the first turn warms up
+        found = {name: [count / seconds for seconds in spans[1:]] for name, spans in times.items()}
+        middle = {name: round(statistics.median(rates), 2) for name, rates in found.items()}
+        figures[f"{prefix}sequences_per_cpu_second"] = middle
+        figures[f"{prefix}rounds"] = {name: [round(rate, 2) for rate in rates] for name, rates in found.items()}
+        for name in list(found)[1:]:
+            figures[f"{prefix}ratio{name.removeprefix('hugging_face')}"] = ratios(found["ours"], found[name])[0]
+    return figures
 
 
 def accuracies(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Accuracy after a full training, one figure a seed; trainings found in seeds.jsonl are not repeated."""
-    kept = options.folder / "seeds.jsonl"
-    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
-    known = {tuple(key): value for key, value in map(json.loads, lines)}
+    """Test accuracy after a full training, one figure a seed."""
     found: dict[str, list[float]] = {name: [] for name in NAMES}
-    for seed in range(1, options.seeds + 1):
-        for number, name in enumerate(NAMES):
-            key = (name, seed, options.batch_size, options.sentences, options.threads)
-            if key not in known:
-                loop = build(options.folder, options.batch_size, seed, options.sentences)[number]
-                known[key] = round(trained(loop, options.batch_size, seed), 4)
-                with open(kept, "a", encoding="utf-8") as file:
-                    file.write(json.dumps([key, known[key]]) + "\n")
-            found[name].append(known[key])
-            print(f"seed {seed}: {name} {known[key]:.4f}", file=sys.stderr, flush=True)
+    for seed, number in itertools.product(range(1, options.seeds + 1), range(len(NAMES))):
+        loop = build(options.folder, options.batch_size, seed, options.sentences)[number]
+        count = len(loop.task.train.lengths)
+        last = -(-count * _EPOCHS // options.batch_size)
+        rates, order = config.learning_rates({"LR": str(_LR)}, last), Order(count, options.batch_size, 1, seed)
+        torch.manual_seed(seed)
+        for step in range(1, last + 1):
+            loop.step(order.step(step)[0], learning_rate(step, rates))
+        right = accuracy(loop.predict(loop.task.test), loop.task.test.labels["labels"])
+        found[NAMES[number]].append(round(right, 4))
+        print(f"seed {seed}: {NAMES[number]} {right:.4f}", file=sys.stderr, flush=True)
     return found
-
-
-def trained(loop: Ours | HuggingFace, batch_size: int, seed: int) -> float:
-    """Test accuracy after training."""
-    count = len(loop.task.train.lengths)
-    last = -(-count * _EPOCHS // batch_size)
-    rates = config.learning_rates({"LR": str(_LR)}, last)
-    order = Order(count, batch_size, 1, seed)
-    torch.manual_seed(seed)
-    for step in range(1, last + 1):
-        loop.step(order.step(step)[0], learning_rate(step, rates))
-    return accuracy(loop.predict(loop.task.test), loop.task.test.labels["labels"])
-
-
-def figures_of(prefix: str, found: dict[str, list[float]]) -> dict[str, Any]:
-    """Medians and rounds of speeds, and the median ratio of ours to each of the others."""
-    figures: dict[str, Any] = {
-        f"{prefix}sequences_per_cpu_second": {name: round(statistics.median(v), 2) for name, v in found.items()},
-        f"{prefix}rounds": {name: [round(value, 2) for value in values] for name, values in found.items()},
-    }
-    for name in list(found)[1:]:
-        figures[f"{prefix}ratio{name.removeprefix('hugging_face')}"] = ratios(found["ours"], found[name])[0]
-    return figures
 
 
 def main() -> None:
@@ -215,16 +187,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     figures: dict[str, Any] = {}
     if options.repeats:
-        pair = build(options.folder, options.batch_size, 1, 0)
-        figures = figures_of("inference_", inference_speeds(pair, options)) | figures_of("", speeds(pair, options))
+        figures = speeds(build(options.folder, options.batch_size, 1, 0), options)
     if options.seeds:
-        found = accuracies(options)
         task = build(options.folder, options.batch_size, 1, options.sentences)[0].task
         labels = task.test.labels["labels"]
         most = float(np.bincount(labels).max() / len(labels))
-        figures |= {"accuracy": found, "accuracy_of_the_majority": round(most, 4)}
+        figures |= {"accuracy": accuracies(options), "accuracy_of_the_majority": round(most, 4)}
     data = f"film reviews, batches of {options.batch_size}, {options.threads} threads"
-    emit("finetuning", figures, data=data, targets={"ratio": (2.0, True)} if options.repeats else {})
+    emit("finetuning", figures, data=data)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,14 @@ where there is no GPU, at once.
 
 --tables writes the GPU tables of docs/evidence.md, between their markers: missing figures read "unmeasured", those of
 a group that was ended in its first turn or of kernels that self_check finds wrong are none. --config writes a config of
-the best settings; --results takes an earlier run's file for both. machine prints GPU, clocks, driver and versions, and
-what Triton lacks here. guard runs each item: five seconds before the limit, when the process is killed, it dumps every
-thread's stack to stderr; an error is printed with its whole chain, root cause last (ending a CUDA graph capture raises
-an error of its own, which hides the cause).
+the best settings; --results takes an earlier run's file for both. machine prints GPU, clocks, driver and versions.
+Items run within this script's guard: five seconds before the limit, when the process is killed, it dumps every thread's
+stack to stderr; an error is printed with its whole chain, root cause last (ending a CUDA graph capture raises an error
+of its own, which hides the cause).
 
 usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny] [--tables] [--config FILE]
        python bench/gpu_all.py --results bench_results/results.jsonl [--tables] [--config configs/config_MINE.sh]
        python bench/gpu_all.py machine
-       python -X faulthandler bench/gpu_all.py guard LIMIT (SCRIPT | -m MODULE) [ARGUMENTS ...]
 """
 
 from __future__ import annotations
@@ -29,15 +28,13 @@ import importlib.util
 import json
 import os
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -88,37 +85,27 @@ ITEMS = [
     _steps("steps_fp8", "fp8 48", 60),
     _steps("steps_24", "main", 70, tiny=True),
     Item(name="kernel_tests", command=(*PYTEST, *GPU_TESTS), seconds=90, needs=("pytest", "hypothesis")),
-    Item(name="operations", command=("kernels.py", "operations", "--no-compile"), seconds=60),
+    Item(name="operations", command=("kernels.py", "operations"), seconds=60),
     _steps("steps_attention", "attention", 60),
     Item(name="convergence", command=("convergence.py",), seconds=60, tiny=("--steps", "25")),
     _steps("steps_fused", "kernels", 60),
 ]
 
 
-@dataclass
 class Recorder:
-    """Writes lines to the log and results to their file as they arrive; keeps the results.
+    """Writes results to <folder>/results.jsonl as they arrive, and keeps them; stages.log is what the items print.
 
     defaults: environment variables of the items, where they are not set.
     """
 
-    log: IO[str]
-    file: IO[str]
-    defaults: dict[str, str] = field(default_factory=dict)
-    results: list[dict[str, Any]] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def line(self, name: str, text: str) -> None:
-        with self.lock:
-            self.log.write(f"[{name}] {text.rstrip()}\n")
-            self.log.flush()
+    def __init__(self, folder: Path, defaults: dict[str, str] | None = None) -> None:
+        self.defaults, self.results = defaults or {}, list[dict[str, Any]]()
+        self.log = open(folder / "stages.log", "w+b", buffering=0)  # noqa: SIM115 (as long as the process)
+        self.file = open(folder / "results.jsonl", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
 
     def result(self, name: str, values: dict[str, Any]) -> None:
-        result = {"stage": name} | values
-        with self.lock:
-            self.results.append(result)
-            self.file.write(json.dumps(result) + "\n")
-            self.file.flush()
+        self.results.append({"stage": name} | values)
+        self.file.write(json.dumps(self.results[-1]) + "\n")
 
 
 def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
@@ -134,24 +121,22 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
     environment = recorder.defaults | os.environ | {"PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    begin, num_results, cut, last, over = time.monotonic(), 0, False, [], threading.Event()
+    begin, before, cut, over = time.monotonic(), len(recorder.results), False, threading.Event()
+    recorder.log.write(f"=== {item.name}\n".encode())
+    start = recorder.log.tell()
 
-    def read(stream: IO[bytes], has_results: bool) -> None:
-        nonlocal num_results, cut
+    def read(stream: IO[bytes]) -> None:
+        nonlocal cut
         for raw in stream:
             if over.is_set():
                 return
-            text = raw.decode(errors="replace")
-            recorder.line(item.name, text)
-            if not has_results:
-                last[:] = [*last, text.strip()][-3:] if text.strip() else last
-            elif text.startswith("{"):
+            recorder.log.write(raw)
+            if raw.startswith(b"{"):
                 try:
-                    values = json.loads(text)
+                    values = json.loads(raw)
                 except ValueError:  # the process ended within the line
                     cut = True
                     continue
-                num_results += 1
                 recorder.result(item.name, values)
                 for (group, variant, rows), one in steps_in([values]).items():
                     figures = " ms ".join(filter(None, figures_of(one | {"early": False})[:2]))
@@ -160,15 +145,13 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     try:
         process = subprocess.Popen(
             command_of(item, limit, tiny), cwd=ROOT, env=environment, start_new_session=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=recorder.log,
         )  # fmt: skip
     except OSError as error:
         status, reason = 127, f"cannot start: {error}"
     else:
-        pairs = ((process.stdout, True), (process.stderr, False))
-        threads = [threading.Thread(target=read, args=pair, daemon=True) for pair in pairs]
-        for thread in threads:
-            thread.start()
+        thread = threading.Thread(target=read, args=(process.stdout,), daemon=True)
+        thread.start()
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -177,10 +160,10 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
             os.killpg(process.pid, signal.SIGKILL)  # what it started as well, which could hold its pipes and the GPU
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver holds cannot be ended
             process.wait(10)
-        for thread in threads:
-            thread.join(5)  # a process in a session of its own may hold the pipes: what it says from now on is lost
+        thread.join(5)  # a process in a session of its own may hold the pipe: what it says from now on is lost
         over.set()
-        reason = " | ".join(last)
+        said = Path(recorder.log.name).read_bytes()[start:].decode(errors="replace").splitlines()
+        reason = " | ".join([line.strip() for line in said if line.strip() and not line.startswith("{")][-3:])
         if status == KILLED:
             reason = "ran past its limit (stages.log says where it stood)"
         elif status < 0:
@@ -190,7 +173,8 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
         else:
             reason = "its last line is cut short" if cut else ""
     seconds = round(time.monotonic() - begin, 1)
-    ending = {"status": status, "reason": reason, "ended": True, "seconds": seconds, "results": num_results}
+    count = len(recorder.results) - before
+    ending = {"status": status, "reason": reason, "ended": True, "seconds": seconds, "results": count}
     recorder.result(item.name, ending)
     return ending
 
@@ -294,12 +278,8 @@ def document(results: list[dict[str, Any]]) -> str:
         ceiling = f"{steps['ceiling_tflops']:.0f} TFLOP/s"
         intro = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
     measured, known, doubts = steps_in(results), groups(on_gpu=True), doubt(results)
-    expected = [
-        (group, variant.name, variant.rows)
-        for group in ("main", "rows 48", "rows 96", "peers")
-        for variant in known[group]
-        if variant.peer or group != "peers"
-    ]
+    wanted = [(group, one) for group in ("main", "rows 48", "rows 96", "peers") for one in known[group]]
+    expected = [(group, one.name, one.rows) for group, one in wanted if one.peer or group != "peers"]
     lines = [intro, "", row("step of BERT-large", "rows", *STEP_COLUMNS), "|---" * (2 + len(STEP_COLUMNS)) + "|"]
     for key in dict.fromkeys([*expected, *(key for key in measured if key[0] != "kernels")]):
         group, variant, count = key
@@ -314,20 +294,6 @@ def document(results: list[dict[str, Any]]) -> str:
         figure = timed.get(name, "unmeasured")
         share = f"{fused[name]['milliseconds'] / whole:.3f}" if whole and figure[0] != "u" else ""
         lines.append(row(name, figure, share))
-    kinds = {"bf16": "bf16 TFLOP/s", "fp8": "fp8 TFLOP/s, without casts", "fp8_fast": "fast sums backward too"}
-    lines += ["", row("products of a layer, both passes", *kinds.values()), "|---|---|---|---|"]
-    gemm = next((result["tflops"] for result in results if result.get("stage") == "gemm" and "tflops" in result), {})
-    for tokens in gemm or (24_576, 49_152):
-        rates = [f"{gemm[tokens][kind]['layer']:.0f}" for kind in kinds] if gemm else ["unmeasured", "", ""]
-        lines.append(row(f"{int(tokens):,} tokens", *rates))
-    lines += ["", row("kernel, 48 rows", "precision", "ms a step", "calls a step"), "|---|---|---|---|"]
-    profiles = {result["profile"]: result["top_kernels"] for result in results if "top_kernels" in result}
-    for precision in ("bf16", "fp8"):
-        if precision not in profiles:
-            lines.append(row("all", precision, "unmeasured", ""))
-        for one in profiles.get(precision, []):
-            name = one["kernel"].replace("|", "\\|")[:90]
-            lines.append(row(f"`{name}`", precision, f"{one['ms_per_step']:.3f}", f"{one['calls_per_step']:g}"))
     return "\n".join(lines)
 
 
@@ -397,33 +363,17 @@ def config_of(results: list[dict[str, Any]]) -> str:
     gpu = machines[-1]["gpu"] if machines else "one GPU"
     exports = " ".join(f"{name}={value}" for name, value in chosen.items())
     here = '"$(dirname -- "${BASH_SOURCE[0]}")'
-    sourced = {part: f'# shellcheck source=configs/{part}\nsource {here}/{part}"' for part in CONFIG_PARTS}
-    return "\n".join(
-        [
-            "#!/usr/bin/env bash",
-            f"# {gpu}: 1 node, 1 GPU, {rows} packed rows x {384 // rows} accumulated, global batch 768 sequences.",
-            f"# Measured by bench/gpu_all.py: {words}.",
-            sourced["begin.sh"],
-            f"export DGXNNODES=1 DGXNGPU=1 BATCHSIZE={rows} GRADIENT_STEPS={384 // rows}",
-            f"export {exports}",
-            "export WALLTIME_RUNANDTIME=120",
-            sourced["global_batch_768.sh"],
-            sourced["common.sh"],
-            "",
-        ]
-    )
-
-
-def missing_for_triton() -> list[str]:
-    """Prerequisites of Triton that this machine lacks: it compiles a little C for each kernel."""
-    found = []
-    if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc", "cc") if name):
-        found.append("a C compiler (gcc)")
-    if not Path(sysconfig.get_paths()["include"], "Python.h").is_file():
-        found.append("Python.h (python3-dev)")
-    if importlib.util.find_spec("triton") is None:
-        found.append("triton")
-    return found
+    begin, batch, common = (f'# shellcheck source=configs/{part}\nsource {here}/{part}"' for part in CONFIG_PARTS)
+    return f"""#!/usr/bin/env bash
+# {gpu}: 1 node, 1 GPU, {rows} packed rows x {384 // rows} accumulated, global batch 768 sequences.
+# Measured by bench/gpu_all.py: {words}.
+{begin}
+export DGXNNODES=1 DGXNGPU=1 BATCHSIZE={rows} GRADIENT_STEPS={384 // rows}
+export {exports}
+export WALLTIME_RUNANDTIME=120
+{batch}
+{common}
+"""
 
 
 def machine() -> int:
@@ -434,7 +384,7 @@ def machine() -> int:
     from bert.core.dist import why_no_gpu
 
     driver = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader", "--id=0")
-    described: dict[str, Any] = {"driver": driver, "missing": missing_for_triton(), "no_gpu": why_no_gpu()}
+    described: dict[str, Any] = {"driver": driver, "no_gpu": why_no_gpu()}
     if not described["no_gpu"]:
         free, total = torch.cuda.mem_get_info()
         described |= {"memory_gib": round(total / 2**30, 1), "free_gib": round(free / 2**30, 1)}
@@ -443,22 +393,14 @@ def machine() -> int:
 
 
 def guard() -> int:
-    parser = Parser(__doc__)
-    parser.add_argument("limit", type=positive, help="seconds until the process is killed")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="a script, or -m and a module, with its arguments")
-    options = parser.parse_args()
-    if options.command in ([], ["-m"]):
-        parser.error("nothing to run: give a script, or -m and a module")
-    what, *arguments = options.command
-    faulthandler.dump_traceback_later(max(options.limit - BEFORE, 1), exit=False)
+    limit, what, *arguments = sys.argv[1:]
+    faulthandler.dump_traceback_later(max(float(limit) - BEFORE, 1), exit=False)
     try:
         if what == "-m":
-            sys.argv = arguments
-            sys.path[0] = os.getcwd()
+            sys.argv, sys.path[0] = arguments, os.getcwd()
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = [what, *arguments]
-            sys.path[0] = str(Path(what).parent)
+            sys.argv, sys.path[0] = [what, *arguments], str(Path(what).parent)
             runpy.run_path(what, run_name="__main__")
     except Exception as error:
         print(f"{Path(sys.argv[0]).name}: {explain(error)}", file=sys.stderr, flush=True)
@@ -508,14 +450,10 @@ def measure(options: argparse.Namespace) -> tuple[int, list[dict[str, Any]]]:
     if options.tiny:
         chosen = [item for item in chosen if item.tiny is not None]
     options.output.mkdir(parents=True, exist_ok=True)
-    with (
-        open(options.output / "stages.log", "w", encoding="utf-8") as log,
-        open(options.output / "results.jsonl", "w", encoding="utf-8") as file,
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache,
-    ):
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
         # Without a folder to keep kernels in Triton does nothing: where there is no home, this run has one.
         homeless = not os.access(Path.home(), os.W_OK)
-        recorder = Recorder(log, file, {"TRITON_CACHE_DIR": cache} if homeless else {})
+        recorder = Recorder(options.output, {"TRITON_CACHE_DIR": cache} if homeless else {})
         failed = run_all(chosen, time.monotonic() + options.seconds, options.tiny, recorder)
     return failed, recorder.results
 

@@ -4,22 +4,24 @@ All at 48 packed rows of 512 tokens with Wikipedia's mix of lengths, bf16, dropo
 
 attention   every backend, with and without dropout. TFLOP/s counts two products forward and five backward on the real
             lengths.
-gemm        the products of a layer, forward and backward, in bf16 and fp8, and what fp8 casts cost, at 24,576 and
-            49,152 tokens of random data: zeros run faster, because the chip is limited by power.
-operations  every fused operation in Triton, PyTorch eager and compiled, at the sizes of its large case; the kernels
+gemm        the products of a layer, forward and backward, in bf16 and fp8, at 24,576 and 49,152 tokens of random data:
+            zeros run faster, because the chip is limited by power.
+operations  every fused operation in Triton, and PyTorch, at the sizes of its large case; the kernels
             that cast to fp8; an update of LAMB. GB/s counts each input read once and each result written once (LAMB: 42
             bytes a parameter); the ceiling is this GPU's own copy.
-constants   tile sizes, warps and programs of each kernel, fastest choice first, and those of kernels/launches.py.
+constants   settings of each kernel beside those of kernels/launches.py, which differ in one or two sizes, warps, stages
+            or programs: the fastest choice first.
 
-usage: python bench/kernels.py attention|gemm|operations|constants [--repeats 15] [--no-compile] [--only NAME]
+usage: python bench/kernels.py attention|gemm|operations|constants [--repeats 15] [--only NAME]
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -147,7 +149,7 @@ def product_rate(m: int, k: int, n: int, kind: str, precision: str) -> float:
 
 
 def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
-    """Every product of a layer at one size, the layer as a whole, casts and the transpose within fp8."""
+    """Every product of a layer at one size, and the layer as a whole."""
     layers = {
         "qkv": (width, 3 * width), "output": (width, width), "intermediate": (width, inner),
         "feed_forward_output": (inner, width),
@@ -168,17 +170,6 @@ def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
                 seconds += 2.0 * m * k * n / rate
         table[precision] = {"layer": round(operations / seconds, 4), **rates}
 
-    def moved(run: Callable[[], object], num_bytes: int) -> dict[str, float]:
-        time = median_milliseconds(run)
-        return {"milliseconds": round(time, 4), "terabytes_per_second": round(num_bytes / time / 1e9, 3)}
-
-    into = unit_target(FORWARD)
-    table["cast"] = {
-        f"{tokens}x{x.shape[1]}": moved(lambda x=x: fp8_cast.cast_transpose(x, into), 4 * x.numel())
-        for x in (normal(tokens, columns) for columns in (width, 3 * width, inner))
-    }
-    narrow, _, _ = fp8_cast.cast_transpose(normal(tokens, width), into)
-    table["transpose"] = {f"{tokens}x{width}": moved(lambda: fp8_cast.transpose(narrow), 2 * narrow.numel())}
     return table
 
 
@@ -261,10 +252,7 @@ def measure_operations(options: argparse.Namespace) -> dict[str, Any]:
     ceiling = copy_bandwidth()
     figures: dict[str, Any] = {"tokens": TOKENS, "copy_gb_per_s": round(ceiling)}
     for name, (forward, backward) in OPERATION_BYTES.items():
-        reference = OPERATIONS[name].reference
-        variants = {"triton": OPERATIONS[name].fused, "eager": reference}
-        if not options.no_compile:
-            variants["compile"] = torch.compile(reference, dynamic=False)
+        variants = {"triton": OPERATIONS[name].fused, "eager": OPERATIONS[name].reference}
         least = {"forward": forward, "forward+backward": forward + backward}
         functions = {
             f"{variant} {what}": (call, float(least[what]))
@@ -278,81 +266,66 @@ def measure_operations(options: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-class Sweep(NamedTuple):
-    """Settings to try for a kernel of ``launches.TABLE``, and what makes the call once they are set."""
-
-    kernel: str
-    choices: list[Blocks]
-    make: Callable[[], Call]
-
-    def call_with(self, choice: Blocks) -> Call:
-        made: list[Call] = []
-
-        def run(number: int) -> object:
-            launches.TABLE[self.kernel] = {0: choice}
-            if not made:
-                made.append(self.make())
-            return made[0](number)
-
-        return run
-
-
-def sweeps() -> dict[str, Sweep]:
-    """Every kernel with its choices."""
-
-    def choices(*names: str, of: Iterable[tuple[int, ...]]) -> list[Blocks]:
-        return [Blocks(**dict(zip(names, values, strict=True))) for values in of]
+def sweeps() -> dict[str, tuple[str, tuple[str, ...], Callable[[], Call]]]:
+    """Kernel of ``launches.TABLE``, the settings of it that count, and what makes a call with them, by name."""
+    both, tile = "forward+backward", ("rows", "columns", "num_warps")
 
     def fused(name: str, what: str) -> Callable[[], Call]:
         return lambda: operation_calls(name, OPERATIONS[name].fused)[what]
 
-    both, norm, every = "forward+backward", "dropout_add_layer_norm", itertools.product
-    tiles = [(64, 64, 4), (128, 64, 8), (64, 128, 8), (128, 128, 8), (32, 64, 4), (64, 32, 4)]
-    attended = ("rows", "columns", "num_warps", "num_stages")
-    found = {
-        f"attention {name}": Sweep(
-            f"attention {name}", choices(*attended, of=[(*tile, stages) for tile in tiles for stages in (2, 3)]),
-            lambda what=what: attention_calls(attention_triton.attention, DROPOUT)[0][what],
-        )
-        for name, what in (("forward", "forward"), ("query gradient", both), ("key gradient", both))
+    found: dict[str, tuple[str, tuple[str, ...], Callable[[], Call]]] = {
+        "layer norm forward": ("layer norm forward", tile[::2], fused("dropout_add_layer_norm", "forward")),
+        "layer norm backward": (
+            "layer norm backward", ("rows", "num_warps", "programs"), fused("dropout_add_layer_norm", both)
+        ),
+        "bias_gelu": ("bias_gelu", (*tile, "programs"), fused("bias_gelu", both)),
+        "cross_entropy forward": ("cross_entropy forward", tile, fused("cross_entropy", "forward")),
+        "cross_entropy backward": ("cross_entropy backward", tile[1:], fused("cross_entropy", both)),
+        "lamb": ("lamb", tile[1:], lambda: lamb_update(6)[0]),
     }  # fmt: skip
-    shapes: list[tuple[int, ...]] = [(1, 1), (1, 4), (2, 4), (4, 4), (4, 8), (8, 8)]
-    found[f"{norm} forward"] = Sweep(
-        "layer norm forward", choices("rows", "num_warps", of=shapes), fused(norm, "forward")
-    )
-    shapes = [(1, 4, 4), (1, 4, 6), (1, 2, 8), (2, 4, 2), (2, 4, 4), (2, 8, 2), (4, 4, 2), (4, 8, 2)]
-    found[f"{norm} backward"] = Sweep(
-        "layer norm backward", choices("rows", "num_warps", "programs", of=shapes), fused(norm, both)
-    )
-    of = every((512, 1024), (2, 4, 8), (4, 8), (3, 5, 8))
-    gelu = choices("columns", "rows", "num_warps", "programs", of=of)
-    found["bias_gelu"] = Sweep("bias_gelu", gelu, fused("bias_gelu", both))
-    rows = choices("rows", "columns", of=every((2, 4), (1024, 2048)))
-    found["cross_entropy forward"] = Sweep("cross_entropy forward", rows, fused("cross_entropy", "forward"))
-    columns = choices("columns", of=[(2048,), (4096,), (8192,)])
-    found["cross_entropy backward"] = Sweep("cross_entropy backward", columns, fused("cross_entropy", both))
-    of = every((1024, 2048, 4096), (4, 8))
-    found["lamb"] = Sweep("lamb", choices("columns", "num_warps", of=of), lambda: lamb_update(6)[0])
-    if HAS_FP8:  # the kernels that write both orders share their settings
-        casts = choices("rows", "columns", "num_warps", of=every((64, 128), (64, 128), (4, 8)))
-        for name in ("gelu with cast", "gelu backward with cast", "cast"):
-            found[f"fp8 {name}"] = Sweep("cast", casts, lambda name=name: fp8_calls()[name][0])
-        squares = [(64, 64, 2), (64, 64, 4), (128, 128, 4), (128, 128, 8), (256, 256, 8)]
-        transposes = choices("rows", "columns", "num_warps", of=squares)
-        found["fp8 transpose"] = Sweep("transpose", transposes, lambda: fp8_calls()["transpose"][0])
+    for name, what in (("forward", "forward"), ("query gradient", both), ("key gradient", both)):
+        make = lambda what=what: attention_calls(attention_triton.attention, DROPOUT)[0][what]  # noqa: E731
+        found[f"attention {name}"] = f"attention {name}", (*tile, "num_stages"), make
+    for name in ("gelu with cast", "gelu backward with cast", "cast", "transpose") if HAS_FP8 else ():
+        kernel = "transpose" if name == "transpose" else "cast"  # those that write both orders share their settings
+        found[f"fp8 {name}"] = kernel, tile, lambda name=name: fp8_calls()[name][0]
     return found
+
+
+def neighbours(standing: Blocks, names: tuple[str, ...]) -> list[Blocks]:
+    """Settings that differ in one or two of these: half or twice of a size, one stage or program less or more."""
+    changes: list[tuple[str, int]] = []
+    for name in names:
+        value = getattr(standing, name)
+        less, more = (value - 1, value + 1) if name in ("num_stages", "programs") else (value // 2, 2 * value)
+        changes += [(name, less)] * (less > 0) + [(name, more)]
+    some = [dict(chosen) for count in (1, 2) for chosen in itertools.combinations(changes, count)]
+    return list(dict.fromkeys(dataclasses.replace(standing, **changed) for changed in some))
 
 
 def measure_constants(options: argparse.Namespace) -> dict[str, Any]:
     """Microseconds of each choice, fastest first; the one in the table is marked."""
     found: dict[str, Any] = {}
-    for name, sweep in sweeps().items():
+
+    def call_with(kernel: str, choice: Blocks, make: Callable[[], Call]) -> Call:
+        made: list[Call] = []
+
+        def run(number: int) -> object:
+            launches.TABLE[kernel] = {0: choice}
+            if not made:
+                made.append(make())
+            return made[0](number)
+
+        return run
+
+    for name, (kernel, names, make) in sweeps().items():
         if options.only not in name:
             continue
-        table, standing = launches.TABLE[sweep.kernel], launches.blocks(sweep.kernel, device())
-        functions = {repr(choice): sweep.call_with(choice) for choice in [standing, *sweep.choices]}
+        table, standing = launches.TABLE[kernel], launches.blocks(kernel, device())
+        choices = [standing, *neighbours(standing, names)]
+        functions = {repr(choice): call_with(kernel, choice, make) for choice in choices}
         figures = spread(graphs_in_turns(functions, num_calls=4, repeats=7))
-        launches.TABLE[sweep.kernel] = table
+        launches.TABLE[kernel] = table
         rows = [{"choice": key, "standing": key == repr(standing), **figure} for key, figure in figures.items()]
         found[name] = sorted(rows, key=lambda row: row["us"])
     return found
@@ -366,7 +339,6 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("kernel", choices=list(measures))
     parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out (it takes a minute)")
     parser.add_argument("--only", default="", help="constants: kernels whose name has this in it")
     parser.add_argument("--tiny", action="store_true", help="gemm: a small size, to try it out on a CPU")
     options = parser.parse_args()

@@ -12,7 +12,6 @@ import os
 import platform
 import re
 import resource
-import socket
 import statistics
 import subprocess
 import sys
@@ -148,12 +147,6 @@ def ratios(times: list[float], others: list[float], digits: int = 3) -> list[flo
     return [round(pick(found), digits) for pick in (statistics.median, min, max)]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def output_of(*command: str) -> str:
     """Standard output of a program; empty if it is missing or fails."""
     try:
@@ -185,29 +178,11 @@ def machine() -> dict[str, Any]:
     return found
 
 
-def emit(
-    benchmark: str,
-    figures: Mapping[str, Any],
-    *,
-    data: str = "",
-    targets: Mapping[str, tuple[float, bool]] | None = None,
-) -> None:
-    """Prints the result as one JSON line.
-
-    Args:
-        data: what was measured on, such as "Wikipedia mix (synthetic)".
-        targets: name of a figure -> (value to reach, whether more is better).
-    """
+def emit(benchmark: str, figures: Mapping[str, Any], *, data: str = "") -> None:
+    """Prints the result as one JSON line; data: what was measured on, such as "Wikipedia mix (synthetic)"."""
     line: dict[str, Any] = {
         "benchmark": benchmark,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
-        **({"data": data} if data else {}),
-        **figures,
     }
-    if targets:
-        line["targets"] = {
-            name: {"target": target, "reached": figures[name] >= target if more else figures[name] <= target}
-            for name, (target, more) in targets.items()
-        }
-    print(json.dumps(line | {"machine": machine()}), flush=True)
+    print(json.dumps(line | ({"data": data} if data else {}) | dict(figures) | {"machine": machine()}), flush=True)

@@ -15,8 +15,6 @@ import sys
 import time
 from typing import Any
 
-from lib import Parser, file, folder_with
-
 # The benchmark's options, as the reference's README gives them.
 OPTIONS = {"max_seq_length": 512, "dupe_factor": 10, "short_seq_prob": 0.1, "masked_lm_prob": 0.15}
 MOST_PREDICTIONS, SEED = 76, 12345
@@ -36,17 +34,13 @@ def import_reference(folder: str) -> tuple[Any, Any]:
 
 
 def main() -> None:
-    parser = Parser(__doc__)
-    parser.add_argument("folder", type=folder_with("create_pretraining_data.py", "tokenization.py"))
-    parser.add_argument("text", type=file, help="one sentence per line")
-    parser.add_argument("vocab", type=file, help="vocab.txt")
-    parser.add_argument("output", help="TFRecord file that is written")
-    options = parser.parse_args()
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
+    folder, text, vocab, output = sys.argv[1:]
     try:
-        create, tokenization = import_reference(str(options.folder))
+        create, tokenization = import_reference(folder)
     except ModuleNotFoundError as error:
-        parser.error(f"{error}: run it by a Python that has TensorFlow")
-    text, vocab, output = str(options.text), str(options.vocab), options.output
+        sys.exit(f"reference_instances.py: {error}: run it by a Python that has TensorFlow")
     begin = time.process_time()
     tokenizer = tokenization.FullTokenizer(vocab_file=vocab, do_lower_case=True)
     instances = create.create_training_instances(

@@ -5,15 +5,16 @@ operands and the operations of its products. A product takes its operations over
 its instructions (tests/bert/kernels/compiled_kernels.json: a program's loop for each turn, the rest once) over the rate
 at which they issue, everything else its bytes over the memory's rate. On several GPUs gradients go out bucket by bucket
 while the backward pass runs, and parameters come back while the next forward pass does: what does not fit beside them
-is added. A model, not a measurement: where both are there, the difference by part says where to look next.
+is added. With --layout node, GPUs share an update within a node, and shards are averaged over nodes. A model, not a
+measurement: where both are there, the difference by part says where to look next.
 
 Prints one JSON line; with --markdown a table of both precisions on both GPUs, with --pretraining one of the recipes of
 configs/pretrain_large_*.sh on a node of 8 GPUs, with --published one of the league's systems, for which two constants
-are fitted: the share of the modelled rate that they reach, and the latency of a collective. FP8_FAST_SUMS and
-FP8_OUTPUT_PROJECTION count as for a run.
+are fitted: the share of the modelled rate that they reach, and the latency of a collective; with --large one of the
+large models on 8 to 128 H100. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION count as for a run.
 
 usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat] [--markdown]
-       python bench/step_model.py --published
+       python bench/step_model.py --published|--large|--pretraining
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ from bert.kernels.fp8 import Recipe
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import BUCKET_BYTES, Sharded, layout_of
+from bert.pretraining.memory import meta_model
 from bert.training.evaluate import evaluation_room, fill_batches, share
 from bert.training.graph import graph_capacity, static_batch
 from review.league import entries
@@ -81,6 +83,7 @@ class Rates:
     nvlink: float = 0.8 * 450e9  # bytes a second each way, within a node; the share reached of both is assumed
     nic: float = 0.8 * 50e9  # of a GPU's share of its node's network: 8 of 400 Gbit/s for 8 GPUs
     latency: float = 5e-6  # not a rate: seconds of a collective for each doubling of the ranks, see --published
+    hop: float = 5e-6  # nor this: seconds of a message to the next of a ring, assumed
     architecture: int = 90
     multiprocessors: int = 132
 
@@ -224,9 +227,13 @@ def attention_instructions(config: BertConfig, lengths: Any, architecture: int) 
 
 
 def record(
-    config: BertConfig, batch: PretrainingBatch, precision: str, evaluates: bool = False, architecture: int = 90
-) -> list[Launch]:
-    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB; or of an evaluation pass."""
+    config: BertConfig, batch: PretrainingBatch, precision: str, evaluates: bool = False, architecture: int = 90,
+    whole: bool = False,
+) -> list[Launch]:  # fmt: skip
+    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB; or of an evaluation pass.
+
+    whole: the last layer is computed for all tokens.
+    """
     lengths = np.diff(batch.cu_seqlens.numpy())  # padding is sequences of its own
     launches.assumed = architecture
     recording = Recording(config, attention_instructions(config, lengths, architecture))
@@ -241,6 +248,9 @@ def record(
         model.to(torch.bfloat16)
         if precision == "fp8":
             model.use_fp8(recipe(), META).calibrated = True
+        if whole:
+            encode = model.bert.forward
+            model.bert.forward = lambda batch, rows: encode(batch).index_select(0, rows)  # type: ignore[method-assign]
         data = batch.to(META)
         world = World(DistConfig(device="cpu"))
         world.device = META
@@ -270,31 +280,34 @@ def record(
     return recording.launches
 
 
-def exposed_seconds(transfers: list[float], spans: list[float]) -> float:
+def exposed_seconds(transfers: list[tuple[float, ...]], spans: list[float]) -> float:
     """Seconds of transfers that a pass does not hide; transfer i can begin when its ``span`` ends.
 
-    The same time holds for parameters that a pass waits for, with the order of both turned around.
+    A transfer's parts follow each other; each has a link of its own. The same time holds for parameters that a pass
+    waits for, with the order of both turned around.
     """
-    sent = now = 0.0
-    for seconds, span in zip(transfers, spans, strict=True):
-        now += span
-        sent = max(sent, now) + seconds
-    return max(sent - now, 0.0)
+    sent, now = [0.0, 0.0], 0.0
+    for parts, span in zip(transfers, spans, strict=True):
+        ready = now = now + span
+        for link, seconds in enumerate(parts):
+            ready = sent[link] = max(sent[link], ready) + seconds
+    return max(*sent, now) - now
 
 
-def transfer_seconds(num_bytes: float, rates: Rates, ranks: int, nodes: int, layout: str) -> float:
-    """Seconds of a reduce-scatter or all-gather of a bucket over ``ranks`` GPUs of ``nodes`` nodes.
+def transfer_seconds(num_bytes: float, rates: Rates, ranks: int, nodes: int, layout: str) -> tuple[float, float]:
+    """Seconds of a reduce-scatter or all-gather of a bucket in a group of GPUs, and of a reduction's other part.
 
-    flat: one ring over all of them, which the slower of NVLink and a node's NICs limits, and a message from each to the
-    next; node: within each node, and half of an all-reduce of a node's share between them, by trees.
+    flat: one ring over all ``ranks``, which the slower of NVLink and a node's NICs limits, and a message from each to
+    the next; node: within each of the ``nodes``, then an all-reduce of each GPU's shard between them, by trees.
     """
     local = ranks // nodes
     between = rates.nic * local  # of a node
     if layout == "flat":
         rate = rates.nvlink if nodes == 1 else min(rates.nvlink, between)
-        return num_bytes * (ranks - 1) / ranks / rate + rates.latency * (ranks - 1 if nodes > 1 else math.log2(ranks))
+        latency = rates.hop * (ranks - 1) if nodes > 1 else rates.latency * math.log2(ranks)
+        return num_bytes * (ranks - 1) / ranks / rate + latency, 0.0
     within = num_bytes * (local - 1) / local / rates.nvlink + rates.latency * math.log2(max(local, 2))
-    return within + num_bytes * (nodes - 1) / nodes / between + rates.latency * math.log2(nodes)
+    return within, 2 * (num_bytes * (nodes - 1) / nodes / between + rates.latency * math.log2(nodes))
 
 
 @dataclass(frozen=True)
@@ -310,41 +323,61 @@ ALONE = Cluster()
 
 
 @functools.cache
-def recorded_step(config: BertConfig, rows: int, precision: str, architecture: int) -> tuple[list[Launch], int]:
+def recorded_step(
+    config: BertConfig, rows: int, precision: str, architecture: int, whole: bool
+) -> tuple[list[Launch], int]:
     """The launches of a step on packed rows, and their sequences."""
     batch = packed_batches(rows, 1, config)[0]
     room = capacity(rows, config.max_position_embeddings)
-    return record(config, static_batch(batch, room), precision, architecture=architecture), batch.num_sequences
+    found = record(config, static_batch(batch, room), precision, architecture=architecture, whole=whole)
+    return found, batch.num_sequences
+
+
+@functools.cache
+def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
+    """Numbers in each slice of the buckets, in the order of the backward pass, and whether it is a bucket's first."""
+    model = meta_model(config)
+    elements = BUCKET_BYTES // torch.bfloat16.itemsize
+    layout = layout_of(list(model.parameters()), sharers, elements, optim.side_by_side(model))
+    return [(one.size, not place) for bucket in layout.buckets for place, one in enumerate(bucket.slices)]
 
 
 def predict(
-    config: BertConfig, rows: int, precision: str, rates: Rates, cluster: Cluster = ALONE, accumulate: int = 1
-) -> dict[str, Any]:
+    config: BertConfig, rows: int, precision: str, rates: Rates, cluster: Cluster = ALONE, accumulate: int = 1,
+    recompute: bool = False, whole: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Milliseconds by part, their sum and sequences a second and GPU, for ``rows`` packed rows a batch.
 
-    accumulate: such batches a step, which updates and communicates once.
+    accumulate: such batches a step, which updates and communicates once, gradients in fp32 then. recompute: the
+    backward pass repeats the forward pass. whole: the last layer is computed for all tokens.
     """
-    found, num_sequences = recorded_step(config, rows, precision, rates.architecture)
+    found, num_sequences = recorded_step(config, rows, precision, rates.architecture, whole)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
     for launch in found:
-        spent = launch.seconds(rates)
+        again = recompute and launch.phase == "forward"
+        spent = launch.seconds(rates) * (1 + again)
         name = f"products {launch.phase}" if launch.part == "products" else launch.part
         parts[name] = parts.get(name, 0.0) + spent
-        phases[launch.phase] += spent
+        phases[launch.phase] += spent / (1 + again)
+        phases["backward"] += spent / 2 * again
     ranks = cluster.ranks
     sharers = ranks if cluster.layout == "flat" else ranks // cluster.nodes
     parts["LAMB"] /= sharers  # each rank updates its share
     parts = {name: spent if name == "LAMB" else accumulate * spent for name, spent in parts.items()}
-    layers = config.num_hidden_layers
-    of_layer = 2.0 * (4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size)
-    of_rest = 2.0 * (config.padded_vocab_size + config.max_position_embeddings) * config.hidden_size
-    transfers = [
-        transfer_seconds(num_bytes, rates, ranks, cluster.nodes, cluster.layout) if ranks > 1 else 0.0
-        for num_bytes in [of_layer] * layers + [of_rest]
-    ]
-    spans = [[phases[phase] / len(transfers)] * len(transfers) for phase in ("backward", "forward")]
-    parts["communication"] = sum(exposed_seconds(transfers, span) for span in spans)
+    parts["communication"] = 0.0
+    if ranks > 1:
+        sent, numbers = buckets(config, sharers), 4 if accumulate > 1 else 2
+        count = sum(is_first for _, is_first in sent)
+        for phase, width in (("backward", numbers), ("forward", 2)):
+            transfers: list[tuple[float, ...]] = [
+                transfer_seconds(width * size, rates, ranks, cluster.nodes, cluster.layout) for size, _ in sent
+            ]
+            if phase == "forward":
+                transfers = [(gather,) for gather, _ in transfers]
+            spans = [phases[phase] / count * is_first for _, is_first in sent]
+            parts["communication"] += exposed_seconds(transfers, spans)
+        parts["communication"] += 2 * rates.latency * math.log2(sharers)  # sums of norms
     total = sum(parts.values())
     return {
         "milliseconds": {name: round(spent * 1e3, 3) for name, spent in parts.items()},
@@ -420,9 +453,11 @@ class System:
     accumulate: int
     rates: tuple[float, ...]
 
-    def predicted(self, rates: Rates) -> float:
+    def predicted(self, rates: Rates, layout: str = "node") -> float:
         precision = "bf16" if self.gpu == "a100" else "fp8"
-        found = predict(BertConfig(), self.rows, precision, rates, self.cluster, self.accumulate)
+        cluster = dataclasses.replace(self.cluster, layout=layout)
+        # Their trainers compute the last layer for all tokens.
+        found = predict(BertConfig(), self.rows, precision, rates, cluster, self.accumulate, whole=True)
         return float(found["sequences_per_second"])
 
 
@@ -461,23 +496,43 @@ def published() -> str:
     def spread(latency: float) -> float:
         return statistics.pvariance(errors(latency))
 
-    latency = min((step * 1e-6 for step in range(1, 41)), key=spread)
+    latency = min((step * 1e-6 for step in range(1, 200)), key=spread)
     share = math.exp(-statistics.mean(errors(latency)))
-    lines = ["| GPUs | nodes | rows a GPU | systems | published | predicted | error |", "|---" * 7 + "|"]
+    lines = ["| GPUs | nodes | rows a GPU | systems | published | predicted | error | one group |", "|---" * 8 + "|"]
     found = []
     for system in known:
-        predicted = share * system.predicted(dataclasses.replace(GPUS[system.gpu], latency=latency))
+        rates = dataclasses.replace(GPUS[system.gpu], latency=latency)
+        predicted, flat = (share * system.predicted(rates, layout) for layout in ("node", "flat"))
         middle = statistics.median(system.rates)
         found.append(predicted / middle - 1)
         steps = f" x {system.accumulate}" if system.accumulate > 1 else ""
         lines.append(
             f"| {system.cluster.ranks:,} {system.gpu.upper()} | {system.cluster.nodes} | {system.rows}{steps} "
-            f"| {len(system.rates)} | {middle:.0f} | {predicted:.0f} | {found[-1]:+.0%} |"
+            f"| {len(system.rates)} | {middle:.0f} | {predicted:.0f} | {found[-1]:+.0%} | {flat:.0f} |"
         )
     absolute = sorted(map(abs, found))
     said = f"Fitted: {share:.2f} of the modelled rate, {latency * 1e6:.0f} us a collective for each doubling of ranks. "
     said += f"Error: {statistics.median(absolute):.0%} in the median, {absolute[-1]:.0%} at worst."
     return "\n".join([*lines, "", said])
+
+
+def large() -> str:
+    """The large models' sequences a second and GPU on H100, as a share of those on 8: groups of a node, one group."""
+    gpus = (8, 16, 32, 64, 128)
+    lines = [f"| modelled | {' | '.join(map(str, gpus))} |", "|---" * (len(gpus) + 1) + "|"]
+    for name, recompute in (("1.5b", False), ("5b", True)):
+        shape = BertConfig.from_json(ROOT / "configs" / "models" / f"bert_{name}.json")
+        config = dataclasses.replace(shape, max_position_embeddings=128)
+        for layout, words in (("node", "groups of 8"), ("flat", "one group")):
+            rates = [
+                predict(config, 32, "bf16", GPUS["h100"], Cluster(count, count // 8, layout), 384 // count, recompute)[
+                    "sequences_per_second"
+                ]
+                for count in gpus
+            ]
+            cells = " | ".join(f"{rate / rates[0]:.1%}" for rate in rates[1:])
+            lines.append(f"| BERT-{name.upper()}, {words} | {rates[0]:,.0f} | {cells} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -495,6 +550,7 @@ def main() -> None:
     for name in given:
         parser.add_argument(f"--{name.replace('_', '-')}", type=positive, help="per second, such as 7e14")
     parser.add_argument("--published", action="store_true", help="a table of the league's systems instead")
+    parser.add_argument("--large", action="store_true", help="a table of the large models on 8 to 128 GPUs instead")
     parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
     parser.add_argument("--evaluation", type=integer, metavar="EVERY", help="evaluations too, every EVERY sequences")
     parser.add_argument("--evaluation-rows", type=integer, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
@@ -507,8 +563,8 @@ def main() -> None:
         parser.error("an A100 has no fp8: --precision bf16")
     if options.gpus % options.nodes:
         parser.error(f"--gpus {options.gpus} --nodes {options.nodes}: as many on each node")
-    if options.pretraining or options.published:
-        print(pretraining(list(GPUS)) if options.pretraining else published())
+    if options.pretraining or options.published or options.large:
+        print(pretraining(list(GPUS)) if options.pretraining else large() if options.large else published())
         return
     config = BertConfig(**TINY) if options.tiny else BertConfig(max_position_embeddings=options.length)
     if options.markdown:

@@ -49,10 +49,13 @@ def require_gpu() -> torch.device:
     return device()
 
 
-def new_model(config: BertConfig) -> BertForPreTraining:
-    """An initialized model on the CPU, without fused kernels."""
-    model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
-    initialize(model, 0)
+PLAIN = kernels.Config(fused="none", attention="sdpa_loop")
+
+
+def new_model(config: BertConfig, choice: kernels.Config = PLAIN, seed: int = 0) -> BertForPreTraining:
+    """The model that every run of a seed begins with, on the CPU."""
+    model = BertForPreTraining(config, kernels.select(choice, device()))
+    initialize(model, seed)
     return model
 
 

@@ -68,26 +68,18 @@ class Variant:
 
 def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     """The variants that take turns, by group. On a CPU: those that run there."""
-    ours = partial(Variant, name="ours")
-    fp8 = partial(Variant, name="ours, fp8", precision="fp8")
+    ours, fp8 = partial(Variant, name="ours"), partial(Variant, name="ours, fp8", precision="fp8")
     unfused = Variant(name="ours, FUSED=none", fused="none")
-    eager, compiled = (
-        [
-            Variant(name=f"Hugging Face {kind}, {mode}", peer={"packed": kind == "packed", "compiled": mode != "eager"})
-            for kind in ("padded", "packed")
-        ]
-        for mode in ("eager", "compiled")
-    )
+
+    def peer(kind: str, mode: str) -> Variant:
+        settings = {"packed": kind == "packed", "compiled": mode == "compiled"}
+        return Variant(name=f"Hugging Face {kind}, {mode}", peer=settings)
+
+    eager = [peer("padded", "eager"), peer("packed", "eager")]
     small = {"peers": [ours(), *eager], "rows 48": [ours(rows=48), fp8(rows=48)]}
     if not on_gpu:
         return {"main": [ours(), fp8()], **small}
-    small["peers"] = [
-        ours(),
-        eager[0],
-        eager[1],
-        compiled[1],
-        compiled[0],
-    ]  # by twos
+    small["peers"] += [peer("packed", "compiled"), peer("padded", "compiled")]
     backends = [Variant(name=f"ours, {name} attention", attention=name) for name in attention.candidates(device())]
     fusable = [name for name in kernels.FUSABLE if name != "fp8_cast"]
     return {

@@ -13,24 +13,22 @@ from typing import Any
 
 from certify import commands as certify_commands
 from certify import watch as certify_watch
-from review import compare, rehearsal, select, show, watch
-from review.league import table
-from review.league.entries import entry_of, published, to_rows
-from review.league.page import write_page, write_picture
-from review.league.ranking import BY, Filter, League
-from review.league.update import update
-from review.logs.output import ReviewError, emit, pick
+from review import compare, select, show, watch
+from review.league.entries import entry_of, published, to_rows, update
+from review.league.page import build_page, write_picture
+from review.league.ranking import BY, League, parts
+from review.logs.output import ReviewError, emit, pick, write_whole
+from review.logs.tree import read_object
 from review.report.page import write_report
-from review.results.dossier import Dossier
+from review.results import gate
 from review.results.score import UNVERIFIED, Result, Terms, load_results
+from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
-from review.submission.encryption import Encryption
-from review.submission.package import Request, package
+from review.submission.package import Encryption, Request, package
 from review.submission.system_probe import Machine
-from review.verdict.checking import Checked, check
-from review.verdict.text import print_checked, status
+from review.verdict.checking import Checked, check, print_checked, status
 
 
 def _terms(arguments: argparse.Namespace) -> Terms:
@@ -111,19 +109,24 @@ def _league(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
     given = [(result, target) for target in arguments.target for result in _results(target, arguments)]
     own = [entry_of(result, arguments.label, target) for result, target in given]
-    rounds, division, name, count = arguments.round, arguments.division, arguments.accelerator, arguments.accelerators
-    wanted = Filter(rounds=tuple(rounds), division=division or "", accelerator=name, count=count)
-    others = [entry for entry in published() if wanted.takes(entry)] if arguments.published else []
+    others = [
+        entry
+        for entry in (published() if arguments.published else ())
+        if entry.round in (arguments.round or [entry.round])
+        and arguments.division in (None, entry.division)
+        and arguments.accelerator.casefold() in entry.accelerator.casefold()
+        and arguments.accelerators in (None, entry.accelerators)
+    ]
     league, top = League(tuple(own), tuple(others), arguments.by), arguments.top or None
     if arguments.output is not None:
-        write_page(league, arguments.output)
+        write_whole(arguments.output, build_page(league))
     if arguments.svg is not None:
         write_picture(league, arguments.svg)
     emit(
         arguments,
         json=lambda: league,
         csv=lambda: to_rows(league.submitted),
-        parts=lambda width: table.parts(league, top, width),
+        parts=lambda width: parts(league, top, width),
     )
     return 0
 
@@ -134,21 +137,26 @@ def _watch(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"--interval must be above 0 s, got {interval}")
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ReviewError(f"--accuracy must be between 0 and 1, got {arguments.accuracy}")
-    if arguments.all or len(arguments.target) > 1:
+    several = arguments.all or len(arguments.target) > 1
+    forms = {"as_json": as_json, "once": once, "named": several}
+    if several:
         runs = watch.Runs(arguments.target, arguments.ruleset, arguments.accuracy)
-        return watch.watch_many(runs, interval, as_json, once)
+        if once and not runs.poll(0):
+            raise ReviewError(f"{arguments.target[0]}: {watch.NO_LOG}; name the logs of runs, or their folder")
+        return watch.watch(runs.poll, runs.ended, interval, **forms)
     (target,) = arguments.target
     log = watch.find_log(target) if once else watch.wait_for_log(target, interval)
     if log.is_dir():
         return certify_watch.watch(certify_watch.Watched(log), interval, as_json, once)
-    return watch.watch(watch.Follower(log, arguments.ruleset, arguments.accuracy), interval, as_json, once)
+    run = watch.Follower(log, arguments.ruleset, arguments.accuracy)
+    return watch.watch(lambda now: [(run, run.poll(now))], lambda found: run.ended(found[0][1]), interval, **forms)
 
 
 def _rcp(arguments: argparse.Namespace) -> int:
     if arguments.runs is not None:
-        dossiers = [Dossier(one) for one in load_results(arguments.runs, arguments.ruleset, _terms(arguments))]
-        emit(arguments, json=lambda: dossiers, parts=lambda _: show.rcp_parts(dossiers))
-        return 0 if all(dossier.passed for dossier in dossiers) else 1
+        results = load_results(arguments.runs, arguments.ruleset, _terms(arguments))
+        emit(arguments, json=lambda: list(map(rcp_dict, results)), parts=lambda _: show.rcp_parts(results))
+        return 0 if all(one.rcp_test is None or one.rcp_test.passed for one in results) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
         raise ReviewError(f"batch size must be at least 1, got {batch_size}")
@@ -159,8 +167,8 @@ def _rcp(arguments: argparse.Namespace) -> int:
 
 
 def _rehearsal(arguments: argparse.Namespace) -> int:
-    found = rehearsal.rehearsal(arguments.target, arguments.band, arguments.ruleset)
-    emit(arguments, json=lambda: found, text=lambda: rehearsal.print_rehearsal(found))
+    found = gate.rehearsal(arguments.target, arguments.band, arguments.ruleset)
+    emit(arguments, json=lambda: found, text=lambda: gate.print_rehearsal(found))
     return 0 if found.go else 1
 
 
@@ -170,8 +178,8 @@ def _system(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"{output} exists: --update fills in its blanks")
     given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
     if arguments.answers:
-        given.append((str(arguments.answers), system.known(system.read_fields(arguments.answers), arguments.answers)))
-    given += [(str(output), system.read_fields(output))] if output.exists() else []
+        given.append((str(arguments.answers), system.known(read_object(arguments.answers, _FIELDS), arguments.answers)))
+    given += [(str(output), read_object(output, _FIELDS))] if output.exists() else []
     given += [(str(arguments.run_folder), system.from_run(arguments.run_folder))] if arguments.run_folder else []
     asks = sys.stdin.isatty() and not arguments.no_input
     described = system.describe(given, Machine(), system.ask_user if asks else None)
@@ -201,6 +209,7 @@ def _package(arguments: argparse.Namespace) -> int:
     return 0 if made.passed else 1
 
 
+_FIELDS = 'such as {"cooling": "air", ...}'
 _TARGETS = "a log, a folder of logs, or a folder above such folders"
 
 

@@ -1,6 +1,7 @@
 """`compare`: results side by side, and how sure it is that one is faster than the first.
 
-Three questions, each with its ratio, a 95% confidence interval and a test (review.stats):
+Three questions, each with its ratio, a 95% confidence interval and a test of trimmed means, such as the olympic mean of
+the score; a run that failed counts as infinitely slow, and needs no special case:
 - time to the target, what the score is made of: minutes of each run times the scaling factor, best and worst left out;
 - time at the same convergence: minutes of each run x RCP mean of its batch size / its samples, so that a run that
   happened to converge early does not look fast. The official scaling factor does the same in one direction and for the
@@ -22,7 +23,6 @@ from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, 
 from review.logs.tree import read_json
 from review.results.run import HYPERPARAMETERS
 from review.results.score import Result
-from review.rulebook.stats import Mean, Ratio, ratio, trimmed_mean
 from review.verdict import checking
 
 MEASURES = {
@@ -34,6 +34,8 @@ MEASURES = {
     "energy": "joules to target",
 }
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
+LEVEL = 0.95  # of confidence intervals
+_LARGEST_REACH = 50.0  # of a logarithm; an interval beyond it says nothing
 _LARGEST = 1e100  # of any measure; squares of it can be computed with
 _LEAST_TRIMMED = 4  # runs; of fewer, none is left out, and nothing is claimed
 _SETTINGS = {  # of config.json: what trains and what is evaluated
@@ -41,6 +43,81 @@ _SETTINGS = {  # of config.json: what trains and what is evaluated
     "evaluate": ("evaldir", "num_examples"),
     "model": ("vocab_size", "hidden_size", "num_hidden_layers"),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mean:
+    """A trimmed mean: ``value``, the squared standard error of it and the values that it is the mean of."""
+
+    value: float
+    error2: float | None
+    counted: int
+
+
+def trimmed_mean(values: Sequence[float], trim: int = 1) -> Mean:
+    """Mean without the ``trim`` smallest and largest values, of which the largest may be infinite.
+
+    The squared error is that of K. K. Yuen, "The two-sample trimmed t for unequal population variances", Biometrika
+    61 (1974): SSD_w / (h (h - 1)), with h values counted and SSD_w the squared deviations of the winsorised values.
+    None for fewer than two counted values. Raises ValueError where nothing is left.
+    """
+    ordered = sorted(values)
+    kept = ordered[trim : len(ordered) - trim]
+    if not kept or not all(map(math.isfinite, kept)):
+        raise ValueError("nothing to average")
+    h = len(kept)
+    mean = math.fsum(kept) / h
+    if h < 2:
+        return Mean(value=mean, error2=None, counted=h)
+    winsorised = [kept[0]] * trim + kept + [kept[-1]] * trim
+    center = math.fsum(winsorised) / len(winsorised)
+    squares = math.fsum((value - center) ** 2 for value in winsorised)
+    return Mean(value=mean, error2=squares / (h * (h - 1)), counted=h)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """A ratio of two means, its confidence interval, and the probability of such a difference by chance alone.
+
+    Without an interval (too few values, or a mean that may be 0) ``low`` and ``high`` are None.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+
+    @property
+    def significant(self) -> bool:
+        """Whether chance is unlikely at the level of the interval."""
+        return self.p is not None and self.p < 1 - LEVEL
+
+
+def ratio(above: Mean, below: Mean) -> Ratio:
+    """``above`` / ``below``, two independent trimmed means of positive quantities. Raises ValueError for 0 below.
+
+    The interval is that of the ratio's logarithm, by the delta method (the relative errors add), so that it holds no
+    ratio below 0 and that of a / b is that of b / a turned over; its degrees of freedom are Welch's, with the counts of
+    the trimmed means (Yuen 1974). p: the two-sided test of a logarithm of 0, so that p < 0.05 exactly where the
+    interval leaves out 1.
+    """
+    from scipy.special import stdtr, stdtrit  # take a fifth of a second, which not every command needs
+
+    if below.value == 0:
+        raise ValueError("a ratio to zero")
+    value = above.value / below.value
+    if above.error2 is None or below.error2 is None or value <= 0:
+        return Ratio(value=value)
+    a, b = above.error2 / above.value**2, below.error2 / below.value**2
+    if a + b == 0:
+        return Ratio(value=value, low=value, high=value, p=1.0 if value == 1 else 0.0)
+    dof = (a + b) ** 2 / (a * a / (above.counted - 1) + b * b / (below.counted - 1))
+    error = math.sqrt(a + b)
+    p = 2 * float(stdtr(dof, -abs(math.log(value)) / error))
+    reach = float(stdtrit(dof, (1 + LEVEL) / 2)) * error
+    if reach > _LARGEST_REACH:
+        return Ratio(value=value, p=p)
+    return Ratio(value=value, low=value * math.exp(-reach), high=value * math.exp(reach), p=p)
 
 
 def means(result: Result) -> dict[str, Mean | None]:
@@ -123,11 +200,10 @@ def _task(result: Result) -> dict[str, Any]:
     for key in ("submission_benchmark", "eval_samples", "max_sequence_length"):
         value = run.log.value(key) if run else None
         known |= {} if value is None else {key: text(value)}
-    settings = read_json(result.folder / "config.json") or {}
+    settings = read_json(result.folder / "config.json")
     for section, names in _SETTINGS.items():
-        values = settings.get(section) or {}
-        if isinstance(values, dict):
-            known |= {f"{section}.{name}": text(values[name]) for name in names if name in values}
+        values = read_json(result.folder / "config.json", section)
+        known |= {f"{section}.{name}": text(values[name]) for name in names if name in values}
     if settings.get("phase1"):
         known["vocabulary"] = text(settings["phase1"])
     return known

@@ -9,9 +9,8 @@ from review.league.entries import describe_same, same_hyperparameters
 from review.logs.mllog import text
 from review.logs.output import Heading, Line, Part, Table, table_width
 from review.logs.tree import read_json
-from review.results.dossier import Dossier
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
-from review.results.table import cells, columns, first_reason
+from review.results.table import cells, columns, first_reason, rcp_lines
 from review.verdict import checking
 
 if TYPE_CHECKING:
@@ -83,8 +82,8 @@ def _table(result: Result, with_reasons: bool) -> Table:
 
 def pretrains(result: Result) -> bool:
     """Whether config.json beside the logs says that the runs had no target: there for their weights, no results."""
-    settings = (read_json(result.folder / "config.json") or {}).get("evaluate")
-    if not isinstance(settings, dict) or "target" not in settings:
+    settings = read_json(result.folder / "config.json", "evaluate")
+    if "target" not in settings:
         return False
     return not (settings["target"] and (settings.get("every_samples", True) or settings.get("initial", True)))
 
@@ -147,12 +146,12 @@ def _rcp_lines(result: Result) -> list[Line]:
             lines.append(Line("", line, style))
         elif test is not None:
             lines.append(Line("", f"FAILED: {test.reason}", "red"))
-    return lines + [Line("", line, "yellow") for line in Dossier(result).lines()]
+    return lines + [Line("", line, "yellow") for line in rcp_lines(result)]
 
 
-def rcp_parts(dossiers: Sequence[Dossier]) -> list[Part]:
+def rcp_parts(results: Sequence[Result]) -> list[Part]:
     """The RCP test of each result, and why it fails."""
     made: list[Part] = []
-    for result in (dossier.result for dossier in dossiers):
+    for result in results:
         made += [Heading(text(result.name), result.subtitle), *_rcp_lines(result)]
     return made

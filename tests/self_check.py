@@ -160,7 +160,8 @@ def optimizers() -> dict[str, str]:
                 if number:
                     made.step(lr, torch.tensor(0.5, device=device()), None, made.measure(), lambda sums: sums)
             found.append([view.double() for view in shard.views(masters)])
-        for tensor, ours, exact in zip(sizes, found[0], found[-1], strict=True):
+        tensors = [list(sizes)[segment.parameter] for segment in shard.segments]
+        for tensor, ours, exact in zip(tensors, found[0], found[-1], strict=True):
             error = ((ours - exact).norm() / exact.norm()).item()
             if not error <= 2e-6:
                 problems[f"{name} {tensor}"] = f"differs by {error:.3g} of its norm, above 2e-6"

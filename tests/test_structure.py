@@ -36,11 +36,12 @@ LAYERS: dict[str, list[set[str]]] = {
     "implementations/certify": [
         {"schema", "meeting", "reasons"},
         {"recorder", "telemetry", "records", "journal"},
-        {"hardware"},
+        {"hardware", "tools"},
         {"load", "comparison", "faults"},
         {"burn_in", "figures", "standing"},
         {"__main__", "baseline", "verdict"},
-        {"commands", "page"},
+        {"compare", "page"},
+        {"commands"},
         {"watch"},
     ],
     "implementations/finetune": [
@@ -71,7 +72,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"report"},
         {"league"},
         {"submission"},
-        {"show", "compare", "select", "watch", "rehearsal"},
+        {"show", "compare", "select", "watch"},
         {"__main__"},
     ],
 }

@@ -6,13 +6,13 @@ Exit status: 0; 1 it crashed; 2 bad input.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from bert.core.dist import HangError
 from bert.core.env import ConfigError, env, from_env
 from bert.core.process import run_and_exit
 from bert.pretraining.config import Config as TrainerConfig
-from certify import burn_in, hardware, schema
+from certify import burn_in, hardware, schema, tools
 from certify.burn_in import BurnIn
 from certify.load import Config as LoadConfig
 from certify.load import Load
@@ -70,17 +70,23 @@ def meet(config: Config, trainer: TrainerConfig) -> Meeting:
     return Meeting(ranks, distributed.PrefixStore("certify", store), config.node or platform.node())
 
 
-def certify(load: Load, folder: Path) -> None:
-    """The stages, unless a burn-in that continues has recorded them, and the burn-in if DURATION asks for one."""
+def certify(load: Load, folder: Path, measure: Callable[[], tuple[Any, Any]] = lambda: ([], [])) -> None:
+    """The stages, unless a burn-in that continues has recorded them, and the burn-in if DURATION asks for one.
+
+    measure: runs other tests first, while the GPUs are free; rows of ``probes``, and what ``about`` says of them.
+    """
     meeting, seconds = load.meeting, load.config.burn_in_seconds
     done = bool(seconds) and (folder / burn_in.FIRST).exists()
     meeting.barrier()  # all have looked before any writes
     if not done:
-        sampler, before = telemetry(meeting), {}
-        if sampler:  # the first rank of a node
-            before = {"parts": hardware.inventory(Gpus([])), "before": hardware.health(Gpus([]))}
+        about: dict[str, Any] = {}
+        if meeting.rank == meeting.members(meeting.node)[0]:
+            about["hardware"] = {"parts": hardware.inventory(Gpus([])), "before": hardware.health(Gpus([]))}
+        rows, about["tools"] = measure()
+        load.probes += rows
+        sampler = telemetry(meeting)
         load.run()
-        write(folder, load, sampler.stop() if sampler else np.empty(0, schema.SAMPLE), before)
+        write(folder, load, sampler.stop() if sampler else np.empty(0, schema.SAMPLE), about)
         load.rows.clear()
     if seconds:
         repeats = BurnIn(load, folder, seconds)
@@ -99,8 +105,8 @@ def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | 
     return sampler
 
 
-def write(folder: Path, load: Load, samples: np.ndarray, before: Mapping[str, Any]) -> None:
-    """The first rank of each node writes what its ranks have measured. Every rank calls it. before: of the hardware."""
+def write(folder: Path, load: Load, samples: np.ndarray, told: Mapping[str, Any]) -> None:
+    """The first rank of each node writes what its ranks have measured. Every rank calls it. told: by its devices."""
     meeting = load.meeting
     own = {"steps": np.concatenate(load.rows), "probes": np.array(load.probes, schema.PROBE)}
     for name, rows in own.items():
@@ -117,7 +123,8 @@ def write(folder: Path, load: Load, samples: np.ndarray, before: Mapping[str, An
             {"rank": rank, "local_rank": meeting.places[rank].local_rank, "device": devices[rank]} for rank in members
         ]
         about = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
-        about |= {"on_cpus": load.device.type == "cpu", "hardware": {**before, "after": hardware.health(Gpus([]))}}
+        about |= {"on_cpus": load.device.type == "cpu", "tools": told["tools"]}
+        about["hardware"] = {**told["hardware"], "after": hardware.health(Gpus([]))}
         schema.write(folder / f"certify_{node}.npz", about, tables)
     meeting.barrier()
     for name in own:
@@ -130,8 +137,9 @@ def main(environ: Mapping[str, str]) -> int:
     try:
         run = from_env(rundir.Config, environ)
         config, load = from_env(Config, environ), from_env(LoadConfig, environ)
-        trainer, expected = from_env(TrainerConfig, environ), from_env(Expected, environ)
-        parts = config.expected_parts()
+        trainer, figures = from_env(TrainerConfig, environ), from_env(Expected, environ).figures()
+        wanted, parts = from_env(tools.Config, environ), config.expected_parts()
+        programs = wanted.programs(trainer.device.type == "cuda")
         trainer.check()
         load.check(trainer.dist.world_size)
         if trainer.zero.is_deepspeed:
@@ -143,11 +151,12 @@ def main(environ: Mapping[str, str]) -> int:
             facts = burn_in.facts(trainer, meeting) if meeting.rank == 0 else {}
             burn_in.refuse_other(run.run_dir, meeting, facts)
         if meeting.rank == 0:
-            derived = {"expected": dataclasses.asdict(expected), "burn_in_seconds": load.burn_in_seconds}
+            derived = {"expected": figures, "burn_in_seconds": load.burn_in_seconds}
             derived |= {"expected_parts": parts}
             rundir.write_description(run, trainer, derived | burn_in.derived(trainer))
         meeting.barrier()
-        certify(Load(load, trainer, meeting), run.run_dir)
+        measure = partial(tools.run, wanted, programs, meeting, run.run_dir, environ)
+        certify(Load(load, trainer, meeting), run.run_dir, measure)
     except ConfigError as error:
         return rundir.fail(run, "certify", str(error), 2)
     except HangError as error:

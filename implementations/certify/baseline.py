@@ -25,7 +25,8 @@ WHOLE = "together_whole"
 LABELS = schema.LABELS | {WHOLE: f"{schema.LABELS['together']}, with the wait"}
 # What must be the same for a comparison of times to mean anything.
 _DATA = ("batch_size", "gradient_steps", "max_seq_length", "packed")
-_SAME = ("devices", "ranks_per_node", "model", "precision", "optimizer", *_DATA)
+LOAD = ("model", "precision", "optimizer", *_DATA)
+_SAME = ("devices", "ranks_per_node", *LOAD)
 _SEVERAL_NODES = ("pairs", "together", WHOLE, "reduce_pairs", "reduce_together")
 
 

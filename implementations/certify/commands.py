@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ def add(commands: Any, common: Callable[[argparse.ArgumentParser], None]) -> Non
     """Adds both. common: adds the options of all commands."""
     one = commands.add_parser("certify", help="an acceptance test of certify.sh: what is slow, pass or fail")
     one.add_argument("target", type=Path, help="the folder that certify.sh or certify.sub named")
+    one.add_argument("other", type=Path, nargs="?", help="that of a second test: shows both beside each other")
     one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write the page as well: certify.html")
     one.add_argument("--csv", type=Path, metavar="FILE", help="write ranks and nodes, the slowest first, as well")
     one.add_argument("--line", action="store_true", help="print the verdict in one line, with what drains a bad node")
@@ -47,11 +49,23 @@ def _certify(arguments: argparse.Namespace) -> int:
     from certify.records import read
     from certify.verdict import certify, line, print_certificate, write_csv
 
+    if arguments.other:
+        options = (arguments.output, arguments.csv, arguments.line, arguments.expected, arguments.expect)
+        if any(options):
+            raise ReviewError("of two tests there is a comparison alone: leave out all options but --json")
+        from certify.compare import compare
+
+        both = compare(certify(arguments.target), certify(arguments.other))
+        emit(arguments, parts=both.parts, json=lambda: both)
+        return 0
     if arguments.expected:
         if arguments.csv or arguments.output or arguments.expect:
             raise ReviewError("--expected prints figures for a config alone: leave out --csv, --output and --expect")
         figures = exports(read(arguments.target))
-        lines = [f"export {variable}={value:.10g}" for variable, value in figures.items()]
+        lines = [
+            f"export {name}={shlex.quote(f'{value:.10g}' if isinstance(value, float) else value)}"
+            for name, value in figures.items()
+        ]
         emit(arguments, text=lambda: print("\n".join(lines)), json=lambda: figures)
         return 0
     found = certify(arguments.target)

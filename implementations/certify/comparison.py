@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ LEAST_ROUNDS = 3  # to tell how well one repeats
 FALSE_ALARMS = 0.01  # share of whole tests of healthy machines, whatever their number of comparisons
 HEALTHY_SPREAD = 0.01  # prior standard deviation between healthy GPUs, as a share
 PRIOR_FREEDOM = 6  # degrees of freedom of that prior
+AUTOCORRELATIONS = np.linspace(0, 0.95, 96)
 _TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of a normal distribution
 OF_MEDIAN = 1.2533  # standard error of a median over that of a mean
 LEAST_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # below it an excess does not matter
@@ -45,35 +47,42 @@ def slow(
     least_excess: float,
     spread: float = HEALTHY_SPREAD,
     paired: bool = True,
+    alike: float = 0.0,
 ) -> list[Outlier]:
     """Those whose value is far above the others', the farthest first; none if there are too few to compare.
 
     values: of each, by round, nan for a round without it. paired: the rounds ran at the same time, so that common
-    disturbances cancel. comparisons: of the whole test, these included (Bonferroni).
+    disturbances cancel. comparisons: of the whole test, these included (Bonferroni). alike: the least autocorrelation
+    of rounds, as the whole test shows it: a few rounds show it badly.
 
     The center is the median over all. A healthy one's variance has two parts: the spread between them, from the median
     absolute deviation and, as a prior with PRIOR_FREEDOM degrees of freedom, from ``spread`` (the moderated variance of
     Smyth 2004); and repeatability, from its own rounds or those of all, whichever is worse. As both are uncertain, the
     limit is Student's quantile with the degrees of freedom of their sum (Welch and Satterthwaite): many rounds tell the
-    noise of a round well, few ranks tell their spread badly.
+    noise of a round well, few ranks tell their spread badly. Rounds that are like the one before them tell less: the
+    variance of the mean of n of them is g / n times that of one, and they vary about it by 1 - g / n of that alone,
+    where g = 1 + 2 sum (1 - k / n) r^k over k < n (Bayley and Hammersley 1946).
     """
     from scipy.stats import t  # slow to import, and only needed here
 
     if len(values) < LEAST:
         return behind(values, comparisons, least_excess=least_excess, spread=spread) if paired else []
-    table, level = relative(values, paired)
+    table, level = relative(np.array([*values.values()], np.float64), paired)
     if table.shape[1] < LEAST_ROUNDS:
         return []
+    errors = table - level[:, None]
     rounds = np.maximum(np.sum(~np.isnan(table), axis=1), 1)
-    common, common_freedom = _common_noise(table - level[:, None])
+    common, common_freedom = _common_noise(errors)
     own = _deviation(table, level[:, None], axis=1)
-    repeated = _repeated(table - level[:, None])
+    alike = max(alike, autocorrelation(errors))
     freedom = PRIOR_FREEDOM + len(values) // 2 - 1
     between = (PRIOR_FREEDOM * spread**2 + (freedom - PRIOR_FREEDOM) * _deviation(level, 1.0, axis=0) ** 2) / freedom
     found = []
     for name, value, deviation, count in zip(values, level, own, rounds.tolist(), strict=True):
         of_rounds = common_freedom if deviation <= common else max(count - 1, 1)
-        error = (max(deviation, common) * OF_MEDIAN) ** 2 / count * repeated
+        of_rounds = max(of_rounds * (1 - alike) / (1 + alike), 1)
+        share = _inflation(alike, count) / count
+        error = (max(deviation, common) * OF_MEDIAN) ** 2 * (1 - 1 / count) * share / (1 - share) if count > 1 else 1.0
         deviations = float((value - 1) / math.sqrt(between + error))
         sum_freedom = (between + error) ** 2 / (between**2 / freedom + error**2 / of_rounds)
         chance = float(t.sf(deviations, sum_freedom)) * comparisons
@@ -109,9 +118,8 @@ def behind(
     return found
 
 
-def relative(values: Mapping[str, Sequence[float]], paired: bool = True) -> tuple[np.ndarray, np.ndarray]:
+def relative(table: np.ndarray, paired: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Each round [names, rounds], and the median over rounds [names], over the median of all names."""
-    table = np.array([*values.values()], np.float64)
     if paired:
         table = table / np.nanmedian(table, axis=0)
     level = np.nanmedian(table, axis=1)
@@ -151,18 +159,32 @@ def _common_noise(table: np.ndarray) -> tuple[float, float]:
     return math.sqrt(float(np.sum(errors**2)) / freedom), freedom
 
 
-def _repeated(errors: np.ndarray) -> float:
-    """By how much the variance of a mean over rounds is larger because rounds are alike, each like the one before it.
+def autocorrelation(errors: np.ndarray) -> float:
+    """Of rounds with those before them, 0 to 0.95, by their distances from their own median [names, rounds].
 
-    (1 + r) / (1 - r) of the autocorrelation r of all rows; of a short series it comes out too low (Kendall 1954).
+    Of a short series these come out too low; what they are expected to be is inverted. Half a standard error is taken
+    off, so that independent rounds count in full.
     """
     rounds, square = errors.shape[1], float(np.nanmean(errors**2))
     if rounds <= LEAST_ROUNDS or square == 0:
-        return 1.0
-    found = float(np.nanmean(errors[:, 1:] * errors[:, :-1])) / square
-    found -= 0.5 / known(errors).size ** 0.5  # half its standard error: independent rounds count in full
-    alike = float(np.clip((found + 1 / rounds) / (1 - 3 / rounds), 0, 0.9))
-    return (1 + alike) / (1 - alike)
+        return 0.0
+    found = float(np.nanmean(errors[:, 1:] * errors[:, :-1])) / square - 0.5 / known(errors).size ** 0.5
+    return float(np.interp(found, _expected(rounds), AUTOCORRELATIONS))
+
+
+@functools.cache
+def _expected(rounds: int) -> np.ndarray:
+    """The autocorrelation that a series of so many rounds shows about its own mean, by AUTOCORRELATIONS."""
+    centered = np.eye(rounds) - 1 / rounds
+    apart = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
+    shown = [centered @ alike**apart @ centered for alike in AUTOCORRELATIONS]
+    return np.array([np.trace(one, 1) / (rounds - 1) / (np.trace(one) / rounds) for one in shown])
+
+
+def _inflation(alike: float, rounds: int) -> float:
+    """By how much the variance of a mean is larger than that of independent rounds."""
+    after = np.arange(1, rounds)
+    return 1 + 2 * float(np.sum((1 - after / rounds) * alike**after))
 
 
 def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.ndarray:
@@ -178,17 +200,20 @@ class Question:
     values: Mapping[str, Sequence[float]]
     stages: tuple[str, ...]
     paired: bool = True
+    alike: float = 0.0
 
     def outliers(self, comparisons: int) -> list[Outlier]:
         """comparisons: of the whole test."""
         least = LEAST_EXCESS[self.what]
         if self.what == "hesitates":
             return hesitating(self.values, comparisons, least=least)
-        return slow(self.values, comparisons, least_excess=least, spread=SPREAD[self.what], paired=self.paired)
+        known = {"spread": SPREAD[self.what], "alike": self.alike}
+        return slow(self.values, comparisons, least_excess=least, paired=self.paired, **known)
 
     def ranking(self) -> dict[str, float]:
         """Excess over the median, as a share, the slowest first."""
-        excess = dict(zip(self.values, (relative(self.values, self.paired)[1] - 1).tolist(), strict=True))
+        level = relative(np.array([*self.values.values()]), self.paired)[1]
+        excess = dict(zip(self.values, (level - 1).tolist(), strict=True))
         return dict(sorted(excess.items(), key=lambda one: -one[1]))
 
     def shown_in(self, name: str) -> list[str]:
@@ -209,15 +234,18 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
     everywhere: dict[str, dict[str, np.ndarray]] = {"slow": {}, "starved": {}, "hesitates": {}}
     for stage in (one for one in records.stages if one != "pairs"):  # few rounds, and `node` has asked the same
         own = records.relative(stage)
-        tables = {"slow": np.apply_along_axis(_typical, 2, own), "hesitates": np.apply_along_axis(_lost, 2, own)}
+        everywhere["slow"][stage] = np.apply_along_axis(_typical, 2, own)
+        everywhere["hesitates"][stage] = np.apply_along_axis(_lost, 2, own)
         if records.on_cpus and stage in ALONE:  # what a GPU's process does on its CPUs says nothing of the GPU
-            tables["starved"] = np.apply_along_axis(_typical, 2, records.per_cpu_second(stage))
-        for what, table in tables.items():
-            everywhere[what][stage] = table
-            if what != "hesitates":
-                yield from _ask(records, what, {stage: table})
+            everywhere["starved"][stage] = np.apply_along_axis(_typical, 2, records.per_cpu_second(stage))
+    asked = {what: [*tables.values()] for what, tables in everywhere.items() if tables and what != "hesitates"}
+    alike = {what: of_all(tables) for what, tables in asked.items()}
+    for stage in everywhere["slow"]:
+        for what in asked:
+            if stage in everywhere[what]:
+                yield from _ask(records, what, {stage: everywhere[what][stage]}, alike[what])
     for what, by_stage in everywhere.items():
-        yield from _ask(records, what, by_stage)
+        yield from _ask(records, what, by_stage, alike.get(what, 0.0))
     for probe in records.probed:
         yield from _ask(records, "slow", {probe: records.probe(probe)})
     yield from _of_network(records)
@@ -225,20 +253,32 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         yield from _ask(records, "slow", {BURN_IN: np.array([burn_in[rank] for rank in records.places])})
 
 
-def _ask(records: Records, what: str, by_stage: Mapping[str, np.ndarray]) -> Iterator[Question]:
+def of_all(tables: Sequence[np.ndarray]) -> float:
+    """The autocorrelation of the rounds of all stages, each [ranks, rounds], about its own median."""
+    levels = [relative(table) for table in tables]
+    return autocorrelation(np.concatenate([table - level[:, None] for table, level in levels]))
+
+
+def _ask(records: Records, what: str, by_stage: Mapping[str, np.ndarray], alike: float = 0.0) -> Iterator[Question]:
     """Of nodes and of ranks; of pauses only of ranks if each node has one. by_stage: values [ranks, rounds].
 
-    A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node.
+    A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node. What one rank measured
+    for its node is asked of nodes alone.
     """
     if not by_stage:
         return
     table = np.concatenate([*by_stage.values()], axis=1)
     stages = tuple(stage for stage, values in by_stage.items() for _ in range(values.shape[1]))
+    of_ranks = {rank: times for rank, times in enumerate(table) if not np.isnan(times).all()}
+    of_nodes: dict[str, list[np.ndarray]] = {}
+    for rank, times in of_ranks.items():
+        of_nodes.setdefault(f"node {records.places[rank].node}", []).append(times)
     if what != "hesitates" or len(records.nodes) < len(records.places):
-        of = np.array([place.node for place in records.places.values()])
-        of_nodes = {f"node {node}": np.sort(table[of == node], axis=0) for node in records.nodes}
-        yield Question(what, "node", {name: own[(len(own) - 1) // 2] for name, own in of_nodes.items()}, stages)
-    yield Question(what, "rank", dict(zip(records.names, table, strict=True)), stages)
+        typical = {name: np.sort(own, axis=0)[(len(own) - 1) // 2] for name, own in of_nodes.items()}
+        yield Question(what, "node", typical, stages, alike=alike)
+    if len(of_ranks) > len(of_nodes) or len(records.places) == len(records.nodes):
+        of_names = {records.places[rank].name: times for rank, times in of_ranks.items()}
+        yield Question(what, "rank", of_names, stages, alike=alike)
 
 
 def _of_network(records: Records) -> Iterator[Question]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from certify.reasons import Reason
 from certify.records import Records, known, median
-from certify.schema import ALONE, NODE, STAGES, Columns, Facts
+from certify.schema import ALL_NODES, ALONE, NODE, STAGES, Columns, Facts
 
 # NVML's throttle reasons that a healthy GPU in a well-cooled room does not show. Its power limit (0x4) is no fault.
 THROTTLING = {
@@ -165,6 +165,16 @@ def remembered(records: Records) -> Iterator[Reason]:
                 if more:
                     state = "fail" if name in LINK_CHANGES else "warn"
                     yield Reason(f"{where} {node}", f"{name} grew by {more} during the test", state)
+
+
+def of_tools(records: Records) -> Iterator[Reason]:
+    """What other programs found, and that one of them did not measure."""
+    for node, told in records.tools.items():
+        for tool in told:
+            name = tool["name"]
+            for who, state, what in tool["faults"]:
+                where = name if name.endswith(ALL_NODES) else f"{who or name} of {node}"
+                yield Reason(where, what, state, stage=name if who else "")
 
 
 def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:

@@ -13,8 +13,8 @@ import numpy as np
 
 from certify.comparison import LEAST, LEAST_EXCESS, OF_MEDIAN
 from certify.reasons import Reason
-from certify.records import Records
-from certify.schema import LABELS, PROBES, Expected, Facts
+from certify.records import Records, known
+from certify.schema import ALL_NODES, COLLECTIVES, LABELS, PROBES, TOOLS, Expected, Facts
 from review.logs.output import ReviewError
 
 WARN, FAIL = 0.03, 0.05  # slower by so much, and by more than the rounds of a test differ
@@ -32,9 +32,11 @@ class Figure(NamedTuple):
 
 
 _UNIT_OF = {"parallel": "sequences/s", "together": "sequences/s", "matmul": "Tflop/s", "matmul_fp8": "Tflop/s"}
+_VARIABLES = {field.name: field.metadata["env"].name for field in fields(Expected)}
+OF_TOOLS = _VARIABLES.pop("tools")
 FIGURES = {
-    field.name: Figure(field.metadata["env"].name, LABELS[field.name], _UNIT_OF.get(field.name, GBPS))
-    for field in fields(Expected)
+    name: Figure(variable, LABELS[name], _UNIT_OF.get(name, GBPS))
+    for name, variable in (_VARIABLES | dict.fromkeys(TOOLS, OF_TOOLS)).items()
 }
 _UNITS = {"Tflop/s": 1e12, GBPS: 1e9}
 
@@ -89,13 +91,17 @@ def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached
         judged = [_judge(who, name, value, rounds) for who, rounds in measured.items()]
         short = [one for one in judged if one.state != "pass"]
         if not judged:
-            notes.append(f"{FIGURES[name].variable}={value:g}: was not measured here ({FIGURES[name].label})")
+            notes.append(f"{_asked(name, value)}: was not measured here ({FIGURES[name].label})")
         elif short and 2 * len(short) <= len(judged):
             found += short
         else:
-            everyone = [float(np.median(rounds)) for rounds in zip(*measured.values(), strict=True)]
+            everyone = [float(np.median(rounds)) for rounds in zip(*measured.values())]  # noqa: B905  # a tool may end early
             found.append(_judge(EVERYONE, name, value, everyone))
     return found, notes
+
+
+def _asked(name: str, value: float) -> str:
+    return f"{FIGURES[name].variable}={name + '=' if name in TOOLS else ''}{value:g}"
 
 
 def measure(records: Records, name: str) -> dict[str, list[float]]:
@@ -107,19 +113,25 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
         if name == "together":
             return {EVERYONE: rates.sum(axis=0).tolist()}
         return dict(zip(records.names, rates.tolist(), strict=True))
-    amounts = records.probes["amount"][records.probes["probe"] == name.encode()]
-    if not len(amounts):
+    amount = records.measured(name)["amount"].max(initial=0)
+    if not amount:
         return {}
     if name == "reduce_together":  # the quickest of each round shows the network, the others what disturbed it
         work = bus_bandwidth(records, name, len(records.places))
         return {EVERYONE: [work / min(times) for times in records.reductions(name).values()]}
-    rates = amounts[0] / records.probe(name) / _UNITS[FIGURES[name].unit]
-    return dict(zip(records.names, rates.tolist(), strict=True))
+    found = {}
+    for place, rates in zip(
+        records.places.values(), amount / records.probe(name) / _UNITS[FIGURES[name].unit], strict=True
+    ):
+        if len(kept := known(rates)):
+            who = f"node {place.node}" if name in COLLECTIVES else EVERYONE if name.endswith(ALL_NODES) else place.name
+            found[who] = kept.tolist()
+    return found
 
 
 def bus_bandwidth(records: Records, name: str, size: int) -> float:
     """GB that count for an all-reduce of ``size`` ranks: by its seconds, the bus bandwidth as nccl-tests define it."""
-    amount = float(records.probes["amount"][records.probes["probe"] == name.encode()][0])
+    amount = float(records.measured(name)["amount"][0])
     return 2 * (size - 1) / size * amount / _UNITS[GBPS]
 
 
@@ -137,10 +149,15 @@ def state_of(share: float, error: float) -> str:
     return "fail" if sure and share > FAIL else "warn" if sure and share > WARN else "pass"
 
 
-def exports(records: Records) -> dict[str, float]:
+def exports(records: Records) -> dict[str, float | str]:
     """The figures of this test by the variables of a config: the median of its ranks and rounds, to four digits."""
-    measured = {figure.variable: [*measure(records, name).values()] for name, figure in FIGURES.items()}
-    return {variable: float(f"{np.median(rounds):.4g}") for variable, rounds in measured.items() if rounds}
+    found: dict[str, float | str] = {}
+    for name, figure in FIGURES.items():
+        if rounds := [one for own in measure(records, name).values() for one in own]:
+            value = float(f"{np.median(rounds):.4g}")
+            tools = f"{found.get(OF_TOOLS, '')} {name}={value:.10g}".lstrip()
+            found[figure.variable] = tools if name in TOOLS else value
+    return found
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from certify.baseline import LABELS as BASELINE_LABELS
 from certify.baseline import Baseline
 from certify.figures import FIGURES, STEP, digits
 from certify.records import Records, median
-from certify.schema import CPUS, LABELS, PROBES, Columns
+from certify.schema import ALL_NODES, COPIES, CPUS, LABELS, NOBODY, PROBES, TOOLS, Columns
 from certify.verdict import Certificate
 from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Chart, Point, Series
@@ -22,7 +22,7 @@ from review.report.chart import Axis, Chart, Point, Series
 HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}
 STYLES = {"pass": "good", "warn": "warn", "fail": "bad"}
 FULL = 0.10  # excess over the median that has the full colour
-MOST_LINES, MOST_POINTS = 10, 80
+MOST_LINES, MOST_POINTS, MOST_MAPS = 10, 80, 4
 CLOCKS = {
     "sm_mhz": ("clock", "Clock", "MHz"),
     "watts": ("power", "Power", "W"),
@@ -37,9 +37,11 @@ def write_page(found: Certificate, output: Path) -> None:
     rates = {
         one.name: f"{digits(statistics.median(one.values.values()))} {one.unit}"
         for one in found.figures
-        if one.name in PROBES
+        if one.name in PROBES or one.name in COPIES
     }
-    probes = {name: np.nanmedian(records.probe(name), axis=1) for name in records.probed}
+    of_ranks = [name for name in records.probed if name in PROBES or name in COPIES]
+    probes = {name: np.array([median(rounds) for rounds in records.probe(name)]) for name in of_ranks}
+    accused = [one.name for one in found.why()]
     _write(
         output,
         title=f"Acceptance test of {records.folder.name}",
@@ -52,8 +54,9 @@ def write_page(found: Certificate, output: Path) -> None:
         tested=found.tested,
         outliers=[vars(one) | {"style": STYLES[one.state]} for one in found.why()],
         numbers=_numbers(found),
-        maps=[_map(records, name, seconds, rates.get(name, "")) for name, seconds in (found.seconds | probes).items()],
-        figures=timelines(records, [one.name for one in found.why()]),
+        maps=[_map(records, name, seconds, rates.get(name, "")) for name, seconds in (found.seconds | probes).items()]
+        + pairs(records),
+        figures=curves(records, accused) + timelines(records, accused),
     )
 
 
@@ -91,7 +94,7 @@ def _numbers(found: Certificate) -> list[dict[str, str]]:
     rows = []
     for one in found.figures:
         low, high = one.shown
-        compared = one.unit == STEP or one.name in PROBES or one.name not in FIGURES
+        compared = one.unit == STEP or one.name in PROBES | TOOLS or one.name not in FIGURES
         state = (slow.get(one.name, "") if compared else "") or ("" if one.unit == STEP else short.get(one.name, ""))
         rows.append({"what": one.label, "low": low, "high": high, "unit": one.unit, "limit": one.limit, "state": state})
     return rows
@@ -115,6 +118,79 @@ def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[s
     return {"title": title, "median": middle, "rows": rows, "width": max(map(len, rows.values()))}
 
 
+def pairs(records: Records) -> list[dict[str, Any]]:
+    """Heat maps of copies between the GPUs of a node, of the nodes with the slowest; a row reads from the columns."""
+    found = []
+    for name in COPIES:
+        rows = records.measured(name)
+        if not len(rows["rank"]) or (rows["partner"] == NOBODY).all():
+            continue
+        rates = rows["amount"] / rows["seconds"] / 1e9
+        typical = float(np.median(rates))
+        of = np.array([records.places[rank].node for rank in rows["rank"].tolist()])
+        for node in sorted({*of.tolist()}, key=lambda node: float(rates[of == node].min()))[:MOST_MAPS]:
+            cells: dict[str, list[dict[str, str]]] = {}
+            for rank in np.unique(rows["rank"][of == node]).tolist():
+                own = rows["rank"] == rank
+                gpu = records.places[rank].local_rank
+                for peer in range(max(int(rows["partner"][of == node].max()), gpu) + 1):
+                    rate = median(rates[own & (rows["partner"] == peer)])
+                    text, heat = ("", 0.0) if math.isnan(rate) else (f"{rate:.0f}", typical / rate - 1)
+                    side = "slow" if heat >= 0 else "quick"
+                    tip = f"GPU {gpu} from GPU {peer} of {node}: {rate:.1f} GB/s" if text else ""
+                    cell = {"text": text, "heat": f"{min(abs(heat) / FULL, 1.0):.2f}", "side": side, "tip": tip}
+                    cells.setdefault(f"GPU {gpu}", []).append(cell)
+            title = f"{LABELS[name]}, {node}"
+            found.append({"title": title, "median": f"{typical:,.0f} GB/s", "rows": cells, "width": len(cells)})
+    return found
+
+
+def curves(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
+    """Bus bandwidth over size of each collective, a line a node."""
+    charts = []
+    for name in TOOLS:
+        rows = records.measured(name)
+        if name in COPIES or not len(rows["rank"]):
+            continue
+        rates = rows["amount"] / rows["seconds"] / 1e9
+        lines: dict[str, list[tuple[float, float, str]]] = {}
+        for rank in np.unique(rows["rank"]).tolist():
+            who = "all ranks" if name.endswith(ALL_NODES) else f"node {records.places[rank].node}"
+            for size in np.unique(rows["amount"][rows["rank"] == rank]).tolist():
+                rate = float(np.median(rates[(rows["rank"] == rank) & (rows["amount"] == size)]))
+                lines.setdefault(who, []).append((size, rate, f"{who}: {rate:,.4g} GB/s at {size:,.0f} bytes"))
+        peaks = {who: points[-1][1] for who, points in lines.items()}
+        shown = _chosen(peaks, accused)
+        words = f"Bus bandwidth by size, the median of its rounds. {_extremes(peaks)}"
+        title = LABELS[name][0].upper() + LABELS[name][1:]
+        charts.append(
+            _chart(
+                name.replace("_", "-"), title, words, "bytes", "GB/s", [(who, lines[who]) for who in shown], log=True
+            )
+        )
+    return charts
+
+
+def _chosen(levels: Mapping[str, float], accused: Sequence[str]) -> list[str]:
+    """Of more than fit in a chart, the accused and the extremes."""
+    if len(levels) <= MOST_LINES:
+        return [*levels]
+    others = [name for name in sorted(levels, key=lambda name: levels[name]) if name not in accused]
+    room = max(MOST_LINES - len(levels) + len(others), 2)
+    kept = {*accused, *others[: room // 2], *others[-(room - room // 2) :]}
+    return [name for name in levels if name in kept]
+
+
+def _extremes(levels: Mapping[str, float]) -> str:
+    low, high = min(levels, key=lambda name: levels[name]), max(levels, key=lambda name: levels[name])
+    words = f"{low} has the lowest median, {high} the highest."
+    if levels[low] == levels[high]:
+        words = f"All have the same median, {levels[low]:,.0f}."
+    if len(levels) > MOST_LINES:
+        words += f" Of {len(levels)}, the accused and the extremes."
+    return words
+
+
 def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
     """Clock, power and temperature by device over the test; of more than fit, the accused and the extremes."""
     ranks = {(place.node, place.local_rank): place.name for place in records.places.values()}
@@ -135,13 +211,7 @@ def _timeline(field: str, series: dict[str, Columns], accused: Sequence[str]) ->
     key, title, unit = CLOCKS[field]
     begin = min(float(one["time"].min()) for one in series.values())
     level = {name: median(one[field]) for name, one in series.items()}
-    ordered = sorted(level, key=lambda name: level[name])
-    shown = list(series)
-    if len(shown) > MOST_LINES:
-        others = [name for name in ordered if name not in accused]
-        room = max(MOST_LINES - len(ordered) + len(others), 2)
-        kept = {*accused, *others[: room // 2], *others[-(room - room // 2) :]}
-        shown = [name for name in series if name in kept]
+    shown = _chosen(level, accused)
     lines = []
     for name in shown:
         one = series[name]
@@ -149,12 +219,7 @@ def _timeline(field: str, series: dict[str, Columns], accused: Sequence[str]) ->
         minutes, values = (one["time"][::step] - begin) / 60, one[field][::step]
         tips = (f"{name}: {y:,.0f} {unit} at {x:.1f} minutes" for x, y in zip(minutes, values, strict=True))
         lines.append((name, list(zip(minutes.tolist(), values.tolist(), tips, strict=True))))
-    lowest, highest = ordered[0], ordered[-1]
-    words = f"{title} of each device, in {unit}. {lowest} has the lowest median, {highest} the highest."
-    if level[lowest] == level[highest]:
-        words = f"{title} of each device, in {unit}. All have the same median, {level[lowest]:,.0f}."
-    if len(shown) < len(series):
-        words += f" Of {len(series)} devices, {len(shown)}: the accused and the extremes."
+    words = f"{title} of each device, in {unit}. {_extremes(level)}"
     return _chart(key, title, words, "minutes", unit, lines)
 
 
@@ -176,7 +241,13 @@ def drift(baselines: Sequence[Baseline]) -> Chart:
 
 
 def _chart(
-    key: str, title: str, alt: str, x: str, y: str, series: Sequence[tuple[str, Sequence[tuple[float, float, str]]]]
+    key: str,
+    title: str,
+    alt: str,
+    x: str,
+    y: str,
+    series: Sequence[tuple[str, Sequence[tuple[float, float, str]]]],
+    log: bool = False,
 ) -> Chart:
     """A chart of named lines of (x, y, tip); a point whose y is nan is left out."""
     lines = tuple(
@@ -189,7 +260,7 @@ def _chart(
         key=key,
         title=title,
         alt=alt,
-        x=Axis(label=x, low=min(xs), high=max(xs)),
+        x=Axis(label=x, low=min(xs), high=max(xs), log=log),
         y=Axis(label=y, low=min(ys) - room, high=max(ys) + room),
         series=lines,
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from certify import schema
-from certify.schema import ALONE, PARTS, PROBES, STAGES, UNREADABLE, VERSION, Columns, Facts
+from certify.schema import ALONE, PARTS, PROBES, STAGES, TOOLS, UNREADABLE, VERSION, Columns, Facts
 from review.logs.output import ReviewError
 
 
@@ -32,7 +32,8 @@ class Place:
 class Records:
     """A whole test. steps, probes: columns; places: by rank, 0 to the last; telemetry: by node; on_cpus: no GPUs.
 
-    hardware: of each node its parts, and what its devices remembered before and after; empty in an older record.
+    hardware: of each node its parts, and what its devices remembered before and after; tools: of each node name,
+    version, faults and skipped tests of each. Both are empty in an older record.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Records:
     telemetry: dict[str, Columns] = field(default_factory=dict)
     on_cpus: bool = False
     hardware: dict[str, dict[str, Facts]] = field(default_factory=dict)
+    tools: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
     def ranks_per_node(self) -> int:
@@ -61,8 +63,8 @@ class Records:
 
     @property
     def probed(self) -> list[str]:
-        """The parts of the load that ran by themselves."""
-        return [name for name in PROBES if (self.probes["probe"] == name.encode()).any()]
+        """The parts of the load that ran by themselves, and tests of other tools."""
+        return [name for name in PROBES | TOOLS if (self.probes["probe"] == name.encode()).any()]
 
     def by_step(self, stage: str, *columns: str, missing: float = np.nan) -> np.ndarray:
         """The sum of the columns [ranks, rounds, steps] in their dtype; ``missing`` for a step that was not taken."""
@@ -102,26 +104,31 @@ class Records:
         found: np.ndarray = np.nanmedian(self.by_step(stage, "wait"), axis=(1, 2))
         return found
 
-    def _measured(self, name: str) -> Iterator[tuple[int, int, int, int, float]]:
+    def measured(self, name: str) -> Columns:
+        """The columns of ``probes``, of this one."""
+        chosen = self.probes["probe"] == name.encode()
+        return {column: values[chosen] for column, values in self.probes.items()}
+
+    def _by_node(self, name: str) -> Iterator[tuple[int, int, int, int, float]]:
         """(round, rank, number of its node, of its partner, seconds) of each measurement."""
         nodes = {rank: self.nodes.index(place.node) for rank, place in self.places.items()}
-        chosen = self.probes["probe"] == name.encode()
-        columns = (self.probes[column][chosen].tolist() for column in ("round", "rank", "partner", "seconds"))
+        measured = self.measured(name)
+        columns = (measured[column].tolist() for column in ("round", "rank", "partner", "seconds"))
         for number, rank, partner, seconds in zip(*columns, strict=True):
             yield number, rank, nodes[rank], partner, seconds
 
     def probe(self, name: str) -> np.ndarray:
-        """Seconds of a part of the load by itself [ranks, rounds]."""
-        measured = list(self._measured(name))
-        table = np.full((len(self.places), 1 + max((number for number, *_ in measured), default=-1)), np.nan)
-        for number, rank, _, _, seconds in measured:
-            table[rank, number] = seconds
+        """Seconds of a part of the load by itself [ranks, rounds]: of its largest size, with the slowest partner."""
+        rows = self.measured(name)
+        largest = rows["amount"] == rows["amount"].max(initial=0)
+        table = np.full((len(self.places), 1 + rows["round"].max(initial=-1)), np.nan)
+        np.fmax.at(table, (rows["rank"][largest], rows["round"][largest]), rows["seconds"][largest])
         return table
 
     def reductions(self, name: str) -> dict[int, list[float]]:
         """Seconds of an all-reduce by round: the quickest of each group that did it, as the others were disturbed."""
         found: dict[int, dict[frozenset[int], float]] = {}
-        for number, _, node, partner, seconds in self._measured(name):
+        for number, _, node, partner, seconds in self._by_node(name):
             group = frozenset() if name == "reduce_together" else frozenset({node, partner})
             best = found.setdefault(number, {})
             best[group] = min(best.get(group, seconds), seconds)
@@ -130,7 +137,7 @@ class Records:
     def pairs(self) -> dict[tuple[int, int], list[float]]:
         """Seconds of each all-reduce of every pair of nodes that met, by their numbers: those of its quickest rank."""
         found: dict[tuple[int, int], dict[int, list[float]]] = {}
-        for _, rank, node, partner, seconds in self._measured("reduce_pairs"):
+        for _, rank, node, partner, seconds in self._by_node("reduce_pairs"):
             pair = min(node, partner), max(node, partner)
             found.setdefault(pair, {}).setdefault(rank, []).append(seconds)
         return {
@@ -174,7 +181,8 @@ def read(folder: Path) -> Records:
         if told:
             hardware[node] = told | later
     on_cpus = all(about["on_cpus"] for about, _ in files)
-    return Records(folder, places, first["nodes"], steps, probes, telemetry, on_cpus, hardware)
+    tools = {about["node"]: about.get("tools", []) for about, _ in files}
+    return Records(folder, places, first["nodes"], steps, probes, telemetry, on_cpus, hardware, tools)
 
 
 def _telemetry(folder: Path, node: str, samples: Columns) -> tuple[Columns, dict[str, Facts]]:

@@ -7,6 +7,7 @@ JSON on the node and its ranks. burn_in_<node>.npz is the telemetry of a burn-in
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bert.core.env import env
+from bert.core.env import ConfigError, env
 from bert.core.files import whole_file
 
 Columns = dict[str, np.ndarray]
@@ -39,13 +40,33 @@ PROBES = {
     "host_copy": "copy from the host",
     "disk": "read of the data disk",
 }
+# Of other programs, named as they name them: nccl-tests, the same over all nodes with ALL_NODES behind, nvbandwidth.
+COLLECTIVES = {
+    "all_reduce_perf": "all-reduce",
+    "all_gather_perf": "all-gather",
+    "reduce_scatter_perf": "reduce-scatter",
+    "alltoall_perf": "all-to-all",
+    "sendrecv_perf": "send and receive",
+}
+ALL_NODES = "_mpi"
+COPIES = {
+    "host_to_device_memcpy_ce": "copy from the host, nvbandwidth",
+    "device_to_host_memcpy_ce": "copy to the host, nvbandwidth",
+    "device_to_device_memcpy_read_ce": "copy from another GPU, nvbandwidth",
+}
+NCCL_TESTS, NVBANDWIDTH, DIAGNOSTIC = "nccl-tests", "nvbandwidth", "dcgmi"
+TOOLS = (
+    {name: f"{label} of each node, nccl-tests" for name, label in COLLECTIVES.items()}
+    | {name + ALL_NODES: f"{label} of all ranks, nccl-tests" for name, label in COLLECTIVES.items()}
+    | COPIES
+)
 REDUCTIONS = {
     "reduce_node": "all-reduce of each node",
     "reduce_pairs": "all-reduce of two nodes",
     "reduce_together": "all-reduce of all ranks",
 }
 BURN_IN = "burn-in"
-LABELS = STAGES | PROBES | REDUCTIONS | {BURN_IN: "hours of the same steps"}
+LABELS = STAGES | PROBES | TOOLS | REDUCTIONS | {BURN_IN: "hours of the same steps"}
 PARTS = ("data", "compute", "wait", "update")  # of a step
 NOBODY = -1  # partner of a node without one
 CPUS = -1  # device of the node's CPUs in the telemetry
@@ -60,10 +81,11 @@ STEP = np.dtype(
         ("checksum", np.int64),
     ]
 )
-# One row a measurement: a matrix product, a copy, a read, an all-reduce. amount: operations or bytes of one.
+# One row a measurement: a matrix product, a copy, a read, an all-reduce, or one of TOOLS, by the first rank of its node
+# or that of its GPU. partner: number of the other node, or other GPU; amount: operations, or bytes that count.
 PROBE = np.dtype(
     [
-        *(("rank", np.int32), ("probe", "S16"), ("round", np.int16), ("partner", np.int16)),
+        *(("rank", np.int32), ("probe", "S32"), ("round", np.int16), ("partner", np.int16)),
         *(("seconds", np.float64), ("amount", np.float64)),
     ]
 )
@@ -89,6 +111,22 @@ class Expected:
     host_copy: float = env("EXPECTED_HOST_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy from the host")
     disk: float = env("EXPECTED_DISK_GBPS", 0.0, at_least=0, doc="GB/s of a rank's reads of the data set")
     reduce_together: float = env("EXPECTED_ALLREDUCE_GBPS", 0.0, at_least=0, doc="GB/s of bus bandwidth, all ranks")
+    tools: str = env(
+        "EXPECTED_TOOLS",
+        "",
+        doc="GB/s by test: `all_reduce_perf=480 host_to_device_memcpy_ce=55`; nccl-tests, nvbandwidth",
+    )
+
+    def figures(self) -> dict[str, float]:
+        """What is expected, by name. Raises ConfigError for a tool's figure that is none."""
+        found = {name: value for name, value in vars(self).items() if name != "tools" and value}
+        for word in self.tools.split():
+            name, _, value = word.partition("=")
+            if name not in TOOLS or not re.fullmatch(r"\d+(\.\d+)?", value) or not float(value):
+                tests = ", ".join(TOOLS)
+                raise ConfigError(f"EXPECTED_TOOLS: {word}: expected NAME=GB/s, of {tests}")
+            found[name] = float(value)
+        return found
 
 
 def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> None:

@@ -16,12 +16,12 @@ import numpy as np
 
 from certify import figures
 from certify.comparison import LEAST, Outlier, Question, questions
-from certify.faults import Corruption, corrupt, devices, faults, odd_parts, remembered, throttled
+from certify.faults import Corruption, corrupt, devices, faults, odd_parts, of_tools, remembered, throttled
 from certify.figures import STEP, Measured, Reached
 from certify.journal import BurnIn, Journal
 from certify.reasons import Reason, worst
 from certify.records import Records, read
-from certify.schema import ALONE, BURN_IN, LABELS, NODE, REDUCTIONS, Facts
+from certify.schema import ALONE, BURN_IN, DIAGNOSTIC, LABELS, NCCL_TESTS, NODE, NVBANDWIDTH, REDUCTIONS, TOOLS, Facts
 from certify.standing import standing
 from review.league.estimate import Estimate
 from review.logs.output import csv_text, write_whole
@@ -90,24 +90,57 @@ class Certificate:
         return standing(self.records)
 
     @cached_property
+    def tools(self) -> dict[str, set[str]]:
+        """Versions of the other programs that ran."""
+        found: dict[str, set[str]] = {}
+        for tool in (tool for tools in self.records.tools.values() for tool in tools):
+            name = tool["name"] if tool["name"] in (DIAGNOSTIC, NVBANDWIDTH) else NCCL_TESTS
+            found.setdefault(name, set()).update({tool["version"]} - {""})
+        return found
+
+    @cached_property
+    def _environment(self) -> dict[str, Any]:
+        path = self.records.folder / "environment.json"
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return found
+
+    @property
+    def versions(self) -> dict[str, str]:
+        known = self._environment
+        found = known.get("packages", {}) | {name: known.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
+        found |= {name: " and ".join(sorted(versions)) for name, versions in self.tools.items()}
+        return {name: str(version) for name, version in found.items() if version}
+
+    @cached_property
     def tested(self) -> dict[str, str]:
         """What was tested, with which versions, when, and what was not: for whoever signs."""
         records = self.records
-        ran = {*records.stages, *records.probed, *(name for name in REDUCTIONS if records.reductions(name))}
-        burnt = {BURN_IN} if self.burn_in else set()
-        left = [label for name, label in LABELS.items() if name not in ran | burnt]
+        done = {*records.stages, *records.probed, *(name for name in REDUCTIONS if records.reductions(name))}
+        done |= {BURN_IN} if self.burn_in else set()
+        others = self.tools
+        skipped = [
+            f"{LABELS.get(one, one)} (skipped by {tool['name']})"
+            for tools in records.tools.values() for tool in tools for one in tool["skipped"]
+        ]  # fmt: skip
+        diagnosed = [f"{DIAGNOSTIC} diag"] if DIAGNOSTIC in others else []
+        of = {label: label.rpartition(", ")[2] for label in TOOLS.values()}
+        left = [
+            label for name, label in LABELS.items() if name not in done and of.get(label, label) in {label, *others}
+        ]
+        left += [
+            f"{name} (not installed, or left out)"
+            for name in (NCCL_TESTS, NVBANDWIDTH, DIAGNOSTIC)
+            if name not in others
+        ]
         if not any("GPUs" in told.get("parts", {}).get(NODE, {}) for told in records.hardware.values()):
             left.append("health of GPUs, of which no driver told")
-        path = records.folder / "environment.json"
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        versions = known.get("packages", {}) | {name: known.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
         times = [float(table["time"].max()) for table in records.telemetry.values() if len(table["time"])]
         ended = datetime.fromtimestamp(max(times), timezone.utc).strftime("%Y-%m-%d %H:%M UTC") if times else "unknown"
         return {
-            "tested": "; ".join(label for name, label in LABELS.items() if name in ran | burnt),
-            "not tested": "; ".join(left) or "nothing was left out",
-            "versions": ", ".join(f"{name} {version}" for name, version in versions.items() if version) or "unknown",
-            "commit": known.get("git_commit") or "unknown",
+            "tested": "; ".join([*(label for name, label in LABELS.items() if name in done), *diagnosed]),
+            "not tested": "; ".join(dict.fromkeys(left + skipped)) or "nothing was left out",
+            "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items()) or "unknown",
+            "commit": self._environment.get("git_commit") or "unknown",
             "ended": ended,
         }
 
@@ -193,7 +226,7 @@ def judge(
         seconds={stage: np.nanmedian(records.seconds(stage), axis=(1, 2)) for stage in records.stages},
         findings=_findings(records, asked),
         corrupt=broken,
-        faults=[*faults(records), *odd_parts(records, parts), *remembered(records)],
+        faults=[*faults(records), *odd_parts(records, parts), *remembered(records), *of_tools(records)],
         notes=notes,
         ranking={one.kind: one.ranking() for one in asked if one.what == "slow" and {*one.stages} == {"parallel"}},
         burn_in=burnt,

@@ -60,28 +60,38 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
 
 
 def benchmark(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
-    """Latency of batches of made-up tokens in milliseconds, and sequences a second: a line of JSON a batch size."""
+    """Latency of batches in milliseconds, and sequences a second: a line of JSON a batch size.
+
+    Of made-up tokens of one length; with --input of a file's texts in their order, their tokenization included.
+    """
     _add_model(parser)
     parser.add_argument("--batch-sizes", type=natural, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
     parser.add_argument("--length", type=natural, help="tokens of a sequence; unset: as in training")
+    parser.add_argument("--input", type=Path, help="file of texts, as predict takes them")
     parser.add_argument("--batches", type=natural, default=50, help="timed per batch size (default %(default)s)")
     options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
     shape = model.model.config
     length = min(options.length or model.facts["max_seq_length"], shape.max_position_embeddings)
     ids = np.random.default_rng(0).integers(1000 % shape.vocab_size, shape.vocab_size, length).astype(np.int32)
+    texts = files.texts_of(model, options.input) if options.input else []
     for size in options.batch_sizes:
         samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
         for number in range(WARM_UP_BATCHES + options.batches):
+            chosen = [texts[(number * size + i) % len(texts)] for i in range(size)] if texts else []
             begin = time.perf_counter()
-            model.scores(samples, size)  # its scores come back to the host, so the device is done
+            if texts:
+                model.say(chosen, size)
+            else:
+                model.scores(samples, size)  # its scores come back to the host, so the device is done
             if number >= WARM_UP_BATCHES:
                 milliseconds.append(1000 * (time.perf_counter() - begin))
         figures = {f"p{percent}": float(np.percentile(milliseconds, percent)) for percent in (50, 90, 95, 99, 100)}
         mean = float(np.mean(milliseconds))
         figures |= {"mean": mean, "std": float(np.std(milliseconds)), "sequences_per_second": 1000 * size / mean}
         rounded = {name: round(value, 3) for name, value in figures.items()}
-        print(json.dumps({"batch_size": size, "tokens": length, "device": model.device.type, **rounded}), flush=True)
+        said = {"input": str(options.input)} if texts else {"tokens": length}
+        print(json.dumps({"batch_size": size, **said, "device": model.device.type, **rounded}), flush=True)
 
 
 def seeds(parser: argparse.ArgumentParser, arguments: list[str]) -> None:

@@ -24,7 +24,10 @@ from bert.training.config import Hardware
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
 
 # What may differ between a run and the one that it continues. Of what lies somewhere the content counts, not the place.
-PLACES = ("DATA", "VOCAB_FILE", "RUN_DIR", "CHECKPOINT_DIR", "TRIAL", "SEEDS", "RANK", "LOCAL_RANK", "EMULATE_RANK")
+PLACES = (
+    *("DATA", "VOCAB_FILE", "RUN_DIR", "CHECKPOINT_DIR", "TRIAL", "SEEDS"),
+    *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "EMULATE_RANK"),
+)
 SHOWN_OR_KEPT = (
     "METRICS",
     "LOG_EVERY_STEPS",
@@ -43,6 +46,7 @@ ROUNDING = (
     "RECOMPUTE_LAYERS",
     "SHARD_OPTIMIZER",
     "SHARD_GRADIENTS",
+    "SHARD_GROUP",
 )
 PREDICTION = ("MODE", "EVAL_BATCHSIZE", "N_BEST_SIZE", "MAX_ANSWER_LENGTH", "NULL_SCORE_DIFF_THRESHOLD")  # not training
 
@@ -65,6 +69,7 @@ class Config(Hardware):
     label_column: str = env("LABEL_COLUMN", "", doc="tables: name of the column to predict; unset: label, or the last")
     regression: bool | None = env("REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals")
     epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
+    keep_best: bool = env("KEEP_BEST", False, doc="fine-tuning: 1 keeps the best epoch on dev instead of the last")
     vocab_file: Path | None = env("VOCAB_FILE", None, doc="vocab.txt; unset: the one beside BERT_CONFIG")
     do_lower_case: bool | None = env("DO_LOWER_CASE", None, doc="0 for a cased vocabulary; unset: as the model's is")
     max_query_length: int = env("MAX_QUERY_LENGTH", 64, at_least=1, doc="SQuAD: tokens of a question at most")
@@ -94,6 +99,8 @@ class Config(Hardware):
         self.check_device(dropout=dropout, gradient_steps=self.gradient_steps, uses_graph=self.uses_graph)
         _ = self.trial_seed
         _ = self.weights_folder
+        if self.keep_best and self.mode != "train-eval":
+            raise ConfigError(f"KEEP_BEST=1 compares epochs on dev, and MODE={self.mode}: set MODE=train-eval")
         if self.length > self.model.max_position_embeddings:
             most = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")

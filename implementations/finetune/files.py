@@ -67,6 +67,15 @@ def predict(model: Saved, source: str, target: Path, columns: tuple[str, ...], b
         kept.unlink()
 
 
+def texts_of(model: Saved, path: Path) -> list[tuple[str, ...]]:
+    """The texts of a file, as ``Saved.say`` takes them. Raises DataError."""
+    names, rows = _rows(model, path, ())
+    texts = [tuple(row[name] for name in names) for row in rows]
+    if not texts:
+        raise DataError(f"{path}: holds no row")
+    return texts
+
+
 def _check(model: Saved, path: Path, columns: tuple[str, ...], kind: str) -> tuple[tuple[str, ...], list[str], int]:
     """The columns of text, all columns, and the number of rows; looks at each before any is predicted."""
     texts, rows = _rows(model, path, columns)

@@ -125,14 +125,14 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
             return figures
         figures |= trained
         check_finite(run.step.state_tensors(), world, ending.step)
-        masters = run.step.state_dict()["optimizer"].get("masters", {})
-        if world.is_main:
-            models.save(config.folder(), run.model, masters, config.vocabulary, task.description())
+        if not config.keep_best:
+            save_model(run)
     if task.test is not None:
         run.step.optimizer.gather()
+        if config.keep_best:
+            models.load(run.model, config.folder() / "model.safetensors")
         begin = time.monotonic()
-        scores = saved.predict(run.model, task.test, world, config.eval_batch_size)
-        metrics = task.finish(scores, config.folder()) if world.is_main else {}
+        metrics = scored(run)
         seconds = time.monotonic() - begin
         speed = len(task.test.lengths) / seconds
         figures |= {"e2e_inference_time": seconds, "inference_sequences_per_second": speed, **metrics}
@@ -143,6 +143,44 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         _say(world, ", ".join(f"{name} {value}" for name, value in shown.items()))
     world.barrier()
     return figures
+
+
+def save_model(run: Run) -> None:
+    """Writes the folder of the model as it is. A collective."""
+    masters = run.step.state_dict()["optimizer"].get("masters", {})
+    if run.world.is_main:
+        models.save(run.config.folder(), run.model, masters, run.config.vocabulary, run.task.description())
+
+
+def scored(run: Run) -> dict[str, float]:
+    """Predicts the test samples and writes that; their metrics on rank 0. The optimizer has gathered. A collective."""
+    assert run.task.test is not None
+    scores = saved.predict(run.model, run.task.test, run.world, run.config.eval_batch_size)
+    return run.task.finish(scores, run.config.folder()) if run.world.is_main else {}
+
+
+class Best:
+    """KEEP_BEST: after each epoch the model is scored on dev, and the folder of the run gets it if none was better."""
+
+    def __init__(self, run: Run, resumed: bool) -> None:
+        self.run, self.path, self.known = run, run.config.folder() / "best.json", {}
+        if resumed and self.path.is_file():
+            self.known = json.loads(self.path.read_text(encoding="utf-8"))
+
+    def look(self, steps: int, samples: int) -> bool:
+        """Scores the model after ``steps``. A collective."""
+        self.run.step.optimizer.gather()
+        metrics = scored(self.run)
+        name = "f1" if self.run.config.task == "squad" else next(iter(metrics), "")
+        better = self.run.world.is_main and metrics[name] > self.known.get(name, -math.inf)
+        if self.run.world.any(better):
+            save_model(self.run)
+            self.known = {"best_step": steps, name: metrics.get(name)}
+        if self.run.world.is_main:
+            _say(self.run.world, f"step {steps}: dev {name} {metrics[name]:.4f}{', the best so far' if better else ''}")
+            write_text(self.path, json.dumps(self.known) + "\n")
+        self.run.world.barrier()
+        return False
 
 
 def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue) -> Run:
@@ -267,16 +305,22 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
             save_checkpoint(config.checkpoint, steps, state)
         world.barrier()
 
-    begin, interval = time.monotonic(), Interval(config.checkpoint, world, 1, done)
+    interval = Interval(config.checkpoint, world, 1, done)
+    best = Best(run, resumed=found is not None) if config.keep_best else None
+    each = num_samples / config.samples_per_step  # steps of an epoch
+    ends = {min(last, math.ceil(epoch * each)) for epoch in range(1, math.ceil(config.epochs) + 1)}
+    due = StepSchedule(
+        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
+        evaluations=ends if best else (),
+    )  # fmt: skip
+    begin = time.monotonic()
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         parts = Parts(
             next_step=source(batches + 1).next_step, take_step=take_step,
             steps=StepCounter(rate, last, step.scaler, done, batches),
-            schedule=StepSchedule(
-                last=last, report_every=config.log_every_steps, checkpoint=interval.is_due
-            ),
+            schedule=due,
             progress=progress, stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank),
-            evaluate=lambda steps, samples: False, save=partial(interval.save, save),
+            evaluate=best.look if best else lambda steps, samples: False, save=partial(interval.save, save),
         )  # fmt: skip
         ending = train(parts)
     seconds = before + time.monotonic() - begin
@@ -284,7 +328,8 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         save(ending.step, ending.batches, ending.samples)
     progress.summary(ending)
     speed = (ending.samples - (0 if before else trained)) / seconds if seconds else 0.0
-    return ending, {"steps": last, "e2e_train_time": seconds, "training_sequences_per_second": speed}
+    figures = {"steps": last, "e2e_train_time": seconds, "training_sequences_per_second": speed}
+    return ending, figures | ({"best_step": best.known["best_step"]} if best and best.known else {})
 
 
 def _say(world: World, text: str) -> None:

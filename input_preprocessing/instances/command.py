@@ -30,7 +30,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     # Here, not above: the compiler takes longer to import than --help and a mistake need.
     from bert.data.format import write_records
     from input_preprocessing.instances.sampling import compile_first, instances_of
-    from input_preprocessing.tensorflow_files.tfrecord import Widths, tell_compiling, write_tfrecord
+    from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
     from input_preprocessing.text import vocabulary
 
     words = vocabulary.load(options.vocab_file)
@@ -38,7 +38,6 @@ def main(parser: argparse.ArgumentParser) -> None:
     compile_first(words, config)
     records, metadata = instances_of(options.input_file, words, config)
     if options.format == "tfrecord":
-        tell_compiling()
         write_tfrecord(options.output_file, records, Widths(config.max_seq_length, config.max_predictions_per_seq))
     else:
         write_records(options.output_file, records, metadata)

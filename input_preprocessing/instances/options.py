@@ -8,7 +8,7 @@ import hashlib
 from dataclasses import dataclass
 
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import add_lower_case
+from input_preprocessing.stage.cli import UNSAID, add_lower_case, add_switch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,7 @@ class SamplingConfig:
     random_seed: int = 12345
     dupe_factor: int = 10
     do_lower_case: bool = True
+    nsp: bool = True  # pairs of sentences for next-sentence prediction; without, documents in full sequences
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -38,14 +39,9 @@ class SamplingConfig:
 
 
 def sampling_digest(config: SamplingConfig) -> str:
-    """Short digest of all sampling options, to tell files made with other options.
-
-    What is lower-cased has the digest that it had before there was a choice.
-    """
-    options = dataclasses.asdict(config)
-    if config.do_lower_case:
-        del options["do_lower_case"]
-    return hashlib.md5(repr(sorted(options.items())).encode()).hexdigest()
+    """Short digest of all sampling options, to tell files made with other options; of UNSAID only what differs."""
+    options = sorted(dataclasses.asdict(config).items() - UNSAID.items())
+    return hashlib.md5(repr(options).encode()).hexdigest()
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -53,10 +49,11 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     default = SamplingConfig()
     for field in dataclasses.fields(SamplingConfig):
         value = getattr(default, field.name)
-        if field.name != "do_lower_case":
+        if field.name not in UNSAID:
             flag = f"--{field.name.replace('_', '-')}"
             parser.add_argument(flag, type=type(value), default=value, help="(default %(default)s)")
     add_lower_case(parser)
+    add_switch(parser, "--nsp", "0: no pairs of sentences; documents in full sequences, for NSP=0")
 
 
 def sampling_config(options: argparse.Namespace) -> SamplingConfig:

@@ -3,6 +3,7 @@
 Draws from one Mersenne Twister in exactly the order of the reference (create_pretraining_data.py of
 google-research/bert as amended by MLCommons), hence the same instances bit for bit. A pair is two contiguous runs of
 tokens (whole segments of one document each, then cut at both ends): only its ends are kept until the order is known.
+Without next-sentence prediction a document is cut into runs as long as a sequence, and the second run is empty.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from bert.data.compiled import compiled, is_first
 from bert.data.format import write_records
-from bert.data.records import Metadata, Records
+from bert.data.records import Metadata, Records, offsets_of
 from input_preprocessing.instances import mersenne
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.stage.reading import read_text
@@ -49,19 +51,22 @@ def compile_first(words: Vocabulary, config: SamplingConfig) -> None:
 def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: SamplingConfig) -> Records:
     """All instances of one text file, in the reference's order; none where the text has no token."""
     most, share = config.max_predictions_per_seq, config.masked_lm_prob
+    segment_offsets, document_offsets = text.segment_offsets, text.document_offsets
+    if not config.nsp:
+        segment_offsets, document_offsets = _runs(segment_offsets[document_offsets], config.max_seq_length - 2)
     num_predictions = np.array([min(most, max(1, round(n * share))) for n in range(config.max_seq_length + 1)])
     special = np.array([vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=text.tokens.dtype)
     room = np.empty(0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64)  # of a position and an id
     state = mersenne.initial_state(config.random_seed)
     pairs, masked_offsets, masked = sample(
-        state, text.tokens, text.segment_offsets, text.document_offsets, special, len(vocabulary), room,
-        config.max_seq_length, config.short_seq_prob, config.dupe_factor, num_predictions,
+        state, text.tokens, segment_offsets, document_offsets, special, len(vocabulary), room,
+        config.max_seq_length, config.short_seq_prob, config.dupe_factor, num_predictions, config.nsp,
     )  # fmt: skip
     order = np.arange(len(pairs))
     mersenne.shuffle(state, order)
     chosen = pairs[order]
     lengths_a = chosen[:, 1] - chosen[:, 0]
-    lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + 3
+    lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + (3 if config.nsp else 2)
     sequence_offsets = np.concatenate([[0], np.cumsum(lengths)])
     new_masked_offsets = np.concatenate([[0], np.cumsum(np.diff(masked_offsets)[order])])
     input_ids = np.empty(sequence_offsets[-1], dtype=text.tokens.dtype)
@@ -75,6 +80,17 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     )  # fmt: skip
 
 
+def _runs(ends: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Offsets of runs of `length` tokens, the last of a document shorter, and of the documents in them.
+
+    ends: where each document begins, and the last one's end.
+    """
+    counts = -(-np.diff(ends) // length)
+    documents = offsets_of(counts)
+    within = np.arange(documents[-1]) - np.repeat(documents[:-1], counts)
+    return np.append(np.repeat(ends[:-1], counts) + length * within, ends[-1]), documents
+
+
 @compiled
 def _write_sequences(tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels):  # type: ignore[no-untyped-def]
     at = 0
@@ -86,6 +102,8 @@ def _write_sequences(tokens, special, pairs, masked_offsets, masked, order, inpu
         for side in range(2):
             begin = pairs[i, 2 * side]
             length = pairs[i, 2 * side + 1] - begin
+            if side == 1 and length == 0:
+                break
             input_ids[at : at + length] = tokens[begin : begin + length]
             at += length
             input_ids[at] = special[1]
@@ -212,11 +230,11 @@ def _next_pair(  # type: ignore[no-untyped-def]
 @compiled
 def sample(  # type: ignore[no-untyped-def]
     state, tokens, segment_offsets, document_offsets, special, vocabulary_size, room,
-    max_seq_length, short_seq_prob, dupe_factor, num_predictions,
+    max_seq_length, short_seq_prob, dupe_factor, num_predictions, nsp,
 ):  # fmt: skip
     """All pairs in the order they are drawn: (N, 5) ends and label, masked offsets (N + 1,), masks (M,).
 
-    room: an empty array of the type of the masks.
+    room: an empty array of the type of the masks. nsp: whether to make pairs; else each segment is a sequence.
     """
     order = np.arange(document_offsets.size - 1)
     mersenne.shuffle(state, order)
@@ -233,7 +251,7 @@ def sample(  # type: ignore[no-untyped-def]
     for _ in range(dupe_factor):
         for document_index in range(order.size):
             target = max_num_tokens
-            if mersenne.next_float(state) < short_seq_prob:
+            if nsp and mersenne.next_float(state) < short_seq_prob:
                 target = 2 + mersenne.next_below(state, max_num_tokens - 1)
             start = document_offsets[order[document_index]]
             last = document_offsets[order[document_index] + 1]
@@ -244,9 +262,19 @@ def sample(  # type: ignore[no-untyped-def]
                 if at + max_seq_length > masked.shape[0]:
                     masked = _grown(masked)
                 pair = pairs[count]
-                start = _next_pair(state, segment_offsets, document_offsets, order, document_index, start, target, pair)
-                _truncate(state, pair, max_num_tokens)
-                length = pair[1] - pair[0] + pair[3] - pair[2] + 3
+                length = 2
+                if nsp:
+                    start = _next_pair(
+                        state, segment_offsets, document_offsets, order, document_index, start, target, pair
+                    )
+                    _truncate(state, pair, max_num_tokens)
+                    length = 3
+                else:
+                    pair[:] = 0
+                    pair[0] = segment_offsets[start]
+                    start += 1
+                    pair[1] = segment_offsets[start]
+                length += pair[1] - pair[0] + pair[3] - pair[2]
                 at = _mask(
                     state, tokens, pair, mask, vocabulary_size, num_predictions[length],
                     candidates, partners, replaced, masked, at,

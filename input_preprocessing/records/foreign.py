@@ -18,7 +18,7 @@ import numpy as np
 
 from bert.data.digests import add_multiset_digests
 from bert.data.format import atomic_file, check_contents, open_records, verify_records, write_records
-from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype
+from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import add_jobs, human_bytes, positive
 from input_preprocessing.stage.folder import StageFolder
@@ -27,7 +27,7 @@ from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.tensorflow_files.tfrecord import (
     Widths,
     read_tfrecord,
-    tell_compiling,
+    row_features,
     widths_of,
     write_tfrecord,
 )
@@ -38,8 +38,7 @@ SUFFIXES = {"tfrecord": ".tfrecord", "nvidia": ".hdf5"}
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUFFIXES = (".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords")
 NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
-_MD5SUM = re.compile(r"(?P<md5>[0-9a-fA-F]{32})\s+\*?(?P<name>\S.*)")
-_PUBLISHED = re.compile(r"(?P<name>\S.*?)\s+(?P<md5>[0-9a-fA-F]{32})")
+_LISTED = re.compile(r"(?P<name>\S.*?)\s+(?P<md5>[0-9a-fA-F]{32})")
 
 
 def read_foreign(path: Path) -> tuple[Records, Metadata]:
@@ -116,15 +115,8 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
     return [(path, made) for made, path in planned.items()]
 
 
-class Wanted(NamedTuple):
-    """Expected md5 (lower case) of a file's bytes, or of its input_ids."""
-
-    md5: str
-    of_input_ids: bool
-
-
-def read_list(path: Path) -> dict[str, Wanted]:
-    """The lines of a list, by file name.
+def read_list(path: Path) -> dict[str, str]:
+    """md5 of input_ids by file name.
 
     Raises:
         DataError: unreadable, empty, or a line that names no file or none md5, or a file twice.
@@ -134,16 +126,14 @@ def read_list(path: Path) -> dict[str, Wanted]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text"
         raise DataError(f"cannot read {path}: {reason}; check the list") from error
-    found: dict[str, Wanted] = {}
+    found: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip() or line.startswith("#"):
             continue
-        of_bytes = _MD5SUM.fullmatch(line.strip())
-        parts = of_bytes or _PUBLISHED.fullmatch(line.strip())
-        if parts is None:
-            raise DataError(f"{path}: line {number} is neither 'md5  name' nor 'name  md5'; check the list")
-        name, wanted = parts["name"].rpartition("/")[2], Wanted(parts["md5"].lower(), of_input_ids=not of_bytes)
-        if found.setdefault(name, wanted) != wanted:
+        if (parts := _LISTED.fullmatch(line.strip())) is None:
+            raise DataError(f"{path}: line {number} is not 'name  md5'; check the list (one of md5sum: md5sum -c)")
+        name, md5 = parts["name"].rpartition("/")[2], parts["md5"].lower()
+        if found.setdefault(name, md5) != md5:
             raise DataError(f"{path}: line {number} gives {name} another md5 than a line before; check the list")
     if not found:
         raise DataError(f"{path} lists no files; check the list")
@@ -156,24 +146,18 @@ def input_ids_digest(rows: Iterable[Sequence[int]]) -> str:
     return hashlib.md5(str(digests).encode()).hexdigest()
 
 
-def _compare(task: tuple[Path, Wanted]) -> str:
+def _compare(task: tuple[Path, str]) -> str:
     """The difference between a file and its list entry, one line; '' if they match."""
     path, wanted = task
     try:
-        if wanted.of_input_ids:
-            with h5py.File(path, "r") as file:
-                md5 = input_ids_digest(row.tolist() for row in file["input_ids"][:])
-        else:
-            md5 = md5_of(path)
-    except DataError as error:
-        return str(error)
+        with h5py.File(path, "r") as file:
+            md5 = input_ids_digest(row.tolist() for row in file["input_ids"][:])
     except (OSError, KeyError):
         return f"{path} has no input_ids to compare (not HDF5, or damaged); copy it again"
-    what = "md5 of input_ids" if wanted.of_input_ids else "md5"
-    return "" if md5 == wanted.md5 else f"{path} has {what} {md5}, the list {wanted.md5}; copy it again"
+    return "" if md5 == wanted else f"{path} has md5 of input_ids {md5}, the list {wanted}; copy it again"
 
 
-def differences(files: Sequence[Path], listed: dict[str, Wanted], *, whole: bool, jobs: int) -> list[str]:
+def differences(files: Sequence[Path], listed: dict[str, str], *, whole: bool, jobs: int) -> list[str]:
     """Every file that is not as listed, one line each; with `whole` those listed that are not there too."""
     here = [path for path in files if path.name in listed]
     weights = [path.stat().st_size for path in here]
@@ -191,17 +175,15 @@ def import_main(parser: argparse.ArgumentParser) -> None:
     variable-length and packed, whose rows are kept. The kind is known by the file's contents. Finished files are
     kept on a second run.
 
-    With --check-list the files are compared with a list first. A line is `md5  name`, as md5sum writes it, of the
-    file's bytes; or `name  md5`, as in the lists that NVIDIA publishes (4320_shards_varlength.chk and others), of
-    input_ids alone, whatever else the file holds. Blank lines and lines that begin with # are skipped; of a name with
-    folders the last part counts.
+    With --check-list the files are compared first with a list as NVIDIA publishes them (4320_shards_varlength.chk and
+    others): a line is `name  md5`, the md5 of input_ids alone, whatever else the file holds. Blank lines and lines that
+    begin with # are skipped; of a name with folders the last part counts. (`md5sum -c` compares whole files.)
     """
     parser.add_argument("--source", type=Path, required=True, help="file, or folder of files")
     parser.add_argument("--target", type=Path, required=True, help="folder for the record files")
     vocab = "vocab.txt they were made with: tokens are checked, and its md5 is recorded"
     parser.add_argument("--vocab-file", type=Path, help=vocab)
-    listed = "lines 'md5  name' as md5sum writes them, or 'name  md5' of input_ids as NVIDIA publishes"
-    told = f"import nothing unless the files are those listed: {listed}"
+    told = "import nothing unless the files are those listed: lines 'name  md5' of input_ids, as NVIDIA publishes"
     parser.add_argument("--check-list", type=Path, help=told)
     parser.add_argument("--json", action="store_true", help="print counts and the digest of the sequences as JSON")
     add_jobs(parser)
@@ -281,8 +263,6 @@ def export_folder(
     folder = StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
     if not folder.finished:
         tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]
-        if kind == "tfrecord":
-            tell_compiling()
         run_tasks("export", _export_file, tasks, jobs=jobs, weights=[path.stat().st_size for path, *_ in tasks])
         folder.finish([made.name for _, made in files])
     return Exported(
@@ -314,38 +294,23 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
     Raises:
         DataError: a masked token that the layout cannot tell from padding, or the file cannot be written.
     """
-    rows = records.row_offsets
-    if rows is None and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
+    packed = records.row_offsets is not None
+    if not packed and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
         sequence = int(np.searchsorted(records.masked_lm_offsets, zeros[0], "right")) - 1
         raise DataError(f"{path}: sequence {sequence} has its first token masked, which NVIDIA's layout takes for none")
-    sequences = np.arange(records.num_sequences + 1) if rows is None else rows
-    lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
-    tokens, masked = records.sequence_offsets[sequences], records.masked_lm_offsets[sequences]
-    in_sequence = np.arange(len(records.input_ids)) - np.repeat(records.sequence_offsets[:-1], lengths)
-    segments = (in_sequence >= np.repeat(records.segment_b_start, lengths)).astype(np.int8)
-    in_row = records.sequence_offsets[:-1] - np.repeat(tokens[:-1], np.diff(sequences))  # first token of a sequence
-    positions = (records.masked_lm_positions + np.repeat(in_row, counts)).astype(np.int16)
-    columns: dict[str, tuple[Array, Array]] = {  # values, and the offsets of each entry
-        "input_ids": (records.input_ids, tokens),
-        "segment_ids": (segments, tokens),
-        "masked_lm_positions": (positions, masked),
-        "masked_lm_ids": (records.masked_lm_ids, masked),
-    }
-    if rows is not None:
-        columns["packed_input_len"] = lengths.astype(np.int16), rows
-        columns["packed_masked_lm_len"] = counts.astype(np.int16), rows
-        columns["next_sentence_labels"] = records.next_sentence_labels, rows
+    features = row_features(records)
     # In memory, not on the disk: HDF5 ends badly on a full one.
     with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
         file.attrs["max_seq_length"] = max_seq_length
-        for name, (values, offsets) in columns.items():
+        for name, (values, offsets) in features.items():
+            if name == "next_sentence_labels" and not packed:
+                file[name] = values
+                continue
             values, ends = np.asarray(values), offsets.tolist()
             entries = np.empty(len(ends) - 1, dtype=object)
             for i in range(len(entries)):
                 entries[i] = values[ends[i] : ends[i + 1]]
             file.create_dataset(name, data=entries, dtype=h5py.vlen_dtype(values.dtype))
-        if rows is None:
-            file["next_sentence_labels"] = records.next_sentence_labels
         file.flush()
         image = file.id.get_file_image()
     with atomic_file(path) as unfinished:

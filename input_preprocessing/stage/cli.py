@@ -15,6 +15,8 @@ from pathlib import Path
 from bert.data.records import DataError
 from input_preprocessing import STAGES
 
+UNSAID = {"do_lower_case": True, "nsp": True}  # options that data sets of before there was a choice say nothing of
+
 
 def run_stage(stage: str) -> None:
     """Runs a stage with the options in sys.argv; a user's error becomes one line on stderr, exit code 1."""
@@ -39,15 +41,20 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", type=positive, default=cpus, help="worker processes (default: the %(default)s CPUs)")
 
 
-def add_lower_case(parser: argparse.ArgumentParser) -> None:
+def add_switch(parser: argparse.ArgumentParser, flag: str, told: str) -> None:
+    """An option that is on unless it is 0."""
+
     def yes_or_no(text: str) -> bool:
         values = {"1": True, "true": True, "0": False, "false": False}  # the reference's flag takes words
         if text.lower() not in values:
             raise argparse.ArgumentTypeError(f"{text!r}: expected 0 or 1")
         return values[text.lower()]
 
-    cased = "0 for a cased vocabulary: keep capitals and accents (default 1)"
-    parser.add_argument("--do-lower-case", type=yes_or_no, default=True, metavar="0|1", help=cased)
+    parser.add_argument(flag, type=yes_or_no, default=True, metavar="0|1", help=f"{told} (default 1)")
+
+
+def add_lower_case(parser: argparse.ArgumentParser) -> None:
+    add_switch(parser, "--do-lower-case", "0 for a cased vocabulary: keep capitals and accents")
 
 
 def check_not_source(target: Path, source: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from bert.data.format import VERSION, atomic_file, open_records
 from bert.data.records import DataError
+from input_preprocessing.stage.cli import UNSAID
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,8 @@ class Manifest:
         return [name for name in self.files if name.startswith("eval/")]
 
     def option(self, name: str) -> Any:
-        """An option of the recipe; one of before there was a choice of case was lower-cased."""
-        return {"do_lower_case": True, **self.recipe}.get(name)
+        """An option of the recipe, or what was done before there was a choice."""
+        return {**UNSAID, **self.recipe}.get(name)
 
 
 def digest_of(path: Path) -> str:

@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bert.data.compiled import compiled, is_first
+from bert.data.compiled import compiled
 from bert.data.format import atomic_file
-from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype
+from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype, offsets_of
 from input_preprocessing.tensorflow_files.wire import fields, masked_crc
 
 Integers = npt.NDArray[np.int64]
@@ -29,8 +29,8 @@ NAMES = (  # in the order of protobuf's deterministic serialisation
     "input_ids", "input_mask", "masked_lm_ids", "masked_lm_positions", "masked_lm_weights", "next_sentence_labels",
     *PACKED_NAMES, "segment_ids",
 )  # fmt: skip
-_INPUT_IDS, _INPUT_MASK, _LABELS, _POSITIONS, _WEIGHTS, _NEXT_SENTENCE, _LENGTHS, _MASKS, _SEGMENTS = range(len(NAMES))
-_BLOCK = 512  # Examples encoded at once
+_WEIGHTS = "masked_lm_weights"
+_BLOCK = 256  # Examples encoded at once
 _LARGEST, _LARGEST_ID = 32767, (1 << 21) - 1  # a number of three bytes
 
 
@@ -53,21 +53,28 @@ def _rows_of(records: Records) -> Array:
     return np.arange(records.num_sequences + 1) if records.row_offsets is None else np.asarray(records.row_offsets)
 
 
-class _Arrays(NamedTuple):
-    """Records as the compiled writer takes them; Example i is sequences [rows[i], rows[i + 1])."""
+def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
+    """Features of each row, its sequences end to end, positions from the row's first token: values, and their offsets.
 
-    rows: Array
-    input_ids: Array
-    offsets: Array
-    lengths: Array  # of each sequence
-    b_starts: Array
-    positions: Array
-    labels: Array
-    masked_offsets: Array
-    masked_counts: Array  # of each sequence
-    next_labels: Array
-    names: Array  # of the features, one after the other
-    name_ends: Array
+    By NVIDIA's names, which the reference's TFRecord files share; a sequence is a row where they are not packed.
+    """
+    rows = _rows_of(records)
+    lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
+    tokens, masked = records.sequence_offsets[rows], records.masked_lm_offsets[rows]
+    in_sequence = np.arange(len(records.input_ids)) - np.repeat(records.sequence_offsets[:-1], lengths)
+    in_row = records.sequence_offsets[:-1] - np.repeat(tokens[:-1], np.diff(rows))  # first token of a sequence
+    positions = records.masked_lm_positions + np.repeat(in_row, counts)
+    features = {
+        "input_ids": (records.input_ids, tokens),
+        "segment_ids": ((in_sequence >= np.repeat(records.segment_b_start, lengths)).astype(np.int8), tokens),
+        "masked_lm_positions": (positions.astype(np.int16), masked),
+        "masked_lm_ids": (records.masked_lm_ids, masked),
+    }
+    if records.row_offsets is not None:
+        features |= {
+            name: (sizes.astype(np.int16), rows) for name, sizes in zip(PACKED_NAMES, (lengths, counts), strict=True)
+        }
+    return features | {"next_sentence_labels": (records.next_sentence_labels, rows)}
 
 
 def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
@@ -80,28 +87,37 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
     for what, most, limit in zip(("tokens", "masked tokens", "sequences"), widths_of(records), allowed, strict=True):
         if most > limit:
             raise DataError(f"{path}: an Example would hold {most} {what}, at most {limit} were asked for; allow more")
-    room = 11 * widths.tokens + 12 * widths.masks + 12 * widths.sequences + 640
-    buffer, scratch, bounds = np.empty(_BLOCK * room, np.uint8), np.empty(room, np.uint8), np.empty((_BLOCK, 2), int)
-    arrays = _Arrays(
-        _rows_of(records), records.input_ids, records.sequence_offsets, records.sequence_lengths,
-        records.segment_b_start, records.masked_lm_positions, records.masked_lm_ids, records.masked_lm_offsets,
-        np.diff(records.masked_lm_offsets), records.next_sentence_labels,
-        np.frombuffer("".join(NAMES).encode(), np.uint8), np.cumsum([0, *map(len, NAMES)]),
-    )  # fmt: skip
+    rows, room = _rows_of(records), 11 * widths.tokens + 12 * widths.masks + 12 * widths.sequences + 640
+    buffer, scratch = np.empty(_BLOCK * room, np.uint8), np.empty(room, np.uint8)
     with atomic_file(path) as partial, open(partial, "wb") as file:
         for first in range(0, records.num_rows, _BLOCK):
-            count = min(_BLOCK, records.num_rows - first)
-            _encode(buffer, bounds, scratch, first, arrays, widths, count)
+            block = rows[first : first + _BLOCK + 1]
+            part = records.select(np.arange(block[0], block[-1]))
+            features = row_features(part.with_rows(block - block[0] if widths.sequences else None))
+            features["input_mask"] = np.ones(len(part.input_ids), np.int8), features["input_ids"][1]
+            features[_WEIGHTS] = np.ones(0, np.int8), features["masked_lm_ids"][1]
+            names = sorted(features)
+            prefixes = [b"\x0a" + bytes([len(name)]) + name.encode() for name in names]
+            starts = offsets_of([len(features[name][0]) for name in names])
+            bounds = np.empty((len(block) - 1, 2), int)
+            _encode(
+                buffer, bounds, scratch, np.concatenate([features[name][0] for name in names], dtype=np.int32),
+                np.stack([features[name][1] + start for name, start in zip(names, starts[:-1], strict=True)]),
+                np.array([_width_of(name, allowed) for name in names]), np.frombuffer(b"".join(prefixes), np.uint8),
+                offsets_of(list(map(len, prefixes))), names.index(_WEIGHTS),
+            )  # fmt: skip
             pieces: list[bytes] = []
-            for start, end in bounds[:count].tolist():
+            for start, end in bounds.tolist():
                 data, size = buffer[start:end].tobytes(), (end - start).to_bytes(8, "little")
-                pieces += [size, masked_crc(size), data, masked_crc(data)]
+                pieces += size, masked_crc(size), data, masked_crc(data)
             file.write(b"".join(pieces))
 
 
-def tell_compiling() -> None:
-    """Says what the first file waits for, where its writer has to be compiled."""
-    is_first(_encode)
+def _width_of(name: str, widths: Widths) -> int:
+    """Values of a feature, padding included."""
+    if name.startswith(("packed", "next")):
+        return widths.sequences
+    return widths.masks if name.startswith("masked") else widths.tokens
 
 
 @compiled
@@ -112,13 +128,6 @@ def _put_varint(out, at, value):  # type: ignore[no-untyped-def]
         at += 1
     out[at] = value
     return at + 1
-
-
-@compiled
-def _put_varints(out, at, values, first, last, shift):  # type: ignore[no-untyped-def]
-    for i in range(first, last):
-        at = _put_varint(out, at, np.int64(values[i]) + shift)
-    return at
 
 
 @compiled
@@ -138,60 +147,35 @@ def _put_head(out, at, tag, size):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _encode(out, bounds, scratch, first_row, arrays, widths, count):  # type: ignore[no-untyped-def]
-    """Writes the Examples of `count` rows, the i-th to out[bounds[i, 0]:bounds[i, 1]]."""
+def _encode(out, bounds, scratch, values, places, widths, prefixes, prefix_ends, floats):  # type: ignore[no-untyped-def]
+    """Writes an Example for each row, the i-th to out[bounds[i, 0]:bounds[i, 1]].
+
+    Of feature f it has values[places[f, i]:places[f, i + 1]], padded to widths[f], and ones of the feature of floats.
+    """
     at = 0
-    for row in range(count):
-        first, last = arrays.rows[first_row + row], arrays.rows[first_row + row + 1]
-        begin, end = arrays.offsets[first], arrays.offsets[last]
-        masked, masked_end = arrays.masked_offsets[first], arrays.masked_offsets[last]
+    for row in range(bounds.shape[0]):
         at += 6  # for the head, whose size is known at the end
         body = at
-        for name in range(arrays.name_ends.size - 1):
-            if name in (_LENGTHS, _MASKS) and not widths.sequences:
-                continue
-            size, missing = 0, max(widths.sequences, 1) - (last - first)  # bytes, and values of padding
-            if name in (_INPUT_IDS, _INPUT_MASK, _SEGMENTS):
-                missing = widths.tokens - (end - begin)
-            elif name in (_LABELS, _POSITIONS, _WEIGHTS):
-                missing = widths.masks - (masked_end - masked)
-            if name == _INPUT_IDS:
-                size = _put_varints(scratch, 0, arrays.input_ids, begin, end, 0)
-            elif name == _INPUT_MASK:
-                size = end - begin
-                scratch[:size] = 1
-            elif name == _LABELS:
-                size = _put_varints(scratch, 0, arrays.labels, masked, masked_end, 0)
-            elif name == _POSITIONS:  # from the first token of the row
-                for i in range(first, last):
-                    start, stop = arrays.masked_offsets[i], arrays.masked_offsets[i + 1]
-                    size = _put_varints(scratch, size, arrays.positions, start, stop, arrays.offsets[i] - begin)
-            elif name == _WEIGHTS:  # 1.0, little-endian
-                size, missing = 4 * (masked_end - masked), 4 * missing
+        for f in range(widths.size):
+            first, last = places[f, row], places[f, row + 1]
+            size, missing = 0, widths[f] - (last - first)  # bytes, and values of padding
+            if f == floats:  # 1.0, little-endian
+                size, missing = 4 * (last - first), 4 * missing
                 scratch[:size] = 0
                 scratch[2:size:4] = 0x80
                 scratch[3:size:4] = 0x3F
-            elif name == _NEXT_SENTENCE:
-                size = _put_varints(scratch, 0, arrays.next_labels, first, last, 0)
-            elif name == _LENGTHS:
-                size = _put_varints(scratch, 0, arrays.lengths, first, last, 0)
-            elif name == _MASKS:
-                size = _put_varints(scratch, 0, arrays.masked_counts, first, last, 0)
             else:
-                size = end - begin
-                scratch[:size] = 0
                 for i in range(first, last):
-                    scratch[arrays.offsets[i] - begin + arrays.b_starts[i] : arrays.offsets[i + 1] - begin] = 1
+                    size = _put_varint(scratch, size, values[i])
             scratch[size : size + missing] = 0
             size += missing
-            name_begin, name_end = arrays.name_ends[name], arrays.name_ends[name + 1]
+            prefix = prefixes[prefix_ends[f] : prefix_ends[f + 1]]
             list_size = 1 + _varint_size(size) + size
             feature_size = 1 + _varint_size(list_size) + list_size
-            at = _put_head(out, at, 0x0A, 2 + (name_end - name_begin) + 1 + _varint_size(feature_size) + feature_size)
-            at = _put_head(out, at, 0x0A, name_end - name_begin)
-            out[at : at + name_end - name_begin] = arrays.names[name_begin:name_end]
-            at = _put_head(out, at + name_end - name_begin, 0x12, feature_size)
-            at = _put_head(out, at, 0x12 if name == _WEIGHTS else 0x1A, list_size)  # floats or integers
+            at = _put_head(out, at, 0x0A, prefix.size + 1 + _varint_size(feature_size) + feature_size)
+            out[at : at + prefix.size] = prefix
+            at = _put_head(out, at + prefix.size, 0x12, feature_size)
+            at = _put_head(out, at, 0x12 if f == floats else 0x1A, list_size)
             at = _put_head(out, at, 0x0A, size)
             out[at : at + size] = scratch[:size]
             at += size
@@ -281,14 +265,14 @@ def _integers(part: int | bytes) -> Integers:
     if isinstance(part, int):
         return np.array([min(part, _LARGEST_ID + 1)])
     out = np.empty(len(part), dtype=np.int64)
-    count = _varints(np.frombuffer(part, dtype=np.uint8), out)
+    count = _decode(np.frombuffer(part, dtype=np.uint8), out)
     if count < 0:
         raise ValueError("a number is negative or too large")
     return out[:count]
 
 
 @compiled
-def _varints(data, out):  # type: ignore[no-untyped-def]
+def _decode(data, out):  # type: ignore[no-untyped-def]
     """Decodes packed varints; returns how many, -1 where they do not end or are too large."""
     count = value = shift = 0
     for byte in data:

@@ -31,7 +31,7 @@ certify::prepare() {
   rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
   # An interrupted burn-in continues.
   if [[ ! ${DURATION:-} || ! -f $RUN_DIR/burn_in.json ]]; then
-    rm -f -- "$RUN_DIR"/certify_*.npz "$RUN_DIR"/burn_in*.json* "$RUN_DIR"/burn_in_*.npz
+    rm -rf -- "$RUN_DIR"/{certify_*.npz,burn_in*.json*,burn_in_*.npz,tools_*}
   fi
 }
 

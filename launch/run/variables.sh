@@ -52,7 +52,7 @@ variables::load() {
   variables::default RANK_LABELS 1
   variables::check
   variables::default SUBMISSION_PLATFORM "${DGXNNODES}x${DGXSYSTEM%_*x*x*}"
-  export WORLD_SIZE=$((DGXNNODES * DGXNGPU))
+  export WORLD_SIZE=$((DGXNNODES * DGXNGPU)) LOCAL_WORLD_SIZE=$DGXNGPU
 }
 
 variables::check() {

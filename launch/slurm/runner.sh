@@ -64,7 +64,7 @@ runner::everywhere() { "${srun[@]}" --overlap --ntasks="$DGXNNODES" --ntasks-per
 runner::python() {
   container::arguments
   "${srun[@]}" --nodes=1 --ntasks=1 "${container[@]}" env RANK=0 LOCAL_RANK=0 WORLD_SIZE="$WORLD_SIZE" \
-    PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" "$@"
+    LOCAL_WORLD_SIZE="$DGXNGPU" PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" "$@"
 }
 
 runner::trial() {

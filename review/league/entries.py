@@ -13,29 +13,22 @@ from typing import Any
 
 from review.logs import tree
 from review.logs.mllog import number, text
-from review.logs.output import ReviewError
+from review.logs.output import ReviewError, csv_text, write_whole
 from review.results.run import Run
-from review.results.score import Result
+from review.results.score import Result, load_results
+from review.rulebook.compliance import BENCHMARK, rulesets
+from review.rulebook.rules import table
 
-HYPERPARAMETERS = (  # what another submitter borrows as a group
-    "opt_base_learning_rate",
-    "opt_learning_rate_training_steps",
-    "opt_learning_rate_warmup_steps",
-    "start_warmup_step",
-    "opt_lamb_beta_1",
-    "opt_lamb_beta_2",
-    "opt_lamb_weight_decay_rate",
-    "opt_epsilon",
-    "gradient_accumulation_steps",
-)
-_BORROWED = tuple(key for key in HYPERPARAMETERS if key not in ("gradient_accumulation_steps", "opt_epsilon"))
-_REQUIRED = ("opt_base_learning_rate", "opt_learning_rate_training_steps", "opt_lamb_beta_1", "opt_lamb_beta_2")
+_BORROWED: dict[str, bool] = table("borrowed")
+HYPERPARAMETERS = (*_BORROWED, "opt_epsilon", "gradient_accumulation_steps")
 _SANE_SAMPLES = (1e5, 1e8)  # that a run to the target takes; a log that counts epochs has a handful
+_CHECKOUT = re.compile(r"training_results_v(\d+\.\d+)")
+_LOG = re.compile(rf"([^/]+/results/[^/]+/{BENCHMARK})/result_[^/]*\.txt", re.IGNORECASE)
+_COMMIT = re.compile(r"# round (\S+): (\S+)\n")
 PUBLISHED = Path(__file__).with_name("published.csv")
 _WHOLE = ("nodes", "accelerators", "batch_size", "runs")
-_DECIMALS = {
-    "minutes": 4, "published_minutes": 4, "samples": 0, "sequences_per_second": 1, "training_rate": 1, "joules": 2,
-}  # fmt: skip
+_FORMATS = {"minutes": ".4f", "published_minutes": ".4f", "samples": ".0f", "sequences_per_second": ".1f"}
+_FORMATS |= {"training_rate": ".1f", "joules": ".2f", **dict.fromkeys(_WHOLE, ".12g")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +91,21 @@ _ALL_COLUMNS = (*COLUMNS, *HYPERPARAMETERS, "folder")
 
 def entry_of(result: Result, label: str, root: Path) -> Entry:
     """The line of a result. ``label``: what to call its round. ``root``: its folder is named from there."""
-    described = tree.description(result.folder)
+    described, division = tree.description(result.folder), (result.division or "").casefold()
     checked = result.score is not None and not result.obstacles
     kept = result.kept if result.score is not None else result.reached_kept
-    nodes = number(_integer(described.get("number_of_nodes")))
+    nodes = number(tree.count(described.get("number_of_nodes")))
     run = next((run for run in result.runs if run.log.events), None)
     mean = result.reached_minutes if result.score is None else result.olympic_minutes
-    committed = number((tree.read_json(result.folder / "scaling.json") or {}).get("scaling_factor"))
+    committed = number(tree.read_json(result.folder / "scaling.json").get("scaling_factor"))
     return Entry(
         round=label,
         submitter=text(described.get("submitter") or result.organization or ""),
         system=text(result.name),
-        division=_division(result.division),
+        division="closed" if division.startswith("close") else division,
         status=text(described.get("status") or (run.log.value("submission_status") if run else None) or ""),
         nodes=nodes,
-        accelerators=None if _integer(described.get("accelerators_per_node")) == 0 else result.accelerators,
+        accelerators=None if tree.count(described.get("accelerators_per_node")) == 0 else result.accelerators,
         accelerator=_accelerator(described, result),
         batch_size=result.batch_size,
         runs=len(result.runs),
@@ -120,7 +113,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         published_minutes=None if mean is None else mean * (1.0 if committed is None else committed),
         checked=checked,
         samples=_mean([_samples(one) for one in kept]),
-        sequences_per_second=_mean([_rate(one) for one in kept]),
+        sequences_per_second=_mean([_samples(one) and one.sequences_per_second for one in kept]),
         training_rate=_mean([_samples(one) and one.training_rate for one in kept]),
         joules=result.energy.joules if result.energy else None,
         hyperparameters=logged(run),
@@ -128,22 +121,12 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
     )
 
 
-def _division(division: str | None) -> str:
-    known = (division or "").casefold()
-    return "closed" if known.startswith("close") else "open" if known == "open" else known
-
-
-def _integer(value: Any) -> int | None:
-    found = re.fullmatch(r"\s*(\d+)(?:\.0)?\s*", str(value))
-    return int(found[1]) if found else None
-
-
 def _accelerator(described: dict[str, Any], result: Result) -> str:
     """The accelerator's name, of a system without any its processor's."""
     name = text(described.get("accelerator_model_name") or "").strip()
     if name and name.casefold() not in ("n/a", "none", "-"):
         return name
-    environment = tree.read_json(result.folder / "environment.json") or {}
+    environment = tree.read_json(result.folder / "environment.json")
     gpus = environment.get("gpus")
     if isinstance(gpus, list) and gpus:
         first = gpus[0]
@@ -156,10 +139,6 @@ def _samples(run: Run) -> float | None:
     return samples if samples is not None and _SANE_SAMPLES[0] <= samples <= _SANE_SAMPLES[1] else None
 
 
-def _rate(run: Run) -> float | None:
-    return run.sequences_per_second if _samples(run) is not None else None
-
-
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
@@ -167,10 +146,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def logged(run: Run | None) -> dict[str, float]:
     """What a run logs of HYPERPARAMETERS, numbers alone."""
-    if run is None:
-        return {}
-    values = {key: number(run.hyperparameters.get(key)) for key in HYPERPARAMETERS}
-    return {key: value for key, value in values.items() if value is not None}
+    known = {} if run is None else run.hyperparameters
+    return {key: value for key in HYPERPARAMETERS if (value := number(known.get(key))) is not None}
 
 
 def _place(folder: Path, root: Path) -> str:
@@ -178,47 +155,31 @@ def _place(folder: Path, root: Path) -> str:
     return folder.relative_to(root).as_posix() if folder.is_relative_to(root) and folder != root else folder.name
 
 
-def _row(entry: Entry) -> list[str]:
-    cells = []
-    for name in COLUMNS:
-        value = getattr(entry, name)
-        if isinstance(value, bool):
-            cells.append("yes" if value else "no")
-        elif isinstance(value, (int, float)):
-            cells.append(f"{value:.{_DECIMALS[name]}f}" if name in _DECIMALS else f"{value:.12g}")
-        else:
-            cells.append("" if value is None else str(value))
-    values = [entry.hyperparameters.get(key) for key in HYPERPARAMETERS]
-    return [*cells, *("" if value is None else f"{value:.10g}" for value in values), entry.folder]
-
-
 def to_rows(entries: Iterable[Entry]) -> list[list[str]]:
     """Headings, and a row for each entry."""
-    return [list(_ALL_COLUMNS), *map(_row, entries)]
+
+    def cell(value: Any, form: str = "") -> str:
+        return "" if value is None else ("no", "yes")[value] if isinstance(value, bool) else f"{value:{form}}"
+
+    rows = [list(_ALL_COLUMNS)]
+    for entry in entries:
+        known = [cell(getattr(entry, name), _FORMATS.get(name, "")) for name in COLUMNS]
+        rows.append([*known, *(cell(entry.hyperparameters.get(key), ".10g") for key in HYPERPARAMETERS), entry.folder])
+    return rows
 
 
 def read_digest(path: Path = PUBLISHED) -> list[Entry]:
-    """The entries of a CSV that `league --csv` or `--update` wrote. Raises ReviewError."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        rows = list(csv.DictReader(line for line in lines if not line.startswith("#")))
-    except (OSError, ValueError, csv.Error) as error:
-        raise ReviewError(f"{path}: cannot be read: {error}") from None
-    return [_entry(row) for row in rows]
-
-
-def _entry(row: dict[str, str]) -> Entry:
-    known: dict[str, Any] = {}
-    for name in COLUMNS:
-        cell = row.get(name) or ""
-        if name == "checked":
-            known[name] = cell == "yes"
-        elif name in _WHOLE or name in _DECIMALS:
-            known[name] = float(cell) if cell else None
-        else:
-            known[name] = cell
-    values = {key: float(row[key]) for key in HYPERPARAMETERS if row.get(key)}
-    return Entry(**known, hyperparameters=values, folder=row.get("folder") or "")
+    """The entries of a CSV that `league --csv` wrote."""
+    found = []
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        known: dict[str, Any] = {name: row.get(name) or "" for name in COLUMNS}
+        known |= {name: float(known[name]) if known[name] else None for name in _FORMATS}
+        values = {key: float(row[key]) for key in HYPERPARAMETERS if row.get(key)}
+        found.append(
+            Entry(**known | {"checked": known["checked"] == "yes"}, hyperparameters=values, folder=row["folder"])
+        )
+    return found
 
 
 @functools.cache
@@ -237,9 +198,10 @@ def same_hyperparameters(result: Result) -> list[Entry]:
     itself = (text(result.organization or "").casefold(), text(result.name))
 
     def same(other: dict[str, float]) -> bool:
-        if not all(key in own and key in other for key in _REQUIRED):
-            return False
-        return all(math.isclose(own[key], other[key], rel_tol=1e-6) for key in _BORROWED if key in own and key in other)
+        return all(
+            math.isclose(own[key], other[key], rel_tol=1e-6) if key in own and key in other else not required
+            for key, required in _BORROWED.items()
+        )
 
     found = [one for one in published() if same(one.hyperparameters)]
     others = [one for one in found if (one.submitter.casefold(), one.system) != itself]
@@ -256,3 +218,49 @@ def describe_same(result: Result) -> str | None:
     count = "1 published result" if len(found) == 1 else f"{len(found)} published results"
     batch = "" if first.batch_size == result.batch_size else f" at batch {first.batch_size:g}"
     return f"those of {count}, {same} of this batch size; first {first.round} {first.submitter} {first.system}{batch}"
+
+
+def update(folder: Path, table: Path = PUBLISHED) -> dict[str, str]:
+    """Rebuilds the rounds whose checkout, training_results_v<round>, lies in the folder; the commits of all rounds.
+
+    The others keep their rows. The table begins with the commit of each round, and follows from these commits and the
+    installed rules alone. Raises ReviewError, and then leaves the table as it was.
+    """
+    checkouts = {name[1]: path for path in sorted(folder.glob("*")) if (name := _CHECKOUT.fullmatch(path.name))}
+    if not checkouts:
+        raise ReviewError(f"{folder}: no training_results_v<round>: clone mlcommons/training_results_v5.0, ... there")
+    entries = [entry for entry in read_digest(table) if entry.round not in checkouts]
+    commits = dict(_COMMIT.findall(table.read_text(encoding="utf-8")))
+    for round_, path in checkouts.items():
+        commits[round_], found = _read(path, round_)
+        entries += found
+    entries.sort(key=lambda entry: (entry.round, entry.folder))
+    said = "".join(f"# round {round_}: {commit}\n" for round_, commit in sorted(commits.items()))
+    write_whole(table, said + csv_text(to_rows(entries)))
+    return dict(sorted(commits.items()))
+
+
+def _read(checkout: Path, round_: str) -> tuple[str, list[Entry]]:
+    """The commit of a checkout, and its results by the rules of their round. Raises ReviewError."""
+    if f"{round_}.0" not in rulesets():
+        raise ReviewError(f"{checkout}: the installed mlperf_logging has no rules of BERT for round {round_}")
+
+    def git(*words: str) -> str:
+        failure = f"{checkout}: a git checkout is expected"
+        return tree.run(["git", "-C", str(checkout), *words], failure).decode("utf-8", "replace")
+
+    if Path(git("rev-parse", "--show-toplevel").strip()).resolve() != checkout.resolve():
+        raise ReviewError(f"{checkout}: is within another repository: a git checkout of its own is expected")
+    parts = [f":(glob,icase)*/results/*/{BENCHMARK}/**", ":(glob)*/systems/*.json"]
+    changed = git("status", "--porcelain", "--untracked-files=all", "--", *parts).splitlines()
+    if changed:
+        raise ReviewError(f"{checkout}: {changed[0][3:]} and {len(changed) - 1} others differ from its commit")
+    logs = [name for name in git("ls-files", "-z", "--", *parts).split("\0") if _LOG.fullmatch(name)]
+    absent = [name for name in logs if not (checkout / name).is_file()]
+    if absent:
+        raise ReviewError(f"{checkout}: {absent[0]} and {len(absent) - 1} others are not checked out")
+    folders = sorted({checkout / found[1] for name in logs if (found := _LOG.fullmatch(name))})
+    results = [result for folder in folders for result in load_results(folder, f"{round_}.0")]
+    return git("rev-parse", "HEAD").strip(), [
+        entry_of(result, round_, checkout) for result in results if not result.other_benchmark
+    ]

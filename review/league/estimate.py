@@ -19,6 +19,7 @@ import numpy as np
 
 from review.league.entries import Entry, published
 from review.league.ranking import League
+from review.rulebook.compliance import evaluation_interval
 
 DEVIATIONS = 1.645  # of an interval of 90%
 # Slope of the variogram over the logarithms, and standard deviation of results of one recipe: where leaving one out
@@ -115,11 +116,6 @@ def time_to_train(samples: float, spread: float, rate: float, batch_size: float)
     """Minutes with the evaluations, and the spread of their logarithm. ``samples``, ``spread``: logarithms as well."""
     share = 10_000 / evaluation_interval(batch_size)
     return math.exp(samples) / rate / 60 * (1 + EVALUATION * share), math.hypot(spread, EVALUATION_SPREAD * share)
-
-
-def evaluation_interval(batch_size: float) -> float:
-    """Samples between two evaluations, by the training rules."""
-    return 25_000 * math.floor(0.05 * (230.23 * batch_size + 3_000_000) / 25_000)
 
 
 def _trained_alike(one: Entry) -> bool:

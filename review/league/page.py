@@ -3,168 +3,98 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from review.league.entries import Entry
-from review.league.ranking import BY, League
-from review.league.table import COLUMNS, EXPLAINED, cells, size
+from review.league.ranking import BY, COLUMNS, EXPLAINED, League, cells, size
 from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Chart, Mark, Point, Series, svg
 from review.report.page import render
 from review.results.score import UNVERIFIED
 
-_MOST_CURVES = 6  # of the scaling charts
+_MOST_CURVES = 6  # of the scaling chart
 _FIRST = ("rank", "minutes", "/accel")  # columns that a phone shows without scrolling
 _NODE = 8  # accelerators of the systems whose trend is drawn
-_Value = Callable[[Entry], "float | None"]
 
 
-class _Curve(NamedTuple):
-    """A system that was measured in several sizes: the fastest of each, and whether it is the user's own."""
-
-    name: str
-    entries: list[Entry]
-    own: bool
-
-    @property
-    def accelerator(self) -> str:
-        """In short: GB200, H100, TPU-v4."""
-        known = re.search(r"(TPU.)?\w*\d\w*", name := self.entries[0].accelerator)
-        return ("yours, " if self.own else "") + (known[0] if known else name[:16])
-
-
-def _curves(league: League) -> list[_Curve]:
-    """The user's own, then of each accelerator the newest, of these the one that reaches farthest."""
+def _scaling(league: League) -> list[Chart]:
+    """Minutes over accelerators of systems in several sizes: one's own, then of each accelerator the newest."""
     found = []
     for (round_, submitter, _, accelerator), entries in league.kinds.items():
-        best: dict[float, Entry] = {}
+        best: dict[float, Entry] = {}  # the fastest of each size
         for entry in entries:
             if entry.accelerators and entry.minutes:
                 before = best.get(entry.accelerators, entry)
                 best[entry.accelerators] = min(before, entry, key=lambda one: one.minutes or 0)
         if max(best, default=0) >= 2 * min(best, default=1):
-            whose = "" if accelerator.startswith(f"{submitter} ") else f"{submitter}, "
             own = any(league.is_own(entry) for entry in entries)
-            found.append(_Curve(f"{whose}{accelerator}, {round_}", [best[count] for count in sorted(best)], own))
-    found.sort(key=lambda one: (one.own, one.entries[0].round, one.entries[-1].accelerators), reverse=True)
-    first = {curve.accelerator: curve for curve in reversed(found)}
-    return [curve for curve in found if curve.own or curve is first[curve.accelerator]][:_MOST_CURVES]
-
-
-def _lines(curves: Sequence[_Curve], value: _Value, form: str) -> tuple[Series, ...]:
-    """A line of each system over its accelerators. ``form`` formats a value."""
-    lines = []
-    for index, curve in enumerate(curves):
-        points = [
-            Point(x := entry.accelerators or 0.0, y, f"{curve.name}: {x:g} accelerators ({size(entry)}), {form % y}")
-            for entry in curve.entries
-            if (y := value(entry)) is not None
-        ]
-        lines.append(Series(run=index, name=curve.name, label=curve.accelerator, points=tuple(points)))
-    return tuple(lines)
-
-
-def _scaling(league: League) -> list[Chart]:
-    """Minutes and efficiency over the number of accelerators."""
-    curves = _curves(league)
+            known = re.search(r"(TPU.)?\w*\d\w*", accelerator)  # in short: GB200, H100, TPU-v4
+            label = ("yours, " if own else "") + (known[0] if known else accelerator[:16])
+            whose = "" if accelerator.startswith(f"{submitter} ") else f"{submitter}, "
+            found.append((own, round_, max(best), label, f"{whose}{accelerator}, {round_}", best))
+    found.sort(key=lambda one: one[:3], reverse=True)
+    farthest = {label: name for _, _, _, label, name, _ in reversed(found)}
+    curves = [one for one in found if one[0] or farthest[one[3]] == one[4]][:_MOST_CURVES]
     if not curves:
         return []
-    times = _lines(curves, lambda entry: entry.minutes, "%.4f minutes")
-    shares = _lines(curves, lambda entry: 100 * (league.efficiency(entry) or 0), "%.1f%%")
-    counts = [point.x for line in times for point in line.points]
-    minutes, percent = ([point.y for line in lines for point in line.points] for lines in (times, shares))
-    x = Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.6, log=True)
+    lines = []
+    for index, (_, _, _, label, name, best) in enumerate(curves):
+        points = [
+            Point(x, one.minutes or 0.0, f"{name}: {x:g} accelerators ({size(one)}), {one.minutes:.4f} minutes")
+            for x, one in sorted(best.items())
+        ]
+        lines.append(Series(run=index, name=name, label=label, points=tuple(points)))
+    counts = [point.x for line in lines for point in line.points]
+    minutes = [point.y for line in lines for point in line.points]
     return [
         Chart(
             key="scaling",
             title="Time to train over accelerators",
-            alt=f"{len(times)} systems in several sizes, of each accelerator the newest that reaches farthest; both "
+            alt=f"{len(lines)} systems in several sizes, of each accelerator the newest that reaches farthest; both "
             "axes by factors, so that a straight line that falls one to one is perfect scaling.",
-            x=x,
+            x=Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.6, log=True),
             y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
-            series=times,
-        ),
-        Chart(
-            key="efficiency",
-            title="Efficiency over accelerators",
-            alt="Sequences a second of one accelerator against the smallest system of its kind, in percent.",
-            x=x,
-            y=Axis(label="% of the smallest system", low=min(*percent, 90.0) - 5, high=max(*percent, 100.0) + 5),
-            series=shares,
-            marks=(Mark(100.0, "perfect scaling", "reference"),),
-        ),
+            series=tuple(lines),
+        )
     ]
 
 
-def _trends(league: League) -> list[Chart]:
-    """The fastest closed result of each published round, and the fastest accelerator."""
-    closed = [entry for entry in league.others if entry.division == "closed"]
-    rounds = tuple(sorted({entry.round for entry in closed}))
-    if len(rounds) < 2:
+def _trend(league: League) -> list[Chart]:
+    """The fastest closed result of each published round, of any size and of one node."""
+    closed = [entry for entry in league.others if entry.division == "closed" and entry.minutes]
+    rounds = tuple(sorted({entry.round for entry in league.others if entry.division == "closed"}))
+    if len(rounds) < 2 or not closed:
         return []
-
-    def lines(unit: str, best: Callable[[Iterable[float]], float], **values: _Value) -> tuple[Series, ...]:
-        found = []
-        for index, (name, value) in enumerate(values.items()):
-            points = []
-            for place, round_ in enumerate(rounds):
-                known = {amount: one for one in reversed(closed) if one.round == round_ and (amount := value(one))}
-                if known:
-                    top = best(known)
-                    tip = f"round {round_}: {top:,.4g} {unit}, {known[top].submitter} {known[top].system}"
-                    points.append(Point(float(place), top, f"{tip} ({size(known[top])})"))
-            if points:
-                found.append(Series(run=index, name=name, label=name, points=tuple(points)))
-        return tuple(found)
-
-    def own(value: _Value, best: Callable[[Iterable[float]], float]) -> tuple[Mark, ...]:
-        found = {known: entry.system for entry in league.own if (known := value(entry))}
-        return (Mark(best(found), f"yours: {found[best(found)][:40]}", "own"),) if found else ()
-
-    charts = []
-    x = Axis(label="round", low=-0.2, high=len(rounds) - 0.8, names=rounds)
-    sizes: dict[str, _Value] = {
-        "any size": lambda entry: entry.minutes,
-        f"{_NODE} accelerators": lambda entry: entry.minutes if entry.accelerators == _NODE else None,
-    }
-    times, marks = lines("minutes", min, **sizes), own(lambda entry: entry.minutes, min)
-    if times:
-        drawn = [*(point.y for line in times for point in line.points), *(e.minutes for e in league.own if e.minutes)]
-        charts.append(
-            Chart(
-                key="trend",
-                title="Time to train over the rounds",
-                alt="The fastest published result of each round in the closed division; the rounds from 1.0 on train "
-                "to 0.720, round 0.7 trained to 0.712.",
-                x=x,
-                y=Axis(label="minutes", low=min(drawn) / 1.3, high=max(drawn) * 1.3, log=True),
-                series=times,
-                marks=marks,
-            )
+    lines = []
+    for index, name in enumerate(("any size", f"{_NODE} accelerators")):
+        points = []
+        for place, round_ in enumerate(rounds):
+            known = [one for one in closed if one.round == round_ and (not index or one.accelerators == _NODE)]
+            if known:
+                top = min(known, key=lambda one: one.minutes or 0.0)
+                tip = f"round {round_}: {top.minutes:,.4g} minutes, {top.submitter} {top.system} ({size(top)})"
+                points.append(Point(float(place), top.minutes or 0.0, tip))
+        if points:
+            lines.append(Series(run=index, name=name, label=name, points=tuple(points)))
+    own = {entry.minutes: f"yours: {entry.system[:40]}" for entry in league.own if entry.minutes}
+    drawn = [*(point.y for line in lines for point in line.points), *own]
+    return [
+        Chart(
+            key="trend",
+            title="Time to train over the rounds",
+            alt="The fastest published result of each round in the closed division; the rounds from 1.0 on train "
+            "to 0.720, round 0.7 trained to 0.712.",
+            x=Axis(label="round", low=-0.2, high=len(rounds) - 0.8, names=rounds),
+            y=Axis(label="minutes", low=min(drawn) / 1.3, high=max(drawn) * 1.3, log=True),
+            series=tuple(lines),
+            marks=(Mark(min(own), own[min(own)], "own"),) if own else (),
         )
-    fastest: dict[str, _Value] = {"fastest": lambda entry: entry.per_accelerator}
-    rates, marks = lines("sequences/s", max, **fastest), own(lambda entry: entry.per_accelerator, max)
-    if rates:
-        high = max([*(point.y for point in rates[0].points), *(mark.value for mark in marks)])
-        charts.append(
-            Chart(
-                key="trend_per_accelerator",
-                title="Sequences a second of one accelerator over the rounds",
-                alt="The best published result of each round in the closed division, evaluations included.",
-                x=x,
-                y=Axis(label="sequences/s and accelerator", low=0.0, high=high * 1.08),
-                series=rates,
-                marks=marks,
-            )
-        )
-    return charts
+    ]
 
 
 def charts(league: League) -> list[Chart]:
-    """Scaling in minutes and in efficiency, and the trend over rounds, as far as there is data for them."""
-    return [*_scaling(league), *_trends(league)]
+    """Scaling, and the trend over rounds, as far as there is data for them."""
+    return [*_scaling(league), *_trend(league)]
 
 
 def build_page(league: League) -> str:
@@ -196,11 +126,6 @@ def build_page(league: League) -> str:
         explained=EXPLAINED if any(not one.checked and one.minutes is not None for one in entries) else "",
         rounds=rounds,
     )
-
-
-def write_page(league: League, output: Path) -> None:
-    """Writes the page whole. Raises ReviewError."""
-    write_whole(output, build_page(league).encode("utf-8"))
 
 
 def write_picture(league: League, output: Path) -> None:

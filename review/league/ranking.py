@@ -1,4 +1,4 @@
-"""Ranks, scaling efficiencies, and the standing of the user's own results."""
+"""Ranks, scaling efficiencies and the standing of the user's own results, and their table in text and Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from review.league.entries import Entry
-from review.logs.output import ReviewError
+from review.logs.output import Column, Line, Part, ReviewError, Table, number_text, rate_text
 
 BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: label, value, 1 where less is better
     "minutes": ("minutes", lambda entry: entry.minutes, 1),
@@ -17,25 +17,9 @@ BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: lab
     "per-accelerator": ("sequences/s and accelerator", lambda entry: entry.per_accelerator, -1),
     "energy": ("joules", lambda entry: entry.joules, 1),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Filter:
-    """Which published results to rank; an empty field accepts all."""
-
-    rounds: tuple[str, ...] = ()
-    division: str = ""
-    accelerator: str = ""
-    count: int | None = None
-
-    def takes(self, entry: Entry) -> bool:
-        """Whether a published result is ranked."""
-        return (
-            (not self.rounds or entry.round in self.rounds)
-            and (not self.division or entry.division == self.division)
-            and self.accelerator.casefold() in entry.accelerator.casefold()
-            and (self.count is None or entry.accelerators == self.count)
-        )
+_LONGEST = 36
+NOT_CHECKED = "*"
+EXPLAINED = f"{NOT_CHECKED} not checked: the olympic mean of the logs as they are, which no installed rules accept"
 
 
 @dataclass(frozen=True)
@@ -94,7 +78,7 @@ class League:
 
     def efficiency(self, entry: Entry) -> float | None:
         """Its rate an accelerator against the smallest system of its kind; None where that is the only size."""
-        smallest = self._smallest.get(entry.kind)
+        smallest = self.kinds.get(entry.kind, [None])[0]
         if smallest is None or not entry.per_accelerator or not smallest.per_accelerator:
             return None
         return entry.per_accelerator / smallest.per_accelerator
@@ -103,16 +87,10 @@ class League:
     def kinds(self) -> dict[tuple[str, str, str, str], list[Entry]]:
         """Results with a rate an accelerator by round, submitter, division and accelerator, the smallest first."""
         found: dict[tuple[str, str, str, str], list[Entry]] = {}
-        for entry in sorted(
-            [*self.own, *self.others], key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))
-        ):
-            if entry.per_accelerator:
-                found.setdefault(entry.kind, []).append(entry)
+        known = [one for one in (*self.own, *self.others) if one.per_accelerator]
+        for entry in sorted(known, key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))):
+            found.setdefault(entry.kind, []).append(entry)
         return {kind: ones for kind, ones in found.items() if len({one.accelerators for one in ones}) > 1}
-
-    @functools.cached_property
-    def _smallest(self) -> dict[tuple[str, str, str, str], Entry]:
-        return {kind: ones[0] for kind, ones in self.kinds.items()}
 
     def standing(self, entry: Entry) -> str:
         """In words: its rank among all of its division, and among systems of its size."""
@@ -129,17 +107,68 @@ class League:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "by": self.by,
-            "results": [
-                {
-                    **one.as_dict(),
-                    "rank": self.rank(one),
-                    "efficiency": self.efficiency(one),
-                    "own": self.is_own(one),
-                    "resubmitted": self.rounds(one)[1:],
-                }
-                for one in self.ranked
-            ],
-            "standing": [{"folder": one.folder, "system": one.system, "said": self.standing(one)} for one in self.own],
-        }
+        results = []
+        for one in self.ranked:
+            about = {"rank": self.rank(one), "efficiency": self.efficiency(one), "own": self.is_own(one)}
+            results.append({**one.as_dict(), **about, "resubmitted": self.rounds(one)[1:]})
+        standing = [{"folder": one.folder, "system": one.system, "said": self.standing(one)} for one in self.own]
+        return {"by": self.by, "results": results, "standing": standing}
+
+
+def size(entry: Entry) -> str:
+    """Nodes x accelerators of a node, or what is known of it."""
+    nodes, count = entry.nodes, entry.accelerators
+    if nodes and count:
+        return f"{nodes:g} x {count / nodes:g}"
+    return f"{count:g}" if count else f"{nodes:g} x 0" if nodes else "-"
+
+
+def _short(content: str) -> str:
+    return content if len(content) <= _LONGEST else content[: _LONGEST - 1] + "…"
+
+
+def _minutes(entry: Entry) -> str:
+    return number_text(entry.minutes, ",.4f") + NOT_CHECKED * (not entry.checked and entry.minutes is not None)
+
+
+_CELLS: dict[Column, Callable[[League, Entry], str]] = {
+    Column("rank", right=True): lambda league, one: number_text(league.rank(one), "d"),
+    Column("round"): lambda league, one: ", ".join(league.rounds(one)),
+    Column("submitter", drop=4, wraps=True): lambda _, one: _short(one.submitter),
+    Column("system", wraps=True): lambda _, one: _short(one.system),
+    Column("division", drop=2): lambda _, one: one.division,
+    Column("nodes x accel.", right=True): lambda _, one: size(one),
+    Column("accelerator", drop=3, wraps=True): lambda _, one: _short(one.accelerator),
+    Column("batch", right=True, drop=5): lambda _, one: number_text(one.batch_size, "g"),
+    Column("minutes", right=True): lambda _, one: _minutes(one),
+    Column("published", right=True, drop=3): lambda _, one: number_text(one.published_minutes, ",.4f"),
+    Column("seq/s", right=True, drop=6): lambda _, one: rate_text(one.sequences_per_second),
+    Column("/accel", right=True): lambda _, one: rate_text(one.per_accelerator),
+    Column("efficiency", right=True, drop=7): lambda league, one: number_text(league.efficiency(one), ".1%"),
+    Column("MJ", right=True, drop=1): lambda _, one: number_text(one.joules and one.joules / 1e6, ",.3f"),
+}
+COLUMNS = tuple(_CELLS)
+
+
+def cells(league: League, entry: Entry) -> list[str]:
+    """The row of an entry."""
+    return [cell(league, entry) for cell in _CELLS.values()]
+
+
+def parts(league: League, top: int | None, width: int | None = None) -> list[Part]:
+    """The table, and the rank of the user's own results; of a terminal (``width``) without columns that are blank."""
+    ranked = enumerate(league.ranked)
+    entries = [one for place, one in ranked if top is None or place < top or league.is_own(one)]
+    made = [cells(league, one) for one in entries]
+    known = [i for i in range(len(COLUMNS)) if width is None or i < 8 or any(row[i] != "-" for row in made)]
+    styles = ["bold green" if league.is_own(one) else "" for one in entries]
+    table = Table([COLUMNS[i] for i in known], [[row[i] for i in known] for row in made], styles)
+    if width is None:
+        return [table]
+    lines = []
+    if hidden := len(league.ranked) - len(entries):
+        lines.append(Line("", f"{hidden} more: --top 0 shows all {len(league.ranked)}"))
+    if any(not entry.checked and entry.minutes is not None for entry in entries):
+        lines.append(Line("", EXPLAINED, "dim"))
+    own = [one for one in league.ranked if league.is_own(one)]
+    return [table, *lines, *(Line("yours", f"{one.system}: {league.standing(one)}; unverified", "bold") for one in own)]

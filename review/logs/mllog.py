@@ -92,56 +92,34 @@ def text(value: Any) -> str:
 
 
 def read_log(path: Path) -> Log:
-    """Reads a file line by line. Raises OSError."""
-    with open(path, "rb") as file:
-        start = file.read(_SNIFFED)
-    parser = LogParser(path)
-    with open(path, encoding="latin-1", newline=None) as lines:  # \r and \r\n end a line as well
-        for line in lines:
-            parser.add(line)
-    kind = next((kind for magic, kind in _KINDS.items() if start.startswith(magic)), "")
-    return parser.log(kind or ("binary data" if b"\0" in start else "" if start else "empty"))
+    """Reads a file. Raises OSError."""
+    return parse(path, path.read_bytes())
 
 
-class LogParser:
-    """Parses lines as the official parser does: latin-1, the last token of a line counts.
+def parse(path: Path, data: bytes) -> Log:
+    r"""Parses a file as the official parser does: latin-1, \r ends a line as well, the last token of a line counts.
 
     Unlike it, keeps the event of a line that only has something after the JSON object, beside the error.
     """
-
-    def __init__(self, path: Path) -> None:
-        self.path, self._line = path, 0
-        self._events: list[Event] = []
-        self._errors: list[LineError] = []
-        self._glued: set[int] = set()
-
-    def add(self, string: str) -> None:
-        """The next line of the file."""
-        self._line += 1
+    events, errors, glued = [], [], set()
+    for number, string in enumerate(io.StringIO(data.decode("latin-1"), newline=None), 1):
         start = string.rfind(TOKEN)
         if start < 0:
-            return
+            continue
         if string.find(TOKEN) != start:
-            self._glued.add(self._line)
-        event, error = _parse_line(self._line, string[start:].strip())
+            glued.add(number)
+        event, error = _parse_line(number, string[start:].strip())
         if event is not None:
-            self._events.append(event)
+            events.append(event)
         if len(string) > _LONGEST and (error is None or not error.fatal):
             reason = f"has {len(string):,} characters, over which the official checker does not come to an end"
-            error = LineError(self._line, reason, string[start:][:_SNIFFED], True)
+            error = LineError(number, reason, string[start:][:_SNIFFED], True)
         if error is not None:
-            self._errors.append(error)
-
-    def feed(self, data: bytes) -> None:
-        """The next lines of the file, whole ones."""
-        for line in io.StringIO(data.decode("latin-1"), newline=None):
-            self.add(line)
-
-    def log(self, kind: str = "") -> Log:
-        """Everything so far. ``kind``: what a file without events is."""
-        events, errors = tuple(self._events), tuple(self._errors)
-        kind = "" if events or errors else kind
-        return Log(path=self.path, events=events, errors=errors, kind=kind, glued=frozenset(self._glued))
+            errors.append(error)
+    kind = "binary data" if b"\0" in data[:_SNIFFED] else "" if data else "empty"
+    kind = next((known for magic, known in _KINDS.items() if data.startswith(magic)), kind)
+    kind = "" if events or errors else kind
+    return Log(path=path, events=tuple(events), errors=tuple(errors), kind=kind, glued=frozenset(glued))
 
 
 def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:

@@ -204,15 +204,12 @@ def table_width(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> int
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) -> tuple[list[Column], list[list[Any]]]:
     """The columns and their cells that a terminal of this width has room for."""
-    kept, cells = list(columns), [list(row) for row in rows]
-    for column in sorted((one for one in columns if one.drop), key=lambda one: one.drop):
-        if table_width(kept, cells) <= width:
+    kept = list(range(len(columns)))
+    for index in sorted((i for i in kept if columns[i].drop), key=lambda i: columns[i].drop):
+        if table_width([columns[i] for i in kept], [[row[i] for i in kept] for row in rows]) <= width:
             break
-        at = kept.index(column)
-        del kept[at]
-        for row in cells:
-            del row[at]
-    return kept, cells
+        kept.remove(index)
+    return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], styles: Iterable[str] = ()) -> rich.table.Table:

@@ -7,12 +7,13 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from review.logs.mllog import number
+from review.logs.mllog import text
 from review.logs.output import ReviewError
 
 POWER = "power"  # folder of the power files of a result, in folders named as its logs
@@ -88,13 +89,27 @@ def crashes(folder: Path) -> dict[int, str]:
     return reasons
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object, or None where there is no readable one."""
+def read_object(path: Path, form: str = "") -> dict[str, Any]:
+    """A JSON object. ``form``: what it looks like. Raises ReviewError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReviewError(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ReviewError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ReviewError(f"{path}: a JSON object is expected{form and ', '}{form}")
+    return content
+
+
+def read_json(path: Path | None, section: str = "") -> dict[str, Any]:
+    """A JSON object, or its entry of this name that is one; empty where there is none that can be read."""
+    try:
+        content: Any = read_object(path) if path is not None and path.is_file() else {}
+    except (ReviewError, OSError):
+        return {}
+    content = content.get(section) if section else content
+    return content if isinstance(content, dict) else {}
 
 
 def system_file(folder: Path) -> Path | None:
@@ -107,8 +122,7 @@ def system_file(folder: Path) -> Path | None:
 
 def description(folder: Path) -> dict[str, Any]:
     """The system description of a result folder; empty where there is none that can be read."""
-    system = system_file(folder)
-    return (read_json(system) if system else None) or {}
+    return read_json(system_file(folder))
 
 
 def organization(folder: Path) -> Path | None:
@@ -122,28 +136,37 @@ def organization(folder: Path) -> Path | None:
 def count_accelerators(folder: Path, rank_starts: int) -> int | None:
     """Accelerators of a result: by its system description, its run's files, or one init_start for each rank."""
     content = description(folder)
-    nodes, each = _integer(content.get("number_of_nodes")), _integer(content.get("accelerators_per_node"))
-    ranks, has_gpus = _world(folder)
+    nodes, each = count(content.get("number_of_nodes")), count(content.get("accelerators_per_node"))
     if nodes and each:
         return nodes * each
-    return ranks if ranks and has_gpus else rank_starts if rank_starts > 1 else None
+    ranks = count(read_json(folder / "config.json", "dist").get("world_size"))
+    return ranks if ranks and _has_gpus(folder) else rank_starts if rank_starts > 1 else None
 
 
 def count_processes(folder: Path) -> int | None:
     """Processes of a run of this repository without a GPU."""
-    ranks, has_gpus = _world(folder)
-    return None if has_gpus else ranks
+    return None if _has_gpus(folder) else count(read_json(folder / "config.json", "dist").get("world_size"))
 
 
-def _world(folder: Path) -> tuple[int | None, bool]:
-    """Ranks of a run of this repository, by its config.json, and whether its environment.json names GPUs."""
-    world = (read_json(folder / "config.json") or {}).get("dist")
-    ranks = _integer(world.get("world_size")) if isinstance(world, dict) else None
-    return ranks, bool((read_json(folder / "environment.json") or {}).get("gpus"))
+def _has_gpus(folder: Path) -> bool:
+    return bool(read_json(folder / "environment.json").get("gpus"))
 
 
-def _integer(value: Any) -> int | None:
-    if isinstance(value, str) and value.strip().isdigit():
-        return int(value)
-    found = number(value)
-    return int(found) if found is not None and found == int(found) else None
+def count(value: Any) -> int | None:
+    """A whole number, or one in text."""
+    found = re.fullmatch(r"\s*(\d+)(?:\.0)?\s*", str(value))
+    return int(found[1]) if found and not isinstance(value, bool) else None
+
+
+def run(command: Sequence[str], failure: str, timeout: float = 600) -> bytes:
+    """What a command prints. Raises ReviewError with ``failure`` and what the command says."""
+    try:
+        ran = subprocess.run(command, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+    except FileNotFoundError:
+        raise ReviewError(f"{failure}: {command[0]} is not installed") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ReviewError(f"{failure}: {error}") from None
+    if ran.returncode:
+        said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ReviewError(f"{failure}: {text(said[0]) if said else 'no reason given'}")
+    return ran.stdout

@@ -44,11 +44,12 @@ class Axis:
         object.__setattr__(self, "high", max(self.high, least))
 
     @classmethod
-    def around(cls, label: str, values: Iterable[float], room: float, least: float = 0.0) -> Axis:
-        """An axis that leaves ``room`` above and below, a share of the values' range or of ``least``."""
-        low, high = min(found := list(values)), max(found)
-        room *= max(high - low, least)
-        return cls(label=label, low=low - room, high=high + room)
+    def around(
+        cls, label: str, values: Sequence[float], room: float, least: float = 0.0, floor: float = -math.inf
+    ) -> Axis:
+        """An axis that leaves ``room`` above and below, a share of the range or of ``least``; from ``floor`` on."""
+        room *= max(max(values) - min(values), least)
+        return cls(label=label, low=max(min(values) - room, floor), high=max(values) + room)
 
     def share(self, value: float) -> float:
         """Position of a value: 0 at the low end, 1 at the high one."""
@@ -345,12 +346,23 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
 
 def picture(chart: Chart, subject: str) -> bytes:
     """A PNG of 1920 x 1080 pixels with title and legend. ``subject`` names the result. Raises ReviewError."""
-    css = f"{style_sheet()} svg text {{ font-family: '{_font()}', sans-serif; }}"
-    return _render(_whole(chart, subject), *PICTURE, css)
+    try:
+        import resvg_py
+    except ImportError:
+        raise ReviewError("PNG files need resvg: pip install resvg-py") from None
+
+    def rendered(content: str) -> bytes:
+        families = ", ".join(f"'{family}'" for family in _FONTS)
+        return resvg_py.svg_to_bytes(svg_string=content, style_sheet=f"svg text {{ font-family: {families}; }}", zoom=2)
+
+    word, box = _text(0, 12, "M"), {"xmlns": "http://www.w3.org/2000/svg", "width": 16, "height": 16}
+    if rendered(_tag("svg", word, **box)) == rendered(_tag("svg", "", **box)):
+        raise ReviewError(f"PNG files need a font, one of {', '.join(_FONTS)}: apt-get install fonts-dejavu-core")
+    return rendered(svg(chart, subject))
 
 
 def svg(chart: Chart, subject: str) -> str:
-    """The same as a file of its own, in the light colours and the reader's font."""
+    """Title, drawing and legend as a file of its own, in the light colours and the reader's font."""
     width, height = PICTURE
     paper = f"<style>{style_sheet()}</style>{_tag('rect', width=width, height=height, fill='#ffffff')}"
     box = f"0 0 {width} {height}"
@@ -397,25 +409,6 @@ def style_sheet() -> str:
     css = f"{runs}\n{(_TEMPLATES / 'chart.css').read_text(encoding='utf-8')}"
     css = css.replace("--c:", "color:").replace("var(--c)", "currentColor")  # inherited as the variable is
     return re.sub(r"var\(--([\w-]+)\)", lambda match: light[match[1]], css)
-
-
-@functools.cache
-def _font() -> str:
-    """A sans-serif font of this machine. Raises ReviewError if there is none: the text would be left out."""
-    empty = _render("", 16, 16)
-    for family in _FONTS:
-        if _render(_tag("text", "M", y=12, font_family=family, font_size=12), 16, 16) != empty:
-            return family
-    raise ReviewError(f"PNG files need a font, one of {', '.join(_FONTS)}: apt-get install fonts-dejavu-core")
-
-
-def _render(body: str, width: int, height: int, css: str = "") -> bytes:
-    try:
-        import resvg_py
-    except ImportError:
-        raise ReviewError("PNG files need resvg: pip install resvg-py") from None
-    svg = _tag("svg", body, xmlns="http://www.w3.org/2000/svg", width=width, height=height)
-    return resvg_py.svg_to_bytes(svg_string=svg, style_sheet=css, zoom=2, background="#ffffff")
 
 
 def plausible(*values: float) -> bool:

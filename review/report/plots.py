@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
 
 from review.logs.mllog import number, text
 from review.report.chart import Axis, Chart, Mark, Point, Series, Span, count, plausible
@@ -16,7 +19,7 @@ UNCONVERGED = 1e8  # samples; a mean above it includes a run that did not conver
 MOST_POINTS = 60  # of a run's power; more readings are averaged, or ten runs would hide each other
 _CLOSE_TO_TARGET = 0.02  # accuracy below the target from which the second accuracy chart starts
 _LEAST_SPREAD = 0.05  # of the median that the throughput chart spans at least, so that noise looks like noise
-_MINUTES, _SAMPLES = "minutes since run_start", "samples trained"
+_MINUTES, _SAMPLES, _ACCURACY = "minutes since run_start", "samples trained", "masked-LM accuracy"
 
 
 def charts(result: Result) -> list[Chart]:
@@ -46,12 +49,15 @@ def _curves(result: Result, points_of: Callable[[Run], Iterable[Point]]) -> tupl
     return tuple(_curve(result, index, points) for index, points in found if points)
 
 
-def _points(curves: Sequence[Series]) -> list[Point]:
-    return [point for curve in curves for point in curve.points]
+def _ys(curves: Sequence[Series]) -> list[float]:
+    return [point.y for curve in curves for point in curve.points]
 
 
-def _x_axis(label: str, values: Sequence[float], low: float = 0.0) -> Axis:
-    return Axis(label=label, low=low, high=max(values) + 0.02 * max(max(values) - low, 1e-9))
+def _lines(key: str, title: str, alt: str, over: str, curves: Sequence[Series], y: Axis, **more: Any) -> Chart:
+    """Curves over samples or minutes from 0. ``more``: low, where the x axis starts instead; marks."""
+    xs, low = [point.x for curve in curves for point in curve.points], more.pop("low", 0.0)
+    x = Axis(label=over, low=low, high=max(xs) + 0.02 * max(max(xs) - low, 1e-9))
+    return Chart(key=key, title=title, alt=alt, x=x, y=y, series=tuple(curves), **more)
 
 
 def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
@@ -79,21 +85,13 @@ def accuracy_chart(result: Result) -> Chart | None:
     (over, curves), target = _accuracies(result), result.target
     if not curves:
         return None
-    points = _points(curves)
     first, last = ([curve.points[at].y for curve in curves] for at in (0, -1))
     reached = sum(max(point.y for point in curve.points) >= target for curve in curves)
-    y = Axis.around("masked-LM accuracy", [*(point.y for point in points), target], 0.06, 1e-3)
-    return Chart(
-        key="accuracy",
-        title="Accuracy over samples" if over == _SAMPLES else "Accuracy over time",
-        alt=f"Masked-LM accuracy of {count(curves)} over training: first evaluations between {min(first):.4f} and "
-        f"{max(first):.4f}, last ones between {min(last):.4f} and {max(last):.4f}; {reached} of {len(curves)} reach "
-        f"{target:.3f}.",
-        x=_x_axis(over, [point.x for point in points]),
-        y=Axis(label=y.label, low=max(y.low, 0), high=y.high),
-        series=curves,
-        marks=_target(result),
-    )
+    alt = f"Masked-LM accuracy of {count(curves)} over training: first evaluations between {min(first):.4f} and "
+    alt += f"{max(first):.4f}, last ones between {min(last):.4f} and {max(last):.4f}; {reached} of {len(curves)} reach "
+    y = Axis.around(_ACCURACY, [*_ys(curves), target], 0.06, 1e-3, floor=0)
+    title = "Accuracy over samples" if over == _SAMPLES else "Accuracy over time"
+    return _lines("accuracy", title, f"{alt}{target:.3f}.", over, curves, y, marks=_target(result))
 
 
 def close_to_target_chart(result: Result) -> Chart | None:
@@ -105,29 +103,15 @@ def close_to_target_chart(result: Result) -> Chart | None:
         first = next((i for i, point in enumerate(curve.points) if point.y >= low), None)
         if first is not None:  # from the point before it, so that the curve enters the picture
             shown.append(_curve(result, curve.run, curve.points[max(first - 1, 0) :]))
-    close = [point for point in _points(shown) if point.y >= low]
-    if len({point.x for point in close}) < 2 or not any(curve.points[0].y < low for curve in shown):
+    close = [point for curve in shown for point in curve.points if point.y >= low]
+    xs, high = [point.x for point in close], max([target, *(point.y for point in close)])
+    if len(set(xs)) < 2 or not any(curve.points[0].y < low for curve in shown):
         return None
-
-    def entry(points: Sequence[Point]) -> float:
-        """x at which a curve rises above ``low``, by interpolation."""
-        first, second = points[0], points[min(1, len(points) - 1)]
-        if first.y >= low or second.y <= first.y:
-            return first.x
-        return first.x + (low - first.y) / (second.y - first.y) * (second.x - first.x)
-
-    left = min(entry(curve.points) for curve in shown)
-    xs = [point.x for point in close]
-    high = max(max(point.y for point in close), target)
-    return Chart(
-        key="target",
-        title="The last stretch to the target",
-        alt=f"The same curves from {low:.3f} on, where {count(shown)} cross {target:.3f} one after another.",
-        x=_x_axis(over, xs, left - 0.05 * (max(xs) - left)),
-        y=Axis(label="masked-LM accuracy", low=low, high=high + 0.1 * (high - low)),
-        series=tuple(shown),
-        marks=_target(result),
-    )
+    alt = f"The same curves from {low:.3f} on, where {count(shown)} cross {target:.3f} one after another."
+    y = Axis(label=_ACCURACY, low=low, high=high + 0.1 * (high - low))
+    start = min(xs) - 0.05 * (max(xs) - min(xs))
+    title = "The last stretch to the target"
+    return _lines("target", title, alt, over, shown, y, low=start, marks=_target(result))
 
 
 def _bar(result: Result, index: int, spans: Sequence[Span], note: str, tip: str) -> Series:
@@ -158,13 +142,11 @@ def samples_chart(result: Result) -> Chart | None:
         side = "above" if mean >= point.minimum else "below"
         alt += f" Their olympic mean of {mean:,.0f} is {side} the RCP minimum of {point.minimum:,.0f}."
     values += [mark.value for mark in marks]
-    low, high = min(values), max(values)
-    room = max(0.08 * (high - low), 0.01 * high, 1)
     return Chart(
         key="samples",
         title="Samples to the target",
         alt=alt,
-        x=Axis(label=_SAMPLES, low=max(low - room, 0), high=high + room),
+        x=Axis.around(_SAMPLES, values, 0.08, max(max(values) / 8, 12.5), floor=0),
         series=tuple(bars),
         marks=tuple(marks),
         band=(point.minimum, point.mean) if point else None,
@@ -220,41 +202,28 @@ def _spans_of_time(run: Run) -> list[Span]:
 def throughput_chart(result: Result) -> Chart | None:
     """Sequences per second of each span over time."""
 
-    def minutes_at(run: Run, samples: float) -> float | None:
-        """When a run had trained so many samples, linear between its evaluations."""
-        before = (0.0, 0.0)
-        for one in run.evaluations:
-            minutes = _minutes(run, one.time_ms if one.start_ms is None else one.start_ms)
-            if minutes is None or one.samples is None:
-                continue
-            if samples <= one.samples:
-                width = one.samples - before[0]
-                return minutes if width <= 0 else before[1] + (samples - before[0]) / width * (minutes - before[1])
-            before = (one.samples, minutes)
-        return None
-
     def points(run: Run) -> Iterable[Point]:
+        known, minutes = [0.0], [0.0]
+        for one in run.evaluations:
+            at = _minutes(run, one.time_ms if one.start_ms is None else one.start_ms)
+            if at is not None and one.samples is not None:
+                known.append(one.samples)
+                minutes.append(at)
         for samples, rate in run.throughput:
-            minutes = minutes_at(run, samples)
-            if minutes is not None and rate > 0 and plausible(rate):
-                yield Point(minutes, rate, f"{run.name}: {rate:,.0f} sequences/s at {minutes:.2f} min")
+            if samples <= known[-1] and rate > 0 and plausible(rate):
+                at = float(np.interp(samples, known, minutes))
+                yield Point(at, rate, f"{run.name}: {rate:,.0f} sequences/s at {at:.2f} min")
 
     curves = _curves(result, points)
     if not curves:
         return None
-    rates = sorted(point.y for point in _points(curves))
+    rates = sorted(_ys(curves))
     median = rates[len(rates) // 2]
+    alt = f"Training throughput of {count(curves)}: median {median:,.0f} sequences/s over all spans between "
+    alt += f"evaluations, lowest {rates[0]:,.0f}, highest {rates[-1]:,.0f}."
     spread = [*rates, median * (1 - _LEAST_SPREAD), median * (1 + _LEAST_SPREAD)]
-    y = Axis.around("sequences/s", spread, 0.05)
-    return Chart(
-        key="throughput",
-        title="Throughput over time",
-        alt=f"Training throughput of {count(curves)}: median {median:,.0f} sequences/s over all spans between "
-        f"evaluations, lowest {rates[0]:,.0f}, highest {rates[-1]:,.0f}.",
-        x=_x_axis(_MINUTES, [point.x for point in _points(curves)]),
-        y=Axis(label=y.label, low=max(y.low, 0), high=y.high),
-        series=curves,
-    )
+    y = Axis.around("sequences/s", spread, 0.05, floor=0)
+    return _lines("throughput", "Throughput over time", alt, _MINUTES, curves, y)
 
 
 def loss_chart(result: Result) -> Chart | None:
@@ -270,16 +239,10 @@ def loss_chart(result: Result) -> Chart | None:
     curves = _curves(result, points)
     if not curves:
         return None
-    losses = [point.y for point in _points(curves)]
-    return Chart(
-        key="loss",
-        title="Training loss",
-        alt=f"Training loss of {count(curves)}, masked-LM and next-sentence together: from {max(losses):.3f} down to "
-        f"{min(losses):.3f}.",
-        x=_x_axis(_SAMPLES, [point.x for point in _points(curves)]),
-        y=Axis.around("loss", losses, 0.06, 1e-3),
-        series=curves,
-    )
+    losses = _ys(curves)
+    alt = f"Training loss of {count(curves)}, masked-LM and next-sentence together: from {max(losses):.3f} down to "
+    y = Axis.around("loss", losses, 0.06, 1e-3)
+    return _lines("loss", "Training loss", f"{alt}{min(losses):.3f}.", _SAMPLES, curves, y)
 
 
 def power_chart(result: Result) -> Chart | None:
@@ -288,58 +251,44 @@ def power_chart(result: Result) -> Chart | None:
     curves = () if energy is None else _curves(result, lambda run: _power(run, energy.runs.get(run.path)))
     if not curves:
         return None
-    watts, minutes = [point.y for point in _points(curves)], [point.x for point in _points(curves)]
-    low, high = min(watts), max(watts)
+    watts = _ys(curves)
     mean = math.fsum(math.fsum(p.y for p in one.points) / len(one.points) for one in curves) / len(curves)
-    room = max(0.06 * (high - low), 0.01 * high)
-    return Chart(
-        key="power",
-        title="Power over time",
-        alt=f"Power of all nodes and switches of {count(curves)} together: between {low:,.0f} and {high:,.0f} W, "
-        f"{mean:,.0f} W on average.",
-        x=_x_axis(_MINUTES, minutes, min(0.0, *minutes)),
-        y=Axis(label="watts", low=max(low - room, 0), high=high + room),
-        series=curves,
-    )
+    alt = f"Power of all nodes and switches of {count(curves)} together: between {min(watts):,.0f} and "
+    alt += f"{max(watts):,.0f} W, {mean:,.0f} W on average."
+    y = Axis.around("watts", watts, 0.06, max(watts) / 6, floor=0)
+    low = min(0.0, *(point.x for curve in curves for point in curve.points))
+    return _lines("power", "Power over time", alt, _MINUTES, curves, y, low=low)
 
 
 def _power(run: Run, energy: RunEnergy | None) -> Iterable[Point]:
     """The power of a run in equal stretches of the time that all its nodes measured; none if one cannot be read."""
     if energy is None or run.run_start is None:
         return
-    start_ms = run.run_start.time_ms
     try:
-        nodes = [_readings(file, start_ms) for file in energy.files if file.is_node]
+        nodes = [_spent(file, run.run_start.time_ms) for file in energy.files if file.is_node]
         constant = sum(file.joules(1000.0) for file in energy.files if not file.is_node)  # W: joules of a second
     except EnergyError:
         return
-    if not nodes or not all(nodes):
+    if not all(len(times) > 1 for times, _ in nodes):
         return
-    low, high = max(spans[0][0] for spans in nodes), min(spans[-1][1] for spans in nodes)
-    if not low < high:
-        return
-    totals = [constant] * min(MOST_POINTS, max(len(spans) for spans in nodes))
-    step = (high - low) / len(totals)
-    for start, stop, watts in (span for spans in nodes for span in spans):
-        first, last = max(math.floor((start - low) / step), 0), min(math.ceil((stop - low) / step), len(totals))
-        for i in range(first, last):
-            covered = min(stop, low + (i + 1) * step) - max(start, low + i * step)
-            totals[i] += watts * max(covered, 0.0) / step
-    for i, watts in enumerate(totals):
-        at = low + (i + 0.5) * step
-        yield Point(at, watts, f"{run.name}: {watts:,.0f} W at {at:.2f} min")
+    low, high = max(times[0] for times, _ in nodes), min(times[-1] for times, _ in nodes)
+    if low < high:
+        edges = np.linspace(low, high, 1 + min(MOST_POINTS, max(len(times) - 1 for times, _ in nodes)))
+        spent = sum(np.interp(edges, times, spent) for times, spent in nodes)
+        for at, watts in zip((edges[1:] + edges[:-1]) / 2, constant + np.diff(spent) / np.diff(edges), strict=True):
+            yield Point(float(at), float(watts), f"{run.name}: {watts:,.0f} W at {at:.2f} min")
 
 
-def _readings(file: PowerFile, start_ms: float) -> list[tuple[float, float, float]]:
-    """(from, to, watts), minutes since run_start: a reading holds from the one before it, the first from the start."""
+def _spent(file: PowerFile, start_ms: float) -> tuple[list[float], list[float]]:
+    """Minutes since run_start, and watt-minutes by then: a reading holds from the one before it."""
     if file.start is None:
-        return []
-    spans, before = [], (file.start.time_ms - start_ms) / 60_000
+        return [], []
+    times, spent = [(file.start.time_ms - start_ms) / 60_000], [0.0]
     for event in file.readings:
         watts, now = file.efficiency * file.value_of(event), (event.time_ms - start_ms) / 60_000
-        if not plausible(watts, now, before):
-            return []
-        if now > before:
-            spans.append((before, now, watts))
-            before = now
-    return spans
+        if not plausible(watts, now, times[0]):
+            return [], []
+        if now > times[-1]:
+            spent.append(spent[-1] + watts * (now - times[-1]))
+            times.append(now)
+    return times, spent

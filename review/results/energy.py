@@ -19,8 +19,8 @@ import itertools
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,32 +74,22 @@ class PowerFile:
 
     def joules(self, milliseconds: float) -> float:
         """The energy of a run of this length, as the official summarizer computes it. Raises EnergyError."""
-        efficiency, watts = 1.0, 0.0
         if not self.is_node:
-            for event in self.log.events:
-                if event.key == "conversion_eff":
-                    efficiency = self.value_of(event)
-                elif event.key == "interconnect_power_est":
-                    watts = self.value_of(event)
-                    break
-            return efficiency * watts * milliseconds / 1000
-        summed, before, last, start, stop = 0.0, 0.0, 0.0, None, None
-        for event in sorted(self.log.events, key=lambda event: event.time_ms):
-            if event.key == "power_measurement_start":
-                start = before = event.time_ms
-            elif event.key == "power_reading" and start is not None and stop is None:
-                summed += self.value_of(event) * (event.time_ms - before)
-                before = last = event.time_ms
-            elif event.key == "power_measurement_stop":
-                stop = event.time_ms
-            elif event.key == "conversion_eff":
-                efficiency = self.value_of(event)
-        if start is None:
+            estimate = self.log.first("interconnect_power_est")
+            known = [event for event in self.log.all("conversion_eff") if estimate and event.line < estimate.line]
+            efficiency = self.value_of(known[-1]) if known else 1.0
+            return efficiency * (self.value_of(estimate) if estimate else 0.0) * milliseconds / 1000
+        if self.start is None:
             raise EnergyError(f"{self.path.name} lacks power_measurement_start")
-        measured = (last if stop is None else stop) - start
+        end = math.inf if self.stop is None else self.stop.time_ms
+        taken = [event for event in self.readings if self.start.time_ms <= event.time_ms <= end]
+        times = [self.start.time_ms, *(event.time_ms for event in taken)]
+        measured = (times[-1] if self.stop is None else end) - times[0]
         if measured == 0:
             raise EnergyError(f"{self.path.name} measures from power_measurement_start to the same millisecond")
-        return efficiency * summed * milliseconds / measured / 1000
+        spans = zip(taken, itertools.pairwise(times), strict=True)
+        summed = sum(self.value_of(event) * (now - before) for event, (before, now) in spans)
+        return self.efficiency * summed * milliseconds / measured / 1000
 
     def value_of(self, event: Event) -> float:
         """The number that an event logs. Raises EnergyError."""
@@ -142,43 +132,23 @@ class Energy:
 
 def run_energy(folder: Path, run: Run) -> RunEnergy:
     """The energy of a run by its power files, all nodes and switches together."""
-    name, files = f"{POWER}/{run.path.stem}", []
+    name, files, reason = f"{POWER}/{run.path.stem}", [], None
     try:
         for path in (path for kind in ("node", "sw") for path in sorted((folder / name).glob(f"{kind}_*.txt"))):
             if path.is_file():
                 files.append(PowerFile(path, read_log(path)))
+        if not any(file.is_node for file in files):
+            reason = f"{name} has no node_*.txt"
+        elif not run.minutes or run.minutes <= 0:
+            reason = "the run has no time"
+        else:
+            joules = sum(file.joules(run.minutes * 60_000) for file in files)
+            return RunEnergy(files=tuple(files), joules=joules, watts=joules / (run.minutes * 60_000) * 1000)
     except OSError as error:
-        return RunEnergy(files=(), reason=f"{error.filename}: {error.strerror}")
-    found = RunEnergy(files=tuple(files))
-    if not any(file.is_node for file in files):
-        return replace(found, reason=f"{name} has no node_*.txt")
-    if not run.minutes or run.minutes <= 0:
-        return replace(found, reason="the run has no time")
-    try:
-        joules = sum(file.joules(run.minutes * 60_000) for file in files)
+        files, reason = [], f"{error.filename}: {error.strerror}"
     except EnergyError as error:
-        return replace(found, reason=f"{name}/{error}")
-    return replace(found, joules=joules, watts=joules / (run.minutes * 60_000) * 1000)
-
-
-def measure(
-    folder: Path, runs: Sequence[Run], counted: Sequence[Run], kept: Sequence[Run], factor: float
-) -> Energy | None:
-    """The energy of a result; None where it has no power folder.
-
-    Args: counted: runs that comply, each of which the official summarizer measures, or stops. kept: those that make
-        the score, best and worst left out. factor: the scaling factor of the score.
-    """
-    if not (folder / POWER).is_dir():
-        return None
-    found = {run.path: run_energy(folder, run) for run in runs}
-    reason = next((found[run.path].reason for run in counted if found[run.path].joules is None), None)
-    if reason is not None or not kept:
-        return Energy(runs=found, joules=None, watts=None, reason=reason or "the runs give no score")
-    joules, watts = (
-        math.fsum(getattr(found[run.path], name) for run in kept) / len(kept) for name in ("joules", "watts")
-    )
-    return Energy(runs=found, joules=joules * factor, watts=watts, reason=None)
+        reason = f"{name}/{error}"
+    return RunEnergy(files=tuple(files), reason=reason)
 
 
 Sample = tuple[float, float]  # time in ms since 1970, watts

@@ -12,26 +12,10 @@ from review.logs.mllog import Event, Log, number, read_log, text
 from review.logs.output import ERROR, Finding
 from review.rulebook.compliance import DEFAULT_RULESET, check_compliance
 from review.rulebook.rcp import NO_BATCH_SIZE, Reading, read_rcp
-from review.rulebook.rules import broken
+from review.rulebook.rules import broken, table
 
 TARGET_ACCURACY = 0.720
-OPTIMIZATION = (  # the settings that convergence depends on
-    "global_batch_size",
-    "gradient_accumulation_steps",
-    "opt_base_learning_rate",
-    "opt_learning_rate_training_steps",
-    "opt_learning_rate_warmup_steps",
-    "num_warmup_steps",
-    "start_warmup_step",
-    "opt_lamb_beta_1",
-    "opt_lamb_beta_2",
-    "opt_lamb_weight_decay_rate",
-    "opt_lamb_epsilon",
-    "opt_epsilon",
-    "opt_lamb_learning_rate_decay_poly_power",
-    "max_sequence_length",
-    "max_predictions_per_seq",
-)
+OPTIMIZATION: list[str] = table("optimization")
 HYPERPARAMETERS = (*OPTIMIZATION, "d_batch_size", "opt_name")
 
 

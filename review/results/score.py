@@ -14,7 +14,7 @@ from typing import Any
 from review.logs import tree
 from review.logs.mllog import Event, number, text
 from review.logs.output import Finding, ReviewError
-from review.results.energy import Energy, measure
+from review.results.energy import Energy, run_energy
 from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.rulebook import rcp
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET, rulesets
@@ -96,8 +96,7 @@ class Result:
     def target(self) -> float:
         """The accuracy that ends a run: 0.720, or in the open division what the run's config.json says."""
         if self.division == "open":
-            evaluate = (tree.read_json(self.folder / "config.json") or {}).get("evaluate")
-            target = number(evaluate.get("target")) if isinstance(evaluate, dict) else None
+            target = number(tree.read_json(self.folder / "config.json", "evaluate").get("target"))
             if target is not None and 0 < target < 1:
                 return target
         return TARGET_ACCURACY
@@ -168,8 +167,17 @@ class Result:
 
     @functools.cached_property
     def energy(self) -> Energy | None:
-        """The energy of its runs; None where it was not measured."""
-        return measure(self.folder, self.runs, self.counted, self.kept, self.scaling_factor)
+        """The mean of the runs that make the score, by its factor; None where there is no power folder."""
+        if not (self.folder / tree.POWER).is_dir():
+            return None
+        found = {run.path: run_energy(self.folder, run) for run in self.runs}
+        # The official summarizer measures every run that complies, or stops.
+        reason = next((one.reason for run in self.counted if (one := found[run.path]).joules is None), None)
+        if reason is not None or not self.kept:
+            return Energy(runs=found, joules=None, watts=None, reason=reason or "the runs give no score")
+        kept = [found[run.path] for run in self.kept]
+        joules, watts = (math.fsum(getattr(one, name) for one in kept) / len(kept) for name in ("joules", "watts"))
+        return Energy(runs=found, joules=joules * self.scaling_factor, watts=watts, reason=None)
 
     def joules(self, run: Run) -> float | None:
         """The energy of one of its runs; None where it was not measured."""

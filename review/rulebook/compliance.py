@@ -13,7 +13,6 @@ import functools
 import importlib.util
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import CodeType, SimpleNamespace
@@ -28,7 +27,7 @@ BENCHMARK = "bert"
 _NO_EVENTS = "a log has MLLOG lines"
 _ONE_OBJECT = "every line with :::MLLOG is one JSON object"
 _KNOWN_RULES = "the division and the benchmark are known"
-_Rules = dict[str, dict[str, Any]]
+_Rules = dict[str, dict[str, list[str]]]  # by key, BEGIN or END: snippets of Python by their name in the YAML file
 
 
 def evaluation_interval(batch_size: float) -> int:
@@ -55,30 +54,20 @@ def rulesets() -> list[str]:
 
 
 @functools.cache
-def _rule_file(path: Path) -> tuple[_Rules, _Rules] | None:
-    """BEGIN and END of a YAML file of rules, and its rules by key; None for an empty one. Raises FileNotFoundError."""
+def _rule_file(path: Path) -> _Rules:
+    """A YAML file of rules. Raises FileNotFoundError."""
     import yaml  # type: ignore[import-untyped]
 
     with open(path, encoding="utf-8") as file:
         entries = yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
-    if entries is None:
-        return None
-    blocks: _Rules = {"BEGIN": {}, "END": {}}
-    keys: _Rules = {}
-    for entry in entries:
-        kind = next(iter(entry))
-        if kind == "KEY":
-            keys[entry["KEY"]["NAME"]] = entry["KEY"]
-        else:
-            blocks[kind] = entry[kind]
-    return blocks, keys
-
-
-def _snippets(rule: dict[str, Any], name: str) -> Iterator[str]:
-    """The Python of a rule by its name in the YAML file: none, one or several."""
-    source = rule.get(name)
-    for one in source if isinstance(source, list) else [] if source is None else [source]:
-        yield str(one).strip()
+    rules: _Rules = {"BEGIN": {}, "END": {}}
+    for entry in entries or ():
+        kind, rule = next(iter(entry.items()))
+        rules[rule["NAME"] if kind == "KEY" else kind] = {
+            name: [str(one).strip() for one in (source if isinstance(source, list) else [source])]
+            for name, source in rule.items()
+        }
+    return rules
 
 
 @functools.cache
@@ -108,7 +97,7 @@ class _Check:
         found = Finding(ERROR, message, "compliance", rule=rule, hint=_hint(key, rule), **place)  # type: ignore[arg-type]
         (self.general if key is None else self.by_key.setdefault(key, [])).append(replace(found, **more))
 
-    def apply(self, blocks: _Rules, keys: _Rules) -> None:
+    def apply(self, rules: _Rules) -> None:
         """Applies one file of rules to every line."""
         state = self.state = {
             "enqueue_config": self.queue.append,
@@ -116,7 +105,9 @@ class _Check:
             "is_integer": lambda value: abs(round(value) - value) < 0.00001,
             "math": math,
         }
-        for source in _snippets(blocks["BEGIN"], "CODE"):
+        begin, end = rules["BEGIN"], rules["END"]
+        keys = {key: rule for key, rule in rules.items() if rule is not begin and rule is not end}
+        for source in begin.get("CODE", ()):
             exec(_code(source, "exec"), state, {})
         for key in keys:
             self.by_key.pop(key, None)
@@ -124,22 +115,20 @@ class _Check:
         for event in self.log.events:
             if not isinstance(event.key, str) or event.key not in keys:
                 continue
-            rule, repeated = keys[event.key], bool(reported[event.key])
+            repeated, names = bool(reported[event.key]), _names(event)
             reported[event.key].append(event)
-            names = _names(event)
-            if not (repeated and "submission_" in event.key):
-                for kind in ("PRE", "CHECK", "POST"):
-                    self._check_line(event, kind, rule, names)
-            if not repeated:
-                self._check_line(event, "FIRST_CHECK", rule, names)
+            kinds = () if repeated and "submission_" in event.key else ("PRE", "CHECK", "POST")
+            for kind in kinds if repeated else (*kinds, "FIRST_CHECK"):
+                for source in keys[event.key].get(kind, ()):
+                    self._check_line(event, kind, source, names)
         for key, rule in keys.items():
-            for source in _snippets(rule, "ATLEAST_ONE_CHECK") if reported[key] else ():
+            for source in rule.get("ATLEAST_ONE_CHECK", ()) if reported[key] else ():
                 self._check_at_least_one(key, source, reported[key])
         for key, rule in keys.items():
-            self._check_occurrences(key, rule.get("REQ", ""), reported)
-        for source in _snippets(blocks["END"], "PRE"):
+            self._check_occurrences(key, "".join(rule.get("REQ", ())), reported)
+        for source in end.get("PRE", ()):
             exec(_code(source, "exec"), state)
-        for source in _snippets(blocks["END"], "CHECK"):
+        for source in end.get("CHECK", ()):
             if not self._true(source, {}):
                 self.say(_describe_end(source, state["s"]), source)
 
@@ -150,16 +139,14 @@ class _Check:
         except Exception:
             return False
 
-    def _check_line(self, event: Event, kind: str, rule: dict[str, Any], names: dict[str, Any]) -> None:
-        for source in _snippets(rule, kind):
-            if kind.endswith("CHECK"):
-                if not self._true(source, names):
-                    self.say(_describe_failure(event, source, self.state["s"]), source, event.key, event)
-                continue
+    def _check_line(self, event: Event, kind: str, source: str, names: dict[str, Any]) -> None:
+        if not kind.endswith("CHECK"):
             try:
                 exec(_code(source, "exec"), self.state, names)
             except Exception as error:
                 self.say(f"cannot be evaluated: {error}", source, event.key, event)
+        elif not self._true(source, names):
+            self.say(_describe_failure(event, source, self.state["s"]), source, event.key, event)
 
     def _check_at_least_one(self, key: str, source: str, events: list[Event]) -> None:
         passed = False
@@ -221,8 +208,7 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
             message = f"asks for rules that ruleset {ruleset} does not have: {name}"
             check.say(message, _KNOWN_RULES, crash=True)
             break
-        if rules is not None:
-            check.apply(*rules)
+        check.apply(rules)
 
     def weight(finding: Finding) -> int:
         """Puts first what explains the others: an unreadable log, a run that died, a target not reached."""

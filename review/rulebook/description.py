@@ -22,16 +22,10 @@ TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("fields.j
 ASKED = tuple(name for name, field in TABLE.items() if field.get("needed") == "by the form")
 # Those that it requires, and whether the submission rules (policies, "System description JSON") want an answer.
 FIELDS = {name: "needed" in field for name, field in TABLE.items() if name not in ASKED}
-STATUSES = (
-    "Available on-premise",
-    "Available cloud",
-    "Research, Development, or Internal (RDI)",
-    "Preview",
-)
-DIVISIONS = ("closed", "open")
+STATUSES, DIVISIONS = (tuple(TABLE[name]["values"]) for name in ("status", "division"))
 # The official checker joins these to a line of a table and crashes on what is not a string.
 _STRINGS = tuple(name for name, field in TABLE.items() if "string" in field)
-_BLANK: tuple[object, ...] = (None, "", {}, [])
+BLANK: tuple[object, ...] = (None, "", {}, [])
 COUNTS = tuple(name for name, field in TABLE.items() if "count" in field)
 
 
@@ -80,9 +74,9 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
         value = fields.get(key)
         if isinstance(value, str) and value.strip() and not value.strip().isdigit():
             say("field_count", f"is {value!r}", key)
-    for key in (key for key in ASKED if fields.get(key) in _BLANK):
+    for key in (key for key in ASKED if fields.get(key) in BLANK):
         say("field_asked", "is blank", key)
-    for key in (key for key in FIELDS if fields.get(key, 0) in _BLANK):
+    for key in (key for key in FIELDS if fields.get(key, 0) in BLANK):
         if key in COUNTS or FIELDS[key]:
             say("field_count_blank" if key in COUNTS else "field_blank", "is blank", key)
     return found

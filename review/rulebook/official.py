@@ -8,7 +8,6 @@ with its reason, and the caller passes a copy where one writes.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import io
 import logging
@@ -18,7 +17,7 @@ import re
 import resource
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -45,28 +44,6 @@ class Outcome:
         return replace(self, messages=tuple(map(name, self.messages)), crash=self.crash and name(self.crash))
 
 
-@contextlib.contextmanager
-def _captured() -> Iterator[list[logging.LogRecord]]:
-    """Collects what goes to the root logger, and silences stdout and warnings."""
-    import yaml  # type: ignore[import-untyped]
-
-    root, collector = logging.getLogger(), logging.handlers.BufferingHandler(sys.maxsize)
-    handlers, level, disabled = root.handlers[:], root.level, root.manager.disable
-    root.handlers[:] = [collector]
-    root.setLevel(logging.INFO)
-    logging.disable(logging.NOTSET)
-    loader, yaml.BaseLoader = yaml.BaseLoader, getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the same in C
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield collector.buffer
-    finally:
-        yaml.BaseLoader = loader
-        root.handlers[:] = handlers
-        root.setLevel(level)
-        logging.disable(disabled)
-
-
 def _module(name: str) -> Any:
     try:
         return importlib.import_module(f"mlperf_logging.{name}")
@@ -74,47 +51,53 @@ def _module(name: str) -> Any:
         raise ReviewError(f"the official checkers are not installed ({error}): pip install mlperf-logging") from None
 
 
-def _run(tool: str, call: Callable[[list[logging.LogRecord]], bool], logs: Iterable[Path] = ()) -> Outcome:
-    """The outcome of a call in a process of its own. ``logs``: what it reads, of which the longest line is named."""
+_Call = Callable[[list[logging.LogRecord]], Any]
+
+
+def _run(tool: str, call: _Call) -> Outcome:
+    """The outcome of a call in a process of its own."""
+    passed, messages, crash = _fork(call)
+    return Outcome(tool=tool, passed=bool(passed), messages=messages, crash=crash)
+
+
+def _fork(call: _Call) -> tuple[Any, tuple[str, ...], str | None]:
+    """What a call returns in a process of its own, the warnings that it logs, and its crash."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_judge, args=(tool, call, sender), daemon=True)
+    process = fork.Process(target=_child, args=(call, sender), daemon=True)
     process.start()
     sender.close()
     try:
         if receiver.poll(LIMIT):
-            found: Outcome = receiver.recv()
+            found: tuple[Any, tuple[str, ...], str | None] = receiver.recv()
             return found
-        crash = f"TimeoutError: no answer within {LIMIT} seconds{_longest_line(logs)}"
+        crash = f"TimeoutError: no answer within {LIMIT} seconds"
     except EOFError:
         process.join()
-        crash = f"ended with status {process.exitcode}{_longest_line(logs)}"
+        crash = f"ended with status {process.exitcode}"
     finally:
         process.kill()
         process.join()
-    return Outcome(tool=tool, passed=False, crash=crash)
+    return None, (), crash
 
 
-def _longest_line(logs: Iterable[Path]) -> str:
-    size, place = 0, ""
-    for path in (path for path in logs if path.is_file()):
-        with open(path, "rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if len(line) > size:
-                    size, place = len(line), f"; the longest line is {path}:{number}, {len(line):,} characters"
-    return place
+def _child(call: _Call, sender: Connection) -> None:
+    import yaml  # type: ignore[import-untyped]
 
-
-def _judge(tool: str, call: Callable[[list[logging.LogRecord]], bool], sender: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT + 10, LIMIT + 10))  # ends it without its parent, too
-    crash = None
-    with _captured() as records:
-        try:
-            passed = bool(call(records))
-        except (Exception, SystemExit) as error:  # any exception is its verdict on this input
-            passed, crash = False, f"{type(error).__name__}: {error}"
+    yaml.BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the same in C
+    root, collector = logging.getLogger(), logging.handlers.BufferingHandler(sys.maxsize)
+    root.handlers[:] = [collector]
+    root.setLevel(logging.INFO)
+    logging.disable(logging.NOTSET)
+    warnings.simplefilter("ignore")
+    sys.stdout, records, found, crash = io.StringIO(), collector.buffer, None, None
+    try:
+        found = call(records)
+    except (Exception, SystemExit) as error:  # any exception is its verdict on this input
+        crash = f"{type(error).__name__}: {error}"
     messages = tuple(_ordered(record.getMessage().strip()) for record in records if record.levelno >= logging.WARNING)
-    sender.send(Outcome(tool=tool, passed=passed, messages=messages, crash=crash))
+    sender.send((found, messages, crash))
 
 
 def _ordered(message: str) -> str:
@@ -137,7 +120,7 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
     module.enqueued_configs.clear()  # a crash leaves them behind for the next file
     checker = module.make_checker(USAGE, ruleset, False, False)
     config = f"{USAGE}_{ruleset}/common.yaml"
-    return _run("compliance_checker", lambda _: module.main(str(path), config, checker)[0], [path])
+    return _run("compliance_checker", lambda _: module.main(str(path), config, checker)[0])
 
 
 def check_system(path: Path, ruleset: str) -> Outcome:
@@ -160,17 +143,14 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
         module.check_training_package(str(organization), USAGE, ruleset, False, False, False, train_samples, False, "")
         return _said(records, "PACKAGE CHECKER FOUND NO ERRORS")
 
-    return _run("package_checker", call, sorted(organization.glob("results/*/*/result_*.txt")))
+    return _run("package_checker", call)
 
 
 def check_power(folder: Path, logs: Iterable[Path], ruleset: str) -> tuple[frozenset[str], str | None]:
     """Names of the runs that the power checker rejects, which count as failed runs, and its crash. It only lists."""
     checker = _module("package_checker.power_checker").PowerChecker(ruleset)
-    with _captured():
-        try:
-            return frozenset(checker.check_power(str(folder), list(map(str, logs)))[1]), None
-        except Exception as error:  # any exception is its verdict on this folder
-            return frozenset(), f"{type(error).__name__}: {error}"
+    rejected, _, crash = _fork(lambda _: frozenset(checker.check_power(str(folder), list(map(str, logs)))[1]))
+    return rejected or frozenset(), crash
 
 
 def check_repository(organization: Path) -> Outcome:

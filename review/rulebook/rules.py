@@ -23,6 +23,11 @@ def official() -> dict[str, dict[str, str]]:
     return _rules()["official"]
 
 
+def table(name: str) -> Any:
+    """One of the tables of hyper-parameters: optimization, recipe, borrowed, closed_values."""
+    return _rules()["tables"][name]
+
+
 def broken(
     name: str,
     message: str,

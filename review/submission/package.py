@@ -22,19 +22,72 @@ from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import Finding, ReviewError, pick
-from review.logs.tree import copy_runs, read_json
+from review.logs.tree import copy_runs, read_json, read_object, run
 from review.results.score import USUAL, Result, Terms, load_results
-from review.rulebook import official
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET
-from review.submission.code import Code, find_code
-from review.submission.encryption import Encryption
-from review.submission.system import read_fields
-from review.submission.text import organization_readme, system_readme
-from review.verdict import submission_rules
+from review.rulebook.description import listed
 from review.verdict.checking import Checked, check
+from review.verdict.submission_rules import SCRIPTS
+
+_OWN = ("run.sub", "implementations/bert/training/loop.py")  # of this repository, or a fork of it
+_AGE_KEYS = ("age1", "ssh-ed25519 ", "ssh-rsa ")
+_TIMEOUT = 120  # seconds for one git command
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encryption:
+    """Recipients: keys of age (age1..., ssh-...) or of gpg (address, fingerprint), or a file with a passphrase.
+
+    A passphrase never stands on a command line, where every user of the machine could read it.
+    """
+
+    recipients: tuple[str, ...] = ()
+    passphrase_file: Path | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is anything to encrypt for."""
+        return bool(self.recipients or self.passphrase_file)
+
+    @property
+    def tool(self) -> str:
+        """age or gpg."""
+        return "age" if self.recipients and all(key.startswith(_AGE_KEYS) for key in self.recipients) else "gpg"
+
+    def check(self) -> None:
+        """Raises ReviewError where it cannot be done: before anything is made."""
+        if self.recipients and self.passphrase_file:
+            raise ReviewError("--encrypt-for and --passphrase-file exclude each other: a key, or a passphrase")
+        if any(key.startswith(_AGE_KEYS) for key in self.recipients) and self.tool != "age":
+            raise ReviewError("--encrypt-for: keys of age and of gpg in one archive: name those of one of them")
+        if shutil.which(self.tool) is None:
+            raise ReviewError(f"{self.tool} is not installed, which is needed to encrypt the archive")
+        if self.passphrase_file is not None:
+            try:
+                first = self.passphrase_file.read_text(encoding="utf-8").partition("\n")[0]
+            except (OSError, ValueError) as error:
+                raise ReviewError(f"--passphrase-file {self.passphrase_file}: cannot be read: {error}") from None
+            if not first:
+                raise ReviewError(f"--passphrase-file {self.passphrase_file}: its first line is empty")
+        if self.tool == "gpg":
+            for key in self.recipients:
+                run(["gpg", "--batch", "--list-keys", "--", key], f"--encrypt-for {text(key)}: gpg knows no such key")
+
+    def encrypt(self, path: Path) -> Path:
+        """Writes the encrypted file beside the plain one; returns it. Raises ReviewError."""
+        output = path.with_name(f"{path.name}.{self.tool}")
+        how, recipients = ["--encrypt"], [part for key in self.recipients for part in ("-r", key)]
+        if self.tool == "gpg":
+            how = ["--batch", "--yes", "--no-tty", "--trust-model", "always", "--encrypt"]
+        if self.passphrase_file is not None:
+            how = ["--batch", "--yes", "--no-tty", "--pinentry-mode", "loopback", "--cipher-algo", "AES256"]
+            how += ["--passphrase-file", str(self.passphrase_file), "--symmetric"]
+        command = [self.tool, *how, *recipients, "-o", str(output), str(path)]
+        run(command, f"{self.tool} cannot encrypt the archive")
+        return output
+
 
 NO_ENCRYPTION = Encryption()
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +148,7 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
     if not path.exists():
         raise ReviewError(f"{path}: no such file; write it on the system: python -m review system -o {path}")
-    description = read_fields(path)
+    description = read_object(path)
     if description.get("submitter") != organization:
         said = text(description.get("submitter", ""))
         raise ReviewError(f"{path}: submitter is {said!r}, --org {organization!r}: correct the wrong one")
@@ -139,7 +192,7 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
     implementation = root / "benchmarks" / BENCHMARK / "implementations" / request.implementation
     name = f"{request.system}_{request.implementation}.json"
     for path in sorted(implementation.glob(f"*_{request.implementation}.json")):
-        commit = (read_json(path) or {}).get("commit")
+        commit = read_json(path).get("commit")
         if commit != code.commit:
             there = f"{request.implementation} in {request.output} is commit {text(commit)}"
             raise ReviewError(f"{there}, this result ran {code.commit}: give it an --implementation of its own")
@@ -150,15 +203,15 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
         "implementation": request.implementation,
         "commit": code.commit,
         "config": code.config,
-        "environment": read_json(result.folder / "environment.json"),
-        "settings": read_json(result.folder / "config.json"),
+        "environment": read_json(result.folder / "environment.json") or None,
+        "settings": read_json(result.folder / "config.json") or None,
     }
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
-    readme = system_readme(request.system, request.organization, result, description, code)
+    readme = _system_readme(request.system, request.organization, result, description, code)
     _write(implementation / f"README-{request.system}.md", readme)
     _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
-    _write(root / "README.md", organization_readme(request.organization, systems, root, request.terms))
+    _write(root / "README.md", _organization_readme(request.organization, systems, root, request.terms))
     if (implementation / "LICENSE").is_file():
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
 
@@ -169,15 +222,11 @@ def _write(path: Path, content: str) -> None:
 
 
 def _verify(request: Request, root: Path, place: Path, progress: Callable[[str], None]) -> tuple[Checked, ...]:
-    """Lets the official package checker write scaling.json, then checks everything, as of the finished ``place``."""
+    """Writes scaling.json as the official package checker does, and checks everything, as of the finished ``place``."""
     folder = root / "results" / request.system / BENCHMARK
     for result in load_results(folder, request.ruleset, request.terms):
-        with tempfile.TemporaryDirectory(prefix="review-package-") as scratch:
-            copy = submission_rules.stage(result, root, Path(scratch))
-            official.check_package(copy, request.ruleset, request.terms.train_samples)
-            scaling = copy / folder.relative_to(root) / "scaling.json"
-            if scaling.is_file():
-                shutil.copyfile(scaling, folder / "scaling.json")
+        if result.scaling_factor != 1:
+            _write(folder / "scaling.json", json.dumps({"scaling_factor": result.scaling_factor}))
 
     def moved(path: Path) -> Path:
         return place / path.relative_to(root) if path.is_relative_to(root) else path
@@ -206,3 +255,139 @@ def _archive(root: Path, path: Path) -> Path:
     compressed = gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0)
     path.write_bytes(compressed)
     return path
+
+
+def _system_readme(system: str, organization: str, result: Result, description: dict[str, Any], code: Code) -> str:
+    """README-SYSTEM.md. Raises ReviewError."""
+    each, processors = (description.get(f"{kind}_per_node", "") for kind in ("accelerators", "host_processors"))
+    facts = {
+        "system": description.get("system_name"),
+        "nodes": description.get("number_of_nodes"),
+        "accelerators of a node": f"{each} x {description.get('accelerator_model_name', '')}",
+        "processors of a node": f"{processors} x {description.get('host_processor_model_name', '')}",
+        "framework": description.get("framework"),
+        "software": listed(description.get("other_software_stack", "")),
+        "operating system": description.get("operating_system"),
+        "division": result.division,
+        "samples of the RCP test": "train_samples (--rcp-bert-train-samples)" if result.terms.train_samples else None,
+        "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
+        "score": None if result.score is None else f"{result.score:.4f} minutes",
+        "energy": f"{result.energy.joules:,.2f} J" if result.energy and result.energy.joules is not None else None,
+    }
+    rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
+    logged = [f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()]
+    own = all(code.has(path) for path in _OWN)
+    about = {"system": system, "organization": organization, "commit": code.commit}
+    again = _filled("run_again", config=code.config) if own else _filled("run_other")
+    tables = {"facts": "\n".join(rows), "hyperparameters": "\n".join(logged)}
+    where, config = f"\n{_filled('where')}" if own else "", code.read(code.config).strip()
+    return _filled("system", run_again=again, where=where, config_text=config, **about, **tables) + "\n"
+
+
+def _organization_readme(organization: str, systems: list[str], root: Path, terms: Terms = USUAL) -> str:
+    """README.md of the submission, one row a system. Raises ReviewError."""
+    rows = []
+    for system in systems:
+        folder = root / "results" / system / "bert"
+        for result in load_results(folder, terms=terms):
+            implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
+            links = ", ".join(f"[{path.name}]({path.relative_to(root).as_posix()})" for path in sorted(implementations))
+            score = "" if result.score is None else f"{result.score:.4f}"
+            accelerators = "" if result.accelerators is None else str(result.accelerators)
+            rows.append(f"| {system} | {accelerators} | {score} | {len(result.runs)} | {links} |")
+    return _filled("organization", organization=organization, rows="\n".join(rows)) + "\n"
+
+
+def _filled(template: str, **values: str) -> str:
+    content = Path(__file__).with_name("templates").joinpath(f"{template}.md").read_text(encoding="utf-8")
+    return content.format(**values).strip()
+
+
+def _cell(value: Any) -> str:
+    return listed(value).replace("|", "\\|")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A commit of a repository, and the path of the system's config in it."""
+
+    repository: Path
+    commit: str
+    config: str
+
+    def read(self, path: str) -> str:
+        """A file of the commit. Raises ReviewError."""
+        return _git(self.repository, "show", f"{self.commit}:{path}").decode("utf-8", "replace")
+
+    def has(self, path: str) -> bool:
+        """Whether the commit has this file. Raises ReviewError."""
+        return bool(_git(self.repository, "ls-tree", "--name-only", self.commit, "--", path).strip())
+
+    def extract(self, folder: Path) -> None:
+        """Writes the files of the commit, but those whose name starts with a dot: the official checker wants none.
+
+        Raises ReviewError for a commit without the scripts that the rules ask for, and OSError.
+        """
+        data = _git(self.repository, "archive", "--format=tar", self.commit)
+        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+            members = [member for member in tar.getmembers() if not re.search(r"(^|/)\.", member.name)]
+            missing = sorted(set(SCRIPTS) - {member.name for member in members})
+            if missing:
+                raise ReviewError(f"commit {self.commit} lacks {', '.join(missing)}, which a submission brings along")
+            for member in members:
+                member.mode = 0o755 if member.mode & 0o100 else 0o644  # whatever git's tar.umask
+            safe: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # Debian 12's Python has none
+            tar.extractall(folder, members, **safe)
+
+
+def find_code(repository: Path, runs: Path, commit: str | None, config: str | None) -> Code:
+    """The code of a run.
+
+    Args: runs: its folder, with environment.json and config.json. commit, config: instead of what they say.
+    Raises ReviewError where they do not say it, or the repository does not have it.
+    """
+    wanted = commit or _recorded_commit(repository, runs)
+    try:
+        full = _git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}").decode().strip()
+    except ReviewError:
+        what = "fetch it, or name another with --commit"
+        raise ReviewError(f"{repository} has no commit {text(wanted)}: {what}") from None
+    files = _git(repository, "ls-tree", "-r", "--name-only", "-z", full).decode("utf-8", "replace").split("\0")
+    return Code(repository, full, _config(files, runs, config))
+
+
+def _recorded_commit(repository: Path, runs: Path) -> str:
+    commit = read_json(runs / "environment.json").get("git_commit")
+    if not isinstance(commit, str) or not commit:
+        raise ReviewError(f"{runs / 'environment.json'} names no commit that ran: name it with --commit")
+    if commit.endswith("-dirty"):
+        what = "commit it and run again, or name with --commit the one that holds it"
+        raise ReviewError(f"the code that ran is {text(commit)}, in no commit: {what}")
+    # As `git describe --always` writes it: the commit, behind the last tag where there is one, or a tag alone.
+    described = re.fullmatch(r"(?:.+-\d+-g)?([0-9a-f]{7,64})", commit)
+    if described:
+        return described[1]
+    if commit not in _git(repository, "tag", "--list").decode("utf-8", "replace").split("\n"):
+        raise ReviewError(
+            f"{runs / 'environment.json'}: git_commit {text(commit)!r} is not a commit: name it with --commit"
+        )
+    return f"refs/tags/{commit}"
+
+
+def _config(files: list[str], runs: Path, config: str | None) -> str:
+    """configs/config_SYSTEM.sh: by name, or by the system that the run's config.json names."""
+    if config is not None:
+        name = config if config in files else f"configs/{Path(config).name}"
+        if name not in files:
+            raise ReviewError(f"--config {config}: the commit that ran has no such file")
+        return name
+    system = read_json(runs / "config.json", "mlperf").get("system")
+    name = f"configs/config_{system}.sh"
+    if not isinstance(system, str) or name not in files:
+        what = "name it with --config, such as configs/FILE.sh"
+        raise ReviewError(f"{runs / 'config.json'} does not say which config ran: {what}")
+    return name
+
+
+def _git(repository: Path, *arguments: str) -> bytes:
+    return run(["git", "-C", str(repository), *arguments], f"git {arguments[0]} in {repository}", _TIMEOUT)

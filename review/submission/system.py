@@ -24,12 +24,6 @@ from review.rulebook.description import ASKED, COUNTS, DIVISIONS, FIELDS, TABLE,
 from review.submission.system_probe import Machine, probe
 
 _DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
-# What no probe can know: (field, what to write, the value where the user has none).
-QUESTIONS = tuple(
-    (name, field["question"], field.get("suggested", field.get("default", "")))
-    for name, field in TABLE.items()
-    if "question" in field
-)
 
 
 @dataclass(frozen=True)
@@ -64,9 +58,9 @@ def describe(
     layers = [*given, ("this machine", probe(machine))]
     for source, values in layers:
         add(source, values)
-    for name, question, default in QUESTIONS if ask else ():
-        if ask and name not in fields:
-            add("asked", {name: ask(name, question, default)})
+    for name, field in TABLE.items():
+        if ask and "question" in field and name not in fields:  # what no probe can know
+            add("asked", {name: ask(name, field["question"], field.get("suggested", field.get("default", "")))})
     add("default", _DEFAULTS)
     if fields["accelerators_per_node"] == "0":
         add("no accelerator", {name: "N/A" for name in FIELDS if name.startswith("accelerator_")})
@@ -89,12 +83,10 @@ def _value(name: str, value: Any) -> Any:
 
 def from_run(folder: Path) -> dict[str, Any]:
     """What environment.json and config.json of a run say. Raises ReviewError."""
-    environment = read_json(folder / "environment.json")
-    if environment is None:
+    environment, mlperf = read_json(folder / "environment.json"), read_json(folder / "config.json", "mlperf")
+    if not environment:
         raise ReviewError(f"{folder / 'environment.json'}: no such file, or not JSON; name a folder of results/")
-    mlperf = (read_json(folder / "config.json") or {}).get("mlperf")
-    packages, mlperf = (one if isinstance(one, dict) else {} for one in (environment.get("packages"), mlperf))
-    gpus = environment.get("gpus")
+    packages, gpus = read_json(folder / "environment.json", "packages"), environment.get("gpus")
     stack = {f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
     stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
     stack["kernel_version"] = environment.get("platform")
@@ -108,19 +100,6 @@ def from_run(folder: Path) -> dict[str, Any]:
     if isinstance(gpus, list) and gpus:
         found |= {"accelerators_per_node": str(len(gpus)), "accelerator_model_name": text(gpus[0])}
     return found
-
-
-def read_fields(path: Path) -> dict[str, Any]:
-    """A JSON object with any fields: submitters add their own. Raises ReviewError."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReviewError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise ReviewError(f"{path}: is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise ReviewError(f'{path}: is not a JSON object; write {{"cooling": "air", ...}}')
-    return content
 
 
 def known(fields: Mapping[str, Any], where: object) -> dict[str, Any]:

@@ -13,36 +13,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from review.rulebook.description import TABLE
+
 _TIMEOUT = 60  # seconds for one command; nvidia-smi takes some on a node whose driver is not resident
 _GPU_QUERY = ("name", "memory.total", "clocks.max.sm", "pcie.link.gen.max", "pcie.link.width.max", "driver_version")
 # Memory of an accelerator, by what its name contains: nvidia-smi does not tell. The first that matches counts.
-_MEMORY_TYPES = (
-    *((name, "HBM3e") for name in ("GB300", "GB200")),
-    ("GH200 480GB", "HBM3"),
-    *((name, "HBM3e") for name in ("GH200", "B300", "B200", "H200")),
-    ("H100 PCIe", "HBM2e"),
-    ("H100", "HBM3"),
-    ("A100", "HBM2e"),
-    *((name, "HBM2") for name in ("A30", "V100")),
-    ("RTX 5090", "GDDR7"),
-    *((name, "GDDR6X") for name in ("RTX 4090", "RTX 3090")),
-    *((name, "GDDR6") for name in ("L40", "A6000", "A5000")),
-)
-# Versions that NGC images keep in the environment, and the packages that pip brings the same libraries in.
-_LIBRARIES = ("cuda", "cudnn", "nccl", "cublas", "trt", "openmpi")
-_ENVIRONMENT = {
-    **{f"{name}_version": f"{name.upper()}_VERSION" for name in _LIBRARIES},
-    "ofed_version": "MOFED_VERSION",
-}
-_PACKAGES = {
-    "cudnn_version": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
-    "nccl_version": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
-    "cublas_version": ("nvidia-cublas", "nvidia-cublas-cu12"),
-    "cuda_version": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
-    "triton_version": ("triton", "pytorch-triton"),
-    "transformer_engine_version": ("transformer-engine",),
-    "flash_attn_version": ("flash-attn",),
-}
+_MEMORY = TABLE["accelerator_memory_configuration"]["by_name"]
+# Variable that NGC images keep a library's version in, and the packages that pip brings it in.
+_VERSIONS = TABLE["other_software_stack"]["versions"]
 
 
 class Machine:
@@ -209,7 +187,7 @@ def _accelerators(machine: Machine) -> dict[str, str]:
         "accelerator_memory_capacity": f"{memory} MiB" if memory.isdigit() else "",
         "accelerator_frequency": f"{clock} MHz max" if clock.isdigit() else "",
         "accelerator_host_interconnect": bus,
-        "accelerator_memory_configuration": next((kind for part, kind in _MEMORY_TYPES if part in name), ""),
+        "accelerator_memory_configuration": next((kind for part, kind in _MEMORY.items() if part in name), ""),
         "accelerator_interconnect": link,
         "accelerator_interconnect_topology": topology,
         "nvidia_kernel_driver": driver,
@@ -217,9 +195,9 @@ def _accelerators(machine: Machine) -> dict[str, str]:
 
 
 def _software(machine: Machine) -> dict[str, Any]:
-    stack = {name: machine.environment.get(variable, "") for name, variable in _ENVIRONMENT.items()}
-    for name, packages in _PACKAGES.items():
-        stack[name] = stack.get(name) or next(filter(None, map(machine.version, packages)), "")
+    stack = {}
+    for name, (variable, *packages) in _VERSIONS.items():
+        stack[name] = machine.environment.get(variable) or next(filter(None, map(machine.version, packages)), "")
     stack["python_version"] = machine.run("python3", "--version").removeprefix("Python").strip()
     stack["kernel_version"] = machine.run("uname", "-sr").strip()
     release, torch = machine.environment.get("NVIDIA_PYTORCH_VERSION"), machine.version("torch")

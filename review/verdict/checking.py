@@ -16,7 +16,7 @@ from typing import Any
 
 from review.logs import tree
 from review.logs.mllog import text
-from review.logs.output import ERROR, NOTE, SEVERITIES, WARNING, Finding, pick
+from review.logs.output import ERROR, NOTE, SEVERITIES, WARNING, Finding, console, pick, say
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, USUAL, Result, Terms, load_results
 from review.rulebook import official
@@ -24,11 +24,12 @@ from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import check_description
 from review.rulebook.official import Outcome
 from review.rulebook.rules import broken
-from review.verdict import result_rules, submission_rules, training_rules
+from review.verdict import submission_rules, training_rules
 from review.verdict.power_rules import KEY as POWER
 from review.verdict.power_rules import check_power
 
 _OFFICIAL = ("compliance", "runs", "seeds", "rcp", "system", "package", "repository")
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _MOST_PLACES = 6
 _LONGEST_RULE = 300  # some official rules are lists of hundreds of names
 
@@ -106,14 +107,14 @@ def own_findings(result: Result) -> list[Finding]:
             yield one
 
     found = [one for run in result.runs for one in accepted(run, run.findings)]
-    found += [*_check_count(result), *result.seed_findings, *result_rules.rcp_findings(result)]
+    found += [*_check_count(result), *result.seed_findings, *training_rules.rcp_findings(result)]
     for run in result.runs:
         ours = training_rules.check_run(run, result.division)
         if result.terms.train_samples:  # then the RCP test does not take epoch_num
             ours = [finding for finding in ours if finding.message != training_rules.NOT_SAMPLES]
         found += accepted(run, ours)
     reused = {finding.file for finding in found if finding.source == "seeds"}  # where more need not be said
-    found += [f for f in result_rules.check_runs(result) if f.key != "seed" or f.file not in reused]
+    found += [f for f in training_rules.check_runs(result) if f.key != "seed" or f.file not in reused]
     found += check_power(result)
     if tree.organization(result.folder) is not None:
         system = tree.system_file(result.folder)
@@ -192,13 +193,8 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         passed = bool(outcomes) and all(one.passed for one in outcomes)
         outcome = Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
         return _checked(result.folder, result.name, (outcome,), findings)
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="review-check-"))
-            copy = submission_rules.stage(result, root, Path(folder))
-        except OSError as error:
-            message = f"cannot be copied to a temporary folder: {error.strerror}"
-            raise OSError(error.errno, message, error.filename) from None
+    with tempfile.TemporaryDirectory(prefix="review-check-") as folder:
+        copy = submission_rules.stage(result, root, Path(folder))
         outcome = official.check_package(copy, result.ruleset, result.terms.train_samples)
     old, new = (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
     outcome = outcome.renamed(lambda said: said.replace(str(old), str(new)))
@@ -264,7 +260,9 @@ def shortened(rule: str) -> str:
 
 
 def places(group: Sequence[Finding], base: Path) -> str:
-    """Files with the lines of each."""
+    """Files with the lines of each; none where the findings are of whole files."""
+    if not any(one.line or one.key for one in group):
+        return ""
     files: dict[str, dict[str, None]] = {}
     for one in group:
         files.setdefault(_file(one, base), {}).update({} if one.line is None else {str(one.line): None})
@@ -274,9 +272,8 @@ def places(group: Sequence[Finding], base: Path) -> str:
 def _listed(names: Iterable[str]) -> str:
     """The first names, and how many more there are."""
     every = list(names)
-    return ", ".join(every[:_MOST_PLACES]) + (
-        f" and {len(every) - _MOST_PLACES} more" if len(every) > _MOST_PLACES else ""
-    )
+    more = f" and {len(every) - _MOST_PLACES} more" if len(every) > _MOST_PLACES else ""
+    return ", ".join(every[:_MOST_PLACES]) + more
 
 
 def _file(finding: Finding, base: Path) -> str:
@@ -292,3 +289,54 @@ def with_places(group: Sequence[Finding], base: Path) -> str:
     """``subject`` and the files it is about."""
     files = places(group, base)
     return f"{subject(group, base)}, in {text(files)}" if files and group[0].key else subject(group, base)
+
+
+@contextlib.contextmanager
+def status() -> Iterator[Callable[[str], None]]:
+    """A line on a terminal's stderr that says what is going on."""
+    from rich.console import Console
+    from rich.text import Text
+
+    err = Console(stderr=True)
+    if not err.is_terminal:
+        yield lambda message: None
+        return
+    with err.status("official checkers") as spinner:
+        yield lambda message: spinner.update(Text(text(message)))
+
+
+def print_checked(checked: Sequence[Checked], strict: bool = False) -> None:
+    """Prints everything on stdout, the verdict last, with how many findings there are in how many places."""
+    from rich.table import Table
+    from rich.text import Text
+
+    out, counts = console(), []
+    for one in checked:
+        say(out, (text(one.title), "bold"), "  ", ("pass", "green") if one.passed(strict) else ("fail", "red"))
+        say(out, (str(one.path), "dim"))
+        tools = []
+        for outcome in one.outcomes:
+            crash = f"crashes: {shortened(text(outcome.crash))}" if outcome.crash else ""
+            tools.append(f"{outcome.tool} {crash or ('passes' if outcome.passed else 'fails')}")
+        say(out, ("  official  ", "dim"), ", ".join(tools))
+        for group in groups(one.findings):
+            first = group[0]
+            say(out, (f"  {first.severity:<10}", _STYLES[first.severity]), subject(group, one.path))
+            grid = Table.grid(padding=(0, 1))
+            for width in (11, 4, None):
+                grid.add_column(width=width, overflow="fold")
+            rule = f"{shortened(first.rule or '')} [{first.source}]"
+            for label, line in (("at", places(group, one.path)), ("rule", rule), ("do", first.hint)):
+                if line:
+                    grid.add_row("", Text(label, "dim"), Text(text(line)))
+            out.print(grid)
+        out.print()
+    for severity in _STYLES:
+        found = [group for one in checked for group in groups(one.findings) if group[0].severity == severity]
+        if found:
+            in_all = sum(len(group) for group in found)
+            at = f" at {in_all} places" if in_all > len(found) else ""
+            counts.append(f"{len(found)} {severity}{'s' if len(found) > 1 else ''}{at}")
+    passed = all(one.passed(strict) for one in checked)
+    verdict = ("PASS", "bold green") if passed else ("FAIL", "bold red")
+    say(out, verdict, f": {', '.join(counts) or 'nothing found'}")

@@ -69,8 +69,8 @@ def check_power(result: Result) -> Iterator[Finding]:
 
 def _described(result: Result, field: str) -> int:
     """A count of the system description; -1 where it does not say."""
-    count = str(tree.description(result.folder).get(field, "")).strip()
-    return int(count) if count.isdecimal() else -1
+    count = tree.count(tree.description(result.folder).get(field))
+    return -1 if count is None else count
 
 
 def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Finding]:

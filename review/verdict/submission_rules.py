@@ -51,7 +51,7 @@ def check_folder(result: Result) -> list[Finding]:
         found.append(broken("strays", f"also holds {shown}", folder))
     found += [*_check_parameters(folder / PARAMETERS), *_check_parameters(folder.parent / PARAMETERS)]
     scaling = folder / "scaling.json"
-    factor = number((tree.read_json(scaling) or {}).get("scaling_factor"))
+    factor = number(tree.read_json(scaling).get("scaling_factor"))
     if os.path.lexists(scaling) and (factor is None or not math.isclose(factor, result.scaling_factor, rel_tol=1e-9)):
         message, severity = "has no scaling_factor that is a number", ERROR
         if factor is not None:
@@ -75,7 +75,7 @@ def undescribed(root: Path) -> Iterator[Path]:
     """Folders and links of results/ that stop the package checker for want of a description."""
     for path in sorted((root / "results").iterdir()):
         try:
-            described = tree.read_json(root / "systems" / f"{path.name}.json") or {}
+            described = tree.read_json(root / "systems" / f"{path.name}.json")
             if "division" not in described and path.is_dir() and any(one.is_dir() for one in path.iterdir()):
                 yield path
         except OSError:

@@ -1,4 +1,4 @@
-"""What the rules ask of one run and no official tool checks.
+"""What the rules ask of runs, one by one and together, and no official tool checks.
 
 Sources: MLPerf training_rules (section 9.5 "Hyperparameters", appendix on LAMB, "Evaluation frequency"), the
 submission_rules and the reference implementation, state of v5.0. An error contradicts a rule; a warning needs a human
@@ -7,19 +7,21 @@ to look; a note is worth knowing.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from review.logs.mllog import Event, number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
-from review.results.gate import first_miss
-from review.results.run import TARGET_ACCURACY, Run
+from review.results.gate import INITIAL_ACCURACY, INITIAL_TOLERANCE, first_miss
+from review.results.run import OPTIMIZATION, TARGET_ACCURACY, Run
+from review.results.score import Result
 from review.rulebook.compliance import evaluation_interval
+from review.rulebook.rules import broken, table
 
 EVAL_SAMPLES = 10_000
-INITIAL_ACCURACY = 0.340  # of the checkpoint that closed runs start from
-INITIAL_TOLERANCE = 0.002
 SUBMISSION = ("submission_org", "submission_platform", "submission_status", "submission_division")
 NOT_SAMPLES = "has an epoch_num that does not count samples"
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")
@@ -27,6 +29,7 @@ _STATUSES = ("onprem", "cloud", "preview", "research")
 _LIKELY_MADE_UP = {0, 1, 42, 123, 1234, 12345, 1337, 2**31 - 1}  # a clock or /dev/urandom rarely gives these
 _MOST_ACCURATE = 0.73  # a run stops at the first evaluation from 0.720; no published one reached 0.722
 _LARGEST_BATCH = 1e9  # above any, and small enough to compute with
+_LEAST_SERIES = 4  # evaluations from which two runs do not have the same accuracies by chance
 _SLACK_MS = 1000  # ranks log in an order of their own within a moment
 _EARLIEST_MS, _LATEST_MS = 1.4e12, 4.1e12  # 2014, before the first round, and 2099; seconds are far below
 
@@ -99,53 +102,26 @@ def _check_submission(run: Run) -> Iterator[Finding]:
         yield run.broken("cleared", "is false", cleared)
 
 
-def _is(expected: float) -> Callable[[Any], bool]:
-    return lambda value: number(value) == expected
-
-
-def _within(low: float, high: float = math.inf) -> Callable[[Any], bool]:
-    return lambda value: (found := number(value)) is not None and low <= found < high
-
-
-def _above_zero(value: Any) -> bool:
-    return (number(value) or 0) > 0
-
-
-def _positive_integer(value: Any) -> bool:
-    return (found := number(value)) is not None and found >= 1 and found == int(found)
-
-
-# key: (is a value allowed?, what is expected, source of the rule)
-_TABLE = "the hyper-parameter table of the training rules"
-_FIXED: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "opt_name": (lambda value: str(value).casefold() == "lamb", "lamb", "closed BERT trains with LAMB"),
-    "max_sequence_length": (_is(512), "512", "the data set of closed BERT has sequences of up to 512 tokens"),
-    "max_predictions_per_seq": (_is(76), "76", "the data set of closed BERT masks up to 76 tokens a sequence"),
-    "opt_gradient_clip_norm": (_is(1), "1", "closed BERT clips the gradient's norm at 1"),
-    "opt_end_learning_rate": (_is(0), "0", "the learning rate of closed BERT decays to 0"),
-    "opt_lamb_learning_rate_decay_poly_power": (_is(1), "1", "the learning rate of closed BERT decays linearly"),
-    "opt_base_learning_rate": (_above_zero, "a number above 0", _TABLE),
-    "opt_lamb_weight_decay_rate": (_within(0), "a number from 0", _TABLE),
-    "opt_lamb_epsilon": (_above_zero, "a number above 0", _TABLE),
-    "opt_epsilon": (_above_zero, "a number above 0", _TABLE),
-    "opt_lamb_beta_1": (_within(0, 1), "a number from 0 to below 1", _TABLE),
-    "opt_lamb_beta_2": (_within(0, 1), "a number from 0 to below 1", _TABLE),
-    "opt_learning_rate_training_steps": (_above_zero, "a number above 0", _TABLE),
-    "opt_learning_rate_warmup_steps": (_within(0), "a number from 0", _TABLE),
-    "num_warmup_steps": (_within(0), "a number from 0", _TABLE),
-    "start_warmup_step": (lambda value: number(value) is not None, "a number", _TABLE),
-    "global_batch_size": (_positive_integer, "a positive integer", _TABLE),
-    "gradient_accumulation_steps": (_positive_integer, "a positive integer", _TABLE),
-}
-
-
 def _check_fixed_values(run: Run) -> Iterator[Finding]:
     """Every logged value that a closed run may not have; a key that is missing is the compliance checker's."""
-    for key, (allowed, expected, rule) in _FIXED.items():
-        event = next((event for event in run.log.all(key) if not allowed(event.value)), None)
+
+    def allowed(value: Any, limits: dict[str, Any]) -> bool:
+        if isinstance(limits.get("is"), str):
+            return str(value).casefold() == limits["is"]
+        found = number(value)
+        if found is None or (limits.get("whole") and found != int(found)):
+            return False
+        if "is" in limits:
+            return found == limits["is"]
+        return limits.get("above", -math.inf) < found < limits.get("below", math.inf) and found >= limits.get(
+            "from", found
+        )
+
+    for key, limits in table("closed_values").items():
+        event = next((event for event in run.log.all(key) if not allowed(event.value, limits)), None)
         if event is not None:
-            message = f"is {text(event.value)[:80]}, {expected} expected"
-            yield run.broken("closed_value", message, event, rule=rule)
+            message = f"is {text(event.value)[:80]}, {limits['expected']} expected"
+            yield run.broken("closed_value", message, event, rule=limits["rule"])
 
 
 def _check_evaluations(run: Run) -> Iterator[Finding]:
@@ -224,3 +200,109 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         known: dict[str, Any] = {"severity": severity, "batch": run.batch_size, "recipe": recipe}
         causes = "; ".join(miss.causes)
         yield run.broken("published_runs", f"is {miss.describe()}", miss.evaluation, causes=causes, **known)
+
+
+def check_runs(result: Result) -> list[Finding]:
+    """The rules that the runs of a result can only break together."""
+    found = [*_check_copies(result), *_check_overlap(result), *_check_alike(result, SUBMISSION, "one_submitter")]
+    if result.division == "closed":
+        found += [*_check_alike(result, OPTIMIZATION, "one_configuration"), *_check_seeds(result)]
+        found += [*_check_reference(result), *_check_alike(result, ["starting_point"], "one_starting_point")]
+    return found
+
+
+def _canonical(value: Any) -> str:
+    found = number(value)
+    return text(value) if found is None else f"{found:.12g}"  # 100 and 100.0 are one
+
+
+def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Finding]:
+    """Values that differ from those of most runs: of the submitter a warning, else an error."""
+    runs = [run for run in result.runs if run.log.events and run is not result.accepted_failure]
+    for key in keys:
+        severity = WARNING if key in SUBMISSION and key != "submission_division" else ERROR
+        events = [run.log.first(key) for run in runs]
+        values = ["missing" if event is None else _canonical(event.value) for event in events]
+        common = Counter(values).most_common(1)[0][0] if values else ""
+        for run, event, value in zip(runs, events, values, strict=True):
+            if value != common:
+                yield run.broken(rule, f"is {value}, of most runs {common}", event, key, severity=severity)
+
+
+def _check_seeds(result: Result) -> Iterator[Finding]:
+    first: dict[str, Run] = {}
+    seeds: list[int] = []
+    for run in result.runs:
+        events = run.log.all("seed")
+        values = {_canonical(event.value): event for event in reversed(events)}
+        if len(values) > 1:
+            yield run.broken("one_seed", f"is logged {len(events)} times with different values", events[1])
+        for value, event in values.items():
+            other = first.setdefault(value, run)
+            if other is not run:
+                yield run.broken("shared_seed", f"is {value}, as in {other.path.name}", event)
+        seeds += [int(event.value) for event in events[:1] if number(event.value) is not None]
+    ordered = sorted(set(seeds))
+    if len(ordered) > 2 and all(b - a == 1 for a, b in itertools.pairwise(ordered)):
+        message = f"runs from {ordered[0]} to {ordered[-1]} without a gap"
+        yield broken("seed_unset", message, result.folder, key="seed")
+
+
+def _check_copies(result: Result) -> Iterator[Finding]:
+    """Two runs with one clock, or with the same accuracies to the last digit."""
+    clocks: dict[tuple[float, float], Run] = {}
+    accuracies: dict[tuple[float, ...], Run] = {}
+    for run in result.runs:
+        if run.run_start is None or run.run_stop is None:
+            continue
+        other = clocks.setdefault((run.run_start.time_ms, run.run_stop.time_ms), run)
+        if other is not run:
+            yield run.broken("copied_clock", f"is that of {other.path.name}, and so is run_stop", run.run_start)
+    for run in result.runs:
+        series = tuple(evaluation.accuracy for evaluation in run.evaluations)
+        other = accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
+        if other is not run:
+            message = f"is that of {other.path.name} in all {len(series)} evaluations"
+            yield run.broken("copied_accuracies", message, run.log.first("eval_accuracy"))
+
+
+def _check_overlap(result: Result) -> Iterator[Finding]:
+    timed = [run for run in result.runs if run.run_start and run.run_stop and (run.minutes or 0) > 0]
+    spans = sorted((run.run_start.time_ms, run.run_stop.time_ms, run.path.name) for run in timed)  # type: ignore[union-attr]
+    pairs = [(a[2], b[2]) for a, b in itertools.pairwise(spans) if b[0] < a[1]]
+    if pairs:
+        message = f"{pairs[0][1]} starts while {pairs[0][0]} is running; {len(pairs)} such pairs"
+        yield broken("overlap", message, result.folder, key="run_start")
+
+
+def _check_reference(result: Result) -> Iterator[Finding]:
+    point = result.rcp_point
+    run = next((run for run in result.runs if run.log.events), None)
+    if run is None or point is None or not point.hyperparameters or point.batch_size != result.batch_size:
+        return
+    for key in OPTIMIZATION:
+        reference, event = number(point.hyperparameters.get(key)), run.log.first(key)
+        logged = number(event.value) if event else None
+        if event and reference is not None and logged is not None and not math.isclose(reference, logged, rel_tol=1e-9):
+            message = f"is {logged:g}, not the reference's"
+            yield run.broken("reference_value", message, event, batch=point.batch_size, value=reference)
+
+
+def rcp_findings(result: Result) -> list[Finding]:
+    """The RCP test as findings, as the official checker judges."""
+    test, mean = result.rcp_test, result.mean_samples
+    if test is None:
+        return []
+    point, factor, rule = test.point, test.scaling_factor, "rcp_scaled"
+    if test.passed:
+        if factor == 1.0 or point is None or mean is None:
+            return []
+        message = f"mean of {mean:,.0f} samples is below the reference's {point.mean:,.0f}"
+    elif point is None or mean is None:
+        failing = [run.path.name for run in result.runs if not run.converged]
+        names = f": {', '.join(failing)}" if failing and result.batch_size is not None else ""
+        rule, message = "rcp_impossible", f"test fails: {test.reason}{names}"
+    else:
+        message = f"test fails: mean of {mean:,.0f} samples, the minimum is {point.minimum:,.0f} ({test.reason})"
+        rule = "rcp_failed"
+    return [broken(rule, message, result.folder, key="RCP", factor=factor)]

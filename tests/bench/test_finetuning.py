@@ -1,4 +1,4 @@
-"""bench/finetuning.py: the same examples in the same order for both loops; trainings that are done are kept."""
+"""bench/finetuning.py: what both loops predict on, and in which order."""
 
 from __future__ import annotations
 
@@ -16,30 +16,6 @@ from finetune.batches import Samples
 def bench(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "bench"))
     return importlib.import_module("finetuning")
-
-
-def test_a_training_that_is_done_is_kept_and_the_others_follow(bench, tmp_path, monkeypatch):
-    trained = []
-
-    def train(loop, batch_size, seed):
-        if len(trained) == 3:
-            raise KeyboardInterrupt
-        trained.append((loop, seed))
-        return seed + len(loop) / 100
-
-    monkeypatch.setattr(bench, "build", lambda folder, batch_size, seed, sentences: bench.NAMES)
-    monkeypatch.setattr(bench, "trained", train)
-    options = argparse.Namespace(folder=tmp_path, seeds=2, batch_size=8, sentences=40, threads=1)
-    with pytest.raises(KeyboardInterrupt):
-        bench.accuracies(options)
-    first, trained[:] = list(trained), []
-    assert bench.accuracies(options) == {"ours": [1.04, 2.04], "hugging_face": [1.12, 2.12]}
-    assert first + trained == [(name, seed) for seed in (1, 2) for name in bench.NAMES]
-    options.sentences = 41
-    trained.clear()
-    with pytest.raises(KeyboardInterrupt):
-        bench.accuracies(options)
-    assert len(trained) == 3, "other settings are other trainings"
 
 
 def test_predictions_come_back_in_the_order_of_the_samples(bench):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import os
 import signal
@@ -93,16 +92,14 @@ def patient(bench, monkeypatch):
 
 def test_no_fault_of_an_item_loses_anothers_figures(bench, patient, tmp_path):
     gpu_all = bench("gpu_all")
-    patient(lambda: "[hangs] Timeout" in (tmp_path / "log").read_text() and (tmp_path / "results").read_text())
+    patient(lambda: "Timeout" in (tmp_path / "stages.log").read_text() and (tmp_path / "results.jsonl").read_text())
     items = []
     for number, (name, (script, _)) in enumerate(FAULTS.items()):
         path = tmp_path / f"script_{number}.py"
         path.write_text(script)
         items.append(gpu_all.Item(name=name, command=(str(path),), seconds=HANGS if name == "hangs" else 200))
-    with open(tmp_path / "log", "w") as log, open(tmp_path / "results", "w") as file:
-        recorder = gpu_all.Recorder(log, file)
-        failed = gpu_all.run_all(items, time.monotonic() + 300, False, recorder)
-    lines = [json.loads(line) for line in (tmp_path / "results").read_text().splitlines()]
+    failed = gpu_all.run_all(items, time.monotonic() + 300, False, gpu_all.Recorder(tmp_path))
+    lines = _lines(tmp_path)
     endings = {line["stage"]: line for line in lines if line.get("ended")}
     assert list(endings) == list(FAULTS)
     assert [line["figure"] for line in lines if "figure" in line] == [1, 2, 3, 5, 7, 6]
@@ -111,11 +108,12 @@ def test_no_fault_of_an_item_loses_anothers_figures(bench, patient, tmp_path):
         assert endings[name].items() >= expected.items(), name
         assert end is None or endings[name]["reason"].endswith(end)
     assert failed == 4
-    text = (tmp_path / "log").read_text()
-    assert "[hangs] Timeout" in text, "where it stood"
-    assert "[dies] Fatal Python error: Segmentation fault" in text
-    assert "capture failed" in text
-    assert "the cause" in text
+    texts = dict(part.split("\n", 1) for part in (tmp_path / "stages.log").read_text().split("=== ")[1:])
+    assert "Timeout" in texts["hangs"], "where it stood"
+    assert "Fatal Python error: Segmentation fault" in texts["dies"]
+    assert "capture failed" in texts["hides its cause"]
+    assert "the cause" in texts["hides its cause"]
+    assert texts["good"] == '{"figure": 6}\n'
     os.kill(next(line["held"] for line in lines if "held" in line), signal.SIGKILL)
     left = next(line["left"] for line in lines if "left" in line)
     wait_until(lambda: not running(left))  # what an item left is ended with it
@@ -123,17 +121,13 @@ def test_no_fault_of_an_item_loses_anothers_figures(bench, patient, tmp_path):
 
 def test_results_are_in_the_file_while_the_item_still_runs(bench, tmp_path):
     gpu_all = bench("gpu_all")
-    with open(tmp_path / "log", "w") as log, open(tmp_path / "results", "w") as file:
-        recorder = gpu_all.Recorder(log, file)
-        recorder.result("one", {"figure": 1})
-        recorder.line("one", "half done")
-        assert json.loads((tmp_path / "results").read_text()) == {"stage": "one", "figure": 1}
-        assert (tmp_path / "log").read_text() == "[one] half done\n"
+    gpu_all.Recorder(tmp_path).result("one", {"figure": 1})
+    assert _lines(tmp_path) == [{"stage": "one", "figure": 1}]
 
 
-def test_an_item_without_its_packages_or_time_is_left_out_with_a_reason(bench):
+def test_an_item_without_its_packages_or_time_is_left_out_with_a_reason(bench, tmp_path):
     gpu_all = bench("gpu_all")
-    recorder = gpu_all.Recorder(io.StringIO(), io.StringIO())
+    recorder = gpu_all.Recorder(tmp_path)
     item = gpu_all.Item(name="tests", command=("-m", "pytest"), seconds=90, needs=("no_such_package",))
     assert gpu_all.run_all([item], time.monotonic() + 300, False, recorder) == 0
     assert recorder.results[-1]["reason"] == "left out: no no_such_package here"
@@ -290,11 +284,3 @@ def test_a_variant_that_fails_in_its_turn_loses_no_others_figures(bench, monkeyp
     assert isinstance(found["best"], float)
     assert len(counted["best"]) == 4 + 2 * 4 + 2 * 4, "first steps, two turns beside one that fails, and two without"
     assert told == [1, 2, 3]
-
-
-def test_what_triton_needs_and_the_machine_lacks_is_named(bench, monkeypatch, tmp_path):
-    describe = bench("gpu_all")
-    assert describe.missing_for_triton() == []
-    monkeypatch.setattr(describe.shutil, "which", lambda _: None)
-    monkeypatch.setattr(describe.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert describe.missing_for_triton() == ["a C compiler (gcc)", "Python.h (python3-dev)"]

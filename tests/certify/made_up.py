@@ -123,6 +123,7 @@ def write(folder: Path, records: Records) -> None:
         about |= {
             "on_cpus": records.on_cpus,
             "hardware": records.hardware.get(node, {}),
+            "tools": records.tools.get(node, []),
             "ranks": [vars(place) for place in places],
         }
         tables = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -12,7 +13,7 @@ from bert.pretraining.config import Config as Trainer
 from certify.burn_in import derived
 from review.__main__ import main
 
-from .made_up import make, write
+from .made_up import STEP_SECONDS, WAIT_SECONDS, make, write
 
 STAGES = ("single", "parallel", "node", "pairs", "together")
 ALL_REDUCES = ("reduce_node", "reduce_together")
@@ -192,3 +193,48 @@ def test_drift_is_a_page_with_a_chart_over_all_baselines(saved, tmp_path, capsys
 def test_bad_input_is_one_line(saved, capsys, command, reason):
     assert main(["baseline", *command]) == 2
     assert reason in capsys.readouterr().err
+
+
+def figures(said: str) -> dict[str, list[str]]:
+    """The cells of each row of a table in a terminal, by the first of them."""
+    rows = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines()]
+    return {row[0]: row[1:] for row in rows if len(row) > 2}
+
+
+def test_two_tests_are_shown_beside_each_other_with_the_ratio_and_its_interval(saved, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["certify", "good", saved("later", 1.1)]) == 0
+    rows = figures(capsys.readouterr().out)
+    a, b, unit, ratio = rows["one rank at a time"]
+    assert unit == "ms a step"
+    slower = (1.1 * STEP_SECONDS + WAIT_SECONDS) / (STEP_SECONDS + WAIT_SECONDS)
+    assert float(b) / float(a) == pytest.approx(slower, rel=2e-3)
+    value, off = map(float, ratio.split(" ± "))
+    assert abs(value - slower) <= off < 0.02
+    assert "torch" not in rows, "of what differs alone"
+    assert main(["certify", "good", "later", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["names"] == ["good", "later"]
+    (one,) = [one for one in found["figures"] if (one["name"], one["unit"]) == ("single", "ms a step")]
+    assert one["ratio"] == pytest.approx(value, abs=1e-3)
+    (rate,) = [one for one in found["figures"] if (one["name"], one["unit"]) == ("parallel", "sequences/s")]
+    assert rate["ratio"] == pytest.approx(1 / slower, rel=0.02)
+
+
+def test_what_differs_in_machine_and_versions_is_listed_and_steps_of_another_load_are_left_out(
+    saved, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "160")
+    saved("other", of={"LAYERS": "2"})
+    about = json.loads((tmp_path / "other/environment.json").read_text())
+    (tmp_path / "other/environment.json").write_text(json.dumps(about | {"host": "node9", "cuda": "12.8"}))
+    assert main(["certify", "good", "other"]) == 0
+    said = capsys.readouterr().out
+    rows = figures(said)
+    assert (rows["host"], rows["cuda"]) == (["node0", "node9"], ["13.0", "12.8"])
+    assert rows["model's num_hidden_layers"] == ["1", "2"]
+    assert "the training step: of another model" in said
+    assert "one rank at a time" not in rows
+    assert "all-reduce of all ranks" in rows
+    assert main(["certify", "good", "other", "--line"]) == 2
+    assert "leave out all options but --json" in capsys.readouterr().err

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from certify.comparison import hesitating, slow
+from certify.comparison import autocorrelation, hesitating, of_all, slow
 
 RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
 
@@ -31,6 +32,32 @@ def test_a_tenth_is_mostly_found_where_rounds_are_off_by_two_percent():
 def test_of_equals_nobody_is_named_however_badly_rounds_repeat():
     for noise in (0.005, 0.02, 0.08):
         assert not any(named(1.0, noise))
+
+
+def resembling(generator, shape: tuple[int, int], alike: float) -> np.ndarray:
+    """Noise of deviation 1 in which each round is like the one before it."""
+    found = generator.standard_normal(shape)
+    for number in range(1, shape[1]):
+        found[:, number] = alike * found[:, number - 1] + (1 - alike**2) ** 0.5 * found[:, number]
+    return found
+
+
+@pytest.mark.parametrize("alike", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("rounds", [6, 24])
+def test_that_rounds_resemble_those_before_is_seen_in_short_series_too(alike, rounds):
+    noise = resembling(np.random.default_rng(5), (2000, rounds), alike)
+    assert autocorrelation(noise - np.median(noise, axis=1)[:, None]) == pytest.approx(alike, abs=0.1)
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_of_equals_whose_rounds_resemble_those_before_at_most_one_in_a_hundred_tests_names_somebody(ranks):
+    generator, alarms = np.random.default_rng(1), 0
+    for _ in range(300):
+        times = 1 + 0.05 * resembling(generator, (ranks, 4 * ROUNDS), 0.8)
+        stages = np.split(times, 4, axis=1)
+        known = {"least_excess": 0.03, "alike": of_all(stages)}
+        alarms += any(slow(dict(enumerate(rounds)), 10 * ranks, **known) for rounds in [*stages, times])
+    assert alarms <= 7  # 3, and what chance adds
 
 
 def lost(generator, disturbed: float, rounds: int = 24) -> dict[str, list[float]]:

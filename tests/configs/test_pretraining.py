@@ -95,3 +95,37 @@ def test_the_table_of_recipes_in_the_documentation_is_theirs(exported, repositor
         one, two = (exported[path.name, phase, "1", "1"] for phase in "12")
         cells = [f"{v['BATCHSIZE']} x {v['GRADIENT_STEPS']}" for v in (one, two)]
         assert f"| `{path.stem}` | {cells[0]} | {cells[1]} |" in text, cells
+
+
+@pytest.mark.parametrize("name", ["day_RTX4090", "day_RTX6000", "day_A100", "day_H100"])
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_a_day_takes_its_hours_and_the_published_batch(name, gpus):
+    values = sourced(name, DGXNGPU=str(gpus))
+    data, rates = from_env(loader.Config, values), from_env(schedule.Config, values)
+    assert data.rows_per_step * gpus == 4096
+    assert (values["NSP"], values["NUM_PHASES"], data.max_seq_length, data.masking) == ("0", "1", 128, "dynamic")
+    hours = rates.max_steps * 4096 / float(values["SEQUENCES_PER_SECOND"]) / 3600
+    assert 23.5 < hours <= 24
+    short = from_env(schedule.Config, sourced(name, DGXNGPU=str(gpus), TRAINING_HOURS="6"))
+    assert abs(short.max_steps - rates.max_steps / 4) < 1
+
+
+@pytest.mark.parametrize("gpu", ["RTX4090", "RTX6000", "A100", "H100"])
+def test_a_model_is_continued_from_its_folder_alone(gpu):
+    for gpus in (1, 4, 8):
+        values = sourced(f"continue_{gpu}", DGXNGPU=str(gpus), INIT_CHECKPOINT="/models/bert-base-uncased")
+        data = from_env(loader.Config, values)
+        assert (values["INIT_CHECKPOINT"], data.rows_per_step * gpus) == ("/models/bert-base-uncased", 256)
+        assert (from_env(schedule.Config, values).lr, data.source[0]) == (1e-4, Path("/data/packed_data"))
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        sourced(f"continue_{gpu}")
+    assert refused.value.stderr.endswith("INIT_CHECKPOINT: is not set: export the folder of the model to continue\n")
+
+
+def sourced(name: str, **before: str) -> dict[str, str]:
+    """What a recipe for a text of one's own exports."""
+    done = subprocess.run(
+        ["bash", "-c", f'set -eu; source "./pretrain_{name}.sh"; env -0'], cwd=CONFIGS, check=True, text=True,
+        env={"PATH": "/usr/bin:/bin", "DATADIR": "/data"} | before, capture_output=True,
+    )  # fmt: skip
+    return dict(item.split("=", 1) for item in done.stdout.split("\0") if item)

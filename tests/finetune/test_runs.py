@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from bert.core.env import ConfigError, variables
 from bert.training.loop import StepCounter
-from finetune import config
+from finetune import config, tasks
 from finetune.config import Config
 from finetune.glue import TASKS
 from finetune.squad import VERSIONS
@@ -254,6 +255,31 @@ def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment
         assert "accuracy" not in json.loads((tmp_path / "again" / "model_1" / "figures.json").read_text())
     (tmp_path / "dev.tsv").write_text("the cat was\tnorth\nthe old\tqueen was red\n")
     assert run(environment | model) == 2
+
+
+def test_the_best_epoch_on_dev_is_kept_also_where_a_run_is_resumed(squad_environment, tmp_path, monkeypatch):
+    write_table(tmp_path)
+    folder, own = tmp_path / "run" / "model_0", {"CHECKPOINT_KEEP": "9", "RESUME": "1", "KEEP_BEST": "1"}
+    environment = squad_environment | own | {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "4", "BATCHSIZE": "12"}
+    environment |= {"RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "kept")}
+    environment |= {"CHECKPOINT_EVERY_STEPS": "12", "LR": "1e-3"}
+    real, scores = tasks.Glue.finish, iter([0.5, 0.9, 0.9, 0.7, 0.1, 0.9, 0.7, 0.1])
+    monkeypatch.setattr(tasks.Glue, "finish", lambda *given: real(*given) | {"accuracy": next(scores)})
+    assert run(environment) == 0
+    figures = json.loads((folder / "figures.json").read_text())
+    assert (figures["best_step"], figures["steps"]) == (24, 48)
+    weights = safetensors.torch.load_file(folder / "model.safetensors")
+    paths = sorted((tmp_path / "kept").rglob("step_*.pt"))
+    assert [path.stem[-2:] for path in paths] == ["12", "24", "36"]
+    masters = [torch.load(path, weights_only=True)["optimizer"]["masters"] for path in paths]
+    same = [all(torch.equal(w, each[name][: len(w)]) for name, w in weights.items()) for each in masters]
+    assert same == [path.stem.endswith("24") for path in paths]
+    predicted = (folder / "predictions.tsv").read_bytes()
+    paths[-1].unlink()  # as after a kill in the third epoch
+    (folder / "figures.json").unlink()
+    assert run(environment) == 0
+    again = json.loads((folder / "figures.json").read_text())
+    assert (again["best_step"], (folder / "predictions.tsv").read_bytes()) == (24, predicted)
 
 
 @pytest.mark.parametrize(

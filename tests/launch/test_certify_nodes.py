@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from certify.faults import usual_parts
 from certify.verdict import Certificate, certify
+
+from ..certify.test_tools import nccl_tests
+from ..waiting import wait_until
 
 # They want a machine without much other work: that may take more from one node than from another.
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -49,10 +54,16 @@ class Nodes:
     repository: Path
 
     @property
+    def prolog(self) -> Path:
+        """Runs before each job on its nodes, as root; a test writes it."""
+        return self.folder / "prolog.sh"
+
+    @property
     def env(self) -> dict[str, str]:
         """Of the cluster's script and of Slurm's commands."""
         known = {"SLURM_DIR": str(self.folder), "SLURM_CONF": str(self.folder / "slurm.conf")}
-        return os.environ | known | {"NODES": str(NODES), "CPUS": "8"}
+        prolog = f"Prolog={self.prolog}\nPrologFlags=Alloc\nMessageTimeout=100"
+        return os.environ | known | {"NODES": str(NODES), "CPUS": "8", "EXTRA": prolog}
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A command of the cluster's script."""
@@ -90,11 +101,11 @@ class Nodes:
                 for setting in ("cpu", "cpuset"):
                     (group(setting, node) / "cgroup.procs").write_text(str(process))
 
-    def run(self, name: str) -> Certificate:
+    def run(self, name: str, **more: str) -> Certificate:
         """The job itself."""
         (self.folder / "model.json").write_text(json.dumps(MODEL))
         settings = SETTINGS | {"BERT_CONFIG": str(self.folder / "model.json"), "PYTHON": sys.executable}
-        settings |= {"LOGDIR": str(self.folder / "results"), "RUN_NAME": name, "CERTIFY_SECONDS": str(SECONDS)}
+        settings |= {"LOGDIR": str(self.folder / "results"), "RUN_NAME": name, "CERTIFY_SECONDS": str(SECONDS)} | more
         command = ["sbatch", "--parsable", "-N", str(NODES), f"--output={self.folder / name}.out", "--time=7"]
         job = self.slurm(*command, "certify.sub", **settings).strip()
         status = self.wait(job)
@@ -105,10 +116,10 @@ class Nodes:
         assert output.strip().splitlines()[-1] == found.state
         return found
 
-    def slurm(self, *command: str, **settings: str) -> str:
+    def slurm(self, *command: str, limit: float = 60, **settings: str) -> str:
         """What one of Slurm's commands says."""
         done = subprocess.run(
-            command, cwd=self.repository, env=self.env | settings, capture_output=True, text=True, timeout=60
+            command, cwd=self.repository, env=self.env | settings, capture_output=True, text=True, timeout=limit
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -132,7 +143,7 @@ class Nodes:
         space, found = os.readlink(f"/proc/{first}/ns/pid"), {}
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if (entry / "cmdline").read_bytes().endswith(b"-u\0-m\0bert.certify\0"):
+                if (entry / "cmdline").read_bytes().endswith(b"-u\0-m\0certify\0"):
                     environment = dict(
                         item.partition(b"=")[::2] for item in (entry / "environ").read_bytes().split(b"\0")
                     )
@@ -182,6 +193,8 @@ def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFacto
             "a Slurm of separate nodes needs root, CPU quotas of cgroups and slurm_nodes.sh of the reference data"
         )
     made = Nodes(script, tmp_path_factory.mktemp("nodes"), repository)
+    made.prolog.write_text("#!/bin/bash\n")
+    made.prolog.chmod(0o755)
     remove_groups()
     up = made.call("up")
     if up.returncode and shutil.which("slurmctld") is None:
@@ -212,6 +225,38 @@ def slow_network(nodes: Nodes, node: int) -> Iterator[None]:
         yield
     finally:
         nodes.call("enter", str(node), "tc", "qdisc", "del", "dev", "eth0", "root")
+
+
+PORTS = ("mlx5_0", "mlx5_1")
+
+
+def machine(nodes: Nodes, node: int, cpus: int = 16, gib: int = 64, ports: tuple[str, ...] = PORTS) -> None:
+    """What the kernel tells of CPUs, memory and InfiniBand on a node, in its own mount namespace."""
+    told = nodes.folder / f"machine{node}"
+    for port in ports:
+        folder = told / "class/infiniband" / port / "ports/1"
+        folder.mkdir(parents=True)
+        (folder / "state").write_text("4: ACTIVE\n")
+        (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    (told / "cpuinfo").write_text("processor : 0\nmodel name : a CPU\n\n" * cpus)
+    (told / "meminfo").write_text(f"MemTotal:       {gib << 20} kB\nMemAvailable:   {gib << 19} kB\n")
+    for source, target in (("class", "/sys/class"), ("cpuinfo", "/proc/cpuinfo"), ("meminfo", "/proc/meminfo")):
+        done = nodes.call("enter", str(node), "mount", "--bind", str(told / source), target)
+        assert done.returncode == 0, done.stderr
+
+
+@contextlib.contextmanager
+def machines(nodes: Nodes, odd: dict[int, dict]) -> Iterator[None]:
+    """All nodes have the same parts but the odd ones."""
+    for node in range(1, NODES + 1):
+        machine(nodes, node, **odd.get(node, {}))
+    try:
+        yield
+    finally:
+        for node in range(1, NODES + 1):
+            for target in ("/sys/class", "/proc/cpuinfo", "/proc/meminfo"):
+                nodes.call("enter", str(node), "umount", target)
+            shutil.rmtree(nodes.folder / f"machine{node}")
 
 
 Disturbance = Callable[[Nodes], contextlib.AbstractContextManager[None]]
@@ -263,3 +308,72 @@ def check(nodes: Nodes, *names: str) -> None:
         for _, what, stage in said:
             assert what in culprit.what, found.reasons()
             assert stage in culprit.stages, found.reasons()
+
+
+@pytest.mark.timeout(2 * JOB_SECONDS)
+def test_of_four_nodes_the_ones_of_other_parts_are_named_with_what_differs(nodes):
+    odd = {1: {"gib": 48}, 2: {"cpus": 12}, 3: {"ports": PORTS[:1]}}
+    for name, parts in {"parts": odd, "alike": {}}.items():
+        with machines(nodes, parts):
+            found = nodes.run(name, CERTIFY_SECONDS="1")
+        said = [one.text() for one in found.faults]
+        if parts:
+            assert said == [
+                "node node1: memory GiB 48.0, elsewhere 64.0",
+                "node node2: CPUs 12, elsewhere 16",
+                "mlx5_1/1 of node3: state missing, elsewhere ACTIVE",
+                "mlx5_1/1 of node3: rate missing, elsewhere 400 Gb/sec (4X NDR)",
+            ]
+            assert found.state == "fail"
+            usual = usual_parts(found.records.hardware)
+            (nodes.folder / "good.json").write_text(json.dumps(usual))
+        else:
+            assert said == []
+
+
+@pytest.mark.timeout(2 * JOB_SECONDS)
+def test_collectives_over_all_nodes_are_started_by_srun_within_the_job(nodes):
+    """A stand-in that is a rank of nothing: each process of it tells its place, and the first prints the table."""
+    words = nccl_tests(ranks=NODES).replace("'", "")
+    tool = nodes.folder / "all_reduce_perf_mpi"
+    tool.write_text(
+        f"#!/bin/bash\necho $SLURMD_NODENAME >>{nodes.folder}/started\n((SLURM_PROCID)) || echo '{words}'\n"
+    )
+    tool.chmod(0o755)
+    settings = {"CERTIFY_TOOLS": str(tool), "CERTIFY_MPI": f"srun --overlap -N{NODES} -n{NODES}"}
+    found = nodes.run("tools", CERTIFY_SECONDS="1", **settings)
+    assert not [one for one in found.faults if "all_reduce" in one.name], found.reasons()
+    started = (nodes.folder / "started").read_text().split()
+    assert sorted(started) == sorted(3 * [f"node{node}" for node in range(1, NODES + 1)])
+    assert {one.name for one in found.figures} >= {"all_reduce_perf_mpi"}
+
+
+@pytest.mark.timeout(2 * JOB_SECONDS)
+def test_as_a_prolog_a_quick_test_keeps_jobs_from_a_node_whose_parts_are_not_those_of_a_good_one(nodes):
+    good = {"node": {"CPUs": 16, "memory GiB": 64.0}, "mlx5_0/1": {"state": "ACTIVE"}}
+    (nodes.folder / "good.json").write_text(json.dumps(good))
+    (nodes.folder / "model.json").write_text(json.dumps(MODEL))
+    settings = SETTINGS | {"BERT_CONFIG": str(nodes.folder / "model.json"), "PYTHON": sys.executable, "DGXNGPU": "2"}
+    settings |= {"LOGDIR": str(nodes.folder / "quick"), "EXPECTED_INVENTORY": str(nodes.folder / "good.json")}
+    settings |= {"CERTIFY_SECONDS": "0.2", "CERTIFY_ROUNDS": "3", "BINDING": "none", "PATH": os.environ["PATH"]}
+    exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in settings.items())
+    line = nodes.folder / "line"
+    script = f"#!/bin/bash\n{exports}\n{nodes.repository}/certify.sh --quick >{line} 2>&1 || (($? == 3))\n"
+    nodes.prolog.write_text(script)
+    try:
+        with machines(nodes, {2: {"cpus": 12}}):
+            ran = nodes.slurm("srun", "-N1", "-w", "node1", "hostname", limit=JOB_SECONDS)
+            assert (ran.strip(), line.read_text().partition(":")[0]) == ("node1", "pass"), line.read_text()
+            command = ["sbatch", "--parsable", "-N1", "-w", "node2", "--output=/dev/null", "--wrap=hostname"]
+            job = nodes.slurm(*command).strip()
+            wait_until(lambda: "DRAIN" in nodes.slurm("scontrol", "show", "node", "node2"), JOB_SECONDS)
+        said = line.read_text()
+        assert said.startswith("fail: node node2: CPUs 12, expected 16; scontrol update nodename=node2 state=drain ")
+        nodes.prolog.write_text("#!/bin/bash\n")
+        nodes.slurm("scancel", job)
+        nodes.slurm("scontrol", "update", "nodename=node2", "state=resume")
+        nodes.slurm("bash", "-c", said.partition("; ")[2])
+        assert "Reason=certify: node node2: CPUs 12, expected 16" in nodes.slurm("scontrol", "show", "node", "node2")
+    finally:
+        nodes.prolog.write_text("#!/bin/bash\n")
+        nodes.slurm("scontrol", "update", "nodename=node2", "state=resume")

@@ -92,8 +92,8 @@ def test_a_second_phase_that_cannot_be_submitted_takes_the_first_back(checkout):
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("./run_pretraining.sh", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm]"),
-        (f"{COMMAND} --fast", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm]"),
+        ("./run_pretraining.sh", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"),
+        (f"{COMMAND} --fast", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"),
         ("./run_pretraining.sh configs/none", "configs/none: no such config: ls configs/pretrain_*"),
     ],
 )
@@ -217,3 +217,21 @@ def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(how, repo
     assert whole["step"] == 80
     moments = MOMENTS if how == signal.SIGKILL else [MOMENTS[1], MOMENTS[6], MOMENTS[8]]
     assert same(whole, tour.last_state("parts", how, moments))
+
+
+def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(tiny, repository, tmp_path):
+    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LOGDIR": str(tmp_path / "results")}
+    environ |= {"NUM_PHASES": "1", "SEQUENCES_PER_SECOND": "2"}
+    line = ["./run_pretraining.sh", str(tiny)]
+    given = {"cwd": repository, "env": environ, "capture_output": True, "text": True, "check": False}
+    checked = subprocess.run([*line, "--check"], **given)
+    assert checked.returncode == 0, checked.stderr
+    said = dict(line.split("  ", 1) for line in checked.stdout.splitlines())
+    assert said["time"].strip() == "0.0 hours for 40 steps at 2 sequences/s (SEQUENCES_PER_SECOND)"
+    assert "tokens trained on" in said["data"]
+    assert "epochs: more than the" not in said["data"]
+    assert not (tmp_path / "results").exists()
+    done = subprocess.run(line, **given)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[-1].endswith("/results/pretrain_tiny/phase1/checkpoints")
+    assert not (tmp_path / "results" / "pretrain_tiny" / "phase2").exists()

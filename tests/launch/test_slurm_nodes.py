@@ -45,7 +45,7 @@ def look(folder, patterns):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 if os.environ.get("RANK") == "1":
-    arguments = os.environ["CHECKPOINT_DIR"], os.environ.get("STOP", "").split(",")
+    arguments = os.environ["CHECKPOINT_DIR"], list(filter(None, os.environ.get("STOP", "").split(",")))
     threading.Thread(target=look, args=arguments, daemon=True).start()
 """
 

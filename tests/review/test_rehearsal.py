@@ -111,7 +111,7 @@ def test_a_folder_without_a_log_is_one_line(tmp_path, capsys):
 
 
 def test_every_published_run_would_be_go_but_for_its_start(shared):
-    from review.rehearsal import rehearsal
+    from review.results.gate import rehearsal
 
     paths = list((shared / "real_results").rglob("result_*.txt"))
     if not paths:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from review.__main__ import main
-from review.logs.mllog import Log, LogParser
+from review.logs.mllog import Log, parse
 from review.logs.output import ReviewError, duration, follow
 from review.results.run import Run, load_run
 from review.results.score import Result, load_results
-from review.results.standing import Standing, curve_share
-from review.watch import Follower, find_log, render, wait_for_log
+from review.watch import Follower, Standing, curve_share, find_log, render, wait_for_log
 
 
 class Grower:
@@ -89,13 +89,7 @@ def test_samples_advance_between_evaluations_with_the_clock(writer):
 
 
 def written(lines):
-    from pathlib import Path
-
-    from review.logs.mllog import LogParser
-
-    parser = LogParser(Path("result_0.txt"))
-    parser.feed("".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode())
-    return Run(parser.log())
+    return Run(parse(Path("result_0.txt"), "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode()))
 
 
 def single(run):
@@ -240,7 +234,7 @@ def test_every_state_can_be_drawn(width, states):
 
     for state in states:
         out = Console(file=io.StringIO(), width=width)
-        out.print(render(state, out))
+        out.print(render([(Follower(state.run.path), state)], out))
         drawn = out.file.getvalue()
         assert all(len(line) <= width for line in drawn.splitlines())
         assert "RCP margin" in drawn
@@ -257,15 +251,12 @@ def test_durations_are_for_people():
     assert [duration(x) for x in (0, 59.6, 61, 3723)] == ["0:00", "1:00", "1:01", "1:02:03"]
 
 
-def test_a_growing_log_is_read_once(tmp_path, writer, monkeypatch):
+def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
     lines = writer().lines
     grower = Grower(tmp_path / "result_0.txt", lines, step=10)
-    follower, fed = Follower(grower.path), []
-    feed = LogParser.feed
-    monkeypatch.setattr(LogParser, "feed", lambda self, data: (fed.append(len(data)), feed(self, data))[1])
+    follower = Follower(grower.path)
     grower.now = lines[0]["time_ms"]
     states = list(follow(follower.poll, follower.ended, 1.0, grower.clock, grower.sleep))
-    assert sum(fed) == grower.path.stat().st_size
     assert [event.line for event in states[-1].run.log.events] == list(range(1, len(lines) + 1))
     assert states[-1].run.log.events == load_run(grower.path).log.events
 

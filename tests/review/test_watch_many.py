@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shutil
 
 import pytest
 
 from review.__main__ import main
 from review.logs.output import follow
-from review.results.run import Evaluation
-from review.watch import Runs, accuracy_chart, render_many
+from review.watch import Runs, render
 
 
 def partial(writer, path, evaluations, **options):
@@ -81,27 +79,11 @@ def test_the_runs_are_drawn_at_every_width(width, three):
 
     out = io.StringIO()
     screen = Console(file=out, width=width, height=40)
-    screen.print(render_many(Runs([three], "5.0.0").poll(1_750_000_300.0), screen))
+    screen.print(render(Runs([three], "5.0.0").poll(1_750_000_300.0), screen))
     shown = out.getvalue()
     names = ("lr1/result_0.txt", "lr2/result_0.txt", "running_0/result_0.txt")
     assert all(name[: 13 if width < 80 else None] in shown for name in names)
-    assert re.search(r"0\.720 \|-", shown)
     assert max(len(line) for line in shown.splitlines()) <= width
-
-
-def test_the_chart_puts_each_accuracy_where_it_belongs():
-    points = [Evaluation(samples=x, accuracy=y, time_ms=0.0) for x, y in ((0, 0.3), (500, 0.5), (1000, 0.7))]
-    lines = accuracy_chart([points], 0.7, width=27, height=10)
-    rows = [line[7:] for line in lines[:-2]]
-    assert [(row.index("•"), number) for number, row in enumerate(rows) if "•" in row] == [(19, 0), (10, 4), (0, 7)]
-    assert lines[0].startswith("0.700 |---")
-    assert lines[-1].strip().startswith("0")
-    assert lines[-1].endswith("1,000 samples")
-    assert {len(line) for line in lines} == {27}
-
-
-def test_a_chart_needs_two_evaluations():
-    assert accuracy_chart([[Evaluation(samples=1.0, accuracy=0.3, time_ms=0.0)]], 0.72, 60, 10) == []
 
 
 def test_a_path_that_is_not_there_is_one_line(tmp_path, capsys):

@@ -71,6 +71,7 @@ def config_values(config: BertConfig, architecture: str) -> dict[str, Any]:
     Without a model_type their classes stop, where they would compute another model.
     """
     values = dataclasses.asdict(config) | {"hidden_act": config.hugging_face_hidden_act}
+    del values["next_sentence"]  # told by the class, and by the weights that there are
     if values.pop("layer_norm_large_model"):
         return values | {"layer_norm_large_model": True}
     return values | {"architectures": [architecture], "model_type": "bert", "pad_token_id": 0}

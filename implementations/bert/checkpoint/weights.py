@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zlib
@@ -13,7 +14,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from bert.checkpoint.huggingface import BIAS, WORDS
+from bert.checkpoint.huggingface import BIAS, WEIGHTS, WORDS
 from bert.checkpoint.save import is_ours, read_checkpoint
 from bert.checkpoint.sharded import ShardedTensors
 from bert.core.env import ConfigError
@@ -28,6 +29,7 @@ _TIED = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias"
 _NO_WEIGHTS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder that was saved by itself
 _NEW_HEADS = ("cls.", "bert.pooler.")  # what an encoder may come without
+_NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # what masked-LM alone is without
 SAMPLE = 256  # numbers of a tensor, about, by which ranks compare their checkpoints
 
 
@@ -143,7 +145,10 @@ def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Ma
     left_over = sorted(name for name in tensors if name not in shapes)
     loaded = Loaded([], [])
     is_bert = all(name.startswith(_NEW_HEADS) for name in missing)
-    if new_heads and is_bert and not any(name.startswith(("bert.", "cls.")) for name in left_over):
+    if not model.config.next_sentence:
+        loaded = Loaded([], [name for name in left_over if name.startswith(_NEXT_SENTENCE)])
+    others = (name for name in left_over if name not in loaded.unused)
+    if new_heads and is_bert and not any(name.startswith(("bert.", "cls.")) for name in others):
         loaded = Loaded(missing, left_over)
     problems += misfits(shapes, tensors, model.config.vocab_size, [*loaded.new, *loaded.unused])
     if problems:
@@ -216,10 +221,17 @@ def checksum_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def check_vocabulary(path: Path | None, vocab_md5: str) -> None:
-    """Raises ConfigError where the checkpoint to start from was trained with another vocabulary than the data's."""
-    if path is None or not is_ours(path) or not vocab_md5:
+    """Raises ConfigError where the checkpoint to start from was trained with another vocabulary than the data's.
+
+    Of weights in the Hub's layout it is the vocab.txt beside them.
+    """
+    if path is None or not vocab_md5:
         return
-    known = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5")
+    known, beside = None, path.parent / "vocab.txt"
+    if is_ours(path):
+        known = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5")
+    elif path.name in WEIGHTS and beside.is_file():
+        known = hashlib.md5(beside.read_bytes()).hexdigest()
     if known and known != vocab_md5:
         raise ConfigError(
             f"INIT_CHECKPOINT={path}: trained with another vocabulary (md5 {known}) than that of the training data "

@@ -16,7 +16,8 @@ from bert.core.files import whole_file
 from bert.deepspeed import ds_config
 from bert.deepspeed.checkpoints import INDEX, read
 
-PLACE_OF_A_RANK = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # DeepSpeed's launcher sets them
+# DeepSpeed's launcher sets them.
+PLACE_OF_A_RANK = {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def deepspeed_config(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:

@@ -18,7 +18,6 @@ from bert.commands.weights import Trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
 from bert.data.records import DataError
-from bert.data.shards import count_rows, list_shards
 from bert.model.bert import BertForPreTraining
 from bert.pretraining.closed_division import VOCAB_MD5
 from bert.training import evaluate as evaluation
@@ -27,7 +26,8 @@ from bert.training.evaluate import Evaluator
 # The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the tolerance.
 INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000
 POLL_SECONDS = 1.0
-_COLUMNS = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy")
+MUCH_WORSE = 0.2  # of a masked-LM loss: its perplexity has grown by a fifth
+_COLUMNS = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy", "general_accuracy", "general_mlm_loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,21 +42,23 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
 
     Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run. With --watch
     it follows a run that is still training, newest checkpoint first, until the run is over or TARGET_MLM_ACCURACY,
-    where it is set, is reached. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to the
-    trainer; without NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
+    where it is set, is reached. With several the last line compares the last with the first: a model of one's domain
+    with the one that it was continued from. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to
+    the trainer; without NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
     """
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a checkpoint, a folder of them, or a run")
     parser.add_argument("--watch", action="store_true", help="follow a run that is still training")
     parser.add_argument("--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)")
+    parser.add_argument("--general", type=Path, metavar="FOLDER", help="records of general text: what was forgotten?")
     parser.add_argument("--json", action="store_true", help="a JSON object for each checkpoint")
     parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
     options = parser.parse_args(arguments)
     config = from_env(Config, environ)
     given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
-    samples = options.samples or (config.evaluate.num_examples if given else None)
-    if samples is not None and samples < 1:
+    samples = options.samples or (config.evaluate.num_examples if given else 0)
+    if samples < 0:
         raise ConfigError(f"--samples {samples}: expected at least 1")
-    evaluator, paths = CheckpointEvaluator(config, samples, options.bert_config), options.paths
+    evaluator, paths = CheckpointEvaluator(config, samples, options.bert_config, options.general), options.paths
     if options.watch:
         if len(paths) > 1:
             raise ConfigError("--watch follows one run: give one PATH")
@@ -65,15 +67,20 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
     else:
         found = (path for place in paths for path in trained.find(place) or [trained.newest(place)])
         results = (evaluator(path)[1] for path in found)
-    for number, figures in enumerate(results):
+    columns = _COLUMNS if options.general else _COLUMNS[:4]
+    widths = [max(12, len(column)) for column in columns]
+    shown: list[dict[str, Any]] = []
+    for figures in results:
+        shown.append(figures)
         if options.json:
             print(json.dumps(figures), flush=True)
             continue
-        if number == 0:
-            titles = ("accuracy", "mlm loss", "nsp loss", "nsp accuracy", "sequences/s")
-            print(f"{'checkpoint':<18}  {'steps':>9}  " + "  ".join(f"{title:>12}" for title in titles))
+        if len(shown) == 1:
+            titles = (f"{column.replace('_', ' '):>{width}}" for column, width in zip(columns, widths, strict=True))
+            print(f"{'checkpoint':<18}  {'steps':>9}  {'  '.join(titles)}  {'sequences/s':>12}")
         path, steps = Path(figures["checkpoint"]), figures["steps"]
-        cells = "  ".join(f"{figures[column]:>12.5f}" for column in _COLUMNS)
+        values = (f"{figures[column]:.5f}" if column in figures else "-" for column in columns)
+        cells = "  ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
         print(
             f"{path.name if len(paths) == 1 else path!s:<18}  {'-' if steps is None else f'{steps:,}':>9}  {cells}  "
             f"{figures['sequences_per_second']:>12.1f}",
@@ -82,47 +89,67 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
         if "initial_checkpoint" in figures:
             verdict = "met" if figures["initial_checkpoint"] else "not met: these are not the benchmark's weights"
             print(f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}", flush=True)
+    if len(paths) > 1:
+        _compare(shown[0], shown[-1], quiet=options.json)
     return 0
 
 
-class CheckpointEvaluator:
-    """Evaluates one file of weights after another; model and evaluation set are made for the first."""
+def _compare(before: dict[str, Any], after: dict[str, Any], quiet: bool) -> None:
+    """Prints the last line, and warns where general text is predicted much worse than before."""
+    told = {"": "this text", "general_": "general text"}
+    for prefix in [prefix for prefix in told if f"{prefix}mlm_loss" in after]:
+        loss, words = (f"{prefix}{name}" for name in ("mlm_loss", "accuracy"))
+        change = f"masked-LM loss {before[loss]:.4f} -> {after[loss]:.4f}"
+        if not quiet:
+            print(f"{told[prefix]}: {change}, accuracy {before[words]:.4f} -> {after[words]:.4f}", flush=True)
+        if prefix and after[loss] > before[loss] + MUCH_WORSE:
+            cure = "mix general text into the training data, or lower LR or MAX_STEPS"
+            print(f"bert evaluate: warning: general text got much worse ({change}): {cure}", file=sys.stderr)
 
-    def __init__(self, config: Config, samples: int | None, bert_config: Path | None) -> None:
-        """samples: sequences to evaluate on, None for all. Raises DataError where there is no evaluation set."""
+
+class CheckpointEvaluator:
+    """Evaluates one file of weights after another; model and evaluation sets are made for the first."""
+
+    def __init__(self, config: Config, samples: int, bert_config: Path | None, general: Path | None = None) -> None:
+        """samples: sequences to evaluate on, 0 for all; general: a second evaluation set.
+
+        Raises DataError where there is no evaluation set.
+        """
         if config.evaluate.evaldir is None:
             raise DataError("EVALDIR is not set: give the folder of the evaluation records")
-        if samples is None:
-            samples = sum(count_rows(path) for path in list_shards(config.evaluate.evaldir, "EVALDIR"))
-        self.config = dataclasses.replace(
-            config, evaluate=dataclasses.replace(config.evaluate, num_examples=max(1, samples))
-        )
+        self.config, self.sets = config, {}
+        for prefix, folder in (("", config.evaluate.evaldir), ("general_", general)):
+            if folder is not None:
+                self.sets[prefix] = dataclasses.replace(config.evaluate, evaldir=folder, num_examples=samples)
         self.bert_config, self.world = bert_config, World(config.dist)
         self._model: BertForPreTraining | None = None
-        self._evaluator: Evaluator | None = None
+        self._evaluators: dict[str, Evaluator] = {}
 
     def __call__(self, path: Path) -> tuple[Trained, dict[str, Any]]:
         """The description of the weights, and their figures. Raises ConfigError or DataError."""
         source = trained.describe(path, self.bert_config)
         if self._model is None or self._model.config != source.shape:
             self._model = self.config.model(source.shape, self.world)
-            self._evaluator = None
+            self._evaluators = {}
         trained.load(source, self._model)
-        if self._evaluator is None:
+        if not self._evaluators:
             shape = source.shape
-            self._evaluator = Evaluator(
-                self.config.evaluate, shape.max_position_embeddings, shape.vocab_size, source.vocab_md5, self.world
-            )
+            self._evaluators = {
+                prefix: Evaluator(own, shape.max_position_embeddings, shape.vocab_size, source.vocab_md5, self.world)
+                for prefix, own in self.sets.items()
+            }
         begin = time.perf_counter()
-        result = self._evaluator(self._model)
-        seconds, number = time.perf_counter() - begin, self.config.evaluate.num_examples
+        results = {prefix: evaluator(self._model).figures() for prefix, evaluator in self._evaluators.items()}
+        seconds = time.perf_counter() - begin
+        number = sum(evaluator.num_sequences for evaluator in self._evaluators.values())
         figures: dict[str, Any] = {
             "checkpoint": str(step_path(path)), "steps": source.steps, "trained_samples": source.samples,
-            **dataclasses.asdict(result),
-            "sequences": number, "sequences_per_second": number / seconds,
+            **{f"{prefix}{name}": value for prefix, found in results.items() for name, value in found.items()},
+            "sequences": self._evaluators[""].num_sequences, "sequences_per_second": number / seconds,
         }  # fmt: skip
-        if source.steps is None and number == SEQUENCES and self._evaluator.vocab_md5 == VOCAB_MD5:
-            figures["initial_checkpoint"] = abs(result.accuracy - INITIAL) <= TOLERANCE
+        own = self._evaluators[""]
+        if source.steps is None and figures["sequences"] == SEQUENCES and own.vocab_md5 == VOCAB_MD5:
+            figures["initial_checkpoint"] = abs(figures["accuracy"] - INITIAL) <= TOLERANCE
         return source, figures
 
 

@@ -20,8 +20,9 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
     """Trained weights as Hugging Face's classes load them.
 
     PATH is the folder of a run, a checkpoint or a folder of them (the newest). FOLDER gets config.json,
-    model.safetensors (fp32), vocab.txt and tokenizer_config.json: AutoModelForPreTraining, AutoModel and the fill-mask
-    pipeline work on it, and so do INIT_CHECKPOINT=FOLDER, python -m bert fill-mask and fine-tuning.
+    model.safetensors (fp32), vocab.txt and tokenizer_config.json: AutoModel, AutoModelForPreTraining (of NSP=0
+    AutoModelForMaskedLM) and the fill-mask pipeline work on it, and so do INIT_CHECKPOINT=FOLDER, python -m bert
+    fill-mask and fine-tuning.
     """
     parser.add_argument("path", type=Path, help="a run's folder, a checkpoint, or a folder of them")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder to write")
@@ -36,7 +37,8 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
         vocab_file, kernels = trained.vocabulary(source, options.vocab), Config(fused="none", attention="sdpa_loop")
         model = BertForPreTraining(source.shape, select(kernels, torch.device("cpu")))
         trained.load(source, model)
-        values = huggingface.config_values(source.shape, "BertForPreTraining")
+        kind = "PreTraining" if source.shape.next_sentence else "MaskedLM"
+        values = huggingface.config_values(source.shape, f"BertFor{kind}")
         lower_case = huggingface.lower_case(vocab_file)
         huggingface.write(folder, dict(model.named_parameters()), source.shape, values, vocab_file, lower_case)
     except OSError as error:  # a full disk

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from bert.checkpoint import huggingface
 from bert.checkpoint.save import is_ours, saved_checkpoints, step_path
-from bert.checkpoint.weights import load_weights
+from bert.checkpoint.weights import load_weights, read_state_dict
 from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.core.files import damage
@@ -96,7 +97,9 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
         except (ConfigError, TypeError) as error:  # a key of another version
             raise ConfigError(f"{step_path(path)}: bert_config: {error}") from None
     elif beside is not None:
-        shape = BertConfig.from_json(beside)
+        with _as_command():
+            paired = "cls.seq_relationship.weight" in read_state_dict(path)
+        shape = replace(BertConfig.from_json(beside), next_sentence=paired)
     else:
         raise ConfigError(f"{path}: no model config found: give its bert_config.json by --bert-config")
     return Trained(
@@ -107,8 +110,15 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
 
 def load(trained: Trained, model: BertForPreTraining) -> None:
     """Copies the weights into a model of their shape. Raises ConfigError where they do not fit, or lack a head."""
-    try:
+    with _as_command():
         load_weights(model, trained.path)
+
+
+@contextlib.contextmanager
+def _as_command() -> Iterator[None]:
+    """Names what a command was given by no variable."""
+    try:
+        yield
     except ConfigError as error:
         raise ConfigError(str(error).removeprefix("INIT_CHECKPOINT=").replace("BERT_CONFIG", "its config")) from None
 

@@ -47,6 +47,9 @@ class Config:
     rank: int = env("RANK", 0, at_least=0, doc="number of this process; set by the launcher")
     local_rank: int = env("LOCAL_RANK", 0, at_least=0, doc="number of this process on its node; set by the launcher")
     world_size: int = env("WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher")
+    ranks_per_node: int = env(
+        "LOCAL_WORLD_SIZE", 0, at_least=0, doc="number of processes of each node; set by the launcher; 0: all"
+    )
     device: str = env("DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto takes a GPU where there is one")
     backend: str = env("BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto is nccl on GPUs, gloo on CPUs")
     timeout_seconds: int = env("DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error")
@@ -103,6 +106,7 @@ class World:
     def __init__(self, config: Config, store: distributed.Store | None = None) -> None:
         """store: where the processes find each other; None: MASTER_ADDR and MASTER_PORT."""
         self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
+        self.ranks_per_node = config.ranks_per_node or config.world_size
         self.device = self.gathered_device = pick_device(config)
         self.timeout_seconds, self.joined = config.timeout_seconds, config.world_size > 1
         use_cuda = self.device.type == "cuda"
@@ -214,24 +218,37 @@ class World:
             distributed.all_reduce(values, op=distributed.ReduceOp.MAX)
         return values
 
-    def reduce_scatter(self, shard: Tensor, gathered: Tensor) -> distributed.Work | None:
-        """Starts to average ``gathered`` [size x n] over all processes; each gets its n elements in ``shard``.
+    def subgroup(self, ranks: Sequence[int]) -> distributed.ProcessGroup | None:
+        """A process group of some ranks, this one among them. A collective of these; None where none was joined."""
+        if not self.joined:
+            return None
+        timeout = datetime.timedelta(seconds=self.timeout_seconds)
+        _left.append(group := distributed.new_group([*ranks], timeout=timeout, use_local_synchronization=True))
+        return group
+
+    def reduce_scatter(
+        self, shard: Tensor, gathered: Tensor, group: distributed.ProcessGroup | None = None
+    ) -> distributed.Work | None:
+        """Starts to average ``gathered`` [ranks x n] over a group, None: all; each rank gets its n in ``shard``.
 
         The order of operations is NCCL's own for an average, on every backend: each process divides, then they add.
         ``gathered`` may be overwritten. Returns what to wait for, or None where there is nothing to do.
         """
         if not self.joined:
             return None
-        operation = distributed.ReduceOp.SUM
-        if distributed.get_backend() == "nccl":
-            operation = distributed.ReduceOp.AVG
-        else:
-            gathered.div_(self.size)
-        return _REDUCE_SCATTER(shard, gathered, op=operation, async_op=True)
+        return _REDUCE_SCATTER(shard, gathered, op=_average_of(gathered, group), group=group, async_op=True)
 
-    def all_gather(self, gathered: Tensor, shard: Tensor) -> distributed.Work | None:
-        """Starts to collect every process's ``shard``, in rank order, in ``gathered``; what to wait for, or None."""
-        return _ALL_GATHER(gathered, shard, async_op=True) if self.joined else None
+    def average(self, values: Tensor, group: distributed.ProcessGroup | None = None) -> distributed.Work | None:
+        """Starts to average a tensor over a group, None: all, in place; what to wait for, or None."""
+        if not self.joined:
+            return None
+        return distributed.all_reduce(values, op=_average_of(values, group), group=group, async_op=True)
+
+    def all_gather(
+        self, gathered: Tensor, shard: Tensor, group: distributed.ProcessGroup | None = None
+    ) -> distributed.Work | None:
+        """Starts to collect every ``shard`` of a group, None: all, in rank order; what to wait for, or None."""
+        return _ALL_GATHER(gathered, shard, group=group, async_op=True) if self.joined else None
 
     def broadcast_int(self, value: int) -> int:
         """The value of rank 0 (any 63-bit integer) on every process."""
@@ -272,6 +289,14 @@ class World:
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
 
 
+def _average_of(values: Tensor, group: distributed.ProcessGroup | None) -> distributed.ReduceOp.RedOpType:
+    """The operation that makes the values' average over a group; only NCCL has one, else they are divided first."""
+    if distributed.get_backend(group) == "nccl":
+        return distributed.ReduceOp.AVG
+    values.div_(distributed.get_world_size(group))
+    return distributed.ReduceOp.SUM
+
+
 def collectives() -> bytes:
     """What PyTorch's flight recorder knows of this process's last collectives, as JSON; empty where it has none."""
     recorded = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
@@ -298,18 +323,22 @@ class EmulatedWorld(World):
     gathered_device: the meta device, which has no numbers, where no other has room.
     """
 
-    def __init__(self, size: int, rank: int, device: torch.device, gathered_device: torch.device) -> None:
+    def __init__(
+        self, size: int, rank: int, device: torch.device, gathered_device: torch.device, ranks_per_node: int = 0
+    ) -> None:
         super().__init__(Config(device="cpu"))
         self.size, self.rank, self.device, self.gathered_device = size, rank, device, gathered_device
+        self.ranks_per_node = ranks_per_node or size
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    def reduce_scatter(self, shard: Tensor, gathered: Tensor) -> None:
+    def reduce_scatter(self, shard: Tensor, gathered: Tensor, group: distributed.ProcessGroup | None = None) -> None:
         """The average of equals."""
         if not gathered.is_meta:
-            shard.copy_(gathered.view(self.size, -1)[self.rank])
+            shards = gathered.view(-1, shard.numel())
+            shard.copy_(shards[self.rank % len(shards)])
 
-    def all_gather(self, gathered: Tensor, shard: Tensor) -> None:
+    def all_gather(self, gathered: Tensor, shard: Tensor, group: distributed.ProcessGroup | None = None) -> None:
         """Copies of this rank's shard."""
         if not gathered.is_meta:
-            gathered.view(self.size, -1).copy_(shard)
+            gathered.view(-1, shard.numel()).copy_(shard)

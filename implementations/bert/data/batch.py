@@ -207,6 +207,8 @@ def _read_heads(  # type: ignore[no-untyped-def]
             return False
         heads[_BEGIN, i], heads[_MASKED_BEGIN, i] = begin, masked_begin
         heads[_SEGMENT_B, i], heads[_NEXT_SENTENCE, i] = segment_b_start[sequence], next_sentence_labels[sequence]
+        if segment_b_start[sequence] == end - begin:
+            heads[_NEXT_SENTENCE, i] = IGNORE  # no pair
         lengths[i + 1], counts[i + 1] = end - begin, masked_end - masked_begin
     return True
 

@@ -50,8 +50,8 @@ class Config:
     bin_counts: str = env("BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share")
     exchange_group: int = env("EXCHANGE_GROUP", 1, at_least=1,
                               doc="ranks that balance sequence lengths among themselves; 1: off")  # fmt: skip
-    masking: str = env("MASKING", "static", choices=("static", "dynamic"),
-                       doc="masks of the records, or new per epoch (open division)")  # fmt: skip
+    masking: str = env("MASKING", "static", choices=("static", "dynamic", "whole_words"),
+                       doc="masks of the records, or new per epoch, also by whole words (open division)")  # fmt: skip
     loader: str = env("DATA_LOADER", "thread", choices=("thread", "dali"),
                       doc="what brings batches to the GPU: thread or NVIDIA DALI")  # fmt: skip
 
@@ -69,11 +69,11 @@ class Config:
     @property
     def capacity(self) -> PretrainingCapacity:
         """Sizes that no micro-batch exceeds, where 15% of the tokens of each sequence are masked, as in the benchmark's
-        data, or with MASKING=dynamic on average.
+        data, or else on average.
         """
         sequences = self.batch_size * (self.max_sequences_per_row if self.packed or self.batching == "online" else 1)
         room = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
-        more = margin(room.tokens) if self.masking == "dynamic" else 0
+        more = margin(room.tokens) if self.masking != "static" else 0
         return dataclasses.replace(room, masked=room.masked + more)
 
     @property
@@ -98,12 +98,17 @@ class Config:
         return folder, variable
 
 
-def open_source(config: Config, vocab_size: int) -> RowSource:
-    """The rows to train on. Raises DataError where there are none."""
+def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSource:
+    """The rows to train on. Raises DataError where there are none, or with ``pairs`` none of pairs of sentences."""
     if config.synthetic:
         return SyntheticShards(config.max_seq_length, vocab_size, config.packed, config.batching == "bins")
     bins = list_bins(*config.source) if config.batching == "bins" else [list_shards(*config.source)]
-    return Shards([path for files in bins for path in files], config.max_seq_length, [len(files) for files in bins])
+    source = Shards([path for files in bins for path in files], config.max_seq_length, [len(files) for files in bins])
+    first = source[0]
+    if pairs and first.num_sequences and first.segment_b_start[0] == first.sequence_offsets[1]:
+        folder, variable = config.source
+        raise DataError(f"{variable}={folder}: no pairs of sentences (--nsp 0): set NSP=0, or prepare them with pairs")
+    return source
 
 
 def make_batching(source: RowSource, sampler: Sampler, config: Config) -> RowBatching | OnlineBatching:
@@ -123,7 +128,7 @@ def make_batching(source: RowSource, sampler: Sampler, config: Config) -> RowBat
 def open_masks(
     config: Config, source: RowSource, phase1: Path | None, vocab_size: int, seed: int
 ) -> DynamicMasks | None:
-    """Draws the masks with MASKING=dynamic; None: those of the records are used.
+    """Draws the masks, unless MASKING=static; None: those of the records are used.
 
     phase1: the folder of vocab.txt. Raises DataError where that is missing, or of other data.
     """
@@ -132,14 +137,16 @@ def open_masks(
     tokens = MaskTokens.synthetic(vocab_size)
     if not config.synthetic:
         if phase1 is None:
-            raise ConfigError("MASKING=dynamic needs the vocabulary: set CHECKPOINTDIR_PHASE1, where vocab.txt is")
+            raise ConfigError(
+                f"MASKING={config.masking} needs the vocabulary: set CHECKPOINTDIR_PHASE1, where vocab.txt is"
+            )
         _ = source[0]  # sets vocab_md5
         tokens = MaskTokens.read(phase1 / "vocab.txt", source.vocab_md5)
     if tokens.size > vocab_size:
         raise DataError(
             f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}: use a pair"
         )
-    return DynamicMasks(tokens, seed, config.capacity.masked)
+    return DynamicMasks(tokens, seed, config.capacity.masked, config.masking == "whole_words")
 
 
 class TrainingData:

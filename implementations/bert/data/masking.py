@@ -2,8 +2,9 @@
 
 Each token but [CLS] and [SEP] is chosen with probability 0.15, by itself, so that counts vary; of those chosen 80%
 become [MASK], 10% any token of the vocabulary, 10% stay (Devlin et al. 2019, section 3.1; drawn at loading as in Liu et
-al. 2019, RoBERTa). The random numbers are a hash of (seed, epoch, file, sequence, position): which rank trains on a
-sequence, in which batch, and whether the run was resumed change nothing.
+al. 2019, RoBERTa). With MASKING=whole_words the tokens of a word are chosen together, by the draw of its first (as in
+the code of Devlin et al. since May 2019). The random numbers are a hash of (seed, epoch, file, sequence, position):
+which rank trains on a sequence, in which batch, and whether the run was resumed change nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class MaskTokens:
-    """Ids of a vocabulary's special tokens, and its size."""
+    """Ids of a vocabulary's special tokens and of those that continue a word (##), and its size."""
 
     cls: int
     sep: int
     mask: int
     size: int
+    continuing: frozenset[int] = frozenset()
 
     @classmethod
     def read(cls, path: Path, vocab_md5: str) -> MaskTokens:
@@ -50,8 +52,9 @@ class MaskTokens:
 
         words = WordPiece(path)
         if vocab_md5 and hashlib.md5(path.read_bytes()).hexdigest() != vocab_md5:
-            raise DataError(f"MASKING=dynamic: the training data were made with another vocabulary than {path}")
-        return cls(words.cls, words.sep, words.mask, words.size)
+            raise DataError(f"MASKING: the training data were made with another vocabulary than {path}")
+        continuing = frozenset(number for word, number in words.ids.items() if word.startswith("##"))
+        return cls(words.cls, words.sep, words.mask, words.size, continuing)
 
     @classmethod
     def synthetic(cls, vocab_size: int) -> MaskTokens:
@@ -67,9 +70,10 @@ def margin(tokens: int) -> int:
 class DynamicMasks:
     """Draws the masks of batches."""
 
-    def __init__(self, tokens: MaskTokens, seed: int, capacity: int) -> None:
+    def __init__(self, tokens: MaskTokens, seed: int, capacity: int, whole_words: bool = False) -> None:
         """capacity: most masked tokens of a batch; any beyond it stay unmasked."""
         self.tokens, self.seed, self.capacity = tokens, seed, capacity
+        self.continues = np.isin(np.arange(tokens.size), list(tokens.continuing)) if whole_words else None
 
     def __call__(self, batch: PretrainingBatch, chosen: Chosen) -> PretrainingBatch:
         """The batch of the sequences ``chosen`` with its own tokens back in place and new masks."""
@@ -83,7 +87,11 @@ class DynamicMasks:
             steps = batch.position_ids.numpy().astype(np.uint64) * (_GAMMA * np.uint64(_DRAWS))
             states = np.repeat(keys, lengths) + steps
             text = (tokens != self.tokens.cls) & (tokens != self.tokens.sep)
-            where = np.flatnonzero(text & (_uniform(states, 0) < MASKED_SHARE))[: self.capacity]
+            drawn = _uniform(states, 0)
+            if self.continues is not None:
+                first = np.where(self.continues[tokens], 0, np.arange(len(tokens)))
+                drawn = drawn[np.maximum.accumulate(first)]
+            where = np.flatnonzero(text & (drawn < MASKED_SHARE))[: self.capacity]
             states = states[where]
             fate, other = _uniform(states, 1), _uniform(states, 2)
         labels = tokens[where].astype(np.int64)

@@ -27,7 +27,8 @@ class Records:
     """Tokenised and masked sequences, with rows when they are packed.
 
     Offsets of tokens and masked tokens are absolute in their flat arrays; masked_lm_positions and segment_b_start count
-    from the first token of their sequence. next_sentence_labels: 1 = segment B is a random text.
+    from the first token of their sequence. next_sentence_labels: 1 = segment B is a random text. Where segment B begins
+    at the end, there is none, and the label says nothing.
     """
 
     input_ids: Array  # int16 (tokens,); int32 of a vocabulary above 32,768, as masked_lm_ids

@@ -76,6 +76,7 @@ class Config:
             f"OPTIMIZER={optimizer.optimizer}": optimizer.is_apex,
             f"CLIP={optimizer.clip}": optimizer.clip != "after",
             f"ALLREDUCE_DTYPE={optimizer.allreduce_dtype}": optimizer.allreduce_dtype != "fp32",
+            f"SHARD_GROUP={optimizer.shard_group}": optimizer.shard_group is not None,
             "PRECISION=fp8": precision.fp8 is not None,
         }
         if names := sorted(name for name, is_set in wrong.items() if is_set):

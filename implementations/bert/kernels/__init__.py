@@ -23,6 +23,7 @@ from bert.kernels import (
     cross_entropy,
     dropout_add_layer_norm,
     embeddings,
+    feed_forward,
     trials,
     triton_support,
 )
@@ -35,6 +36,7 @@ OPERATIONS: dict[str, ModuleType] = {
     "cross_entropy": cross_entropy,
 }
 FUSABLE = (*OPERATIONS, "lamb", "fp8_cast")
+FEED_FORWARD = "feed_forward"  # by QuACK, where it is installed and trials find it right and faster
 # The casts to fp8 are done inside the kernels whose results they are.
 NEEDED: dict[str, tuple[str, ...]] = {"fp8_cast": ("dropout_add_layer_norm", "bias_gelu")}
 
@@ -52,12 +54,16 @@ class Config:
         reason = triton_support.missing(device)
         if self.fused == "none" or (self.fused == "auto" and reason):
             return set()
-        named = FUSABLE if self.fused in ("auto", "all") else [name.strip() for name in self.fused.split(",")]
-        wanted = set(named)
-        if unknown := sorted(wanted - set(FUSABLE)):
-            raise ConfigError(f"FUSED names {', '.join(unknown)}: known are all, none, auto, {', '.join(FUSABLE)}")
+        known, absent_quack = (*FUSABLE, FEED_FORWARD), feed_forward.missing(device)
+        wanted = {name.strip() for name in self.fused.split(",")}
+        if self.fused in ("auto", "all"):
+            wanted = set(FUSABLE if absent_quack else known)
+        if unknown := sorted(wanted - set(known)):
+            raise ConfigError(f"FUSED names {', '.join(unknown)}: known are all, none, auto, {', '.join(known)}")
         if reason:
             raise ConfigError(f"FUSED asks for {', '.join(sorted(wanted))}, but {reason}: set FUSED=auto or FUSED=none")
+        if FEED_FORWARD in wanted and absent_quack:
+            raise ConfigError(f"FUSED names {FEED_FORWARD}, but {absent_quack}: drop it")
         for name in wanted & NEEDED.keys():
             if absent := [other for other in NEEDED[name] if other not in wanted]:
                 raise ConfigError(f"FUSED={name} requires {' and '.join(absent)}: add that, or drop {name}")
@@ -71,6 +77,7 @@ class Config:
             return f"plain PyTorch ({reason})"
         plain = [name for name in FUSABLE if name not in fused]
         text = f"Triton for {', '.join(name for name in FUSABLE if name in fused)}"
+        text += f"; QuACK for {FEED_FORWARD}" if FEED_FORWARD in fused else ""
         return f"{text}; plain PyTorch for {', '.join(plain)}" if plain else text
 
     def choose(self, model: trials.Model, dtype: torch.dtype, in_graph: bool, world: World) -> tuple[Config, str]:
@@ -91,7 +98,7 @@ class Config:
         heads = trials.Heads(num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype)
         results = trials.trials(device, heads, name)
         if name == "auto":
-            shown = [trial for trial in results if trial.name != trials.ASSEMBLY]
+            shown = [trial for trial in results if trial.name not in (trials.ASSEMBLY, trials.FEED_FORWARD)]
             tried = "; ".join(f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in shown)
             backends = list(attention.BACKENDS)
             best = trials.fastest(results, in_graph) or "sdpa_loop"
@@ -107,14 +114,22 @@ class Config:
         if world.any(bool(wrong)):
             triton_support.do_without_assembly()
             words += f"; all kernels do without assembly, wrong on this GPU ({wrong or 'no: on another one'})"
-        return dataclasses.replace(self, attention=name, attention_fallback=fallback), words
+        fused, used, problem = self.fused, self.names(device), trials.problem_of(trials.FEED_FORWARD, results)
+        if FEED_FORWARD in used and world.any(bool(problem)):
+            problem = problem or "on another rank's GPU"
+            if fused not in ("auto", "all"):
+                raise ConfigError(f"FUSED names {FEED_FORWARD}, which trials advise against ({problem}): drop it")
+            fused = ",".join(sorted(used - {FEED_FORWARD}))
+            words += f"; the feed-forward in separate kernels (QuACK's: {problem})"
+        return dataclasses.replace(self, fused=fused, attention=name, attention_fallback=fallback), words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
     """The operations of one model, bound. Signatures: the ``reference`` of each file.
 
-    fp8_cast: kernels cast their results to fp8 for the next product where the scale is known in advance.
+    fp8_cast: kernels cast their results to fp8 for the next product where the scale is known in advance; feed_forward:
+    both products with the GELU between them as one operation, in 16 bits; None: one after the other.
     """
 
     embeddings: Callable[..., Tensor]
@@ -123,17 +138,20 @@ class Kernels:
     cross_entropy: Callable[..., Tensor]
     attention: attention.Attention
     fp8_cast: bool
+    feed_forward: Callable[..., Tensor] | None = None
 
 
 def select(config: Config, device: torch.device) -> Kernels:
     """Binds every operation for ``device``. Raises ConfigError for what this hardware cannot run."""
-    name, second = config.attention, config.attention_fallback
+    name, second, fused = config.attention, config.attention_fallback, config.names(device)
     if name == "auto":
         name = trials.default_backend(device)
-        second = trials.fallback(name, trials.trials(device)) if device.type == "cuda" else ""
+        if device.type == "cuda":
+            second = trials.fallback(name, trials.trials(device))
+            fused -= {FEED_FORWARD} if trials.problem_of(trials.FEED_FORWARD, trials.trials(device)) else set()
     if name not in attention.BACKENDS:
         raise ConfigError(f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}")
-    fused = config.names(device)
     bound = {name: module.fused if name in fused else module.reference for name, module in OPERATIONS.items()}
     run = attention.with_fallback(name, second) if second else attention.BACKENDS[name]
-    return Kernels(attention=run, fp8_cast="fp8_cast" in fused, **bound)
+    both = feed_forward.fused if FEED_FORWARD in fused else None
+    return Kernels(attention=run, fp8_cast="fp8_cast" in fused, feed_forward=both, **bound)

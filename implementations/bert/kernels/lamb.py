@@ -44,24 +44,27 @@ class Layout:
     tensor: Tensor  # int32 [C]
     offsets: Tensor  # int32 [tensors + 1]
     decay: Tensor  # fp32 [tensors]
-    spans: tuple[tuple[int, int], ...]  # of each tensor in the shard: begin, end
+    spans: Sequence[Sequence[tuple[int, int]]]  # of each tensor, of each of its parts in the shard: begin, end
 
 
 def make_layout(sizes: Sequence[int], decays: Sequence[float], device: torch.device) -> Layout:
     """The layout of whole tensors of the given numbers of elements, one after the other."""
     ends = list(itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-    return spans_layout(ends[-1], list(itertools.pairwise([0, *ends])), decays, device)
+    return spans_layout(ends[-1], [[span] for span in itertools.pairwise([0, *ends])], decays, device)
 
 
-def spans_layout(size: int, spans: Sequence[tuple[int, int]], decays: Sequence[float], device: torch.device) -> Layout:
-    """The layout of a shard of ``size`` elements that holds each tensor at its span, wherever that lies."""
+def spans_layout(
+    size: int, spans: Sequence[Sequence[tuple[int, int]]], decays: Sequence[float], device: torch.device
+) -> Layout:
+    """The layout of a shard of ``size`` elements that holds parts of each tensor at its spans, wherever they lie."""
     chunks = [
         (first, min(CHUNK, stop - first), number)
-        for number, (start, stop) in enumerate(spans)
+        for number, parts in enumerate(spans)
+        for start, stop in parts
         for first in range(start, stop, CHUNK)
     ]
     begins, lengths, tensors = zip(*chunks, strict=True) if chunks else ((), (), ())
-    counts = [-(-(stop - start) // CHUNK) for start, stop in spans]
+    counts = [sum(-(-(stop - start) // CHUNK) for start, stop in parts) for parts in spans]
     return Layout(
         size=size,
         begin=torch.tensor(begins, dtype=torch.int64, device=device),
@@ -69,7 +72,7 @@ def spans_layout(size: int, spans: Sequence[tuple[int, int]], decays: Sequence[f
         tensor=torch.tensor(tensors, dtype=torch.int32, device=device),
         offsets=torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
         decay=torch.tensor(decays, dtype=torch.float32, device=device),
-        spans=tuple(spans),
+        spans=spans,
     )
 
 
@@ -101,8 +104,9 @@ class Passes:
 
 def _update_direction(layout: Layout, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor, eps: float):
     direction = (first * scalars[2]) / ((second * scalars[3]).sqrt() + eps)
-    for (begin, end), decay in zip(layout.spans, layout.decay, strict=True):
-        direction[begin:end] += decay * master[begin:end]
+    for spans, decay in zip(layout.spans, layout.decay, strict=True):
+        for begin, end in spans:
+            direction[begin:end] += decay * master[begin:end]
     return direction
 
 
@@ -119,9 +123,11 @@ def _reference_moments(
     first.copy_(torch.where(valid, torch.lerp(first, scaled, 1 - beta1), first))
     second.copy_(torch.where(valid, torch.lerp(second, scaled * scaled, 1 - beta2), second))
     direction = _update_direction(layout, master, first, second, scalars, eps)
-    return torch.stack(
-        [torch.stack([flat[begin:end].square().sum() for flat in (master, direction)]) for begin, end in layout.spans]
-    )
+    sums = torch.zeros(len(layout.spans), 2, dtype=master.dtype, device=master.device)
+    for spans, of_tensor in zip(layout.spans, sums, strict=True):
+        for begin, end in spans:
+            of_tensor += torch.stack([flat[begin:end].square().sum() for flat in (master, direction)])
+    return sums
 
 
 def _reference_update(
@@ -131,8 +137,9 @@ def _reference_update(
     direction = _update_direction(layout, master, first, second, scalars, eps)
     scaled = (layout.decay > 0) & (norms > 0).all(dim=1)
     ratios = torch.where(scaled, (norms[:, 0] / norms[:, 1]).sqrt(), 1.0)
-    for (begin, end), ratio in zip(layout.spans, ratios, strict=True):
-        direction[begin:end] *= ratio
+    for spans, ratio in zip(layout.spans, ratios, strict=True):
+        for begin, end in spans:
+            direction[begin:end] *= ratio
     master.copy_(torch.where(torch.isnan(scalars[1]), master, master - scalars[0] * direction))
     if parameters is not None:
         parameters.copy_(master)

@@ -1,4 +1,5 @@
-"""What may fault at its first use on a GPU, tried before the clock in a process of its own: assembly, attention.
+"""What may fault at its first use on a GPU, tried before the clock in a process of its own: assembly, attention,
+QuACK's feed-forward.
 
 Versions of the libraries differ in what they support and in how fast it is. Each backend runs on a model's heads, is
 checked against the oracle and timed in a CUDA graph. An error that a trial leaves behind (a capture that never ended,
@@ -24,20 +25,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from bert.core.files import write_text
 from bert.core.process import hard_exit, root_cause
-from bert.kernels import assembly_check, attention, compile_once, triton_support
+from bert.kernels import assembly_check, attention, bias_gelu, compile_once, feed_forward, triton_support
 from bert.kernels.attention import Attention
 from bert.kernels.dropout import ForwardPass
+from bert.kernels.precision import LOW_PRECISION
 
-ASSEMBLY = "assembly"
+ASSEMBLY, FEED_FORWARD = "assembly", "feed_forward"
 LENGTHS = (512, 384, 128, 256, 200, 56, 512, 97, 415, 333, 179)  # 3,072 tokens: full, even and odd ones
 MAX_LENGTH, DROPOUT = 512, 0.1
 NUM_REPEATS, NUM_TIMED = 8, 5  # of LENGTHS in the timed batch: 24,576 tokens; of passes in the timed graph
@@ -74,7 +78,7 @@ class Model(Protocol):
 class Trial:
     """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why there are none.
 
-    That of the assembly has no time.
+    Those of the assembly and of the feed-forward have no time: the latter's problem may be that it is the slower one.
     """
 
     name: str
@@ -110,6 +114,8 @@ def trials(device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto") 
     """
     names = [ASSEMBLY] if triton_support.supported(device) else []
     names += list(attention.candidates(device)) if name == "auto" else [name] if name in attention.TRIABLE else []
+    if heads.dtype in LOW_PRECISION and feed_forward.missing(device) is None:
+        names.append(FEED_FORWARD)
     path = _kept(device, heads, names)
     try:
         found = [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))]
@@ -227,6 +233,8 @@ def attempt(name: str, device: torch.device, heads: Heads) -> Trial:
         if name == ASSEMBLY:
             wrong = assembly_check.problems(device)
             return Trial(name=name, problem="; ".join(f"{piece}: {problem}" for piece, problem in wrong.items()))
+        if name == FEED_FORWARD:
+            return Trial(name=name, problem=feed_forward_problem(device, heads))
         run = attention.BACKENDS[name]
         problem = disagreement(run, device, heads)
         return Trial(name=name, milliseconds=None if problem else _time(run, device, heads), problem=problem)
@@ -275,6 +283,44 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
     return "" if abs(share - 1) <= TOLERANCE else f"its two passes drop different probabilities ({share:.3g})"
 
 
+def feed_forward_problem(device: torch.device, heads: Heads) -> str:
+    """Why QuACK's feed-forward is not to be used: a result or gradient unlike fp32's, or slower than ours; or empty."""
+    width, rows = heads.num_heads * heads.head_size, NUM_REPEATS * sum(LENGTHS)
+    generator = torch.Generator(device).manual_seed(0)
+    shapes = (rows, width), (4 * width, width), (4 * width,), (width, 4 * width), (rows, width)
+    drawn = [torch.randn(shape, generator=generator, device=device) / shape[-1] ** 0.5 for shape in shapes]
+    *inputs, upstream = (tensor.to(heads.dtype) for tensor in drawn)
+    exact = [tensor.float().requires_grad_() for tensor in inputs]
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+
+    def separate(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str) -> Tensor:
+        activation = bias_gelu.fused if triton_support.supported(device) else bias_gelu.reference
+        return F.linear(activation(F.linear(x, weight), bias, approximate), out_weight)
+
+    def both_ways(run: Callable[..., Tensor], on: list[Tensor], approximate: str) -> list[Tensor]:
+        result = run(*on, approximate)
+        return [result.detach(), *torch.autograd.grad(result, on, upstream.to(result.dtype))]
+
+    names = "result", "input's gradient", "weight's gradient", "bias' gradient", "second weight's gradient"
+    for approximate in ("none", "tanh"):
+        found = both_ways(feed_forward.fused, inputs, approximate)
+        expected = both_ways(feed_forward.reference, exact, approximate)
+        for name, value, right in zip(names, found, expected, strict=True):
+            error = ((value.float() - right).norm() / right.norm()).item()
+            if not error <= TOLERANCE:  # nan included
+                return f"its {name} differs from fp32's by {error:.3g}"
+
+    def repeated(run: Callable[..., Tensor]) -> Callable[[int], None]:
+        def passes(count: int) -> None:
+            for _ in range(count):
+                both_ways(run, inputs, "tanh")
+
+        return passes
+
+    ours, theirs = (_milliseconds(repeated(run), device) for run in (separate, feed_forward.fused))
+    return f"slower: {theirs:.2f} ms, ours {ours:.2f} ms" if theirs > ours else ""
+
+
 def _time(run: Attention, device: torch.device, heads: Heads) -> float:
     """Milliseconds on the device, on a GPU in a CUDA graph, so that it is also known to work in one."""
     cu_seqlens = offsets(NUM_REPEATS, device)
@@ -287,6 +333,11 @@ def _time(run: Attention, device: torch.device, heads: Heads) -> float:
         for _ in range(count):
             torch.autograd.grad(run(qkv, forward_pass, DROPOUT), qkv, gradient)
 
+    return _milliseconds(both_passes, device)
+
+
+def _milliseconds(both_passes: Callable[[int], None], device: torch.device) -> float:
+    """Of one of ``both_passes(count)``; on a GPU in a CUDA graph."""
     if device.type != "cuda":
         start = time.perf_counter()
         both_passes(1)

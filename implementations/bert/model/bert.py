@@ -14,7 +14,7 @@ from bert.data.batch import Batch, PretrainingBatch
 from bert.kernels import Kernels
 from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.dropout import ForwardPass
-from bert.kernels.fp8 import Recipe, Scaling
+from bert.kernels.fp8 import ROW_MULTIPLE, Recipe, Scaling
 from bert.kernels.precision import LOW_PRECISION
 from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
@@ -29,19 +29,28 @@ class Losses(NamedTuple):
     nsp: Tensor
 
 
+class MaskedLoss(NamedTuple):
+    """Mean loss of a batch (0-d) over its masked tokens, of a model for masked-LM alone."""
+
+    mlm: Tensor
+
+
 class Scored(NamedTuple):
-    """Scores at the masked positions [M, V] and their losses [M], scores of the sequences [S, 2]; fp32 at least."""
+    """Scores at the masked positions [M, V] and their losses [M], scores of the sequences [S, 2]; fp32 at least.
+
+    Masked-LM alone has no scores of sequences, here and in Logits.
+    """
 
     mlm: Tensor
     mlm_losses: Tensor
-    nsp: Tensor
+    nsp: Tensor | None
 
 
 class Logits(NamedTuple):
     """Scores at the masked positions [M, V] (V: the vocabulary without padding) and of the sequences [S, 2]."""
 
     mlm: Tensor
-    nsp: Tensor
+    nsp: Tensor | None
 
 
 class BertEmbeddings(nn.Module):
@@ -127,7 +136,8 @@ class PretrainingHeads(nn.Module):
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
         self.predictions = MaskedLanguageModel(config, kernels)
-        self.seq_relationship = nn.Linear(config.hidden_size, 2)
+        if config.next_sentence:
+            self.seq_relationship = nn.Linear(config.hidden_size, 2)
 
 
 class BertModel(nn.Module):
@@ -137,7 +147,8 @@ class BertModel(nn.Module):
         super().__init__()
         self.embeddings = BertEmbeddings(config, kernels)
         self.encoder = Encoder(config, kernels)
-        self.pooler = Pooler(config)
+        if config.next_sentence:
+            self.pooler = Pooler(config)
 
     def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Hidden states [T, D], or those of the tokens ``rows`` alone."""
@@ -146,7 +157,7 @@ class BertModel(nn.Module):
 
 
 class BertForPreTraining(Trainable):
-    """BERT with its masked-LM and next-sentence heads; forward gives the two losses."""
+    """BERT with its masked-LM and next-sentence heads, or the former alone; forward gives their losses."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -157,8 +168,8 @@ class BertForPreTraining(Trainable):
 
     def stages(self) -> list[nn.Module]:
         """See Trainable."""
-        before, heads = [self.bert.embeddings, *self.bert.encoder.layer], self.cls
-        return [*before, heads.predictions, self.bert.pooler, heads.seq_relationship]
+        stages = [self.bert.embeddings, *self.bert.encoder.layer, self.cls.predictions]
+        return stages + ([self.bert.pooler, self.cls.seq_relationship] if self.config.next_sentence else [])
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """See Trainable."""
@@ -186,18 +197,25 @@ class BertForPreTraining(Trainable):
         """See Trainable."""
         self.bert.encoder.recomputation = recomputation
 
-    def _padded_logits(self, batch: PretrainingBatch) -> Logits:
-        hidden = self.bert(batch)  # (T, D)
-        masked = hidden.index_select(0, batch.masked_positions)  # (M, D)
-        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
-        # An emulated rank's states are on the meta device, and only the offsets have numbers.
-        first = self._first_tokens(batch, hidden.shape[0]).to(hidden.device)
-        return Logits(mlm, self.cls.seq_relationship(self.bert.pooler(hidden.index_select(0, first))))
-
-    @staticmethod
-    def _first_tokens(batch: PretrainingBatch, num_tokens: int) -> Tensor:
+    def _read(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        """Hidden states of the masked tokens [M, D] and of the first of each sequence [S, D]: all that the heads read,
+        and all that the last layer computes, but for keys and values.
+        """
+        masked = batch.masked_positions
         # The offset of a padding sequence may be T, one past the last token; its label is ignored.
-        return batch.cu_seqlens[:-1].clamp(max=num_tokens - 1)
+        first = batch.cu_seqlens[:-1].clamp(max=batch.input_ids.shape[0] - 1).to(masked)
+        rows = torch.cat([masked, first])
+        padding = -len(rows) % ROW_MULTIPLE if self.bert.encoder.fp8_scaling is not None else 0
+        hidden = self.bert(batch, F.pad(rows, (0, padding)))
+        return hidden.split([len(masked), len(first), padding])[:2]
+
+    def _padded_logits(self, batch: PretrainingBatch) -> Logits:
+        masked, first = self._read(batch)
+        mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
+        return Logits(mlm, self._next_sentence(first))
+
+    def _next_sentence(self, first: Tensor) -> Tensor | None:
+        return self.cls.seq_relationship(self.bert.pooler(first)) if self.config.next_sentence else None
 
     def logits(self, batch: PretrainingBatch) -> Logits:
         """Scores of a batch."""
@@ -205,24 +223,23 @@ class BertForPreTraining(Trainable):
         return Logits(mlm[:, : self.config.vocab_size], nsp)
 
     def scored(self, batch: PretrainingBatch) -> Scored:
-        """Scores and losses of a batch, one by one; without gradients.
-
-        Of the last layer only what the heads read is computed: the masked tokens and the first of each sequence.
-        """
-        masked, first = batch.masked_positions, self._first_tokens(batch, batch.input_ids.shape[0])
-        hidden = self.bert(batch, torch.cat([masked, first.to(masked.dtype)]))  # (M + S, D)
-        mlm = self.cls.predictions.scores(hidden[: len(masked)], self.bert.embeddings.word_embeddings.weight)
+        """Scores and losses of a batch, one by one; without gradients."""
+        masked, first = self._read(batch)
+        mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
         losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
-        nsp = self.cls.seq_relationship(self.bert.pooler(hidden[len(masked) :]))
-        return Scored(mlm[:, : self.config.vocab_size], losses, _fp32_at_least(nsp))
+        nsp = self._next_sentence(first)
+        return Scored(mlm[:, : self.config.vocab_size], losses, None if nsp is None else _fp32_at_least(nsp))
 
-    def forward(self, batch: PretrainingBatch) -> Losses:
+    def forward(self, batch: PretrainingBatch) -> Losses | MaskedLoss:
         """Losses of a batch, in fp32 at least. Ignored labels (-100) pad the capacities and count for nothing."""
         mlm, nsp = self._padded_logits(batch)
         token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)
         num_masked = (batch.masked_labels != IGNORE).sum().clamp(min=1)
+        mlm_loss = token_losses.sum() / num_masked
+        if nsp is None:
+            return MaskedLoss(mlm_loss)
         nsp_loss = F.cross_entropy(_fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE)
-        return Losses(token_losses.sum() / num_masked, nsp_loss)
+        return Losses(mlm_loss, nsp_loss)
 
 
 def _fp32_at_least(values: Tensor) -> Tensor:

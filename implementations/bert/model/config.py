@@ -40,7 +40,7 @@ class BertConfig:
     """Sizes and rates of one model, under the names of bert_config.json. The defaults are BERT-large, uncased.
 
     hidden_act is Google's word: "gelu" is the tanh form. layer_norm_large_model: Habana's key for the Pre-LN layers of
-    BERT-1.5B and 5B (model/encoder.py).
+    BERT-1.5B and 5B (model/encoder.py). next_sentence: ours, False for masked-LM alone, without pooler and that head.
     """
 
     vocab_size: int = 30522
@@ -56,6 +56,7 @@ class BertConfig:
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
     layer_norm_large_model: bool = field(default=False, repr=False)
+    next_sentence: bool = field(default=True, repr=False)
 
     def __post_init__(self) -> None:
         rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 1.0)
@@ -68,8 +69,9 @@ class BertConfig:
             value, low = getattr(self, name), 2 if name == "type_vocab_size" else 1
             if type(value) is not int or value < low:
                 raise ConfigError(f"{name}={value!r}: expected an integer of at least {low}")
-        if not isinstance(self.layer_norm_large_model, bool):
-            raise ConfigError(f"layer_norm_large_model={self.layer_norm_large_model!r}: expected true or false")
+        for name in ("layer_norm_large_model", "next_sentence"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected true or false")
         width, heads = self.hidden_size, self.num_attention_heads
         if width % heads:
             raise ConfigError(f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
@@ -78,8 +80,9 @@ class BertConfig:
 
     @property
     def identity(self) -> str:
-        """The model in one line, as checkpoints keep it; a Post-LN one in the words of those that knew no other."""
-        return repr(self) + (" layer_norm_large_model" if self.layer_norm_large_model else "")
+        """The model in one line, as checkpoints keep it; the usual one in the words of those that knew no other."""
+        pre_norm, alone = self.layer_norm_large_model, not self.next_sentence
+        return repr(self) + " layer_norm_large_model" * pre_norm + " masked-LM alone" * alone
 
     @property
     def head_size(self) -> int:

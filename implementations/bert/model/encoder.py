@@ -24,6 +24,7 @@ from bert.kernels.dropout import ForwardPass
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Recipe, Scaling, Target
 from bert.kernels.fp8_linear import Fp8Linear
+from bert.kernels.precision import LOW_PRECISION
 from bert.kernels.weight_gradient import joined, linear
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
@@ -113,10 +114,13 @@ class Residual(Product):
 
     def forward(self, x: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
         """x [T, in], residual [T, D] -> [T, D]; in fp8 too where the next product takes it so."""
+        return self.finish(self.project(x, None), residual, forward_pass)
+
+    def finish(self, projected: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
+        """What follows the product [T, D], whose bias the kernel adds."""
         norm, dropout = self.LayerNorm, self.dropout if self.training else 0.0
-        projected = self.project(x, None)  # the bias is added by the kernel
         operands = Operands(projected, self.dense.bias, residual, norm.weight, norm.bias)
-        target = self.target(len(x))
+        target = self.target(len(projected))
         if target is None:
             return Hidden(*self.kernel(*operands, norm.eps, dropout, forward_pass.sites, self.pre_norm), None)
         return Hidden(*fused_with_cast(operands, norm.eps, dropout, forward_pass.sites, target, self.pre_norm))
@@ -161,10 +165,15 @@ class Layer(nn.Module):
         self.attention = Attention(config, kernels)
         self.intermediate = Intermediate(config, kernels)
         self.output = Residual(config, kernels, config.intermediate_size)
+        self.feed_forward = kernels.feed_forward
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None) -> Hidden:
         """The last layer's result [T, D] -> this layer's, or its ``rows`` alone."""
         hidden, first, second = self.attention(hidden, forward_pass, rows), self.intermediate, self.output
+        if self.feed_forward is not None and first.fp8 is None and hidden.x.dtype in LOW_PRECISION:
+            weights = first.dense.weight, first.dense.bias, second.dense.weight
+            projected = self.feed_forward(hidden.x, *weights, first.approximation)
+            return second.finish(projected, hidden.residual, forward_pass)
         if hidden.x8 is None:
             return second(first(hidden.x), hidden.residual, forward_pass)
         assert first.fp8 is not None
@@ -176,8 +185,8 @@ class Layer(nn.Module):
             sites=forward_pass.sites, following=following, pre_norm=second.pre_norm,
         )  # fmt: skip
         products = first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias
-        weights = fp8_feed_forward.Weights(*products, norm.weight, norm.bias)
-        return Hidden(*fp8_feed_forward.feed_forward(hidden.x, hidden.x8, hidden.residual, weights, settings))
+        parameters = fp8_feed_forward.Weights(*products, norm.weight, norm.bias)
+        return Hidden(*fp8_feed_forward.feed_forward(hidden.x, hidden.x8, hidden.residual, parameters, settings))
 
 
 class Encoder(nn.Module):

@@ -38,7 +38,14 @@ class Config:
     shard_gradients: bool = env(
         "SHARD_GRADIENTS",
         False,
-        doc="1 divides the gradients over the ranks too (ZeRO-2): less memory, GRADIENT_STEPS times the communication",
+        doc="1 divides the gradients over the ranks too (ZeRO-2): less memory, GRADIENT_STEPS times the communication "
+        "within a SHARD_GROUP",
+    )
+    shard_group: str | None = env(
+        "SHARD_GROUP",
+        None,
+        doc="ranks that divide state and weights among them: node, all, or a number; across such groups gradients are "
+        "averaged, once a step; unset: node, where several nodes have several ranks each",
     )
     clip: str = env(
         "CLIP",
@@ -73,6 +80,7 @@ class Config:
                 ("CLIP=bucket", self.clip == "bucket"),
                 ("ALLREDUCE_DTYPE=weights", self.allreduce_dtype == "weights"),
                 ("SHARD_GRADIENTS=1", self.shard_gradients),
+                (f"SHARD_GROUP={self.shard_group}", self.shard_group is not None),
             ):
                 if wanted:
                     raise ConfigError(f"{setting} needs a sharded optimizer of ours: set SHARD_OPTIMIZER=1")
@@ -104,6 +112,20 @@ class Config:
         if self.is_apex:
             return False
         return self.sharded if self.sharded is not None else device.type == "cuda"
+
+    def group_size(self, num_ranks: int, ranks_per_node: int) -> int:
+        """How many ranks divide the state among them. Raises ConfigError where SHARD_GROUP cannot be."""
+        sizes = {"all": num_ranks, "node": min(ranks_per_node or num_ranks, num_ranks)}
+        if self.shard_group is None:
+            return sizes["node"] if sizes["node"] > 1 and num_ranks % sizes["node"] == 0 else num_ranks
+        number = int(self.shard_group) if self.shard_group.isdecimal() else 0
+        size = sizes.get(self.shard_group) or min(number, num_ranks)
+        if not size or num_ranks % size:
+            raise ConfigError(
+                f"SHARD_GROUP={self.shard_group} with {num_ranks} ranks, {sizes['node']} of them on a node: give node, "
+                f"all, or a number by which {num_ranks} can be divided"
+            )
+        return size
 
     def rule(self, pieces: Pieces) -> Rule:
         """The update rule over the given pieces."""
@@ -157,15 +179,24 @@ def build(
     fused: bool,
     first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
 ) -> Optimizer:
-    """The optimizer of ``model``, on its device. stages, masters, accumulate, first_weights: as in Sharded."""
+    """The optimizer of ``model``, on its device. stages, masters, accumulate, first_weights: as in Sharded.
+
+    Raises ConfigError where a group of ranks would be of several nodes' that are numbered in turns.
+    """
     if not config.is_sharded(world.device):
         assert first_weights is None
         return Replicated(model.named_parameters(), config.rule, masters)
+    group_size, per_node = config.group_size(world.size, world.ranks_per_node), world.ranks_per_node
+    if group_size == per_node < world.size and world.joined and world.rank % per_node != world.local_rank:
+        raise ConfigError(
+            f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: SHARD_GROUP=node needs ranks "
+            "that are numbered node by node (srun --distribution=block); or set SHARD_GROUP=all"
+        )
     return Sharded(
         model.named_parameters(), lambda shard: config.flat_rule(shard, fused), world,
         stages=stages, masters=masters, first_weights=first_weights, side_by_side=side_by_side(model),
         accumulate=accumulate, clip_each=config.clip == "before", low_wire=config.allreduce_dtype == "weights",
-        shard_gradients=config.shard_gradients,
+        shard_gradients=config.shard_gradients, group_size=group_size,
     )  # fmt: skip
 
 

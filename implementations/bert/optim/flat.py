@@ -2,8 +2,8 @@
 
 Parameters are laid end to end in the order in which the backward pass finishes their gradients, and cut into buckets of
 whole parameters. Those of a group lie one after the other in its own order, in one bucket: one product computes their
-gradients. Each bucket is divided evenly over the ranks, so that it can be reduced and gathered on its own. The
-shard of a rank is its part of every bucket, end to end.
+gradients. A bucket is reduced and gathered on its own, that of a large parameter in slices of the usual size of one.
+Each slice is divided evenly over the ranks; the shard of a rank is its part of every slice, end to end.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from bert.optim.rules import LambConfig, LansConfig, Maybe, Pieces, Rule, Scalar
 ALIGNMENT = 128  # elements: every parameter and every shard begins on a full cache line, in any precision
 
 
-class Bucket(NamedTuple):
+class Slice(NamedTuple):
     """Elements [begin, begin + size) of the whole buffer, [shard_begin, shard_begin + shard_size) of each shard."""
 
     begin: int
     size: int
     shard_begin: int
     shard_size: int
-    parameters: tuple[int, ...]
 
     def of_whole(self, flat: Tensor) -> Tensor:
         """Its part of a whole buffer."""
@@ -40,8 +39,20 @@ class Bucket(NamedTuple):
         return flat[self.shard_begin : self.shard_begin + self.shard_size]
 
 
+class Bucket(NamedTuple):
+    """Parameters whose gradients are reduced together, and the slices in which they lie."""
+
+    parameters: tuple[int, ...]
+    slices: tuple[Slice, ...]
+
+    @property
+    def size(self) -> int:
+        """Of all slices, in elements."""
+        return sum(one.size for one in self.slices)
+
+
 class Segment(NamedTuple):
-    """The part of one parameter in one shard: elements [begin, begin + size) of the shard, [start, ...) of it."""
+    """A part of one parameter in a shard: elements [begin, begin + size) of the shard, [start, ...) of it."""
 
     parameter: int
     begin: int
@@ -58,7 +69,7 @@ class Layout:
     def __init__(
         self, sizes: Sequence[int], num_ranks: int, bucket_elements: int, groups: Sequence[Sequence[int]] = ()
     ) -> None:
-        self.sizes, self.num_ranks = list(sizes), num_ranks
+        self.sizes, self.num_ranks, self.bucket_elements = list(sizes), num_ranks, bucket_elements
         self.begins = [0] * len(sizes)
         self.buckets: list[Bucket] = []
         self.total = self.shard_total = 0
@@ -80,22 +91,39 @@ class Layout:
             self._close(members, filled)
 
     def _close(self, members: list[int], filled: int) -> None:
-        size = _round_up(filled, ALIGNMENT * self.num_ranks)
-        shard_size = size // self.num_ranks
-        self.buckets.append(Bucket(self.total, size, self.shard_total, shard_size, tuple(members)))
-        self.total += size
-        self.shard_total += shard_size
+        count = -(-filled // self.bucket_elements)
+        size = _round_up(-(-filled // count), ALIGNMENT * self.num_ranks)
+        slices = []
+        for _ in range(-(-filled // size)):
+            slices.append(Slice(self.total, size, self.shard_total, size // self.num_ranks))
+            self.total += size
+            self.shard_total += size // self.num_ranks
+        self.buckets.append(Bucket(tuple(members), tuple(slices)))
+
+    @property
+    def slices(self) -> list[Slice]:
+        """Those of all buckets."""
+        return [one for bucket in self.buckets for one in bucket.slices]
 
     def segments(self, rank: int) -> list[Segment]:
-        """The parts of parameters in the shard of ``rank``, by place. A parameter has at most one part in a shard."""
+        """The parts of parameters in the shard of ``rank``, by place: one in a slice at most, of one rank all."""
         found = []
         for bucket in self.buckets:
-            low = bucket.begin + rank * bucket.shard_size
-            for parameter in bucket.parameters:
-                first = self.begins[parameter]
-                begin, end = max(first, low), min(first + self.sizes[parameter], low + bucket.shard_size)
-                if end > begin:
-                    found.append(Segment(parameter, bucket.shard_begin + begin - low, end - begin, begin - first))
+            whole = bucket.slices[0]._replace(size=bucket.size, shard_size=bucket.size)
+            for one in bucket.slices if self.num_ranks > 1 else [whole]:
+                low = one.begin + rank * one.shard_size
+                parts = self.parts(bucket, low, low + one.shard_size)
+                found += [part._replace(begin=one.shard_begin + part.begin) for part in parts]
+        return found
+
+    def parts(self, bucket: Bucket, low: int, high: int) -> list[Segment]:
+        """The parts of a bucket's parameters in elements [low, high) of the whole buffer; begin: from ``low`` on."""
+        found = []
+        for parameter in bucket.parameters:
+            first = self.begins[parameter]
+            begin, end = max(first, low), min(first + self.sizes[parameter], high)
+            if end > begin:
+                found.append(Segment(parameter, begin - low, end - begin, begin - first))
         return found
 
     def views(self, flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -182,6 +210,18 @@ class Piecewise:
         self.rule = make_rule(ShardPieces(names=names, masters=masters, device=self.device, shard=shard))
         self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
         self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
+        # The first segments of all parameters, the second ones, ...: added up in this order the same bits come out.
+        turns: dict[int, list[int]] = {}
+        for place, owner in enumerate(owners):
+            turns.setdefault(owners[:place].count(owner), []).append(place)
+        self.turns = [torch.tensor(turn, dtype=torch.int64, device=self.device) for turn in turns.values()]
+
+    def _of_parameters(self, sums: Tensor) -> Tensor:
+        """[parameters, ...]: what the segments' sums [segments, ...] come to."""
+        whole = torch.zeros(self.num_parameters, *sums.shape[1:], dtype=sums.dtype, device=self.device)
+        for turn in self.turns:
+            whole.index_add_(0, self.owners.index_select(0, turn), sums.index_select(0, turn))
+        return whole
 
     def squared_norm(self, flat: Tensor) -> Tensor:
         return squared_norms([flat]).sum()
@@ -190,23 +230,20 @@ class Piecewise:
         if not self.needs_norms:
             return squared_norms([self.shard.gradient])
         dtype = torch.float64 if self.shard.masters.dtype == torch.float64 else torch.float32
-        whole = torch.zeros(self.num_parameters, dtype=dtype, device=self.device)
-        return whole.index_copy_(0, self.owners, squared_norms(self.gradients)) if self.gradients else whole
+        norms = squared_norms(self.gradients) if self.gradients else torch.zeros(0, dtype=dtype, device=self.device)
+        return self._of_parameters(norms)
 
     def step(self, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
-        num_sums, dtype = self.rule.num_sums, self.shard.masters.dtype
-
         def of_parameters(sums: Tensor) -> Tensor:
-            whole = torch.zeros(self.num_parameters, num_sums, dtype=dtype, device=self.device)
-            return total(whole.index_copy_(0, self.owners, sums)).index_select(0, self.owners)
+            return total(self._of_parameters(sums)).index_select(0, self.owners)
 
         if self.gradients:
             mine = squares.index_select(0, self.owners) if self.needs_norms and squares is not None else None
             self.rule.step(self.gradients, lr, scale, keep, mine, of_parameters)
         else:  # the collective of the others all the same
             self.num_steps += 1 if keep is None else keep
-            if num_sums:
-                of_parameters(torch.zeros(0, num_sums, dtype=dtype, device=self.device))
+            if num_sums := self.rule.num_sums:
+                of_parameters(torch.zeros(0, num_sums, dtype=self.shard.masters.dtype, device=self.device))
         self.shard.weights.copy_(self.shard.masters)
 
 
@@ -221,10 +258,11 @@ class FlatRule:
         self.buffers = shard.gradient, shard.masters, shard.state("first_moments"), shard.state("second_moments")
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.scalars = torch.zeros(4, dtype=torch.float32, device=device)  # as kernels/lamb.py takes them
-        # A span is a parameter's part with the zeros behind it, empty where there is none.
-        spans = [(0, 0)] * len(shard.names)
+        # A span is a segment with the zeros behind it.
+        spans: list[list[tuple[int, int]]] = [[] for _ in shard.names]
         for segment in shard.segments:
-            spans[segment.parameter] = (segment.begin, segment.begin + _round_up(segment.size, lamb_kernel.ALIGNMENT))
+            end = segment.begin + _round_up(segment.size, lamb_kernel.ALIGNMENT)
+            spans[segment.parameter].append((segment.begin, end))
         decays = [config.weight_decay if is_decayed(name) else 0.0 for name in shard.names]
         self.layout = lamb_kernel.spans_layout(shard.masters.numel(), spans, decays, device)
 

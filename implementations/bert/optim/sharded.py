@@ -3,7 +3,8 @@
 Weights and gradients live in two flat buffers of buckets (flat.py). During the backward pass each bucket is averaged
 as soon as its gradients are there, and each rank receives its shard. It updates its shard of the fp32 masters; norms
 over a parameter that lies on several ranks are summed over them, so the update is that of whole parameters. The new
-weights are gathered bucket by bucket while the next forward pass runs, in the order in which it needs them.
+weights are gathered bucket by bucket while the next forward pass runs, in the order in which it needs them. With
+SHARD_GROUP all this happens within groups of ranks, and across them the shards of the gradients are averaged (mesh.py).
 
 Collectives must come in the same order on all ranks. Gradients are therefore reduced in the order of the buckets, which
 is about that in which the backward pass fills them, and weights collected in the order in which the forward pass needs
@@ -24,12 +25,13 @@ from torch import Tensor, nn
 from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
 from bert.kernels import weight_gradient
-from bert.optim.flat import Bucket, FlatLamb, FlatLans, Layout, Piecewise, Shard, fill
+from bert.optim.flat import Bucket, FlatLamb, FlatLans, Layout, Piecewise, Shard, Slice, fill
 from bert.optim.gradients import Clipping, Gradients
+from bert.optim.mesh import Mesh
 from bert.optim.rules import Scalar, squared_norms
 
 BUCKET_BYTES = 64 << 20
-MOST_UNDER_WAY = 2  # reductions of buckets at once, each with a copy of the bucket
+MOST_UNDER_WAY = 2  # slices at once that are reduced from a copy
 
 
 class Sharded:
@@ -38,9 +40,9 @@ class Sharded:
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
     ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
     clipped before that, so that it needs a buffer of its own. ``low_wire``: their sums are sent in the weights' type.
-    ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2). ``first_weights``: (name, first number, numbers)
-    of all parameters, where those given are placeholders; each rank keeps what is in its shard. ``side_by_side``:
-    groups of parameters, see Layout.
+    ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2). ``group_size``: ranks that divide the state
+    among them; None: all. ``first_weights``: (name, first number, numbers) of all parameters, where those given are
+    placeholders; each rank keeps what is in its shard. ``side_by_side``: groups of parameters, see Layout.
     """
 
     def __init__(
@@ -55,36 +57,32 @@ class Sharded:
         clip_each: bool = False,
         low_wire: bool = False,
         shard_gradients: bool = False,
+        group_size: int | None = None,
         first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         side_by_side: Sequence[Sequence[Tensor]] = (),
     ) -> None:
         named = dict(named_parameters)
-        self.names, self.parameters, self.world = list(named), list(named.values()), world
+        self.names, self.parameters = list(named), list(named.values())
+        self.mesh = Mesh(world, group_size or world.size)
         dtype = self.parameters[0].dtype
         assert all(p.dtype == dtype for p in self.parameters), "one type of weights"
-        places = {id(parameter): number for number, parameter in enumerate(self.parameters)}
-        groups = [[places[id(parameter)] for parameter in group] for group in side_by_side]
-        sizes = [parameter.numel() for parameter in self.parameters]
-        self.layout = Layout(sizes, world.size, bucket_bytes // dtype.itemsize, groups)
-        self.segments = self.layout.segments(world.rank)
+        self.layout = layout_of(self.parameters, self.mesh.size, bucket_bytes // dtype.itemsize, side_by_side)
+        self.segments = self.layout.segments(self.mesh.rank)
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=world.device)
         if first_weights is None:
             self._fill_shard(masters_flat, masters or named)
         else:
             fill([(masters_flat, self.segments)], self.names, first_weights)
-        self.weights = WeightBuckets(self.parameters, stages, self.layout, world, filled=first_weights is None)
+        self.weights = WeightBuckets(self.parameters, stages, self.layout, self.mesh, filled=first_weights is None)
         self.weights.shard.copy_(masters_flat)
         sum_dtype = master_dtype if accumulate else dtype
-        wire_dtype = dtype if low_wire else sum_dtype
-        self.buckets: GradientBuckets | GradientShard
-        if shard_gradients and world.size > 1:
-            assert not clip_each, "the norm of a micro-batch needs all of its gradient"
-            self.buckets = GradientShard(self.parameters, self.layout, world, sum_dtype, wire_dtype)
-        else:
-            apart = accumulate and clip_each
-            self.buckets = GradientBuckets(self.parameters, self.layout, world, sum_dtype, wire_dtype, apart=apart)
+        assert not (shard_gradients and clip_each), "the norm of a micro-batch needs all of its gradient"
+        self.buckets = GradientBuckets(
+            self.parameters, self.layout, self.mesh, sum_dtype, dtype if low_wire else sum_dtype,
+            keep_whole=not shard_gradients, apart=accumulate and clip_each,
+        )  # fmt: skip
         self.shard = Shard(
             names=self.names, segments=self.segments, masters=masters_flat, gradient=self.buckets.shard,
             weights=self.weights.shard,
@@ -109,7 +107,7 @@ class Sharded:
 
         One vector of squares is added up over the ranks: it holds those of each parameter where the rule needs them.
         """
-        self.squares = self.world.sum(self.rule.measure())
+        self.squares = self.mesh.sum(self.rule.measure())
         return self.squares.sum().sqrt()
 
     @torch.no_grad()
@@ -121,7 +119,7 @@ class Sharded:
         if self.rule.needs_norms and self.squares is None:
             self.measure()
         squares, self.squares = self.squares, None
-        self.rule.step(lr, grad_scale, keep, squares, self.world.sum)
+        self.rule.step(lr, grad_scale, keep, squares, self.mesh.sum)
         self.weights.mark_stale()
 
     def mark_stale(self) -> None:
@@ -148,16 +146,25 @@ class Sharded:
         ranks get only the step count.
         """
         state: dict[str, Any] = {"num_steps": int(self.rule.num_steps)}
-        for key, shard in self._parts().items():
+        for key, shard in self._parts().items() if self.mesh.group == 0 else ():
             tensors = self._collect(shard)
-            if self.world.is_main:
+            if self.mesh.world.is_main:
                 state[key] = dict(zip(self.names, tensors, strict=True))
         return state
 
     def shard_state(self) -> dict[str, Any]:
-        """This rank's part of ``state_dict()``: its flat buffers, and of each segment name, start, begin and size."""
-        segments = [(self.names[s.parameter], s.start, s.begin, s.size) for s in self.segments]
-        return {"parts": self._parts(), "segments": segments}
+        """This rank's part of ``state_dict()``: its flat buffers, and of each segment name, start, begin and size.
+
+        Groups have the same: each has a stretch of their shards to save.
+        """
+        mine = self.mesh.group, self.mesh.group + 1
+        low, high = (self.layout.shard_total * group // self.mesh.groups for group in mine)
+        segments = [
+            (self.names[s.parameter], s.start + begin - s.begin, begin - low, end - begin)
+            for s in self.segments
+            if (end := min(s.begin + s.size, high)) > (begin := max(s.begin, low))
+        ]
+        return {"parts": {key: flat[low:high] for key, flat in self._parts().items()}, "segments": segments}
 
     def index(self) -> dict[str, Any]:
         """What the parts of all ranks have in common."""
@@ -168,17 +175,18 @@ class Sharded:
         """Whole tensors, in the order of the parameters; none but on rank 0. One bucket at a time is on the device."""
         whole: dict[int, Tensor] = {}
         for bucket in self.layout.buckets:
-            flat = piece = bucket.of_shard(shard)
-            if self.world.size > 1:
-                flat = torch.empty(bucket.size, dtype=shard.dtype, device=shard.device)
-                work = self.world.all_gather(flat, piece)
-                assert work is not None
-                work.wait()
-            if self.world.is_main:
-                flat = flat.cpu()
-                for index in bucket.parameters:
-                    begin, size = self.layout.begins[index] - bucket.begin, self.layout.sizes[index]
-                    whole[index] = flat[begin : begin + size].view(self.parameters[index].shape).clone()
+            flats = [one.of_shard(shard) for one in bucket.slices]
+            if self.mesh.size > 1:
+                pieces = flats
+                flats = [shard.new_empty(one.size) for one in bucket.slices]
+                for work in [self.mesh.all_gather(*pair) for pair in zip(flats, pieces, strict=True)]:
+                    assert work is not None
+                    work.wait()
+            if self.mesh.world.is_main:
+                flat = torch.cat([flat.cpu() for flat in flats])
+                for part in self.layout.parts(bucket, first := bucket.slices[0].begin, first + len(flat)):
+                    tensor = flat[part.begin : part.begin + part.size]
+                    whole[part.parameter] = tensor.view(self.parameters[part.parameter].shape).clone()
         return [whole[index] for index in sorted(whole)]
 
     @torch.no_grad()
@@ -194,6 +202,15 @@ class Sharded:
             self._fill_shard(shard, state[key])
         self.weights.shard.copy_(self.shard.masters)
         self.weights.mark_stale()
+
+
+def layout_of(
+    parameters: Sequence[Tensor], num_ranks: int, bucket_elements: int, side_by_side: Sequence[Sequence[Tensor]]
+) -> Layout:
+    """The layout of parameters over ``num_ranks``; side_by_side: groups of them."""
+    places = {id(parameter): number for number, parameter in enumerate(parameters)}
+    groups = [[places[id(parameter)] for parameter in group] for group in side_by_side]
+    return Layout([parameter.numel() for parameter in parameters], num_ranks, bucket_elements, groups)
 
 
 class ShardedGradients(Gradients):
@@ -228,7 +245,7 @@ class ShardedGradients(Gradients):
     def _clip(self, first: bool, last: bool, factor: Tensor) -> None:
         """Adds the clipped gradient of a micro-batch to the sum. A single one is clipped on the way to the update."""
         buckets = self.buckets
-        assert isinstance(buckets, GradientBuckets)
+        assert buckets.received is not None
         self.take_norm(self.optimizer.rule.squared_norm(buckets.received).sqrt(), first, factor)
         if first and last and self.world.size == 1 and buckets.received is buckets.whole:
             return
@@ -247,22 +264,38 @@ class ShardedGradients(Gradients):
         return norm, self.clipping.coefficient(norm / scale) / scale
 
 
-class GradientReducer:
-    """Notes the gradients of a backward pass as they come, and hands on each bucket that is full.
+class GradientBuckets:
+    """Collects the gradients of micro-batches, and averages them over the ranks, each bucket as soon as it is full.
 
-    shard: this rank's part of their average, zero between the parameters; wire_dtype: in which gradients are sent to
-    other ranks; add: to what is there already.
+    shard: this rank's part of the average, zero between the parameters; wire_dtype: in which gradients are sent to
+    other ranks. whole: this rank's gradient (the same memory as the shard where no ranks share it); received: where a
+    backward pass leaves its gradients, which is ``whole`` itself unless micro-batches are clipped before they are added
+    (apart), then of the parameters' type. All are zero between the parameters.
+
+    Without ``keep_whole`` no whole gradient is ever there (ZeRO stage 2): each slice of each micro-batch is averaged
+    over the group and added to the shard, over the groups that of the last one; other roundings: averages are added,
+    not sums averaged. Where no ranks share the state that would save nothing, and makes no difference.
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], layout: Layout, world: World, dtype: torch.dtype,
-        wire_dtype: torch.dtype,
+        self, parameters: Sequence[nn.Parameter], layout: Layout, mesh: Mesh, dtype: torch.dtype,
+        wire_dtype: torch.dtype, *, keep_whole: bool, apart: bool,
     ) -> None:  # fmt: skip
-        self.parameters, self.layout, self.world, self.wire_dtype = parameters, layout, world, wire_dtype
-        device = world.device if world.size > 1 else parameters[0].device
+        self.parameters, self.layout, self.mesh, self.wire_dtype = parameters, layout, mesh, wire_dtype
+        device = mesh.world.device if mesh.size > 1 else parameters[0].device
         self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=device)
-        self.add = False
+        self.whole: Tensor | None = self.shard
+        if mesh.size > 1:
+            self.whole = torch.zeros(layout.total, dtype=dtype, device=parameters[0].device) if keep_whole else None
+        self.received = self.whole
+        if apart:
+            self.received = torch.zeros(layout.total, dtype=parameters[0].dtype, device=parameters[0].device)
+        self.views = layout.views(self.received, parameters) if self.received is not None else []
         self.factor_of: Callable[[list[Tensor]], Tensor] | None = None  # of a full bucket
+        self.first = self.last = True  # which micro-batch it is; last: its buckets are sent over the groups
+        self.num_sent = 0  # buckets, since the first micro-batch or, without whole gradients, of this one
+        self.under_way: list[Way] = []
+        self.stream = torch.cuda.Stream(device) if mesh.groups > 1 and device.type == "cuda" else None
         self.missing = [0] * len(layout.buckets)  # gradients that each bucket waits for in this backward pass
         for parameter, number in zip(parameters, layout.bucket_of_each(), strict=True):
             parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._gradient_ready(number))
@@ -270,34 +303,39 @@ class GradientReducer:
     @contextlib.contextmanager
     def backward_pass(self, *, first: bool, reduce: bool) -> Iterator[None]:
         """Around the backward pass of one micro-batch. reduce: full buckets are reduced at once, while it runs."""
-        self.begin(first, reduce)
+        self.first, self.last, self.num_sent = first, reduce, 0
         self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
-        weight_gradient.offer(self.parameters, self.places())
+        # Where the backward pass may write the gradients itself: not where they are added, or of another type.
+        alone = first or self.received is not self.whole
+        fits = self.received is not None and alone and self.received.dtype == self.parameters[0].dtype
+        nowhere = [None] * len(self.parameters)
+        weight_gradient.offer(self.parameters, self.views if fits else nowhere)
         try:
             yield
         finally:
-            weight_gradient.offer(self.parameters, [None] * len(self.parameters))
+            weight_gradient.offer(self.parameters, nowhere)
         assert not any(self.missing), "a parameter got no gradient"
-
-    def begin(self, first: bool, reduce: bool) -> None:
-        """Before the backward pass."""
-        raise NotImplementedError
-
-    def places(self) -> Sequence[Tensor | None]:
-        """Where the backward pass may write the parameters' gradients itself; None where it may not."""
-        return [None] * len(self.parameters)
-
-    def bucket_ready(self, number: int) -> None:
-        """All gradients of a bucket are there."""
-        raise NotImplementedError
 
     @torch.no_grad()
     def _gradient_ready(self, number: int) -> None:
         self.missing[number] -= 1
-        if not self.missing[number]:
-            self.bucket_ready(number)
+        if self.missing[number]:
+            return
+        if self.whole is not None:
+            self._keep(self.layout.buckets[number])
+        if self.last or self.whole is None:
+            while self.num_sent < len(self.missing) and not self.missing[self.num_sent]:
+                self._send_next()
 
-    def take_gradients(self, bucket: Bucket, dtype: torch.dtype) -> list[Tensor]:
+    def _keep(self, bucket: Bucket) -> None:
+        assert self.received is not None
+        views, gradients = [self.views[index] for index in bucket.parameters], self._take(bucket, self.received.dtype)
+        if not self.first and self.received is self.whole:
+            torch._foreach_add_(views, gradients)
+        elif apart := [p for p in zip(views, gradients, strict=True) if not weight_gradient.same_memory(*p)]:
+            torch._foreach_copy_([view for view, _ in apart], [gradient for _, gradient in apart])
+
+    def _take(self, bucket: Bucket, dtype: torch.dtype) -> list[Tensor]:
         """The gradients of a full bucket, with their factor in ``dtype``; the parameters have none afterwards."""
         gradients: list[Tensor] = [self.parameters[index].grad for index in bucket.parameters]  # type: ignore[misc]
         if self.factor_of is not None:
@@ -307,129 +345,119 @@ class GradientReducer:
             self.parameters[index].grad = None
         return gradients
 
-    def finish(self) -> None:
-        """Waits until this rank's shard of the average is there; on a GPU the stream waits, not the host."""
-        raise NotImplementedError
-
-
-class GradientBuckets(GradientReducer):
-    """Collects the gradients of micro-batches in a flat buffer, and averages it over the ranks.
-
-    whole: this rank's gradient (the same memory as the shard with one rank); received: where a backward pass leaves its
-    gradients, which is ``whole`` itself unless micro-batches are clipped before they are added (apart), then of the
-    parameters' type. All are zero between the parameters.
-    """
-
-    def __init__(
-        self, parameters: Sequence[nn.Parameter], layout: Layout, world: World, dtype: torch.dtype,
-        wire_dtype: torch.dtype, *, apart: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(parameters, layout, world, dtype, wire_dtype)
-        device = parameters[0].device
-        self.whole = torch.zeros(layout.total, dtype=dtype, device=device) if world.size > 1 else self.shard
-        self.received = torch.zeros(layout.total, dtype=parameters[0].dtype, device=device) if apart else self.whole
-        self.views = layout.views(self.received, parameters)
-        self.wire_shard = self.shard
-        if world.size > 1 and wire_dtype != dtype:
-            self.wire_shard = torch.zeros(layout.shard_total, dtype=wire_dtype, device=world.device)
-        self.reduce = False  # each bucket as soon as it is full
-        self.reductions: list[distributed.Work | None] = []  # under way, of the first buckets
-
-    def begin(self, first: bool, reduce: bool) -> None:
-        self.add, self.reduce = not first and self.received is self.whole, reduce
-
-    def places(self) -> Sequence[Tensor | None]:
-        """Not where gradients are added, or of another type."""
-        fits = not self.add and self.received.dtype == self.parameters[0].dtype
-        return self.views if fits else super().places()
-
-    def bucket_ready(self, number: int) -> None:
-        bucket = self.layout.buckets[number]
-        views = [self.views[index] for index in bucket.parameters]
-        gradients = self.take_gradients(bucket, self.whole.dtype)
-        if self.add:
-            torch._foreach_add_(views, gradients)
-        elif apart := [p for p in zip(views, gradients, strict=True) if not weight_gradient.same_memory(*p)]:
-            torch._foreach_copy_([view for view, _ in apart], [gradient for _, gradient in apart])
-        while self.reduce and len(self.reductions) < len(self.missing) and not self.missing[len(self.reductions)]:
-            self._reduce_next()
-
     @torch.no_grad()
     def add_received(self, factor: Tensor, first: bool) -> None:
         """Adds what was received, times ``factor``, to the whole; not times nan, which is in the gradient already.
 
         It would stay in the zeros between the parameters, which no later gradient overwrites.
         """
+        assert self.whole is not None
+        assert self.received is not None
         factor = torch.where(torch.isfinite(factor), factor, 1.0).to(self.whole.dtype)
         if self.received is self.whole:
             self.whole.mul_(factor)
             return
-        for bucket in self.layout.buckets:  # one at a time, for the sake of memory
-            whole = bucket.of_whole(self.whole)
-            clipped = bucket.of_whole(self.received).to(whole.dtype).mul_(factor)
+        for one in self.layout.slices:  # one at a time, for the sake of memory
+            whole = one.of_whole(self.whole)
+            clipped = one.of_whole(self.received).to(whole.dtype).mul_(factor)
             if first:
                 whole.copy_(clipped)
             else:
                 whole.add_(clipped)
 
     def finish(self) -> None:
-        while len(self.reductions) < len(self.layout.buckets):
-            self._reduce_next()
-        for work in self.reductions:
-            if work is not None:
-                work.wait()
-        self.reductions = []
-        if self.wire_shard is not self.shard:
-            self.shard.copy_(self.wire_shard)
+        """Waits until this rank's shard of the average is there; on a GPU the stream waits, not the host."""
+        self.last = True
+        while self.num_sent < len(self.layout.buckets):
+            self._send_next()
+        while self.under_way:
+            self._end_oldest()
 
-    def _reduce_next(self) -> None:
-        bucket = self.layout.buckets[len(self.reductions)]
-        whole = bucket.of_whole(self.whole).to(self.wire_shard.dtype)
-        self.reductions.append(self.world.reduce_scatter(bucket.of_shard(self.wire_shard), whole))
+    def _send_next(self) -> None:
+        bucket, whole = self.layout.buckets[self.num_sent], self.whole
+        self.num_sent += 1
+        if self.mesh.world.size == 1:
+            return
+        gradients = [] if whole is not None else self._take(bucket, self.shard.dtype)
+        for one in bucket.slices:
+            copies = whole is None or whole.dtype != self.wire_dtype
+            if copies and len(self.under_way) >= MOST_UNDER_WAY:
+                self._end_oldest()
+            if whole is not None:
+                sent = one.of_whole(whole).to(self.wire_dtype)
+            else:
+                sent = torch.zeros(one.size, dtype=self.wire_dtype, device=self.parameters[0].device)
+                parts = self.layout.parts(bucket, one.begin, one.begin + one.size)
+                flat = dict(zip(bucket.parameters, gradients, strict=True))
+                torch._foreach_copy_(
+                    [sent[part.begin : part.begin + part.size] for part in parts],
+                    [flat[part.parameter].reshape(-1)[part.start : part.start + part.size] for part in parts],
+                )
+            way = Way(self, one, sent)
+            if self.stream is None and way.last and self.under_way:
+                self.under_way[-1].cross()  # while this one is on its way in the group
+            self.under_way.append(way)
+            if self.stream is not None:
+                self.stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(self.stream):
+                    way.cross()
+                    way.arrive()
+                    way.arrived = self.stream.record_event()
+
+    def _end_oldest(self) -> None:
+        way = self.under_way.pop(0)
+        if way.arrived is not None:
+            torch.cuda.current_stream().wait_event(way.arrived)
+        else:
+            way.cross()
+            way.arrive()
 
 
-class GradientShard(GradientReducer):
-    """This rank's part of the average alone (ZeRO stage 2): no whole gradient is ever there.
+class Way:
+    """A slice of the gradient on its way: over the group to this rank's piece of it, over the groups, to the shard.
 
-    Each bucket of each micro-batch is averaged over the ranks as soon as it is full, and added to the shard; of several
-    micro-batches that is as many times the communication of GradientBuckets, and other roundings: averages are added,
-    not sums averaged. With one rank use GradientBuckets.
+    On a GPU, with several groups, a stream of its own waits for one collective to start the next: the backward pass
+    goes on. Tensors are held until the stream of the backward pass has waited for the end, ``arrived``.
     """
 
-    def begin(self, first: bool, reduce: bool) -> None:
-        """Every micro-batch is reduced."""
-        self.add, self.num_started = not first, 0  # buckets of this backward pass
-        self.under_way: list[tuple[Bucket, Tensor, Tensor, distributed.Work | None]] = []
+    def __init__(self, buckets: GradientBuckets, one: Slice, sent: Tensor) -> None:
+        self.mesh, self.wire_dtype, self.target = buckets.mesh, buckets.wire_dtype, one.of_shard(buckets.shard)
+        self.last = buckets.last and self.mesh.groups > 1
+        self.add = buckets.whole is None and not buckets.first
+        self.arrived: torch.cuda.Event | None = None
+        self.crossed, self.piece = False, self.target
+        self.work: distributed.Work | None = None
+        if self.mesh.size == 1:
+            self.cross()
+            return
+        if self.add or self.target.dtype != self.wire_dtype:
+            self.piece = torch.empty(one.shard_size, dtype=self.wire_dtype, device=self.target.device)
+        self.held = sent, self.piece
+        self.work = self.mesh.reduce_scatter(self.piece, sent)
 
-    def bucket_ready(self, number: int) -> None:
-        while self.num_started < len(self.missing) and not self.missing[self.num_started]:
-            if len(self.under_way) == MOST_UNDER_WAY:
-                self._add_oldest()
-            bucket = self.layout.buckets[self.num_started]
-            whole = torch.zeros(bucket.size, dtype=self.wire_dtype, device=self.parameters[0].device)
-            begins = [self.layout.begins[index] - bucket.begin for index in bucket.parameters]
-            gradients = self.take_gradients(bucket, self.shard.dtype)
-            views = [whole[begin : begin + g.numel()].view_as(g) for begin, g in zip(begins, gradients, strict=True)]
-            torch._foreach_copy_(views, gradients)
-            part = torch.empty(bucket.shard_size, dtype=self.wire_dtype, device=self.shard.device)
-            self.under_way.append((bucket, whole, part, self.world.reduce_scatter(part, whole)))
-            self.num_started += 1
-        if self.num_started == len(self.missing):
-            self.finish()
-
-    def _add_oldest(self) -> None:
-        bucket, _, part, work = self.under_way.pop(0)
-        if work is not None:
-            work.wait()
-        target = bucket.of_shard(self.shard)
+    def cross(self) -> None:
+        """Waits for the group's average and, in the last micro-batch, starts that over the groups; once."""
+        if self.crossed:
+            return
+        self.crossed = True
+        self.wait()
         if self.add:
-            target.add_(part)
-        else:
-            target.copy_(part)
+            self.piece = self.target.add_(self.piece)
+        if self.last:
+            self.piece = self.piece.to(self.wire_dtype)
+            self.work = self.mesh.average(self.piece)
 
-    def finish(self) -> None:
-        while self.under_way:
-            self._add_oldest()
+    def arrive(self) -> None:
+        """Waits for the end, and has it in the shard."""
+        self.wait()
+        if self.piece is not self.target:
+            self.target.copy_(self.piece)
+
+    def wait(self) -> None:
+        """For the collective that is under way."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
 
 
 class WeightBuckets:
@@ -440,21 +468,21 @@ class WeightBuckets:
     """
 
     def __init__(
-        self, parameters: Sequence[nn.Parameter], stages: Sequence[nn.Module], layout: Layout, world: World, *,
+        self, parameters: Sequence[nn.Parameter], stages: Sequence[nn.Module], layout: Layout, mesh: Mesh, *,
         filled: bool = True,
     ) -> None:  # fmt: skip
-        self.layout, self.world = layout, world
+        self.layout, self.mesh = layout, mesh
         dtype, device = parameters[0].dtype, parameters[0].device
         self.shard = self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
-        if world.size > 1:
-            self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=world.device)
+        if mesh.size > 1:
+            self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=mesh.world.device)
         with torch.no_grad():
             for parameter, view in zip(parameters, layout.views(self.whole, parameters), strict=True):
                 if filled:
                     view.copy_(parameter)
                 parameter.data = view
-        self.stale = not filled and world.size > 1  # other ranks have other shards since the last gather
-        self.under_way: dict[int, distributed.Work | None] = {}  # by bucket: its gather
+        self.stale = not filled and mesh.size > 1  # other ranks have other shards since the last gather
+        self.under_way: dict[int, list[distributed.Work | None]] = {}  # by bucket: the gathers of its slices
         self.order: list[int] = []  # of the gathers
         numbers = {id(p): number for p, number in zip(parameters, layout.bucket_of_each(), strict=True)}
         staged: set[int] = set()
@@ -469,7 +497,7 @@ class WeightBuckets:
 
     def mark_stale(self) -> None:
         """Notes that ranks have updated their shards."""
-        self.stale = self.world.size > 1
+        self.stale = self.mesh.size > 1
 
     def start_gather(self) -> None:
         """Starts to collect the shards of all ranks; the forward pass waits for each bucket as it comes to it."""
@@ -477,8 +505,10 @@ class WeightBuckets:
             return
         self.stale = False
         for number in self.order:
-            bucket = self.layout.buckets[number]
-            self.under_way[number] = self.world.all_gather(bucket.of_whole(self.whole), bucket.of_shard(self.shard))
+            self.under_way[number] = [
+                self.mesh.all_gather(one.of_whole(self.whole), one.of_shard(self.shard))
+                for one in self.layout.buckets[number].slices
+            ]
         if not self.covered:
             self.wait()
 
@@ -490,6 +520,6 @@ class WeightBuckets:
     def wait(self, buckets: set[int] | None = None) -> None:
         """Until the gathers of these buckets are done; None: of all."""
         for number in list(self.under_way) if buckets is None else buckets:
-            work = self.under_way.pop(number, None)
-            if work is not None:
-                work.wait()
+            for work in self.under_way.pop(number, ()):
+                if work is not None:
+                    work.wait()

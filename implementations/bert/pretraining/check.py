@@ -13,6 +13,7 @@ from bert.core import rundir
 from bert.core.dist import World, pick_device
 from bert.core.env import settings
 from bert.core.files import write_text
+from bert.data.format import open_records
 from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
 from bert.data.sampler import Sampler
@@ -21,6 +22,7 @@ from bert.deepspeed import ds_config
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.init import uninitialized
+from bert.optim import traffic
 from bert.pretraining import closed_division, memory, resume
 from bert.pretraining.config import Config
 from bert.training import schedule
@@ -29,11 +31,13 @@ from bert.training.evaluate import Evaluator
 # In which a run may differ from a finished trial: where things lie (their content counts), ranks, what is shown.
 FREE = {
     *("RUN_DIR", "TRIAL", "RANK", "LOCAL_RANK", "EMULATE_RANK", "DIST_TIMEOUT", "OMP_NUM_THREADS", "CACHE_CLEARED"),
+    "LOCAL_WORLD_SIZE",
     *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "RESUME"),
     *("CHECKPOINT_DIR", "CHECKPOINT_EVERY_STEPS", "CHECKPOINT_KEEP", "CHECKPOINT_SHARDS", "DEEPSPEED_CHECKPOINTS"),
     *("INIT_CHECKPOINT", "CHECKPOINTDIR_PHASE1", "DATADIR_PHASE2", "DATADIR_PHASE2_PACKED", "EVALDIR"),
-    "DEEPSPEED_CONFIG",
+    *("DEEPSPEED_CONFIG", "SEQUENCES_PER_SECOND"),
 }
+MOST_PASSES = 40  # over a text: as many as BERT's own pretraining had (Devlin et al. 2019, A.2)
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -96,13 +100,16 @@ def report(config: Config) -> str:
             shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
             resume.warm_start(path, config.optim.optimizer, shapes)
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
+    heads = "both heads" if config.nsp else "masked-LM alone"
     data, evaluate, batch = config.data, config.evaluate, config.global_batch_size
+    read = (data.capacity.masked + data.capacity.sequences) / data.capacity.tokens
     rows = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {ranks} ranks"
     when = f"every {evaluate.every_samples:,} samples from {evaluate.start_samples or evaluate.every_samples:,}"
     target = f"target {evaluate.target}" if evaluate.has_target else "no target"
     said = {
         "system": f"{config.mlperf.num_nodes} x {config.mlperf.system}, {ranks} ranks",
-        "model": f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}",
+        "model": f"{num_parameters:,} parameters, {heads}, GELU in its {form} form, {config.bert_config_path}",
+        "last layer": f"past its attention for {read:.0%} of the tokens at most, those that the heads read",
         "kernels": config.kernels.describe(device),
         "attention": config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, World(alone))[1],
         "global batch": f"{batch} sequences = {rows} x packing factor {data.packing_factor}",
@@ -119,9 +126,29 @@ def report(config: Config) -> str:
         first = closed_division.starting_weights(path)
         weights += f": {first['weights']}, {'not proved' if first['unproved'] else 'proved'} to be model.ckpt-28252"
     on_cpu = World(dataclasses.replace(alone, device="cpu"))
+    if not config.zero.is_deepspeed and config.optim.is_sharded(device) and ranks > 1:
+        layout, steps = (ranks, config.dist.ranks_per_node), config.data.gradient_steps
+        said["traffic"] = traffic.describe(config.optim, model, config.numerics.dtype, *layout, steps)
+    if config.mlperf.division == "open":
+        said["time"] = _hours(config, saved)
     said |= {"memory": memory.describe(config), "data": _data(config, on_cpu, saved), "weights": weights}
     width = max(map(len, said))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in said.items())
+
+
+def _hours(config: Config, saved: dict[str, Any] | None) -> str:
+    """Hours of the steps that are left, by the rate that is given, or that the run in RUN_DIR has had."""
+    rate, how = config.sequences_per_second, "SEQUENCES_PER_SECOND"
+    if not rate and config.run.run_dir is not None:
+        path = config.run.run_dir / f"metrics_{config.run.trial}.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        rates = [line["sequences_per_second"] for line in map(json.loads, lines) if line["kind"] == "train"]
+        rate, how = (rates[-1], str(path)) if rates else (0.0, "")
+    if not rate:
+        return "not known: measured by a run of a few steps (STEPS_THIS_RUN), or give SEQUENCES_PER_SECOND"
+    steps = config.max_steps - (int(saved["step"]) if saved is not None else 0)
+    hours = steps * config.global_batch_size / rate / 3600
+    return f"{hours:.1f} hours for {steps:,} steps at {rate:,.0f} sequences/s ({how})"
 
 
 def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
@@ -130,7 +157,7 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     if data.synthetic:
         return "synthetic"
     folder, variable = data.source
-    shards = open_source(data, size)
+    shards = open_source(data, size, pairs=config.nsp)
     assert isinstance(shards, Shards)
     first = shards[0]
     if data.packed and first.row_offsets is None:
@@ -145,12 +172,19 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
     if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
         raise DataError(f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again")
-    found = f"{len(shards)} files in {folder}"
+    rows, tokens = config.max_steps * data.rows_per_step * config.dist.world_size, len(first.input_ids)
+    epochs, copies = rows / int(row_counts.sum()), open_records(shards.paths[0])[1].dupe_factor
+    found = f"{len(shards)} files in {folder}; about {rows * tokens / max(1, first.num_rows):,.0f} tokens trained on, "
+    found += f"{epochs:.3g} epochs"
+    if copies > 1:
+        found += f" of {copies} copies of the text"
+    if config.mlperf.division == "open" and epochs * copies > MOST_PASSES:
+        found += f": more than the {MOST_PASSES} passes of BERT's own: lower MAX_STEPS, or give more text"
     found += "; not proved to be the benchmark's" if unproved else ""
     if masks := open_masks(data, shards, config.phase1, size, seed=0):
         mask, words = masks.tokens.mask, masks.tokens.size
-        found += f"; MASKING=dynamic: other masks every epoch, token {mask} of {words:,} is [MASK]"
+        found += f"; MASKING={data.masking}: other masks every epoch, token {mask} of {words:,} is [MASK]"
     if config.evaluates:
-        Evaluator(config.evaluate, data.max_seq_length, size, shards.vocab_md5, world)
-        found += f"; {config.evaluate.num_examples:,} evaluation sequences"
+        evaluator = Evaluator(config.evaluate, data.max_seq_length, size, shards.vocab_md5, world)
+        found += f"; {evaluator.num_sequences:,} evaluation sequences"
     return found

@@ -53,6 +53,7 @@ RULES = {
     "MAX_SEQ_LENGTH": "sequences have up to 512 tokens (reference, README)",
     "SEED": "seeds come from the clock or the system: leave it unset (training rules, random numbers)",
     "BATCHING": "data is traversed in random order: rows or online (training rules, training data order)",
+    "NSP": "next sentences are predicted, too (reference, run_pretraining.py)",
     "MASKING": "masks are those of the prepared data: static (reference, create_pretraining_data.py)",
     "SYNTH_DATA": "the data set is Wikipedia's (training rules, benchmarks)",
     "PACKING_FACTOR": "the global batch is logged in sequences: 2 for a packed row of Wikipedia, 1 for an unpacked one",
@@ -65,7 +66,7 @@ KEPT: dict[str, tuple[Any, ...]] = {
     "OPTIMIZER": ("lamb", "apex_lamb"), "MAX_GRAD_NORM": (1.0,), "CLIP": ("before", "after"),
     "LAMB_RATIO": ("decayed",), "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,), "LR_DECAY_POWER": (1.0,),
     "TARGET_MLM_ACCURACY": (0.72,), "NUM_EVAL_EXAMPLES": (10_000,), "MAX_SEQ_LENGTH": (512,), "SEED": (None,),
-    "BATCHING": ("rows", "online"), "MASKING": ("static",),
+    "BATCHING": ("rows", "online"), "MASKING": ("static",), "NSP": (True,),
     **dict.fromkeys(("EVAL_INITIAL", "SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),
 }  # fmt: skip
 
@@ -79,7 +80,8 @@ NUM_TEXTS = 501  # 500 parts and eval.txt
 # How the benchmark's data are made (reference, README), in the words of prepared-*.json.
 RECIPE = {
     "max_seq_length": 512, "max_predictions_per_seq": 76, "masked_lm_prob": 0.15, "short_seq_prob": 0.1,
-    "random_seed": 12345, "dupe_factor": 10, "do_lower_case": True, "sequences": None, "num_eval_samples": 10_000,
+    "random_seed": 12345, "dupe_factor": 10, "do_lower_case": True, "nsp": True, "sequences": None,
+    "num_eval_samples": 10_000,
 }  # fmt: skip
 
 
@@ -149,7 +151,7 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
             if files.keys() <= prepared.keys():
                 made = read | {"digests": prepared}
     if made:
-        recipe = {"do_lower_case": True, "sequences": None} | made["recipe"]
+        recipe = {"do_lower_case": True, "nsp": True, "sequences": None} | made["recipe"]
         differ = [name for name, value in RECIPE.items() if recipe.get(name) != value]
         wrong += [f"{name} {recipe.get(name)}, not {RECIPE[name]}" for name in differ]
         texts = made["texts"]

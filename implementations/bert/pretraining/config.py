@@ -34,8 +34,12 @@ class Config(ModelFiles, Hardware):
         at_least=0,
         doc="stop after this many training samples; 0: 14,000,000 with a target, no limit without one",
     )
+    nsp: bool = env("NSP", True, doc="0: masked-LM alone, without next-sentence head and pooler (open division)")
     steps_this_run: int = env(
         "STEPS_THIS_RUN", 0, at_least=0, doc="steps after which this process saves and ends, RESUME=1 continues; 0: all"
+    )
+    sequences_per_second: float = env(
+        "SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="rate of all ranks, for the hours of --check; unset: as measured"
     )
     log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
     sustained_minutes: float = env(
@@ -129,7 +133,7 @@ class Config(ModelFiles, Hardware):
     @cached_property
     def model(self) -> BertConfig:
         """The model's shape."""
-        return BertConfig.from_json(self.bert_config_path)
+        return dataclasses.replace(BertConfig.from_json(self.bert_config_path), next_sentence=self.nsp)
 
     @property
     def global_batch_size(self) -> int:

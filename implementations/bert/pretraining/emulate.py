@@ -48,8 +48,11 @@ def check(config: Config) -> None:
         raise ConfigError("EMULATE_RANK needs a sharded optimizer of ours: set SHARD_OPTIMIZER=1")
     if config.capture.kinds or config.profile.steps:
         raise ConfigError("EMULATE_RANK takes made-up steps and writes nothing: unset CAPTURE and PROFILE_STEPS")
-    if config.device.type == "cpu" and (config.numerics.fp8 or config.optim.clip == "before"):
-        raise ConfigError("EMULATE_RANK on a CPU has no gradients: set PRECISION=bf16 and CLIP=after, or use a GPU")
+    whole = config.optim.group_size(config.dist.world_size, config.dist.ranks_per_node) == 1
+    if config.device.type == "cpu" and (config.numerics.fp8 or config.optim.clip == "before" or whole):
+        raise ConfigError(
+            "EMULATE_RANK on a CPU has no gradients: set PRECISION=bf16, CLIP=after and no SHARD_GROUP=1, or use a GPU"
+        )
 
 
 def measure(config: Config) -> Measured:
@@ -59,7 +62,8 @@ def measure(config: Config) -> Measured:
     on_gpu = device.type == "cuda"
     if config.dist.num_threads and not on_gpu:
         torch.set_num_threads(config.dist.num_threads)
-    world = EmulatedWorld(config.dist.world_size, rank, device, device if on_gpu else memory.META)
+    gathered_device = device if on_gpu else memory.META
+    world = EmulatedWorld(config.dist.world_size, rank, device, gathered_device, config.dist.ranks_per_node)
     model, step = build(config, world, config.seed or 0)
     assert isinstance(step, Step)
     engine = step.optimizer

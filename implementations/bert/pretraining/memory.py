@@ -31,7 +31,7 @@ from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
 from bert.optim.replicated import Replicated
-from bert.optim.sharded import MOST_UNDER_WAY, GradientBuckets, Sharded
+from bert.optim.sharded import MOST_UNDER_WAY, Sharded
 from bert.pretraining.config import Config
 
 META = torch.device("meta")
@@ -64,23 +64,26 @@ class Plan:
     def of(cls, config: Config) -> Plan:
         """Of a run on this machine's device."""
         device, data, recipe, width = config.device, config.data, config.numerics.fp8, config.model.hidden_size
+        num_ranks, sharded, group = config.dist.world_size, config.optim.is_sharded(device), None
+        if sharded and not config.zero.is_deepspeed:
+            group = str(config.optim.group_size(num_ranks, config.dist.ranks_per_node))
         fp8_copies = 0
         if recipe is not None and recipe.evaluation and config.evaluates:
             attention = (4 if recipe.output_projection else 3) * width * width
             fp8_copies = config.model.num_hidden_layers * (attention + 2 * width * config.model.intermediate_size)
         return cls(
             model=config.model,
-            optimizer=replace(config.optim, sharded=config.optim.is_sharded(device)),
+            optimizer=replace(config.optim, sharded=sharded, shard_group=group),
             dtype=config.numerics.dtype,
             fused="dropout_add_layer_norm" in config.kernels.names(device),
-            num_ranks=config.dist.world_size,
+            num_ranks=num_ranks,
             tokens=data.capacity.tokens,
             masked=data.capacity.masked,
             length=data.max_seq_length,
             accumulate=data.gradient_steps > 1,
             recompute_layers=config.recompute.layers,
             device_type=device.type,
-            ranks_per_node=-(-config.dist.world_size // config.mlperf.num_nodes),
+            ranks_per_node=-(-num_ranks // config.mlperf.num_nodes),
             fp8_copies=fp8_copies,
         )
 
@@ -113,10 +116,14 @@ def estimate(plan: Plan) -> dict[str, int]:
     peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
     if isinstance(engine, Sharded):
         parts = persistent_bytes(engine)
-        # Gradients of the buckets whose reduction is under way during the backward pass.
-        under_way = sum(sorted(bucket.size for bucket in engine.layout.buckets)[-MOST_UNDER_WAY:])
-        buckets = engine.buckets
-        peaks.append(under_way * (b if isinstance(buckets, GradientBuckets) else b + buckets.wire_dtype.itemsize))
+        # Gradients that wait in a bucket during the backward pass, and the copies from which slices are reduced.
+        buckets, layout = engine.buckets, engine.layout
+        copied = 0
+        if plan.num_ranks > 1 and (buckets.whole is None or buckets.wire_dtype != buckets.whole.dtype):
+            sizes = sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:]
+            copied = sum(sizes) * buckets.wire_dtype.itemsize
+        peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
+        peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the micro-batch before
     else:
         of_weights = _bytes(engine.parameters)
         states = _bytes(t for state in engine.pieces.states.values() for t in state)
@@ -145,9 +152,7 @@ def persistent_bytes(engine: Sharded, *, materialized: bool = False) -> dict[str
 def gradient_buffers(engine: Sharded) -> list[Tensor]:
     """The persistent tensors of gradients."""
     buckets = engine.buckets
-    if isinstance(buckets, GradientBuckets):
-        return [buckets.whole, buckets.shard, buckets.received, buckets.wire_shard]
-    return [buckets.shard]
+    return [tensor for tensor in (buckets.whole, buckets.shard, buckets.received) if tensor is not None]
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -160,14 +165,16 @@ def activations(plan: Plan) -> int:
     shape, b = plan.model, plan.dtype.itemsize
     width, layers, tokens = shape.hidden_size, shape.num_hidden_layers, plan.tokens
     masks = 0 if plan.fused or not shape.hidden_dropout_prob else 2 * width
-    numbers = 8 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)
-    statistics = 4 * (4 + shape.num_attention_heads)
-    layer = tokens * (numbers * b + statistics) + 3 * width * width * b  # and the joined weights of Q, K and V
+    attention = 5 * width * b + 4 * shape.num_attention_heads  # of a token: input, QKV, context and softmax
+    rest = (3 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)) * b + 16
+    joined = 3 * width * width * b  # weights of Q, K and V
     if not plan.fused and shape.attention_probs_dropout_prob:
         # In fp32 at least: of low precision queries, keys and values are kept so, and no longer as they came.
-        layer += 3 * tokens * plan.length * shape.num_attention_heads * max(b, 4)
-        layer += 3 * tokens * width * (b if b >= 4 else 4 - b)
-    kept = layers * layer
+        attention += 3 * plan.length * shape.num_attention_heads * max(b, 4)
+        attention += 3 * width * (b if b >= 4 else 4 - b)
+    layer = tokens * (attention + rest) + joined
+    read = plan.masked + tokens // plan.length  # tokens for which the last layer goes past its attention
+    kept = (layers - 1) * layer + tokens * attention + read * (rest + 2 * width * b) + joined
     if k := plan.recompute_layers:
         inputs = (2 if shape.layer_norm_large_model else 1) * tokens * width * b
         kept = -(-layers // k) * inputs + min(k, layers) * layer
@@ -186,10 +193,11 @@ def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) 
         beginning = 4 * sum(p.numel() for p in meta_model(plan.model).parameters()) * plan.ranks_per_node
     if checkpoint.directory is not None:
         saving = parts["states"]
+        group = plan.optimizer.group_size(plan.num_ranks, 0)
         if checkpoint.shards:
-            saving *= plan.ranks_per_node
+            saving = saving * plan.ranks_per_node * group // plan.num_ranks
         elif plan.optimizer.sharded:
-            saving *= plan.num_ranks  # rank 0 gathers them
+            saving *= group  # rank 0 gathers them
     device = sum(parts.values()) if plan.device_type == "cpu" else 0
     return max(beginning, saving) + plan.ranks_per_node * (PROCESS + device)
 
@@ -233,7 +241,7 @@ def describe(config: Config) -> str:
     else:
         parts = estimate(plan)
         host = host_bytes(plan, config.checkpoint, parts)
-        cure = "lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1"
+        cure = "lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1, SHARD_GROUP=all"
         host_cure = "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1"
     total = sum(parts.values())
     said = f"{least}{total / GIB:.1f} GiB per rank: "
@@ -243,6 +251,10 @@ def describe(config: Config) -> str:
         said += f"; the GPU has {gpu / GIB:.1f}"
         if total > gpu:
             raise ConfigError(f"out of memory: {said}: {cure}")
+        if plan.optimizer.shard_gradients and plan.accumulate and not config.zero.is_deepspeed:
+            whole = sum(estimate(replace(plan, optimizer=replace(plan.optimizer, shard_gradients=False))).values())
+            if whole <= gpu:
+                said += f"; SHARD_GRADIENTS=0 fits too, {whole / GIB:.1f}, and reduces gradients once a step"
         if total - parts["activations"] + flat > gpu:
             host += 2 * flat * plan.ranks_per_node
     capacity = host_capacity()

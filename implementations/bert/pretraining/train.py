@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -82,7 +82,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     run_start = time.monotonic()
 
     settings, vocab_size = config.data, model.config.vocab_size
-    source = open_source(settings, vocab_size)
+    source = open_source(settings, vocab_size, pairs=config.nsp)
     world.agree(source.identity(), "are the training data the same on every node?")
     row_counts = source.row_counts()
     num_rows, rows_per_step = int(row_counts.sum()), settings.rows_per_step * world.size
@@ -132,7 +132,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
                 ending = replace(ending, reason="STEPS_THIS_RUN")
             if not ending.stopped:
                 success = ending.reached or not config.evaluate.has_target
-                log.run_stop(ending.samples, config.evaluate.num_examples, success)
+                log.run_stop(ending.samples, evaluation.num_sequences, success)
             if ending.batches > done_batches and config.checkpoint.directory is not None:
                 save_last(saver, ending, needed=ending.stopped or not config.evaluate.has_target)
         progress.summary(ending)
@@ -291,6 +291,11 @@ class Evaluation:
     sinks: Sequence[MetricSink]
     evaluator: Evaluator | None = None
 
+    @property
+    def num_sequences(self) -> int:
+        """Of the evaluation set; before the first evaluation as many as are asked for."""
+        return self.config.num_examples if self.evaluator is None else self.evaluator.num_sequences
+
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
         with self.trained.gathered() as model:
@@ -306,14 +311,14 @@ class Evaluation:
             reached = 0 < target <= result.accuracy
             if self.world.is_main:
                 outcome = "reached" if reached else f"{target:.4f}" if target else "none"
+                pairs = "" if result.nsp_accuracy is None else f"next sentence {result.nsp_accuracy:.4f}, "
                 print(
                     f"evaluation at step {step}, {samples:,} samples: accuracy {result.accuracy:.5f} "
-                    f"(target {outcome}), loss {result.mlm_loss:.4f}, next sentence {result.nsp_accuracy:.4f}, "
-                    f"{seconds:.1f} s",
+                    f"(target {outcome}), loss {result.mlm_loss:.4f}, {pairs}{seconds:.1f} s",
                     file=sys.stderr,
                     flush=True,
                 )
-            figures = asdict(result) | {"seconds": seconds}
+            figures = result.figures() | {"seconds": seconds}
             for sink in self.sinks:
                 sink("evaluation", {"step": step, "samples": samples, **figures})
             return reached

@@ -55,6 +55,7 @@ class Hardware:
         self.precision.check(self.device)
         dtype = self.numerics.dtype
         self.optim.check(self.device)
+        self.optim.group_size(self.dist.world_size, self.dist.ranks_per_node)
         attention.check(self.kernels.attention, self.device, dropout, dtype, uses_graph)
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
             raise ConfigError(

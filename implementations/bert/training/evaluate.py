@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +28,7 @@ class Config:
     """When and on what to evaluate. The samples are training samples (sequences)."""
 
     evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
-    num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=1, doc="sequences of the evaluation set")
+    num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=0, doc="sequences of the evaluation set; 0: all")
     batch_size: int = env(
         "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, full lengths"
     )
@@ -54,12 +54,16 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Of masked words (mlm) and of next sentences (nsp)."""
+    """Of masked words (mlm) and of next sentences (nsp), None for a model without that head, or data without pairs."""
 
     accuracy: float
     mlm_loss: float
-    nsp_loss: float
-    nsp_accuracy: float
+    nsp_loss: float | None
+    nsp_accuracy: float | None
+
+    def figures(self) -> dict[str, float]:
+        """All that there are, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -> set[int]:
@@ -98,7 +102,8 @@ class Evaluator:
             )
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
             raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")
-        mine = share(records, config.num_examples, world.rank, world.size)
+        self.num_sequences = config.num_examples or records.num_sequences
+        mine = share(records, self.num_sequences, world.rank, world.size)
         if graph is None:  # sequences of like length together: the sums do not depend on the order
             chosen = [mine[begin : begin + config.batch_size] for begin in range(0, len(mine), config.batch_size)]
         else:
@@ -119,8 +124,8 @@ class Evaluator:
                 totals += self.graph(batch) if self.graph is not None and graphed else _count(model, batch)
         correct, loss, masked, nsp_correct, nsp_loss, sequences = self.world.sum(totals).tolist()
         return Result(
-            accuracy=correct / masked, mlm_loss=loss / masked, nsp_loss=nsp_loss / sequences,
-            nsp_accuracy=nsp_correct / sequences,
+            accuracy=correct / masked, mlm_loss=loss / masked, nsp_loss=nsp_loss / sequences if sequences else None,
+            nsp_accuracy=nsp_correct / sequences if sequences else None,
         )  # fmt: skip
 
 
@@ -188,13 +193,17 @@ def fill_batches(records: Records, sequences: np.ndarray, room: PretrainingCapac
 def _count(model: BertForPreTraining, batch: PretrainingBatch) -> Tensor:
     """(correct, summed loss, masked tokens; correct, summed loss, sequences) of a batch, fp64."""
     mlm, losses, nsp = model.scored(batch)
-    nsp_losses = F.cross_entropy(nsp, batch.next_sentence_labels, ignore_index=IGNORE, reduction="sum")
     counts = [
         (mlm.argmax(dim=1) == batch.masked_labels).sum(),  # no word is IGNORE
         losses.double().sum(),
         (batch.masked_labels != IGNORE).sum(),
-        (nsp.argmax(dim=1) == batch.next_sentence_labels).sum(),
-        nsp_losses,
-        (batch.next_sentence_labels != IGNORE).sum(),
     ]
+    if nsp is None:
+        counts += 3 * [torch.zeros_like(counts[0])]
+    else:
+        counts += [
+            (nsp.argmax(dim=1) == batch.next_sentence_labels).sum(),
+            F.cross_entropy(nsp, batch.next_sentence_labels, ignore_index=IGNORE, reduction="sum"),
+            (batch.next_sentence_labels != IGNORE).sum(),
+        ]
     return torch.stack([count.double() for count in counts])

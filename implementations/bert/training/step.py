@@ -182,7 +182,7 @@ class Step:
         return {"optimizer": self.optimizer.state_dict(), **self._scales()}
 
     def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """This rank's part of the sharded optimizer's state, and what all ranks have in common, for shard_files.py."""
+        """This rank's part of the sharded optimizer's state, and what all ranks have in common."""
         assert isinstance(self.optimizer, Sharded)
         return self.optimizer.shard_state(), {"optimizer": self.optimizer.index(), **self._scales()}
 

@@ -107,6 +107,26 @@ def test_losses_and_accuracies_are_means_over_words_and_over_sequences(tiny, mak
     assert (status, "step_0000000003.pt" in out, "mlm loss" in out) == (0, True, True)
 
 
+def test_domain_text_before_and_after_and_a_warning_of_what_was_forgotten(
+    save, prepared, make_records, capsys, tmp_path, monkeypatch
+):
+    metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
+    (tmp_path / "general").mkdir()
+    write_records(tmp_path / "general" / "part.hdf5", make_records(9, packed=False, seed=3), metadata)
+    line = [save(1), save(2), "--general", tmp_path / "general"]
+    figures = [json.loads(text) for text in run_evaluation(capsys, prepared, *line, "--json")[1].splitlines()]
+    own, general = (f"{name}mlm_loss" for name in ("", "general_"))
+    alone = run_evaluation(capsys, prepared, save(1), "--json", EVALDIR=str(tmp_path / "general"))[1]
+    assert figures[0][general] == json.loads(alone)["mlm_loss"] != figures[0][own]
+    rise = figures[1][general] - figures[0][general]
+    for allowed, warned in ((rise - 1e-3, True), (rise + 1e-3, False)):
+        monkeypatch.setattr(evaluation, "MUCH_WORSE", allowed)
+        _, out, err = run_evaluation(capsys, prepared, *line)
+        change = " -> ".join(f"{each[general]:.4f}" for each in figures)
+        assert out.splitlines()[-1].startswith(f"general text: masked-LM loss {change}, accuracy ")
+        assert (f"warning: general text got much worse (masked-LM loss {change})" in err) == warned
+
+
 def test_a_live_run_is_followed_until_its_last_checkpoint(save, prepared, capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(evaluation, "POLL_SECONDS", 0.01)
     (tmp_path / "checkpoints").mkdir()

@@ -18,7 +18,7 @@ EPS = 1e-6
 
 
 def _inside(layout, sizes=SIZES):
-    return [slice(begin, begin + size) for (begin, _), size in zip(layout.spans, sizes, strict=True)]
+    return [slice(begin, begin + size) for ((begin, _),), size in zip(layout.spans, sizes, strict=True)]
 
 
 def _buffers(device, seed=0, dtype=torch.float32):
@@ -84,7 +84,7 @@ def test_shards_that_add_up_their_norms_equal_the_whole(device, num_shards):
     borders = [units * i // num_shards * lamb.ALIGNMENT for i in range(num_shards + 1)]
     shards = []
     for begin, end in itertools.pairwise(borders):
-        spans = [tuple(min(max(place, begin), end) - begin for place in span) for span in layout.spans]
+        spans = [[tuple(min(max(place, begin), end) - begin for place in span)] for (span,) in layout.spans]
         shard = lamb.spans_layout(end - begin, spans, DECAYS, device)
         shards.append((shard, [buffer[begin:end] for buffer in buffers]))
     scalars = _scalars(device)

@@ -19,6 +19,7 @@ from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.optim.flat import ALIGNMENT, Layout
+from bert.optim.mesh import Mesh
 from bert.optim.sharded import GradientBuckets
 from bert.training.step import build_step
 
@@ -137,7 +138,7 @@ def _trained(tiny, batches, precision, monkeypatch, *, offers, accumulate=False,
     config = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
     with monkeypatch.context() as patched:
         if not offers:
-            patched.setattr(GradientBuckets, "places", lambda self: [None] * len(self.parameters))
+            patched.setattr(weight_gradient, "offer", lambda parameters, places: None)
         step = build_step(
             model, config, optim.Config(sharded=True, **settings), World(DistConfig(device="cpu")),
             accumulate=accumulate, fused_update=False,
@@ -167,10 +168,9 @@ def test_of_the_encoders_weights_no_gradient_is_copied(tiny, make_records, batch
 
 
 def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
-    (weight,) = _parameters((128, 1))
+    (weight,), mesh = _parameters((128, 1)), Mesh(World(DistConfig(device="cpu")), 1)
     buckets = GradientBuckets(
-        [weight], Layout([128], 1, 1000), World(DistConfig(device="cpu")), torch.bfloat16,
-        apart=False, wire_dtype=torch.bfloat16,
+        [weight], Layout([128], 1, 1000), mesh, torch.bfloat16, torch.bfloat16, keep_whole=True, apart=False,
     )  # fmt: skip
     seen = []
 
@@ -187,8 +187,8 @@ def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
         seen.append(weight_gradient.is_offered(weight))
     assert seen == [True, False], "it would overwrite what is to be added to"
     sums = GradientBuckets(
-        [weight], Layout([128], 1, 1000), World(DistConfig(device="cpu")), torch.float32,
-        apart=False, wire_dtype=torch.float32,
+        [weight], Layout([128], 1, 1000), mesh, torch.float32, torch.float32, keep_whole=True, apart=False,
     )  # fmt: skip
-    assert sums.begin(True, False) is None
-    assert sums.places() == [None], "sums of another type"
+    with pytest.raises(AssertionError, match="got no gradient"), sums.backward_pass(first=True, reduce=False):
+        seen.append(weight_gradient.is_offered(weight))
+    assert seen == [True, False, False], "sums of another type"

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import transformers
 
 from bert.data.batch import PretrainingCapacity
+from bert.model.recompute import Recomputation
 
 
 def _gradients(model, batches, weights):
@@ -155,21 +156,28 @@ def test_scores_in_full_precision_are_the_logits(tiny, make_model, make_records,
         assert torch.equal(scored.nsp, logits.nsp)
 
 
+@pytest.mark.parametrize("recompute", [0, 1, 2])
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
-def test_an_evaluation_computes_of_the_last_layer_what_the_heads_read(
-    pre_norm, tiny, make_model, make_records, batch_of
+def test_of_the_last_layer_only_what_the_heads_read_is_computed_and_no_gradient_changes(
+    pre_norm, recompute, tiny, make_model, make_records, batch_of
 ):
-    model = make_model(dataclasses.replace(tiny, layer_norm_large_model=pre_norm)).eval()
-    batch = batch_of(make_records(3), range(5))
+    shape = dataclasses.replace(
+        tiny, layer_norm_large_model=pre_norm, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    model, batch = make_model(shape), batch_of(make_records(3), range(5))
     batch = batch.pad_to(PretrainingCapacity(tokens=200, sequences=9, masked=60))
+    if recompute:
+        model.recompute(Recomputation(recompute, random_state=False))
     rows = []
     for layer in model.bert.encoder.layer:
         layer.output.dense.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
         layer.output.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    with torch.no_grad():
-        scored = model.scored(batch)
-        assert 200 in rows
-        assert rows[-1] == 60 + 9, "masked tokens, and the first of each sequence"
-        logits = model.logits(batch)
-    torch.testing.assert_close(scored.mlm, logits.mlm)
-    torch.testing.assert_close(scored.nsp, logits.nsp)
+    loss, gradients = _gradients(model, [batch], [(1.0, 1.0)])
+    assert rows[0] == 200
+    assert 60 + 9 in rows, "masked tokens, and the first of each sequence"
+    encode = model.bert.forward
+    model.bert.forward = lambda batch, rows: encode(batch).index_select(0, rows)
+    whole_loss, whole = _gradients(model, [batch], [(1.0, 1.0)])
+    assert loss == pytest.approx(whole_loss, abs=1e-14)
+    for name, gradient in whole.items():
+        torch.testing.assert_close(gradients[name], gradient, atol=1e-15, rtol=1e-12, msg=name)

@@ -106,7 +106,9 @@ def train(world: World, model: Chain, optimizer: Sharded, clip: str, steps: rang
     optimizer.gather()
 
 
-def sharded(world: World, model: Chain, clip: str, accumulate: int = 1, fused_layout: bool = False) -> Sharded:
+def sharded(
+    world: World, model: Chain, clip: str, accumulate: int = 1, fused_layout: bool = False, group: int | None = None
+) -> Sharded:
     """The optimizer over the model's stages."""
     config = LambConfig(weight_decay=0.1)
 
@@ -117,7 +119,7 @@ def sharded(world: World, model: Chain, clip: str, accumulate: int = 1, fused_la
 
     return Sharded(
         model.named_parameters(), make_rule, world, stages=list(model.stages.values()), clip_each=clip == "before",
-        accumulate=accumulate > 1, bucket_bytes=BUCKET_BYTES,
+        accumulate=accumulate > 1, bucket_bytes=BUCKET_BYTES, group_size=group,
     )  # fmt: skip
 
 
@@ -131,9 +133,10 @@ def _equal(model, state, reference, tolerance=1e-12):
                 torch.testing.assert_close(state[key][name], tensor.double(), atol=tolerance, rtol=tolerance, msg=name)
 
 
-def _check_rank(world, clip, accumulate):
+def _check_rank(world, clip, accumulate, group):
     model = Chain()
-    optimizer = sharded(world, model, clip, accumulate)
+    optimizer = sharded(world, model, clip, accumulate, group=group)
+    assert any(len(bucket.slices) > 1 for bucket in optimizer.layout.buckets) == (optimizer.mesh.size < 4)
     train(world, model, optimizer, clip, range(2), accumulate)
     state = [optimizer.state_dict()]  # collected after two steps, resumed below
     distributed.broadcast_object_list(state, 0)
@@ -142,7 +145,7 @@ def _check_rank(world, clip, accumulate):
     final = optimizer.state_dict()
     _equal(model, final if world.is_main else None, reference)
     again = Chain()
-    resumed = sharded(world, again, clip, accumulate)
+    resumed = sharded(world, again, clip, accumulate, group=group)
     resumed.load_state_dict(state[0])
     train(world, again, resumed, clip, range(2, 4), accumulate)
     for a, b in zip(model.parameters(), again.parameters(), strict=True):
@@ -151,10 +154,9 @@ def _check_rank(world, clip, accumulate):
         _equal(_continued_alone(state[0], world.size, clip, accumulate), None, reference)
 
 
-def _check_ranks(world):
-    for clip in ("after", "before"):
-        for accumulate in (1, 2):
-            _check_rank(world, clip, accumulate)
+def _check_ranks(world, groups):
+    for group, clip, accumulate in itertools.product(groups, ("after", "before"), (1, 2)):
+        _check_rank(world, clip, accumulate, group)
 
 
 def _continued_alone(state, size, clip, accumulate):
@@ -166,9 +168,17 @@ def _continued_alone(state, size, clip, accumulate):
     return model
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_ranks_together_equal_one_process_and_their_state_resumes_anywhere(size):
-    run_ranks(_check_ranks, size)
+@pytest.mark.parametrize(
+    ("size", "groups"),
+    [
+        (2, (2, 1)),
+        (4, (2,)),
+        pytest.param(4, (4, 1), marks=pytest.mark.slow),
+        pytest.param(8, (4, 2), marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_together_equal_one_process_in_groups_or_not_and_their_state_resumes_anywhere(size, groups):
+    run_ranks(_check_ranks, size, arguments=(groups,))
 
 
 @pytest.mark.parametrize("fused_layout", [False, True], ids=["pieces", "two-pass"])

@@ -73,6 +73,7 @@ WRONG = {
     "seed": ({"SEED": "42"}, "SEED=42 (seeds come from the clock or the system"),
     "seed 0": ({"SEED": "0"}, "SEED=0 (seeds come"),
     "bins": ({"PACKED": "0", "PACKING_FACTOR": "1", "BATCHING": "bins"}, "BATCHING=bins (data is traversed in random"),
+    "next sentences": ({"NSP": "0"}, "NSP=0 (next sentences are predicted, too"),
     "masks": ({"MASKING": "dynamic"}, "MASKING=dynamic (masks are those of the prepared data"),
     "optimizer": ({"OPTIMIZER": "adamw"}, "OPTIMIZER=adamw (LAMB is the benchmark's only optimizer"),
     "resumed": ({"RESUME": "1", "CHECKPOINT_DIR": "/tmp"}, "RESUME=1 (a run is timed from its start"),

@@ -83,9 +83,9 @@ def test_a_step_of_an_emulated_rank_takes_other_ranks_for_its_own(job):
     step.optimizer.gather()
     assert all(p.isfinite().all() for p in model.parameters())
     first, layout = step.optimizer.weights, step.optimizer.layout
-    for bucket in layout.buckets:
-        own = first.shard[bucket.shard_begin : bucket.shard_begin + bucket.shard_size]
-        assert torch.equal(first.whole[bucket.begin : bucket.begin + bucket.size].view(6, -1), own.expand(6, -1))
+    for one in layout.slices:
+        own = one.of_shard(first.shard)
+        assert torch.equal(one.of_whole(first.whole).view(6, -1), own.expand(6, -1))
     before = step.optimizer.shard.masters.clone()
     found = step(emulate.dummy_batches(config, world), 0.01)
     assert found.finite
@@ -113,7 +113,7 @@ def _check(config):
         ({"SHARD_OPTIMIZER": "0", "SHARD_GRADIENTS": "0", "GRADIENT_STEPS": "1"}, "set SHARD_OPTIMIZER=1"),
         ({"PROFILE_STEPS": "2,3"}, "writes nothing: unset CAPTURE and PROFILE_STEPS"),
         ({"CAPTURE": "inputs"}, "writes nothing: unset CAPTURE and PROFILE_STEPS"),
-        ({"CLIP": "before", "SHARD_GRADIENTS": "0"}, "set PRECISION=bf16 and CLIP=after"),
+        ({"CLIP": "before", "SHARD_GRADIENTS": "0"}, "set PRECISION=bf16, CLIP=after and no SHARD_GROUP=1"),
     ],
 )
 def test_a_rank_that_cannot_be_emulated_is_one_line(job, changed, words):

@@ -132,6 +132,15 @@ def _mean_length(batch):
     return float(lengths.square().sum() / lengths.sum())
 
 
+def test_gradients_that_fit_whole_are_named_where_they_are_sharded(prepared, monkeypatch):
+    settings = {"SHARD_OPTIMIZER": "1", "SHARD_GRADIENTS": "1", "GRADIENT_STEPS": "2", "WORLD_SIZE": "2"}
+    config = from_env(Config, prepared | settings)
+    on_a_gpu = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
+    monkeypatch.setattr(memory.Plan, "of", lambda config: on_a_gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**40))
+    assert "SHARD_GRADIENTS=0 fits too, " in memory.describe(config)
+
+
 def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
     config = from_env(Config, prepared | {"CHECKPOINT_DIR": "/nowhere"})
     assert "this machine has" in memory.describe(config)

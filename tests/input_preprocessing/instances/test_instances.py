@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import random
 import subprocess
 import sys
@@ -19,7 +20,6 @@ from input_preprocessing.instances.mersenne import initial_state, next_below, ne
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import make_instances
 from input_preprocessing.stage.cli import run_stage
-from input_preprocessing.tensorflow_files import tfrecord
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -141,6 +141,25 @@ def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
     assert np.diff(records.masked_lm_offsets).max() == min(predictions, round(0.15 * length))
 
 
+@pytest.mark.parametrize("length", [16, 512])
+def test_without_pairs_full_sequences_hold_each_document_once_a_copy(words: Vocabulary, length: int) -> None:
+    data = "".join("\n".join(document) + "\n\n" for document in made_up_documents(40)).encode()
+    text = tokenize(data, words)
+    records = ours(data, words, max_seq_length=length, dupe_factor=2, nsp=False)
+    counts = np.diff(records.masked_lm_offsets)
+    begins = np.repeat(records.sequence_offsets[:-1], counts)
+    records.input_ids[begins + records.masked_lm_positions] = records.masked_lm_ids
+    cls, sep = words.ids["[CLS]"], words.ids["[SEP]"]
+    found = sorted(row.tolist() for row in np.split(records.input_ids, records.sequence_offsets[1:-1]))
+    expected = []
+    for begin, end in itertools.pairwise(text.segment_offsets[text.document_offsets]):
+        runs = [text.tokens[i : min(i + length - 2, end)] for i in range(begin, end, length - 2)]
+        expected += 2 * [[cls, *run.tolist(), sep] for run in runs]
+    assert found == sorted(expected)
+    assert np.array_equal(records.segment_b_start, records.sequence_lengths)
+    assert np.array_equal(counts, np.maximum(1, np.round(0.15 * records.sequence_lengths)).clip(max=76))
+
+
 def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(tmp_path: Path) -> None:
     data = b"[PAD]\r\n[UNK]\n  [CLS] \n[SEP]\n[UNK]\n\n[MASK]\nthe"
     path = tmp_path / "vocab.txt"
@@ -234,6 +253,5 @@ def test_the_first_run_says_that_it_compiles_and_compiles_once(
     for kept in (False, True):
         monkeypatch.setattr(compiled, "is_kept", lambda function, kept=kept: kept)
         instances.compile_first(words, SamplingConfig())
-        tfrecord.tell_compiling()
-    assert capsys.readouterr().err.count("compiling") == 2, "of the instances, and of TFRecord files"
+    assert capsys.readouterr().err.count("compiling") == 1
     assert len(made) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.records.foreign import Wanted, differences, read_list
+from input_preprocessing.records.foreign import differences, read_list
 from input_preprocessing.stage.cli import run_stage
 
 from ...bert.data.samples import make_records, sequences_of, write_nvidia
@@ -32,24 +32,19 @@ def published(seed: int) -> str:
     return md5(str([md5(str(ids.tolist())) for ids, *_ in sequences_of(make_records(5, seed))]))
 
 
-def test_both_kinds_of_lists_are_read(tmp_path: Path) -> None:
-    (tmp_path / "list").write_text(
-        f"# a comment\n\n{'a' * 32}  hdf5/train/part_0.hdf5\n{'B' * 32} *part_1\npart_2.hdf\t{'c' * 32}\n"
-    )
-    assert read_list(tmp_path / "list") == {
-        "part_0.hdf5": Wanted("a" * 32, of_input_ids=False),
-        "part_1": Wanted("b" * 32, of_input_ids=False),
-        "part_2.hdf": Wanted("c" * 32, of_input_ids=True),
-    }
+def test_a_list_is_read(tmp_path: Path) -> None:
+    (tmp_path / "list").write_text(f"# a comment\n\nhdf5/train/part_1 {'B' * 32}\npart_2.hdf\t{'c' * 32}\n")
+    assert read_list(tmp_path / "list") == {"part_1": "b" * 32, "part_2.hdf": "c" * 32}
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "lists no files"),
-        ("abc part_0\n", "line 1 is neither"),
-        (f"{'a' * 32}\n", "line 1 is neither"),
-        (f"{'a' * 32}  x/part_0\n{'b' * 32}  y/part_0\n", "line 2 gives part_0 another md5"),
+        ("part_0 abc\n", "line 1 is not 'name  md5'"),
+        (f"{'a' * 32}\n", "line 1 is not"),
+        (f"{'a' * 32}  part_0\n", "one of md5sum: md5sum -c"),
+        (f"x/part_0 {'a' * 32}\ny/part_0 {'b' * 32}\n", "line 2 gives part_0 another md5"),
         (None, "cannot read"),
     ],
 )
@@ -60,12 +55,9 @@ def test_a_list_that_cannot_be_used_is_told_in_a_line(tmp_path: Path, text: str 
         read_list(tmp_path / "list")
 
 
-@pytest.mark.parametrize("kind", ["md5sum", "published"])
-def test_files_as_listed_differ_in_nothing(tmp_path: Path, kind: str) -> None:
+def test_files_as_listed_differ_in_nothing(tmp_path: Path) -> None:
     paths = write_shards(tmp_path / "shards")
     lines = [f"{path.name}\t{published(i)}" for i, path in enumerate(paths)]
-    if kind == "md5sum":
-        lines = [f"{md5(path.read_bytes())}  ./{path.name}" for path in paths]
     (tmp_path / "list").write_text("\n".join(lines))
     listed = read_list(tmp_path / "list")
     assert not differences(paths, listed, whole=True, jobs=1)

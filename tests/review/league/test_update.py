@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from review.__main__ import main
-from review.league import entries, update
+from review.league import entries
 from review.league.entries import read_digest
 
 
@@ -36,7 +36,7 @@ def table(tmp_path, monkeypatch):
     """A copy of the stored table, which the command updates."""
     path = tmp_path / "published.csv"
     shutil.copyfile(entries.PUBLISHED, path)
-    monkeypatch.setattr(update.update, "__defaults__", (path,))
+    monkeypatch.setattr(entries.update, "__defaults__", (path,))
     return path
 
 
@@ -64,7 +64,7 @@ def test_the_same_commits_make_the_same_bytes(rounds, table, tmp_path):
 
 def test_the_stored_table_names_the_commit_of_every_round_and_is_in_order():
     lines = entries.PUBLISHED.read_text().splitlines()
-    commits = dict(update._COMMIT.findall("\n".join(lines[:10]) + "\n"))
+    commits = dict(entries._COMMIT.findall("\n".join(lines[:10]) + "\n"))
     assert set(commits) == {one.round for one in read_digest()}
     assert all(len(commit) == 40 for commit in commits.values())
     places = [(one.round, one.folder) for one in read_digest()]

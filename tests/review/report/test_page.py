@@ -14,8 +14,8 @@ import pytest
 from review.__main__ import main
 from review.report.chart import SIZES
 from review.report.page import build_page, write_report
-from review.results.dossier import Dossier
 from review.results.score import load_results
+from review.results.table import rcp_short
 from review.verdict.checking import check
 
 VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
@@ -371,13 +371,13 @@ def test_a_failing_rcp_test_has_its_dossier_on_the_page_and_a_passing_one_none(s
         writer(seed=index, evaluations=15).write(path)
     page = page_of(submission)
     (result,) = load_results(submission)
-    dossier = Dossier(result)
+    short = rcp_short(result)
     assert ("a", {"href": "#r0-dossier"}) in page.elements
     section = page.text.split("(RCP) fails.")[1].split("Charts")[0]
     for shown in (
         f"{result.mean_samples:,.0f} samples",
         f"{result.rcp_point.minimum:,.0f}",
-        f"{dossier.short:,.0f} short on average, {8 * dossier.short:,.0f} over the 8 runs that count",
+        f"{short:,.0f} short on average, {8 * short:,.0f} over the 8 runs that count",
         "reference of batch 448",
         "reference of batch 4,608",
     ):

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from review.logs.output import ReviewError
-from review.report import chart as charting
 from review.report.chart import Axis, draw, picture, style_sheet
 from review.report.plots import (
     EVALUATION,
@@ -266,10 +265,8 @@ def test_a_picture_without_a_font_is_refused(monkeypatch, submission):
     resvg_py = pytest.importorskip("resvg_py")
     without_fonts = functools.partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
     monkeypatch.setattr(resvg_py, "svg_to_bytes", without_fonts)
-    charting._font.cache_clear()
     with pytest.raises(ReviewError, match="need a font"):
         picture(accuracy_chart(result_of(submission)), "dgx")
-    charting._font.cache_clear()
 
 
 @pytest.mark.usefixtures("font")

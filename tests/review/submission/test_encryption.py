@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from review.logs.output import ReviewError
-from review.submission.encryption import Encryption
+from review.submission.package import Encryption
 
 CONTENT = b"ten logs and the code that ran\n"
 

@@ -20,9 +20,7 @@ from review.logs.output import ReviewError
 from review.results.score import Terms, load_results
 from review.rulebook import official
 from review.submission import package as package_module
-from review.submission.code import find_code
-from review.submission.encryption import Encryption
-from review.submission.package import Request, package
+from review.submission.package import Encryption, Request, find_code, package
 from review.verdict.submission_rules import SCRIPTS
 
 CONFIG = "configs/config_BOX_1x8x48x1_pack.sh"

@@ -11,8 +11,9 @@ import pytest
 
 from review.__main__ import main
 from review.logs.output import ReviewError
+from review.logs.tree import read_object
 from review.rulebook import official
-from review.rulebook.description import FIELDS, check_description
+from review.rulebook.description import FIELDS, TABLE, check_description
 from review.submission import system
 from review.submission.system_probe import Machine, probe
 
@@ -243,7 +244,7 @@ def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
         (["--set", "division=Closed"], "closed or open"),
         (["--set", "status=shipping"], "status"),
         (["--answers", "{folder}/none.json"], "No such file"),
-        (["--answers", "{folder}/list.json"], "not a JSON object"),
+        (["--answers", "{folder}/list.json"], "a JSON object is expected"),
         (["--answers", "{folder}/broken.json"], "not JSON"),
         (["--run", "{folder}"], "environment.json"),
         (["-o", "{folder}/a b.json"], "no space"),
@@ -275,13 +276,13 @@ def test_a_machine_without_the_commands_is_no_error():
 
 
 def test_the_answers_to_fill_in_are_known_fields_and_blank_ones_are_no_answer(repository):
-    answers = system.known(system.read_fields(repository / "systems" / "answers.json"), "answers.json")
+    answers = system.known(read_object(repository / "systems" / "answers.json"), "answers.json")
     assert {name for name, wanted in FIELDS.items() if wanted} - set(probe(DGX)) <= set(answers) | {"number_of_nodes"}
     assert system.describe([("file", answers)], DGX).fields["system_name"] == "NVIDIA DGXH100"
 
 
 def test_the_form_s_other_fields_are_asked_for_and_kept(tmp_path):
-    assert "system_type" in {name for name, _, _ in system.QUESTIONS}
+    assert "question" in TABLE["system_type"]
     asked = system.describe([], Fake(), lambda name, question, default: default)
     assert asked.fields["system_type"] == "datacenter"
     path = tmp_path / "box.json"

@@ -10,22 +10,10 @@ import scipy.stats
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from review.rulebook.stats import LEVEL, ratio, t_cdf, t_quantile, trimmed_mean
+from review.compare import LEVEL, ratio, trimmed_mean
 
 PAIRS = st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=4, max_size=12)
 MINUTES = st.lists(st.floats(1, 100), min_size=4, max_size=12)
-
-
-@settings(max_examples=200, deadline=None)
-@given(t=st.floats(-40, 40), dof=st.floats(0.5, 5000))
-def test_t_distribution_equals_scipy(t, dof):
-    assert t_cdf(t, dof) == pytest.approx(scipy.stats.t.cdf(t, dof), rel=1e-10, abs=1e-15)
-
-
-@settings(max_examples=50, deadline=None)
-@given(p=st.floats(0.001, 0.999), dof=st.floats(1, 500))
-def test_t_quantile_equals_scipy(p, dof):
-    assert t_quantile(p, dof) == pytest.approx(scipy.stats.t.ppf(p, dof), rel=1e-9, abs=1e-9)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# A BERT-base or large of the Hub continued on 1 to 8 A100 (80 GB); rate published by DeepLearningExamples for BERT-large.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
+export ROWS=32 RATE=200
+# shellcheck source=configs/continued.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/continued.sh"
+# shellcheck source=configs/common.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# A BERT-base or large of the Hub continued on RTX 6000 (48 GB); rate for BERT-large, as of an RTX 4090, assumed.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
+export ROWS=16 RATE=60
+# shellcheck source=configs/continued.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/continued.sh"
+# shellcheck source=configs/common.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# A BERT-large of a text of one's own in a day of 1 to 8 A100 (80 GB); rate published by DeepLearningExamples (docs/train.md).
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
+export ROWS=256 RATE=570 LR=4e-4
+# shellcheck source=configs/one_day.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/one_day.sh"
+# shellcheck source=configs/common.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

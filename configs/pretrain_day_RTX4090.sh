@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# A BERT-base of a text of one's own in a day of RTX 4090 (24 GB); rate by an A100's, the peaks of both and the size of BERT-base.
+# shellcheck source=configs/begin.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
+export ROWS=64 RATE=1000 LR=6e-4
+# shellcheck source=configs/one_day.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/one_day.sh"
+# shellcheck source=configs/common.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

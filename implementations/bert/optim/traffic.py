@@ -1,0 +1,65 @@
+"""What a rank sends to others in a step of the sharded optimizer, by SHARD_GROUP: from the layout, before it runs.
+
+Bytes are those of rings: (n-1)/n of a buffer for a reduce-scatter or gather over n ranks, twice that for an all-reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bert.optim import Config, side_by_side
+from bert.optim.flat import Layout
+from bert.optim.rules import Pieces
+from bert.optim.sharded import BUCKET_BYTES, layout_of
+
+
+class Axis(NamedTuple):
+    """Of a step: collectives, and bytes that a rank sends in those of the buckets; norms are a few numbers."""
+
+    collectives: int
+    num_bytes: float
+
+    def __str__(self) -> str:
+        return f"{self.num_bytes / 1e9:.3g} GB in {self.collectives} collectives"
+
+
+def axes(
+    config: Config, layout: Layout, num_ranks: int, weights: int, wire: int, gradient_steps: int
+) -> dict[str, Axis]:
+    """Within a group, across the groups, or both. weights, wire: bytes of a number of weights, of gradients sent."""
+    size, slices = layout.num_ranks, layout.slices
+    groups, found = num_ranks // size, {}
+    if size > 1:
+        sends = gradient_steps if config.shard_gradients else 1
+        rule = config.rule(Pieces(names=["weight"], masters=[torch.zeros(1)], device=torch.device("cpu")))
+        norms = (config.clip != "before" or rule.needs_norms) + bool(rule.num_sums)
+        num_bytes = layout.total * (sends * wire + weights) * (size - 1) / size
+        found["within"] = Axis(len(slices) * (sends + 1) + norms, num_bytes)
+    if groups > 1:
+        num_bytes = layout.shard_total * wire * 2 * (groups - 1) / groups
+        found["across"] = Axis(len(slices), num_bytes)
+    return found
+
+
+def describe(
+    config: Config, model: nn.Module, dtype: torch.dtype, num_ranks: int, ranks_per_node: int, gradient_steps: int
+) -> str:
+    """Bytes and collectives for the group that is chosen and for the others that SHARD_GROUP names."""
+    parameters: Sequence[Tensor] = list(model.parameters())
+    low = gradient_steps == 1 or config.allreduce_dtype == "weights"
+    weights, wire = dtype.itemsize, dtype.itemsize if low else max(dtype.itemsize, 4)
+    chosen, said = config.group_size(num_ranks, ranks_per_node), {}
+    for name in (config.shard_group, "node", "all"):
+        size = replace(config, shard_group=name).group_size(num_ranks, ranks_per_node)
+        layout = layout_of(parameters, size, BUCKET_BYTES // weights, side_by_side(model))
+        found = axes(config, layout, num_ranks, weights, wire, gradient_steps)
+        said[size] = ", ".join(f"{place} {axis}" for place, axis in found.items())
+    told = [f"a rank sends a step, in groups of {chosen} of {num_ranks}: {said.pop(chosen)}"]
+    told += [f"SHARD_GROUP={size}: {text}" for size, text in said.items()]
+    told.append(f"of a parameter {wire} bytes of gradient and {weights} of weight")
+    return "; ".join(told) + ("" if wire == weights else f" (ALLREDUCE_DTYPE=weights: {weights} and {weights})")

@@ -1,0 +1,186 @@
+"""Groups of ranks that share the optimizer's state: the same updates as one group of all, the same bits in each."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as distributed
+
+from bert import kernels, optim
+from bert.checkpoint import sharded
+from bert.core.env import ConfigError
+from bert.data.batch import make_batch
+from bert.data.synthetic import synthetic_records
+from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.precision import Precision
+from bert.model.bert import BertForPreTraining
+from bert.model.config import BertConfig
+from bert.model.init import initialize
+from bert.optim import traffic
+from bert.optim.mesh import Mesh
+from bert.training.step import build_step
+
+from ..ranks import run_ranks
+
+LENGTH, VOCABULARY = 48, 211
+MODEL = BertConfig(
+    vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+    max_position_embeddings=LENGTH, initializer_range=0.2,
+)  # fmt: skip
+EXACT = Precision(dtype=torch.float32)
+# Of the sums' order alone, after three steps in fp64. In bf16 the sums are rounded to 8 bits before they are averaged
+# over the groups, and again after.
+TOLERANCE = {"fp64": 1e-10, "bf16": 2e-2, "fp8": 2e-2}
+CASES = [
+    ("fp64", 1, {"optimizer": "lamb"}),
+    ("fp64", 2, {"optimizer": "lamb", "clip": "before"}),
+    ("fp64", 2, {"optimizer": "lans", "clip": "bucket", "shard_gradients": True}),
+    ("fp64", 2, {"optimizer": "lans", "shard_gradients": True}),
+    ("fp64", 1, {"optimizer": "adamw"}),
+    ("bf16", 2, {"optimizer": "lamb", "allreduce_dtype": "weights"}),
+    ("bf16", 2, {"optimizer": "lamb", "allreduce_dtype": "weights", "shard_gradients": True}),
+    ("fp8", 1, {"optimizer": "lamb", "clip": "bucket"}),
+]
+
+
+def _step(world, precision, accumulate, group, **settings):
+    model = BertForPreTraining(MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    initialize(model, 0)
+    if precision == "fp64":
+        model.to(torch.float64)
+    numerics = EXACT if precision == "fp64" else PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
+    rules = optim.Config(sharded=True, max_grad_norm=0.5, shard_group=str(group), **settings)
+    return model, build_step(model, numerics, rules, world, accumulate=accumulate > 1, fused_update=False)
+
+
+def _train(world, step, accumulate, numbers):
+    """Steps with dropout. Returns the norms."""
+    norms = []
+    for number in numbers:
+        torch.manual_seed(100 * number + world.rank)
+        records = synthetic_records(2 * accumulate, LENGTH, VOCABULARY, packed=False, seed=10 * number + world.rank)
+        batches = [make_batch(records, np.arange(2 * n, 2 * n + 2), LENGTH) for n in range(accumulate)]
+        norms.append(step(batches, 0.01).norm.double())
+    step.optimizer.gather()
+    return torch.stack(norms)
+
+
+def _check_groups(world, group, cases):
+    for precision, accumulate, settings in cases:
+        found = []
+        for size in (world.size, group):
+            model, step = _step(world, precision, accumulate, size, **settings)
+            norms = _train(world, step, accumulate, range(3))
+            found.append((torch.cat([p.detach().double().reshape(-1) for p in model.parameters()]), norms))
+        (whole, norm), (grouped, norm_in_groups) = found
+        tolerance = TOLERANCE[precision]
+        assert (whole - grouped).norm() <= tolerance * whole.norm(), (precision, settings)
+        if settings.get("clip") != "before":
+            torch.testing.assert_close(norm, norm_in_groups, rtol=tolerance, atol=0)
+        everyones = [torch.empty_like(grouped) for _ in range(world.size)]
+        distributed.all_gather(everyones, grouped)
+        assert all(torch.equal(weights, grouped) for weights in everyones), (precision, settings)
+
+
+def _check_checkpoints(world, folder):
+    """A state goes from groups to one group and back, whole and in shards; bit for bit where the layout stays."""
+    _, step = _step(world, "fp64", 2, 2, optimizer="lans")
+    _train(world, step, 2, range(2))
+    whole = [step.state_dict()]
+    distributed.broadcast_object_list(whole, 0)
+    shard, index = step.shard_state()
+    shard = {**shard, "parts": {name: flat.clone() for name, flat in shard["parts"].items()}}  # as the writer does
+    assert sum(size for *_, size in shard["segments"]) > 0, "every rank has something to write"
+    part = sharded.Part(rank=world.rank, num_ranks=world.size, token=1, abandoned=threading.Event())
+    path = part.write(folder, 2, {"shard": shard, "index": index}, keep=9)
+    world.barrier()
+    read = sharded.read(path)
+    for name, expected in whole[0]["optimizer"]["masters"].items():
+        held = sum(len(numbers) for _, _, numbers in read["optimizer"]["masters"].of(name))
+        assert held == expected.numel(), "every number once"
+        assert torch.equal(read["optimizer"]["masters"][name], expected)
+    weights = {}
+    for group in (2, world.size, 1):
+        for source, state in (("whole", whole[0]), ("shards", read)):
+            model, resumed = _step(world, "fp64", 2, group, optimizer="lans")
+            resumed.load_state_dict(state)
+            _train(world, resumed, 2, range(2, 4))
+            weights[group, source] = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        assert torch.equal(weights[group, "whole"], weights[group, "shards"])
+        assert (weights[group, "whole"] - weights[2, "whole"]).norm() <= 1e-10 * weights[2, "whole"].norm()
+    _train(world, step, 2, range(2, 4))
+    undisturbed = torch.cat([p.detach().reshape(-1) for p in step.model.parameters()])
+    assert torch.equal(undisturbed, weights[2, "whole"])
+
+
+def _check_traffic(world, monkeypatch):
+    """Bytes that a rank sends in a step, and collectives, are those that are foreseen."""
+    counted: dict[str, list[float]] = {"within": [], "across": []}
+
+    class Counting(Mesh):
+        def reduce_scatter(self, shard, gathered):
+            counted["within"].append(gathered.nbytes * (self.size - 1) / self.size)
+            return super().reduce_scatter(shard, gathered)
+
+        def all_gather(self, gathered, shard):
+            counted["within"].append(gathered.nbytes * (self.size - 1) / self.size)
+            return super().all_gather(gathered, shard)
+
+        def average(self, shard):
+            counted["across"].append(shard.nbytes * 2 * (self.groups - 1) / self.groups)
+            return super().average(shard)
+
+    monkeypatch.setattr("bert.optim.sharded.Mesh", Counting)
+    for group, shard_gradients in ((4, True), (2, False), (2, True), (1, False)):
+        settings = optim.Config(shard_gradients=shard_gradients)
+        _, step = _step(world, "bf16", 2, group, shard_gradients=shard_gradients)
+        foreseen = traffic.axes(settings, step.optimizer.layout, 4, weights=2, wire=4, gradient_steps=2)
+        _train(world, step, 2, range(1))
+        for sent in counted.values():
+            sent.clear()
+        _train(world, step, 2, range(1))
+        for axis, sent in counted.items():
+            collectives, num_bytes = foreseen.get(axis, (0, 0))
+            of_buckets = [size for size in sent if size > 10_000]  # the norms are smaller
+            norms = 2 if axis == "within" and collectives else 0
+            assert (len(of_buckets), sum(of_buckets)) == (collectives - norms, num_bytes)
+
+
+def _check_four(world, folder):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _check_traffic(world, monkeypatch)
+    values = torch.tensor([[1.0, world.rank]])
+    assert Mesh(world, 2).sum(values).tolist() == [[2.0, 2 * (world.rank // 2) * 2 + 1]], "of the shards of a group"
+    _check_groups(world, 2, CASES)
+    _check_groups(world, 1, CASES[:1])
+    _check_checkpoints(world, folder)
+
+
+def test_four_ranks_in_groups_take_the_steps_of_one_group_and_exchange_checkpoints(tmp_path):
+    run_ranks(_check_four, 4, arguments=(tmp_path,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [2, 4])
+def test_eight_ranks_in_groups_take_the_steps_of_one_group(group):
+    run_ranks(_check_groups, 8, arguments=(group, CASES))
+
+
+@pytest.mark.parametrize(
+    ("setting", "ranks", "per_node", "size"),
+    [
+        (None, 16, 8, 8), (None, 8, 8, 8), (None, 8, 0, 8), (None, 4, 1, 4), (None, 12, 8, 12),
+        ("node", 16, 8, 8), ("node", 4, 1, 1), ("all", 16, 8, 16), ("4", 16, 8, 4), ("1", 16, 8, 1), ("8", 2, 8, 2),
+    ],
+)  # fmt: skip
+def test_the_size_of_a_group_follows_from_the_layout(setting, ranks, per_node, size):
+    assert optim.Config(shard_group=setting).group_size(ranks, per_node) == size
+
+
+@pytest.mark.parametrize(("setting", "per_node"), [("3", 8), ("0", 8), ("nodes", 8), ("node", 5)])
+def test_a_group_that_cannot_be_is_one_line(setting, per_node):
+    with pytest.raises(ConfigError, match=f"SHARD_GROUP={setting} with 16 ranks"):
+        optim.Config(shard_group=setting).group_size(16, per_node)

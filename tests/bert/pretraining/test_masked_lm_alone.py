@@ -1,0 +1,128 @@
+"""NSP=0: masked-LM alone trains, resumes, is evaluated and exported as BertForMaskedLM, without any word of pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from bert.__main__ import main
+from bert.checkpoint.weights import load_weights
+from bert.data.batch import make_batch
+from bert.data.format import open_records, write_records
+
+from ..states import newest, same
+
+HEAD = ("bert.pooler.", "cls.seq_relationship.")
+
+
+def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(tiny, make_model, make_records):
+    shape = dataclasses.replace(tiny, next_sentence=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    model, records = make_model(shape), make_records(3, packed=False)
+    assert not [name for name, _ in model.named_parameters() if name.startswith(HEAD)]
+    config = transformers.BertConfig(
+        **{name: getattr(tiny, name) for name in ("vocab_size", "hidden_size", "num_hidden_layers", "layer_norm_eps")},
+        num_attention_heads=3, intermediate_size=40, max_position_embeddings=48, hidden_act="gelu_new",
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    theirs = transformers.BertForMaskedLM(config).double()
+    kept = {name: p[:211] if p.shape[0] == 216 else p for name, p in model.named_parameters()}
+    missing, unexpected = theirs.load_state_dict(kept, strict=False)
+    assert not unexpected
+    assert all("decoder" in name or "position_ids" in name for name in missing)
+    theirs.tie_weights()
+    batch = make_batch(records, np.array([1]), 48)
+    labels = torch.full((1, batch.num_tokens), -100)
+    labels[0, batch.masked_positions.long()] = batch.masked_labels
+    expected = theirs(batch.input_ids.long()[None], token_type_ids=batch.segment_ids.long()[None], labels=labels).loss
+    losses = model(batch)
+    assert losses._fields == ("mlm",)
+    assert losses.mlm.item() == pytest.approx(expected.item(), abs=1e-9)
+    losses.mlm.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    scored = model.scored(batch)
+    assert scored.nsp is None
+    torch.testing.assert_close(scored.mlm_losses.mean(), losses.mlm)
+
+
+@pytest.fixture
+def without_pairs(prepared: dict[str, str]) -> dict[str, str]:
+    """The tiny run on records without pairs, its vocabulary beside the model."""
+    vocabulary = Path(prepared["CHECKPOINTDIR_PHASE1"]) / "vocab.txt"
+    words = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{number}" for number in range(206))]
+    vocabulary.write_text("\n".join(words) + "\n")
+    md5 = hashlib.md5(vocabulary.read_bytes()).hexdigest()
+    for folder in ("DATADIR_PHASE2_PACKED", "EVALDIR"):
+        for path in Path(prepared[folder]).iterdir():
+            records, metadata = open_records(path)
+            own = records.select(range(records.num_sequences)).with_rows(records.row_offsets)
+            own = dataclasses.replace(own, segment_b_start=own.sequence_lengths.astype(np.int16))
+            write_records(path, own, dataclasses.replace(metadata, vocab_md5=md5))
+    return prepared | {"NSP": "0"}
+
+
+def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(without_pairs, run_bert, tmp_path):
+    def run(name: str, **more: str) -> str:
+        settings = {"CHECKPOINT_DIR": str(tmp_path / name), "RESUME": "1", "TARGET_MLM_ACCURACY": "0"}
+        finished = run_bert(without_pairs | settings | more)
+        assert finished.returncode == 0, finished.stderr
+        return finished.stderr
+
+    said = run("whole")
+    figures = (tmp_path / "run" / "metrics_0.jsonl").read_text()
+    assert "(mlm " in said
+    for word in ("nsp", "next sentence"):
+        assert word not in said + figures
+    assert '"mlm_loss"' in figures
+    run("parts", STEPS_THIS_RUN="3")
+    run("parts")
+    assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
+    assert not [name for name in newest(tmp_path / "whole")["model"] if name.startswith(HEAD)]
+    paired = run_bert(without_pairs | {"NSP": "1", "RUN_DIR": str(tmp_path / "paired")})
+    assert paired.returncode == 2
+    assert "no pairs of sentences (--nsp 0): set NSP=0" in paired.stderr
+
+
+def test_what_it_trains_is_evaluated_exported_and_continued(without_pairs, run_bert, tmp_path, capsys):
+    run, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    settings = without_pairs | {"CHECKPOINT_DIR": str(folder), "TARGET_MLM_ACCURACY": "0"}
+    assert "masked-LM alone" in run_bert(settings, arguments=("--check",)).stdout
+    finished = run_bert(settings)
+    assert finished.returncode == 0, finished.stderr
+    assert main(["export", str(run), "-o", str(tmp_path / "mine")], {}) == 0
+    assert json.loads((tmp_path / "mine" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
+    _, info = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "mine", output_loading_info=True)
+    assert not [*info["missing_keys"], *info["unexpected_keys"]]
+    capsys.readouterr()
+    evaluated = {name: without_pairs[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")}
+    line = ["evaluate", str(run), str(tmp_path / "mine"), "--general", evaluated["EVALDIR"]]
+    assert main(line, evaluated) == 0
+    titles, first, second, text, general = capsys.readouterr().out.splitlines()
+    assert titles.split()[:3] == ["checkpoint", "steps", "accuracy"]
+    assert first.split()[4:6] == second.split()[4:6] == ["-", "-"], "no next sentences"
+    assert first.split()[2:4] == second.split()[2:4] == second.split()[6:8]
+    assert text.startswith("this text: masked-LM loss ")
+    assert general.startswith("general text: masked-LM loss ")
+    with open(tmp_path / "mine" / "vocab.txt", "a") as vocabulary:
+        vocabulary.write("another\n")
+    another = run_bert(without_pairs | {"INIT_CHECKPOINT": str(tmp_path / "mine"), "RUN_DIR": str(tmp_path / "other")})
+    assert "model.safetensors: trained with another vocabulary (md5 " in another.stderr
+    (tmp_path / "mine" / "vocab.txt").unlink()
+    again = run_bert(without_pairs | {"INIT_CHECKPOINT": str(tmp_path / "mine"), "RUN_DIR": str(tmp_path / "again")})
+    assert again.returncode == 3, again.stderr
+
+
+def test_a_model_of_pairs_is_continued_without_them(tiny, make_model, tmp_path):
+    whole = make_model(tiny, dtype=torch.float32)
+    torch.save(dict(whole.state_dict()), tmp_path / "whole.pt")
+    alone = make_model(dataclasses.replace(tiny, next_sentence=False), seed=1, dtype=torch.float32)
+    loaded = load_weights(alone, tmp_path / "whole.pt")
+    assert loaded.new == []
+    assert sorted(loaded.unused) == sorted(name for name, _ in whole.named_parameters() if name.startswith(HEAD))
+    assert all(torch.equal(p, dict(whole.named_parameters())[name]) for name, p in alone.named_parameters())

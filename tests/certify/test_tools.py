@@ -1,0 +1,404 @@
+"""nccl-tests, nvbandwidth and dcgmi diag: what they print, in its documented form, becomes figures or a fault by name.
+
+The stand-ins are programs that print what the real ones do: the table of nccl-tests 2.19, the JSON of nvbandwidth 0.8,
+and that of DCGM 4 and 3.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert.core.env import ConfigError, from_env
+from certify import tools
+from certify.faults import of_tools
+from certify.figures import exports
+from certify.schema import COPIES, Expected
+from certify.verdict import certify, judge
+from review.__main__ import main
+
+from .made_up import make, write
+from .test_certify import run
+
+*HOST, PAIRS = COPIES
+
+HEADER = """# nccl-tests version 2.19.6 nccl-headers=23103 nccl-library=23103
+# Collective test starting: all_reduce_perf
+# nThread 1 nGpus {ranks} minBytes 1024 maxBytes 1073741824 step: 2(factor) warmup iters: 1 iters: 20
+#
+# Using devices
+{devices}
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
+"""
+ROW = "{size:12}  {count:12}     float     sum      -1  {us:7.2f}  {alg:6.2f}  {bus:6.2f}  {wrong:>6}"
+ROW += "  {us:7.2f}  {alg:6.2f}  {bus:6.2f}     N/A\n"
+FOOTER = """# Out of bounds values : {wrong} {verdict}
+# Avg bus bandwidth    : 123.4{space}
+#
+# Collective test concluded: all_reduce_perf
+"""
+
+
+def nccl_tests(ranks=2, peak=400.0, wrong=0, sizes=(1024, 1 << 20, 1 << 30)):
+    """The whole output of one of nccl-tests."""
+    line = "#  Rank {0:2} Group  0 Pid {1:6} on      node1 device {0:2} [0000:{0:02x}:00] NVIDIA H100 80GB HBM3"
+    devices = "\n".join(line.format(rank, 4711 + rank) for rank in range(ranks))
+    text = HEADER.format(ranks=ranks, devices=devices)
+    for size in sizes:
+        bus = peak * size / (size + (1 << 22))
+        text += ROW.format(
+            size=size, count=size // 4, us=size / max(bus, 1) / 1e3, alg=bus / 1.75, bus=bus, wrong=wrong
+        )
+    return text + FOOTER.format(wrong=wrong, verdict="FAILED" if wrong else "OK", space=" ")
+
+
+def nvbandwidth(gpus=2, slow_pair=None, **other):
+    """The document of `nvbandwidth -j`: cells are text, and a GPU with itself has none."""
+    cases = []
+    for name in COPIES:
+        rows = [[f"{55.4 + column:.2f}" for column in range(gpus)]]
+        if name.startswith("device_to_device"):
+            rates = [[40.0 if (row, column) == slow_pair else 370.0 for column in range(gpus)] for row in range(gpus)]
+            rows = [
+                ["N/A" if row == column else str(rates[row][column]) for column in range(gpus)] for row in range(gpus)
+            ]
+        cases.append(
+            {
+                "name": name,
+                "status": "Passed",
+                "bandwidth_description": "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)",
+                "bandwidth_matrix": rows,
+                "sum": 1.0,
+            }
+        )
+    about = {"CUDA Runtime Version": 12080, "Driver Version": "570.86.10", "GPU Device list": ["0: H100", "1: H100"]}
+    return {"nvbandwidth": about | {"git_version": "v0.8", "version": "v0.8", "testcases": cases} | other}
+
+
+def dcgm4(*tests, **other):
+    """The document of `dcgmi diag -j` since DCGM 4: a test is (name, state of each GPU, words of a warning)."""
+    found = []
+    for name, states, words in tests:
+        warned = (
+            {"warnings": [{"error_category": 7, "error_id": 95, "error_severity": 2, "warning": words}]}
+            if words
+            else {}
+        )
+        results = [
+            {"entity_group": "GPU", "entity_group_id": 1, "entity_id": number, "status": state}
+            | (warned if state == "Fail" or {*states} == {"Pass"} else {})
+            for number, state in enumerate(states)
+        ]
+        worst = "Fail" if "Fail" in states else states[0]
+        found.append({"name": name, "results": results, "test_summary": {"status": worst} | warned})
+    document = {"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": found}]} | other}
+    return document | {"metadata": {"Driver Version Detected": "570.86.10", "version": "4.2.3"}, "entity_groups": []}
+
+
+def dcgm3(state, words=""):
+    """The same until DCGM 3."""
+    result = {"gpu_id": "1", "status": state} | ({"warnings": [{"warning": words, "error_id": 35}]} if words else {})
+    tests = [{"name": "PCIe", "results": [{"gpu_id": "0", "status": "Pass"}, result]}]
+    return {
+        "DCGM GPU Diagnostic": {"test_categories": [{"category": "Integration", "tests": tests}]},
+        "version": "3.3.8",
+    }
+
+
+def test_the_table_of_nccl_tests_is_a_curve_of_bus_bandwidth_with_versions():
+    found = tools.read("all_reduce_perf", 0, nccl_tests(), 2)
+    assert found.version == "2.19.6 with NCCL 2.31.3"
+    assert [(name, gpu, size) for name, gpu, _, size, _ in found.rates] == [
+        ("all_reduce_perf", 0, size) for size in (1024, 1 << 20, 1 << 30)
+    ]
+    assert [rate for *_, rate in found.rates] == pytest.approx([0.1, 80.0, 398.44])
+    assert found.faults == []
+    older = re.sub(r"# nccl-tests version.*\n", "", nccl_tests()).replace(" Group  0", "")
+    assert tools.read("all_reduce_perf", 0, older, 2).rates == found.rates
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "said"),
+    [
+        (0, nccl_tests(ranks=1) * 2, "had 1 ranks, not 2: for several processes build it with MPI=1"),
+        (0, nccl_tests().partition("# Out of")[0], "its output is cut short or of an unknown form"),
+        (0, nccl_tests(peak=0.0), "measured no bandwidth"),
+        (0, "", "its output is cut short or of an unknown form"),
+        (3, "node1: Test NCCL failure common.cu:1279 'unhandled cuda error / '\n .. node1 pid 7: done\n",
+         "ended with status 3: node1: Test NCCL failure common.cu:1279 'unhandled cuda error / '"),
+        (-11, "", "ended by signal 11"),
+        (1, nccl_tests(), "ended with status 1"),
+    ],
+)  # fmt: skip
+def test_a_collective_that_failed_says_why(status, text, said):
+    with pytest.raises(tools.ToolError) as error:
+        tools.read("all_reduce_perf", status, text, 2)
+    assert str(error.value) == said
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_wrong_values_are_a_fault_whatever_the_exit_status(status):
+    found = tools.read("all_reduce_perf", status, nccl_tests(wrong=4), 2)
+    assert found.faults == [("", "fail", "4 wrong values in its results")]
+
+
+def test_nvbandwidth_gives_a_rate_for_each_gpu_and_pair():
+    found = tools.read(
+        "nvbandwidth", 0, "a line before\n" + json.dumps(nvbandwidth(slow_pair=(0, 1))) + "\nand after", 2
+    )
+    assert found.version == "v0.8"
+    host, _, pairs = COPIES
+    assert [(gpu, rate) for name, gpu, _, _, rate in found.rates if name == host] == [(0, 55.4), (1, 56.4)]
+    assert [(gpu, peer, rate) for name, gpu, peer, _, rate in found.rates if name == pairs] == [
+        (0, 1, 40.0),
+        (1, 0, 370.0),
+    ]
+
+
+def test_a_case_of_nvbandwidth_that_failed_is_a_fault_though_the_exit_status_is_0_and_a_waived_one_is_skipped():
+    told = nvbandwidth()
+    first, second, third = told["nvbandwidth"]["testcases"]
+    first |= {"status": "Error", "error": "invalid argument"}
+    second |= {"status": "Waived"}
+    third |= {"status": "Running"}
+    found = tools.read("nvbandwidth", 0, json.dumps(told), 2)
+    one, two, three = COPIES
+    assert found.faults == [("", "fail", f"{one}: Error: invalid argument"), ("", "fail", f"{three}: Running")]
+    assert (found.skipped, found.rates) == ([two], [])
+    told["nvbandwidth"]["testcases"] = []
+    assert [what for _, _, what in tools.read("nvbandwidth", 0, json.dumps(told), 2).faults] == [
+        f"{name}: Not Found" for name in COPIES
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "said"),
+    [
+        (json.dumps(nvbandwidth(error="[CUDA_ERROR_NO_DEVICE]\n no device")), 1, "[CUDA_ERROR_NO_DEVICE] no device"),
+        (json.dumps(nvbandwidth())[:300], 0, "its output is cut short or of an unknown form"),
+        (json.dumps(nvbandwidth())[:300], 134, "ended with status 134"),
+        ("nvbandwidth: error while loading shared libraries: libcuda.so.1", 127,
+         "ended with status 127: nvbandwidth: error while loading shared libraries: libcuda.so.1"),
+        ("[]", 0, "its output is cut short or of an unknown form"),
+    ],
+)  # fmt: skip
+def test_nvbandwidth_that_did_not_measure_says_why(text, status, said):
+    with pytest.raises(tools.ToolError) as error:
+        tools.read("nvbandwidth", status, text, 2)
+    assert str(error.value) == said
+
+
+def test_what_dcgm_says_of_a_gpu_is_told_by_test_and_gpu():
+    words = "GPU 1 uncorrectable memory error"
+    told = dcgm4(
+        ("memory", ["Pass", "Fail"], words), ("pcie", ["Skip", "Skip"], ""), ("nvlink", ["Pass", "Pass"], "slow")
+    )
+    found = tools.read("dcgmi", 226, json.dumps(told), 2)
+    assert found.faults == [
+        ("GPU 1", "fail", f"memory: {words}"), ("GPU 0", "warn", "nvlink: slow"), ("GPU 1", "warn", "nvlink: slow")
+    ]  # fmt: skip
+    assert (found.skipped, found.version) == (["pcie"], "4.2.3")
+    found = tools.read("dcgmi", 0, json.dumps(dcgm3("Fail", "width 8")), 2)
+    assert (found.faults, found.version) == ([("GPU 1", "fail", "PCIe: width 8")], "3.3.8")
+    assert tools.read("dcgmi", 0, json.dumps(dcgm3("Pass")), 2).faults == []
+
+
+def test_dcgm_that_fails_as_a_whole_says_why():
+    whole = {"DCGM Diagnostic": {"runtime_error": "Error: no GPUs found", "version": "4.2.3"}}
+    for status, told, said in (
+        (226, json.dumps(whole), "Error: no GPUs found"),
+        (205, json.dumps(dcgm4(("memory", ["Pass"], ""))), "ended with status 205"),
+        (0, json.dumps({"entity_groups": []}), "its output is cut short or of an unknown form"),
+    ):
+        with pytest.raises(tools.ToolError, match=said):
+            tools.read("dcgmi", status, told, 2)
+
+
+def program(folder: Path, name: str, *texts: str, status: int = 0, more: str = "") -> Path:
+    """A stand-in that prints the next of its outputs each time it is started, the last one from then on."""
+    path = folder / name
+    for number, text in enumerate(texts):
+        (folder / f"{name}.{number}").write_text(text)
+    path.write_text(
+        f"#!{sys.executable}\nimport os, pathlib, sys, time\nown = pathlib.Path({str(path)!r})\n"
+        "turn = sum(1 for _ in own.parent.glob(own.name + '.turn*'))\n"
+        "own.with_name(own.name + f'.turn{turn}').write_text(repr((sys.argv[1:], sorted(os.environ))))\n"
+        f"print(own.with_name(own.name + f'.{{min(turn, {len(texts) - 1})}}').read_text(), flush=True)\n"
+        f"{more}\nsys.exit({status})\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_a_tool_that_does_not_end_is_killed_with_its_children(tmp_path):
+    more = "child = os.fork() or os.execvp('sleep', ['sleep', '1000'])\nown.with_name('child').write_text(str(child))\n"
+    more += "time.sleep(1000)"
+    path = program(tmp_path, "all_reduce_perf", nccl_tests(), more=more)
+    about, rates = tools.test(
+        "all_reduce_perf", [str(path)], 2, tmp_path / "tools_a" / "all_reduce_perf", 2, os.environ
+    )
+    assert (about["faults"], rates) == ([("", "fail", "did not end in CERTIFY_TOOL_SECONDS=2")], [])
+    child = Path("/proc", (tmp_path / "child").read_text(), "status")
+    assert not child.exists() or "State:\tZ" in child.read_text()
+    assert "busbw" in (tmp_path / "tools_a" / "all_reduce_perf_0.txt").read_text()
+
+
+def test_a_program_that_cannot_start_is_a_fault(tmp_path):
+    (tmp_path / "nvbandwidth").write_text("no program")
+    (tmp_path / "nvbandwidth").chmod(0o755)
+    about, _ = tools.test("nvbandwidth", [str(tmp_path / "nvbandwidth")], 2, tmp_path / "a" / "b", 2, os.environ)
+    assert about["faults"] == [("", "fail", "did not start: Exec format error")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            "bandwidthTest",
+            "CERTIFY_TOOLS: bandwidthTest: expected `none` or some of dcgmi, nvbandwidth, all_reduce_perf, ",
+        ),
+        ("/none/nvbandwidth", "CERTIFY_TOOLS: /none/nvbandwidth is not installed here: give its path, or leave it out"),
+        ("/bin/all_reduce_perf_mpi", "needs CERTIFY_MPI|is not installed"),
+    ],
+)
+def test_a_tool_that_is_asked_for_and_cannot_run_is_one_line(asked, said):
+    with pytest.raises(ConfigError, match=said):
+        from_env(tools.Config, {"CERTIFY_TOOLS": asked}).programs(on_gpus=True)
+
+
+def test_unset_those_on_the_path_run_on_gpus_and_none_runs_none(tmp_path, monkeypatch):
+    path = program(tmp_path, "all_reduce_perf", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    unset = from_env(tools.Config, {})
+    assert unset.programs(on_gpus=True) == {"all_reduce_perf": str(path)}
+    assert unset.programs(on_gpus=False) == {}
+    assert from_env(tools.Config, {"CERTIFY_TOOLS": "none"}).programs(on_gpus=True) == {}
+
+
+def test_over_all_nodes_a_command_of_the_users_starts_a_collective_with_one_gpu_a_process():
+    found = from_env(tools.Config, {"CERTIFY_MPI": "srun --mpi=pmix -n 16"})
+    sizes = ["-b", "1K", "-e", "1G", "-f", "2"]
+    over_all = ["srun", "--mpi=pmix", "-n", "16"]
+    assert dict(found.commands({"all_reduce_perf": "/a"}, 8)) == {
+        "all_reduce_perf": ["/a", *sizes, "-g", "8"], "all_reduce_perf_mpi": [*over_all, "/a", *sizes, "-g", "1"]
+    }  # fmt: skip
+    both = dict(found.commands({"all_reduce_perf": "/a", "all_reduce_perf_mpi": "/b"}, 8))
+    assert both["all_reduce_perf_mpi"] == [*over_all, "/b", *sizes, "-g", "1"]
+    assert dict(from_env(tools.Config, {}).commands({"all_reduce_perf": "/a"}, 1)) == {}
+
+
+@pytest.mark.parametrize("words", ["all_reduce=5", "all_reduce_perf", "all_reduce_perf=0", "all_reduce_perf=x"])
+def test_expected_figures_of_tools_that_are_none_are_one_line(words):
+    with pytest.raises(ConfigError, match="EXPECTED_TOOLS: "):
+        from_env(Expected, {"EXPECTED_TOOLS": words}).figures()
+
+
+def test_certify_runs_them_and_judges_what_they_found(repository, tmp_path, capsys):
+    gave = [nccl_tests(peak=peak) for peak in (400.0, 401.0, 399.0)]
+    paths = [
+        program(tmp_path, "all_reduce_perf", *gave),
+        program(tmp_path, "nvbandwidth", json.dumps(nvbandwidth())),
+        program(tmp_path, "dcgmi", json.dumps(dcgm4(("memory", ["Pass", "Pass"], ""), ("pcie", ["Skip", "Skip"], "")))),
+    ]
+    settings = {"CERTIFY_TOOLS": " ".join(map(str, paths)), "EXPECTED_TOOLS": "all_reduce_perf=398 sendrecv_perf=9"}
+    settings |= {"PMI_RANK": "0", "SLURM_PROCID": "0"}
+    done = run(repository, tmp_path, **settings)
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "results/test"
+    arguments, environment = eval((tmp_path / "all_reduce_perf.turn2").read_text())
+    assert arguments == ["-b", "1K", "-e", "1G", "-f", "2", "-g", "2"]
+    assert not {"PMI_RANK", "SLURM_PROCID"} & {*environment}
+    found = certify(folder)
+    assert re.search(r"all-reduce of each node, nccl-tests +398.4 GB/s +at least 378.1 \(398 expected\)", done.stdout)
+    assert "EXPECTED_TOOLS=sendrecv_perf=9: was not measured here" in done.stdout
+    said = found.tested
+    versions = {"nccl-tests 2.19.6 with NCCL 2.31.3", "nvbandwidth v0.8", "dcgmi 4.2.3"}
+    assert versions <= {*said["versions"].split(", ")}
+    assert {"pcie (skipped by dcgmi)", "all-to-all of each node, nccl-tests"} <= {*said["not tested"].split("; ")}
+    assert {"all-reduce of each node, nccl-tests", "copy from the host, nvbandwidth", "dcgmi diag"} <= {
+        *said["tested"].split("; ")
+    }
+    assert exports(found.records)["EXPECTED_TOOLS"] == (
+        "all_reduce_perf=398.4 host_to_device_memcpy_ce=55.9 device_to_host_memcpy_ce=55.9 "
+        "device_to_device_memcpy_read_ce=370"
+    )
+    assert main(["certify", str(folder), "--expected"]) == 0
+    assert "export EXPECTED_TOOLS='all_reduce_perf=398.4 " in capsys.readouterr().out
+
+
+def records(nodes=4, per_node=2, slow=(), sizes=(1 << 20, 1 << 30)):
+    """Made-up nodes with what the tools measured on them. slow: (test, rank) that takes a fifth more time."""
+    found = make(nodes, per_node)
+    generator, rows = np.random.default_rng(0), []
+    for rank in range(nodes * per_node):
+        first = rank % per_node == 0
+        tests = [("all_reduce_perf", -1, size) for size in sizes if first] + [(name, -1, 1e9) for name in HOST]
+        tests += [(PAIRS, peer, 1e9) for peer in range(per_node) if peer != rank % per_node]
+        tests += [("all_reduce_perf_mpi", -1, 1 << 30)] if rank == 0 else []
+        for name, peer, amount in tests:
+            for number in range(3):
+                seconds = amount / 4e11 * (1 + 0.003 * generator.standard_normal())
+                rows.append((rank, name, number, peer, seconds * (1.2 if (name, rank) in slow else 1), amount))
+    for column, name in enumerate(("rank", "probe", "round", "partner", "seconds", "amount")):
+        values = np.array([row[column] for row in rows], "S32" if name == "probe" else None)
+        found.probes[name] = np.concatenate([found.probes[name], values])
+    for node in found.nodes:
+        told = {"version": "2.19.6", "faults": [], "skipped": []}
+        found.tools[node] = [{"name": name, **told} for name in ("all_reduce_perf", "nvbandwidth")]
+    return found
+
+
+def test_nodes_whose_tools_measure_alike_pass_and_a_slow_node_or_gpu_is_named():
+    assert judge(records()).why() == []
+    (found,) = judge(records(slow={("all_reduce_perf", 4)})).findings
+    assert (found.name, found.stage, found.what) == ("node node2", "all_reduce_perf", "slow")
+    (found,) = judge(records(slow={(HOST[0], 5)})).findings
+    assert (found.name, found.stage) == ("rank 5 on node2", HOST[0])
+
+
+def test_figures_of_tools_are_held_to_those_of_the_config():
+    wanted = {"all_reduce_perf": 400.0, "all_reduce_perf_mpi": 500.0}
+    found = judge(records(slow={("all_reduce_perf", 4)}), expected=wanted)
+    assert [(one.name, one.figure, one.state) for one in found.reached if one.state != "pass"] == [
+        ("node node2", "all_reduce_perf", "fail"),
+        ("all ranks", "all_reduce_perf_mpi", "fail"),
+    ]
+
+
+def test_a_tool_that_failed_on_a_node_fails_the_test_and_the_others_are_still_compared():
+    found = records(slow={("all_reduce_perf", 4)})
+    failed = found.probes["probe"] != b"all_reduce_perf"
+    kept = failed | (found.probes["rank"] != 0)
+    for name, column in found.probes.items():
+        found.probes[name] = column[kept]
+    found.tools["node0"][0]["faults"] = [("", "fail", "ended with status 3")]
+    told = {"name": "dcgmi", "version": "4", "skipped": [], "faults": [("GPU 1", "warn", "PCIe: x8")]}
+    found.tools["node1"].append(told)
+    said = [(one.name, one.what, one.stage) for one in of_tools(found)]
+    assert said == [("all_reduce_perf of node0", "ended with status 3", ""), ("GPU 1 of node1", "PCIe: x8", "dcgmi")]
+    judged = judge(found)
+    assert judged.state == "fail"
+    assert [(one.name, one.outlier.state) for one in judged.findings] == [("node node2", "warn")]  # of three nodes
+
+
+def test_the_page_has_curves_a_map_of_pairs_and_the_limits(tmp_path):
+    write(tmp_path, records(slow={("all_reduce_perf", 4), (PAIRS, 5)}))
+    (tmp_path / "config.json").write_text(json.dumps({"expected": {"all_reduce_perf": 300.0}}))
+    assert main(["certify", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 1
+    page = (tmp_path / "page.html").read_text()
+    assert 'id="chart-all-reduce-perf"' in page
+    assert 'id="chart-all-reduce-perf-mpi"' in page
+    assert "node node2 has the lowest median" in page
+    assert page.count("copy from another GPU, nvbandwidth, node") == 2 * 4  # heading and label
+    assert page.index("nvbandwidth, node2") < page.index("nvbandwidth, node0")
+    assert "at least 285 (300 expected)" in page
