@@ -26,10 +26,12 @@ FAKES = Path(__file__).resolve().parent / "fakes"
 CONFIG = "configs/config_P8000H100_1x8x48x1_pack.sh"
 
 REVIEW = (
-    "import os, sys\nprint('table of' if sys.argv[1] == 'show' else sys.argv[1], *sys.argv[2:])\n"
+    "import os, sys\n"
     "unfit = os.environ.get('UNFIT', 'none')\n"
     "if sys.argv[1] == 'certify' and unfit in open(sys.argv[2] + '/node').read():\n"
-    "    sys.exit(f'fail: node {unfit}: slow; scontrol update nodename={unfit} state=drain reason=slow')\n"
+    "    print(f'fail: node {unfit}: slow; scontrol update nodename={unfit} state=drain reason=slow')\n"
+    "    sys.exit(1)\n"
+    "print('table of' if sys.argv[1] == 'show' else sys.argv[1], *sys.argv[2:])\n"
     "sys.exit(os.environ.get('REVIEW') == 'fails' or sys.argv[1] == os.environ.get('REVIEW_FAILS'))\n"
 )
 COMPLIANCE = (

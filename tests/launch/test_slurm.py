@@ -160,7 +160,7 @@ def test_before_the_time_limit_a_run_that_resumes_is_requeued_until_that_brings_
             job.wait_for(
                 lambda number=start: int(job.field("Restarts")) > number and job.field("JobState") == "PENDING"
             )
-            subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True)
+            subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"], check=True)
     job.wait()
     why = "the job reached its time limit of 00:10:00"
     told = [line for line in job.output.splitlines() if line.startswith("run: warning: ") and why in line]

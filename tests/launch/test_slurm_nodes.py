@@ -45,7 +45,7 @@ def look(folder, patterns):
         os.kill(os.getpid(), signal.SIGSTOP)
 
 if os.environ.get("RANK") == "1":
-    arguments = os.environ["CHECKPOINT_DIR"], os.environ.get("STOP", "").split(",")
+    arguments = os.environ["CHECKPOINT_DIR"], list(filter(None, os.environ.get("STOP", "").split(",")))
     threading.Thread(target=look, args=arguments, daemon=True).start()
 """
 
@@ -102,7 +102,7 @@ class Nodes:
         """Waits for a requeue; Slurm holds such a job back for two minutes, an administrator need not."""
         restarts = job.field("Restarts")
         job.wait_for(lambda: job.field("JobState") == "PENDING" and job.field("Restarts") != restarts)
-        subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True)
+        subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"], check=True)
         job.wait_for(lambda: job.field("JobState") == "RUNNING")
 
     def stopped(self, name: str, number: int, job: Job) -> tuple[str, int]:

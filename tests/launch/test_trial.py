@@ -85,6 +85,20 @@ def test_all_failures_stand_on_the_one_last_line(checkout):
     assert last_line(done.stderr) == f"run: error: {expected}"
 
 
+@pytest.mark.parametrize("unfit", [True, False])
+def test_a_start_test_that_fails_ends_the_run_before_any_trial(checkout, unfit):
+    done = checkout.run(LOCAL, after="export START_TEST=1", UNFIT="here" if unfit else "elsewhere")
+    folder = checkout.run_dir / "start_test"
+    assert done.returncode == int(unfit), done.stderr
+    if unfit:
+        said = "fail: node here: slow; scontrol update nodename=here state=drain reason=slow"
+        assert last_line(done.stderr) == f"run: error: the start test failed: {said}; see {folder}, or set START_TEST=0"
+        assert (folder / "hang_0.txt").read_text() == "node here\n"
+    else:
+        assert f"run: start test: certify {folder} --line\n" in done.stderr
+    assert bool(checkout.ranks()) != unfit
+
+
 def test_bad_settings_stop_before_anything_is_written(checkout):
     done = checkout.run(LOCAL, CHECK="bad")
     assert done.returncode == 2
