@@ -14,12 +14,13 @@ import numpy as np
 from certify.comparison import LEAST, LEAST_EXCESS, OF_MEDIAN
 from certify.reasons import Reason
 from certify.records import Records, known
-from certify.schema import ALL_NODES, COLLECTIVES, LABELS, PROBES, TOOLS, Expected, Facts
+from certify.schema import ALL_NODES, COLLECTIVES, COPIES, LABELS, PROBES, TOOLS, Expected, Facts
 from review.logs.output import ReviewError
 
 WARN, FAIL = 0.03, 0.05  # slower by so much, and by more than the rounds of a test differ
 DEVIATIONS = 3.0
 EVERYONE = "all ranks"
+PEERS = "peers"  # source of a limit
 STEP, GBPS = "ms a step", "GB/s"
 
 
@@ -162,12 +163,13 @@ def exports(records: Records) -> dict[str, float | str]:
 
 @dataclass(frozen=True)
 class Measured:
-    """A number by rank, or of all. name: a stage or a part of the load; limits: in words."""
+    """A number by rank, or of all. name: a stage or a part of the load; limits: in words; sources: of each limit."""
 
     name: str
     unit: str
     values: dict[str, float]
     limits: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -187,25 +189,31 @@ class Measured:
 
 def figures(records: Records, seconds: Mapping[str, np.ndarray], expected: Mapping[str, float]) -> list[Measured]:
     """The seconds of each stage, then rates and the parts of the load. seconds: of a step by stage [ranks]."""
-    compared: tuple[str, ...] = (f"at most {LEAST_EXCESS['slow']:.0%} slower than the median, or by chance",)
-    compared = compared if len(records.places) >= LEAST else ()
+    words = "at most {:.0%} {} than the median, or by chance"
+    compared = ((words.format(LEAST_EXCESS["slow"], "slower"), PEERS),) if len(records.places) >= LEAST else ()
     found = []
     for stage, own in seconds.items():
         values = dict(zip(records.names, (1e3 * own).tolist(), strict=True))
-        found.append(Measured(stage, STEP, values, compared if stage != "pairs" else ()))
+        found.append(_held(stage, STEP, values, compared if stage != "pairs" else ()))
     for name, figure in FIGURES.items():
         values = {who: statistics.median(rounds) for who, rounds in measure(records, name).items()}
-        limits = compared if name in PROBES else ()
+        of_nodes = name in COLLECTIVES and len(records.nodes) >= LEAST
+        limits = compared if of_nodes or name in PROBES or name in COPIES else ()
         if name in expected:
-            limits = (f"at least {digits((1 - FAIL) * expected[name])} ({digits(expected[name])} expected)", *limits)
+            least = f"at least {digits((1 - FAIL) * expected[name])} ({digits(expected[name])} expected)"
+            limits = ((least, f"config, {figure.variable}"), *limits)
         if values:
-            found.append(Measured(name, figure.unit, values, limits))
-    between = f"at most {LEAST_EXCESS['network']:.0%} more time than the median, or by chance"
+            found.append(_held(name, figure.unit, values, limits))
+    between = (words.format(LEAST_EXCESS["network"], "more time"), PEERS)
     for name, nodes in (("reduce_node", 1), ("reduce_pairs", 2)):
         times = [one for groups in records.reductions(name).values() for one in groups]
         if times:
             rate = bus_bandwidth(records, name, nodes * records.ranks_per_node)
             ends = {"slowest": max(times), EVERYONE: statistics.median(times), "quickest": min(times)}
             limits = (between,) if nodes == 2 and len(records.nodes) >= LEAST else ()
-            found.append(Measured(name, GBPS, {who: rate / one for who, one in ends.items()}, limits))
+            found.append(_held(name, GBPS, {who: rate / one for who, one in ends.items()}, limits))
     return found
+
+
+def _held(name: str, unit: str, values: dict[str, float], limits: Sequence[tuple[str, str]]) -> Measured:
+    return Measured(name, unit, values, tuple(words for words, _ in limits), tuple(source for _, source in limits))

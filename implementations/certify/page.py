@@ -96,7 +96,8 @@ def _numbers(found: Certificate) -> list[dict[str, str]]:
         low, high = one.shown
         compared = one.unit == STEP or one.name in PROBES | TOOLS or one.name not in FIGURES
         state = (slow.get(one.name, "") if compared else "") or ("" if one.unit == STEP else short.get(one.name, ""))
-        rows.append({"what": one.label, "low": low, "high": high, "unit": one.unit, "limit": one.limit, "state": state})
+        row = {"what": one.label, "low": low, "high": high, "unit": one.unit, "limit": one.limit, "state": state}
+        rows.append(row | {"source": " and ".join(one.sources)})
     return rows
 
 
@@ -115,7 +116,7 @@ def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[s
             heat, side = min(abs(excess) / FULL, 1.0), "slow" if excess >= 0 else "quick"
             rows[place.node].append({"text": shown, "heat": f"{heat:.2f}", "side": side, "tip": tip})
     title, middle = LABELS[stage], ", ".join(filter(None, (f"{center * 1e3:,.2f} ms", rate)))
-    return {"title": title, "median": middle, "rows": rows, "width": max(map(len, rows.values()))}
+    return {"title": title, "median": middle, "rows": rows, "width": max(map(len, rows.values())), "head": "Node"}
 
 
 def pairs(records: Records) -> list[dict[str, Any]]:
@@ -139,9 +140,10 @@ def pairs(records: Records) -> list[dict[str, Any]]:
                     side = "slow" if heat >= 0 else "quick"
                     tip = f"GPU {gpu} from GPU {peer} of {node}: {rate:.1f} GB/s" if text else ""
                     cell = {"text": text, "heat": f"{min(abs(heat) / FULL, 1.0):.2f}", "side": side, "tip": tip}
-                    cells.setdefault(f"GPU {gpu}", []).append(cell)
+                    cells.setdefault(f"{gpu}", []).append(cell)
             title = f"{LABELS[name]}, {node}"
-            found.append({"title": title, "median": f"{typical:,.0f} GB/s", "rows": cells, "width": len(cells)})
+            about = {"title": title, "median": f"{typical:,.0f} GB/s", "head": "GPU"}
+            found.append({**about, "rows": cells, "width": len(cells)})
     return found
 
 

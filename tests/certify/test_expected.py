@@ -126,6 +126,7 @@ def test_json_and_csv_have_the_parts_of_the_load(judged, tmp_path):
     (found,) = [one for one in json.loads(said)["figures"] if one["name"] == "matmul"]
     assert found["values"] == {"rank 0 on node0": pytest.approx(600), "rank 1 on node0": pytest.approx(600)}
     assert (found["unit"], found["limits"]) == ("Tflop/s", ["at least 617.5 (650 expected)"])
+    assert found["sources"] == ["config, EXPECTED_TFLOPS"]
     rows = [row for row in csv.DictReader((tmp_path / "ranks.csv").open()) if row["stage"] == "matmul"]
     assert [(row["rank"], row["figure"], row["unit"]) for row in rows] == [
         ("0", "600", "Tflop/s"),
