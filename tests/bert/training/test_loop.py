@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from bert.training.loop import StepSchedule, Triggers
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+
+from bert.training.loop import Parts, StepCounter, StepSchedule, Triggers, train
 
 SCHEDULE = StepSchedule(last=10, report_every=4, evaluations={3, 8}, checkpoint=lambda step: step % 5 == 0)
 
@@ -26,3 +31,19 @@ def test_without_an_interval_no_checkpoint_is_due_and_past_the_last_step_the_end
     schedule = StepSchedule(last=4, report_every=100)
     assert not any(schedule.after(step).checkpoint for step in range(1, 9))
     assert [any(schedule.after(step)) for step in (3, 4, 5)] == [False, True, True]
+
+
+@pytest.mark.parametrize("done", [0, 3])
+def test_the_model_is_evaluated_before_the_first_step_but_not_again_where_a_run_resumes(done):
+    seen = []
+    progress = SimpleNamespace(
+        samples=lambda: 0, paused=contextlib.nullcontext, add=lambda *_: None, report=lambda *_: None
+    )
+    parts = Parts(
+        next_step=list, take_step=lambda batches, rate: None, progress=progress,
+        steps=StepCounter(lambda step: 0.1, 4, SimpleNamespace(enabled=False), done, done),
+        schedule=StepSchedule(last=4, report_every=9, evaluations={0}), stop=SimpleNamespace(agreed=lambda _: None),
+        seed=int, evaluate=lambda steps, samples: bool(seen.append(steps)), save=lambda *_: None,
+    )  # fmt: skip
+    assert train(parts).step == 4
+    assert seen == ([0] if done == 0 else [])
