@@ -42,7 +42,7 @@ def test_the_model_is_evaluated_before_the_first_step_but_not_again_where_a_run_
     parts = Parts(
         next_step=list, take_step=lambda batches, rate: None, progress=progress,
         steps=StepCounter(lambda step: 0.1, 4, SimpleNamespace(enabled=False), done, done),
-        schedule=StepSchedule(last=4, report_every=9, evaluations={0}), stop=SimpleNamespace(agreed=lambda _: None),
+        schedule=StepSchedule(last=4, report_every=9, evaluations={0}), stop=SimpleNamespace(agreed=lambda *_: None),
         seed=int, evaluate=lambda steps, samples: bool(seen.append(steps)), save=lambda *_: None,
     )  # fmt: skip
     assert train(parts).step == 4
