@@ -211,6 +211,7 @@ def test_accuracy_before_training_is_that_of_zero_steps(prepared, run_bert, tmp_
     assert _values(again, "eval_accuracy") == [last]
     assert _values(again, "train_samples") == [0]
     assert [e["metadata"]["epoch_num"] for e in _result(again) if e["key"] == "eval_accuracy"] == [0]
+    assert [e["metadata"]["status"] for e in _result(again) if e["key"] == "run_stop"] == ["success"]
 
 
 def test_evaluation_does_not_depend_on_ranks_or_batch_size(prepared, run_bert, tmp_path):
@@ -248,9 +249,11 @@ def test_log_passes_the_official_checker_in_both_divisions(prepared, run_bert, t
         assert valid, division
 
 
-def test_every_progress_line_is_in_the_log_as_well(prepared, run_bert):
+def test_every_progress_line_is_in_the_log_as_well_and_a_missed_target_says_aborted(prepared, run_bert):
     finished = run_bert(prepared | {"LOG_EVERY_STEPS": "2", "MAX_STEPS": "6"})
     assert finished.returncode == 3, finished.stderr
+    ends = [event["metadata"]["status"] for event in _result(prepared) if event["key"] == "run_stop"]
+    assert ends == ["aborted"], "short of its target"
     stats = _values(prepared, "tracked_stats")
     assert [f"{values['loss']:.4f}" for values in stats] == _losses(finished)
     assert len(stats) >= 3
