@@ -86,6 +86,8 @@ def write(
     Each file appears whole. Raises OSError where that cannot be.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(".tmp*"):  # what safetensors was writing when it was killed
+        left.unlink()
     kept = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
     for name in kept.keys() & {WORDS, BIAS}:
         kept[name] = kept[name][: config.vocab_size].clone()

@@ -31,7 +31,8 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
     options = parser.parse_args(arguments)
     folder = options.output
     try:
-        if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not huggingface.weights_in(folder))):
+        others = not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())
+        if folder.exists() and others and not huggingface.weights_in(folder):
             raise ConfigError(f"{folder}: is there and holds no model: give a new folder by -o")
         source = trained.describe(trained.newest(options.path), options.bert_config)
         vocab_file, kernels = trained.vocabulary(source, options.vocab), Config(fused="none", attention="sdpa_loop")

@@ -177,6 +177,17 @@ def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
     assert weights.endswith("not used none")
 
 
+def test_an_export_that_was_killed_is_done_again_and_leaves_nothing_of_the_first(run, tmp_path):
+    folder, _ = run
+    left = tmp_path / "killed"
+    left.mkdir()
+    for name in (".model.safetensors.partial", ".tmpAbCdEf"):  # ours, and safetensors' own
+        (left / name).write_bytes(b"half")
+    assert main(["export", str(folder), "-o", str(left)], {}) == 0
+    names = {path.name for path in left.iterdir()}
+    assert names == {"config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"}
+
+
 def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
     folder, _ = run
     (tmp_path / "full").mkdir()
