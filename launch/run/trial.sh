@@ -65,10 +65,16 @@ trial::export_seed() { if [[ -n ${SEED:-} ]]; then export SEED=$((SEED + TRIAL))
 # One trial: returns 0 (target reached), 3 (not reached), 2 (bad input) or 1 (crashed).
 trial::run() {
   local -r trial=$1
-  local launched=0 status=0 cleared=0
+  local launched=0 status=0 cleared=0 figures
   node_state::drop_caches && cleared=1
-  rm -rf -- "$RUN_DIR"/{running_"$trial",running_"$trial"_*,{error,failed,hang,step}_"$trial".txt,{power,model}_"$trial"}
-  mkdir -- "$RUN_DIR/running_$trial$again" || exit 1
+  mkdir -p -- "$RUN_DIR/.begun_$trial"
+  if [[ ${RESUME:-} == 1 ]]; then # the figures that it appends to, of before it ended or was killed
+    for figures in "$RUN_DIR"/{,running_"$trial"/,running_"$trial"_*/}{metrics_"$trial".jsonl,tensorboard_"$trial"}; do
+      if [[ -e $figures ]]; then cp -rup -t "$RUN_DIR/.begun_$trial" -- "$figures"; fi
+    done
+  fi
+  rm -rf -- "$RUN_DIR"/{running_"$trial",running_"$trial"_*,{error,failed,hang,step}_"$trial".txt,{power,model,tensorboard}_"$trial"}
+  mv -T -- "$RUN_DIR/.begun_$trial" "$RUN_DIR/running_$trial$again" || exit 1
   log::info "trial $((trial + 1)) of $NEXP starts: result_$trial.txt"
   power::start "$trial"
   trial::launch "$trial" "$cleared" || launched=$?

@@ -157,6 +157,25 @@ def test_a_continued_run_still_counts_the_trial_that_missed_its_target(checkout)
     assert not checkout.ranks(), "repeating it would be choosing among results"
 
 
+@pytest.mark.parametrize("resume", ["1", ""])
+def test_a_trial_that_goes_on_has_the_figures_of_before_it_was_killed(checkout, resume):
+    """Those in the folder of the trial that was killed are newer than those of the one that was stopped before."""
+    folder = checkout.logdir / "figures"
+    for number, place in enumerate((folder, folder / "running_0")):
+        (place / "tensorboard_0").mkdir(parents=True)
+        (place / "tensorboard_0" / f"events.{number}").touch()
+        (place / "metrics_0.jsonl").write_text(f"{number}\n")
+        os.utime(place / "metrics_0.jsonl", (1e9 + number, 1e9 + number))
+    done = checkout.run(LOCAL, after=f"export NEXP=1 RUN_NAME=figures RESUME={resume}")
+    assert done.returncode == 0, done.stderr
+    kept = {path.name: path.read_text() for path in folder.rglob("*") if path.name.startswith(("metr", "ev"))}
+    assert kept == (
+        {"metrics_0.jsonl": "1\n", "events.0": "", "events.1": ""} if resume else {"metrics_0.jsonl": "0\n"}
+    )
+    assert not list(folder.glob("*/metrics_0.jsonl"))
+    assert not (folder / ".begun_0").exists()
+
+
 def test_two_launchers_do_not_share_a_folder(checkout):
     first = checkout.popen(LOCAL, after="export RUN_NAME=same", TRIAL_0="hang")
     wait_until((checkout.logdir / "same" / "running_0" / "result_0.txt").exists)

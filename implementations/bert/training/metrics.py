@@ -23,6 +23,7 @@ import torch
 from bert.core import rundir
 from bert.core.dist import World
 from bert.core.env import ConfigError, env
+from bert.core.files import write_text
 from bert.core.start import PROCESS_STARTED
 from bert.data.batch import Batch
 from bert.model.trainable import loss_names
@@ -61,10 +62,13 @@ class Config:
 MetricSink = Callable[[str, Mapping[str, Any]], object]
 
 
-def metrics_file(path: Path, append: bool) -> MetricSink:
-    """One JSON object a line, with its kind. A run that resumes appends, so that its file tells the whole story."""
+def metrics_file(path: Path, first_step: int) -> MetricSink:
+    """One JSON object a line, with its kind. A run that resumes appends: its file tells every step once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a" if append else "w", encoding="utf-8", buffering=1)
+    told = path.read_text(encoding="utf-8").splitlines(True) if first_step and path.is_file() else []
+    kept = (line for line in told if line.endswith("}\n") and json.loads(line).get("step", 0) <= first_step)
+    write_text(path, "".join(kept))
+    file = path.open("a", encoding="utf-8", buffering=1)
     return lambda kind, values: file.write(json.dumps({"kind": kind, **values}) + "\n")
 
 
@@ -132,7 +136,7 @@ def metric_sinks(
         "wandb": lambda: weights_and_biases(folder, f"{folder.resolve().name}_{trial}", settings),
     }
     path = folder / f"metrics_{trial}.jsonl"
-    chosen = [guarded(path.name, lambda: metrics_file(path, append=first_step > 0))]
+    chosen = [guarded(path.name, lambda: metrics_file(path, first_step))]
     return chosen + [guarded(name, makers[name]) for name in config.names]
 
 

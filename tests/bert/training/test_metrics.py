@@ -162,13 +162,17 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_metrics_file_has_an_object_a_line_and_a_resumed_run_appends(tmp_path):
+def test_metrics_file_has_an_object_a_line_and_a_resumed_run_tells_every_step_once(tmp_path):
     _write(_built(tmp_path))
     whole = [{"kind": "train", **TRAIN}, {"kind": "evaluation", "step": 5, "samples": 40, "accuracy": 0.25},
              {"kind": "summary", **SUMMARY}]  # fmt: skip
     assert _lines(tmp_path / "metrics_3.jsonl") == whole
     _write(_built(tmp_path, first_step=9))
     assert _lines(tmp_path / "metrics_3.jsonl") == whole * 2
+    with open(tmp_path / "metrics_3.jsonl", "a") as file:
+        file.write('{"kind": "train", "step": 12}\n{"kind": "tra')  # after its checkpoint, and killed
+    _write(_built(tmp_path, first_step=9))
+    assert _lines(tmp_path / "metrics_3.jsonl") == whole * 3
     _write(_built(tmp_path))
     assert _lines(tmp_path / "metrics_3.jsonl") == whole
 

@@ -1,0 +1,141 @@
+"""From a text of one's own to predictions: the commands of docs/train.md, killed at ten moments and given again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from ..bert.states import newest, same
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+ROWS = 9000  # two whole chunks of predictions, and a part of one
+
+# Name -> its command, in a shell in the checkout; MINE is the folder of all that is made.
+WAY = {
+    "prepare": "input_preprocessing/prepare_data.sh --outputdir $MINE/data --packed-data --nsp 0 --dupe-factor 1 "
+    "--max-seq-length 64 --max-predictions-per-seq 10 --input pydoc --vocab-file $MINE/../model/vocab.txt --jobs 2",
+    "train": "DATADIR=$MINE/data INIT_CHECKPOINT=$MINE/../model ./run_pretraining.sh $MINE/../pretrain_mine",
+    "export": "python -m bert export $MINE/results/pretrain_mine -o $MINE/my-bert",
+    "finetune": "./run_finetuning.sh glue TASK=table DATA=$MINE/../table INIT_CHECKPOINT=$MINE/my-bert RUN_NAME=tuned "
+    "CHECKPOINT_DIR=$MINE/results/tuned/checkpoints CHECKPOINT_EVERY_STEPS=10 RESUME=1 BATCHSIZE=8 LR=1e-3 EPOCHS=8",
+    "predict": "python -m finetune predict $MINE/results/tuned --input $MINE/../new.csv --output $MINE/predicted.csv",
+}
+MOMENTS = [  # a file, and the bytes that it has at least
+    ("prepare", "data/download/corpus/*.partial", 0),
+    ("prepare", "data/download/results4/part-*", 0),
+    ("prepare", "data/work/**/*.hdf5", 0),
+    ("prepare", "data/packed_data/part_*", 0),
+    ("train", "results/*/phase1/running_0/result_0.txt", 0),
+    ("train", "results/*/phase1/checkpoints/step_*04.pt", 0),
+    ("train", "results/*/phase1/checkpoints/.step_*12.pt.partial", 0),
+    ("export", "my-bert/.*.partial", 0),
+    ("finetune", "results/tuned/checkpoints/seed_*/step_*.pt", 0),
+    ("predict", ".predicted.csv.rows", 600_000),
+]
+
+
+def kill(folder: Path) -> None:
+    """kill -9 of all that has the folder in its environment."""
+    mark = f"MINE={folder}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> None:
+    """The whole way; before a command comes to its end, it is killed at each of its moments and given again."""
+    folder.mkdir()
+    environ = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder), "MINE": str(folder),
+        "LOGDIR": str(folder / "results"), "OMP_NUM_THREADS": "1", "DEVICE": "cpu", "SEED": "1",
+        "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
+    }  # fmt: skip
+    for name, command in WAY.items():
+        for pattern, least in [*((place, size) for stage, place, size in moments if stage == name), ("", 0)]:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec 2>&1; {command}"], cwd=repository, env=environ, stdout=subprocess.PIPE, text=True
+            )
+            while pattern and process.poll() is None:
+                with contextlib.suppress(OSError):
+                    if any(path.stat().st_size >= least for path in folder.glob(pattern)):
+                        break
+                time.sleep(0.001)
+            if pattern:
+                assert process.poll() is None, f"{name} ended before {pattern}: {process.communicate()[0]}"
+                kill(folder)
+            said = process.communicate(timeout=300)[0]
+            assert (process.returncode == 0) == (not pattern), said
+
+
+def digests(folder: Path, *patterns: str) -> dict[str, str]:
+    found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
+    return {str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest() for path in sorted(found)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, repository: Path) -> Path:
+    """With a model of the Hub, a config, a table and a file to predict."""
+    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    words = [*SPECIAL, *characters, *(f"##{character}" for character in characters if character.isalnum())]
+    config = transformers.BertConfig(
+        vocab_size=len(words), hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=128,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "vocab.txt").write_text("\n".join(words) + "\n")
+    (tmp_path / "pretrain_mine.sh").write_text(f"""
+source {repository}/configs/begin.sh
+export BATCH=16 ROWS=8 RATE=1 DGXNNODES=1 DGXNGPU=2 MAX_SEQ_LENGTH=64 LR=1e-3 MAX_STEPS=20
+source {repository}/configs/own_text.sh
+export EVAL_ITER_SAMPLES=160 CHECKPOINT_EVERY_STEPS=2 LOG_EVERY_STEPS=10
+source {repository}/configs/common.sh
+""")
+    (tmp_path / "table").mkdir()
+    rows = [f"{'cat' if n % 2 else 'dog'} number {n},{n % 2}\n" for n in range(ROWS)]
+    for name, some in (("train", rows[:64]), ("dev", rows[64:96])):
+        (tmp_path / "table" / f"{name}.csv").write_text("text,label\n" + "".join(some))
+    (tmp_path / "new.csv").write_text("text,label\n" + "".join(rows))
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_at_ten_moments_of_the_whole_way_all_that_is_made_is_that_of_an_undisturbed_one(folder, repository):
+    whole, parts = folder / "whole", folder / "parts"
+    go(whole, repository, [])
+    go(parts, repository, MOMENTS)
+    made = (
+        "data/packed_data/*",
+        "data/eval/*",
+        "data/phase1/*",
+        "data/download/results4/*",
+        "my-bert/*",
+        "predicted.*",
+    )
+    assert digests(parts, *made) == digests(whole, *made)
+    assert len(digests(whole, *made)) > 10
+    assert same(*(newest(run / "results" / "pretrain_mine" / "phase1" / "checkpoints") for run in (whole, parts)))
+    tuned = "results/tuned/model_0/predictions.tsv", "results/tuned/model_0/model.safetensors"
+    assert digests(parts, *tuned) == digests(whole, *tuned)
+    losses = []
+    for run in (whole, parts):
+        lines = (run / "results" / "pretrain_mine" / "phase1" / "metrics_0.jsonl").read_text().splitlines()
+        found = {line["step"]: line["mlm_loss"] for line in map(json.loads, lines) if line["kind"] == "evaluation"}
+        losses.append(found)
+    assert losses[0] == losses[1]
+    assert sorted(losses[0]) == [0, 10, 20]
+    assert losses[0][20] < losses[0][0]
+    assert not [path for path in parts.rglob("*.partial") if path.is_file()]
