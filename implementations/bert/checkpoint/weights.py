@@ -220,18 +220,19 @@ def checksum_of(tensors: Mapping[str, Tensor]) -> int:
     return found.value
 
 
-def check_vocabulary(path: Path | None, vocab_md5: str) -> None:
-    """Raises ConfigError where the checkpoint to start from was trained with another vocabulary than the data's.
+def vocabulary_of(path: Path) -> str:
+    """md5 of the vocabulary that weights were trained with, in the Hub's layout the vocab.txt beside; "" if unknown."""
+    beside = path.parent / "vocab.txt"
+    if is_ours(path):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5") or ""
+    return hashlib.md5(beside.read_bytes()).hexdigest() if path.name in WEIGHTS and beside.is_file() else ""
 
-    Of weights in the Hub's layout it is the vocab.txt beside them.
-    """
+
+def check_vocabulary(path: Path | None, vocab_md5: str) -> None:
+    """Raises ConfigError where the checkpoint to start from was trained with another vocabulary than the data's."""
     if path is None or not vocab_md5:
         return
-    known, beside = None, path.parent / "vocab.txt"
-    if is_ours(path):
-        known = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5")
-    elif path.name in WEIGHTS and beside.is_file():
-        known = hashlib.md5(beside.read_bytes()).hexdigest()
+    known = vocabulary_of(path)
     if known and known != vocab_md5:
         raise ConfigError(
             f"INIT_CHECKPOINT={path}: trained with another vocabulary (md5 {known}) than that of the training data "

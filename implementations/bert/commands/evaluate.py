@@ -8,16 +8,21 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from bert.checkpoint.save import step_path
 from bert.commands import weights as trained
 from bert.commands.weights import Trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
+from bert.data.batch import PretrainingBatch
 from bert.data.records import DataError
+from bert.data.tokens import WordPiece
 from bert.model.bert import BertForPreTraining
 from bert.pretraining.closed_division import VOCAB_MD5
 from bert.training import evaluate as evaluation
@@ -27,7 +32,9 @@ from bert.training.evaluate import Evaluator
 INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000
 POLL_SECONDS = 1.0
 MUCH_WORSE = 0.2  # of a masked-LM loss: its perplexity has grown by a fifth
-_COLUMNS = ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy", "general_accuracy", "general_mlm_loss")
+_COLUMNS = (
+    "accuracy", "mlm_loss", "loss_per_word", "nsp_loss", "nsp_accuracy", "general_accuracy", "general_mlm_loss",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +50,9 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
     Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run. With --watch
     it follows a run that is still training, newest checkpoint first, until the run is over or TARGET_MLM_ACCURACY,
     where it is set, is reached. With several the last line compares the last with the first: a model of one's domain
-    with the one that it was continued from. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to
+    with the one that it was continued from. mlm_loss is the mean of the masked tokens; loss_per_word is that times the
+    tokens of a word (or punctuation mark), where the vocabulary is found: of other vocabularies it compares roughly,
+    for what is left of a masked word helps. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to
     the trainer; without NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
     """
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a checkpoint, a folder of them, or a run")
@@ -67,7 +76,7 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
     else:
         found = (path for place in paths for path in trained.find(place) or [trained.newest(place)])
         results = (evaluator(path)[1] for path in found)
-    columns = _COLUMNS if options.general else _COLUMNS[:4]
+    columns = _COLUMNS if options.general else _COLUMNS[:5]
     widths = [max(12, len(column)) for column in columns]
     shown: list[dict[str, Any]] = []
     for figures in results:
@@ -148,9 +157,24 @@ class CheckpointEvaluator:
             "sequences": self._evaluators[""].num_sequences, "sequences_per_second": number / seconds,
         }  # fmt: skip
         own = self._evaluators[""]
+        with suppress(ConfigError):  # no vocab.txt is found
+            figures["loss_per_word"] = figures["mlm_loss"] * tokens_per_word(own.batches, trained.vocabulary(source))
         if source.steps is None and figures["sequences"] == SEQUENCES and own.vocab_md5 == VOCAB_MD5:
             figures["initial_checkpoint"] = abs(figures["accuracy"] - INITIAL) <= TOLERANCE
         return source, figures
+
+
+def tokens_per_word(batches: list[PretrainingBatch], vocab_file: Path) -> float:
+    """Of the text in the batches: masked tokens count as what they were."""
+    vocabulary = WordPiece(vocab_file)
+    continuing = [number for word, number in vocabulary.ids.items() if word.startswith("##")]
+    tokens = words = 0
+    for batch in batches:
+        ids = batch.input_ids.long().index_copy(0, batch.masked_positions.long(), batch.masked_labels)
+        text = ~torch.isin(ids, torch.tensor([vocabulary.cls, vocabulary.sep], device=ids.device))
+        tokens += int(text.sum())
+        words += int((text & ~torch.isin(ids, torch.tensor(continuing, device=ids.device))).sum())
+    return tokens / max(words, 1)
 
 
 def watch(path: Path, evaluator: CheckpointEvaluator, target: float) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ import torch
 
 from bert.checkpoint import huggingface
 from bert.checkpoint.save import is_ours, saved_checkpoints, step_path
-from bert.checkpoint.weights import load_weights, read_state_dict
+from bert.checkpoint.weights import load_weights, read_state_dict, vocabulary_of
 from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.core.files import damage
@@ -104,7 +104,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
         raise ConfigError(f"{path}: no model config found: give its bert_config.json by --bert-config")
     return Trained(
         path=path, shape=shape, steps=said.get("step"), samples=said.get("samples"), ended=said.get("ended", False),
-        vocab_md5=said.get("vocab_md5", ""),
+        vocab_md5=vocabulary_of(path),
     )  # fmt: skip
 
 

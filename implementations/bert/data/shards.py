@@ -165,7 +165,7 @@ class Shards:
         if self.vocab_md5 and metadata.vocab_md5 and metadata.vocab_md5 != self.vocab_md5:
             raise DataError(
                 f"{path}: made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}: "
-                "do not mix data sets"
+                "prepare it with the model's vocab.txt, as all its other data"
             )
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
         expected = self._entries.get(path, Entry(records.num_rows))

@@ -7,6 +7,7 @@ import hashlib
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -213,3 +214,10 @@ def test_the_vocabulary_named_here_is_the_one_of_the_golden_files(shared):
         pytest.skip("no vocab.txt in the reference data")
     assert hashlib.md5(vocabulary.read_bytes()).hexdigest() == evaluation.VOCAB_MD5
     assert huggingface.lower_case(vocabulary)
+
+
+def test_a_word_counts_once_whatever_its_tokens_and_masks(tmp_path):
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n##s\ndog\n")
+    ids = torch.tensor([2, 5, 4, 3, 2, 7, 3])  # [CLS] cat ##s [SEP], [CLS] dog [SEP]
+    batch = SimpleNamespace(input_ids=ids, masked_positions=torch.tensor([2]), masked_labels=torch.tensor([6]))
+    assert evaluation.tokens_per_word([batch, batch], tmp_path / "vocab.txt") == 3 / 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ import transformers
 
 from bert.__main__ import main
 from bert.checkpoint.weights import load_weights
-from bert.data.batch import make_batch
+from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.format import open_records, write_records
+from bert.training.graph import graph_capacity, static_batch
 
 from ..states import newest, same
 
@@ -44,6 +46,8 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(tiny, make
     losses = model(batch)
     assert losses._fields == ("mlm",)
     assert losses.mlm.item() == pytest.approx(expected.item(), abs=1e-9)
+    room = graph_capacity(PretrainingCapacity(tokens=64, sequences=3, masked=16), 2)
+    torch.testing.assert_close(model(static_batch(batch, room)).mlm, losses.mlm)  # filled up, as for a CUDA graph
     losses.mlm.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     scored = model.scored(batch)
@@ -83,6 +87,8 @@ def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(withou
     run("parts", STEPS_THIS_RUN="3")
     run("parts")
     assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
+    losses = [float(re.findall(r"\(mlm ([\d.]+)", text)[-1]) for text in (said, run("fp8", PRECISION="fp8"))]
+    assert losses[1] == pytest.approx(losses[0], abs=0.05)
     assert not [name for name in newest(tmp_path / "whole")["model"] if name.startswith(HEAD)]
     paired = run_bert(without_pairs | {"NSP": "1", "RUN_DIR": str(tmp_path / "paired")})
     assert paired.returncode == 2
@@ -104,13 +110,16 @@ def test_what_it_trains_is_evaluated_exported_and_continued(without_pairs, run_b
     line = ["evaluate", str(run), str(tmp_path / "mine"), "--general", evaluated["EVALDIR"]]
     assert main(line, evaluated) == 0
     titles, first, second, text, general = capsys.readouterr().out.splitlines()
-    assert titles.split()[:3] == ["checkpoint", "steps", "accuracy"]
-    assert first.split()[4:6] == second.split()[4:6] == ["-", "-"], "no next sentences"
-    assert first.split()[2:4] == second.split()[2:4] == second.split()[6:8]
+    assert titles.split()[:8] == ["checkpoint", "steps", "accuracy", "mlm", "loss", "loss", "per", "word"]
+    assert first.split()[5:7] == second.split()[5:7] == ["-", "-"], "no next sentences"
+    assert first.split()[2:5] == second.split()[2:5]
+    assert second.split()[2:4] == second.split()[7:9], "of the same text as general"
     assert text.startswith("this text: masked-LM loss ")
     assert general.startswith("general text: masked-LM loss ")
     with open(tmp_path / "mine" / "vocab.txt", "a") as vocabulary:
         vocabulary.write("another\n")
+    assert main(["evaluate", str(tmp_path / "mine")], evaluated) == 2
+    assert "made with another vocabulary (md5 " in capsys.readouterr().err
     another = run_bert(without_pairs | {"INIT_CHECKPOINT": str(tmp_path / "mine"), "RUN_DIR": str(tmp_path / "other")})
     assert "model.safetensors: trained with another vocabulary (md5 " in another.stderr
     (tmp_path / "mine" / "vocab.txt").unlink()
