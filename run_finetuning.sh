@@ -32,7 +32,7 @@ case ${1:-} in
   -h | --help | help) usage 0 ;;
   '') usage 2 >&2 ;;
   [Ss][Qq]*) log::die "$1: did you mean squad?" ;;
-  *) log::die "$1: expected squad or glue first, then NAME=VALUE; one's own table is glue TASK=TSV" ;;
+  *) log::die "$1: expected squad or glue first, then NAME=VALUE; one's own table is glue TASK=table" ;;
 esac
 for setting in "${@:2}"; do
   [[ $setting != --@(docker|ssh|slurm) ]] || log::die "$setting goes first: ./run_finetuning.sh $setting $1 ..."

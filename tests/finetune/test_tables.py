@@ -67,6 +67,47 @@ def test_a_table_of_ones_own_has_its_label_last_with_or_without_a_header(tmp_pat
     assert read(tmp_path, "good\tpos\n", "TSV", ("neg", "pos")).labels.tolist() == [1]
 
 
+MNLI = (
+    "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse sentence2_parse "
+    "sentence1 sentence2"
+)
+PUBLISHED = {  # headers of GLUE's archives: of train.tsv and dev.tsv, of test.tsv, and a label
+    "CoLA": ("", "index sentence", "1"),
+    "SST-2": ("sentence label", "index sentence", "0"),
+    "MRPC": ("Quality|#1 ID|#2 ID|#1 String|#2 String", "index|#1 ID|#2 ID|#1 String|#2 String", "1"),
+    "QQP": ("id qid1 qid2 question1 question2 is_duplicate", "id question1 question2", "0"),
+    "STS-B": ("index genre filename year old_index source1 source2 sentence1 sentence2 score",
+              "index genre filename year old_index source1 source2 sentence1 sentence2", "3.800"),
+    "MNLI": (f"{MNLI} label1 gold_label", MNLI, "neutral"),
+    "QNLI": ("index question sentence label", "index question sentence", "not_entailment"),
+    "RTE": ("index sentence1 sentence2 label", "index sentence1 sentence2", "entailment"),
+    "WNLI": ("index sentence1 sentence2 label", "index sentence1 sentence2", "1"),
+}  # fmt: skip
+OF_TEXT = {"sentence1", "sentence2", "#1 String", "#2 String", "question1", "question2", "question", "sentence"}
+
+
+@pytest.mark.parametrize("task", PUBLISHED)
+def test_every_file_that_glue_publishes_is_read(tmp_path, task):
+    training, test, label = PUBLISHED[task]
+    if task == "CoLA":  # source, label, the author's mark, sentence
+        table = read(tmp_path, f'gj04\t{label}\t\tSays "no.\n', task)
+        assert (table.texts, table.labels.tolist()) == ([('Says "no.',)], [1])
+    for header, labelled in ((training, True), (test, False)):
+        names = header.split("|" if "|" in header else " ")
+        if not header:
+            continue
+        wanted = tuple(f"A \"{name}, it's" for name in names if name in OF_TEXT)
+        cells = [f"A \"{name}, it's" if name in OF_TEXT else "7" for name in names]
+        if labelled:
+            cells[names.index(layout_of(task).label)] = label
+        (tmp_path / "table.tsv").write_text("\n".join(["\t".join(names), "\t".join(cells), "\t".join(cells)]) + "\n")
+        found = (tables.read if labelled else tables.read_texts)(tmp_path / "table.tsv", layout_of(task))
+        assert found.texts == [wanted] * 2
+        if labelled:
+            value = found.labels.tolist()[0]
+            assert value == (pytest.approx(3.8) if task == "STS-B" else layout_of(task).labels.index(label))
+
+
 @pytest.mark.parametrize(
     ("task", "num_texts", "text", "expected"),
     [

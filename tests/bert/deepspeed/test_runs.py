@@ -13,7 +13,7 @@ import torch
 from bert.__main__ import main
 from bert.training.debug import differences
 
-from ..states import same
+from ..states import newest, same
 
 pytestmark = pytest.mark.deepspeed
 SHARED = re.compile(r"layer\.\d+(\.attention|\.output|\.attention\.output)?(\.1)?\.gradient$")
@@ -72,6 +72,24 @@ def test_a_run_in_stage_3_reports_and_evaluates_as_with_our_own_engine(environ, 
         assert {"inputs", "activation", "gradient"} <= {word for name in found for word in name.split(".")}
         assert max(found.values()) < 1e-4, max(found, key=lambda name: found[name])
     assert json.loads((Path(other["RUN_DIR"]) / "trace_0.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_masked_lm_alone_trains_is_evaluated_and_saved_as_with_our_own_engine(environ, run_bert, tmp_path, stage):
+    """NSP=0: without pooler and next-sentence head in model, log and checkpoint."""
+    found = []
+    for engine in (0, stage):
+        settings = {"NSP": "0", "TARGET_MLM_ACCURACY": "0", "CHECKPOINT_DIR": str(tmp_path / str(engine))}
+        environment = environ(engine, **settings)
+        finished = run_bert(environment, ranks=2)
+        assert finished.returncode == 0, finished.stderr
+        assert "nsp" not in finished.stderr
+        found.append((_losses(finished), _events(environment, "eval_accuracy")))
+        saved = newest(tmp_path / str(engine))["model"]
+        assert not [name for name in saved if name.startswith(("bert.pooler.", "cls.seq_relationship."))]
+    assert len(found[0][0]) == 4
+    assert found[1][0] == pytest.approx(found[0][0], abs=2e-4)
+    assert found[1][1] == found[0][1]
 
 
 def test_a_rank_alone_with_another_json_is_named(environ, run_bert):
