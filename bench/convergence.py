@@ -14,6 +14,10 @@ held-out sequences. Beside the gap of the two stands that of ours against itself
 its own for first weights and masks. The curves overlap where in every window the means of the two sides are no further
 apart than the largest and the smallest loss of one side's seeds.
 
+--text FOLDER compares them on a text of one's own: what `make pretrain-demo` leaves in FOLDER, its weights continued on
+its text, masked-LM alone, by AdamW, with dropout. Both sides see the same batches of the trainer's loader. The losses
+are those of the held-out text, before the first step and after every 25.
+
 --evaluation asks whether an evaluation in fp8 finds what one in bf16 finds: the model trains in fp8 and every 25 steps
 is evaluated on held-out sequences in fp8, in bf16 and, of the same weights, in fp32. Accuracy and masked-LM loss of
 every evaluation, and the largest differences of fp8 from bf16 and of bf16 from fp32. Those of accuracy also in standard
@@ -22,6 +26,7 @@ standard error of d such words sqrt(d).
 
 usage: python bench/convergence.py [--steps 300] [--only fp8]
        python bench/convergence.py --against huggingface [--steps 500] [--precision fp32] [--peak-lr 0.02] [--dropout 3]
+       python bench/convergence.py --against huggingface --text demo [--steps 50] [--dropout 3]
        python bench/convergence.py --evaluation [--steps 300] [--sequences 4000] [--seed 0]
 """
 
@@ -31,9 +36,11 @@ import copy
 import dataclasses
 import itertools
 import math
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -46,8 +53,12 @@ from train_step import inputs_of
 
 from bert import kernels, optim
 from bert.checkpoint import huggingface
+from bert.checkpoint.weights import load_weights
+from bert.data import loader
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
-from bert.data.records import Records
+from bert.data.records import Records, concatenate
+from bert.data.sampler import Sampler
+from bert.data.shards import Shards, list_shards
 from bert.kernels import fp8, fp8_feed_forward, fp8_linear
 from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.precision import Config as PrecisionConfig
@@ -292,41 +303,95 @@ class PlainLamb:
             p.sub_(lr * ratio * update)
 
 
-def padded(data: Records, sequences: np.ndarray) -> dict[str, Tensor]:
-    """The arguments of BertForPreTraining for these sequences, padded to the longest (S, L)."""
-    batch = make_batch(data, sequences, LENGTH)
+def padded(batch: PretrainingBatch) -> dict[str, Tensor]:
+    """The arguments of BertForPreTraining for a batch, each sequence padded to the longest (S, L)."""
     return inputs_of(batch, int(batch.cu_seqlens.diff().max()), packed=False, device=torch.device("cpu"))
+
+
+def peer_of(model: BertForPreTraining, architecture: str) -> Any:
+    """A model of Hugging Face's class of that name with the same weights, drawn heads included."""
+    import transformers
+
+    with tempfile.TemporaryDirectory() as name:
+        folder, values = Path(name), huggingface.config_values(model.config, architecture)
+        (folder / "vocab.txt").touch()
+        weights = dict(model.named_parameters())
+        huggingface.write(folder, weights, model.config, values, folder / "vocab.txt", lower_case=True)
+        return getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager")
 
 
 def hugging_faces(trial: Trial) -> Trained:
     """The training by others' code: of this repository are only the records, rates and first weights."""
-    import transformers
-
-    first = trial.model()
-    config = huggingface.config_values(first.config, "BertForPreTraining")
-    model = transformers.BertForPreTraining(transformers.BertConfig(**config, attn_implementation="eager"))
-    weights = {name: p.detach().clone() for name, p in first.named_parameters()}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    tied = {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias", "bert.embeddings.position_ids"}
-    assert not set(missing) - tied, missing
-    assert not unexpected, unexpected
-    model.tie_weights()
-    model.to(trial.dtype).train()
+    model = peer_of(trial.model(), "BertForPreTraining").to(trial.dtype).train()
     torch.manual_seed(trial.seed)
     data, rates, settings = trial.data, rates_of(trial.steps, trial.peak_lr), optim.Config().lamb
     lamb = PlainLamb(model.named_parameters(), (settings.beta1, settings.beta2), settings.weight_decay)
     losses = []
     for sequences, lr in zip(np.arange(2 * ROWS * trial.steps).reshape(trial.steps, -1), rates, strict=True):
-        loss = model(**padded(data, sequences)).loss
+        loss = model(**padded(make_batch(data, sequences, LENGTH))).loss
         model.zero_grad()
         loss.backward()
         lamb.step(lr)
         losses.append(loss.detach())
     with torch.no_grad():
-        batch = padded(records(HELD_OUT, seed=2), np.arange(HELD_OUT))
+        batch = padded(make_batch(records(HELD_OUT, seed=2), np.arange(HELD_OUT), LENGTH))
         guesses = model.eval()(**batch).prediction_logits.argmax(dim=-1)
     known = batch["labels"] != IGNORE
     return Trained(windows(losses), float((guesses == batch["labels"])[known].double().mean()))
+
+
+def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trained, Trained]:
+    """Ours and theirs: as windows the held-out losses before the first step and after every WINDOW."""
+    text, weights = folder / "pretraining", folder / "finetune" / "weights"
+    shape = dataclasses.replace(BertConfig.from_json(weights / "config.json"), next_sentence=False)
+    config = loader.Config(
+        packed=True, datadir_packed=text / "packed_data", batch_size=2 * ROWS, max_seq_length=128, masking="dynamic"
+    )
+    source = loader.open_source(config, shape.vocab_size)
+    masks = loader.open_masks(config, source, text / "phase1", shape.vocab_size, seed)
+    sampler = Sampler(source.row_counts(), config.rows_per_step, seed, rank=0, world_size=1)
+    data = loader.TrainingData(source, sampler, config, shape.vocab_size, 1, lambda batch: batch, masks)
+    shards = Shards(list_shards(text / "eval", "--text"), config.max_seq_length)
+    held = concatenate([shards[number] for number in range(len(shards))])
+    held_out = make_batch(held, np.arange(held.num_sequences), config.max_seq_length)
+
+    model = new_model(shape, seed=seed)
+    load_weights(model, weights / "model.safetensors", new_heads=True)
+    peer = peer_of(model, "BertForMaskedLM")
+    adam = optim.Config(optimizer="adamw").adam
+    step: Any = new_step(model, FP32, sharded=False, optimizer="adamw")
+    decayed, others = [], []
+    for name, p in peer.named_parameters():
+        (others if name.endswith("bias") or "LayerNorm" in name else decayed).append(p)
+    groups = [{"params": decayed, "weight_decay": adam.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    plain = torch.optim.AdamW(groups, betas=(adam.beta1, adam.beta2), eps=adam.eps)
+
+    def theirs(batch: PretrainingBatch) -> Any:
+        return peer(**{name: values for name, values in padded(batch).items() if name != "next_sentence_label"})
+
+    points: list[tuple[float, float, float, float]] = []  # loss and accuracy of ours and of theirs
+    for number, lr in enumerate([*rates_of(steps, peak_lr), 0.0]):
+        if number % WINDOW == 0:
+            model.eval(), peer.eval()
+            right, loss = evaluated(model, [held_out])
+            with torch.no_grad():
+                scored, labels = theirs(held_out), padded(held_out)["labels"]
+            known = (scored.logits.argmax(dim=-1) == labels)[labels != IGNORE]
+            points.append((loss, float(right.double().mean()), float(scored.loss), float(known.double().mean())))
+            model.train(), peer.train()
+        if number < steps:
+            (batch,) = data.batches(number + 1)
+            torch.manual_seed(step_seed(seed, number + 1, 0))
+            step([batch], lr)
+            plain.zero_grad()
+            theirs(batch).loss.backward()
+            nn.utils.clip_grad_norm_(peer.parameters(), optim.Config().max_grad_norm)
+            for group in plain.param_groups:
+                group["lr"] = lr
+            plain.step()
+    data.close()
+    losses = np.array(points)
+    return Trained(losses[:, 0], losses[-1, 1]), Trained(losses[:, 2], losses[-1, 3])
 
 
 def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
@@ -423,8 +488,9 @@ def main() -> None:
     parser.add_argument("--steps", type=integer, help="of each run, in 25s (default 300; 500 with --against)")
     parser.add_argument("--against", choices=("huggingface",), help="the implementation to compare with")
     parser.add_argument("--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: dropout")
+    parser.add_argument("--text", type=Path, metavar="FOLDER", help="with --against: continued on the demo's text")
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="with --against (default fp64)")
-    parser.add_argument("--peak-lr", type=positive, default=PEAK_LR / 4, help="with --against (default %(default)s)")
+    parser.add_argument("--peak-lr", type=positive, help="with --against (default 0.005; 5e-4 with --text)")
     parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name has this in it, such as fp8")
     parser.add_argument("--evaluation", action="store_true", help="evaluations in fp8, bf16 and fp32 instead")
     parser.add_argument("--sequences", type=integer, default=4000, help="with --evaluation: held out (default 4000)")
@@ -432,14 +498,20 @@ def main() -> None:
     options = parser.parse_args()
     if (options.steps or 0) % 25:
         parser.error(f"--steps {options.steps}: expected a multiple of 25")
+    if options.text and not (options.against and (options.text / "finetune" / "weights").is_dir()):
+        parser.error(f"--text {options.text}: expected the folder of make pretrain-demo, and --against")
     known = pairs(torch.cuda.is_available())
     if not any(options.only in name for name in known):
         parser.error(f"--only {options.only}: no such pair here: {', '.join(known)}")
-    steps = options.steps or (500 if options.against else 300)
+    steps = options.steps or (50 if options.text else 500 if options.against else 300)
+    peak_lr = options.peak_lr or (5e-4 if options.text else PEAK_LR / 4)
     dtype = torch.float64 if options.precision == "fp64" else torch.float32
-    trial = Trial(steps=steps, dtype=dtype, peak_lr=options.peak_lr)
+    trial = Trial(steps=steps, dtype=dtype, peak_lr=peak_lr)
     if options.evaluation:
         found = evaluations(steps, options.sequences, options.seed)
+    elif options.text:
+        runs = [continued(options.text, steps, peak_lr, seed) for seed in range(options.dropout or 3)]
+        found = overlap([mine for mine, _ in runs], [others for _, others in runs])
     elif not options.against:
         found = compare(steps, options.only)
     elif options.dropout:
