@@ -19,9 +19,9 @@ from bert.data.records import DataError
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.cli import lock_folder
 from input_preprocessing.stage.manifest import Manifest
+from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
 
 NAME = "DATA_CARD.md"
 _LISTED = 20  # texts by name; of more, the first and the last

@@ -24,11 +24,11 @@ from input_preprocessing.instances.sampling import compile_first, write_instance
 from input_preprocessing.records import shards
 from input_preprocessing.records.shards import SEQUENCES_PER_GROUP, num_shards
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.benchmark import NUM_PARTS
 from input_preprocessing.stage.cli import human_bytes, human_time
 from input_preprocessing.stage.folder import contents_of
 from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.published import NUM_PARTS
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
 

@@ -26,10 +26,10 @@ from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.foreign import NOT_RECORDS, input_ids_digest
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.cli import add_jobs
 from input_preprocessing.stage.manifest import Manifest
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
 from input_preprocessing.text import vocabulary
 from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, rules_of
 

@@ -26,10 +26,10 @@ from xml.etree import ElementTree
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.benchmark import DUMP_MD5
 from input_preprocessing.stage.cli import add_jobs, positive
 from input_preprocessing.stage.folder import StageFolder, contents_of
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.published import PUBLISHED
 
 CHUNK_BYTES = 32_000_000  # of the dump a file: 555 files of English Wikipedia of 2020
 PATTERN = "pages-*.jsonl.gz"
@@ -81,10 +81,11 @@ def _check_known(contents: dict[str, str]) -> None:
     Raises:
         DataError: a file of its name is another, or damaged.
     """
+    published: dict[str, str] = PUBLISHED["dump_md5"]
     for name, md5 in contents.items():
-        wanted = DUMP_MD5.get(name)
+        wanted = published.get(name)
         if wanted is None:
-            print(f"{name}: not the benchmark's dump, {', '.join(DUMP_MD5)}", file=sys.stderr)
+            print(f"{name}: not the benchmark's dump, {', '.join(published)}", file=sys.stderr)
         elif md5 != wanted:
             raise DataError(f"{name} has md5 {md5}, the published one has {wanted}; download it again, or rename it")
         else:

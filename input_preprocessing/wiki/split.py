@@ -30,12 +30,12 @@ import numpy.typing as npt
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.benchmark import TEXT_MD5
 from input_preprocessing.stage.cli import add_jobs, human_bytes, positive
 from input_preprocessing.stage.folder import NAME as STAGE_FILE
 from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.published import TEXT_MD5
 from input_preprocessing.stage.reading import slices
 
 NUM_SHARDS, NUM_EVAL_DOCUMENTS = 500, 10_000

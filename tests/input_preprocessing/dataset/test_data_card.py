@@ -14,8 +14,8 @@ import pytest
 from bert.data.records import DataError
 from input_preprocessing.dataset import data_card, prepare
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.benchmark import TEXT_MD5
 from input_preprocessing.stage.cli import run_stage
+from input_preprocessing.stage.published import TEXT_MD5
 
 from ..conftest import prepare_options, prepared_digests
 
