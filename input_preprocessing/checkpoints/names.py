@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
-from input_preprocessing.stage.published import table
+from input_preprocessing.stage.reading import table
 
 Tensors = dict[str, npt.NDArray[Any]]
 

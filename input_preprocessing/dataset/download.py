@@ -133,8 +133,7 @@ def _copy(source: Path, partial: Path) -> None:
         shutil.copyfile(source, partial)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        told = f"cannot write {partial}: {error.strerror}; check space and permissions, run again"
-        raise DataError(told) from error
+        raise DataError(f"cannot write {partial}: {error.strerror}; check space and permissions, run again") from error
 
 
 def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
@@ -230,9 +229,6 @@ def download(folder: Path, mirror: str | None = None) -> None:
     (folder / archive.name).unlink(missing_ok=True)
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--outputdir", type=Path, required=True, help="folder of the data set")
-    parser.add_argument("--mirror", help="URL or folder that holds the files under their names")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     download(options.outputdir / "download", options.mirror)
     print(f"{options.outputdir / 'download'}: complete and verified", file=sys.stderr)

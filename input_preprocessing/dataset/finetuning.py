@@ -18,7 +18,6 @@ from pathlib import Path
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.dataset.download import PublicFile, fetch_file
-from input_preprocessing.stage.cli import named_folder
 from input_preprocessing.stage.published import PUBLISHED
 
 SQUAD = tuple(PublicFile(**file) for file in PUBLISHED["squad"])
@@ -76,8 +75,8 @@ def check(task: str, folder: Path) -> None:
     for name, wanted in TABLES.get(task, {}).items():
         if not (folder / name).is_file():
             continue
-        has_header = task != "CoLA" or name in _UNLABELLED
-        rows = [line.split("\t") for line in _lines(folder / name)][has_header:]
+        headers = 1 if task != "CoLA" or name in _UNLABELLED else 0
+        rows = [line.split("\t") for line in _lines(folder / name)[headers:]]
         counts_all = "" in wanted
         found = Counter(row[_LABEL[task]].strip() if len(row) > 1 and not counts_all else "" for row in rows)
         if found != wanted:
@@ -95,12 +94,7 @@ def _lines(path: Path) -> list[str]:
     return [line for line in path.read_bytes().decode("utf-8-sig", "replace").split("\n") if line.strip()]
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--outputdir", type=named_folder, required=True, help="the tasks' folders go there")
-    parser.add_argument("--task", nargs="+", choices=("squad", *TABLES), default=["squad"], help="(default squad)")
-    parser.add_argument("--mirror", help="URL or folder that holds the files under their names")
-    parser.add_argument("--skip-download", action="store_true", help="check what is in OUTPUTDIR")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     for task in options.task:
         folder = options.outputdir / task
         if options.skip_download:

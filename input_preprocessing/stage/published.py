@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import yaml  # type: ignore[import-untyped]
-
-
-def table(module: str, name: str) -> dict[str, Any]:
-    """A YAML file beside a module's own."""
-    content = Path(module).with_name(name).read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return found
-
+from input_preprocessing.stage.reading import table
 
 PUBLISHED = table(__file__, "published.yaml")
 NUM_PARTS: int = PUBLISHED["text_parts"]

@@ -23,10 +23,9 @@ from typing import Any
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import add_jobs, positive
 from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import table
+from input_preprocessing.stage.reading import table
 from input_preprocessing.wiki.extract import read_pages
 
 MODULES = ("mwparserfromhell", "nupunkt")
@@ -223,12 +222,7 @@ def _clean_file(task: tuple[Path, Path, int]) -> int:
     return failures
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", type=Path, required=True, help="folder that `extract` wrote")
-    parser.add_argument("--target", type=Path, required=True, help="folder for text-XXXXX.txt")
-    parser.add_argument("--min-sentences", type=positive, default=1, help="of an article (default %(default)s)")
-    add_jobs(parser)
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     failures, files = clean(options.source, options.target, jobs=options.jobs, min_sentences=options.min_sentences)
     note = f", {failures} articles left out whose mark-up cannot be parsed" if failures else ""
     print(f"{options.target}: {files} files{note}", file=sys.stderr)

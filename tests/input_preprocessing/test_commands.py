@@ -49,6 +49,6 @@ def test_every_command_line_is_a_listed_stage(repository: Path) -> None:
     root = repository / "input_preprocessing"
     found = set()
     for path in root.rglob("*.py"):
-        for name in re.findall(r"^def (\w*main)\(parser", path.read_text(encoding="utf-8"), re.MULTILINE):
+        for name in re.findall(r"^def (\w*main)\(options", path.read_text(encoding="utf-8"), re.MULTILINE):
             found.add(".".join((*path.relative_to(root).with_suffix("").parts, name)))
     assert found == {function for function, _ in STAGES.values()}
