@@ -148,8 +148,7 @@ def main(environ: Mapping[str, str]) -> int:
             raise ConfigError("RUN_DIR is not set: start it by certify.sh")
         meeting = meet(config, trainer)
         if load.burn_in_seconds:
-            facts = burn_in.facts(trainer, meeting) if meeting.rank == 0 else {}
-            burn_in.refuse_other(run.run_dir, meeting, facts)
+            burn_in.refuse_other(run.run_dir, meeting, burn_in.facts(trainer, meeting) if meeting.rank == 0 else {})
         if meeting.rank == 0:
             derived = {"expected": figures, "burn_in_seconds": load.burn_in_seconds}
             derived |= {"expected_parts": parts}
