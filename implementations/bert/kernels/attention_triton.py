@@ -36,10 +36,12 @@ def _blocks(kernel: str, qkv: Tensor) -> Blocks:
 
 
 @jit
-def _load_tile(pointer, row, length, stride, width: constexpr, block: constexpr):
-    """Rows of a head, [rows, block]: zeros past ``length`` rows or ``width`` columns."""
+def _load_tile(pointer, row, length, stride, width: constexpr, block: constexpr, masked: constexpr = True):
+    """Rows of a head, [rows, block]: zeros past ``length`` rows, if ``masked``, or ``width`` columns."""
     column = tl.arange(0, block)
     pointers = pointer + row.to(tl.int64)[:, None] * stride + column[None, :]
+    if width == block and not masked:
+        return tl.load(pointers)
     if width == block:
         return tl.load(pointers, mask=(row < length)[:, None], other=0.0)
     return tl.load(pointers, mask=(row < length)[:, None] & (column < width)[None, :], other=0.0)
@@ -88,7 +90,7 @@ def _attend(
 ):  # fmt: skip
     """One block of keys of the forward pass. Probabilities are powers of two of scores times log2(e)."""
     place = start + tl.arange(0, block_keys)
-    k = _load_tile(key, place, length, stride, width, block)
+    k = _load_tile(key, place, length, stride, width, block, masked)
     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
     if masked:
         scores = tl.where((place < length)[None, :], scores, float("-inf"))
@@ -99,7 +101,7 @@ def _attend(
     if threshold > 0:
         row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
         p = tl.where(keep_pairs(seed_number, site, head, begin, first, row, start, column, threshold), p, 0.0)
-    v = _load_tile(value, place, length, stride, width, block)
+    v = _load_tile(value, place, length, stride, width, block, masked)
     accumulator = accumulator * shrink[:, None]
     accumulator = tl.dot(narrowed(p, v.dtype), v, accumulator, input_precision="ieee")
     return accumulator, larger, total
@@ -153,8 +155,8 @@ def _query_gradient_step(
 ):  # fmt: skip
     """One block of keys of the gradient of the queries, over the dropout's scale."""
     place = start + tl.arange(0, block_keys)
-    k = _load_tile(key, place, length, stride, width, block)
-    v = _load_tile(value, place, length, stride, width, block)
+    k = _load_tile(key, place, length, stride, width, block, masked)
+    v = _load_tile(value, place, length, stride, width, block, masked)
     p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale - log_sum[:, None])
     if masked:
         p = tl.where((place < length)[None, :], p, 0.0)
@@ -244,9 +246,8 @@ def _key_gradient(
             flat = head * num_tokens + begin + row
             # Both of a row at once: Triton 3.6 copies four bytes at a time for each, 200 more instructions.
             both = sums + 2 * flat[:, None] + tl.arange(0, 2)[None, :]
-            log_sum, delta = tl.split(tl.load(both, mask=(row < length)[:, None], other=float("inf")))
-            # Rows past the end get probability 0; keys past the end only reach rows that are not stored.
-            delta = tl.where(row < length, delta, 0.0)
+            log_sum, delta = tl.split(tl.load(both, mask=(row < length)[:, None], other=0.0))
+            # Of rows past the end query and gradient are 0, and so is what they add; keys past it are not stored.
             p = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * log2_scale - log_sum[None, :])
             dp = tl.dot(v, tl.trans(do), input_precision="ieee")
             kept = p
