@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +32,7 @@ from bert.pretraining.config import Config
 from bert.training import evaluate
 from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
-from bert.training.graph import graph_capacity, ready, static_batch
+from bert.training.graph import CaptureError, graph_capacity, ready, static_batch
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
@@ -240,9 +241,10 @@ def prepare(
         warms_up = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
         take_step = ready(step, lambda: dummy_batches(config, world), graph=config.uses_graph, rehearse=warms_up)
         clock.lap("warm-up")
-        if config.evaluates and config.uses_graph:
-            graph = EvaluationGraph(config.evaluate, length, model, world.device)
-        elif config.evaluates and warms_up:
+        if config.evaluates and take_step is not step:
+            with contextlib.suppress(CaptureError):
+                graph = EvaluationGraph(config.evaluate, length, model, world.device)
+        if config.evaluates and graph is None and (warms_up or config.uses_graph):
             with step.gathered():
                 rehearse(config.evaluate, length, model, world.device)
         clock.lap("evaluation's warm-up")

@@ -201,6 +201,43 @@ def test_a_step_whose_scales_are_known_is_recorded_once(precision, graphed, tiny
     assert started == [True, True]
 
 
+@pytest.mark.parametrize(("precision", "elsewhere"), [("bf16", False), ("fp8", False), ("bf16", True)])
+def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
+    precision, elsewhere, monkeypatch, capsys, tiny, make_records, batch_of
+):
+    """As some kernel's does that may not be captured, in the middle of the backward pass; or on another rank."""
+    no_gpu.streams(monkeypatch)
+    no_gpu.captures(monkeypatch)
+    batch = static_batch(
+        batch_of(make_records(3), range(4)), PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60)
+    )
+    outcomes = []
+    for fails in (False, True):
+        model, step = _step(tiny, precision, True)
+        torch.manual_seed(3)
+        take = step
+        if fails:
+            if elsewhere:
+                monkeypatch.setattr(step.world, "any", lambda flag: True)
+            else:
+                model.bert.encoder.layer[0].register_full_backward_pre_hook(no_gpu.uncapturable)
+            take = graph.ready(step, lambda: [batch], graph=True, rehearse=False)
+            said = capsys.readouterr().err
+            assert take is step
+            assert "steps run without a CUDA graph, which failed" in said
+            assert ("on another rank" in said) is elsewhere
+            assert ("operation not permitted when stream is capturing" in said) is not elsewhere
+            assert torch.cuda.current_stream() is no_gpu.STREAM
+        losses = []
+        for number in range(3):
+            torch.manual_seed(number)
+            losses.append([float(loss) for loss in take([batch], 0.01).losses])
+        outcomes.append((losses, [tensor.clone() for tensor in step.state_tensors()]))
+    (expected_losses, expected), (losses, state) = outcomes
+    assert losses == expected_losses
+    assert all(torch.equal(a, b) for a, b in zip(expected, state, strict=True))
+
+
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 1000))
 @settings(max_examples=40, deadline=None)
 def test_evaluation_batches_hold_every_sequence_once_within_the_room(count, batch_size, seed):
