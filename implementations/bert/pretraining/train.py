@@ -25,6 +25,7 @@ from bert.data.sampler import Sampler, row_sequences
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import compile_once, select
+from bert.kernels.recording import CaptureError
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, fill, first_weights, uninitialized, use_placeholders
 from bert.pretraining import closed_division, resume
@@ -32,7 +33,7 @@ from bert.pretraining.config import Config
 from bert.training import evaluate
 from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
-from bert.training.graph import CaptureError, graph_capacity, ready, static_batch
+from bert.training.graph import graph_capacity, ready, static_batch
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
