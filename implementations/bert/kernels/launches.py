@@ -1,8 +1,8 @@
 """Launch settings of the Triton kernels: one table, by kernel and architecture, chosen from compiled counts.
 
 ``python tests/bert/kernels/ahead_of_time.py`` prints the counts of any of these architectures without a GPU: in 16 bits
-no setting spills registers, but for up to 24 bytes with heads of 128. `bench/kernels.py constants` times others on a
-GPU. One choice for all runs, so that results repeat bit for bit.
+no setting spills registers. `bench/kernels.py constants` times others on a GPU. One choice for all runs, so that
+results repeat bit for bit.
 """
 
 from __future__ import annotations
