@@ -25,6 +25,7 @@ from bert.core.dist import HangError
 from bert.core.env import ConfigError, env, from_env
 from bert.core.process import run_and_exit
 from bert.pretraining.config import Config as TrainerConfig
+from bert.pretraining.memory import fitted
 from certify import burn_in, hardware, schema, tools
 from certify.burn_in import BurnIn
 from certify.load import Config as LoadConfig
@@ -137,7 +138,7 @@ def main(environ: Mapping[str, str]) -> int:
     try:
         run = from_env(rundir.Config, environ)
         config, load = from_env(Config, environ), from_env(LoadConfig, environ)
-        trainer, figures = from_env(TrainerConfig, environ), from_env(Expected, environ).figures()
+        trainer, figures = fitted(from_env(TrainerConfig, environ)), from_env(Expected, environ).figures()
         wanted, parts = from_env(tools.Config, environ), config.expected_parts()
         programs = wanted.programs(trainer.device.type == "cuda")
         trainer.check()

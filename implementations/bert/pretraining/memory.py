@@ -37,6 +37,7 @@ from bert.pretraining.config import Config
 META = torch.device("meta")
 GIB = 2**30
 RUNTIME = {"cuda": 1 * GIB, "cpu": 0}  # CUDA context, kernels and NCCL's buffers: about; not measured
+FILLED = 0.9  # of a GPU's memory at most, where rows are chosen by it: fragments stay free. Assumed
 PROCESS = GIB // 2  # of host memory, which Python with PyTorch takes: about, measured on CPUs
 
 
@@ -227,6 +228,46 @@ def deepspeed_estimate(plan: Plan, zero: dict[str, Any], *, gathers: bool) -> tu
     return device, host, sum(sizes) if zero["stage"] < 3 else 0
 
 
+def fitted(config: Config) -> Config:
+    """The config with GRADIENT_STEPS=auto settled: BATCHSIZE, the rows of a step, in the fewest equal micro-batches of
+    which one fits. Global batch and learning rate stay what they are. Raises ConfigError where none does.
+
+    Ranks whose GPUs have other memory may settle otherwise, which they tell each other at the start.
+    """
+    if config.data.gradient_steps is not None:
+        return config
+    if config.zero.is_deepspeed:
+        raise ConfigError("GRADIENT_STEPS=auto goes by our own engine's memory: with ENGINE=deepspeed give a number")
+    if found := _largest(config, config.data.batch_size):
+        return found
+    one = replace(config, data=replace(config.data, batch_size=1, gradient_steps=config.data.batch_size))
+    raise ConfigError(
+        f"out of memory: GRADIENT_STEPS=auto, and one row at a time takes {_total(one) / GIB:.1f} GiB of "
+        f"{_room(one) / GIB:.1f}: set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1, SHARD_GROUP=all"
+    )
+
+
+def _largest(config: Config, rows: int) -> Config | None:
+    """The config with ``rows`` a step in the fewest micro-batches that fit, if any do."""
+    for steps in (steps for steps in range(1, rows + 1) if rows % steps == 0):
+        divided = replace(config, data=replace(config.data, batch_size=rows // steps, gradient_steps=steps))
+        if _total(divided) <= _room(divided):
+            return divided
+    return None
+
+
+def _total(config: Config) -> int:
+    return sum(estimate(Plan.of(config)).values())
+
+
+def _room(config: Config) -> float:
+    """Bytes that a rank may have: on its GPU, or of this machine's memory."""
+    plan = Plan.of(config)
+    if plan.device_type == "cuda":
+        return FILLED * torch.cuda.get_device_properties(config.device).total_memory
+    return FILLED * (host_capacity() / plan.ranks_per_node - PROCESS)
+
+
 def describe(config: Config) -> str:
     """The estimate in words. Raises ConfigError where a GPU or its host has less than that.
 
@@ -251,6 +292,11 @@ def describe(config: Config) -> str:
         said += f"; the GPU has {gpu / GIB:.1f}"
         if total > gpu:
             raise ConfigError(f"out of memory: {said}: {cure}")
+        if plan.accumulate and not config.zero.is_deepspeed:
+            rows = config.data.rows_per_step
+            found = _largest(config, rows)
+            if found and found.data.batch_size > config.data.batch_size:
+                said += f"; BATCHSIZE={rows} GRADIENT_STEPS=auto would take {found.data.batch_size} rows at a time"
         if plan.optimizer.shard_gradients and plan.accumulate and not config.zero.is_deepspeed:
             whole = sum(estimate(replace(plan, optimizer=replace(plan.optimizer, shard_gradients=False))).values())
             if whole <= gpu:

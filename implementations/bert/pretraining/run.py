@@ -12,7 +12,7 @@ from bert.core.env import ConfigError, from_env
 from bert.core.start import StartClock
 from bert.data.records import DataError
 from bert.deepspeed.settings import merged
-from bert.pretraining import check, closed_division, emulate
+from bert.pretraining import check, closed_division, emulate, memory
 from bert.pretraining.config import Config
 from bert.pretraining.train import pretrain
 from bert.training.mlperf import MlperfLog
@@ -27,7 +27,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     try:
         run_config = from_env(rundir.Config, environ)
         variables.check_names(environ)
-        config = from_env(Config, merged(environ))
+        config = memory.fitted(from_env(Config, merged(environ)))
         config.check()
         starts = not check_only and config.dist.emulated_rank is None
         closed_division.check(config, starts=starts)
