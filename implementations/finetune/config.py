@@ -23,30 +23,10 @@ from bert.training.config import Hardware
 # What fine-tuning sets where you do not.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
 
-# What may differ between a run and the one that it continues. Of what lies somewhere the content counts, not the place.
-PLACES = (
-    *("DATA", "VOCAB_FILE", "RUN_DIR", "CHECKPOINT_DIR", "TRIAL", "SEEDS"),
-    *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "EMULATE_RANK"),
-)
-SHOWN_OR_KEPT = (
-    "METRICS",
-    "LOG_EVERY_STEPS",
-    "RESUME",
-    "CHECKPOINT_EVERY_STEPS",
-    "MTBF_HOURS",
-    "CHECKPOINT_KEEP",
-    "CHECKPOINT_SHARDS",
-    "DIST_TIMEOUT",
-)
+# What a run may change that it continues, beside rundir.OUTPUT. Of what lies somewhere the content counts.
 ROUNDING = (
-    "DEVICE",
-    "BACKEND",
-    "OMP_NUM_THREADS",
-    "CUDA_GRAPH",
-    "RECOMPUTE_LAYERS",
-    "SHARD_OPTIMIZER",
-    "SHARD_GRADIENTS",
-    "SHARD_GROUP",
+    *("DEVICE", "BACKEND", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
+    *("SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GROUP"),
 )
 PREDICTION = ("MODE", "EVAL_BATCHSIZE", "N_BEST_SIZE", "MAX_ANSWER_LENGTH", "NULL_SCORE_DIFF_THRESHOLD")  # not training
 

@@ -98,14 +98,13 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_wrong_input_is_one_clear_line(prepared, case, check, capfd, monkeypatch):
     from bert.__main__ import main
-    from bert.pretraining.run import BAD_INPUT
 
     spoil, message = CASES[case]
     environment = prepared | {"EVAL_INITIAL": "1"}
     spoil(environment)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert main(["--check"] if check else [], environment) == BAD_INPUT
+    assert main(["--check"] if check else [], environment) == 2
     lines = capfd.readouterr().err.splitlines()
     assert lines[-1].startswith("bert: error: ")
     assert message in lines[-1]
