@@ -105,7 +105,7 @@ trial::collect() {
   if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi
   find "$staging" -mindepth 1 -maxdepth 1 -exec mv -f -t "$RUN_DIR" -- {} +
   rmdir -- "$staging"
-  return "$status"
+  return "$((status > 3 ? 1 : status))"
 }
 
 trial::verify() {

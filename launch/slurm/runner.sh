@@ -48,7 +48,8 @@ runner::restart() {
   local reason=$1 rank
   read -ra blamed <<<"$(slurm::lost_nodes)"
   if ((${#blamed[@]})); then
-    reason="Slurm has lost it, ${reason%%, DIST_TIMEOUT=*}"
+    reason='Slurm has lost it' # and may have killed the others
+    if [[ $1 == *' did not come to '* ]]; then reason+=", ${1%%, DIST_TIMEOUT=*}"; fi
   elif [[ $1 == *' did not come to '* || $1 == 'the start test'* ]] && { ((SPARE_NODES)) || restart::resumes; }; then
     mapfile -t blamed < <({
       sed -n 's/^node //p' "$2"

@@ -326,6 +326,21 @@ def test_before_the_time_limit_the_ranks_may_save_for_longer_than_slurm_waits_be
     assert slurm.calls("srun_got") == ["USR1"], "at SIGTERM srun would end the step by itself"
 
 
+def test_a_lost_node_is_left_out_also_where_slurm_kills_the_ranks_of_the_others(slurm):
+    slurm.stand_in("scontrol", SCONTROL.replace("*) exit 1", "'requeue 7') ;;\n  *) exit 1"))
+    slurm.stand_in("sinfo", "echo node0 down")
+    slurm.stand_in("sbatch", "")
+    slurm.stand_in("srun", 'if [[ "$*" == *--kill-on-bad-exit* ]]; then exit 137; fi\n' + srun())
+    process = slurm.popen("./run.sub", after="export RUN_NAME=lost")
+    wait_until(lambda: "'requeue' '7'" in slurm.calls("scontrol"))
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert last_line(errors) == (
+        "run: warning: job 7 is requeued, without node0: Slurm has lost it; the trial is repeated"
+    )
+
+
 def test_two_minutes_before_its_time_limit_the_job_is_told(repository):
     assert "#SBATCH --signal=B:USR1@120\n" in (repository / "run.sub").read_text()
 

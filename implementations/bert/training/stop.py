@@ -57,7 +57,8 @@ class Stop:
         self.world, self.note = world, note
         self.listen = listen and threading.current_thread() is threading.main_thread()
         self.received = 0
-        self.asked, self.asked_batch, self.next = time.monotonic(), 0, 0
+        self.asked, self.next = time.monotonic(), 0
+        self.asked_batch: int | None = None  # a run that continues begins with a later one
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -79,7 +80,7 @@ class Stop:
         received = self.received
         if self.world.size > 1:
             now = time.monotonic()
-            seconds = (now - self.asked) / max(batch - self.asked_batch, 1)
+            seconds = (now - self.asked) / (1 if self.asked_batch is None else batch - self.asked_batch)
             values = torch.tensor([float(received), seconds], dtype=torch.float64, device=self.world.device)
             number, slowest = self.world.max(values).tolist()
             received = int(number)

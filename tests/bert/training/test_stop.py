@@ -120,19 +120,20 @@ class _World:
         return torch.maximum(values, torch.tensor([float(self.other), self.seconds], dtype=torch.float64))
 
 
-def test_ranks_are_asked_as_often_as_the_slowest_one_needs(monkeypatch):
+@pytest.mark.parametrize("done", [0, 400_000], ids=["from-the-start", "continued"])
+def test_ranks_are_asked_as_often_as_the_slowest_one_needs(monkeypatch, done):
     clock = iter([0.0] + [0.01 * n for n in range(1, 99)])
     monkeypatch.setattr(stop.time, "monotonic", lambda: next(clock))
     world = _World()
     listener = Stop(world, listen=True)
-    assert listener.agreed(1, 1) is None  # 10 ms a batch: the next question in 5 s
-    assert listener.next == 1 + 500
+    assert listener.agreed(done + 1, done + 1) is None  # 10 ms a batch: the next question in 5 s
+    assert listener.next == done + 501
     world.other = signal.SIGUSR1
-    assert [listener.agreed(batch, batch) for batch in (2, 500)] == [None, None]
+    assert [listener.agreed(done + batch, done + batch) for batch in (2, 500)] == [None, None]
     assert len(world.asked) == 1, "no collective in between"
     world.seconds = 20.0
-    assert listener.agreed(501, 501) == "SIGUSR1"
-    assert listener.next == 502, "a step of 20 s: at the next one"
+    assert listener.agreed(done + 501, done + 501) == "SIGUSR1"
+    assert listener.next == done + 502, "a step of 20 s: at the next one"
 
 
 def test_alone_a_signal_is_seen_at_the_next_batch_without_a_collective(monkeypatch):
