@@ -80,7 +80,7 @@ class Sharded:
             fill([(masters_flat, self.segments)], self.names, first_weights)
         self.weights = WeightBuckets(self.parameters, stages, self.layout, self.mesh, filled=first_weights is None)
         self.weights.shard.copy_(masters_flat)
-        self.by_parameter = by_parameter
+        self.by_parameter, self.rounds = by_parameter, by_parameter and clip_each and not accumulate
         # Each rank scales its gradient by another factor before the average, which loses nothing in fp32.
         sum_dtype = master_dtype if accumulate or (by_parameter and clip_each and world.size > 1) else dtype
         assert not (shard_gradients and clip_each), "the norm of a micro-batch needs all of its gradient"
@@ -287,7 +287,7 @@ class Gradients:
         """
         self.buckets.finish()
         if self.clips_each:
-            if self.optimizer.by_parameter:  # in the weights' type, as the backward pass leaves it
+            if self.optimizer.rounds:  # in the weights' type, as the backward pass leaves it
                 self.buckets.shard.copy_(self.buckets.shard.to(self.optimizer.parameters[0].dtype))
             several = self.world.size > 1
             return self.optimizer.measure() if several and self.find_overflow else self.norm, self.coefficient / scale

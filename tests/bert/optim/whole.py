@@ -18,7 +18,8 @@ class Whole:
             (masters[name] if masters else p.detach()).to(torch.float32, copy=True) if is_low else p.detach()
             for (name, p), is_low in zip(named.items(), low, strict=True)
         ]
-        self.pieces = Pieces(names=self.names, masters=copies, device=copies[0].device)
+        self.states = {}
+        self.pieces = Pieces(names=self.names, masters=copies, device=copies[0].device, state=self._state)
         self.rule = make_rule(self.pieces)
 
     @torch.no_grad()
@@ -31,8 +32,12 @@ class Whole:
     def state_tensors(self):
         return [*(p.detach() for p in self.parameters), *(t for part in self._parts().values() for t in part)]
 
+    def _state(self, name, of_weights=False):
+        self.states[name] = [m.clone() if of_weights else torch.zeros_like(m) for m in self.pieces.masters]
+        return self.states[name]
+
     def _parts(self):
-        return {"masters": self.pieces.masters, **self.pieces.states}
+        return {"masters": self.pieces.masters, **self.states}
 
     def state_dict(self):
         parts = {name: dict(zip(self.names, tensors, strict=True)) for name, tensors in self._parts().items()}
