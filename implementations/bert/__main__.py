@@ -33,7 +33,10 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     if arguments and (name := arguments[0]) in COMMANDS:
         module = importlib.import_module(f"bert.commands.{COMMANDS[name][0]}")
         command = getattr(module, name.replace("-", "_"))
-        return run_command(command, f"bert {name}", f"bert {name}", arguments[1:], environ)
+        try:
+            return run_command(command, f"bert {name}", f"bert {name}", arguments[1:], environ)
+        except KeyboardInterrupt:
+            return 130
     known = "[--check] [--variables [{table,markdown}]] [--deepspeed]"
     parser = front("bert", __doc__, known, {name: text for name, (_, text) in COMMANDS.items()})
     parser.add_argument("--check", action="store_true", help="validate settings, data and weights, print, and stop")

@@ -68,8 +68,6 @@ def run_command(
             raise
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
 
 
 def refuse(program: str, error: ConfigError, environ: Mapping[str, str]) -> int:
