@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -171,9 +172,11 @@ class _Sum(nn.Module):
         return sum((p * g).sum() for p, g in zip(self.parts, gradients.values(), strict=True))
 
 
-def _sharded(world, config):
+def _engine(world, config, **settings):
     parameters = _weights()
-    optimizer = Sharded(parameters.items(), lambda shard: Piecewise(shard, config.rule), world, bucket_bytes=2400)
+    optimizer = Sharded(
+        parameters.items(), lambda shard: Piecewise(shard, config.rule), world, bucket_bytes=2400, **settings
+    )
     return _Sum(parameters), optimizer
 
 
@@ -201,14 +204,15 @@ def _alone(config, num_ranks):
 
 
 def _check_rank(world):
-    for name in OURS:
+    replicated = {"group_size": 1, "by_parameter": True}
+    for name, settings in itertools.product(OURS, ({}, replicated)):
         config = _config(name)
-        model, optimizer = _sharded(world, config)
+        model, optimizer = _engine(world, config, **settings)
         _train(world, model, optimizer, range(2))
         saved = [optimizer.state_dict()]
         if world.size > 1:
             torch.distributed.broadcast_object_list(saved, 0)
-        again, resumed = _sharded(world, config)
+        again, resumed = _engine(world, config, **settings)
         resumed.load_state_dict(saved[0])
         for one, its in ((model, optimizer), (again, resumed)):
             _train(world, one, its, range(2, len(RATES)))
@@ -223,9 +227,9 @@ def _check_rank(world):
                     torch.testing.assert_close(found[part][key], tensor, atol=1e-12, rtol=1e-12, msg=message)
 
 
-def test_every_rule_sharded_over_2_and_3_ranks_is_the_replicated_one_and_resumes():
+def test_every_rule_sharded_or_not_over_2_and_3_ranks_is_that_of_one_process_and_resumes():
     run_ranks(_check_rank, 2, 3)
 
 
-def test_every_rule_sharded_on_one_rank_is_the_replicated_one_and_resumes():
+def test_every_rule_sharded_or_not_on_one_rank_is_that_of_whole_parameters_and_resumes():
     _check_rank(World(DistConfig(device="cpu")))
