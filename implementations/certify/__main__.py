@@ -21,7 +21,6 @@ import torch
 import torch.distributed as distributed
 
 from bert.core import rundir
-from bert.core.dist import HangError
 from bert.core.env import ConfigError, env, from_env
 from bert.core.process import run_and_exit
 from bert.pretraining.config import Config as TrainerConfig
@@ -157,12 +156,8 @@ def main(environ: Mapping[str, str]) -> int:
         meeting.barrier()
         measure = partial(tools.run, wanted, programs, meeting, run.run_dir, environ)
         certify(Load(load, trainer, meeting), run.run_dir, measure)
-    except ConfigError as error:
-        return rundir.fail(run, "certify", str(error), 2)
-    except HangError as error:
-        return rundir.hang(run, "certify", error)
     except Exception as error:
-        return rundir.crash(run, "certify", error)
+        return rundir.failed(run, "certify", error)
     return 0
 
 

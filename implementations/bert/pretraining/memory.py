@@ -30,7 +30,6 @@ from bert.deepspeed import ds_config
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
-from bert.optim.replicated import Replicated
 from bert.optim.sharded import MOST_UNDER_WAY, Sharded
 from bert.pretraining.config import Config
 
@@ -112,30 +111,20 @@ def estimate(plan: Plan) -> dict[str, int]:
         settings, model, model.stages(), masters, EmulatedWorld(plan.num_ranks, 0, META, META),
         accumulate=plan.accumulate, fused=False,
     )  # fmt: skip
-    assert isinstance(engine, (Sharded, Replicated))
     # The first gradient of the table of words, of the scores, waits for its second one, of the embeddings.
     peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
-    if isinstance(engine, Sharded):
-        parts = persistent_bytes(engine)
-        # Gradients that wait in a bucket during the backward pass, and the copies from which slices are reduced.
-        buckets, layout = engine.buckets, engine.layout
-        copied = 0
-        if plan.num_ranks > 1 and (buckets.whole is None or buckets.wire_dtype != buckets.whole.dtype):
-            sizes = sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:]
-            copied = sum(sizes) * buckets.wire_dtype.itemsize
-        peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
-        peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the micro-batch before
-    else:
-        of_weights = _bytes(engine.parameters)
-        states = _bytes(t for state in engine.pieces.states.values() for t in state)
-        states += _bytes(engine.pieces.masters) if low else 0
-        parts = {"weights": of_weights, "gradients": of_weights, "states": states}
-        for parameter in engine.parameters:
-            parameter.grad = torch.empty_like(parameter)
+    # Gradients that wait in a bucket during the backward pass, and the copies from which slices are reduced.
+    buckets, layout, copied = engine.buckets, engine.layout, 0
+    if plan.num_ranks > 1 and (buckets.whole is None or buckets.wire_dtype != buckets.whole.dtype):
+        sizes = sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:]
+        copied = sum(sizes) * buckets.wire_dtype.itemsize
+    peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
+    peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the micro-batch before
     if not (plan.fused and settings.has_fused_update):
         with Peak() as update:
             engine.step(0.1)
         peaks.append(update.most)
+    parts = persistent_bytes(engine)
     parts["weights"] += plan.fp8_copies
     return {**parts, "activations": max(peaks), "runtime": RUNTIME[plan.device_type]}
 
