@@ -53,9 +53,9 @@ child::lives() {
   if [[ $1 == -* ]]; then
     kill -0 -- "$1" 2>/dev/null && awk -v group="${1#-}" '{ sub(/.*\) /, "") } $3 == group && !/^[ZX]/ { found = 1; exit }
       END { exit !found }' < <(cat /proc/[0-9]*/stat 2>/dev/null)
-    return
+  else
+    read -r line <"/proc/$1/stat" && [[ $line != *') Z '* ]]
   fi
-  read -r line <"/proc/$1/stat" && [[ $line != *') Z '* ]]
 }
 
 # Runs a command, which ends with this script: to be used with `trap child::end TERM INT HUP QUIT`. Exit status: the
