@@ -3,13 +3,15 @@
 transformers  ours on packed rows of Wikipedia's mix of lengths (synthetic) against BertForPreTraining with AdamW on the
               same sequences padded, at once and in micro-batches of 4 that fit the cache: wall time, BERT of 4 x 256
 recompute     forward and backward pass by RECOMPUTE_LAYERS: CPU time, 4 layers as wide as BERT-1.5B on rows of 128
+last-layer    forward and backward pass of 4 layers x 256: the last one for the tokens that the heads read, against all
+              tokens: CPU time
 network       SHARD_GROUP=all against node, on two nodes of 1 and of 2 ranks: network namespaces with a rate limit
               between them; wall time of a step, and how much of the reduction, timed by itself, the backward pass
               hides; fp32, 4 layers x 256, a vocabulary of 4,000, buckets of 4 MiB; needs root
 
 The ratios are the figures; the rates depend on the machine.
 
-usage: python bench/cpu_step.py transformers|recompute|network [--repeats 6] [--rows 4] [--threads 1] [--tiny]
+usage: python bench/cpu_step.py transformers|recompute|last-layer|network [--repeats 6] [--rows 4] [--threads 1]
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from unittest import mock
 import torch
 from lib import Parser, cpu_seconds, emit, in_turns, integer, medians, positive, ratios, wall_seconds
 from torch.multiprocessing import spawn
-from torch_lib import SMALL, TINY, new_model, new_step, packed_batches
+from torch_lib import SMALL, TINY, new_model, new_step, packed_batches, whole_last_layer
 from train_step import build_peer
 
 from bert.core.dist import Config as DistConfig
@@ -91,6 +93,21 @@ def recompute(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]
         name: {"seconds": round(middle[name], 2), "time_ratio": ratios(spans, times["recompute_0"])}
         for name, spans in times.items()
     }
+
+
+def last_layer(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
+    model, (batch,) = new_model(config), packed_batches(options.rows, 1, config)
+    of_rows = model.bert.forward
+
+    def both_passes(forward: Callable[..., Any]) -> None:
+        model.bert.forward = forward  # type: ignore[method-assign]
+        model.zero_grad()
+        sum(model(batch)).backward()
+
+    runs = {"whole": partial(both_passes, whole_last_layer(of_rows)), "of_rows": partial(both_passes, of_rows)}
+    in_turns(runs, 1)
+    times = in_turns(runs, options.repeats, cpu_seconds)
+    return {"seconds": medians(times), "time_ratio": ratios(times["of_rows"], times["whole"])}
 
 
 class Node(NamedTuple):
@@ -206,7 +223,7 @@ def network(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    measures = {"transformers": transformers, "recompute": recompute, "network": network}
+    measures = {"transformers": transformers, "recompute": recompute, "last-layer": last_layer, "network": network}
     parser.add_argument("what", choices=list(measures))
     parser.add_argument("--repeats", type=integer, default=6, help="turns (default 6)")
     parser.add_argument("--rows", type=integer, default=4, help="packed rows (default 4)")

@@ -37,7 +37,7 @@ from lib import ROOT, Parser, at_least, emit, file, integer, positive
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch_lib import TINY, packed_batches
+from torch_lib import TINY, packed_batches, whole_last_layer
 from train_step import PARTS, beside, capacity
 from triton.runtime.jit import JITFunction
 
@@ -249,8 +249,7 @@ def record(
         if precision == "fp8":
             model.use_fp8(recipe(), META).calibrated = True
         if whole:
-            encode = model.bert.forward
-            model.bert.forward = lambda batch, rows: encode(batch).index_select(0, rows)  # type: ignore[method-assign]
+            model.bert.forward = whole_last_layer(model.bert.forward)  # type: ignore[method-assign]
         data = batch.to(META)
         world = World(DistConfig(device="cpu"))
         world.device = META

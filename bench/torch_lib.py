@@ -59,6 +59,11 @@ def new_model(config: BertConfig, choice: kernels.Config = PLAIN, seed: int = 0)
     return model
 
 
+def whole_last_layer(of_rows: Callable[..., Any]) -> Callable[..., Any]:
+    """A BertModel's ``forward`` as one that computes the last layer of all tokens, and takes its rows then."""
+    return lambda batch, rows: of_rows(batch).index_select(0, rows)
+
+
 def new_step(
     model: BertForPreTraining, precision: PrecisionConfig, world: World | None = None, fused_update: bool = False,
     **optimizer: Any,

@@ -16,9 +16,9 @@ from certify import watch as certify_watch
 from review import compare, select, show, watch
 from review.league.entries import entry_of, published, to_rows, update
 from review.league.page import build_page, write_picture
-from review.league.ranking import BY, League, parts
+from review.league.ranking import League, parts
 from review.logs.output import ReviewError, emit, pick, write_whole
-from review.logs.tree import read_object
+from review.logs.tree import read_object, read_table
 from review.report.page import write_report
 from review.results import gate
 from review.results.score import UNVERIFIED, Result, Terms, load_results
@@ -27,7 +27,6 @@ from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
 from review.submission.package import Encryption, Request, package
-from review.submission.system_probe import Machine
 from review.verdict.checking import Checked, check, print_checked, status
 
 
@@ -182,7 +181,7 @@ def _system(arguments: argparse.Namespace) -> int:
     given += [(str(output), read_object(output, _FIELDS))] if output.exists() else []
     given += [(str(arguments.run_folder), system.from_run(arguments.run_folder))] if arguments.run_folder else []
     asks = sys.stdin.isatty() and not arguments.no_input
-    described = system.describe(given, Machine(), system.ask_user if asks else None)
+    described = system.describe(given, system.Machine(), system.ask_user if asks else None)
     system.write(described, output, arguments.ruleset)
     found = {"file": output, "blank": described.blanks, "fields": described.fields, "sources": described.sources}
     emit(arguments, json=lambda: found, text=lambda: print(output))
@@ -209,123 +208,43 @@ def _package(arguments: argparse.Namespace) -> int:
     return 0 if made.passed else 1
 
 
+_TYPES = {"path": Path, "int": int, "float": float}
 _FIELDS = 'such as {"cooling": "air", ...}'
-_TARGETS = "a log, a folder of logs, or a folder above such folders"
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # by name in commands.yaml
+    "show": partial(_tables, show), "check": _check, "compare": partial(_tables, compare), "watch": _watch,
+    "rcp": _rcp, "rehearsal": _rehearsal, **certify_commands.COMMANDS, "select": _select, "league": _league,
+    "report": _report, "system": _system, "package": _package,
+}  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """The command line, by commands.yaml."""
     top = argparse.ArgumentParser(prog="python -m review", description="Review MLPerf BERT results.")
+    table = read_table(__file__, "commands.yaml")
+
+    def add(commands: Any, name: str, full_name: str, about: dict[str, Any]) -> None:
+        made = commands.add_parser(name, help=about["help"])
+        if actions := about.get("actions"):
+            added = made.add_subparsers(dest="action", required=True, metavar="|".join(actions))
+            for action, its in actions.items():
+                add(added, action, f"{full_name} {action}", its)
+            return
+        add_options(made, about["options"])
+        made.set_defaults(run=_COMMANDS[full_name], ruleset=DEFAULT_RULESET)
+
+    def add_options(made: Any, options: dict[str, Any]) -> None:
+        for flags, how in options.items():
+            if how == "included":
+                add_options(made, table["of several"][flags])
+            elif flags in ("either", "at most one"):
+                add_options(made.add_mutually_exclusive_group(required=flags == "either"), how)
+            else:
+                made.add_argument(*flags.split(), **how | ({"type": _TYPES[how["type"]]} if "type" in how else {}))
+
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-
-    def command(
-        name: str, run: Callable[[argparse.Namespace], int], help: str, **options: bool
-    ) -> argparse.ArgumentParser:
-        made: argparse.ArgumentParser = commands.add_parser(name, help=help)
-        made.set_defaults(run=run)
-        _common(made, **options)
-        return made
-
-    what = "one row per run, the RCP test and the score"
-    one = command("show", partial(_tables, show), what, tables=True, train_samples=True, rcp_file=True)
-    one.add_argument("target", type=Path, nargs="+", help=_TARGETS)
-
-    one = command("check", _check, "is it valid? official verdict, reasons, and what it overlooks", train_samples=True)
-    one.add_argument("target", type=Path, nargs="+", help="a log, a result folder, a submission, or a folder above")
-    one.add_argument("--strict", action="store_true", help="warnings fail as well")
-
-    what = "results side by side: speed-up, confidence interval, significance"
-    one = command("compare", partial(_tables, compare), what, tables=True)
-    one.add_argument("target", type=Path, nargs="+", help="results; the first is what the others are compared with")
-
-    one = command("watch", _watch, "a live run: progress to the target, time to go, projected RCP margin")
-    what = "the log of the run, or a folder: the newest log below it; of several: all"
-    one.add_argument("target", type=Path, nargs="+", help=what)
-    one.add_argument("--all", action="store_true", help="every run below the folder at once: a sweep, ten trials")
-    one.add_argument("--accuracy", type=float, help="target accuracy; unset: 0.720, or what config.json says if open")
-    one.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="default %(default)s")
-    one.add_argument("--once", action="store_true", help="print where the run stands, and end")
-
-    what = "the reference convergence point that a batch size is held to"
-    one = command("rcp", _rcp, what, train_samples=True, rcp_file=True)
-    either = one.add_mutually_exclusive_group(required=True)
-    either.add_argument("batch_size", type=int, nargs="?", help="global batch size, in sequences")
-    either.add_argument("--runs", type=Path, metavar="FOLDER", help="the RCP test of these runs, and why it fails")
-
-    one = command("rehearsal", _rehearsal, "does a run start as published ones? go, or what is wrong")
-    one.add_argument("target", type=Path, help="the folder of a run with REHEARSAL=1, or a log")
-    one.add_argument("--band", type=Path, metavar="FILE", help="accuracies of your own to hold it to, as JSON")
-    certify_commands.add(commands, _common)
-
-    one = command("select", _select, "of more than ten runs, the ten consecutive ones to submit, and why")
-    one.add_argument("target", type=Path, help="the folder of the runs")
-    one.add_argument("-o", "--output", type=Path, help="the folder to write them to, to submit; unset: none")
-
-    one = command("league", _league, "results ranked, their scaling and the trend over the rounds", tables=True)
-    one.add_argument("target", type=Path, nargs="*", help="folders of results of your own")
-    one.add_argument("--published", action="store_true", help="among every published BERT result of rounds 0.7 to 5.0")
-    one.add_argument("--by", default="minutes", choices=list(BY), help="default %(default)s")
-    one.add_argument("--round", action="append", default=[], metavar="ROUND", help="published rounds, such as 5.0")
-    one.add_argument("--division", choices=["closed", "open"], help="of published results; unset: both")
-    one.add_argument("--accelerator", default="", metavar="TEXT", help="published results whose accelerator has it")
-    one.add_argument("--accelerators", type=int, metavar="COUNT", help="published results of this size")
-    one.add_argument("--top", type=int, default=20, metavar="COUNT", help="rows beside your own; default 20, 0 is all")
-    one.add_argument("--label", default="yours", help="the round to call your own results, default %(default)s")
-    one.add_argument("-o", "--output", type=Path, metavar="PAGE", help="write an HTML page with charts")
-    one.add_argument("--svg", type=Path, metavar="FILE", help="write the chart of times over accelerators as a picture")
-    one.add_argument(
-        "--update", type=Path, metavar="FOLDER", help="rebuild the published table from training_results_v* in it"
-    )
-
-    what = "one self-contained HTML page: verdict, runs, charts, system, logs"
-    one = command("report", _report, what, train_samples=True)
-    one.add_argument("target", type=Path, nargs="+", help=_TARGETS)
-    one.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="the page, default %(default)s")
-    one.add_argument("--png", type=Path, metavar="FOLDER", help="write each chart as a PNG file as well")
-
-    one = command("system", _system, "write systems/NAME.json, the description of this system")
-    one.add_argument("-o", "--output", type=Path, required=True, help="the file, such as systems/DGXH100.json")
-    one.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field's value; repeatable")
-    one.add_argument("--answers", type=Path, metavar="FILE", help="JSON file of what no probe can know")
-    what = "take versions and GPUs from this run's folder"
-    one.add_argument("--run", dest="run_folder", type=Path, metavar="FOLDER", help=what)
-    one.add_argument("--update", action="store_true", help="keep what the file says, fill in its blanks")
-    one.add_argument("--no-input", action="store_true", help="ask nothing, even on a terminal")
-
-    one = command("package", _package, "build, check and pack the tree that MLCommons takes", train_samples=True)
-    one.add_argument("runs", type=Path, help="the folder of the ten result_*.txt")
-    one.add_argument("--org", required=True, help="submitter, as in the system description")
-    one.add_argument("--system", required=True, help="system's name, as in systems/SYSTEM.json")
-    one.add_argument("-o", "--output", type=Path, required=True, help="the folder to write")
-    one.add_argument("--add", action="store_true", help="add this system to the package in the folder")
-    one.add_argument("--description", type=Path, metavar="FILE", help="default systems/SYSTEM.json")
-    one.add_argument("--implementation", default="pytorch", metavar="NAME", help="folder, default %(default)s")
-    one.add_argument("--commit", help="the code that ran; unset: as environment.json says")
-    one.add_argument("--config", metavar="FILE", help="the config that ran; unset: as config.json says")
-    one.add_argument("--repository", type=Path, metavar="FOLDER", help="git repository of the code; unset: this")
-    what = "encrypt the archive for a key of age or gpg"
-    one.add_argument("--encrypt-for", action="append", default=[], metavar="KEY", help=what)
-    what = "encrypt the archive with the passphrase in it, by gpg"
-    one.add_argument("--passphrase-file", type=Path, metavar="FILE", help=what)
+    for name, about in table["commands"].items():
+        add(commands, name, name, about)
     return top
-
-
-def _common(
-    command: argparse.ArgumentParser, tables: bool = False, train_samples: bool = False, rcp_file: bool = False
-) -> None:
-    """Options of every command; with ``tables`` also CSV and Markdown. The others: what its RCP test goes by."""
-    if train_samples:
-        takes = "the RCP test takes train_samples, not the epoch_num of the last evaluation, as the rules grant to BERT"
-        command.add_argument("--rcp-bert-train-samples", action="store_true", help=takes)
-    if rcp_file:
-        own = "reference points of your own, in the form of rcps_bert.json"
-        command.add_argument("--rcp-file", type=Path, metavar="FILE", help=own)
-    forms = command.add_mutually_exclusive_group()
-    forms.add_argument("--json", action="store_true", help="print JSON instead of text")
-    if tables:
-        forms.add_argument("--csv", action="store_true", help="print CSV, for a spreadsheet")
-        forms.add_argument("--markdown", action="store_true", help="print Markdown, for the text of an issue")
-    command.add_argument("--ruleset", default=DEFAULT_RULESET, help="MLPerf Training ruleset, default %(default)s")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -334,9 +253,8 @@ def main(argv: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a question mark, not a traceback
     try:
         arguments = parser().parse_args(argv)
-        ruleset = getattr(arguments, "ruleset", DEFAULT_RULESET)
-        if ruleset != DEFAULT_RULESET and ruleset not in rulesets():
-            raise ReviewError(f"--ruleset {ruleset}: no ruleset with BERT; there are {', '.join(rulesets())}")
+        if arguments.ruleset != DEFAULT_RULESET and arguments.ruleset not in rulesets():
+            raise ReviewError(f"--ruleset {arguments.ruleset}: no ruleset with BERT; there are {', '.join(rulesets())}")
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code

@@ -23,16 +23,10 @@ from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, 
 from review.logs.tree import read_json
 from review.results.run import HYPERPARAMETERS
 from review.results.score import Result
+from review.rulebook.rules import table
 from review.verdict import checking
 
-MEASURES = {
-    "time": "time to target",
-    "normalized_time": "time at the RCP's samples",
-    "throughput": "samples a second",
-    "throughput_per_accelerator": "samples a second and accelerator",
-    "samples": "samples to target",
-    "energy": "joules to target",
-}
+MEASURES: dict[str, str] = table("measures")
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
 LEVEL = 0.95  # of confidence intervals
 _LARGEST_REACH = 50.0  # of a logarithm; an interval beyond it says nothing

@@ -145,9 +145,8 @@ def parts(selection: Selection, output: Path | None) -> list[Part]:
     columns = [Column("set", right=True), Column("first"), Column("last"), Column("started")]
     columns += [Column("minutes", right=True), Column("", wraps=True)]
     styles = ["bold green" if one is chosen else "" for one in selection.sets]
-    heading = Heading(text(selection.folder.name or str(selection.folder)), "every set of ten runs")
     made: list[Part] = [
-        heading,
+        Heading(text(selection.folder.name or str(selection.folder)), "every set of ten runs"),
         Table(columns, rows, styles),
         Line("set", selection.reason, "" if chosen else "yellow"),
     ]

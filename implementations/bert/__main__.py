@@ -7,17 +7,14 @@ Exit status: 0 the target was reached, 1 the run crashed, 2 bad input, 3 the run
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import inspect
 import os
 import sys
 from collections.abc import Mapping
 
 from bert.core import variables
 from bert.core.env import ConfigError
-from bert.core.files import NoSpaceError
-from bert.core.process import refuse, run_and_exit
+from bert.core.process import front, refuse, run_and_exit, run_command
 
 # PyTorch takes seconds to import: what needs no run answers before that.
 COMMANDS = {  # module, and what it does
@@ -33,17 +30,15 @@ COMMANDS = {  # module, and what it does
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Runs the command; returns its exit status."""
-    if arguments and arguments[0] in COMMANDS:
-        return _command(arguments[0], arguments[1:], environ)
-    parser = argparse.ArgumentParser(
-        prog="python -m bert",
-        usage="%(prog)s [--SETTING VALUE ...] [--check] [--variables [{table,markdown}]] [--deepspeed]\n"
-        "       %(prog)s COMMAND --help",
-        description=__doc__,
-        epilog="commands:\n" + "\n".join(f"  {name:<21} {text}" for name, (_, text) in COMMANDS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    if arguments and (name := arguments[0]) in COMMANDS:
+        module = importlib.import_module(f"bert.commands.{COMMANDS[name][0]}")
+        command = getattr(module, name.replace("-", "_"))
+        try:
+            return run_command(command, f"bert {name}", f"bert {name}", arguments[1:], environ)
+        except KeyboardInterrupt:
+            return 130
+    known = "[--check] [--variables [{table,markdown}]] [--deepspeed]"
+    parser = front("bert", __doc__, known, {name: text for name, (_, text) in COMMANDS.items()})
     parser.add_argument("--check", action="store_true", help="validate settings, data and weights, print, and stop")
     parser.add_argument(
         "--variables", nargs="?", const="table", choices=("table", "markdown"),
@@ -65,26 +60,6 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     except ConfigError as error:
         return refuse("bert", error, environ)
     return run(environ, options.check)
-
-
-def _command(name: str, arguments: list[str], environ: Mapping[str, str]) -> int:
-    module = importlib.import_module(f"bert.commands.{COMMANDS[name][0]}")
-    from bert.data.records import DataError
-
-    command = getattr(module, name.replace("-", "_"))
-    parser = argparse.ArgumentParser(
-        prog=f"python -m bert {name}",
-        description=inspect.getdoc(command),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    try:
-        status: int = command(parser, arguments, environ)
-    except (ConfigError, DataError, NoSpaceError) as error:
-        print(f"bert {name}: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return status
 
 
 if __name__ == "__main__":

@@ -21,10 +21,10 @@ import torch
 import torch.distributed as distributed
 
 from bert.core import rundir
-from bert.core.dist import HangError
 from bert.core.env import ConfigError, env, from_env
 from bert.core.process import run_and_exit
 from bert.pretraining.config import Config as TrainerConfig
+from bert.pretraining.memory import fitted
 from certify import burn_in, hardware, schema, tools
 from certify.burn_in import BurnIn
 from certify.load import Config as LoadConfig
@@ -137,7 +137,7 @@ def main(environ: Mapping[str, str]) -> int:
     try:
         run = from_env(rundir.Config, environ)
         config, load = from_env(Config, environ), from_env(LoadConfig, environ)
-        trainer, figures = from_env(TrainerConfig, environ), from_env(Expected, environ).figures()
+        trainer, figures = fitted(from_env(TrainerConfig, environ)), from_env(Expected, environ).figures()
         wanted, parts = from_env(tools.Config, environ), config.expected_parts()
         programs = wanted.programs(trainer.device.type == "cuda")
         trainer.check()
@@ -148,8 +148,7 @@ def main(environ: Mapping[str, str]) -> int:
             raise ConfigError("RUN_DIR is not set: start it by certify.sh")
         meeting = meet(config, trainer)
         if load.burn_in_seconds:
-            facts = burn_in.facts(trainer, meeting) if meeting.rank == 0 else {}
-            burn_in.refuse_other(run.run_dir, meeting, facts)
+            burn_in.refuse_other(run.run_dir, meeting, burn_in.facts(trainer, meeting) if meeting.rank == 0 else {})
         if meeting.rank == 0:
             derived = {"expected": figures, "burn_in_seconds": load.burn_in_seconds}
             derived |= {"expected_parts": parts}
@@ -157,12 +156,8 @@ def main(environ: Mapping[str, str]) -> int:
         meeting.barrier()
         measure = partial(tools.run, wanted, programs, meeting, run.run_dir, environ)
         certify(Load(load, trainer, meeting), run.run_dir, measure)
-    except ConfigError as error:
-        return rundir.fail(run, "certify", str(error), 2)
-    except HangError as error:
-        return rundir.hang(run, "certify", error)
     except Exception as error:
-        return rundir.crash(run, "certify", error)
+        return rundir.failed(run, "certify", error)
     return 0
 
 

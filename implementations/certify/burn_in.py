@@ -126,8 +126,7 @@ class BurnIn:
             self._save(sampler.stop())
 
     def _save(self, samples: np.ndarray) -> None:
-        about = {"node": self.node, "after": hardware.health(Gpus([]))}
-        schema.write(self.samples, about, {"telemetry": samples})
+        schema.write(self.samples, {"node": self.node, "after": hardware.health(Gpus([]))}, {"telemetry": samples})
 
     def _lines(self) -> list[str]:
         """This node's journal; a last line that was half written when the power failed is cut off."""

@@ -10,37 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from certify.reasons import Reason
+from certify.journal import Reason
 from certify.records import Records, known, median
-from certify.schema import ALL_NODES, ALONE, NODE, STAGES, Columns, Facts
+from certify.schema import ALL_NODES, ALONE, NODE, STAGES, TABLES, Columns, Facts
 
-# NVML's throttle reasons that a healthy GPU in a well-cooled room does not show. Its power limit (0x4) is no fault.
-THROTTLING = {
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-    0x200: "board limit",
-    0x400: "reliability",
-}
 LEAST_SAMPLES = 5
 LEAST_SHARE = 0.05  # of the seconds
-# Errors that must not grow during the test, and the state if they do.
-COUNTERS = {
-    "xid_count": ("Xid errors", "fail"),
-    "ecc_uncorrected": ("uncorrected memory errors", "fail"),
-    "ecc_corrected": ("corrected memory errors", "warn"),
-    "nvlink_errors": ("NVLink errors", "warn"),
-    "pcie_replays": ("PCIe replays", "warn"),
-}
-
-
-# What a GPU remembers of its past, and the state if it is not 0; other names: a warning.
-REMEMBERED = {
-    "row remappings that failed": "fail",
-    "row remappings that wait for a reset": "fail",
-    "page retirements that wait for a reset": "fail",
-}
 LINK_CHANGES = ("link_downed", "carrier_changes")  # a fail if they grow; other counters of ports: a warning
 VERSIONS = ("kernel", "driver", "VBIOS")  # a warning where they differ; other parts: a fail
 
@@ -125,7 +100,7 @@ def throttled(samples: Columns, typical: float = np.nan) -> str:
     masks = known(samples["throttle"]).astype(np.int64)
     if len(masks) < LEAST_SAMPLES:
         return ""
-    shares = {reason: float(np.mean((masks & bit) != 0)) for bit, reason in THROTTLING.items()}
+    shares = {reason: float(np.mean((masks & bit) != 0)) for bit, reason in TABLES["throttling"].items()}
     said = [f"{reason} in {share:.0%} of the seconds" for reason, share in shares.items() if share >= LEAST_SHARE]
     beside = f" (the median GPU {typical:,.0f})" if not np.isnan(typical) else ""
     return f"throttles: {', '.join(said)}, at {median(samples['sm_mhz']):,.0f} MHz{beside}" if said else ""
@@ -134,7 +109,7 @@ def throttled(samples: Columns, typical: float = np.nan) -> str:
 def _of_one(samples: Columns, typical: float) -> Iterator[tuple[str, str]]:
     if said := throttled(samples, typical):
         yield "warn", said
-    for field, (words, state) in COUNTERS.items():
+    for field, (words, state) in TABLES["counters"].items():
         counts = known(samples[field])
         # A counter begins again where a process or a driver does; that of Xid errors is ours, and begins at 0.
         before = np.concatenate([[0.0] if field == "xid_count" else counts[:1], counts[:-1]])
@@ -158,7 +133,7 @@ def remembered(records: Records) -> Iterator[Reason]:
                 where = device if device == NODE else f"{device} of"
                 if device == NODE or device.startswith("GPU "):
                     if count:
-                        yield Reason(f"{where} {node}", f"{count} {name}", REMEMBERED.get(name, "warn"))
+                        yield Reason(f"{where} {node}", f"{count} {name}", TABLES["remembered"].get(name, "warn"))
                     continue
                 more = count - before.get(name, count)
                 more = count if more < 0 else more  # a counter begins again where a driver does

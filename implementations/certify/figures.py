@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from certify.comparison import LEAST, LEAST_EXCESS, OF_MEDIAN
-from certify.reasons import Reason
+from certify.journal import Reason
 from certify.records import Records, known
 from certify.schema import ALL_NODES, COLLECTIVES, COPIES, LABELS, PROBES, TOOLS, Expected, Facts
 from review.logs.output import ReviewError
@@ -92,17 +92,14 @@ def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached
         judged = [_judge(who, name, value, rounds) for who, rounds in measured.items()]
         short = [one for one in judged if one.state != "pass"]
         if not judged:
-            notes.append(f"{_asked(name, value)}: was not measured here ({FIGURES[name].label})")
+            asked = f"{FIGURES[name].variable}={f'{name}=' * (name in TOOLS)}{value:g}"
+            notes.append(f"{asked}: was not measured here ({FIGURES[name].label})")
         elif short and 2 * len(short) <= len(judged):
             found += short
         else:
             everyone = [float(np.median(rounds)) for rounds in zip(*measured.values())]  # noqa: B905  # a tool may end early
             found.append(_judge(EVERYONE, name, value, everyone))
     return found, notes
-
-
-def _asked(name: str, value: float) -> str:
-    return f"{FIGURES[name].variable}={name + '=' if name in TOOLS else ''}{value:g}"
 
 
 def measure(records: Records, name: str) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from certify.schema import NODE, Facts
+from certify.schema import NODE, TABLES, Facts
 from certify.telemetry import Gpus
 
 _MIB = 1 << 20
@@ -44,11 +44,6 @@ REMEMBERED: dict[str, Callable[[Any, Any], int]] = {
     ),
     "page retirements that wait for a reset": lambda nvml, gpu: nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu),
 }
-# Of a port of InfiniBand or RoCE, as the kernel names them.
-_PORT_COUNTERS = (
-    *("link_downed", "link_error_recovery", "symbol_error", "port_rcv_errors"),
-    *("local_link_integrity_errors", "excessive_buffer_overrun_errors"),
-)
 _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 
 
@@ -83,7 +78,7 @@ def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
     for number, gpu in enumerate(_devices(gpus)):
         found[f"GPU {number}"] = _answers(gpus, gpu, REMEMBERED)
     for port in (root / "sys/class/infiniband").glob("*/ports/*"):
-        counts = {name: _count(port / "counters" / name) for name in _PORT_COUNTERS}
+        counts = {name: _count(port / "counters" / name) for name in TABLES["port_counters"]}
         found[f"{port.parents[1].name}/{port.name}"] = _told(counts)
     for card in (root / "sys/class/net").glob("*/device"):
         found[card.parent.name] = _told({"carrier_changes": _count(card.parent / "carrier_changes")})

@@ -1,21 +1,48 @@
-"""How a burn-in goes: which ranks computed something else than in the first repeat, and when."""
+"""Why a test does not pass, and how a burn-in goes: which ranks computed otherwise than in the first repeat, and when.
+
+Imports no statistics, as `watch` needs it at once.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from math import floor, nan
+from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from certify.reasons import Reason
+import numpy as np
+
 from review.logs.output import ReviewError, duration
 
 if TYPE_CHECKING:
-    from certify.records import Place
+    from certify.schema import Place
 
+EXIT = {"pass": 0, "warn": 3, "fail": 1}
+STATES = ("pass", "warn", "fail")
 MOST_ROUNDS = 64
+
+
+def worst(states: Iterable[str]) -> str:
+    """The verdict over several states."""
+    return max(states, key=STATES.index, default="pass")
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a test does not pass: one line of a verdict, and a row of its page. state: fail or warn."""
+
+    name: str
+    what: str
+    state: str = "fail"
+    stage: str = ""
+    sure: str = ""
+    evidence: str = ""
+
+    def text(self) -> str:
+        where = "; ".join(filter(None, (self.stage, self.sure)))
+        return f"{self.name}: {self.what}{where and f' ({where})'}{self.evidence and f'; {self.evidence}'}"
 
 
 @dataclass(frozen=True)
@@ -60,30 +87,21 @@ class Rounds:
 
     def __init__(self) -> None:
         self.width = 1  # repeats of a round
-        self._sums: dict[int, dict[int, tuple[float, int]]] = {}  # seconds and repeats by rank and round
+        self._sums: dict[int, np.ndarray] = {}  # by rank: seconds and repeats of each round [MOST_ROUNDS, 2]
 
     def add(self, rank: int, repeat: int, seconds: float) -> None:
         """repeat: counted from 1."""
         while (repeat - 1) // self.width >= MOST_ROUNDS:
             self.width *= 2
-            earlier, self._sums = self._sums, {}
-            for one, rounds in earlier.items():
-                for number, (total, count) in rounds.items():
-                    self._count(one, number // 2, total, count)
-        self._count(rank, (repeat - 1) // self.width, seconds, 1)
-
-    def _count(self, rank: int, number: int, seconds: float, repeats: int) -> None:
-        rounds = self._sums.setdefault(rank, {})
-        total, count = rounds.get(number, (0.0, 0))
-        rounds[number] = total + seconds, count + repeats
+            for one, sums in self._sums.items():
+                self._sums[one] = np.pad(sums.reshape(-1, 2, 2).sum(axis=1), ((0, MOST_ROUNDS // 2), (0, 0)))
+        self._sums.setdefault(rank, np.zeros((MOST_ROUNDS, 2)))[(repeat - 1) // self.width] += seconds, 1
 
     def means(self) -> dict[int, list[float]]:
         """By rank, as many of each."""
-        most = max((max(rounds) + 1 for rounds in self._sums.values()), default=0)
-        return {
-            rank: [total / count for total, count in (rounds.get(number, (nan, 1)) for number in range(most))]
-            for rank, rounds in sorted(self._sums.items())
-        }
+        most = max((int(np.flatnonzero(sums[:, 1])[-1]) + 1 for sums in self._sums.values()), default=0)
+        with np.errstate(invalid="ignore"):
+            return {rank: (sums[:most, 0] / sums[:most, 1]).tolist() for rank, sums in sorted(self._sums.items())}
 
 
 class Journal:

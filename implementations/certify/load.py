@@ -236,8 +236,7 @@ class Load:
         world = trainee.world
         num_bytes = max(LEAST_BYTES, 2 * sum(parameter.numel() for parameter in trainee.model.parameters()))
         for _ in range(REDUCTIONS if world.size > 1 else 0):
-            seconds = allreduce.measure(num_bytes, world)
-            self._probe(f"reduce_{stage}", number, seconds, num_bytes, partner)
+            self._probe(f"reduce_{stage}", number, allreduce.measure(num_bytes, world), num_bytes, partner)
 
     def _probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:
         self.probes.append((self.meeting.rank, name.encode(), number, partner, seconds, amount))

@@ -7,22 +7,13 @@ import datetime
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch.distributed as distributed
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError
-
-
-@dataclass(frozen=True)
-class Place:
-    """Node and GPU of a rank."""
-
-    rank: int
-    node: str
-    local_rank: int
+from certify.schema import Place
 
 
 class Meeting:
@@ -35,7 +26,7 @@ class Meeting:
         store.set_timeout(datetime.timedelta(seconds=config.timeout_seconds))
         self._number = 0
         told = [one.rsplit(" ", 1) for one in self.exchange(f"{node} {config.local_rank}")]
-        self.places = [Place(rank, name, int(local)) for rank, (name, local) in enumerate(told)]
+        self.places = [Place(rank, int(local), name) for rank, (name, local) in enumerate(told)]
         self.nodes = list(dict.fromkeys(place.node for place in self.places))
         self.node = self.nodes.index(node)
 

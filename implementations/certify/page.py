@@ -14,7 +14,7 @@ from certify.baseline import LABELS as BASELINE_LABELS
 from certify.baseline import Baseline
 from certify.figures import FIGURES, STEP, digits
 from certify.records import Records, median
-from certify.schema import ALL_NODES, COPIES, CPUS, LABELS, NOBODY, PROBES, TOOLS, Columns
+from certify.schema import ALL_NODES, COPIES, CPUS, LABELS, NOBODY, PROBES, TABLES, TOOLS, Columns
 from certify.verdict import Certificate
 from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Chart, Point, Series
@@ -23,11 +23,7 @@ HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}
 STYLES = {"pass": "good", "warn": "warn", "fail": "bad"}
 FULL = 0.10  # excess over the median that has the full colour
 MOST_LINES, MOST_POINTS, MOST_MAPS = 10, 80, 4
-CLOCKS = {
-    "sm_mhz": ("clock", "Clock", "MHz"),
-    "watts": ("power", "Power", "W"),
-    "celsius": ("temperature", "Temperature", "°C"),
-}
+CLOCKS = TABLES["timelines"]
 
 
 def write_page(found: Certificate, output: Path) -> None:
@@ -79,8 +75,7 @@ def _write(output: Path, *, figures: Sequence[Chart], **content: Any) -> None:
     if output.is_dir():
         raise ReviewError(f"{output} is a folder: name the page itself, such as {output / 'certify.html'}")
     most = max((len(chart.series) for chart in figures), default=0)
-    page = render("certify.html", figures=figures, most_lines=most, **content)
-    write_whole(output, page)
+    write_whole(output, render("certify.html", figures=figures, most_lines=most, **content))
 
 
 def _numbers(found: Certificate) -> list[dict[str, str]]:
@@ -112,11 +107,14 @@ def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[s
         excess = float(seconds[rank] / center - 1)
         if not math.isnan(excess):
             shown = f"{100 * excess:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0")
-            tip = f"{place.name}: {seconds[rank] * 1e3:,.2f} ms, {excess:+.1%}"
-            heat, side = min(abs(excess) / FULL, 1.0), "slow" if excess >= 0 else "quick"
-            rows[place.node].append({"text": shown, "heat": f"{heat:.2f}", "side": side, "tip": tip})
+            rows[place.node].append(_cell(shown, excess, f"{place.name}: {seconds[rank] * 1e3:,.2f} ms, {excess:+.1%}"))
     title, middle = LABELS[stage], ", ".join(filter(None, (f"{center * 1e3:,.2f} ms", rate)))
     return {"title": title, "median": middle, "rows": rows, "width": max(map(len, rows.values())), "head": "Node"}
+
+
+def _cell(text: str, excess: float, tip: str) -> dict[str, str]:
+    heat, side = min(abs(excess) / FULL, 1.0), "slow" if excess >= 0 else "quick"
+    return {"text": text, "heat": f"{heat:.2f}", "side": side, "tip": tip}
 
 
 def pairs(records: Records) -> list[dict[str, Any]]:
@@ -137,12 +135,9 @@ def pairs(records: Records) -> list[dict[str, Any]]:
                 for peer in range(max(int(rows["partner"][of == node].max()), gpu) + 1):
                     rate = median(rates[own & (rows["partner"] == peer)])
                     text, heat = ("", 0.0) if math.isnan(rate) else (f"{rate:.0f}", typical / rate - 1)
-                    side = "slow" if heat >= 0 else "quick"
                     tip = f"GPU {gpu} from GPU {peer} of {node}: {rate:.1f} GB/s" if text else ""
-                    cell = {"text": text, "heat": f"{min(abs(heat) / FULL, 1.0):.2f}", "side": side, "tip": tip}
-                    cells.setdefault(f"{gpu}", []).append(cell)
-            title = f"{LABELS[name]}, {node}"
-            about = {"title": title, "median": f"{typical:,.0f} GB/s", "head": "GPU"}
+                    cells.setdefault(f"{gpu}", []).append(_cell(text, heat, tip))
+            about = {"title": f"{LABELS[name]}, {node}", "median": f"{typical:,.0f} GB/s", "head": "GPU"}
             found.append({**about, "rows": cells, "width": len(cells)})
     return found
 
@@ -221,8 +216,7 @@ def _timeline(field: str, series: dict[str, Columns], accused: Sequence[str]) ->
         minutes, values = (one["time"][::step] - begin) / 60, one[field][::step]
         tips = (f"{name}: {y:,.0f} {unit} at {x:.1f} minutes" for x, y in zip(minutes, values, strict=True))
         lines.append((name, list(zip(minutes.tolist(), values.tolist(), tips, strict=True))))
-    words = f"{title} of each device, in {unit}. {_extremes(level)}"
-    return _chart(key, title, words, "minutes", unit, lines)
+    return _chart(key, title, f"{title} of each device, in {unit}. {_extremes(level)}", "minutes", unit, lines)
 
 
 def drift(baselines: Sequence[Baseline]) -> Chart:

@@ -6,6 +6,7 @@ Nothing in a step waits for the device: a mark is an event on it, and events are
 from __future__ import annotations
 
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -80,13 +81,12 @@ class Recorder:
     def take(self) -> np.ndarray:
         """Seconds by step and part [steps, 4] float32, and forgets them. Waits for the device."""
         taken = np.empty((len(self._steps), len(PARTS)), np.float32)
-        if self.device.type == "cuda":
+        if cuda := self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for number, marks in enumerate(self._steps):
-            for part in range(len(PARTS)):
-                taken[number, part] = self._between(marks[part], marks[part + 1])
-            if self.device.type == "cuda":
-                self._free += marks
+            for part, (begin, end) in enumerate(pairwise(marks)):
+                taken[number, part] = begin.elapsed_time(end) / 1e3 if cuda else end - begin
+            self._free += marks if cuda else []
         self.cpu = np.array([end - begin for begin, end in self._cpu], np.float32)
         self._forget()
         return taken
@@ -94,6 +94,3 @@ class Recorder:
     def _forget(self) -> None:
         self._steps.clear()
         self._cpu.clear()
-
-    def _between(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end)) / 1e3 if self.device.type == "cuda" else end - begin

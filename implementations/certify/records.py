@@ -10,22 +10,8 @@ from typing import Any
 import numpy as np
 
 from certify import schema
-from certify.schema import ALONE, PARTS, PROBES, STAGES, TOOLS, UNREADABLE, VERSION, Columns, Facts
+from certify.schema import ALONE, PARTS, PROBES, STAGES, TOOLS, UNREADABLE, VERSION, Columns, Facts, Place
 from review.logs.output import ReviewError
-
-
-@dataclass(frozen=True)
-class Place:
-    """Node, GPU and device of a rank."""
-
-    rank: int
-    local_rank: int
-    node: str
-    device: str
-
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank} on {self.node}"
 
 
 @dataclass(frozen=True)
@@ -84,25 +70,21 @@ class Records:
     def relative(self, stage: str) -> np.ndarray:
         """The same, each over the median of that step over all ranks and rounds: no two steps are alike."""
         seconds = self.seconds(stage).astype(np.float64)
-        found: np.ndarray = seconds / np.nanmedian(seconds, axis=(0, 1))
-        return found
+        return seconds / np.nanmedian(seconds, axis=(0, 1))
 
     def per_cpu_second(self, stage: str) -> np.ndarray:
         """Seconds for each second that the process had of CPUs, over the median of all [ranks, rounds, steps]."""
         times = self.by_step(stage, *PARTS) / np.maximum(self.by_step(stage, "cpu"), 1e-6)
-        found: np.ndarray = times / np.nanmedian(times)
-        return found
+        return times / np.nanmedian(times)
 
     def rates(self, stage: str) -> np.ndarray:
         """Sequences per second [ranks, rounds]."""
         seconds, sequences = self.by_step(stage, *PARTS), self.by_step(stage, "sequences", missing=0)
-        found: np.ndarray = sequences.sum(axis=2) / np.nansum(seconds, axis=2, dtype=np.float64)
-        return found
+        return sequences.sum(axis=2) / np.nansum(seconds, axis=2, dtype=np.float64)
 
     def waits(self, stage: str) -> np.ndarray:
         """Median seconds a step that each rank waits for others and for the network [ranks]."""
-        found: np.ndarray = np.nanmedian(self.by_step(stage, "wait"), axis=(1, 2))
-        return found
+        return np.nanmedian(self.by_step(stage, "wait"), axis=(1, 2))
 
     def measured(self, name: str) -> Columns:
         """The columns of ``probes``, of this one."""

@@ -18,53 +18,24 @@ import numpy as np
 
 from bert.core.env import ConfigError, env
 from bert.core.files import whole_file
+from review.logs.tree import read_table
 
 Columns = dict[str, np.ndarray]
 Facts = dict[str, dict[str, Any]]  # by device (NODE, GPU 0, mlx5_0/1, eth0), then by name
 NODE = "node"
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 VERSION = 3
-# Stages in the order in which they run, in files by number.
-STAGES = {
-    "single": "one rank at a time",
-    "parallel": "all ranks, each by itself",
-    "node": "the ranks of a node, gradients reduced",
-    "pairs": "two nodes, gradients reduced",
-    "together": "all ranks, gradients reduced",
-}
+TABLES = read_table(__file__, "tables.yaml")
+STAGES, PROBES, REDUCTIONS = TABLES["stages"], TABLES["probes"], TABLES["reductions"]
+COLLECTIVES, COPIES = TABLES["collectives"], TABLES["copies"]
 ALONE = ("single", "parallel")
-PROBES = {
-    "matmul": "matrix product",
-    "matmul_fp8": "matrix product in fp8",
-    "copy": "memory copy",
-    "host_copy": "copy from the host",
-    "disk": "read of the data disk",
-}
-# Of other programs, named as they name them: nccl-tests, the same over all nodes with ALL_NODES behind, nvbandwidth.
-COLLECTIVES = {
-    "all_reduce_perf": "all-reduce",
-    "all_gather_perf": "all-gather",
-    "reduce_scatter_perf": "reduce-scatter",
-    "alltoall_perf": "all-to-all",
-    "sendrecv_perf": "send and receive",
-}
-ALL_NODES = "_mpi"
-COPIES = {
-    "host_to_device_memcpy_ce": "copy from the host, nvbandwidth",
-    "device_to_host_memcpy_ce": "copy to the host, nvbandwidth",
-    "device_to_device_memcpy_read_ce": "copy from another GPU, nvbandwidth",
-}
+ALL_NODES = "_mpi"  # behind the name of a collective: over all nodes
 NCCL_TESTS, NVBANDWIDTH, DIAGNOSTIC = "nccl-tests", "nvbandwidth", "dcgmi"
 TOOLS = (
     {name: f"{label} of each node, nccl-tests" for name, label in COLLECTIVES.items()}
     | {name + ALL_NODES: f"{label} of all ranks, nccl-tests" for name, label in COLLECTIVES.items()}
     | COPIES
 )
-REDUCTIONS = {
-    "reduce_node": "all-reduce of each node",
-    "reduce_pairs": "all-reduce of two nodes",
-    "reduce_together": "all-reduce of all ranks",
-}
 BURN_IN = "burn-in"
 LABELS = STAGES | PROBES | TOOLS | REDUCTIONS | {BURN_IN: "hours of the same steps"}
 PARTS = ("data", "compute", "wait", "update")  # of a step
@@ -99,6 +70,20 @@ FIELDS = (
 SAMPLE = np.dtype([("time", np.float64), ("device", np.int16), *((name, np.float64) for name in FIELDS)])
 
 
+@dataclass(frozen=True)
+class Place:
+    """Node, GPU and device of a rank."""
+
+    rank: int
+    local_rank: int
+    node: str
+    device: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} on {self.node}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Expected:
     """Figures that a healthy system reaches, as a config gives them; 0: none. Stages and parts of the load by name."""
@@ -123,8 +108,7 @@ class Expected:
         for word in self.tools.split():
             name, _, value = word.partition("=")
             if name not in TOOLS or not re.fullmatch(r"\d+(\.\d+)?", value) or not float(value):
-                tests = ", ".join(TOOLS)
-                raise ConfigError(f"EXPECTED_TOOLS: {word}: expected NAME=GB/s, of {tests}")
+                raise ConfigError(f"EXPECTED_TOOLS: {word}: expected NAME=GB/s, of {', '.join(TOOLS)}")
             found[name] = float(value)
         return found
 

@@ -259,5 +259,4 @@ def _fault(name: str, result: dict[str, Any]) -> tuple[str, str, str] | None:
 
 def _document(text: str) -> dict[str, Any]:
     """The JSON document in a tool's output, which may have other lines around it. Raises ValueError."""
-    found: dict[str, Any] = json.JSONDecoder().raw_decode(text, text.index("{"))[0]
-    return found
+    return json.JSONDecoder().raw_decode(text, text.index("{"))[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,25 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from certify import figures
-from certify.comparison import LEAST, Outlier, Question, questions
+from certify import figures, schema
+from certify.comparison import LEAST, OF_MEDIAN, Outlier, Question, questions
 from certify.faults import Corruption, corrupt, devices, faults, odd_parts, of_tools, remembered, throttled
 from certify.figures import STEP, Measured, Reached
-from certify.journal import BurnIn, Journal
-from certify.reasons import Reason, worst
+from certify.journal import BurnIn, Journal, Reason, worst
 from certify.records import Records, read
-from certify.schema import ALONE, BURN_IN, DIAGNOSTIC, LABELS, NCCL_TESTS, NODE, NVBANDWIDTH, REDUCTIONS, TOOLS, Facts
-from certify.standing import standing
-from review.league.estimate import Estimate
+from certify.schema import ALONE, BURN_IN, DIAGNOSTIC, LABELS, NCCL_TESTS, NODE, NVBANDWIDTH, PARTS, TOOLS, Facts
+from review.league.estimate import Estimate, estimate
 from review.logs.output import csv_text, write_whole
+from review.logs.tree import read_json
 
 SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
-WORDS = {
-    "slow": "slower than the median",
-    "starved": "more time for each second on its CPUs than the median: others have them, or a limit",
-    "hesitates": "more lost in single steps than the median",
-    "network": "slower all-reduce than the median",
-}
+WORDS = schema.TABLES["slowness"]
+BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096}
 
 
 @dataclass(frozen=True)
@@ -100,9 +94,7 @@ class Certificate:
 
     @cached_property
     def _environment(self) -> dict[str, Any]:
-        path = self.records.folder / "environment.json"
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        return found
+        return read_json(self.records.folder / "environment.json")
 
     @property
     def versions(self) -> dict[str, str]:
@@ -115,7 +107,7 @@ class Certificate:
     def tested(self) -> dict[str, str]:
         """What was tested, with which versions, when, and what was not: for whoever signs."""
         records = self.records
-        done = {*records.stages, *records.probed, *(name for name in REDUCTIONS if records.reductions(name))}
+        done = {*records.stages, *records.probed, *(name for name in schema.REDUCTIONS if records.reductions(name))}
         done |= {BURN_IN} if self.burn_in else set()
         others = self.tools
         skipped = [
@@ -275,6 +267,23 @@ def _evidence(records: Records, stage: str, name: str) -> Iterator[str]:
         gap = np.median(np.delete(waits, own)) - np.median(waits[own])
         if gap > 0:
             yield f"the others wait {gap * 1e3:.1f} ms a step longer than it does"
+
+
+def standing(records: Records) -> Estimate | str:
+    """The estimate from the stage with all ranks; in words why there is none."""
+    model, data, schedule = (read_json(records.folder / "config.json", one) for one in ("model", "data", "schedule"))
+    if records.on_cpus:
+        return "nothing to compare with: the published results are of accelerators, and this was a test of CPUs"
+    if {name: model.get(name) for name in BERT_LARGE} != BERT_LARGE or data.get("max_seq_length") != 512:
+        return (
+            "nothing to compare with: the published results are of BERT-large at 512 tokens, and this was another model"
+        )
+    rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))  # seconds of a step
+    step, ranks = float(np.median(rounds)), len(records.places)
+    batch = data["batch_size"] * data["gradient_steps"] * data["packing_factor"] * ranks
+    error = OF_MEDIAN * float(np.std(rounds, ddof=1)) / len(rounds) ** 0.5 / step
+    steps = schedule.get("decay_steps") or schedule.get("max_steps") or 0
+    return estimate(batch / step, error, batch, ranks, schedule.get("lr") or 0, steps)
 
 
 def write_csv(found: Certificate, path: Path) -> None:

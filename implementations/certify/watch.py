@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from certify.journal import BurnIn, Journal
-from certify.reasons import EXIT
+from certify.journal import EXIT, BurnIn, Journal
 from review.logs import output
 from review.logs.mllog import text
 from review.logs.output import ReviewError, duration, print_json
+from review.logs.tree import read_json
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -90,11 +87,15 @@ class Watched:
         self._judged: list[tuple[str, int]] = []
         self._journal = Journal(folder)
 
+    def ended(self, state: State) -> bool:
+        """Whether the test has ended, or its load did not run."""
+        return state.done or state.broken is not None
+
     def poll(self, now: float) -> State:
         """The state at ``now`` (seconds since the epoch). Raises ReviewError for files that are not a test's."""
         from certify.verdict import certify
 
-        config = json.loads(_text(self.folder / "config.json") or "{}")
+        config = read_json(self.folder / "config.json")
         records = sorted([*self.folder.glob("certify_*.npz"), *self.folder.glob("burn_in_*.npz")])
         judged = [(path.name, path.stat().st_mtime_ns) for path in records]
         if judged != self._judged:
@@ -111,26 +112,19 @@ class Watched:
         changed = [path.stat().st_mtime for path in self.folder.glob("burn_in_*.jsonl")]
         error = _text(self.folder / "error_0.txt").strip()
         done = found is not None and (burn.elapsed >= seconds if burn is not None else not seconds)
-        stage = "burn-in" if burn else "over" if done else self._stage()
+        stage = "burn-in" if burn else "over" if done else "starting"
+        if stage == "starting":  # in a burn-in the load's output is not read: it grows with each repeat
+            stage = [stage, *_STAGE.findall(_text(self.folder / "output.txt"))][-1]
         state = State(stage, found, burn, now - max(changed, default=now), error or None, done)
         if found is not None and burn is not None and not state.stands_still:
             state = replace(state, found=replace(found, burn_in=replace(burn, running=True)))
         return state
 
-    def _stage(self) -> str:
-        """The last stage in the load's output, which is not read in a burn-in: it grows with each repeat."""
-        stages = _STAGE.findall(_text(self.folder / "output.txt"))
-        return stages[-1] if stages else "starting"
-
 
 def is_test(folder: Path) -> bool:
     """Whether certify.sh or certify.sub writes, or wrote, to this folder."""
-    if any(folder.glob("certify_*.npz")) or (folder / "burn_in.json").exists():
-        return True
-    try:
-        return "expected" in json.loads(_text(folder / "config.json") or "{}")
-    except (ValueError, TypeError):
-        return False
+    begun = any(folder.glob("certify_*.npz")) or (folder / "burn_in.json").exists()
+    return begun or "expected" in read_json(folder / "config.json")
 
 
 def _text(path: Path) -> str:
@@ -138,16 +132,6 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def follow(
-    watched: Watched,
-    interval: float,
-    clock: Callable[[], float] = time.time,
-    sleep: Callable[[float], None] = time.sleep,
-) -> Iterator[State]:
-    """The state every ``interval`` seconds until the test has ended."""
-    return output.follow(watched.poll, lambda state: state.done or state.broken is not None, interval, clock, sleep)
 
 
 def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
@@ -159,7 +143,8 @@ def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
         else:
             print(*state.lines(), sep="\n", flush=True)
 
-    state = output.show_states(follow(watched, interval), say, _news, _render, as_json=as_json, once=once)
+    states = output.follow(watched.poll, watched.ended, interval)
+    state = output.show_states(states, say, _news, _render, as_json=as_json, once=once)
     if state.broken is not None:
         print(f"review: the load did not run: {text(state.broken.splitlines()[0])}", file=sys.stderr)
     return state.status

@@ -7,16 +7,14 @@ Exit status: 0 done, 1 the run crashed, 2 bad input.
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import inspect
 import os
 import sys
 from collections.abc import Mapping
 
 from bert.core import variables
 from bert.core.env import ConfigError
-from bert.core.process import refuse, run_and_exit
+from bert.core.process import front, refuse, run_and_exit, run_command
 
 # PyTorch takes seconds to import: --help answers before that.
 COMMANDS = {
@@ -28,16 +26,11 @@ COMMANDS = {
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Runs the command; returns its exit status."""
-    if arguments and arguments[0] in COMMANDS:
-        return _command(arguments[0], arguments[1:])
-    parser = argparse.ArgumentParser(
-        prog="python -m finetune",
-        usage="%(prog)s [--SETTING VALUE ...] [--check]\n       %(prog)s COMMAND --help",
-        description=__doc__,
-        epilog="commands:\n" + "\n".join(f"  {name:<10} {text}" for name, text in COMMANDS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    if arguments and (name := arguments[0]) in COMMANDS:
+        from finetune import commands
+
+        return run_command(getattr(commands, name), f"finetune {name}", "finetune", arguments[1:], environ)
+    parser = front("finetune", __doc__, "[--check]", COMMANDS)
     parser.add_argument("--check", action="store_true", help="validate settings, data and weights, print, and stop")
     options, words = parser.parse_known_args(arguments)
     try:
@@ -53,20 +46,6 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     except ConfigError as error:
         return refuse("finetune", error, environ)
     return run({**environ, **given}, options.check)
-
-
-def _command(name: str, arguments: list[str]) -> int:
-    from bert.data.records import DataError
-    from finetune import commands
-
-    command = getattr(commands, name)
-    parser = argparse.ArgumentParser(prog=f"python -m finetune {name}", description=inspect.getdoc(command))
-    try:
-        command(parser, arguments)
-    except (ConfigError, DataError, OSError) as error:
-        print(f"finetune: error: {error}", file=sys.stderr)
-        return 2
-    return 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from finetune.batches import Samples
 WARM_UP_BATCHES = 3
 
 
-def predict(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+def predict(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
     """Predicts every row of a file, or one text: its label and each label's probability, a number, or an answer.
 
     A file: CSV, TSV or JSON Lines with columns of text, or of question and context; SQuAD's JSON. It comes back with
@@ -59,7 +60,7 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
             print(f"{share:.4f}  {name}")
 
 
-def benchmark(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+def benchmark(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
     """Latency of batches in milliseconds, and sequences a second: a line of JSON a batch size.
 
     Of made-up tokens of one length; with --input of a file's texts in their order, their tokenization included.
@@ -94,7 +95,7 @@ def benchmark(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
         print(json.dumps({"batch_size": size, **said, "device": model.device.type, **rounded}), flush=True)
 
 
-def seeds(parser: argparse.ArgumentParser, arguments: list[str]) -> None:
+def seeds(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
     """A table of the figures of a run's trials, with mean and standard deviation."""
     parser.add_argument("folder", type=Path, help="of the run, results/<RUN_NAME>")
     folder = parser.parse_args(arguments).folder

@@ -23,30 +23,10 @@ from bert.training.config import Hardware
 # What fine-tuning sets where you do not.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
 
-# What may differ between a run and the one that it continues. Of what lies somewhere the content counts, not the place.
-PLACES = (
-    *("DATA", "VOCAB_FILE", "RUN_DIR", "CHECKPOINT_DIR", "TRIAL", "SEEDS"),
-    *("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "EMULATE_RANK"),
-)
-SHOWN_OR_KEPT = (
-    "METRICS",
-    "LOG_EVERY_STEPS",
-    "RESUME",
-    "CHECKPOINT_EVERY_STEPS",
-    "MTBF_HOURS",
-    "CHECKPOINT_KEEP",
-    "CHECKPOINT_SHARDS",
-    "DIST_TIMEOUT",
-)
+# What a run may change that it continues, beside rundir.OUTPUT. Of what lies somewhere the content counts.
 ROUNDING = (
-    "DEVICE",
-    "BACKEND",
-    "OMP_NUM_THREADS",
-    "CUDA_GRAPH",
-    "RECOMPUTE_LAYERS",
-    "SHARD_OPTIMIZER",
-    "SHARD_GRADIENTS",
-    "SHARD_GROUP",
+    *("DEVICE", "BACKEND", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
+    *("SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GROUP"),
 )
 PREDICTION = ("MODE", "EVAL_BATCHSIZE", "N_BEST_SIZE", "MAX_ANSWER_LENGTH", "NULL_SCORE_DIFF_THRESHOLD")  # not training
 
@@ -95,8 +75,7 @@ class Config(Hardware):
         self.dist.check()
         self.checkpoint.check()
         self.observers.check(self.run)
-        dropout = self.model.attention_probs_dropout_prob
-        self.check_device(dropout=dropout, gradient_steps=self.gradient_steps, uses_graph=self.uses_graph)
+        self.check_device(dropout=self.model.attention_probs_dropout_prob, uses_graph=self.uses_graph)
         _ = self.trial_seed
         _ = self.weights_folder
         if self.keep_best and self.mode != "train-eval":

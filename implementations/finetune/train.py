@@ -16,10 +16,9 @@ import torch
 from bert.checkpoint.save import Interval, load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import env, rundir, variables
-from bert.core.dist import HangError, World, pick_device
+from bert.core.dist import World, pick_device
 from bert.core.env import ConfigError, from_env
 from bert.core.files import write_text
-from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from bert.kernels import select
 from bert.training import schedule
@@ -28,14 +27,12 @@ from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, trai
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
 from bert.training.step import Step, build_step, check_finite
-from bert.training.stop import Ending, Stop, TrainingError
+from bert.training.stop import Ending, Stop
 from finetune import config as settings
 from finetune import models, saved, tasks
 from finetune.batches import Order, Room, Samples, Source
 from finetune.config import Config, learning_rates
 from finetune.models import FineTuned
-
-SUCCESS, CRASHED, BAD_INPUT = 0, 1, 2
 
 
 def run(environ: Mapping[str, str], check_only: bool = False) -> int:
@@ -47,22 +44,16 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         config = settings.read(environ)
         if check_only:
             print(report(config, environ))
-            return SUCCESS
+            return 0
         if config.run.run_dir is None:
             raise ConfigError("RUN_DIR is not set: give the folder for the model and the predictions")
         if config.dist.rank == 0:
             rundir.write_description(config.run, config, {"model": config.model, "seed": config.trial_seed})
         with World(config.dist) as world:
             finetune(config, environ, world)
-        return SUCCESS
-    except (ConfigError, DataError) as error:
-        return rundir.fail(run_config, "finetune", str(error), BAD_INPUT)
-    except HangError as error:
-        return rundir.hang(run_config, "finetune", error)
-    except TrainingError as error:
-        return rundir.fail(run_config, "finetune", str(error), CRASHED)
+        return 0
     except Exception as error:
-        return rundir.crash(run_config, "finetune", error)
+        return rundir.failed(run_config, "finetune", error)
 
 
 def report(config: Config, environ: Mapping[str, str]) -> str:
@@ -232,7 +223,7 @@ def identity_of(
     told |= {"SEED": config.trial_seed, "MAX_SEQ_LENGTH": config.length, "DO_LOWER_CASE": config.lower_case}
     told |= {"BERT_CONFIG": config.model.identity, "INIT_CHECKPOINT": f"{checksum_of(read):08x}", **task.digests}
     told |= {"vocabulary": tasks.digest(config.vocabulary)}
-    free = {*settings.PLACES, *settings.SHOWN_OR_KEPT, *settings.ROUNDING}
+    free = {*rundir.OUTPUT, "SEEDS", "MTBF_HOURS", *settings.ROUNDING}
     return {name: value for name, value in told.items() if name not in free}
 
 

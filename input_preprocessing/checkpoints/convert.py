@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.checkpoints import names as parameters
 from input_preprocessing.checkpoints.names import Shape, Tensors, check_complete, from_pytorch
-from input_preprocessing.stage.cli import positive
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
 
 NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingface}
@@ -77,13 +77,10 @@ def read_pytorch(path: Path) -> Tensors:
         raise
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; check --source") from error
-    except (RuntimeError, pickle.UnpicklingError, AttributeError, EOFError, ValueError) as error:
+    except (RuntimeError, pickle.UnpicklingError, AttributeError, EOFError, ValueError, SafetensorError) as error:
+        kind = "safetensors file" if isinstance(error, SafetensorError) else "readable state dict"
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} is not a readable state dict ({reason}); copy or convert it again") from error
-    except Exception as error:
-        if type(error).__module__.startswith("safetensors"):
-            raise DataError(f"{path} is not a safetensors file ({error}); copy or convert it again") from error
-        raise
+        raise DataError(f"{path} is not a {kind} ({reason}); copy or convert it again") from error
 
 
 def write_pytorch(path: Path, tensors: Tensors) -> None:
@@ -141,19 +138,8 @@ def convert(
     return check_complete(tensors, str(target)), read.left_out
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", type=Path, required=True, help="TensorFlow prefix or folder, .pt or .safetensors")
-    parser.add_argument("--target", type=Path, required=True, help=".pt or .safetensors")
-    parser.add_argument("--names", choices=sorted(NAMES), default="mlperf", help="(default %(default)s)")
-    multiple = "multiple to pad the vocabulary to (default %(default)s)"
-    parser.add_argument("--pad-vocab-to", type=positive, default=8, help=multiple)
-    parser.add_argument("--vocab-size", type=positive, help="words to keep, e.g. 30522 (default: all in the source)")
-    parser.add_argument("--bert-config", type=Path, help="bert_config.json that the checkpoint must fit")
-    options = parser.parse_args()
-    shape, left_out = convert(
-        options.source, options.target, options.names, multiple=options.pad_vocab_to, vocab_size=options.vocab_size,
-        bert_config=options.bert_config,
-    )  # fmt: skip
+def main(options: argparse.Namespace) -> None:
+    shape, left_out = convert(**vars(options))
     others = ", ".join(f"{what} ({number})" for what, number in sorted(left_out.items()))
     sizes = f"{shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words"
     told = f"{options.target}: {sizes}, {len(shape.parameters())} parameters; left out: {others or 'nothing'}"

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
+from input_preprocessing.stage.reading import table
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -29,59 +30,18 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
 MOST_NAMED = 8  # of the parameters that do not fit, in a message
 
-# What is not a parameter, by the last part of its name (TensorFlow 1) or by its path (TensorFlow 2), and what it is.
-_COUNTERS = "global_step|good_steps|current_loss_scale|loss_scale|beta\\d_power|save_counter"
-_LEFT_OUT = {
-    r"(/(LAMB|Adam)\w*|/(adam|lamb)_[mv])$|/\.OPTIMIZER_SLOT/|^optimizer/": "optimizer",
-    r"/GradientAccumulator\w*(/\.ATTRIBUTES/VARIABLE_VALUE)?$": "gradient accumulator",
-    rf"(^|/)({_COUNTERS})(/\.ATTRIBUTES/VARIABLE_VALUE)?$": "counters",
-    r"^_CHECKPOINTABLE_OBJECT_GRAPH$": "object graph",
-    r"/\.ATTRIBUTES/OBJECT_CONFIG_JSON$": "settings of Keras",
-}
-_TF1_RENAMES = {
-    r"^cls/seq_relationship/output_(weights|bias)$": r"cls/seq_relationship/\1",
-    r"^cls/predictions/output_bias$": "cls/predictions/bias",
-    r"/weights$": "/weight", r"/layer_(\d+)/": r"/layer/\1/", r"/gamma$": "/weight", r"/beta$": "/bias",
-    r"_embeddings$": "_embeddings/weight",
-}  # fmt: skip
+_TABLE = table(__file__, "names.yaml")
 _ACTIVATED = re.compile(r"((?:intermediate|pooler|transform)\.dense)\.")
-
-
-_MODULES = {
-    "word_embeddings": "bert.embeddings.word_embeddings",
-    "position_embedding": "bert.embeddings.position_embeddings",
-    "type_embeddings": "bert.embeddings.token_type_embeddings",
-    "embeddings/layer_norm": "bert.embeddings.LayerNorm",
-    "pooler_transform": "bert.pooler.dense",
-    "next_sentence/pooler_dense": "bert.pooler.dense",
-    "cls/predictions/transform/dense": "cls.predictions.transform.dense",
-    "cls/predictions/transform/LayerNorm": "cls.predictions.transform.LayerNorm",
-    "cls/predictions/output_bias": "cls.predictions",
-    "predictions/transform/logits": "cls.seq_relationship",
-    "next_sentence/logits": "cls.seq_relationship",
-}
-_LAYER_MODULES = {
-    "self_attention/query": "attention.self.query",
-    "self_attention/key": "attention.self.key",
-    "self_attention/value": "attention.self.value",
-    "self_attention/attention_output": "attention.output.dense",
-    "self_attention_output": "attention.output.dense",
-    "self_attention_layer_norm": "attention.output.LayerNorm",
-    "intermediate": "intermediate.dense",
-    "output": "output.dense",
-    "output_layer_norm": "output.LayerNorm",
-}
-_LEAVES = {"embeddings": "weight", "kernel": "weight", "gamma": "weight", "beta": "bias", "bias": "bias"}
 
 
 def _pattern(modules: Iterable[str], before: str) -> re.Pattern[str]:
     """The names' ends: outer scopes may stand before, and TensorFlow may have numbered a layer (dense_1)."""
     paths = "|".join("/".join(rf"{part}(?:_\d+)?" for part in path.split("/")) for path in modules)
-    return re.compile(rf"(?:^|/){before}({paths})/({'|'.join(_LEAVES)})$")
+    return re.compile(rf"(?:^|/){before}({paths})/({'|'.join(_TABLE['leaves'])})$")
 
 
-_MODEL = _pattern(_MODULES, "")
-_LAYER = _pattern(_LAYER_MODULES, r"transformer/layer_(\d+)(?:_\d+)?/")
+_MODEL = _pattern(_TABLE["modules"], "")
+_LAYER = _pattern(_TABLE["layer_modules"], r"transformer/layer_(\d+)(?:_\d+)?/")
 
 
 @dataclass(frozen=True)
@@ -120,12 +80,12 @@ class Shape:
 
 def left_out_as(name: str) -> str | None:
     """Kind of a variable that is not a model parameter (optimizer, counters, ...); None for parameters."""
-    return next((what for pattern, what in _LEFT_OUT.items() if re.search(pattern, name)), None)
+    return next((what for pattern, what in _TABLE["left_out"].items() if re.search(pattern, name)), None)
 
 
 def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
     """Hugging Face name and value of a TensorFlow 1 variable."""
-    for pattern, replacement in _TF1_RENAMES.items():
+    for pattern, replacement in _TABLE["tensorflow1"].items():
         name = re.sub(pattern, replacement, name)
     if name.endswith("/kernel"):
         name, tensor = name[: -len("kernel")] + "weight", np.asarray(tensor.T, order="C")  # no view of the original
@@ -229,8 +189,8 @@ def parameter_of(full_name: str) -> str | None:
         return None
     *layer, module, leaf = match.groups()
     module = re.sub(r"_\d+(?=/|$)", "", module)
-    prefix = f"bert.encoder.layer.{layer[0]}.{_LAYER_MODULES[module]}" if layer else _MODULES[module]
-    return f"{prefix}.{_LEAVES[leaf]}"
+    prefix = f"bert.encoder.layer.{layer[0]}.{_TABLE['layer_modules'][module]}" if layer else _TABLE["modules"][module]
+    return f"{prefix}.{_TABLE['leaves'][leaf]}"
 
 
 def merge_heads(name: str, tensor: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int | None]:

@@ -12,16 +12,16 @@ import hashlib
 import json
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from bert.data.records import DataError
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.cli import lock_folder
 from input_preprocessing.stage.manifest import Manifest
+from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
 
 NAME = "DATA_CARD.md"
 _LISTED = 20  # texts by name; of more, the first and the last
@@ -34,14 +34,11 @@ _WORDS = {
 
 def render(sets: dict[str, Manifest]) -> str:
     """The card of the data sets of a folder, by their kind."""
-    parts = ["# Data card", ""]
-    parts += ["Training data for BERT: masked-LM and next-sentence instances, tokenized and masked, ready to train on."]
-    for kind, made in sets.items():
-        parts += ["", f"## {kind.capitalize()}", "", *_describe(kind, made)]
-    return "\n".join(parts) + "\n"
+    head = "Training data for BERT: masked-LM and next-sentence instances, tokenized and masked, ready to train on."
+    return f"# Data card\n\n{head}\n" + "".join(_describe(kind, made) for kind, made in sets.items())
 
 
-def _describe(kind: str, made: Manifest) -> list[str]:
+def _describe(kind: str, made: Manifest) -> str:
     per_row = f", at most {made.recipe['max_sequences_per_row']} a row" if kind == "packed" else ""
     facts = {
         "training data": f"{_WORDS.get(kind, kind)}{per_row}",
@@ -73,28 +70,20 @@ def _describe(kind: str, made: Manifest) -> list[str]:
         what = f"Not the benchmark's text. {len(made.texts):,} files, the evaluation text among them."
     names = sorted(made.texts)
     shown = names if len(names) <= _LISTED else [*names[: _LISTED - 1], names[-1]]
-    left = ["", f"and {len(names) - len(shown):,} more"] if len(shown) < len(names) else []
-    license = made.license or "not given (`--license`)"
-    texts = [*_table(("text", "md5"), ((name, made.texts[name]) for name in shown)), *left]
-    return [
-        *_table(("what", ""), facts.items()),
-        "", "### Texts", "", what, "", f"License, as given: {license}", "", *texts,
-        "", "### Options", "", *_table(("option", "value"), options.items()),
-        "", "### Digests", "",
-        "Of record files the digest of their contents, of others the md5. "
-        f"`prepared-{kind}.json` has that of every file.",
-        "", *_table(("of", "digest"), digests.items()),
-        "", "### Made with", "",
-        *(_table(("program", "version"), made.versions.items()) if made.versions else ["Not recorded."]),
-        "", "### To make it again", "", "With the same texts, vocabulary and model files in DOWNLOADDIR:",
-        "", "```bash", _command(kind, made), "./verify_dataset.sh OUTPUTDIR", "```",
-    ]  # fmt: skip
+    more = f"\n\nand {len(names) - len(shown):,} more" if len(shown) < len(names) else ""
+    return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(
+        title=kind.capitalize(), kind=kind, what=what, license=made.license or "not given (`--license`)",
+        facts=_table("what", "", facts), texts=_table("text", "md5", {name: made.texts[name] for name in shown}) + more,
+        options=_table("option", "value", options), digests=_table("of", "digest", digests),
+        versions=_table("program", "version", made.versions) if made.versions else "Not recorded.",
+        command=_command(kind, made),
+    )  # fmt: skip
 
 
-def _table(heads: tuple[str, str], rows: Iterable[tuple[str, object]]) -> list[str]:
+def _table(name: str, value: str, rows: Mapping[str, object]) -> str:
     """A Markdown table of two columns."""
-    cells = ((str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows)
-    return [f"| {' | '.join(heads)} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)]
+    cells = ((str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows.items())
+    return "\n".join([f"| {name} | {value} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)])
 
 
 def _command(kind: str, made: Manifest) -> str:
@@ -146,15 +135,7 @@ def write(folder: Path) -> None:
         manifest.write_text(folder / NAME, render(read_sets(folder)))
 
 
-def add_license(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--license", help=f"of the texts, for {NAME}; such as 'CC BY-SA 3.0'")
-
-
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="folder of a data set")
-    add_license(parser)
-    parser.add_argument("--json", action="store_true", help="print what the card is made of as JSON")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     folder: Path = options.folder
     sets = read_sets(folder)
     with lock_folder(folder, exclusive=True):

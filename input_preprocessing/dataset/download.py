@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert.data.records import DataError
-from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.manifest import hash_of, md5_of
 from input_preprocessing.stage.parallel import Progress, run_tasks
+from input_preprocessing.stage.published import NUM_PARTS, PUBLISHED, TEXT_MD5
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
 _DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
@@ -55,21 +55,7 @@ class PublicFile:
         return f"{kind} {hash_of(path, kind)}" if kind else ""
 
 
-FILES = (
-    PublicFile("bert_config.json", "md5 7f59165e21b7d566db610ff6756c926b", 314, "1fbGClQMi2CoMv7fwrwTC5YYPooQBdcFW"),
-    PublicFile("vocab.txt", "md5 64800d5d8528ce344256daf115d4965e", 231_508, "1USK108J6hMM_d27xCHi738qBL8_BT1u1"),
-    PublicFile(
-        "model.ckpt-28252.index", "md5 f97de3ae180eb8d479555c939d50d048", 17_371, "1Q47V3K3jFRkbJ2zGCrKkKk-n0fvMZsa0"
-    ),
-    PublicFile(
-        "model.ckpt-28252.data-00000-of-00001", "md5 50797acd537880bfb5a7ade80d976129", 4_034_713_312,
-        "1chiTBljF0Eh1U5pKs6ureVHgSbtU8OG_",
-    ),
-    PublicFile(
-        "results_text.tar.gz", "", 0, "14xV2OUGSQDG_yDBrmbSdcDC-QGeqpfs_", "bert-preprocessed-wikipedia-dataset",
-        content="13 GB of text within",
-    ),
-)  # fmt: skip
+FILES = tuple(PublicFile(**file) for file in PUBLISHED["benchmark"])
 
 
 class SourceError(Exception):
@@ -147,8 +133,7 @@ def _copy(source: Path, partial: Path) -> None:
         shutil.copyfile(source, partial)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        told = f"cannot write {partial}: {error.strerror}; check space and permissions, run again"
-        raise DataError(told) from error
+        raise DataError(f"cannot write {partial}: {error.strerror}; check space and permissions, run again") from error
 
 
 def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
@@ -244,9 +229,6 @@ def download(folder: Path, mirror: str | None = None) -> None:
     (folder / archive.name).unlink(missing_ok=True)
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--outputdir", type=Path, required=True, help="folder of the data set")
-    parser.add_argument("--mirror", help="URL or folder that holds the files under their names")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     download(options.outputdir / "download", options.mirror)
     print(f"{options.outputdir / 'download'}: complete and verified", file=sys.stderr)

@@ -18,61 +18,12 @@ from pathlib import Path
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.dataset.download import PublicFile, fetch_file
-from input_preprocessing.stage.cli import named_folder
+from input_preprocessing.stage.published import PUBLISHED
 
-_SQUAD = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
-_GLUE = "https://dl.fbaipublicfiles.com/glue/data"
-_SENTEVAL = "https://dl.fbaipublicfiles.com/senteval/senteval_data"
-
-
-def _file(name: str, base: str, size: int, sha256: str) -> PublicFile:
-    return PublicFile(name, f"sha256 {sha256}", size, url=f"{base}/{name}")
-
-
-_SQUAD_MD5 = {
-    "train-v1.1.json": "981b29407e0affa3b1b156f72073b945", "dev-v1.1.json": "3e85deb501d4e538b6bc56f786231552",
-    "train-v2.0.json": "62108c273c268d70893182d5cf8df740", "dev-v2.0.json": "246adae8b7002f8679c027697b0b7cf8",
-}  # fmt: skip
-SQUAD = tuple(PublicFile(name, f"md5 {md5}", url=f"{_SQUAD}/{name}") for name, md5 in _SQUAD_MD5.items())
-# Where each table comes from. Sizes and sha256 are those that TensorFlow Datasets and Hugging Face's datasets recorded.
-SOURCES: dict[str, tuple[PublicFile, ...]] = {
-    "MRPC": (
-        _file(
-            "msr_paraphrase_train.txt", _SENTEVAL, 1_047_044,
-            "60a9b09084528f0673eedee2b69cb941920f0b8cd0eeccefc464a98768457f89",
-        ),
-        _file("mrpc_dev_ids.tsv", _GLUE, 6_222, "971d7767d81b997fd9060ade0ec23c4fc31cbb226a55d1bd4a1bac474eb81dc7"),
-    ),
-    } | {
-    name.removesuffix(".zip").removesuffix("-clean").removesuffix("v2"): (_file(name, _GLUE, size, sha256),)
-    for name, size, sha256 in (
-        ("SST-2.zip", 7_439_277, "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa"),
-        ("CoLA.zip", 376_971, "f212fcd832b8f7b435fb991f101abf89f96b933ab400603bf198960dfc32cbff"),
-        ("MNLI.zip", 312_783_507, "e7c1d896d26ed6caf700110645df426cc2d8ebf02a5ab743d5a5c68ac1c83633"),
-        ("QQP-clean.zip", 41_696_084, "40e7c862c04eb26ee04b67fd900e76c45c6ba8e6d8fab4f8f1f8072a1a3fbae0"),
-        ("QNLIv2.zip", 10_627_589, "e634e78627a29adaecd4f955359b22bf5e70f2cbd93b493f2d624138a0c0e5f5"),
-        ("RTE.zip", 697_150, "6bf86de103ecd335f3441bd43574d23fef87ecc695977a63b82d5efb206556ee"),
-        ("STS-B.zip", 802_872, "e60a6393de5a8b5b9bac5020a1554b54e3691f9d600b775bd131e613ac179c85"),
-        ("WNLI.zip", 28_999, "ae0e8e4d16f4d46d4a0a566ec7ecceccfd3fbfaa4a7a4b4e02848c0f2561ac46"),
-    )
-}  # fmt: skip
-# Examples of each label in each table ("": of all), as both count them; nobody recorded digests of the tables.
-TABLES: dict[str, dict[str, dict[str, int]]] = {
-    "MRPC": {"train.tsv": {"0": 1_194, "1": 2_474}, "dev.tsv": {"0": 129, "1": 279}},
-    "SST-2": {"train.tsv": {"0": 29_780, "1": 37_569}, "dev.tsv": {"0": 428, "1": 444}, "test.tsv": {"": 1_821}},
-    "CoLA": {"train.tsv": {"0": 2_528, "1": 6_023}, "dev.tsv": {"0": 322, "1": 721}, "test.tsv": {"": 1_063}},
-    "MNLI": {
-        "train.tsv": {"contradiction": 130_903, "entailment": 130_899, "neutral": 130_900},
-        "dev_matched.tsv": {"contradiction": 3_213, "entailment": 3_479, "neutral": 3_123},
-        "dev_mismatched.tsv": {"": 9_832}, "test_matched.tsv": {"": 9_796}, "test_mismatched.tsv": {"": 9_847},
-    },
-} | {
-    task: {"train.tsv": {"": train}, "dev.tsv": {"": dev}, "test.tsv": {"": test}}
-    for task, train, dev, test in (
-        ("QQP", 363_846, 40_430, 390_965), ("QNLI", 104_743, 5_463, 5_463), ("RTE", 2_490, 277, 3_000),
-        ("STS-B", 5_749, 1_500, 1_379), ("WNLI", 635, 71, 146),
-    )
-}  # fmt: skip
+SQUAD = tuple(PublicFile(**file) for file in PUBLISHED["squad"])
+SOURCES = {task: tuple(PublicFile(**file) for file in files) for task, files in PUBLISHED["glue"].items()}
+# Examples of each label in each table ("": of all).
+TABLES: dict[str, dict[str, dict[str, int]]] = PUBLISHED["glue_examples"]
 _UNLABELLED = ("test.tsv", "test_matched.tsv", "test_mismatched.tsv")  # which only GLUE's server needs
 _LABEL = {"MRPC": 0, "SST-2": 1, "CoLA": 1, "MNLI": -1}  # its column
 
@@ -124,8 +75,8 @@ def check(task: str, folder: Path) -> None:
     for name, wanted in TABLES.get(task, {}).items():
         if not (folder / name).is_file():
             continue
-        has_header = task != "CoLA" or name in _UNLABELLED
-        rows = [line.split("\t") for line in _lines(folder / name)][has_header:]
+        headers = 1 if task != "CoLA" or name in _UNLABELLED else 0
+        rows = [line.split("\t") for line in _lines(folder / name)[headers:]]
         counts_all = "" in wanted
         found = Counter(row[_LABEL[task]].strip() if len(row) > 1 and not counts_all else "" for row in rows)
         if found != wanted:
@@ -143,12 +94,7 @@ def _lines(path: Path) -> list[str]:
     return [line for line in path.read_bytes().decode("utf-8-sig", "replace").split("\n") if line.strip()]
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--outputdir", type=named_folder, required=True, help="the tasks' folders go there")
-    parser.add_argument("--task", nargs="+", choices=("squad", *TABLES), default=["squad"], help="(default squad)")
-    parser.add_argument("--mirror", help="URL or folder that holds the files under their names")
-    parser.add_argument("--skip-download", action="store_true", help="check what is in OUTPUTDIR")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     for task in options.task:
         folder = options.outputdir / task
         if options.skip_download:

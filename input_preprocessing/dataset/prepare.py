@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import json
 import shutil
 import sys
@@ -36,15 +35,13 @@ from bert.data.format import open_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import data_card, download, repair, steps
 from input_preprocessing.dataset.steps import Job, download_folder, make_all_instances, make_training_files
-from input_preprocessing.instances.options import SamplingConfig, add_sampling_options, sampling_config
-from input_preprocessing.records import shards
+from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.records.shards import check_target
-from input_preprocessing.stage import manifest
-from input_preprocessing.stage.cli import add_jobs, human_time, lock_folder, named_folder, positive
+from input_preprocessing.stage import cli, manifest
+from input_preprocessing.stage.cli import human_time, lock_folder
 from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.wiki import wikipedia
 
-PUBLISHED_PHASES = "128:20,512:80"  # of NVIDIA DeepLearningExamples
 _OUTPUTS = ("work", "packed_data", "hdf5", "eval")
 
 
@@ -131,19 +128,6 @@ def finish(job: Job) -> None:
     print(f"{target}: {made.text}; done in {human_time(time.monotonic() - started)}", file=sys.stderr)
 
 
-def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
-    """argparse type: '128:20,512:80' -> ((128, 20), (512, 80)), tokens and masked tokens of a sequence at most."""
-    phases = []
-    for part in text.split(","):
-        length, colon, masked = part.partition(":")
-        if not (colon and length.isdecimal() and masked.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of LENGTH:MASKED, such as {PUBLISHED_PHASES}")
-        phases.append((int(length), int(masked)))
-    if any(short >= long for (short, _), (long, _) in itertools.pairwise(phases)):
-        raise argparse.ArgumentTypeError(f"{text!r}: the lengths of the phases do not grow")
-    return tuple(phases)
-
-
 def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
     """The options of each phase's preparation; without --phases, of the one there is.
 
@@ -190,15 +174,18 @@ def prepare(options: argparse.Namespace) -> None:
         for folder in dict.fromkeys([options.outputdir, *(part.outputdir for part in parts)]):
             locks.enter_context(lock_folder(folder, exclusive=whole))
         if not options.input:
-            given = [name for name, value in corpus.TEXT_OPTIONS.items() if getattr(options, name) != value]
+            given = [
+                name
+                for name in corpus.TEXT_OPTIONS
+                if getattr(options, name) != cli.parser_of("text").get_default(name)
+            ]
             if given:
                 raise DataError(f"--{given[0].replace('_', '-')} is about the text of --input, and there is none")
         elif whole:
             longest = options.phases[-1][0] if options.phases else options.max_seq_length
             text = argparse.Namespace(**{**vars(options), "max_seq_length": longest})
             corpus.make(text, download_folder(options))
-        jobs = [start(part) for part in parts]
-        for part, job in zip(parts, jobs, strict=True):
+        for part, job in zip(parts, [start(part) for part in parts], strict=True):
             if job and only == "start":
                 job.fill_phase1()
             elif job and only == "instances":
@@ -211,47 +198,5 @@ def prepare(options: argparse.Namespace) -> None:
                 shutil.rmtree(part.outputdir / "work", ignore_errors=True)
 
 
-def part_of(text: str) -> tuple[int, int]:
-    """argparse type: '1/4' -> (1, 4), the second of four parts."""
-    number, _, count = text.partition("/")
-    if not number.isdecimal() or not count.isdecimal() or int(number) >= int(count):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part; give I/N with I from 0 to N - 1")
-    return int(number), int(count)
-
-
-def add_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--outputdir", type=named_folder, required=True, help="folder of the data set")
-    told = f"prepare each phase of pretraining in OUTPUTDIR/LENGTH: {PUBLISHED_PHASES} unless given"
-    lengths = {"nargs": "?", "const": PUBLISHED_PHASES, "metavar": "LENGTH:MASKED,..."}
-    parser.add_argument("--phases", type=parse_phases, help=told, **lengths)  # type: ignore[arg-type]
-    kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--packed-data", action="store_true", help="make packed rows (default: shuffled sequences)")
-    kind.add_argument("--binned-data", action="store_true", help="make bins of sequences of similar length")
-    parser.add_argument("--skip-download", action="store_true", help="use what is in DOWNLOADDIR")
-    parser.add_argument("--downloaddir", type=named_folder, help="of the input files (default: OUTPUTDIR/download)")
-    parser.add_argument("--mirror", help="URL or folder to download from (default: the benchmark's public places)")
-    parser.add_argument("--shards", type=positive, help="shards to write (default: by size, at most 4320)")
-    parser.add_argument("--vocab-file", type=Path, help="(default: vocab.txt in OUTPUTDIR/phase1 or DOWNLOADDIR)")
-    most = "of packed data (default %(default)s)"
-    parser.add_argument("--max-sequences-per-row", type=positive, default=3, help=most)
-    shards.add_edges(parser)
-    parser.add_argument("--sequences", type=positive, help="training sequences to prepare at most (default: all)")
-    parser.add_argument(
-        "--num-eval-samples", type=positive, default=shards.NUM_EVAL_SAMPLES, help="(default %(default)s)"
-    )
-    parser.add_argument("--only", choices=("start", "instances", "shards"), help="one step, on one of many nodes")
-    parser.add_argument("--part", type=part_of, default=(0, 1), help="I/N: this node's number, from 0, of N")
-    data_card.add_license(parser)
-    parser.add_argument("--repair", action="store_true", help="find what is wrong in OUTPUTDIR, make again only that")
-    parser.add_argument("--json", action="store_true", help="print the report of --repair as JSON")
-    add_sampling_options(parser)
-    add_jobs(parser)
-    text = parser.add_argument_group("a text of your own (python -m input_preprocessing corpus --help)")
-    text.add_argument("--input", nargs="+", help="files or folders of text, or 'pydoc'")
-    corpus.add_text_options(text)
-    parser.set_defaults(defaults=repair.defaults_of(parser))
-    return parser
-
-
-def main(parser: argparse.ArgumentParser) -> None:
-    prepare(add_options(parser).parse_args())
+def main(options: argparse.Namespace) -> None:
+    prepare(options)

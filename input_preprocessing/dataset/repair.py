@@ -23,6 +23,7 @@ from input_preprocessing.dataset import data_card, steps
 from input_preprocessing.dataset.steps import Job, check_config, check_needs, download_folder, find_inputs, needs_of
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.stage import manifest
+from input_preprocessing.stage.cli import parser_of
 from input_preprocessing.stage.folder import contents_of
 from input_preprocessing.stage.manifest import Manifest, md5_of
 from input_preprocessing.stage.parallel import run_tasks
@@ -188,8 +189,8 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     """
     edges, kind = made.option("edges"), made.option("kind")
     recorded = {name: made.option(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}
-    for name, default in options.defaults.items():
-        if getattr(options, name) not in (default, recorded[name]):
+    for name in _OPTIONS:
+        if getattr(options, name) not in (parser_of("prepare").get_default(name), recorded[name]):
             flag = f"--{name.replace('_', '-')}"
             told = f"{folder} was prepared with {flag} {recorded[name]}, not {getattr(options, name)}"
             raise DataError(f"{told}; leave {flag} out")
@@ -220,11 +221,6 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
         needs = needs_of(inputs.sizes, job.config, options.jobs, sequences=job.limit)
         check_needs(dataclasses.replace(needs, disk=needs.disk / 2), folder, "work")
     return job
-
-
-def defaults_of(parser: argparse.ArgumentParser) -> dict[str, object]:
-    """Defaults of the options that a manifest records; an option with another value was given by the user."""
-    return {name: parser.get_default(name) for name in _OPTIONS}
 
 
 def _make_again(job: Job, made: Manifest, wrong: list[str]) -> None:

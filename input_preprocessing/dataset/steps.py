@@ -24,11 +24,11 @@ from input_preprocessing.instances.sampling import compile_first, write_instance
 from input_preprocessing.records import shards
 from input_preprocessing.records.shards import SEQUENCES_PER_GROUP, num_shards
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.benchmark import NUM_PARTS
 from input_preprocessing.stage.cli import human_bytes, human_time
 from input_preprocessing.stage.folder import contents_of
 from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.published import NUM_PARTS
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
 
@@ -201,8 +201,7 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
     fetched = f", after a download of {human_bytes(needs.download)}" if needs.download else ""
     text, disk, memory = human_bytes(needs.text_bytes), human_bytes(needs.disk), human_bytes(needs.memory)
     takes = f"about {disk} of disk ({human_bytes(free)} free), {memory} of memory and {human_time(needs.seconds)}"
-    told = f"{text} of text in {needs.num_files} files: {takes} with {needs.workers} jobs{fetched}"
-    print(told, file=sys.stderr)
+    print(f"{text} of text in {needs.num_files} files: {takes} with {needs.workers} jobs{fetched}", file=sys.stderr)
     if free + present < needs.disk:
         lacking = f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needs.disk - present)} are needed"
         raise DataError(f"{lacking}; make room or choose another --outputdir")
@@ -372,8 +371,7 @@ def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Ma
 def _make(job: Job, tasks: Sequence[Task], jobs: int) -> dict[str, Made]:
     """The instances of these texts, by the texts' names."""
     weights = [text.stat().st_size for text, _ in tasks]
-    make = partial(_make_instances, job.words, job.config)
-    made = run_tasks("instances", make, tasks, jobs=jobs, weights=weights)
+    made = run_tasks("instances", partial(_make_instances, job.words, job.config), tasks, jobs=jobs, weights=weights)
     return {text.name: found for (text, _), found in zip(tasks, made, strict=True)}
 
 

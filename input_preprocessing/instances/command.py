@@ -9,20 +9,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from input_preprocessing.instances.options import add_sampling_options, sampling_config
+from input_preprocessing.instances.options import sampling_config
 from input_preprocessing.stage.cli import check_not_source
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input-file", type=Path, required=True, help="text, one sentence per line")
-    parser.add_argument("--vocab-file", type=Path, required=True, help="WordPiece vocab.txt")
-    parser.add_argument("--output-file", type=Path, required=True, help="file to write")
-    kinds = ("hdf5", "tfrecord")
-    parser.add_argument("--format", choices=kinds, default="hdf5", help="records or TFRecord (default %(default)s)")
-    add_sampling_options(parser)
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     check_not_source(options.output_file, options.input_file)
     config = sampling_config(options)
     # numba imports SciPy's linear algebra where there is one, which takes as long as numba; nothing here uses it.

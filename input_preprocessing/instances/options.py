@@ -8,7 +8,9 @@ import hashlib
 from dataclasses import dataclass
 
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import UNSAID, add_lower_case, add_switch
+from input_preprocessing.stage.cli import UNSAID, parser_of
+
+_default = parser_of("sampling").get_default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,14 +21,14 @@ class SamplingConfig:
         DataError: a value out of range.
     """
 
-    max_seq_length: int = 512
-    max_predictions_per_seq: int = 76
-    masked_lm_prob: float = 0.15
-    short_seq_prob: float = 0.1
-    random_seed: int = 12345
-    dupe_factor: int = 10
-    do_lower_case: bool = True
-    nsp: bool = True  # pairs of sentences for next-sentence prediction; without, documents in full sequences
+    max_seq_length: int = _default("max_seq_length")
+    max_predictions_per_seq: int = _default("max_predictions_per_seq")
+    masked_lm_prob: float = _default("masked_lm_prob")
+    short_seq_prob: float = _default("short_seq_prob")
+    random_seed: int = _default("random_seed")
+    dupe_factor: int = _default("dupe_factor")
+    do_lower_case: bool = _default("do_lower_case")
+    nsp: bool = _default("nsp")  # pairs of sentences for next-sentence prediction; without, documents in full sequences
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -40,22 +42,9 @@ class SamplingConfig:
 
 def sampling_digest(config: SamplingConfig) -> str:
     """Short digest of all sampling options, to tell files made with other options; of UNSAID only what differs."""
-    options = sorted(dataclasses.asdict(config).items() - UNSAID.items())
-    return hashlib.md5(repr(options).encode()).hexdigest()
-
-
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """The reference's options, with the values of the benchmark as defaults."""
-    default = SamplingConfig()
-    for field in dataclasses.fields(SamplingConfig):
-        value = getattr(default, field.name)
-        if field.name not in UNSAID:
-            flag = f"--{field.name.replace('_', '-')}"
-            parser.add_argument(flag, type=type(value), default=value, help="(default %(default)s)")
-    add_lower_case(parser)
-    add_switch(parser, "--nsp", "0: no pairs of sentences; documents in full sequences, for NSP=0")
+    return hashlib.md5(repr(sorted(dataclasses.asdict(config).items() - UNSAID.items())).encode()).hexdigest()
 
 
 def sampling_config(options: argparse.Namespace) -> SamplingConfig:
-    """The options of `add_sampling_options` as given."""
+    """Those of a command line."""
     return SamplingConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(SamplingConfig)})

@@ -20,10 +20,11 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import atomic_file, check_contents, open_records, verify_records, write_records
 from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.cli import add_jobs, human_bytes, positive
+from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.folder import StageFolder
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.reading import readable
 from input_preprocessing.tensorflow_files.tfrecord import (
     Widths,
     read_tfrecord,
@@ -47,11 +48,8 @@ def read_foreign(path: Path) -> tuple[Records, Metadata]:
     Raises:
         DataError: unreadable, damaged or of another kind.
     """
-    try:
-        with open(path, "rb") as file:
-            start = file.read(len(_HDF5_SIGNATURE))
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; check --source") from error
+    with readable(path, "check --source"), open(path, "rb") as file:
+        start = file.read(len(_HDF5_SIGNATURE))
     if not start:
         raise DataError(f"{path} is empty; copy it again")
     return open_records(path) if start == _HDF5_SIGNATURE else read_tfrecord(path)
@@ -168,7 +166,7 @@ def differences(files: Sequence[Path], listed: dict[str, str], *, whole: bool, j
     return [*filter(None, told), *missing]
 
 
-def import_main(parser: argparse.ArgumentParser) -> None:
+def import_main(options: argparse.Namespace) -> None:
     """Turns files of training instances that others made into record files, one for one, checked.
 
     Takes the reference's TFRecord files (checksums verified) and NVIDIA's HDF5 shards: fixed-length,
@@ -179,15 +177,6 @@ def import_main(parser: argparse.ArgumentParser) -> None:
     others): a line is `name  md5`, the md5 of input_ids alone, whatever else the file holds. Blank lines and lines that
     begin with # are skipped; of a name with folders the last part counts. (`md5sum -c` compares whole files.)
     """
-    parser.add_argument("--source", type=Path, required=True, help="file, or folder of files")
-    parser.add_argument("--target", type=Path, required=True, help="folder for the record files")
-    vocab = "vocab.txt they were made with: tokens are checked, and its md5 is recorded"
-    parser.add_argument("--vocab-file", type=Path, help=vocab)
-    told = "import nothing unless the files are those listed: lines 'name  md5' of input_ids, as NVIDIA publishes"
-    parser.add_argument("--check-list", type=Path, help=told)
-    parser.add_argument("--json", action="store_true", help="print counts and the digest of the sequences as JSON")
-    add_jobs(parser)
-    options = parser.parse_args()
     words = vocabulary.load(options.vocab_file) if options.vocab_file else None
     files = plan_files(options.source, options.target)
     if options.check_list:
@@ -317,7 +306,7 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
         unfinished.write_bytes(image)
 
 
-def export_main(parser: argparse.ArgumentParser) -> None:
+def export_main(options: argparse.Namespace) -> None:
     """Turns record files into files for other trainers, one for one: TFRecord, or NVIDIA's HDF5 layout.
 
     --source is a record file, a folder of them, or what prepare_data.sh was given as --outputdir, of which every
@@ -327,15 +316,6 @@ def export_main(parser: argparse.ArgumentParser) -> None:
     TFRecord files and NVIDIA's variable-length shards have them. import_records makes the same records of either
     again. Every digest is checked on reading; finished files are kept on a second run.
     """
-    parser.add_argument("--source", type=Path, required=True, help="record file, folder of them, or prepared folder")
-    parser.add_argument("--target", type=Path, required=True, help="folder for the files")
-    parser.add_argument("--format", choices=tuple(SUFFIXES), required=True)
-    parser.add_argument("--unpack", action="store_true", help="write the sequences of packed rows one by one")
-    room = "masked tokens that a TFRecord Example of one sequence has room for (default %(default)s)"
-    parser.add_argument("--max-predictions-per-seq", type=positive, default=76, help=room)
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
-    add_jobs(parser)
-    options = parser.parse_args()
     done = []
     for source, target in folders_of(options.source, options.target):
         exported = export_folder(

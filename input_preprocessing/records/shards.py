@@ -30,7 +30,7 @@ from bert.data.packing import pack
 from bert.data.records import DataError, Metadata, Records, concatenate
 from bert.data.shards import INDEX, write_index
 from input_preprocessing.instances.mersenne import initial_state, next_below, shuffle
-from input_preprocessing.stage.cli import add_jobs, check_not_source, positive
+from input_preprocessing.stage.cli import OPTIONS, check_not_source
 from input_preprocessing.stage.parallel import run_tasks
 
 SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikipedia
@@ -53,6 +53,7 @@ class ShardPlan:
     metadata: Metadata  # of the shards, digests apart
     shard_offsets: tuple[int, ...]  # (groups + 1,): group g makes shards [o[g], o[g + 1])
     run_offsets: Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
+    multiset: str  # digest of all sequences of the sources
     lengths: tuple[int, int] | None = None  # sequences of more than [0] and at most [1] tokens only, counted among them
 
     def shard_path(self, shard: int) -> Path:
@@ -62,8 +63,8 @@ class ShardPlan:
 def plan_shards(
     sources: list[Path], target: Path, *, stage: str, shards: int | None, seed: int,
     group_size: int = SEQUENCES_PER_GROUP, lengths: tuple[int, int] | None = None,
-) -> tuple[ShardPlan, str]:  # fmt: skip
-    """The shards to make of `sources`, and the multiset digest of all their sequences.
+) -> ShardPlan:  # fmt: skip
+    """The shards to make of `sources`.
 
     Args:
         sources: record files, of the same vocabulary and options.
@@ -106,7 +107,8 @@ def plan_shards(
         sources=tuple(sources), target=target, num_shards=shards, shard_offsets=shard_offsets, lengths=lengths,
         metadata=dataclasses.replace(first, source=origin, content_digest="", multiset_digest=""),
         run_offsets=np.cumsum(counts, axis=1),
-    ), add_multiset_digests([metadata.multiset_digest for _, metadata in opened])  # fmt: skip
+        multiset=add_multiset_digests([metadata.multiset_digest for _, metadata in opened]),
+    )  # fmt: skip
 
 
 def _contents(sources: Sequence[Metadata]) -> str:
@@ -217,9 +219,7 @@ def check_target(target: Path, sources: Sequence[Path] = (), contents: str = "")
             raise DataError(f"{path} was made of another source; move it away, or give another folder")
 
 
-def make_shards(
-    plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int, multiset: str | None, part: tuple[int, int] = (0, 1)
-) -> str:
+def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int, part: tuple[int, int] = (0, 1)) -> str:
     """Writes all shards and returns the multiset digest of their sequences.
 
     Shards of an earlier, interrupted run are kept; others made by this preparation are removed from the target folder.
@@ -230,12 +230,11 @@ def make_shards(
         arrange: arrange(records, group) gives the order of a group's sequences, and its rows when packed.
         label: of the progress line.
         jobs: worker processes.
-        multiset: digest that the sequences of all shards must have; None: not checked here.
         part: (i, n) makes every n-th group from the i-th on only, without the last check and the tidying.
 
     Raises:
         DataError: a shard cannot be written, the target holds others' files or the source, or the shards are not
-            exactly the source's sequences.
+            exactly the source's sequences (which of some lengths alone nobody knows here).
     """
     check_target(plan.target, plan.sources)
     plan.target.mkdir(parents=True, exist_ok=True)
@@ -246,7 +245,7 @@ def make_shards(
     made = add_multiset_digests([digest for group in digests for digest in group])
     if part[1] > 1:
         return made
-    if multiset is not None and made != multiset:
+    if plan.lengths is None and made != plan.multiset:
         raise DataError(f"{plan.target} does not hold exactly the sequences of its source; remove it and run again")
     wanted = {plan.shard_path(shard) for shard in range(plan.num_shards)}
     for path in plan.target.iterdir():
@@ -256,7 +255,7 @@ def make_shards(
     return made
 
 
-NUM_EVAL_SAMPLES = 10_000
+NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
 
 
 def source_files(folder: Path) -> list[Path]:
@@ -291,8 +290,8 @@ def shuffle_records(
     source: Path, target: Path, *, shards: int | None, seed: int, jobs: int, part: tuple[int, int] = (0, 1)
 ) -> str:
     """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
-    plan, multiset = plan_shards(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
-    return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs, multiset=multiset, part=part)
+    plan = plan_shards(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
+    return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs, part=part)
 
 
 def pack_records(
@@ -300,10 +299,9 @@ def pack_records(
     part: tuple[int, int] = (0, 1),
 ) -> str:  # fmt: skip
     """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
-    stage = f"pack {max_sequences_per_row}"
-    plan, multiset = plan_shards(source_files(source), target, stage=stage, shards=shards, seed=seed)
+    plan = plan_shards(source_files(source), target, stage=f"pack {max_sequences_per_row}", shards=shards, seed=seed)
     arrange = partial(_packed, seed, plan.metadata.max_seq_length, max_sequences_per_row)
-    return make_shards(plan, arrange, label="pack", jobs=jobs, multiset=multiset, part=part)
+    return make_shards(plan, arrange, label="pack", jobs=jobs, part=part)
 
 
 def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -340,16 +338,15 @@ def bin_records(
     """
     files = source_files(source)
     edges = edges_for(open_records(files[0])[1].max_seq_length, edges)
-    digests, multiset = [], ""
+    digests = []
     for low, high in zip((0, *edges), edges, strict=False):
         stage, folder = f"bin {low} {high}", target / str(high)
-        plan, multiset = plan_shards(files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high))
-        arrange, label = partial(_shuffled, seed), f"bin {low + 1}-{high}"
-        digests.append(make_shards(plan, arrange, label=label, jobs=jobs, multiset=None, part=part))
+        plan = plan_shards(files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high))
+        digests.append(make_shards(plan, partial(_shuffled, seed), label=f"bin {low + 1}-{high}", jobs=jobs, part=part))
     made = add_multiset_digests(digests)
     if part[1] > 1:
         return made
-    if made != multiset:
+    if made != plan.multiset:
         reason = f"the bins up to {edges[-1]} tokens do not hold exactly the sequences of {source}"
         raise DataError(f"{target}: {reason}; remove it and run again")
     for folder in target.iterdir():  # the bins of earlier edges, whose sequences are in these as well
@@ -381,33 +378,13 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
     return len(chosen)
 
 
-def parse_edges(text: str) -> tuple[int, ...]:
-    """argparse type: '128,256' -> (128, 256), ascending."""
-    edges = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
-    if any(high <= low for low, high in zip((0, *edges), edges, strict=False)):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of growing lengths, such as 128,256,384,512")
-    return edges
-
-
-def add_edges(parser: argparse.ArgumentParser) -> None:
-    told = "most tokens of each bin (default: quarters, 128,256,384,512 for 512)"
-    parser.add_argument("--edges", type=parse_edges, help=told)
-
-
-def _run(parser: argparse.ArgumentParser, make: Callable[..., str]) -> Path:
-    """Calls `make` with the options that the stages share and those of `parser`; the folder of the shards."""
-    parser.add_argument("--source", type=Path, required=True, help="folder of record files, as `instances` makes them")
-    parser.add_argument("--target", type=Path, required=True, help="folder for part_XXXXX_of_XXXXX.hdf5")
-    told = "number of shards (default: one per 500 sequences, at most 4320)"
-    parser.add_argument("--shards", type=positive, help=told)
-    parser.add_argument("--random-seed", type=int, default=12345, dest="seed", help="(default %(default)s)")
-    add_jobs(parser)
-    options = vars(parser.parse_args())
-    files, target = source_files(options["source"]), options["target"]
+def _run(options: argparse.Namespace, make: Callable[..., str]) -> Path:
+    """Calls `make` with the options of the stage; the folder of the shards."""
+    files, target = source_files(options.source), options.target
     contents = _contents([open_records(path)[1] for path in files])
     for folder in (target, *target.glob("[0-9]*")):  # the bins' among them
         check_target(folder, files, contents)
-    make(**options)
+    make(**vars(options))
     return target
 
 
@@ -415,21 +392,20 @@ def _count(target: Path) -> None:
     print(f"{target}: {len(source_files(target))} shards", file=sys.stderr)
 
 
-def shuffle_main(parser: argparse.ArgumentParser) -> None:
+def shuffle_main(options: argparse.Namespace) -> None:
     """Shuffles the sequences of a folder of record files into shards, over all of them, seeded, in bounded memory."""
-    _count(_run(parser, shuffle_records))
+    _count(_run(options, shuffle_records))
 
 
-def pack_main(parser: argparse.ArgumentParser) -> None:
+def pack_main(options: argparse.Namespace) -> None:
     """Packs the sequences of a folder of record files into rows, and the rows, in random order, into shards.
 
     Each row holds at most --max-sequences-per-row sequences and as many tokens as the longest sequence allowed.
     """
-    parser.add_argument("--max-sequences-per-row", type=positive, default=3, help="(default %(default)s)")
-    _count(_run(parser, pack_records))
+    _count(_run(options, pack_records))
 
 
-def bins_main(parser: argparse.ArgumentParser) -> None:
+def bins_main(options: argparse.Namespace) -> None:
     """Splits the sequences of a folder of record files by length, and shuffles each bin into shards of its own.
 
     Bins of 128, 256, 384 and 512 tokens (quarters of the longest sequence allowed, unless --edges says): TARGET/128
@@ -437,18 +413,13 @@ def bins_main(parser: argparse.ArgumentParser) -> None:
     part_XXXXX_of_XXXXX.hdf5. A batch made of a fixed number from each bin has about the same number of tokens on every
     rank.
     """
-    add_edges(parser)
-    target = _run(parser, bin_records)
+    target = _run(options, bin_records)
     bins = sorted((int(folder.name), folder) for folder in target.iterdir() if folder.name.isdigit())
     counts = ", ".join(f"{edge}: {len(source_files(folder))}" for edge, folder in bins)
     print(f"{target}: shards of each bin {counts}", file=sys.stderr)
 
 
-def evalset_main(parser: argparse.ArgumentParser) -> None:
+def evalset_main(options: argparse.Namespace) -> None:
     """Picks the evaluation samples: --num-samples of a record file's n sequences, at int(i * (n / num_samples))."""
-    parser.add_argument("--source", type=Path, required=True, help="instances of the evaluation text")
-    parser.add_argument("--target", type=Path, required=True, help="records to write, part_eval_10k.hdf5")
-    parser.add_argument("--num-samples", type=positive, default=NUM_EVAL_SAMPLES, help="(default %(default)s)")
-    options = parser.parse_args()
     check_not_source(options.target, options.source)
     pick_samples(options.source, options.target, options.num_samples)

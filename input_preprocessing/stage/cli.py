@@ -1,4 +1,4 @@
-"""Shared by the stages' command lines: one-line errors, option types, number formatting."""
+"""The stages' command lines, by options.yaml: one-line errors, option types, number formatting."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import argparse
 import fcntl
 import importlib
 import inspect
+import itertools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from bert.data.records import DataError
 from input_preprocessing import STAGES
+from input_preprocessing.stage.reading import table
 
 UNSAID = {"do_lower_case": True, "nsp": True}  # options that data sets of before there was a choice say nothing of
 
@@ -23,38 +26,19 @@ def run_stage(stage: str) -> None:
     module_name, _, function = STAGES[stage][0].rpartition(".")
     module = importlib.import_module(f"input_preprocessing.{module_name}")
     main = getattr(module, function)
-    parser = argparse.ArgumentParser(
+    parser = parser_of(
+        stage,
         prog=f"python -m input_preprocessing {stage}",
         description=inspect.cleandoc(main.__doc__ or module.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    options = parser.parse_args()
     try:
-        main(parser)
+        main(options)
     except (DataError, OSError) as error:
         where = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
         text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         sys.exit(f"{parser.prog}: {where}{text}")
-
-
-def add_jobs(parser: argparse.ArgumentParser) -> None:
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    parser.add_argument("--jobs", type=positive, default=cpus, help="worker processes (default: the %(default)s CPUs)")
-
-
-def add_switch(parser: argparse.ArgumentParser, flag: str, told: str) -> None:
-    """An option that is on unless it is 0."""
-
-    def yes_or_no(text: str) -> bool:
-        values = {"1": True, "true": True, "0": False, "false": False}  # the reference's flag takes words
-        if text.lower() not in values:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected 0 or 1")
-        return values[text.lower()]
-
-    parser.add_argument(flag, type=yes_or_no, default=True, metavar="0|1", help=f"{told} (default 1)")
-
-
-def add_lower_case(parser: argparse.ArgumentParser) -> None:
-    add_switch(parser, "--do-lower-case", "0 for a cased vocabulary: keep capitals and accents")
 
 
 def check_not_source(target: Path, source: Path) -> None:
@@ -75,6 +59,79 @@ def positive(text: str) -> int:
     if not text.strip().isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a positive integer")
     return int(text)
+
+
+def yes_or_no(text: str) -> bool:
+    """argparse type: 1 or 0, or as the reference's flags have it."""
+    values = {"1": True, "true": True, "0": False, "false": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 or 1")
+    return values[text.lower()]
+
+
+def parse_edges(text: str) -> tuple[int, ...]:
+    """argparse type: '128,256' -> (128, 256), ascending."""
+    edges = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
+    if any(high <= low for low, high in zip((0, *edges), edges, strict=False)):
+        raise argparse.ArgumentTypeError(f"{text} is not a list of growing lengths, such as 128,256,384,512")
+    return edges
+
+
+def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
+    """argparse type: '128:20,512:80' -> ((128, 20), (512, 80)), tokens and masked tokens of a sequence at most."""
+    phases, published = [], OPTIONS["prepare"]["--phases"]["const"]
+    for part in text.split(","):
+        length, colon, masked = part.partition(":")
+        if not (colon and length.isdecimal() and masked.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a list of LENGTH:MASKED, such as {published}")
+        phases.append((int(length), int(masked)))
+    if any(short >= long for (short, _), (long, _) in itertools.pairwise(phases)):
+        raise argparse.ArgumentTypeError(f"{text!r}: the lengths of the phases do not grow")
+    return tuple(phases)
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """argparse type: '1/4' -> (1, 4), the second of four parts."""
+    number, _, count = text.partition("/")
+    if not number.isdecimal() or not count.isdecimal() or int(number) >= int(count):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a part; give I/N with I from 0 to N - 1")
+    return int(number), int(count)
+
+
+def parse_share(text: str) -> float:
+    """argparse type: above 0 and at most a half."""
+    value = float(text)
+    if not 0 < value <= 0.5:
+        raise argparse.ArgumentTypeError(f"{value} is not above 0 and at most 0.5")
+    return value
+
+
+OPTIONS = table(__file__, "options.yaml")
+_TYPES: dict[str, Callable[[str], Any]] = {
+    "path": Path, "folder": named_folder, "positive": positive, "int": int, "float": float, "switch": yes_or_no,
+    "edges": parse_edges, "phases": parse_phases, "part": parse_part, "share": parse_share,
+}  # fmt: skip
+
+
+def parser_of(stage: str, **about: Any) -> argparse.ArgumentParser:
+    """The command line of a stage, or one with the options of several stages; ``about``: as of ArgumentParser."""
+    parser = argparse.ArgumentParser(**about)
+    _add_options(parser, OPTIONS[stage])
+    return parser
+
+
+def _add_options(parser: argparse._ActionsContainer, options: dict[str, Any]) -> None:
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for flags, how in options.items():
+        if how == "included":
+            _add_options(parser, OPTIONS[flags])
+        elif flags == "either":
+            _add_options(parser.add_mutually_exclusive_group(), how)
+        elif flags == "group":
+            _add_options(parser.add_argument_group(how["title"]), how["options"])
+        else:
+            kind = {"type": _TYPES[how["type"]]} if "type" in how else {}
+            parser.add_argument(*flags.split(), **how | kind | ({"default": cpus} if flags == "--jobs" else {}))
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import numpy as np
 from bert.data.format import VERSION, atomic_file, open_records
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import UNSAID
+from input_preprocessing.stage.reading import readable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +68,9 @@ def md5_of(path: Path) -> str:
 def hash_of(path: Path, kind: str) -> str:
     """Digest of a file's contents by one of hashlib's algorithms. Raises DataError where it cannot be read."""
     digest = hashlib.new(kind)
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(1 << 20):
-                digest.update(chunk)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; check that it is there and readable") from error
+    with readable(path, "check that it is there and readable"), open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
     return digest.hexdigest()
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
-import shutil
 import stat
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import yaml  # type: ignore[import-untyped]
 
 from bert.data.records import DataError
 
@@ -37,6 +37,21 @@ def changed(path: Path) -> DataError:
     return DataError(f"{path} changed while it was read; run the same command again once it is complete")
 
 
+def table(module: str, name: str) -> dict[str, Any]:
+    """A YAML file beside a module's own file."""
+    content = Path(module).with_name(name).read_text(encoding="utf-8")
+    return yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
+@contextmanager
+def readable(what: object, hint: str) -> Iterator[None]:
+    """Raises DataError where a file cannot be read within. what: the file, in the message."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot read {what}: {error.strerror}; {hint}") from error
+
+
 def read_whole(path: Path, option: str) -> bytes:
     """The contents of a file.
 
@@ -47,30 +62,22 @@ def read_whole(path: Path, option: str) -> bytes:
     Raises:
         DataError: it cannot be read, or was written to or replaced meanwhile.
     """
-    try:
+    with readable(f"the text {path}", f"check {option}"):
         with open(path, "rb") as file:
             before = os.fstat(file.fileno())
             data = file.read()
         after = os.stat(path)
-    except OSError as error:
-        raise DataError(f"cannot read the text {path}: {error.strerror}; check {option}") from error
     if stat.S_ISREG(before.st_mode) and (stamp_of(after) != stamp_of(before) or len(data) != before.st_size):
         raise changed(path)  # a pipe has no size
     return data
 
 
 def open_text(path: Path, option: str) -> tuple[BinaryIO, str]:
-    """A text file and the md5 of its contents, checked as by `read_text` but not held; a pipe is copied to TMPDIR."""
-    try:
+    """A text file and the md5 of its contents, checked as by `read_text` but not held."""
+    with readable(f"the text {path}", f"check {option}"):
         file: BinaryIO = open(path, "rb")  # noqa: SIM115 (the caller's)
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            with file as pipe:
-                shutil.copyfileobj(pipe, file := tempfile.TemporaryFile())  # noqa: SIM115
-            file.seek(0)
         md5 = _check(path, iter(lambda: file.read(CHUNK), b""))
         file.seek(0)
-    except OSError as error:
-        raise DataError(f"cannot read the text {path}: {error.strerror}; check {option}") from error
     return file, md5
 
 

@@ -1,4 +1,4 @@
-"""Reads TensorFlow checkpoints (the V2 "tensor bundle") without TensorFlow.
+"""TensorFlow's checksums, protobuf's wire format, and checkpoints (the V2 "tensor bundle"), read without TensorFlow.
 
 PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format, plain or compressed by Snappy;
 PREFIX.data-SSSSS-of-NNNNN are the tensors' raw little-endian bytes. Block, record and tensor checksums are all checked.
@@ -13,17 +13,71 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import cramjam
+import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
-from input_preprocessing.tensorflow_files.wire import fields, masked_crc, read_varint
+from input_preprocessing.stage.reading import readable
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
 _DTYPES: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 14: "bfloat16", 19: np.float16}
 _STRING = 7
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+Value = int | bytes
+
+
+def masked_crc(data: bytes | npt.NDArray[np.uint8]) -> bytes:
+    """CRC-32C in the form that TensorFlow stores beside the data it covers: rotated, shifted, little-endian."""
+    crc = google_crc32c.value(data)
+    return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The varint at `at` and the offset after it.
+
+    Raises:
+        ValueError: it does not end.
+    """
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 63:
+            raise ValueError("unfinished number")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def fields(data: bytes) -> Iterator[tuple[int, Value]]:
+    """(field number, value) of a message: numbers of varint and fixed fields, bytes of the others.
+
+    Raises:
+        ValueError: the bytes are not a message.
+    """
+    at = 0
+    while at < len(data):
+        key, at = read_varint(data, at)
+        kind = key & 7
+        if kind == 0:
+            value: Value
+            value, at = read_varint(data, at)
+        elif kind in (1, 5):
+            width = 8 if kind == 1 else 4
+            value = int.from_bytes(data[at : at + width], "little")
+            at += width
+        elif kind == 2:
+            length, at = read_varint(data, at)
+            value = data[at : at + length]
+            at += length
+        else:
+            raise ValueError(f"unknown wire type {kind}")
+        if at > len(data):
+            raise ValueError("field runs past the end")
+        yield key >> 3, value
 
 
 class Entry(NamedTuple):
@@ -48,10 +102,8 @@ class Bundle:
     def __init__(self, prefix: Path) -> None:
         self.prefix = prefix
         index = Path(f"{prefix}.index")
-        try:
+        with readable(index, "give the path without .index"):
             data = index.read_bytes()
-        except OSError as error:
-            raise DataError(f"cannot read {index}: {error.strerror}; give the path without .index") from error
         try:
             table = dict(_read_table(data))
             shards = dict(fields(table.pop(b""))).get(1, 1)
@@ -87,12 +139,9 @@ class Bundle:
         """
         entry = self.entries[name]
         path = Path(f"{self.prefix}.data-{entry.shard:05d}-of-{self.num_shards:05d}")
-        try:
-            with open(path, "rb") as file:
-                file.seek(entry.offset)
-                raw = np.fromfile(file, dtype=np.uint8, count=entry.size)
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}; put it beside {self.prefix}.index") from error
+        with readable(path, f"put it beside {self.prefix}.index"), open(path, "rb") as file:
+            file.seek(entry.offset)
+            raw = np.fromfile(file, dtype=np.uint8, count=entry.size)
         if raw.size != entry.size:
             raise DataError(f"{path} is too short for tensor {name}; copy it again")
         covered: npt.NDArray[np.uint8] | bytes = raw

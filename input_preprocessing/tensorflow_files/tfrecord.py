@@ -20,7 +20,8 @@ import numpy.typing as npt
 from bert.data.compiled import compiled
 from bert.data.format import atomic_file
 from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype, offsets_of
-from input_preprocessing.tensorflow_files.wire import fields, masked_crc
+from input_preprocessing.stage.reading import readable
+from input_preprocessing.tensorflow_files.bundle import fields, masked_crc
 
 Integers = npt.NDArray[np.int64]
 
@@ -190,10 +191,8 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
     Raises:
         DataError: unreadable, damaged, or records of something else.
     """
-    try:
+    with readable(path, "check the path"):
         data = np.fromfile(path, dtype=np.uint8)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; check the path") from error
     parts: list[tuple[Integers, ...]] = []
     rows, packed = [0], False
     at = width = 0
@@ -248,20 +247,17 @@ def _parse_example(data: bytes) -> dict[str, Integers]:
                 raise ValueError("a feature has no name")
             arrays = [np.zeros(0, np.int64)]
             for kind, values in fields(feature):
-                decode = {2: _floats, 3: _integers}.get(kind)
-                if decode and isinstance(values, bytes):
-                    arrays += [decode(value) for number, value in fields(values) if number == 1]
+                if kind in (2, 3) and isinstance(values, bytes):
+                    arrays += [_numbers(part, kind) for number, part in fields(values) if number == 1]
             found[name.decode("utf-8", "replace")] = np.concatenate(arrays)
     return found
 
 
-def _floats(part: int | bytes) -> Integers:
-    raw = part.to_bytes(4, "little") if isinstance(part, int) else part
-    return (np.frombuffer(raw, dtype="<f4") != 0).astype(np.int64)
-
-
-def _integers(part: int | bytes) -> Integers:
-    """The numbers of packed varints, or of one that is not packed."""
+def _numbers(part: int | bytes, kind: int) -> Integers:
+    """The numbers of packed floats (kind 2) or varints, or of one that is not packed."""
+    if kind == 2:
+        raw = part.to_bytes(4, "little") if isinstance(part, int) else part
+        return (np.frombuffer(raw, dtype="<f4") != 0).astype(np.int64)
     if isinstance(part, int):
         return np.array([min(part, _LARGEST_ID + 1)])
     out = np.empty(len(part), dtype=np.int64)

@@ -32,7 +32,7 @@ from tokenizers import BertWordPieceTokenizer, Tokenizer, models, pre_tokenizers
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import add_jobs, add_lower_case, human_bytes, positive
+from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import slices
@@ -41,10 +41,7 @@ from input_preprocessing.text.tokenization import MAX_CHARACTERS_PER_WORD, norma
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
-TEXT_OPTIONS: dict[str, object] = {
-    "layout": "auto", "text_key": "text", "vocab_size": 8192, "num_files": None, "eval_share": 0.05, "layers": 4,
-    "hidden_size": 256,
-}  # fmt: skip
+TEXT_OPTIONS = ("layout", "text_key", "vocab_size", "num_files", "eval_share", "layers", "hidden_size")
 VOCABULARY_BYTES = 200_000_000  # of the shards, the first of which a vocabulary is trained on
 MOST_UNKNOWN, MOST_PER_WORD = 0.005, 1.5  # of a vocabulary that fits (BERT's on English: 0.00%, 1.2)
 NOTE = "corpus.json"  # in the download folder: what was made of which text, with the md5 of each file
@@ -170,7 +167,7 @@ def make(options: argparse.Namespace, download: Path) -> None:
     """Makes the text, vocabulary and model size of a preparation, unless they were made so already.
 
     Args:
-        options: of `add_text_options` and `add_lower_case`, and input, vocab_file, jobs and max_seq_length.
+        options: of the tables `text` and `case`, and input, vocab_file, jobs and max_seq_length.
         download: folder to write to.
 
     Raises:
@@ -207,34 +204,5 @@ def make(options: argparse.Namespace, download: Path) -> None:
     print(f"{' '.join(options.input)}: read as {', '.join(kinds)}; {summary}", file=sys.stderr)
 
 
-def add_text_options(parser: argparse._ActionsContainer) -> None:
-    """Options for reading a text and for the corpus made of it, with the defaults of TEXT_OPTIONS."""
-    parser.add_argument(
-        "--text-field", "--text-key", dest="text_key", help="of JSON Lines and Parquet (default %(default)s)"
-    )
-    parser.add_argument("--layout", choices=("auto", *sources.LAYOUTS), help="of plain text (default %(default)s)")
-    parser.add_argument("--vocab-size", type=positive, help="of the trained vocabulary (default %(default)s)")
-    parser.add_argument("--num-files", type=positive, help="part files (default: one per 250 kB, at most 500)")
-    parser.add_argument("--eval-share", type=_share, help="of the documents (default %(default)s)")
-    parser.add_argument("--layers", type=positive, help="of bert_config.json (default %(default)s)")
-    parser.add_argument("--hidden-size", type=positive, help="of bert_config.json (default %(default)s)")
-    parser.set_defaults(**TEXT_OPTIONS)
-
-
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", required=True, nargs="+", help="files or folders of text, or 'pydoc': one pool")
-    parser.add_argument("--outputdir", type=Path, required=True, help="where prepare_data.sh will look")
-    parser.add_argument("--vocab-file", type=Path, help="a vocab.txt to use (default: train one)")
-    add_text_options(parser)
-    add_lower_case(parser)
-    add_jobs(parser)
-    parser.add_argument("--max-seq-length", type=positive, default=512, help="(default %(default)s)")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     make(options, options.outputdir / "download")
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 0.5:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0 and at most 0.5")
-    return value

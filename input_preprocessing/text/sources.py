@@ -32,7 +32,7 @@ from bert.data.records import DataError
 from input_preprocessing.stage.folder import StageFolder
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, stamp_of
+from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, readable, stamp_of
 
 LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}  # by name, for people
 JSON, PARQUET, WIKI = "JSON Lines", "Parquet", "WikiExtractor's documents"
@@ -114,15 +114,10 @@ def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> S
     """What a file is, and where it may be cut."""
     number, path = task
     if str(path) == PYDOC:
-        return Source(
-            path, LAYOUTS["prose"], "prose", [0, 1], hashlib.md5(repr(pydoc_documents()).encode()).hexdigest(), None
-        )
-    try:
-        stamp = stamp_of(os.stat(path))
-        with open(path, "rb") as start:
-            magic = start.read(8)
-    except OSError as error:
-        raise DataError(f"cannot read the text {path}: {error.strerror}; check --input") from error
+        md5 = hashlib.md5(repr(pydoc_documents()).encode()).hexdigest()
+        return Source(path, LAYOUTS["prose"], "prose", [0, 1], md5, None)
+    with readable(f"the text {path}", "check --input"), open(path, "rb") as start:
+        stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)
     if packed := next((kind for signature, kind in _PACKED.items() if magic.startswith(signature)), None):
         folder.mkdir(parents=True, exist_ok=True)
         unpacked = folder / f"{number}-{path.name}"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.records import DataError
+from input_preprocessing.stage.reading import readable
 
 SPECIAL_TOKENS = ("[UNK]", "[CLS]", "[SEP]", "[MASK]")
 NODE_BITS = 27  # of a node's number
@@ -81,10 +82,8 @@ def load(path: str | Path) -> Vocabulary:
     Raises:
         DataError: unreadable, or without [UNK], [CLS], [SEP] or [MASK].
     """
-    try:
+    with readable(f"the vocabulary {path}", "check --vocab-file"):
         data = Path(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read the vocabulary {path}: {error.strerror}; check --vocab-file") from error
     lines = data.replace(b"\r", b"").split(b"\n")
     if not lines[-1]:
         lines.pop()

@@ -26,10 +26,9 @@ from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.foreign import NOT_RECORDS, input_ids_digest
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.benchmark import NUM_PARTS, TEXT_MD5
-from input_preprocessing.stage.cli import add_jobs
 from input_preprocessing.stage.manifest import Manifest
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
 from input_preprocessing.text import vocabulary
 from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, rules_of
 
@@ -281,12 +280,7 @@ def _print_table(found: dict[str, list[Check]]) -> None:
         console.print(table)
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="folder of a data set")
-    parser.add_argument("--vocab-file", type=Path, help="vocab.txt of a folder without prepared-*.json")
-    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
-    add_jobs(parser)
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     found = verify(options.folder, jobs=options.jobs, vocab_file=options.vocab_file)
     if options.json:
         checks = {name: [check._asdict() for check in checks] for name, checks in found.items()}

@@ -23,9 +23,9 @@ from typing import Any
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import add_jobs, positive
 from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.reading import table
 from input_preprocessing.wiki.extract import read_pages
 
 MODULES = ("mwparserfromhell", "nupunkt")
@@ -33,39 +33,12 @@ MODULES = ("mwparserfromhell", "nupunkt")
 _VERBATIM = str.maketrans("{}[]|<", "\ue000\ue001\ue002\ue003\ue004\ue005")  # what nowiki says is no mark-up
 _AS_WRITTEN = {new: old for old, new in _VERBATIM.items()}
 _LIST = "\x02"  # marks the line of a list item until lines are judged
-_DROPPED_NAMESPACES = {"file", "image", "category", "media", "portal", "template", "help", "module", "draft", "user"}
-_DROPPED_TAGS = {
-    "ref", "references", "gallery", "table", "math", "chem", "timeline", "score", "imagemap", "syntaxhighlight",
-    "source", "pre", "graph", "hiero", "mapframe", "maplink", "templatedata", "includeonly", "style", "script", "ce",
-}  # fmt: skip
-_DROPPED_SECTIONS = {
-    "see also", "references", "external links", "further reading", "notes", "footnotes", "sources", "bibliography",
-    "citations", "notes and references", "references and notes", "gallery", "works cited", "explanatory notes",
-}  # fmt: skip
-# Templates that stand for text: by their parameters (a number is one), the rest is as it is.
-_TEXT_TEMPLATES: dict[str, tuple[str | int, ...]] = {
-    "nowrap": (1,), "nobr": (1,), "nobreak": (1,), "small": (1,), "smaller": (1,), "big": (1,), "abbr": (1,),
-    "tooltip": (1,), "lang": (2,), "transl": (2,), "transliteration": (2,), "script": (2,), "sic": (1,),
-    "convert": (1, " ", 2), "cvt": (1, " ", 2), "val": (1,), "formatnum": (1,), "circa": ("c. ", 1), "c.": ("c. ", 1),
-    "as of": ("as of ", 1), "quote": (1,), "blockquote": (1,), "cquote": (1,), "'": ("'",), "'s": ("'s",),
-    "ndash": ("–",), "–": ("–",), "mdash": ("—",), "—": ("—",), "snd": (" – ",), "spnd": (" – ",),
-    "spaced ndash": (" – ",), "nbsp": (" ",), "space": (" ",), "!": ("|",), "=": ("=",),
-}  # fmt: skip
+_TABLE = table(__file__, "wikitext.yaml")
 _SPACES = re.compile(r"[\s\u00a0\u200b\ufeff]+")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200e\u200f\u2060\ufffd]")
 _MAGIC_WORD = re.compile(r"__[A-Z]+__")
-_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z]+)*")
 _QUOTES = re.compile(r"'{2,}")
-_REPAIRS = (  # what dropped templates and references leave behind
-    (re.compile(r"\(\s*(?:[;,:]\s*)+"), "("),
-    (re.compile(r"\s*[;,:]\s*(?=[;,:)])"), ""),
-    (re.compile(r"\(\s+"), "("),
-    (re.compile(r"\s+\)"), ")"),
-    (re.compile(r"\(\s*\)|\[\s*\]"), ""),
-    (re.compile(r"\s+(?=[,.;:!?](?:\s|$))"), ""),
-    (re.compile(r",\s*\."), "."),
-    (re.compile(r" {2,}"), " "),
-)
+_REPAIRS = [(re.compile(pattern), replacement) for pattern, replacement in _TABLE["repairs"].items()]
 _UNPARSED = ("{{", "}}", "{|", "|}", "[[", "]]", "<ref", "</")
 _TABLE_LINE = re.compile(r"^[|!]|^\{\|")
 _LIST_LINE = re.compile(r"^[*#:;]")
@@ -148,14 +121,14 @@ class _Text:
         self.heading = nodes.Heading
 
     def of(self, code: Any) -> str:
-        """Text of some wikicode; sections of _DROPPED_SECTIONS and headings are left out."""
+        """Text of some wikicode; sections of the table's and headings are left out."""
         parts: list[str] = []
         dropped_level = 0
         for node in code.nodes:
             if isinstance(node, self.heading):
                 if not dropped_level or node.level <= dropped_level:
                     title = self.of(node.title).strip().lower()
-                    dropped_level = node.level if title in _DROPPED_SECTIONS else 0
+                    dropped_level = node.level if title in _TABLE["dropped_sections"] else 0
                 parts.append("\n")
             elif not dropped_level:
                 parts.append(self.by_type[type(node)](node))
@@ -171,9 +144,8 @@ class _Text:
         title = str(node.title).strip()
         if not title.startswith(":") and ":" in title:
             namespace = title.split(":", 1)[0].strip().lower()
-            if namespace in _DROPPED_NAMESPACES or (
-                node.text is None and re.fullmatch("[a-z]{2,3}(-[a-z]+)*", namespace)
-            ):
+            of_language = node.text is None and re.fullmatch("[a-z]{2,3}(-[a-z]+)*", namespace)
+            if namespace in _TABLE["dropped_namespaces"] or of_language:
                 return ""
         return self.of(node.text) if node.text is not None else title.lstrip(":")
 
@@ -182,7 +154,7 @@ class _Text:
 
     def _tag(self, node: Any) -> str:
         name = str(node.tag).strip().lower()
-        if name in _DROPPED_TAGS:
+        if name in _TABLE["dropped_tags"]:
             return ""
         if name in ("li", "dt", "dd") and node.wiki_markup:
             return _LIST
@@ -197,11 +169,8 @@ class _Text:
 
     def _template(self, node: Any) -> str:
         name = str(node.name).strip().lower().replace("_", " ")
-        pieces = _TEXT_TEMPLATES.get(name)
-        if pieces is None:
-            return ""
         text = ""
-        for piece in pieces:
+        for piece in _TABLE["text_templates"].get(name, ()):
             if isinstance(piece, str):
                 text += piece
             elif node.has(piece):
@@ -253,12 +222,7 @@ def _clean_file(task: tuple[Path, Path, int]) -> int:
     return failures
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", type=Path, required=True, help="folder that `extract` wrote")
-    parser.add_argument("--target", type=Path, required=True, help="folder for text-XXXXX.txt")
-    parser.add_argument("--min-sentences", type=positive, default=1, help="of an article (default %(default)s)")
-    add_jobs(parser)
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     failures, files = clean(options.source, options.target, jobs=options.jobs, min_sentences=options.min_sentences)
     note = f", {failures} articles left out whose mark-up cannot be parsed" if failures else ""
     print(f"{options.target}: {files} files{note}", file=sys.stderr)

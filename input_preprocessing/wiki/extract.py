@@ -26,12 +26,14 @@ from xml.etree import ElementTree
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.benchmark import DUMP_MD5
-from input_preprocessing.stage.cli import add_jobs, positive
+from input_preprocessing.stage.cli import OPTIONS
 from input_preprocessing.stage.folder import StageFolder, contents_of
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.published import PUBLISHED
 
-CHUNK_BYTES = 32_000_000  # of the dump a file: 555 files of English Wikipedia of 2020
+CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"][
+    "default"
+]  # of the dump a file: 555 files of English Wikipedia of 2020
 PATTERN = "pages-*.jsonl.gz"
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # head of a stream and of its first block: ten bytes, on a byte boundary
 _READ = 1 << 18
@@ -81,10 +83,11 @@ def _check_known(contents: dict[str, str]) -> None:
     Raises:
         DataError: a file of its name is another, or damaged.
     """
+    published: dict[str, str] = PUBLISHED["dump_md5"]
     for name, md5 in contents.items():
-        wanted = DUMP_MD5.get(name)
+        wanted = published.get(name)
         if wanted is None:
-            print(f"{name}: not the benchmark's dump, {', '.join(DUMP_MD5)}", file=sys.stderr)
+            print(f"{name}: not the benchmark's dump, {', '.join(published)}", file=sys.stderr)
         elif md5 != wanted:
             raise DataError(f"{name} has md5 {md5}, the published one has {wanted}; download it again, or rename it")
         else:
@@ -211,11 +214,6 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source", type=Path, required=True, nargs="+", help="dumps (.xml.bz2)")
-    parser.add_argument("--target", type=Path, required=True, help="folder for pages-XXXXX.jsonl.gz")
-    parser.add_argument("--chunk-bytes", type=positive, default=CHUNK_BYTES, help="of the dump a file (%(default)s)")
-    add_jobs(parser)
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     files = extract(options.source, options.target, jobs=options.jobs, chunk_bytes=options.chunk_bytes)
     print(f"{options.target}: {files} files", file=sys.stderr)

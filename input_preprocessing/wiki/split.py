@@ -30,15 +30,16 @@ import numpy.typing as npt
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.benchmark import TEXT_MD5
-from input_preprocessing.stage.cli import add_jobs, human_bytes, positive
+from input_preprocessing.stage.cli import OPTIONS, human_bytes
 from input_preprocessing.stage.folder import NAME as STAGE_FILE
 from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.published import TEXT_MD5
 from input_preprocessing.stage.reading import slices
 
-NUM_SHARDS, NUM_EVAL_DOCUMENTS = 500, 10_000
+NUM_SHARDS = 500
+NUM_EVAL_DOCUMENTS: int = OPTIONS["split"]["--num-eval-documents"]["default"]
 LIST = "eval.md5"  # the md5 of each evaluation article
 _BLANK = b"\n\n"
 DOCUMENTS_PER_SHARD = 20  # a random next sentence comes from the same shard
@@ -104,8 +105,7 @@ def split(
         except OSError as error:
             told = f"{error.filename} is missing, by whose size the parts are cut; or give --shards"
             raise DataError(told) from error
-        bounds = np.searchsorted(part_of_text[training[:, 0]], np.arange(1, part_of_text[-1] + 1))
-        parts = np.split(training, bounds)
+        parts = np.split(training, np.searchsorted(part_of_text[training[:, 0]], np.arange(1, part_of_text[-1] + 1)))
     else:
         count = shards or max(1, min(NUM_SHARDS, len(training) // DOCUMENTS_PER_SHARD))
         if len(training) < 2 * count:
@@ -209,17 +209,7 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
                 output.write(hashlib.md5(stripped).hexdigest().encode() + b"\n")
 
 
-def main(parser: argparse.ArgumentParser) -> None:
-    told = "folder of `clean`, or with the reference's ??/wiki_??.3"
-    parser.add_argument("--source", type=Path, required=True, help=told)
-    parser.add_argument("--target", type=Path, required=True, help="folder for part-XXXXX-of-XXXXX and eval.txt")
-    parser.add_argument("--shards", type=positive, help=f"training files (default {NUM_SHARDS}, fewer for little text)")
-    most = "at most (default %(default)s)"
-    parser.add_argument("--num-eval-documents", type=positive, default=NUM_EVAL_DOCUMENTS, help=most)
-    parser.add_argument("--random-seed", type=int, default=12345, help="(default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print what was made as JSON")
-    add_jobs(parser)
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> None:
     made = split(
         options.source, options.target, jobs=options.jobs, shards=options.shards,
         num_eval_documents=options.num_eval_documents, seed=options.random_seed,

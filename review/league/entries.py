@@ -126,8 +126,7 @@ def _accelerator(described: dict[str, Any], result: Result) -> str:
     name = text(described.get("accelerator_model_name") or "").strip()
     if name and name.casefold() not in ("n/a", "none", "-"):
         return name
-    environment = tree.read_json(result.folder / "environment.json")
-    gpus = environment.get("gpus")
+    gpus = tree.read_json(result.folder / "environment.json").get("gpus")
     if isinstance(gpus, list) and gpus:
         first = gpus[0]
         return text(first.get("name", "") if isinstance(first, dict) else first)

@@ -102,6 +102,14 @@ def read_object(path: Path, form: str = "") -> dict[str, Any]:
     return content
 
 
+def read_table(module: str, name: str) -> dict[str, Any]:
+    """A YAML file beside a module's own file."""
+    import yaml  # type: ignore[import-untyped]
+
+    content = Path(module).with_name(name).read_text(encoding="utf-8")
+    return yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+
+
 def read_json(path: Path | None, section: str = "") -> dict[str, Any]:
     """A JSON object, or its entry of this name that is one; empty where there is none that can be read."""
     try:
@@ -139,17 +147,14 @@ def count_accelerators(folder: Path, rank_starts: int) -> int | None:
     nodes, each = count(content.get("number_of_nodes")), count(content.get("accelerators_per_node"))
     if nodes and each:
         return nodes * each
+    ranks, on_gpus = count_ranks(folder)
+    return ranks if ranks and on_gpus else rank_starts if rank_starts > 1 else None
+
+
+def count_ranks(folder: Path) -> tuple[int | None, bool]:
+    """Ranks of a run of this repository, and whether it had GPUs."""
     ranks = count(read_json(folder / "config.json", "dist").get("world_size"))
-    return ranks if ranks and _has_gpus(folder) else rank_starts if rank_starts > 1 else None
-
-
-def count_processes(folder: Path) -> int | None:
-    """Processes of a run of this repository without a GPU."""
-    return None if _has_gpus(folder) else count(read_json(folder / "config.json", "dist").get("world_size"))
-
-
-def _has_gpus(folder: Path) -> bool:
-    return bool(read_json(folder / "environment.json").get("gpus"))
+    return ranks, bool(read_json(folder / "environment.json").get("gpus"))
 
 
 def count(value: Any) -> int | None:

@@ -307,8 +307,7 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
         return left + chart.x.share(value) * (right - left)
 
     def group(one: Series, content: str) -> str:
-        tip = _tag("title", escape(one.tip))
-        return _tag("g", tip + content, class_=f"bar {one.style}", data_run=one.run)
+        return _tag("g", _tag("title", escape(one.tip)) + content, class_=f"bar {one.style}", data_run=one.run)
 
     body, names = [], []
     if chart.band:

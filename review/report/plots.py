@@ -110,8 +110,7 @@ def close_to_target_chart(result: Result) -> Chart | None:
     alt = f"The same curves from {low:.3f} on, where {count(shown)} cross {target:.3f} one after another."
     y = Axis(label=_ACCURACY, low=low, high=high + 0.1 * (high - low))
     start = min(xs) - 0.05 * (max(xs) - min(xs))
-    title = "The last stretch to the target"
-    return _lines("target", title, alt, over, shown, y, low=start, marks=_target(result))
+    return _lines("target", "The last stretch to the target", alt, over, shown, y, low=start, marks=_target(result))
 
 
 def _bar(result: Result, index: int, spans: Sequence[Span], note: str, tip: str) -> Series:

@@ -98,17 +98,6 @@ class PowerFile:
             raise EnergyError(f"{self.path.name}:{event.line}: {event.key} is not a number")
         return value
 
-    @functools.cached_property
-    def interval_seconds(self) -> float | None:
-        """Mean seconds between readings; None for fewer than two."""
-        times = [event.time_ms for event in self.readings]
-        return (times[-1] - times[0]) / (len(times) - 1) / 1000 if len(times) > 1 else None
-
-    def longest_gap(self, start_ms: float, stop_ms: float) -> float:
-        """The longest time without a reading between two times, seconds."""
-        within = [event.time_ms for event in self.readings if start_ms < event.time_ms < stop_ms]
-        return max(b - a for a, b in itertools.pairwise([start_ms, *within, stop_ms])) / 1000
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnergy:

@@ -124,7 +124,8 @@ class Result:
     @functools.cached_property
     def processes(self) -> int | None:
         """Processes of a run without accelerators."""
-        return tree.count_processes(self.folder)
+        ranks, on_gpus = tree.count_ranks(self.folder)
+        return None if on_gpus else ranks
 
     @functools.cached_property
     def counted(self) -> list[Run]:
@@ -363,8 +364,7 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
         elif not events:
             found.append(run.broken("seed_missing", "is missing", key="seed"))
         elif None in places:
-            odd = events[places.index(None)]
-            found.append(run.broken("seed_odd", "is not a seed that can be compared", odd))
+            found.append(run.broken("seed_odd", "is not a seed that can be compared", events[places.index(None)]))
         else:
             for event, place in zip(events, places, strict=True):
                 if place in seen:

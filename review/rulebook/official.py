@@ -69,8 +69,7 @@ def _fork(call: _Call) -> tuple[Any, tuple[str, ...], str | None]:
     sender.close()
     try:
         if receiver.poll(LIMIT):
-            found: tuple[Any, tuple[str, ...], str | None] = receiver.recv()
-            return found
+            return receiver.recv()
         crash = f"TimeoutError: no answer within {LIMIT} seconds"
     except EOFError:
         process.join()

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from review.logs.output import ERROR, Finding
+from review.logs.tree import read_table
 
 
 @functools.cache
 def _rules() -> dict[str, dict[str, Any]]:
-    import yaml  # type: ignore[import-untyped]
-
-    content = Path(__file__).with_name("rules.yaml").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return found
+    return read_table(__file__, "rules.yaml")
 
 
 def official() -> dict[str, dict[str, str]]:

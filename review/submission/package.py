@@ -82,8 +82,7 @@ class Encryption:
         if self.passphrase_file is not None:
             how = ["--batch", "--yes", "--no-tty", "--pinentry-mode", "loopback", "--cipher-algo", "AES256"]
             how += ["--passphrase-file", str(self.passphrase_file), "--symmetric"]
-        command = [self.tool, *how, *recipients, "-o", str(output), str(path)]
-        run(command, f"{self.tool} cannot encrypt the archive")
+        run([self.tool, *how, *recipients, "-o", str(output), str(path)], f"{self.tool} cannot encrypt the archive")
         return output
 
 
@@ -252,8 +251,7 @@ def _archive(root: Path, path: Path) -> Path:
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for member in [root, *sorted(root.rglob("*"))]:
             tar.add(member, member.relative_to(root.parent), recursive=False, filter=plain)
-    compressed = gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0)
-    path.write_bytes(compressed)
+    path.write_bytes(gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0))
     return path
 
 
@@ -288,8 +286,7 @@ def _organization_readme(organization: str, systems: list[str], root: Path, term
     """README.md of the submission, one row a system. Raises ReviewError."""
     rows = []
     for system in systems:
-        folder = root / "results" / system / "bert"
-        for result in load_results(folder, terms=terms):
+        for result in load_results(root / "results" / system / BENCHMARK, terms=terms):
             implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
             links = ", ".join(f"[{path.name}]({path.relative_to(root).as_posix()})" for path in sorted(implementations))
             score = "" if result.score is None else f"{result.score:.4f}"

@@ -1,17 +1,23 @@
 """`system`: writes systems/NAME.json, the description of the system that every result needs.
 
 A field's value comes from the first of: --set FIELD=VALUE, the answers file, the file that is updated, the files of a
-run (--run), this machine, and, on a terminal, the user. Unknown fields stay blank where the
-rules allow it, and are named; counts never do, since the official tools crash on them.
+run (--run), this machine, as its commands and files tell, and, on a terminal, the user. Unknown fields stay blank where
+the rules allow it, and are named; counts never do, since the official tools crash on them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +27,14 @@ from review.logs.tree import read_json
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import ASKED, COUNTS, DIVISIONS, FIELDS, TABLE, check_description
-from review.submission.system_probe import Machine, probe
 
 _DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
+_TIMEOUT = 60  # seconds for one command; nvidia-smi takes some on a node whose driver is not resident
+_GPU_QUERY = ("name", "memory.total", "clocks.max.sm", "pcie.link.gen.max", "pcie.link.width.max", "driver_version")
+# Memory of an accelerator, by what its name contains: nvidia-smi does not tell. The first that matches counts.
+_MEMORY = TABLE["accelerator_memory_configuration"]["by_name"]
+# Variable that NGC images keep a library's version in, and the packages that pip brings it in.
+_VERSIONS = TABLE["other_software_stack"]["versions"]
 
 
 @dataclass(frozen=True)
@@ -125,8 +136,7 @@ def ask_user(name: str, question: str, default: str) -> str:
     """Asks on the terminal, on stderr, so that stdout stays JSON."""
     print(f"{name}: {question}{f' [{default}]' if default else ''}", file=sys.stderr)
     print("> ", end="", file=sys.stderr, flush=True)
-    answer = sys.stdin.readline()
-    return answer.strip() or default
+    return sys.stdin.readline().strip() or default
 
 
 def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) -> None:
@@ -151,3 +161,188 @@ def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) 
         if not outcome.passed:
             raise ReviewError(f"the official checker rejects it: {outcome.crash or '; '.join(outcome.messages)}")
     write_whole(path, content)
+
+
+class Machine:
+    """This machine's commands, files, environment and packages; tests put others in their place."""
+
+    environment: Mapping[str, str] = os.environ
+
+    def run(self, *command: str) -> str:
+        """What a command prints; empty where it is not there, fails or hangs."""
+        how: dict[str, Any] = {"text": True, "errors": "replace", "stderr": subprocess.DEVNULL, "timeout": _TIMEOUT}
+        try:
+            output: str = subprocess.check_output(
+                command, stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, **how
+            )
+        except (OSError, subprocess.SubprocessError):
+            return ""
+        return output
+
+    def read(self, path: str) -> str:
+        """A file's text; empty where it cannot be read."""
+        try:
+            return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def paths(self, folder: str, pattern: str) -> list[str]:
+        """Paths in a folder, sorted."""
+        return sorted(str(path) for path in Path(folder).glob(pattern))
+
+    def version(self, package: str) -> str:
+        """A Python package's version; empty where it is not installed."""
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return ""
+
+
+def probe(machine: Machine) -> dict[str, Any]:
+    """Every field that the machine tells, by its name in the description; without blanks."""
+    accelerators, software = _accelerators(machine), _software(machine)
+    if driver := accelerators.pop("nvidia_kernel_driver", ""):
+        software["other_software_stack"]["nvidia_kernel_driver"] = driver
+    found = {**_host(machine), **_memory(machine), **_storage(machine), **_network(machine), **accelerators, **software}
+    return {name: value for name, value in found.items() if value not in ("", {}, None)}
+
+
+def _search(pattern: str, content: str) -> str:
+    """The first group of a line that matches; empty if none does."""
+    match = re.search(pattern, content, re.MULTILINE)
+    return match[1].strip() if match else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"{number}x {name}" for name, number in Counter(names).items())
+
+
+def _host(machine: Machine) -> dict[str, str]:
+    words = [machine.read(f"/sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name")]
+    pairs = [line.split(":", 1) for line in machine.run("lscpu").splitlines() if ":" in line]
+    listed = {key.strip(): value.strip() for key, value in pairs}
+    sockets, cores, threads = (
+        int(count) if (count := listed.get(key, "")).isdigit() else 0
+        for key in ("Socket(s)", "Core(s) per socket", "Thread(s) per core")
+    )
+    links = {"GenuineIntel": "UPI", "AuthenticAMD": "Infinity Fabric"}
+    link = "N/A (one processor)" if sockets == 1 else links.get(listed.get("Vendor ID", ""), "")
+    caches = [f"{name} {size}" for name in ("L1d", "L1i", "L2", "L3") if (size := listed.get(f"{name} cache"))]
+    running = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", machine.read("/proc/cpuinfo"), re.MULTILINE)
+    frequency = f"{max(map(float, running)) / 1000:.2f} GHz" if running else ""
+    with contextlib.suppress(ValueError):
+        frequency = f"{float(listed.get('CPU max MHz', '').replace(',', '.')) / 1000:.2f} GHz max"
+    return {
+        "system_name": " ".join(word for word in words if word and "To Be Filled" not in word),
+        "host_processor_model_name": listed.get("Model name", ""),
+        "host_processors_per_node": str(sockets or ""),
+        "host_processor_interconnect": link if sockets else "",
+        "host_processor_core_count": str(cores or ""),
+        "host_processor_vcpu_count": str(cores * (threads or 1) or ""),
+        "host_processor_caches": ", ".join(caches),
+        "host_processor_frequency": frequency,
+    }
+
+
+def _memory(machine: Machine) -> dict[str, str]:
+    """Capacity from the modules if dmidecode may read them (it needs root), else from /proc/meminfo."""
+    total, modules = 0.0, []
+    for block in machine.run("dmidecode", "-t", "memory").split("\n\n"):
+        size = re.search(r"^\s*Size: (\d+) (MB|GB|TB)$", block, re.MULTILINE)
+        if size and "Memory Device" in block:
+            speed = _search(r"^\s*(?:Configured Memory|Configured Clock) Speed: (\d+)", block)
+            gigabytes = int(size[1]) * {"MB": 1 / 1024, "GB": 1, "TB": 1024}[size[2]]
+            kind = _search(r"^\s*Type: (.*)$", block) or "memory"
+            modules.append(f"{gigabytes:g} GB {kind}{speed and '-'}{speed}")
+            total += gigabytes
+    kilobytes = _search(r"^MemTotal:\s*(\d+) kB", machine.read("/proc/meminfo"))
+    total = total or int(kilobytes or 0) / 2**20
+    capacity = f"{total / 1024:.3g} TB" if total >= 1000 else f"{total:.0f} GB" if total >= 10 else f"{total:.1f} GB"
+    return {"host_memory_capacity": capacity if total else "", "host_memory_configuration": _listed(modules)}
+
+
+def _storage(machine: Machine) -> dict[str, str]:
+    kinds, disks = [], []
+    try:
+        listed = json.loads(machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA,TRAN"))
+        for disk in listed["blockdevices"]:
+            name, size, link = str(disk["name"]), int(disk["size"]), disk.get("tran") or ""
+            if disk["type"] != "disk" or size <= 0 or name.startswith(("zram", "ram", "loop", "nbd", "fd", "sr")):
+                continue
+            kind = "HDD" if str(disk.get("rota")).lower() in ("1", "true") else "SSD"
+            if name.startswith("nvme") or link == "nvme":
+                kind = "NVMe SSD"
+            elif name.startswith(("vd", "xvd")):  # the host hides what lies beneath, and reports any disk as rotating
+                kind = "virtual disk"
+            elif link not in ("", "sata"):
+                kind = f"{str(link).upper()} {kind}"
+            capacity = f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"  # decimal, as disks are sold
+            kinds.append(kind)
+            disks.append(f"{capacity} {kind}")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return {"host_storage_type": ", ".join(dict.fromkeys(kinds)), "host_storage_capacity": _listed(disks)}
+
+
+def _network(machine: Machine) -> dict[str, str]:
+    """InfiniBand and RoCE ports with their rates from sysfs, which is what ibstat prints; else Ethernet ports."""
+    ports = []
+    for path in machine.paths("/sys/class/infiniband", "*/ports/*/rate"):
+        rate, layer, state = (machine.read(str(Path(path).with_name(name))) for name in ("rate", "link_layer", "state"))
+        speed = re.match(r"(\d+) Gb/sec", rate)
+        if speed and "ACTIVE" in state:
+            ports.append(f"{'RoCE' if layer == 'Ethernet' else layer or 'InfiniBand'} {speed[1]} Gb/s")
+    for path in () if ports else machine.paths("/sys/class/net", "*/device"):  # only hardware has one
+        megabits, state = (machine.read(str(Path(path).with_name(name))) for name in ("speed", "operstate"))
+        if state in ("up", "unknown"):
+            known = megabits.isdigit() and int(megabits) > 0
+            ports.append(f"Ethernet {int(megabits) / 1000:g} Gb/s" if known else "Ethernet")
+    return {"host_networking": _listed(ports), "host_network_card_count": str(len(ports) or "")}
+
+
+def _accelerators(machine: Machine) -> dict[str, str]:
+    query = ("nvidia-smi", f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits")
+    rows = [[cell.strip() for cell in line.split(",")] for line in machine.run(*query).splitlines()]
+    rows = [row for row in rows if len(row) == len(_GPU_QUERY)]
+    if not rows:
+        return {"accelerators_per_node": "0"}
+    name, memory, clock, generation, lanes, driver = rows[0]
+    names = [row[0] for row in rows]
+    bus = f"PCIe Gen{generation} x{lanes}" if generation.isdigit() and lanes.isdigit() else ""
+    link, topology = "N/A (one accelerator)", "N/A"
+    if len(rows) > 1:
+        link, topology = "PCIe", ""
+        first = machine.run("nvidia-smi", "nvlink", "-s").split("GPU 1:")[0]
+        rates = [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", first)]
+        if rates:
+            link = f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"  # both directions
+            lines = [line.split() for line in machine.run("nvidia-smi", "topo", "-m").splitlines()]
+            of_gpus = [line[1 : len(rows) + 1] for line in lines if line and re.fullmatch(r"GPU\d+", line[0])]
+            pairs = [cell for cells in of_gpus for cell in cells]
+            if len(pairs) == len(rows) ** 2 and all(re.fullmatch(r"X|NV\d+", pair) for pair in pairs):
+                topology = "NVLink between all pairs"
+    return {
+        "accelerators_per_node": str(len(rows)),
+        "accelerator_model_name": name if len(set(names)) == 1 else _listed(names),
+        "accelerator_memory_capacity": f"{memory} MiB" if memory.isdigit() else "",
+        "accelerator_frequency": f"{clock} MHz max" if clock.isdigit() else "",
+        "accelerator_host_interconnect": bus,
+        "accelerator_memory_configuration": next((kind for part, kind in _MEMORY.items() if part in name), ""),
+        "accelerator_interconnect": link,
+        "accelerator_interconnect_topology": topology,
+        "nvidia_kernel_driver": driver,
+    }
+
+
+def _software(machine: Machine) -> dict[str, Any]:
+    stack = {}
+    for name, (variable, *packages) in _VERSIONS.items():
+        stack[name] = machine.environment.get(variable) or next(filter(None, map(machine.version, packages)), "")
+    stack["python_version"] = machine.run("python3", "--version").removeprefix("Python").strip()
+    stack["kernel_version"] = machine.run("uname", "-sr").strip()
+    release, torch = machine.environment.get("NVIDIA_PYTORCH_VERSION"), machine.version("torch")
+    return {
+        "framework": f"NVIDIA PyTorch Release {release}" if release else torch and f"PyTorch {torch}",
+        "other_software_stack": {name: version for name, version in stack.items() if version},
+        "operating_system": _search(r'^PRETTY_NAME="?([^"\n]*)', machine.read("/etc/os-release")),
+    }

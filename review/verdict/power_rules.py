@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from review.logs import tree
@@ -107,8 +108,8 @@ def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Find
         yield _broken("power_sixty", f"has {count} readings", file.path, least=_LEAST_READINGS)
     elif len(set(watts)) == 1:
         yield _broken("power_constant", f"reads {watts[0]:,.6g} W in all {count} readings", file.path)
-    interval = file.interval_seconds
-    if interval is not None and interval > _SLOW:
+    interval = (file.readings[-1].time_ms - file.readings[0].time_ms) / max(count - 1, 1) / 1000
+    if interval > _SLOW:
         severity = ERROR if interval > _SLOWEST else WARNING
         yield _broken("power_each_second", f"is read every {interval:.2f} s", file.path, severity=severity)
     for event in file.log.all("conversion_eff"):
@@ -123,10 +124,11 @@ def _check_cover(file: PowerFile, run: Run, start_ms: float, stop_ms: float) -> 
     if run.run_start is None or run.run_stop is None:
         return
     late, early = start_ms - run.run_start.time_ms, run.run_stop.time_ms - stop_ms
-    gap = file.longest_gap(max(start_ms, run.run_start.time_ms), min(stop_ms, run.run_stop.time_ms))
+    first, last = max(start_ms, run.run_start.time_ms), min(stop_ms, run.run_stop.time_ms)
+    within = (event.time_ms for event in file.readings if first < event.time_ms < last)
+    gap = max(b - a for a, b in pairwise([first, *within, last])) / 1000
     if max(late, early) > _SLACK_MS:
         side, what = ("starts", "after run_start") if late >= early else ("stops", "before run_stop")
-        message = f"{side} {max(late, early) / 1000:,.0f} s {what} of {run.path.name}"
-        yield _broken("power_covers", message, file.path)
+        yield _broken("power_covers", f"{side} {max(late, early) / 1000:,.0f} s {what} of {run.path.name}", file.path)
     elif gap > _GAP:
         yield _broken("power_gap", f"has no reading for {gap:,.1f} s of the timed part", file.path)

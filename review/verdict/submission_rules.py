@@ -21,17 +21,10 @@ from review.results.score import Result
 from review.rulebook import official
 from review.rulebook.compliance import BENCHMARK
 from review.rulebook.description import FIELDS, STATUSES, check_description
-from review.rulebook.rules import broken
+from review.rulebook.rules import broken, table
 
 SCRIPTS = ("README.md", "setup.sh", "init_datasets.sh", "verify_dataset.sh", "run_and_time.sh")
 PARAMETERS = "package_checker_params"
-_CATEGORIES = (  # how descriptions spell the category, and what logs of such a system say
-    (r"(available )?on ?prem(ises?)?", frozenset({"onprem"})),
-    (r"(available )?cloud", frozenset({"cloud"})),
-    (r"available", frozenset({"onprem", "cloud"})),
-    (r"preview", frozenset({"preview"})),
-    (r"research.*|rdi", frozenset({"research"})),
-)
 _BYPASSES = ("rcp-bypass", "seed-checker-bypass")
 
 
@@ -117,7 +110,8 @@ def categories(status: object) -> frozenset[str]:
     The status is spelt in several ways over the rounds; bare "available" does not say where.
     """
     words = re.sub(r"[^a-z]+", " ", str(status).casefold()).strip()
-    return next((logged for pattern, logged in _CATEGORIES if re.fullmatch(pattern, words)), frozenset())
+    known = table("categories").items()
+    return next((frozenset(logged) for pattern, logged in known if re.fullmatch(pattern, words)), frozenset())
 
 
 def _check_against_logs(result: Result) -> Iterator[Finding]:
@@ -185,7 +179,7 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     if (source / "scaling.json").is_dir():  # which the checker would write
         (target / "scaling.json").mkdir()
     if root is None:
-        fields = blank_description(result.division or "closed")
+        fields = {**dict.fromkeys(FIELDS, ""), "division": result.division or "closed", "status": STATUSES[0]}
         (organization / "systems" / f"{system}.json").write_text(json.dumps(fields), encoding="utf-8")
         return organization
     for path in undescribed(root):  # their logs are another result's; that they stop the checker is everybody's
@@ -198,8 +192,3 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
 
 def _link(link: Path, path: Path) -> None:
     link.symlink_to(path if path.is_file() or path.is_dir() else "." if path.exists() else "nowhere")
-
-
-def blank_description(division: str) -> dict[str, str]:
-    """A system description that passes and says nothing but the division."""
-    return {**dict.fromkeys(FIELDS, ""), "division": division, "status": STATUSES[0]}

@@ -40,8 +40,7 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
         return []  # a finding of the compliance rules
     found = [*_check_clock(run), *_check_submission(run)]
     if (division or run.log.value("submission_division")) == "closed":
-        found += [*_check_fixed_values(run), *_check_evaluations(run), *_check_interval(run), *_check_target(run)]
-        found += [*_check_trained(run), *_check_starting_point(run)]
+        found += [*_check_fixed_values(run), *_check_evaluations(run), *_check_interval(run), *_check_trained(run)]
     return found
 
 
@@ -161,24 +160,13 @@ def _check_interval(run: Run) -> Iterator[Finding]:
     yield run.broken("interval", message, place, severity=severity, batch=batch, expected=expected)
 
 
-def _check_target(run: Run) -> Iterator[Finding]:
+def _check_trained(run: Run) -> Iterator[Finding]:
+    """An end or a start that contradicts the rules, seeds, samples and accuracies that cannot be."""
     reached = next((e for e in run.evaluations if e.accuracy >= TARGET_ACCURACY), None)
     if reached is not None and reached is not run.evaluations[-1]:
         at = f" at {reached.samples:,.0f} samples" if reached.samples is not None else ""
         message = f"reached the target{at}, in line {reached.line}, but the run continues"
         yield run.broken("ends_at_target", message, run.evaluations[-1])
-
-
-def _check_starting_point(run: Run) -> Iterator[Finding]:
-    """What our own trainer says of weights and data; other logs do not have it."""
-    event = run.log.first("starting_point")
-    unproved = event.value.get("unproved") if event is not None and isinstance(event.value, dict) else None
-    if unproved:
-        yield run.broken("starting_point", f"does not prove {text(unproved)}", event)
-
-
-def _check_trained(run: Run) -> Iterator[Finding]:
-    """Seeds, samples and accuracies that cannot be, and an end that contradicts them."""
     event = run.log.first("seed")
     if event is not None and number(event.value) in _LIKELY_MADE_UP:  # None is not
         yield run.broken("seed_unset", f"is {text(event.value)}", event)
@@ -200,6 +188,10 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         known: dict[str, Any] = {"severity": severity, "batch": run.batch_size, "recipe": recipe}
         causes = "; ".join(miss.causes)
         yield run.broken("published_runs", f"is {miss.describe()}", miss.evaluation, causes=causes, **known)
+    event = run.log.first("starting_point")  # what our own trainer says of weights and data
+    unproved = event.value.get("unproved") if event is not None and isinstance(event.value, dict) else None
+    if unproved:
+        yield run.broken("starting_point", f"does not prove {text(unproved)}", event)
 
 
 def check_runs(result: Result) -> list[Finding]:

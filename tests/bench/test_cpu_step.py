@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["transformers", "recompute", "network"])
+@pytest.mark.parametrize("what", ["transformers", "recompute", "last-layer", "network"])
 def test_a_comparison_takes_its_turns(what, repository):
     command = [sys.executable, "bench/cpu_step.py", what, "--tiny", "--repeats", "2", "--rows", "2"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=280, check=False)
@@ -24,6 +24,9 @@ def test_a_comparison_takes_its_turns(what, repository):
             median, least, most = found[f"recompute_{layers}"]["time_ratio"]
             assert 0 < least <= median <= most
         assert found["recompute_0"]["time_ratio"] == [1.0, 1.0, 1.0]
+    elif what == "last-layer":
+        assert set(found["seconds"]) == {"whole", "of_rows"}
+        assert 0 < found["time_ratio"][1] <= found["time_ratio"][2]
     else:
         for ranks in ("2_ranks", "4_ranks"):
             assert all(len(spans) == 2 for spans in found[ranks]["seconds"].values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 import torch
 
@@ -11,6 +12,8 @@ from bert.core.dist import World
 
 class Stream:
     """A stream or an event of a device that does everything at once."""
+
+    device = device_index = None
 
     def wait_stream(self, other):
         pass
@@ -29,3 +32,34 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
     monkeypatch.setattr(World, "wait_for", lambda self, event: None)
+
+
+STREAM = Stream()  # where a process begins
+
+
+def captures(monkeypatch):
+    """torch.cuda.graph runs what it captures; where that fails its stream stays current, as with PyTorch."""
+    current = [STREAM]
+
+    class Capture:
+        def __init__(self, graph, *, pool, stream, capture_error_mode):
+            self.stream = stream
+
+        def __enter__(self):
+            self.before, current[0] = current[0], self.stream
+
+        def __exit__(self, kind, *_):
+            if kind is not None:
+                raise RuntimeError("operation failed due to a previous error during capture")
+            current[0] = self.before
+
+    monkeypatch.setattr(torch.cuda, "graph", Capture)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(pool=lambda: None, replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current[0])
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
+
+
+def uncapturable(*_):
+    """A hook that fails in a capture alone."""
+    if torch.cuda.current_stream() is not STREAM:
+        raise RuntimeError("operation not permitted when stream is capturing")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from certify.standing import BERT_LARGE, standing
+from certify.verdict import BERT_LARGE, standing
 from review.__main__ import main
 
 from .made_up import STEP_SECONDS, WAIT_SECONDS, make, write

@@ -10,8 +10,9 @@ import pytest
 
 from certify.journal import MOST_ROUNDS, Journal, Rounds
 from certify.verdict import certify
-from certify.watch import Watched, follow
+from certify.watch import Watched
 from review.__main__ import main
+from review.logs.output import follow
 from review.watch import wait_for_log
 
 from .made_up import make, write
@@ -61,7 +62,8 @@ def repeat(*arguments):
 def states(folder, *moves):
     test = Test(folder, moves)
     test.start()
-    return list(follow(Watched(folder), 5.0, test.clock, test.sleep))
+    watched = Watched(folder)
+    return list(follow(watched.poll, watched.ended, 5.0, test.clock, test.sleep))
 
 
 def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):

@@ -15,6 +15,7 @@ import pytest
 from bert.data.format import verify_records
 from bert.data.records import Records, concatenate
 from input_preprocessing.dataset import prepare
+from input_preprocessing.stage.cli import parser_of
 
 
 def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
@@ -47,7 +48,7 @@ def write_documents(path: Path, documents: list[list[str]]) -> None:
 def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
     """Options of a quick preparation of `folder`."""
     line = ["--outputdir", str(folder), "--skip-download", "--dupe-factor", "2", "--max-seq-length", "64"]
-    return prepare.add_options(argparse.ArgumentParser()).parse_args([*line, "--jobs", "1", *more])
+    return parser_of("prepare").parse_args([*line, "--jobs", "1", *more])
 
 
 def prepared_digests(folder: Path) -> dict[str, str]:

@@ -7,8 +7,12 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from input_preprocessing import STAGES
 from input_preprocessing.__main__ import overview
+from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.stage.cli import OPTIONS, parser_of
 
 from ..forked import Command
 
@@ -49,6 +53,47 @@ def test_every_command_line_is_a_listed_stage(repository: Path) -> None:
     root = repository / "input_preprocessing"
     found = set()
     for path in root.rglob("*.py"):
-        for name in re.findall(r"^def (\w*main)\(parser", path.read_text(encoding="utf-8"), re.MULTILINE):
+        for name in re.findall(r"^def (\w*main)\(options", path.read_text(encoding="utf-8"), re.MULTILINE):
             found.add(".".join((*path.relative_to(root).with_suffix("").parts, name)))
     assert found == {function for function, _ in STAGES.values()}
+
+
+def test_every_stage_has_its_options() -> None:
+    assert set(OPTIONS) >= set(STAGES)
+
+
+def test_options_have_their_kinds_and_defaults() -> None:
+    line = ["--source", "a", "--target", "b", "--format", "nvidia", "--unpack"]
+    options = parser_of("export_records").parse_args(line)
+    assert (options.source, options.unpack, options.json, options.max_predictions_per_seq) == (
+        Path("a"),
+        True,
+        False,
+        76,
+    )
+    assert options.jobs == len(os.sched_getaffinity(0))
+    options = parser_of("prepare").parse_args(
+        ["--outputdir", "a", "--part", "1/4", "--edges", "64,128", "--nsp", "0", "--phases"]
+    )
+    assert (options.part, options.edges, options.nsp, options.do_lower_case) == ((1, 4), (64, 128), False, True)
+    assert options.phases == ((128, 20), (512, 80))
+    assert SamplingConfig() == SamplingConfig(
+        max_seq_length=512, max_predictions_per_seq=76, masked_lm_prob=0.15, short_seq_prob=0.1, random_seed=12345,
+        dupe_factor=10, do_lower_case=True, nsp=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "--outputdir",
+        "--outputdir a --packed-data --binned-data",
+        "--outputdir a --nsp maybe",
+        "--outputdir a --jobs 0",
+    ],
+)
+def test_a_wrong_command_line_is_wrong_usage(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parser_of("prepare").parse_args(line.split())
+    assert "error:" in capsys.readouterr().err

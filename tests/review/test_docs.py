@@ -47,7 +47,8 @@ def test_the_output_shown_is_what_the_commands_print_on_published_results(page, 
     assert [command.split()[0] for command, _ in shown] == ["show", "check", "compare", "rcp"]
     for command, lines in shown:
         arguments = [sys.executable, "-m", "review", *command.split()]
-        environment = {**os.environ, "PYTHONPATH": str(repository), "PYTHONIOENCODING": "utf-8"}
+        here = os.pathsep.join([str(repository), str(repository / "implementations")])
+        environment = {**os.environ, "PYTHONPATH": here, "PYTHONIOENCODING": "utf-8"}
         printed = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, check=True).stdout
         expected = [squeezed(line) for line in printed.decode().splitlines()]
         for line in lines:

@@ -35,6 +35,8 @@ class HangError(RuntimeError):
     absent: the ranks that did not arrive, as far as they are known.
     """
 
+    exit_status = 1
+
     def __init__(self, message: str, absent: Sequence[int] = ()) -> None:
         super().__init__(message)
         self.absent = absent
@@ -89,7 +91,7 @@ def why_no_gpu() -> str:
     return "torch.cuda.is_available() is False"
 
 
-# Groups that were left are kept. The last to let go of one would else be DDP's reducer, with Python's lock in its hand,
+# Groups that were left are kept. The last to let go of one may else be an optimizer, with Python's lock in its hand,
 # and gloo's destructor waits for its threads, of which one may wait for that lock to free a tensor.
 _left: list[distributed.ProcessGroup] = []
 

@@ -33,6 +33,8 @@ BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false
 class ConfigError(ValueError):
     """A setting that is missing, malformed, out of range or in conflict with another. The message is for the user."""
 
+    exit_status = 2
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Variable:

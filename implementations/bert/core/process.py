@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -34,6 +36,38 @@ def run_and_exit(main: Callable[[], int]) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
     hard_exit(status)
+
+
+def front(name: str, about: str | None, settings: str, commands: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser of ``python -m name``, whose options besides are settings. commands: what each does."""
+    width = max(map(len, commands)) + 1
+    return argparse.ArgumentParser(
+        prog=f"python -m {name}",
+        usage=f"%(prog)s [--SETTING VALUE ...] {settings}\n       %(prog)s COMMAND --help",
+        description=about,
+        epilog="commands:\n" + "\n".join(f"  {command:<{width}} {text}" for command, text in commands.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def run_command(
+    command: Callable[..., int | None], name: str, program: str, arguments: list[str], environ: Mapping[str, str]
+) -> int:
+    """Runs ``python -m name``, whose errors ``program`` says in one line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {name}", description=inspect.getdoc(command),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    try:
+        return command(parser, arguments, environ) or 0
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
+        if not isinstance(error, OSError) and not hasattr(error, "exit_status"):
+            raise
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 2
 
 
 def refuse(program: str, error: ConfigError, environ: Mapping[str, str]) -> int:

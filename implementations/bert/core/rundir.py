@@ -27,6 +27,13 @@ from bert.core.files import NoSpaceError, is_full, no_space, write_text
 _PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
 
 _OWN = ("RANK", "LOCAL_RANK", "OMP_NUM_THREADS")  # may differ between the ranks of a run
+# Of a process, its machine, and what is shown and kept: a run is the same with others.
+OUTPUT = {
+    *("RESUME", "TRIAL", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "EMULATE_RANK", "DIST_TIMEOUT", "OMP_NUM_THREADS"),
+    *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "CACHE_CLEARED"),
+    *("CHECKPOINT_EVERY_STEPS", "CHECKPOINT_KEEP", "CHECKPOINT_SHARDS", "DEEPSPEED_CHECKPOINTS"),
+    "SEQUENCES_PER_SECOND",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,20 +101,6 @@ def write_error(config: Config, reason: str) -> None:
         pass  # The reason is on stderr as well; a full disk must not hide it behind a second error.
 
 
-def hang(config: Config, program: str, error: HangError) -> int:
-    """``fail`` for ranks that did not come. RUN_DIR/hang_<TRIAL>.txt says so, and then a line a rank.
-
-    collectives_<TRIAL>_rank_<RANK>.json beside it: what this rank's flight recorder knows of its last collectives.
-    """
-    if config.run_dir is not None:
-        with contextlib.suppress(OSError):
-            name = f"collectives_{config.trial}_rank_{torch.distributed.get_rank()}.json"
-            (config.run_dir / name).write_bytes(dist.collectives())
-            with open(config.run_dir / f"hang_{config.trial}.txt", "x", encoding="utf-8") as file:
-                file.writelines([f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)])
-    return fail(config, program, str(error), 1)
-
-
 def fail(config: Config, program: str, reason: str, status: int) -> int:
     """Says in one line on stderr, and in RUN_DIR for the launcher, why ``program`` fails; returns the exit status."""
     reason = " ".join(reason.split())
@@ -116,8 +109,20 @@ def fail(config: Config, program: str, reason: str, status: int) -> int:
     return status
 
 
-def crash(config: Config, program: str, error: Exception) -> int:
-    """``fail`` for an error that nobody has foreseen, after its traceback; a full disk is a line. Within an except."""
+def failed(config: Config, program: str, error: Exception) -> int:
+    """``fail`` for an error, with its ``exit_status``; for one without, after its traceback. Within an except.
+
+    Of ranks that did not come RUN_DIR/hang_<TRIAL>.txt says so, and then a line a rank;
+    collectives_<TRIAL>_rank_<RANK>.json beside it: what this rank's flight recorder knows of its last collectives.
+    """
+    if isinstance(error, HangError) and config.run_dir is not None:
+        with contextlib.suppress(OSError):
+            name = f"collectives_{config.trial}_rank_{torch.distributed.get_rank()}.json"
+            (config.run_dir / name).write_bytes(dist.collectives())
+            with open(config.run_dir / f"hang_{config.trial}.txt", "x", encoding="utf-8") as file:
+                file.writelines([f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)])
+    if status := getattr(error, "exit_status", 0):
+        return fail(config, program, str(error), status)
     if is_full(error):
         words = error if isinstance(error, NoSpaceError) else no_space(config.run_dir or Path())
         return fail(config, program, str(words), 1)

@@ -39,8 +39,9 @@ class Config:
     datadir: Path | None = env("DATADIR_PHASE2", None, doc="folder of unpacked record files")
     datadir_packed: Path | None = env("DATADIR_PHASE2_PACKED", None, doc="folder of packed record files")
     synthetic: bool = env("SYNTH_DATA", False, doc="1 trains on made-up sequences of Wikipedia's lengths, no files")
-    batch_size: int = env("BATCHSIZE", at_least=1, doc="rows per GPU in one micro-batch")
-    gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
+    batch_size: int = env("BATCHSIZE", at_least=1, doc="rows per GPU in a micro-batch; GRADIENT_STEPS=auto: in a step")
+    gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, auto=True,
+                              doc="micro-batches in a step; auto: as few as fit the GPU's memory")  # fmt: skip
     packing_factor: int = env("PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia")
     max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
     batching: str = env("BATCHING", "rows", choices=("rows", "online", "bins"),

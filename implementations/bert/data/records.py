@@ -21,6 +21,8 @@ Array = npt.NDArray[Any]
 class DataError(ValueError):
     """Prepared or user-given data that cannot be used; one line: what, where, what to do."""
 
+    exit_status = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Records:

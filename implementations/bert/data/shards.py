@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ class Shards:
         self.paths = list(paths)
         self.max_seq_length = max_seq_length
         self.bins = np.split(np.arange(len(self.paths)), np.cumsum(files_of_bins)[:-1].astype(np.int64))
-        self._open: OrderedDict[int, Records] = OrderedDict()
+        self._opened = lru_cache(_MOST_OPEN)(self._open)
         self._entries: dict[Path, Entry] = {}
         self._told: set[Path] = set()
         self.vocab_md5 = ""
@@ -152,9 +152,9 @@ class Shards:
 
     def __getitem__(self, number: int) -> Records:
         """The records of one file. Raises DataError for a file that cannot be used in this run."""
-        if number in self._open:
-            self._open.move_to_end(number)
-            return self._open[number]
+        return self._opened(number)
+
+    def _open(self, number: int) -> Records:
         path = self.paths[number]
         records, metadata = open_records(path)
         if metadata.max_seq_length > self.max_seq_length:
@@ -181,8 +181,4 @@ class Shards:
                 print(f"bert: warning: {skipped}; the next row takes the place of each", file=sys.stderr)
         # Plain arrays on the same memory: each use of a memmap costs microseconds more.
         arrays = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
-        plain = {name: np.asarray(array) for name, array in arrays.items() if array is not None}
-        self._open[number] = Records(**plain)
-        if len(self._open) > _MOST_OPEN:
-            self._open.popitem(last=False)
-        return self._open[number]
+        return Records(**{name: np.asarray(array) for name, array in arrays.items() if array is not None})

@@ -101,6 +101,41 @@ def rounded(x, dtype: constexpr):
 
 
 @jit
+def native_kept(word, threshold: constexpr):
+    """kept in assembly: the order of numbers without their signs is that of their bits, and NaN are the last ones."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 size, least; abs.f32 size, $1; mov.b32 least, $2; set.geu.f32.f32 $0, size, least; }",
+        "=f,r,r", [word, threshold << 16], dtype=tl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
+
+
+@jit
+def kept(word, threshold: constexpr):
+    """1.0 where the bits 16 to 30 of a word (uint32) are at least ``threshold``, else 0.0."""
+    if NATIVE:
+        return native_kept(word, threshold)
+    return tl.where((word & 0x7FFFFFFF) >= (threshold << 16), 1.0, 0.0)
+
+
+@jit
+def native_masked(x, bits, threshold: constexpr):
+    """masked in assembly, two numbers at a time, of 16 bits as their random ones (uint16)."""
+    return tl.inline_asm_elementwise(
+        "{ .reg .b32 least, mask; abs.f16x2 mask, $2; mov.b32 least, $3; set.geu.u32.f16x2 mask, mask, least; "
+        "and.b32 $0, $1, mask; }",
+        "=r,r,r,r,r", [x, bits, (threshold << 16) | threshold], dtype=x.dtype, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@jit
+def masked(x, word, threshold: constexpr):
+    """x where the bits 16 to 30 of its word (uint32) are at least ``threshold``, else 0."""
+    if NATIVE and x.dtype != tl.float32:
+        return native_masked(x, (word >> 16).to(tl.uint16), threshold)
+    return tl.where((word & 0x7FFFFFFF) >= (threshold << 16), x, 0.0)
+
+
+@jit
 def native_product(constant: constexpr, word):
     """High and low word of a product of 32-bit numbers, in assembly."""
     return tl.inline_asm_elementwise(

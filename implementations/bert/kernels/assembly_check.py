@@ -14,6 +14,8 @@ from torch import Tensor
 from bert.core.process import root_cause
 from bert.kernels.arithmetic import (
     native_exp2,
+    native_kept,
+    native_masked,
     native_narrowed,
     native_product,
     native_reciprocal,
@@ -23,13 +25,13 @@ from bert.kernels.arithmetic import (
 from bert.kernels.triton_support import constexpr, jit, tl
 
 BLOCK, COUNT = 1024, 1 << 16  # of a program, of all numbers
-FACTOR = 0xD2511F53  # one of Philox's
+FACTOR, THRESHOLD = 0xD2511F53, 3277  # one of Philox's; that of a tenth
 SMALLEST = 2.0**-126  # the smallest normal number of fp32; the approximations give 0 below
 EXP2_ERROR, RECIPROCAL_ERROR = 2.0**-21, 2.0**-22  # relative, twice what the instructions are documented with
 
 
 @jit
-def _apply(x, y, low, what: constexpr, factor: constexpr, block: constexpr):
+def _apply(x, y, low, what: constexpr, factor: constexpr, threshold: constexpr, block: constexpr):
     place = tl.program_id(0) * block + tl.arange(0, block)
     value = tl.load(x + place)
     if what == "exp2":
@@ -42,6 +44,10 @@ def _apply(x, y, low, what: constexpr, factor: constexpr, block: constexpr):
         result = native_narrowed(value)
     elif what == "rounded":
         result = native_rounded(value)
+    elif what == "kept":
+        result = native_kept(value, threshold)
+    elif what == "masked":
+        result = native_masked(value, value.to(tl.uint16, bitcast=True), threshold)
     else:
         result, other = native_product(factor, value.to(tl.uint32, bitcast=True))
         tl.store(low + place, other.to(tl.int32, bitcast=True))
@@ -49,7 +55,7 @@ def _apply(x, y, low, what: constexpr, factor: constexpr, block: constexpr):
     tl.store(y + place, result)
 
 
-PIECES = ("exp2", "reciprocal", "widened", "narrowed", "rounded", "product")
+PIECES = ("exp2", "reciprocal", "widened", "narrowed", "rounded", "product", "kept", "masked")
 
 
 def numbers(what: str, device: torch.device) -> Tensor:
@@ -57,17 +63,17 @@ def numbers(what: str, device: torch.device) -> Tensor:
     bits = torch.arange(COUNT, dtype=torch.int64, device=device)
     if what == "exp2":
         return bits.float() / COUNT * 300 - 160
-    if what == "widened":
+    if what in ("widened", "masked"):
         return bits.to(torch.int16).view(torch.bfloat16)
     spread = ((bits * 0x10001) ^ ((bits * 40503) & 0xFFFF)).to(torch.int32)
-    return spread if what == "product" else spread.view(torch.float32)
+    return spread if what in ("product", "kept") else spread.view(torch.float32)
 
 
 def results(what: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """Results of the assembly on ``x``; for a product the high words and the low words."""
-    dtype = {"narrowed": torch.bfloat16, "product": torch.int32}.get(what, torch.float32)
+    dtype = {"narrowed": torch.bfloat16, "masked": torch.bfloat16, "product": torch.int32}.get(what, torch.float32)
     y, low = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=torch.int32)
-    _apply[(COUNT // BLOCK,)](x, y, low, what, FACTOR, BLOCK, num_warps=4)
+    _apply[(COUNT // BLOCK,)](x, y, low, what, FACTOR, THRESHOLD, BLOCK, num_warps=4)
     return y, low
 
 
@@ -83,8 +89,12 @@ def wrong(what: str, x: Tensor, y: Tensor, low: Tensor) -> Tensor:
     if what == "product":
         words = ((x.long() & 0xFFFFFFFF) * FACTOR).view(torch.int32).view(-1, 2)  # 64 bits, of which a sign is one
         return (low != words[:, 0]) | (y != words[:, 1])
-    exact = {"widened": x.float, "narrowed": x.bfloat16, "rounded": lambda: x.bfloat16().float()}[what]()
-    bits = torch.int16 if what == "narrowed" else torch.int32
+    if what in ("kept", "masked"):
+        places = x.view(torch.int16) if what == "masked" else x >> 16
+        survives = (places & 0x7FFF) >= THRESHOLD
+        x = torch.where(survives, x, 0.0) if what == "masked" else survives.float()
+    exact = {"widened": x.float, "narrowed": x.bfloat16, "rounded": lambda: x.bfloat16().float()}.get(what, lambda: x)()
+    bits = torch.int16 if what in ("narrowed", "masked") else torch.int32
     return (y.view(bits) != exact.view(bits)) & ~(y.isnan() & exact.isnan())
 
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from bert.kernels import launches
-from bert.kernels.arithmetic import narrowed
-from bert.kernels.dropout import Dropout, ForwardPass, keep_pairs
+from bert.kernels.arithmetic import kept, masked, narrowed
+from bert.kernels.dropout import Dropout, ForwardPass, pair_key, pair_words
 from bert.kernels.launches import Blocks
 from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
 
@@ -36,10 +36,12 @@ def _blocks(kernel: str, qkv: Tensor) -> Blocks:
 
 
 @jit
-def _load_tile(pointer, row, length, stride, width: constexpr, block: constexpr):
-    """Rows of a head, [rows, block]: zeros past ``length`` rows or ``width`` columns."""
+def _load_tile(pointer, row, length, stride, width: constexpr, block: constexpr, partial: constexpr = True):
+    """Rows of a head, [rows, block]: zeros past ``width`` columns and, of a ``partial`` tile, past ``length`` rows."""
     column = tl.arange(0, block)
     pointers = pointer + row.to(tl.int64)[:, None] * stride + column[None, :]
+    if width == block and not partial:
+        return tl.load(pointers)
     if width == block:
         return tl.load(pointers, mask=(row < length)[:, None], other=0.0)
     return tl.load(pointers, mask=(row < length)[:, None] & (column < width)[None, :], other=0.0)
@@ -82,33 +84,35 @@ def _tile(tiles):
 
 @jit
 def _attend(
-    query, key, value, accumulator, maximum, total, start, length, stride, log2_scale, seed_number, site,
-    head, begin, first, masked: constexpr, threshold: constexpr, width: constexpr, block: constexpr,
-    block_queries: constexpr, block_keys: constexpr,
+    query, key, value, accumulator, maximum, total, start, length, stride, log2_scale, philox_key, offset, first,
+    partial: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    block_keys: constexpr,
 ):  # fmt: skip
     """One block of keys of the forward pass. Probabilities are powers of two of scores times log2(e)."""
     place = start + tl.arange(0, block_keys)
-    k = _load_tile(key, place, length, stride, width, block)
+    k = _load_tile(key, place, length, stride, width, block, partial)
     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
-    if masked:
+    if partial:
         scores = tl.where((place < length)[None, :], scores, float("-inf"))
     larger = tl.maximum(maximum, tl.max(scores, axis=1) * log2_scale)
     shrink = tl.exp2(maximum - larger)
     p = tl.exp2(scores * log2_scale - larger[:, None])
     total = total * shrink + tl.sum(p, axis=1)
+    weights = narrowed(p, value.dtype.element_ty)
     if threshold > 0:
         row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
-        p = tl.where(keep_pairs(seed_number, site, head, begin, first, row, start, column, threshold), p, 0.0)
-    v = _load_tile(value, place, length, stride, width, block)
+        weights = masked(weights, pair_words(philox_key, offset, first, row, start, column), threshold)
+    v = _load_tile(value, place, length, stride, width, block, partial)
     accumulator = accumulator * shrink[:, None]
-    accumulator = tl.dot(narrowed(p, v.dtype), v, accumulator, input_precision="ieee")
+    accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
     return accumulator, larger, total
 
 
 @jit
 def _forward(
-    qkv, tiles, context, sums, seed, site, drop_scale, log2_scale, num_tokens, num_heads,
-    threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
+    qkv, tiles, context, sums, seed, site, drop_scale, log2_scale, num_tokens,
+    num_heads: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    block_keys: constexpr,
 ):  # fmt: skip
     """Grid: tiles of queries, heads."""
     head = tl.program_id(1)
@@ -124,7 +128,7 @@ def _forward(
             query = qkv + begin.to(tl.int64) * stride + head * width
             q = _load_tile(query, row, length, stride, width, block)
             flat = head * num_tokens + begin + row
-            seed_number = tl.load(seed) if threshold > 0 else 0
+            philox_key, offset = pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
             accumulator = tl.zeros([block_queries, block], tl.float32)
             maximum = tl.full([block_queries], float("-inf"), tl.float32)
             total = tl.zeros([block_queries], tl.float32)
@@ -132,14 +136,12 @@ def _forward(
             for start in range(0, full, block_keys):
                 accumulator, maximum, total = _attend(
                     q, query + hidden, query + 2 * hidden, accumulator, maximum, total, start, length, stride,
-                    log2_scale, seed_number, site, head, begin, first, False, threshold, width, block,
-                    block_queries, block_keys,
+                    log2_scale, philox_key, offset, first, False, threshold, width, block, block_queries, block_keys,
                 )  # fmt: skip
             if full < length:
                 accumulator, maximum, total = _attend(
                     q, query + hidden, query + 2 * hidden, accumulator, maximum, total, full, length, stride,
-                    log2_scale, seed_number, site, head, begin, first, True, threshold, width, block,
-                    block_queries, block_keys,
+                    log2_scale, philox_key, offset, first, True, threshold, width, block, block_queries, block_keys,
                 )  # fmt: skip
             _store_tile(target, row, length, hidden, accumulator * (drop_scale / total)[:, None], width, block)
             tl.store(sums + 2 * flat, maximum + tl.log2(total), mask=row < length)
@@ -147,22 +149,21 @@ def _forward(
 
 @jit
 def _query_gradient_step(
-    q, gradient, key, value, accumulator, start, length, stride, log2_scale, log_sum, delta, seed_number, site,
-    head, begin, first, masked: constexpr, threshold: constexpr, width: constexpr, block: constexpr,
-    block_queries: constexpr, block_keys: constexpr,
+    q, gradient, key, value, accumulator, start, length, stride, log2_scale, log_sum, delta, philox_key, offset, first,
+    partial: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    block_keys: constexpr,
 ):  # fmt: skip
     """One block of keys of the gradient of the queries, over the dropout's scale."""
     place = start + tl.arange(0, block_keys)
-    k = _load_tile(key, place, length, stride, width, block)
-    v = _load_tile(value, place, length, stride, width, block)
+    k = _load_tile(key, place, length, stride, width, block, partial)
+    v = _load_tile(value, place, length, stride, width, block, partial)
     p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale - log_sum[:, None])
-    if masked:
+    if partial:
         p = tl.where((place < length)[None, :], p, 0.0)
     dp = tl.dot(gradient, tl.trans(v), input_precision="ieee")
     if threshold > 0:
         row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
-        keep = keep_pairs(seed_number, site, head, begin, first, row, start, column, threshold)
-        dp = tl.where(keep, dp, 0.0)
+        dp *= kept(pair_words(philox_key, offset, first, row, start, column), threshold)
     ds = p * (dp - delta[:, None])
     return tl.dot(narrowed(ds, k.dtype), k, accumulator, input_precision="ieee")
 
@@ -170,8 +171,8 @@ def _query_gradient_step(
 @jit
 def _query_gradient(
     qkv, tiles, context, gradient, sums, qkv_gradient, seed, site, drop_scale, scale, log2_scale,
-    num_tokens, num_heads, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
-    block_keys: constexpr,
+    num_tokens, num_heads: constexpr, threshold: constexpr, width: constexpr, block: constexpr,
+    block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
     """Grid as forward. Also leaves delta, each row's sum of gradient times context, to the other kernel.
 
@@ -198,19 +199,19 @@ def _query_gradient(
             flat = head * num_tokens + begin + row
             tl.store(sums + 2 * flat + 1, delta, mask=row < length)
             log_sum = tl.load(sums + 2 * flat, mask=row < length, other=0.0)
-            seed_number = tl.load(seed) if threshold > 0 else 0
+            philox_key, offset = pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
             accumulator = tl.zeros([block_queries, block], tl.float32)
             full = length // block_keys * block_keys
             for start in range(0, full, block_keys):
                 accumulator = _query_gradient_step(
                     q, do, query + hidden, query + 2 * hidden, accumulator, start, length, stride, log2_scale,
-                    log_sum, delta, seed_number, site, head, begin, first, False, threshold, width, block,
+                    log_sum, delta, philox_key, offset, first, False, threshold, width, block,
                     block_queries, block_keys,
                 )  # fmt: skip
             if full < length:
                 accumulator = _query_gradient_step(
                     q, do, query + hidden, query + 2 * hidden, accumulator, full, length, stride, log2_scale,
-                    log_sum, delta, seed_number, site, head, begin, first, True, threshold, width, block,
+                    log_sum, delta, philox_key, offset, first, True, threshold, width, block,
                     block_queries, block_keys,
                 )  # fmt: skip
             _store_tile(target, row, length, stride, accumulator * (scale * drop_scale), width, block)
@@ -219,8 +220,8 @@ def _query_gradient(
 @jit
 def _key_gradient(
     qkv, tiles, gradient, sums, qkv_gradient, seed, site, drop_scale, scale, log2_scale, num_tokens,
-    num_heads,
-    threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr, block_keys: constexpr,
+    num_heads: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
+    block_keys: constexpr,
 ):  # fmt: skip
     """Grid: tiles of keys, heads. Everything is transposed: keys down, queries across."""
     head = tl.program_id(1)
@@ -235,7 +236,7 @@ def _key_gradient(
         v = _load_tile(query + 2 * hidden, place, length, stride, width, block)
         k_gradient = tl.zeros([block_keys, block], tl.float32)
         v_gradient = tl.zeros([block_keys, block], tl.float32)
-        seed_number = tl.load(seed) if threshold > 0 else 0
+        philox_key, offset = pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
         down, across = tl.arange(0, block_keys)[:, None], tl.arange(0, block_queries)[None, :]
         for start in range(0, length, block_queries):
             row = start + tl.arange(0, block_queries)
@@ -244,17 +245,15 @@ def _key_gradient(
             flat = head * num_tokens + begin + row
             # Both of a row at once: Triton 3.6 copies four bytes at a time for each, 200 more instructions.
             both = sums + 2 * flat[:, None] + tl.arange(0, 2)[None, :]
-            log_sum, delta = tl.split(tl.load(both, mask=(row < length)[:, None], other=float("inf")))
-            # Rows past the end get probability 0; keys past the end only reach rows that are not stored.
-            delta = tl.where(row < length, delta, 0.0)
+            log_sum, delta = tl.split(tl.load(both, mask=(row < length)[:, None], other=0.0))
+            # Of rows past the end query and gradient are 0, and so is what they add; keys past it are not stored.
             p = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * log2_scale - log_sum[None, :])
             dp = tl.dot(v, tl.trans(do), input_precision="ieee")
-            kept = p
+            weights = p
             if threshold > 0:
-                keep = keep_pairs(seed_number, site, head, begin, start, across, first, down, threshold)
-                kept = tl.where(keep, p, 0.0)
-                dp = tl.where(keep, dp, 0.0)
-            v_gradient = tl.dot(narrowed(kept, do.dtype), do, v_gradient, input_precision="ieee")
+                keep = kept(pair_words(philox_key, offset, start, across, first, down), threshold)
+                weights, dp = p * keep, dp * keep
+            v_gradient = tl.dot(narrowed(weights, do.dtype), do, v_gradient, input_precision="ieee")
             ds = p * (dp - delta[None, :])
             k_gradient = tl.dot(narrowed(ds, q.dtype), q, k_gradient, input_precision="ieee")
         target = qkv_gradient + begin.to(tl.int64) * stride + head * width

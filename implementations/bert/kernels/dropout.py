@@ -5,11 +5,12 @@ Dropout is recomputed in the backward pass, so no mask is stored. Whether an ele
 that lives on the device, the number of the call within the forward pass (site) and the element's coordinates alone, so
 masks do not depend on tile sizes, and a replayed CUDA graph that draws a new seed drops other elements.
 
-The random numbers are those of Philox4x32-7 (Salmon et al. 2011, who found no statistical weakness from 7 rounds on)
-under the seed as key. One call gives 8 elements 16 bits each. Which 8 is chosen such that a thread holds them all, so
-that the compiler finds their calls to be one: 8 neighbours in a row where threads hold whole rows (``keep_rows``), or
-keys 8 apart of queries 8 apart, as the tensor cores lay out a product and its transpose (``keep_pairs``). The
-probability is exact to 2^-16 and survivors are scaled by the exact inverse of what it then is.
+The random numbers are those of Philox (Salmon et al. 2011, who found no statistical weakness from 7 rounds on). A call
+gives each of its elements 16 bits, of which 15 count. Which elements share a call is chosen such that a thread holds
+them all, so that the compiler finds their calls to be one: of Philox4x32-7 under the seed as key 8 neighbours in a row,
+where threads hold whole rows (``keep_rows``); of Philox2x32-7 under a key of the sequence and head two keys 8 apart of
+two queries 8 apart, which a thread holds of a product as of its transpose (``pair_words``). The probability is exact to
+2^-15 and survivors are scaled by the exact inverse of what it then is.
 """
 
 # mypy: allow-untyped-defs
@@ -24,7 +25,7 @@ from torch import Tensor
 from bert.kernels.arithmetic import native_product
 from bert.kernels.triton_support import NATIVE, constexpr, jit, tl
 
-BITS = 16  # random bits of an element
+BITS = 15  # random bits of an element
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Dropout:
     """One application of dropout, from which forward and backward compute the same mask.
 
     seed: int64 [1] on the device (None: no dropout); site: number of the call in this forward pass;
-    threshold: an element is dropped where its 16 random bits are below it; scale: of the survivors.
+    threshold: an element is dropped where its random bits are below it; scale: of the survivors.
     """
 
     seed: Tensor | None
@@ -113,12 +114,13 @@ def philox(seed, c0, c1, c2, c3):
 
 @jit
 def _keep(seed, column, row, part, site, upper, right, shift, threshold: constexpr):
-    """True where the 16 bits of an element survive: the ``upper`` or lower pair of the call's four words, the ``right``
-    or left word of the pair, its high half (``shift`` 0) or low one (16). Counters broadcast against each other.
+    """True where the 15 bits of an element survive, in the ``upper`` or lower pair of the call's four words, the
+    ``right`` or left word of the pair, its high half (``shift`` 0) or low one (16). Counters broadcast against each
+    other.
     """
     word_0, word_1, word_2, word_3 = philox(seed, column, row, part, site)
     word = tl.where(upper, tl.where(right, word_3, word_2), tl.where(right, word_1, word_0))
-    return (word << shift.to(tl.uint32)) >= (threshold << 16)  # whatever lies below the bits
+    return (word << shift.to(tl.uint32)) >= (threshold << 17)  # whatever lies below the bits
 
 
 @jit
@@ -132,18 +134,27 @@ def keep_rows(seed, site, row, column, threshold: constexpr):
 
 
 @jit
-def keep_pairs(
-    seed, site, head, begin, first_query, query, first_key, key, threshold: constexpr
-):  # fmt: skip
-    """Mask of attention probabilities that survive, of a block of queries and one of keys of a sequence.
+def pair_key(seed, site, head, begin):
+    """Philox's key, and what its second counters are changed by, of a head of a sequence.
 
-    seed: the number itself; head: below 2^16; begin: first token of the sequence; first_query, first_key: places in the
-    sequence where the blocks begin, multiples of 16 and 32; query, key: int32 places in the blocks, which broadcast
-    against each other. Apart from the firsts, so that the compiler knows their bits whatever becomes of these.
-
-    Queries q and q + 8 and keys k, k + 8, k + 16 and k + 24 share a call, where q and k have zeros for these bits.
+    seed: the number itself; head: below 2^16; begin: first token of the sequence.
     """
-    return _keep(
-        seed, first_key + (key & ~24), first_query + (query & ~8), begin, (site << 16) | head,
-        (query & 8) != 0, (key & 8) != 0, key & 16, threshold,
-    )  # fmt: skip
+    key, offset, _, _ = philox(seed, begin, (site << 16) | head, 0 * head, 0 * head)
+    return key, offset
+
+
+@jit
+def pair_words(philox_key, offset, first_query, query, first_key, key):
+    """Words whose bits 16 to 30 are those of the attention probabilities of a block of queries and one of keys, as
+    ``kept`` and ``masked`` of arithmetic.py take them.
+
+    philox_key, offset: ``pair_key``; first_query, first_key: places in the sequence where the blocks begin, multiples
+    of 16; query, key: int32 places in the blocks, which broadcast against each other. Apart from the firsts, so that
+    the compiler knows their bits whatever becomes of these.
+    """
+    c0, c1 = (first_key + (key & ~8)).to(tl.uint32), (first_query + (query & ~8)).to(tl.uint32) ^ offset
+    for number in tl.static_range(7):
+        high, low = _product(0xD256D193, c0, NATIVE and number > 1)
+        c0, c1 = high ^ c1 ^ philox_key, low
+        philox_key += 0x9E3779B9
+    return tl.where((key & 8) != 0, c1, c0) << ((query & 8) << 1).to(tl.uint32)

@@ -15,11 +15,8 @@ from bert.kernels import lamb as lamb_kernel
 from bert.optim import apex, rules
 from bert.optim.flat import FlatLamb, FlatLans, Piecewise, Shard
 from bert.optim.gradients import Clipping
-from bert.optim.replicated import Replicated
 from bert.optim.rules import Pieces, Rule
 from bert.optim.sharded import Sharded
-
-Optimizer = Replicated | Sharded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,25 +175,23 @@ def build(
     accumulate: bool,
     fused: bool,
     first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
-) -> Optimizer:
+) -> Sharded:
     """The optimizer of ``model``, on its device. stages, masters, accumulate, first_weights: as in Sharded.
 
     Raises ConfigError where a group of ranks would be of several nodes' that are numbered in turns.
     """
-    if not config.is_sharded(world.device):
-        assert first_weights is None
-        return Replicated(model.named_parameters(), config.rule, masters)
-    group_size, per_node = config.group_size(world.size, world.ranks_per_node), world.ranks_per_node
+    is_sharded, per_node = config.is_sharded(world.device), world.ranks_per_node
+    group_size = config.group_size(world.size, per_node) if is_sharded else 1
     if group_size == per_node < world.size and world.joined and world.rank % per_node != world.local_rank:
         raise ConfigError(
             f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: SHARD_GROUP=node needs ranks "
             "that are numbered node by node (srun --distribution=block); or set SHARD_GROUP=all"
         )
     return Sharded(
-        model.named_parameters(), lambda shard: config.flat_rule(shard, fused), world,
+        model.named_parameters(), lambda shard: config.flat_rule(shard, fused and is_sharded), world,
         stages=stages, masters=masters, first_weights=first_weights, side_by_side=side_by_side(model),
         accumulate=accumulate, clip_each=config.clip == "before", low_wire=config.allreduce_dtype == "weights",
-        shard_gradients=config.shard_gradients, group_size=group_size,
+        shard_gradients=config.shard_gradients, group_size=group_size, by_parameter=not is_sharded,
     )  # fmt: skip
 
 

@@ -182,17 +182,6 @@ class Shard:
         return [flat[segment.begin : segment.begin + segment.size] for segment in self.segments]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardPieces(Pieces):
-    """The segments of a shard."""
-
-    shard: Shard
-
-    def state(self, name: str, *, of_weights: bool = False) -> list[Tensor]:
-        """See Pieces."""
-        return self.shard.views(self.shard.state(name, of_weights=of_weights))
-
-
 class Piecewise:
     """A rule on lists of tensors, applied to the segments; there may be none.
 
@@ -207,7 +196,7 @@ class Piecewise:
         self.device, self.num_parameters = shard.masters.device, len(shard.names)
         owners = [segment.parameter for segment in shard.segments]
         names, masters = [shard.names[owner] for owner in owners], shard.views(shard.masters)
-        self.rule = make_rule(ShardPieces(names=names, masters=masters, device=self.device, shard=shard))
+        self.rule = make_rule(Pieces(names=names, masters=masters, device=self.device, state=self._state))
         self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
         self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
         # The first segments of all parameters, the second ones, ...: added up in this order the same bits come out.
@@ -215,6 +204,9 @@ class Piecewise:
         for place, owner in enumerate(owners):
             turns.setdefault(owners[:place].count(owner), []).append(place)
         self.turns = [torch.tensor(turn, dtype=torch.int64, device=self.device) for turn in turns.values()]
+
+    def _state(self, name: str, *, of_weights: bool = False) -> list[Tensor]:
+        return self.shard.views(self.shard.state(name, of_weights=of_weights))
 
     def _of_parameters(self, sums: Tensor) -> Tensor:
         """[parameters, ...]: what the segments' sums [segments, ...] come to."""

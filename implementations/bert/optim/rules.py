@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -31,20 +31,15 @@ def is_decayed(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """The tensors that a rule updates: fp32 masters, with their parameters' names, and the states it has asked for."""
+    """The tensors that a rule updates: fp32 masters, with their parameters' names.
+
+    state(name, of_weights): a state of the rule, alike in shape to the masters: zeros, or a copy of the first weights.
+    """
 
     names: list[str]
     masters: list[Tensor]
     device: torch.device
-    states: dict[str, list[Tensor]] = field(default_factory=dict)
-
-    def state(self, name: str, *, of_weights: bool = False) -> list[Tensor]:
-        """A state of the rule, alike in shape to the masters: zeros, or a copy of the first weights.
-
-        It is saved and restored under its name.
-        """
-        self.states[name] = [master.clone() if of_weights else torch.zeros_like(master) for master in self.masters]
-        return self.states[name]
+    state: Callable[..., list[Tensor]]
 
 
 class Rule:

@@ -5,6 +5,7 @@ as soon as its gradients are there, and each rank receives its shard. It updates
 over a parameter that lies on several ranks are summed over them, so the update is that of whole parameters. The new
 weights are gathered bucket by bucket while the next forward pass runs, in the order in which it needs them. With
 SHARD_GROUP all this happens within groups of ranks, and across them the shards of the gradients are averaged (mesh.py).
+SHARD_OPTIMIZER=0 is a group of one: every rank has all of the state, and gradients are averaged.
 
 Collectives must come in the same order on all ranks. Gradients are therefore reduced in the order of the buckets, which
 is about that in which the backward pass fills them, and weights collected in the order in which the forward pass needs
@@ -26,7 +27,7 @@ from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
 from bert.kernels import weight_gradient
 from bert.optim.flat import Bucket, FlatLamb, FlatLans, Layout, Piecewise, Shard, Slice, fill
-from bert.optim.gradients import Clipping, Gradients
+from bert.optim.gradients import Clipping
 from bert.optim.mesh import Mesh
 from bert.optim.rules import Scalar, squared_norms
 
@@ -41,8 +42,9 @@ class Sharded:
     ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
     clipped before that, so that it needs a buffer of its own. ``low_wire``: their sums are sent in the weights' type.
     ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2). ``group_size``: ranks that divide the state
-    among them; None: all. ``first_weights``: (name, first number, numbers) of all parameters, where those given are
-    placeholders; each rank keeps what is in its shard. ``side_by_side``: groups of parameters, see Layout.
+    among them; None: all. ``by_parameter``: norms are taken of each parameter, then of these; with one in a group.
+    ``first_weights``: (name, first number, numbers) of all parameters, where those given are placeholders; each rank
+    keeps what is in its shard. ``side_by_side``: groups of parameters, see Layout.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Sharded:
         low_wire: bool = False,
         shard_gradients: bool = False,
         group_size: int | None = None,
+        by_parameter: bool = False,
         first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
         bucket_bytes: int = BUCKET_BYTES,
         side_by_side: Sequence[Sequence[Tensor]] = (),
@@ -77,7 +80,9 @@ class Sharded:
             fill([(masters_flat, self.segments)], self.names, first_weights)
         self.weights = WeightBuckets(self.parameters, stages, self.layout, self.mesh, filled=first_weights is None)
         self.weights.shard.copy_(masters_flat)
-        sum_dtype = master_dtype if accumulate else dtype
+        self.by_parameter, self.rounds = by_parameter, by_parameter and clip_each and not accumulate
+        # Each rank scales its gradient by another factor before the average, which loses nothing in fp32.
+        sum_dtype = master_dtype if accumulate or (by_parameter and clip_each and world.size > 1) else dtype
         assert not (shard_gradients and clip_each), "the norm of a micro-batch needs all of its gradient"
         self.buckets = GradientBuckets(
             self.parameters, self.layout, self.mesh, sum_dtype, dtype if low_wire else sum_dtype,
@@ -99,7 +104,16 @@ class Sharded:
 
     def gradients(self, model: nn.Module, clipping: Clipping, world: World, find_overflow: bool) -> Gradients:
         """How the gradients of micro-batches and ranks become one. find_overflow: say so on all ranks alike."""
-        return ShardedGradients(model, self, clipping, world, find_overflow)
+        return Gradients(model, self, clipping, world, find_overflow)
+
+    def norm_received(self) -> Tensor:
+        """L2 norm of the gradient that the backward pass has left on this rank (0-d, fp32 at least)."""
+        buckets = self.buckets
+        assert buckets.received is not None
+        if self.by_parameter:
+            dtype = torch.promote_types(buckets.received.dtype, torch.float32)
+            return torch.stack(torch._foreach_norm([view.to(dtype) for view in buckets.views])).norm()
+        return self.rule.squared_norm(buckets.received).sqrt()
 
     @torch.no_grad()
     def measure(self) -> Tensor:
@@ -107,6 +121,8 @@ class Sharded:
 
         One vector of squares is added up over the ranks: it holds those of each parameter where the rule needs them.
         """
+        if self.by_parameter:
+            return self.norm_received()
         self.squares = self.mesh.sum(self.rule.measure())
         return self.squares.sum().sqrt()
 
@@ -117,7 +133,7 @@ class Sharded:
         With tensors as arguments nothing waits for the device.
         """
         if self.rule.needs_norms and self.squares is None:
-            self.measure()
+            self.squares = self.mesh.sum(self.rule.measure())
         squares, self.squares = self.squares, None
         self.rule.step(lr, grad_scale, keep, squares, self.mesh.sum)
         self.weights.mark_stale()
@@ -213,13 +229,19 @@ def layout_of(
     return Layout([parameter.numel() for parameter in parameters], num_ranks, bucket_elements, groups)
 
 
-class ShardedGradients(Gradients):
-    """Each rank ends up with its shard of the average: reduced during the backward pass (CLIP=after), or after it."""
+class Gradients:
+    """How the gradients of micro-batches and ranks become one, and are clipped on the way.
+
+    Each rank ends up with its shard of the average: reduced during the backward pass (CLIP=after), or after it.
+    forward: the model to call; norm: of the micro-batches so far, added up; coefficient: of the last one.
+    """
 
     def __init__(
         self, model: nn.Module, optimizer: Sharded, clipping: Clipping, world: World, find_overflow: bool
     ) -> None:
-        super().__init__(model, clipping, world, find_overflow)
+        self.forward, self.clipping, self.world, self.find_overflow = model, clipping, world, find_overflow
+        self.clips_each = clipping.when == "before"
+        self.norm = self.coefficient = torch.ones(())
         self.optimizer, self.buckets = optimizer, optimizer.buckets
         self.factor = torch.ones(())  # of the micro-batch that is under way
         if clipping.when == "bucket":
@@ -231,7 +253,10 @@ class ShardedGradients(Gradients):
 
     @contextlib.contextmanager
     def micro_batch(self, first: bool, last: bool, factor: Tensor) -> Iterator[None]:
-        """The new weights arrive in the first one; the buckets are reduced in the backward pass of the last one."""
+        """Around forward and backward of one micro-batch, whose loss is multiplied by ``factor``.
+
+        The new weights arrive in the first one; the buckets are reduced in the backward pass of the last one.
+        """
         self.factor = factor
         if first:
             self.optimizer.weights.start_gather()
@@ -244,9 +269,9 @@ class ShardedGradients(Gradients):
     @torch.no_grad()
     def _clip(self, first: bool, last: bool, factor: Tensor) -> None:
         """Adds the clipped gradient of a micro-batch to the sum. A single one is clipped on the way to the update."""
-        buckets = self.buckets
-        assert buckets.received is not None
-        self.take_norm(self.optimizer.rule.squared_norm(buckets.received).sqrt(), first, factor)
+        buckets, norm = self.buckets, self.optimizer.norm_received()
+        self.norm = norm if first else self.norm + norm
+        self.coefficient = self.clipping.coefficient(norm / factor)
         if first and last and self.world.size == 1 and buckets.received is buckets.whole:
             return
         buckets.add_received(self.coefficient, first)
@@ -254,8 +279,16 @@ class ShardedGradients(Gradients):
 
     @torch.no_grad()
     def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
+        """Averages and clips. Returns a norm that is finite unless a rank overflowed, and the update's grad_scale.
+
+        scale: the sum of the factors. The norm is that of the average before it is clipped; with CLIP=before, the mean
+        of this rank's micro-batches, with loss scaling that of the clipped average, as with CLIP=bucket; all times
+        ``scale``.
+        """
         self.buckets.finish()
         if self.clips_each:
+            if self.optimizer.rounds:  # in the weights' type, as the backward pass leaves it
+                self.buckets.shard.copy_(self.buckets.shard.to(self.optimizer.parameters[0].dtype))
             several = self.world.size > 1
             return self.optimizer.measure() if several and self.find_overflow else self.norm, self.coefficient / scale
         norm = self.optimizer.measure()

@@ -36,7 +36,8 @@ def axes(
     groups, found = num_ranks // size, {}
     if size > 1:
         sends = gradient_steps if config.shard_gradients else 1
-        rule = config.rule(Pieces(names=["weight"], masters=[torch.zeros(1)], device=torch.device("cpu")))
+        one, cpu = [torch.zeros(1)], torch.device("cpu")
+        rule = config.rule(Pieces(names=["weight"], masters=one, device=cpu, state=lambda name, **_: one))
         norms = (config.clip != "before" or rule.needs_norms) + bool(rule.num_sums)
         num_bytes = layout.total * (sends * wire + weights) * (size - 1) / size
         found["within"] = Axis(len(slices) * (sends + 1) + norms, num_bytes)

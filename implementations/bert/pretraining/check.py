@@ -28,21 +28,12 @@ from bert.pretraining.config import Config
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
 
-# In which a run may differ from a finished trial: where things lie (their content counts), ranks, what is shown.
-FREE = {
-    *("RUN_DIR", "TRIAL", "RANK", "LOCAL_RANK", "EMULATE_RANK", "DIST_TIMEOUT", "OMP_NUM_THREADS", "CACHE_CLEARED"),
-    "LOCAL_WORLD_SIZE",
-    *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "RESUME"),
-    *("CHECKPOINT_DIR", "CHECKPOINT_EVERY_STEPS", "CHECKPOINT_KEEP", "CHECKPOINT_SHARDS", "DEEPSPEED_CHECKPOINTS"),
-    *("INIT_CHECKPOINT", "CHECKPOINTDIR_PHASE1", "DATADIR_PHASE2", "DATADIR_PHASE2_PACKED", "EVALDIR"),
-    *("DEEPSPEED_CONFIG", "SEQUENCES_PER_SECOND"),
-}
 MOST_PASSES = 40  # over a text: as many as BERT's own pretraining had (Devlin et al. 2019, A.2)
 
 
 def identity(config: Config) -> dict[str, Any]:
     """By what a finished trial is known: settings by name, the model, and what the files hold."""
-    told = {name: value for name, value in settings(config).items() if name not in FREE}
+    told = {name: value for name, value in settings(config).items() if name not in rundir.OUTPUT}
     told["BERT_CONFIG"] = config.model.identity
     path = config.checkpoint.init_checkpoint
     told["bytes of the starting weights"] = path.stat().st_size if path is not None else None

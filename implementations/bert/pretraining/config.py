@@ -85,11 +85,7 @@ class Config(ModelFiles, Hardware):
             raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1")
         others = {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)}
         self.zero.check(self.optim, self.numerics, self.device, others)
-        self.check_device(
-            dropout=self.model.attention_probs_dropout_prob,
-            gradient_steps=self.data.gradient_steps,
-            uses_graph=self.uses_graph,
-        )
+        self.check_device(dropout=self.model.attention_probs_dropout_prob, uses_graph=self.uses_graph)
         if self.data.max_seq_length > self.model.max_position_embeddings:
             raise ConfigError(
                 f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "

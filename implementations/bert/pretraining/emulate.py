@@ -19,7 +19,6 @@ from bert.core.dist import EmulatedWorld
 from bert.core.env import ConfigError
 from bert.data import loader
 from bert.data.batch import PretrainingBatch
-from bert.optim.sharded import Sharded
 from bert.pretraining import memory
 from bert.pretraining.config import Config
 from bert.pretraining.train import build, dummy_batches, prepare
@@ -67,7 +66,6 @@ def measure(config: Config) -> Measured:
     model, step = build(config, world, config.seed or 0)
     assert isinstance(step, Step)
     engine = step.optimizer
-    assert isinstance(engine, Sharded)
     persistent = memory.persistent_bytes(engine)
     materialized = memory.persistent_bytes(engine, materialized=True)
     built, milliseconds = _resident(), None

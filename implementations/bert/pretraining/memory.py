@@ -30,13 +30,13 @@ from bert.deepspeed import ds_config
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
-from bert.optim.replicated import Replicated
 from bert.optim.sharded import MOST_UNDER_WAY, Sharded
 from bert.pretraining.config import Config
 
 META = torch.device("meta")
 GIB = 2**30
 RUNTIME = {"cuda": 1 * GIB, "cpu": 0}  # CUDA context, kernels and NCCL's buffers: about; not measured
+FILLED = 0.9  # of a GPU's memory at most, where rows are chosen by it: fragments stay free. Assumed
 PROCESS = GIB // 2  # of host memory, which Python with PyTorch takes: about, measured on CPUs
 
 
@@ -111,30 +111,20 @@ def estimate(plan: Plan) -> dict[str, int]:
         settings, model, model.stages(), masters, EmulatedWorld(plan.num_ranks, 0, META, META),
         accumulate=plan.accumulate, fused=False,
     )  # fmt: skip
-    assert isinstance(engine, (Sharded, Replicated))
     # The first gradient of the table of words, of the scores, waits for its second one, of the embeddings.
     peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
-    if isinstance(engine, Sharded):
-        parts = persistent_bytes(engine)
-        # Gradients that wait in a bucket during the backward pass, and the copies from which slices are reduced.
-        buckets, layout = engine.buckets, engine.layout
-        copied = 0
-        if plan.num_ranks > 1 and (buckets.whole is None or buckets.wire_dtype != buckets.whole.dtype):
-            sizes = sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:]
-            copied = sum(sizes) * buckets.wire_dtype.itemsize
-        peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
-        peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the micro-batch before
-    else:
-        of_weights = _bytes(engine.parameters)
-        states = _bytes(t for state in engine.pieces.states.values() for t in state)
-        states += _bytes(engine.pieces.masters) if low else 0
-        parts = {"weights": of_weights, "gradients": of_weights, "states": states}
-        for parameter in engine.parameters:
-            parameter.grad = torch.empty_like(parameter)
+    # Gradients that wait in a bucket during the backward pass, and the copies from which slices are reduced.
+    buckets, layout, copied = engine.buckets, engine.layout, 0
+    if plan.num_ranks > 1 and (buckets.whole is None or buckets.wire_dtype != buckets.whole.dtype):
+        sizes = sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:]
+        copied = sum(sizes) * buckets.wire_dtype.itemsize
+    peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
+    peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the micro-batch before
     if not (plan.fused and settings.has_fused_update):
         with Peak() as update:
             engine.step(0.1)
         peaks.append(update.most)
+    parts = persistent_bytes(engine)
     parts["weights"] += plan.fp8_copies
     return {**parts, "activations": max(peaks), "runtime": RUNTIME[plan.device_type]}
 
@@ -227,6 +217,46 @@ def deepspeed_estimate(plan: Plan, zero: dict[str, Any], *, gathers: bool) -> tu
     return device, host, sum(sizes) if zero["stage"] < 3 else 0
 
 
+def fitted(config: Config) -> Config:
+    """The config with GRADIENT_STEPS=auto settled: BATCHSIZE, the rows of a step, in the fewest equal micro-batches of
+    which one fits. Global batch and learning rate stay what they are. Raises ConfigError where none does.
+
+    Ranks whose GPUs have other memory may settle otherwise, which they tell each other at the start.
+    """
+    if config.data.gradient_steps is not None:
+        return config
+    if config.zero.is_deepspeed:
+        raise ConfigError("GRADIENT_STEPS=auto goes by our own engine's memory: with ENGINE=deepspeed give a number")
+    if found := _largest(config, config.data.batch_size):
+        return found
+    one = replace(config, data=replace(config.data, batch_size=1, gradient_steps=config.data.batch_size))
+    raise ConfigError(
+        f"out of memory: GRADIENT_STEPS=auto, and one row at a time takes {_total(one) / GIB:.1f} GiB of "
+        f"{_room(one) / GIB:.1f}: set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1, SHARD_GROUP=all"
+    )
+
+
+def _largest(config: Config, rows: int) -> Config | None:
+    """The config with ``rows`` a step in the fewest micro-batches that fit, if any do."""
+    for steps in (steps for steps in range(1, rows + 1) if rows % steps == 0):
+        divided = replace(config, data=replace(config.data, batch_size=rows // steps, gradient_steps=steps))
+        if _total(divided) <= _room(divided):
+            return divided
+    return None
+
+
+def _total(config: Config) -> int:
+    return sum(estimate(Plan.of(config)).values())
+
+
+def _room(config: Config) -> float:
+    """Bytes that a rank may have: on its GPU, or of this machine's memory."""
+    plan = Plan.of(config)
+    if plan.device_type == "cuda":
+        return FILLED * torch.cuda.get_device_properties(config.device).total_memory
+    return FILLED * (host_capacity() / plan.ranks_per_node - PROCESS)
+
+
 def describe(config: Config) -> str:
     """The estimate in words. Raises ConfigError where a GPU or its host has less than that.
 
@@ -251,6 +281,11 @@ def describe(config: Config) -> str:
         said += f"; the GPU has {gpu / GIB:.1f}"
         if total > gpu:
             raise ConfigError(f"out of memory: {said}: {cure}")
+        if plan.accumulate and not config.zero.is_deepspeed:
+            rows = config.data.rows_per_step
+            found = _largest(config, rows)
+            if found and found.data.batch_size > config.data.batch_size:
+                said += f"; BATCHSIZE={rows} GRADIENT_STEPS=auto would take {found.data.batch_size} rows at a time"
         if plan.optimizer.shard_gradients and plan.accumulate and not config.zero.is_deepspeed:
             whole = sum(estimate(replace(plan, optimizer=replace(plan.optimizer, shard_gradients=False))).values())
             if whole <= gpu:

@@ -39,20 +39,12 @@ ROUNDING = {
     *("DEVICE", "FUSED", "ATTENTION", "CUDA_GRAPH", "RECOMPUTE_LAYERS", "SHARD_OPTIMIZER", "SHARD_GRADIENTS"),
     *("SHARD_GROUP", "ENGINE", *_ROWS),
 }
-# Output, length and evaluation of a run: they do not change its weights.
-FREE = {
-    *("DATA_LOADER", "NUM_EVAL_EXAMPLES", "EVAL_BATCHSIZE"),
+# Output, length and evaluation of a run, and the machine and the log: they do not change its weights.
+FREE = rundir.OUTPUT | {
+    *("DATA_LOADER", "NUM_EVAL_EXAMPLES", "EVAL_BATCHSIZE", "BACKEND", "WARMUP_RUN", "INIT_OPTIMIZER", "MTBF_HOURS"),
     *("EVAL_ITER_START_SAMPLES", "EVAL_ITER_SAMPLES", "EVAL_INITIAL", "TARGET_MLM_ACCURACY", "FP8_EVALUATION"),
-    *("MAX_STEPS", "MAX_SAMPLES_TERMINATION", "STEPS_THIS_RUN", "REHEARSAL", "REHEARSAL_SAMPLES"),
-    *("SUSTAINED_TRAINING_TIME", "WARMUP_RUN", "LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS"),
-    *("PROFILE_STEPS", "INIT_OPTIMIZER", "CHECKPOINT_EVERY_STEPS", "MTBF_HOURS"),
-    *("CHECKPOINT_SHARDS", "CHECKPOINT_KEEP", "DEEPSPEED_CHECKPOINTS", "SEQUENCES_PER_SECOND"),
-}
-# Of this process, this machine and the log.
-_LOCAL = {
-    *("RESUME", "TRIAL", "RANK", "LOCAL_RANK", "BACKEND", "DIST_TIMEOUT", "EMULATE_RANK", "OMP_NUM_THREADS"),
-    *("SUBMISSION_DIVISION", "SUBMISSION_ORG", "SUBMISSION_PLATFORM", "SUBMISSION_STATUS"),
-    *("DGXSYSTEM", "DGXNNODES", "LOCAL_WORLD_SIZE", "CACHE_CLEARED"),
+    *("MAX_STEPS", "MAX_SAMPLES_TERMINATION", "REHEARSAL", "REHEARSAL_SAMPLES", "SUSTAINED_TRAINING_TIME"),
+    *("SUBMISSION_DIVISION", "SUBMISSION_ORG", "SUBMISSION_PLATFORM", "SUBMISSION_STATUS", "DGXSYSTEM", "DGXNNODES"),
 }
 
 
@@ -116,7 +108,7 @@ def _computed(config: Config) -> dict[str, Any]:
 def _kept(config: Config) -> dict[str, Any]:
     """Variables that must stay and need no more than to be compared."""
     resolved_elsewhere = {"SEED", "PRECISION", "FP8_RECIPE", "FP8_FAST_SUMS", "FP8_OUTPUT_PROJECTION", "MASKING"}
-    others = ROUNDING.difference(_ROWS) | FREE | _LOCAL | resolved_elsewhere | {"LR_DECAY_STEPS"}
+    others = ROUNDING.difference(_ROWS) | FREE | resolved_elsewhere | {"LR_DECAY_STEPS"}
     return {name: value for name, value in settings(config).items() if name not in others}
 
 

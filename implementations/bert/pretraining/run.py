@@ -7,18 +7,16 @@ import sys
 from collections.abc import Mapping
 
 from bert.core import rundir, variables
-from bert.core.dist import HangError, World, pick_device, why_no_gpu
+from bert.core.dist import World, pick_device, why_no_gpu
 from bert.core.env import ConfigError, from_env
 from bert.core.start import StartClock
-from bert.data.records import DataError
 from bert.deepspeed.settings import merged
-from bert.pretraining import check, closed_division, emulate
+from bert.pretraining import check, closed_division, emulate, memory
 from bert.pretraining.config import Config
 from bert.pretraining.train import pretrain
 from bert.training.mlperf import MlperfLog
-from bert.training.stop import TrainingError
 
-SUCCESS, CRASHED, BAD_INPUT, NOT_REACHED = 0, 1, 2, 3
+SUCCESS, NOT_REACHED = 0, 3
 
 
 def run(environ: Mapping[str, str], check_only: bool = False) -> int:
@@ -27,7 +25,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     try:
         run_config = from_env(rundir.Config, environ)
         variables.check_names(environ)
-        config = from_env(Config, merged(environ))
+        config = memory.fitted(from_env(Config, merged(environ)))
         config.check()
         starts = not check_only and config.dist.emulated_rank is None
         closed_division.check(config, starts=starts)
@@ -41,14 +39,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
             print(emulate.report(config))
             return SUCCESS
         return _train(config)
-    except (ConfigError, DataError) as error:
-        return rundir.fail(run_config, "bert", str(error), BAD_INPUT)
-    except HangError as error:
-        return rundir.hang(run_config, "bert", error)
-    except TrainingError as error:
-        return rundir.fail(run_config, "bert", str(error), CRASHED)
     except Exception as error:
-        return rundir.crash(run_config, "bert", error)
+        return rundir.failed(run_config, "bert", error)
 
 
 def _check_gpu(config: Config) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from bert.data.sampler import Sampler, row_sequences
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import compile_once, select
+from bert.kernels.recording import CaptureError
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, fill, first_weights, uninitialized, use_placeholders
 from bert.pretraining import closed_division, resume
@@ -240,9 +242,10 @@ def prepare(
         warms_up = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
         take_step = ready(step, lambda: dummy_batches(config, world), graph=config.uses_graph, rehearse=warms_up)
         clock.lap("warm-up")
-        if config.evaluates and config.uses_graph:
-            graph = EvaluationGraph(config.evaluate, length, model, world.device)
-        elif config.evaluates and warms_up:
+        if config.evaluates and take_step is not step:
+            with contextlib.suppress(CaptureError):
+                graph = EvaluationGraph(config.evaluate, length, model, world.device)
+        if config.evaluates and graph is None and (warms_up or config.uses_graph):
             with step.gathered():
                 rehearse(config.evaluate, length, model, world.device)
         clock.lap("evaluation's warm-up")

@@ -47,7 +47,7 @@ class Hardware:
         layers = self.recompute.layers
         return Recomputation(layers, random_state=not uses_graph) if layers else None
 
-    def check_device(self, *, dropout: float, gradient_steps: int, uses_graph: bool) -> None:
+    def check_device(self, *, dropout: float, uses_graph: bool) -> None:
         """Raises ConfigError for what this machine's device cannot do. dropout: of the attention probabilities.
 
         After ``dist.check()``: what is asked of a device that is not there fails in PyTorch's words.
@@ -61,11 +61,6 @@ class Hardware:
             raise ConfigError(
                 "RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours: set ATTENTION=triton or cudnn_frontend, "
                 "and FUSED=auto, or CUDA_GRAPH=0"
-            )
-        if gradient_steps > 1 and self.numerics.is_low and not self.optim.is_sharded(self.device):
-            raise ConfigError(
-                f"GRADIENT_STEPS={gradient_steps} with SHARD_OPTIMIZER=0 or OPTIMIZER=apex_lamb would add up "
-                f"gradients in {str(dtype).removeprefix('torch.')}: set SHARD_OPTIMIZER=1, OPTIMIZER=lamb"
             )
         if not self.graph.cuda_graph:
             return

@@ -17,8 +17,9 @@ from bert.data.records import DataError, Records, concatenate
 from bert.data.shards import Shards, list_shards
 from bert.data.synthetic import synthetic_records
 from bert.kernels.cross_entropy import IGNORE
+from bert.kernels.recording import record, warm_stream
 from bert.model.bert import BertForPreTraining
-from bert.training.graph import copy_batches, graph_capacity, record, static_batch, warm_stream
+from bert.training.graph import copy_batches, graph_capacity, static_batch
 
 _COUNTS = 6  # see _count
 

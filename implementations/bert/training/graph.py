@@ -8,6 +8,7 @@ two staging buffers, while the graph of the step before still runs.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from bert.core.env import env
 from bert.data.batch import AnyBatch, AnyCapacity, Batch, Capacity
 from bert.data.records import DataError
+from bert.kernels.recording import CaptureError, record, warm_stream
 from bert.training.step import Step, StepResult, TrainingStep
 
 NUM_WARM_UP_STEPS = 3  # before the recording: kernels are compiled, libraries and communicators ready
@@ -65,33 +67,6 @@ def copy_batches(targets: Sequence[Batch], sources: Sequence[Batch]) -> None:
             tensor.copy_(values[name], non_blocking=True)
 
 
-def record(
-    run: Callable[[], object], stream: torch.cuda.Stream, before: torch.cuda.CUDAGraph | None = None
-) -> torch.cuda.CUDAGraph:
-    """Records what ``run`` starts on the device. It has run on ``stream`` before, as often as it needs to settle.
-
-    The memory of the graph ``before`` is used again, but for what is still held of it: nothing that only passes through
-    that graph may be wanted once this one has started.
-    """
-    graph = torch.cuda.CUDAGraph()
-    pool = before.pool() if before is not None else None
-    # Other threads (data, NCCL's watchdog) may keep using the device meanwhile.
-    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-        run()
-    return graph
-
-
-def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> torch.cuda.Stream:
-    """A stream on which ``run`` has run as often as a recording needs: kernels and communicators are ready."""
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        for _ in range(times):
-            run()
-    torch.cuda.current_stream(device).wait_stream(stream)
-    return stream
-
-
 class Recording:
     """A recorded step; ``result`` is where its result lies after each start."""
 
@@ -115,7 +90,7 @@ class GraphedStep:
     """
 
     def __init__(self, step: Step, examples: Sequence[Batch]) -> None:
-        """``examples``: micro-batches at capacity, as they will come."""
+        """``examples``: micro-batches at capacity, as they will come. Raises CaptureError, on every rank."""
         self.step, self.device = step, step.world.device
         self.batches = [batch.to(self.device) for batch in examples]
         self.stages = [[batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)]
@@ -126,12 +101,21 @@ class GraphedStep:
         with step.rollback():
             stream = warm_stream(lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device)
         with step.rollback():
-            earlier = None
-            while step.measures not in self.recordings:  # a step that measures is followed by one that does not
-                measures = step.measures
-                earlier = self.recordings[measures] = Recording(step, self.batches, stream, earlier)
-            for recording in self.recordings.values():
-                self._start(recording)  # the first start of a graph is slow
+            earlier, failed = None, None
+            try:
+                while step.measures not in self.recordings:  # a step that measures is followed by one that does not
+                    measures = step.measures
+                    earlier = self.recordings[measures] = Recording(step, self.batches, stream, earlier)
+            except CaptureError as error:
+                failed = error
+            # Before the first start, in which ranks that have a graph would wait for one that has none.
+            if step.world.any(failed is not None):
+                failed = failed or CaptureError("on another rank")
+            else:
+                for recording in self.recordings.values():
+                    self._start(recording)  # the first start of a graph is slow
+        if failed:
+            raise failed
         torch.cuda.synchronize(self.device)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
@@ -159,13 +143,19 @@ class GraphedStep:
 
 
 def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, rehearse: bool) -> TrainingStep:
-    """The step as the loop will call it: recorded as a CUDA graph, or itself, with ``rehearse`` after a trial.
+    """The step as the loop will call it: recorded as a CUDA graph, or itself, with ``rehearse`` after a trial; itself,
+    too, where the recording fails, and a line says so.
 
     Kernels, allocator and communicators are then ready. Weights, moments, step count, scales and random states are
     bit for bit what they were. examples: micro-batches of one step, as the data source gives them.
     """
     if graph:
-        return GraphedStep(step, examples())
+        try:
+            return GraphedStep(step, examples())
+        except CaptureError as error:
+            rehearse = True
+            if step.world.is_main:
+                print(f"bert: steps run without a CUDA graph, which failed: {error}", file=sys.stderr, flush=True)
     if rehearse:
         with step.rollback():
             for _ in range(2 if step.measures else 1):

@@ -19,7 +19,6 @@ from bert.kernels.precision import LossScaler, Precision, cast_with_masters
 from bert.model.init import Chunk
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
-from bert.optim import Optimizer
 from bert.optim.gradients import Clipping
 from bert.optim.sharded import Sharded
 from bert.training.stop import TrainingError
@@ -106,7 +105,7 @@ class Step:
     def __init__(
         self,
         model: Trainable,
-        optimizer: Optimizer,
+        optimizer: Sharded,
         clipping: Clipping,
         scaler: LossScaler,
         fp8: Scaling | None,
@@ -183,7 +182,6 @@ class Step:
 
     def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """This rank's part of the sharded optimizer's state, and what all ranks have in common."""
-        assert isinstance(self.optimizer, Sharded)
         return self.optimizer.shard_state(), {"optimizer": self.optimizer.index(), **self._scales()}
 
     def _scales(self) -> dict[str, Any]:

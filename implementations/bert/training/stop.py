@@ -23,6 +23,8 @@ PATIENCE = 5.0  # seconds that a signal waits for all ranks to agree on it, wher
 class TrainingError(RuntimeError):
     """The run itself went wrong, such as a loss that is not a number."""
 
+    exit_status = 1
+
 
 @dataclass(frozen=True)
 class Ending:

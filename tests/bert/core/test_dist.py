@@ -36,7 +36,7 @@ def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
                 os.kill(os.getpid(), signal.SIGSTOP)
             world.barrier()
     except HangError as error:
-        rundir.hang(rundir.Config(run_dir=folder), "bert", error)
+        rundir.failed(rundir.Config(run_dir=folder), "bert", error)
         (folder / str(rank)).write_text(str(error))
     hard_exit(1)
 

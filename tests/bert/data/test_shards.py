@@ -91,7 +91,7 @@ def test_few_files_stay_open_and_all_can_be_read(folder, monkeypatch):
     source = opened(folder)
     for number in (0, 1, 2, 3, 0, 3):
         assert source[number].num_rows == source.row_counts()[number]
-    assert len(source._open) == 2
+    assert source._opened.cache_info().currsize == 2
 
 
 def test_bins_are_the_folders_named_by_length(folder, make_records):
@@ -134,7 +134,7 @@ def test_rows_of_no_sequence_are_counted_once_a_file(tmp_path, capsys):
     source = Shards([tmp_path / "part_0"], 512)
     assert source.row_counts().tolist() == [4]
     assert source[0].num_rows == 4
-    source._open.clear()
+    source._opened.cache_clear()
     assert source[0].num_rows == 4
     told = capsys.readouterr().err.splitlines()
     assert told == [

@@ -46,6 +46,10 @@ class Block:
     def __init__(self, values: Tensor) -> None:
         self.values = values
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.values.dtype
+
     def to(self, dtype: torch.dtype, bitcast: bool = False) -> Block:
         """Another type, or the same bits as another type."""
         return Block(self.values.view(dtype) if bitcast else self.values.to(dtype))
@@ -83,6 +87,17 @@ def _execute(statement: str, registers: dict[str, Tensor]) -> None:
         registers[target] = (values[0].long() << values[1].long()).to(torch.int32)
     elif name == "and.b32":
         registers[target] = values[0] & values[1]
+    elif name == "mov.b32":
+        registers[target] = values[0]
+    elif name == "abs.f32":
+        registers[target] = values[0].view(torch.float32).abs().view(torch.int32)
+    elif name == "abs.f16x2":
+        registers[target] = values[0] & 0x7FFF7FFF
+    elif name == "set.geu.f32.f32":  # greater or equal, or either is NaN
+        registers[target] = (~(values[0].view(torch.float32) < values[1].view(torch.float32))).float().view(torch.int32)
+    elif name == "set.geu.u32.f16x2":  # all bits of a half that is
+        first, second = (value.expand_as(values[0]).contiguous().view(torch.float16) for value in values)
+        registers[target] = (-(~(first < second)).to(torch.int16)).view(torch.int32)
     elif name == "cvt.rn.bf16x2.f32":  # d, a, b: a becomes the upper half, b the lower one
         upper, lower = (value.view(torch.float32).bfloat16().view(torch.int16).long() for value in values)
         registers[target] = ((upper << 16) | (lower & 0xFFFF)).to(torch.int32)

@@ -37,7 +37,9 @@ def executed(monkeypatch):
         if what == "product":
             high, low = piece(assembly_check.FACTOR, ptx.Block(x))
             return high.values, low.values
-        return piece(ptx.Block(x)).values, x
+        if what == "masked":
+            return piece(ptx.Block(x), ptx.Block(x.view(torch.int16)), assembly_check.THRESHOLD).values, x
+        return piece(ptx.Block(x), *[assembly_check.THRESHOLD] * (what == "kept")).values, x
 
     monkeypatch.setattr(arithmetic, "tl", SimpleNamespace(**vars(TYPES) | {"inline_asm_elementwise": changed}))
     monkeypatch.setattr(assembly_check, "results", results)
@@ -58,6 +60,8 @@ def test_every_piece_of_assembly_gives_what_plain_arithmetic_gives(executed):
         ("{$1, $0}", "{$0, $1}", ["product"]),
         ("ex2.approx.ftz.f32", "rcp.approx.ftz.f32", ["exp2"]),
         ("rcp.approx.ftz.f32", "rcp.approximate", ["reciprocal"]),  # refused
+        ("set.geu.f32.f32 $0, size", "set.geu.f32.f32 $0, $1", ["kept"]),  # with the sign
+        ("abs.f16x2 mask, $2; mov.b32 least, $3", "abs.f16x2 mask, $2; mov.b32 least, 3277", ["masked"]),  # one half
     ],
 )
 def test_a_piece_that_is_wrong_is_found_and_no_other(old, new, pieces, executed):

@@ -14,6 +14,7 @@ import pytest
 from bert.kernels import launches, triton_support
 
 SCRIPT = Path(__file__).with_name("ahead_of_time.py")
+TABLE = Path(__file__).with_name("compiled_kernels.json")
 BODIES = ("_forward", "_backward", "_query_gradient", "_key_gradient", "_moments", "_update", "_squared_sums",
           "_squares", "_gelu_cast", "_gelu_backward_cast", "_cast_transpose", "_transpose")  # fmt: skip
 
@@ -56,9 +57,11 @@ def test_kernels_compile_without_spills_and_with_wide_accesses(tmp_path):
             assert "v4" in kernel["vectors"], f"no 16-byte access in {kernel}"
             on_tensor_cores = kernel["kernel"].startswith("attention")
             assert kernel["wgmma"] == on_tensor_cores, f"Hopper's matrix instructions: {kernel}"
-
-
-TABLE = Path(__file__).with_name("compiled_kernels.json")
+    table = json.loads(TABLE.read_text()).get(triton_support.triton.__version__, {}).get("90", {})
+    rare = ("attention_wide", "attention_fp32")  # compiled by the slow test
+    found = {kernel["kernel"]: (kernel["registers"], kernel["spilled_bytes"]) for kernel in kernels}
+    known = {name: (of["registers"], of["spilled_bytes"]) for name, of in table.items() if not name.startswith(rare)}
+    assert not table or found == known, "if that is meant: ahead_of_time.py --update (see CONTRIBUTING.md)"
 
 
 @pytest.fixture(scope="session")
@@ -130,4 +133,4 @@ def test_no_setting_of_the_table_spills_on_any_architecture_and_as_many_programs
 
 
 # Bytes a thread, where no setting is known without: fp32 products take their operands from registers.
-SPILLED = {"attention_fp32:": 400, "attention_wide:_query_gradient": 24}
+SPILLED = {"attention_fp32:": 240}

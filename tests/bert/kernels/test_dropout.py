@@ -19,7 +19,7 @@ ROWS, WIDTH, P = 13, 97, 0.3
 
 
 def test_philox_gives_the_published_vectors():
-    """Known answers of Random123 for philox4x32 with 7 and 10 rounds."""
+    """Known answers of Random123 for philox4x32 and philox2x32 with 7 and 10 rounds."""
     ones, zeros = [np.array([0xFFFFFFFF])] * 4, [np.array([0])] * 4
     answers = {
         (7, 0): [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48],
@@ -29,6 +29,14 @@ def test_philox_gives_the_published_vectors():
     }
     for (rounds, seed), words in answers.items():
         found = philox.philox(seed, ones if seed else zeros, rounds)
+        assert [int(word[0]) for word in found] == words
+    pairs = {
+        (7, 0, 0, 0): [0x257A3673, 0xCD26BE2A],
+        (7, 0x13198A2E, 0x243F6A88, 0x85A308D3): [0xBEDBBE6B, 0xE4C770B3],
+        (10, 0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF): [0x2C3F628B, 0xAB4FD7AD],
+    }
+    for (rounds, key, *counter), words in pairs.items():
+        found = philox.philox2(np.uint64(key), [np.array([word]) for word in counter], rounds)
         assert [int(word[0]) for word in found] == words
 
 
@@ -143,7 +151,7 @@ def test_no_dropout_takes_no_random_numbers(device):
 
 
 def _mask(form: str, site: int, probability: float, size: int = 1024, head: int = 0) -> torch.Tensor:
-    drop = Dropout(torch.tensor([0x1234_5678_9ABC_DEF]), site, round(probability * 2**16), 1.0)
+    drop = Dropout(torch.tensor([0x1234_5678_9ABC_DEF]), site, round(probability * 2**15), 1.0)
     return philox.keep_rows(drop, size, size) if form == "rows" else philox.keep_pairs(drop, 7, size, head)
 
 
@@ -153,7 +161,7 @@ def test_masks_are_fair_and_neighbours_independent(form, probability):
     """Rates of the mask and of agreement with its neighbours, each within five standard errors."""
     masks = [_mask(form, site, probability) for site in (0, 1)]
     num_rows, num_columns = masks[0].shape
-    true = round(probability * 2**16) / 2**16
+    true = round(probability * 2**15) / 2**15
     kept = masks[0].double() - (1 - true)
     variance = true * (1 - true)
     assert abs(kept.mean().item()) < 5 * (variance / kept.numel()) ** 0.5
@@ -174,8 +182,8 @@ def test_masks_are_fair_and_neighbours_independent(form, probability):
 @pytest.mark.parametrize("probability", [0.1, 0.3, 1e-9, 1 - 1e-9])
 def test_survivors_are_scaled_by_the_exact_inverse_of_the_share_that_is_kept(probability):
     drop = DropoutSites(torch.device("cpu")).next(probability)
-    assert abs(drop.threshold / 2**16 - probability) <= 2**-16
-    assert drop.scale * (2**16 - drop.threshold) == pytest.approx(2**16, rel=1e-15)
+    assert abs(drop.threshold / 2**15 - probability) <= 2**-15
+    assert drop.scale * (2**15 - drop.threshold) == pytest.approx(2**15, rel=1e-15)
 
 
 # --- a forward pass ---------------------------------------------------------------------------------------------------

@@ -50,6 +50,22 @@ def test_each_fault_costs_its_backend_and_what_comes_after_it_is_timed(monkeypat
         assert (trial.milliseconds is None) == (trial.name in PROBLEMS) == bool(trial.problem)
 
 
+def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch):
+    """In the compute mode EXCLUSIVE_PROCESS, whatever the trials' own process meets there."""
+    busy = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+    asked = []
+
+    def refused(given):
+        asked.append(given["names"])
+        return [trials.Trial(name=given["names"][0], problem=busy)]
+
+    monkeypatch.setattr(trials, "_attempts", refused)
+    monkeypatch.setattr(trials, "attempt", lambda name, *_: trials.Trial(name=name, milliseconds=1.0))
+    found = trials.attempts(["triton", "flash"], CPU, HEADS)
+    assert found == [trials.Trial(name=name, milliseconds=1.0) for name in ("triton", "flash")]
+    assert asked == [["triton", "flash"]], "it asks once"
+
+
 def test_a_process_that_heeds_no_limit_is_ended(monkeypatch, tmp_path):
     there = tmp_path / "there"
     monkeypatch.setattr(trials, "CHILD", f"import time; open({str(there)!r}, 'w'); time.sleep(900)")

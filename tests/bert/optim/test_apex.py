@@ -16,7 +16,8 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.optim import apex
-from bert.optim.replicated import Replicated
+
+from .whole import Whole
 
 _spec = importlib.util.spec_from_file_location("apex_double", Path(__file__).with_name("apex_double.py"))
 double = importlib.util.module_from_spec(_spec)
@@ -32,7 +33,7 @@ def _optimizer(name, dtype):
     full["zero.weight"].zero_()  # has no norm to scale by
     parameters = {key: nn.Parameter(value.to(dtype)) for key, value in full.items()}
     config = optim.Config(optimizer=name, sharded=False if name == "lamb" else None, lamb=SETTINGS)
-    return Replicated(parameters.items(), config.rule, full if dtype != torch.float32 else None)
+    return Whole(parameters.items(), config.rule, full if dtype != torch.float32 else None)
 
 
 def _steps(optimizer, first, last):

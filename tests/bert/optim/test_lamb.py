@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from bert.optim.replicated import Replicated
 from bert.optim.rules import LambConfig, LambRule, is_decayed
+
+from .whole import Whole
 
 
 def _lamb(named_parameters, masters=None, **settings):
-    return Replicated(named_parameters, lambda pieces: LambRule(pieces, LambConfig(**settings)), masters)
+    return Whole(named_parameters, lambda pieces: LambRule(pieces, LambConfig(**settings)), masters)
 
 
 def test_first_step_is_the_closed_form():

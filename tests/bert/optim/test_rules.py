@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -14,10 +15,10 @@ from bert.core.dist import World
 from bert.optim import RULES, rules
 from bert.optim.flat import Piecewise
 from bert.optim.gradients import Clipping
-from bert.optim.replicated import Replicated
 from bert.optim.sharded import Sharded
 
 from ..ranks import run_ranks
+from .whole import Whole
 
 SHAPES = {"a.weight": (5, 67), "LayerNorm.weight": (130,), "a.bias": (1,), "b.weight": (129, 3), "zero.weight": (7, 11)}
 RATES = [0.02, 0.015, 0.01, 0.02, 0.005]
@@ -123,7 +124,7 @@ CASES = {
 def test_rule_is_its_formula(case):
     config, formula = CASES[case]
     parameters = _weights()
-    optimizer = Replicated(parameters.items(), config.rule)
+    optimizer = Whole(parameters.items(), config.rule)
     expected = {name: p.detach().clone() for name, p in parameters.items()}
     states = {name: {} for name in SHAPES}
     for step, lr in enumerate(RATES):
@@ -138,7 +139,7 @@ def test_rule_is_its_formula(case):
 def test_lans_first_step_on_a_scalar_is_the_closed_form():
     """On step 1 r = c = sign(g) / (1 + eps) + wd p for one element, whose gradient is normalised to its sign."""
     p = nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
-    optimizer = Replicated([("w.weight", p)], lambda pieces: rules.LansRule(pieces, rules.LansConfig(eps=1e-12)))
+    optimizer = Whole([("w.weight", p)], lambda pieces: rules.LansRule(pieces, rules.LansConfig(eps=1e-12)))
     p.grad = torch.tensor([-7.0], dtype=torch.float64)
     optimizer.step(0.01)
     assert float(p.detach()) == pytest.approx(3.0 + 0.01 * 3.0, abs=1e-9)  # lr ||p|| against the gradient's sign
@@ -147,7 +148,7 @@ def test_lans_first_step_on_a_scalar_is_the_closed_form():
 @pytest.mark.parametrize("name", OURS)
 def test_a_step_not_kept_changes_nothing(name):
     parameters = _weights(torch.float32)
-    optimizer = Replicated(parameters.items(), _config(name).rule)
+    optimizer = Whole(parameters.items(), _config(name).rule)
     for step, keep in ((0, True), (1, False)):
         before = [tensor.clone() for tensor in optimizer.state_tensors()]
         for key, gradient in _gradients(step).items():
@@ -171,9 +172,11 @@ class _Sum(nn.Module):
         return sum((p * g).sum() for p, g in zip(self.parts, gradients.values(), strict=True))
 
 
-def _sharded(world, config):
+def _engine(world, config, **settings):
     parameters = _weights()
-    optimizer = Sharded(parameters.items(), lambda shard: Piecewise(shard, config.rule), world, bucket_bytes=2400)
+    optimizer = Sharded(
+        parameters.items(), lambda shard: Piecewise(shard, config.rule), world, bucket_bytes=2400, **settings
+    )
     return _Sum(parameters), optimizer
 
 
@@ -191,7 +194,7 @@ def _train(world, model, optimizer, steps):
 def _alone(config, num_ranks):
     """One process with the gradients of all ranks."""
     parameters = _weights()
-    optimizer = Replicated(parameters.items(), config.rule)
+    optimizer = Whole(parameters.items(), config.rule)
     for step, lr in enumerate(RATES):
         for name, parameter in parameters.items():
             parameter.grad = sum(_gradients(step, rank)[name] for rank in range(num_ranks)) / num_ranks
@@ -201,14 +204,15 @@ def _alone(config, num_ranks):
 
 
 def _check_rank(world):
-    for name in OURS:
+    replicated = {"group_size": 1, "by_parameter": True}
+    for name, settings in itertools.product(OURS, ({}, replicated)):
         config = _config(name)
-        model, optimizer = _sharded(world, config)
+        model, optimizer = _engine(world, config, **settings)
         _train(world, model, optimizer, range(2))
         saved = [optimizer.state_dict()]
         if world.size > 1:
             torch.distributed.broadcast_object_list(saved, 0)
-        again, resumed = _sharded(world, config)
+        again, resumed = _engine(world, config, **settings)
         resumed.load_state_dict(saved[0])
         for one, its in ((model, optimizer), (again, resumed)):
             _train(world, one, its, range(2, len(RATES)))
@@ -223,9 +227,9 @@ def _check_rank(world):
                     torch.testing.assert_close(found[part][key], tensor, atol=1e-12, rtol=1e-12, msg=message)
 
 
-def test_every_rule_sharded_over_2_and_3_ranks_is_the_replicated_one_and_resumes():
+def test_every_rule_sharded_or_not_over_2_and_3_ranks_is_that_of_one_process_and_resumes():
     run_ranks(_check_rank, 2, 3)
 
 
-def test_every_rule_sharded_on_one_rank_is_the_replicated_one_and_resumes():
+def test_every_rule_sharded_or_not_on_one_rank_is_that_of_whole_parameters_and_resumes():
     _check_rank(World(DistConfig(device="cpu")))

@@ -17,11 +17,11 @@ from bert.kernels import lamb as kernel
 from bert.kernels.precision import LossScaler, Precision
 from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, Piecewise
 from bert.optim.gradients import Clipping
-from bert.optim.replicated import Replicated
 from bert.optim.rules import LambConfig, LambRule
 from bert.optim.sharded import Sharded
 
 from ..ranks import run_ranks
+from .whole import Whole
 
 SIZES = [(5, 67), (300,), (1,), (129, 3), (7, 11)]  # uneven: tensors that span shards, and shards without a tensor
 BUCKET_BYTES = 2400  # several buckets
@@ -63,12 +63,12 @@ def _lrs(num_steps):
     return [0.02 / (step + 1) for step in range(num_steps)]
 
 
-def replicated(model: Chain) -> Replicated:
+def replicated(model: Chain) -> Whole:
     """The same rule on whole parameters."""
-    return Replicated(model.named_parameters(), lambda pieces: LambRule(pieces, LambConfig(weight_decay=0.1)))
+    return Whole(model.named_parameters(), lambda pieces: LambRule(pieces, LambConfig(weight_decay=0.1)))
 
 
-def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Replicated:
+def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Whole:
     """What the ranks must come to: one process that has all their gradients."""
     model = Chain()
     lamb = replicated(model)
@@ -76,7 +76,7 @@ def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 
     return lamb
 
 
-def _train_alone(model: Chain, lamb: Replicated, num_ranks: int, clip: str, steps: range, accumulate: int) -> None:
+def _train_alone(model: Chain, lamb: Whole, num_ranks: int, clip: str, steps: range, accumulate: int) -> None:
     clipping = Clipping()
     for step in steps:
         totals = [torch.zeros_like(p) for p in model.parameters()]

@@ -193,6 +193,19 @@ def test_sharded_and_replicated_steps_are_the_same(optimizer, tiny, make_records
         torch.testing.assert_close(outcomes[1][name], weight, atol=1e-6, rtol=1e-5, msg=name)
 
 
+def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(tiny, make_records, batch_of):
+    batch, outcomes = batch_of(make_records(3), range(4)), []
+    for shard in (False, True):
+        model, step = _step(tiny, "bf16", shard=shard, accumulate=True, max_grad_norm=1e9)
+        model.eval()
+        for lr in (0.01, 0.02):
+            step([batch, batch, batch], lr)
+        assert step.optimizer.buckets.whole.dtype == torch.float32
+        outcomes.append(_weights(model))
+    for name, weight in outcomes[0].items():
+        assert torch.equal(outcomes[1][name], weight), name
+
+
 @pytest.mark.parametrize("clip", ["after", pytest.param("before", marks=pytest.mark.slow)])
 def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoint(prepared, run_bert, tmp_path, clip):
     model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH
-from input_preprocessing.tensorflow_files.wire import masked_crc
+from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, masked_crc
 
 _MAGIC = 0xDB4775248B80FB57
 _FLOAT, _STRING = 1, 7

@@ -13,8 +13,7 @@ import torch
 from bert.data.records import DataError
 from input_preprocessing.checkpoints import names
 from input_preprocessing.checkpoints.convert import convert, read_pytorch, read_tensorflow
-from input_preprocessing.tensorflow_files.bundle import Bundle, prefix_of
-from input_preprocessing.tensorflow_files.wire import masked_crc
+from input_preprocessing.tensorflow_files.bundle import Bundle, masked_crc, prefix_of
 
 from .bundle_writer import write_bundle
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import shlex
@@ -14,8 +13,8 @@ import pytest
 from bert.data.records import DataError
 from input_preprocessing.dataset import data_card, prepare
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.benchmark import TEXT_MD5
-from input_preprocessing.stage.cli import run_stage
+from input_preprocessing.stage.cli import parser_of, run_stage
+from input_preprocessing.stage.published import TEXT_MD5
 
 from ..conftest import prepare_options, prepared_digests
 
@@ -65,7 +64,7 @@ def test_the_command_on_the_card_makes_the_same_again(fresh: Path, tmp_path: Pat
     again = tmp_path / "again"
     words = {"OUTPUTDIR": str(again), "DOWNLOADDIR": str(fresh / "download")}
     options = [words.get(word, word) for word in shlex.split(line)[1:]]
-    prepare.prepare(prepare.add_options(argparse.ArgumentParser()).parse_args([*options, "--jobs", "1"]))
+    prepare.prepare(parser_of("prepare").parse_args([*options, "--jobs", "1"]))
     made = prepared_digests(fresh)
     assert prepared_digests(again) == made
     assert (again / "DATA_CARD.md").read_text() == card

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from bert.data.records import DataError
 from input_preprocessing.dataset import prepare, steps
 from input_preprocessing.dataset.steps import check_needs, needs_of, public_needs
 from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.stage.cli import parser_of
 
 from ..conftest import prepare_options
 
@@ -85,7 +85,7 @@ def test_a_wrong_value_is_told_with_the_option(
     capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
 ) -> None:
     with pytest.raises(SystemExit):
-        prepare.add_options(argparse.ArgumentParser()).parse_args(["--outputdir", "data", option, value])
+        parser_of("prepare").parse_args(["--outputdir", "data", option, value])
     last = capsys.readouterr().err.splitlines()[-1]
     assert f"argument {option}: " in last
     assert message in last

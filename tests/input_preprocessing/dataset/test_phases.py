@@ -15,6 +15,7 @@ from bert.data.records import DataError
 from bert.pretraining import check
 from bert.pretraining.config import Config
 from input_preprocessing.dataset import prepare
+from input_preprocessing.stage.cli import parse_phases, parser_of
 from input_preprocessing.text import corpus
 
 from ..conftest import all_records, made_up_documents, prepare_options, prepared_digests, write_documents
@@ -22,7 +23,7 @@ from ..conftest import all_records, made_up_documents, prepare_options, prepared
 
 def options(folder: Path, *more: str) -> argparse.Namespace:
     line = ["--outputdir", str(folder), "--phases", "--dupe-factor", "1", "--jobs", "1"]
-    return prepare.add_options(argparse.ArgumentParser()).parse_args([*line, *more])
+    return parser_of("prepare").parse_args([*line, *more])
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_the_pretraining_config_finds_the_data_of_each_phase(
 def test_each_phase_is_what_a_preparation_of_its_length_makes(prepared: Path, tmp_path: Path) -> None:
     line = ["--outputdir", str(tmp_path), "--downloaddir", str(prepared / "download"), "--skip-download"]
     line += ["--dupe-factor", "1", "--max-seq-length", "128", "--max-predictions-per-seq", "20", "--jobs", "1"]
-    prepare.prepare(prepare.add_options(argparse.ArgumentParser()).parse_args(line))
+    prepare.prepare(parser_of("prepare").parse_args(line))
     (folder,) = (tmp_path / "hdf5").iterdir()
     folder.rename(tmp_path / "hdf5" / "training")
     assert prepared_digests(tmp_path) == prepared_digests(prepared / "128")
@@ -161,14 +162,14 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
 def test_options_that_would_do_nothing_are_refused(downloaded: Path, more: list[str], message: str) -> None:
     line = ["--outputdir", str(downloaded), "--skip-download", *more]
     with pytest.raises(DataError, match=message):
-        prepare.prepare(prepare.add_options(argparse.ArgumentParser()).parse_args(line))
+        prepare.prepare(parser_of("prepare").parse_args(line))
     assert not list(downloaded.rglob("work"))
 
 
 @pytest.mark.parametrize("wrong", ["128", "128:20,64:10", "128:20,128:20", "a:b", "128:20,"])
 def test_phases_are_growing_lengths_with_their_masked_tokens(wrong: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        prepare.parse_phases(wrong)
+        parse_phases(wrong)
 
 
 def test_a_text_that_was_downloaded_is_not_written_over(text: Path, fresh: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -16,7 +15,7 @@ import pytest
 from bert.data.format import open_records, write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare, repair
-from input_preprocessing.stage.cli import run_stage
+from input_preprocessing.stage.cli import parser_of, run_stage
 from input_preprocessing.verify.verdict import failures, verify
 
 from ..conftest import flip, prepare_options
@@ -29,7 +28,7 @@ EVALUATION = "eval/part_eval_10k.hdf5"
 
 def options_of(folder: Path, *more: str):
     line = ["--outputdir", str(folder), "--jobs", "1", "--repair", *more]
-    return prepare.add_options(argparse.ArgumentParser()).parse_args(line)
+    return parser_of("prepare").parse_args(line)
 
 
 def mend(folder: Path, *more: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import multiset_digest, write_records
 from bert.data.records import DataError
 from input_preprocessing.records import shards
+from input_preprocessing.stage.cli import parse_edges
 
 from ...bert.data.samples import METADATA, make_records
 from ..conftest import all_records
@@ -71,7 +72,7 @@ def test_edges_that_leave_sequences_out_or_a_bin_empty_are_refused(source: Path)
         make(source, "b", edges=(4, 64))
     for text in ("32,16", "0,16", "16,16", "16,x", ""):
         with pytest.raises(Exception, match="growing lengths"):
-            shards.parse_edges(text)
+            parse_edges(text)
 
 
 def test_bins_are_quarters_of_the_longest_sequence_by_default(source: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 from bert.data.records import DataError, Records
 from input_preprocessing.instances import sampling as instances
 from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.tensorflow_files.bundle import masked_crc
 from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
-from input_preprocessing.tensorflow_files.wire import masked_crc
 from input_preprocessing.text import vocabulary
 
 from ...bert.data.samples import assert_equal, make_records

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.stage import benchmark
+from input_preprocessing.stage import published
 from input_preprocessing.wiki import extract, split
 
 # Of the files of `tree`, what MLCommons' seperate_test_set.py (--num_test_articles=25) and do_gather.py
@@ -71,7 +71,7 @@ def test_the_benchmarks_evaluation_text_is_known_and_another_is_called_so(
 ) -> None:
     other = split.split(tree, tmp_path / "a", jobs=1, num_eval_documents=25)
     assert f"md5 {WRITTEN['eval.txt']}) is not the benchmark's (2a220f790517261547b1b45ed3ada07a)" in other.note
-    monkeypatch.setitem(benchmark.TEXT_MD5, "eval.txt", WRITTEN["eval.txt"])
+    monkeypatch.setitem(published.TEXT_MD5, "eval.txt", WRITTEN["eval.txt"])
     made = split.split(tree, tmp_path / "a", jobs=1, num_eval_documents=25)
     assert made.is_benchmarks
     assert made.note == "eval.txt is the benchmark's, byte for byte"

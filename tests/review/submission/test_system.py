@@ -15,7 +15,7 @@ from review.logs.tree import read_object
 from review.rulebook import official
 from review.rulebook.description import FIELDS, TABLE, check_description
 from review.submission import system
-from review.submission.system_probe import Machine, probe
+from review.submission.system import Machine, probe
 
 LSCPU = """\
 CPU(s):                    224

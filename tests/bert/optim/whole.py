@@ -1,0 +1,52 @@
+"""A rule on whole parameters by itself: what the engine, with its buckets and shards, must come to."""
+
+from __future__ import annotations
+
+import torch
+
+from bert.optim.rules import Pieces, squared_norms
+
+
+class Whole:
+    """Steps from the gradients that the parameters have. masters: of parameters in low precision, fp32 by name."""
+
+    def __init__(self, named_parameters, make_rule, masters=None):
+        named = dict(named_parameters)
+        self.names, self.parameters = list(named), list(named.values())
+        low = [p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters]
+        copies = [
+            (masters[name] if masters else p.detach()).to(torch.float32, copy=True) if is_low else p.detach()
+            for (name, p), is_low in zip(named.items(), low, strict=True)
+        ]
+        self.states = {}
+        self.pieces = Pieces(names=self.names, masters=copies, device=copies[0].device, state=self._state)
+        self.rule = make_rule(self.pieces)
+
+    @torch.no_grad()
+    def step(self, lr, grad_scale=1.0, keep=None):
+        gradients = [p.grad for p in self.parameters]
+        squares = squared_norms(gradients) if self.rule.needs_norms else None
+        self.rule.step(gradients, lr, grad_scale, keep, squares, lambda sums: sums)
+        torch._foreach_copy_([p.detach() for p in self.parameters], self.pieces.masters)
+
+    def state_tensors(self):
+        return [*(p.detach() for p in self.parameters), *(t for part in self._parts().values() for t in part)]
+
+    def _state(self, name, of_weights=False):
+        self.states[name] = [m.clone() if of_weights else torch.zeros_like(m) for m in self.pieces.masters]
+        return self.states[name]
+
+    def _parts(self):
+        return {"masters": self.pieces.masters, **self.states}
+
+    def state_dict(self):
+        parts = {name: dict(zip(self.names, tensors, strict=True)) for name, tensors in self._parts().items()}
+        return {"num_steps": int(self.rule.num_steps), **parts}
+
+    @torch.no_grad()
+    def load_state_dict(self, state):
+        self.rule.num_steps.fill_(state["num_steps"])
+        for part, tensors in self._parts().items():
+            for name, tensor in zip(self.names, tensors, strict=True):
+                tensor.copy_(state[part][name])
+        torch._foreach_copy_([p.detach() for p in self.parameters], self.pieces.masters)

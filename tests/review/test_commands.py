@@ -1,0 +1,33 @@
+"""commands.yaml is the command line: which options there are, which exclude each other, what has to be given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from review.__main__ import parser
+
+
+@pytest.mark.parametrize(
+    "line", ["", "shwo x", "show", "rcp", "rcp 768 --runs x", "show x --json --csv", "baseline", "baseline save x"]
+)
+def test_a_wrong_command_line_is_wrong_usage(line, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        parser().parse_args(line.split())
+    assert "error:" in capsys.readouterr().err
+
+
+def test_options_have_their_kinds_and_defaults():
+    options = parser().parse_args(["show", "a", "b", "--rcp-file", "c", "--rcp-bert-train-samples", "--markdown"])
+    assert (options.target, options.rcp_file) == ([Path("a"), Path("b")], Path("c"))
+    assert (options.rcp_bert_train_samples, options.markdown, options.csv, options.ruleset) == (
+        True,
+        True,
+        False,
+        "5.0.0",
+    )
+    options = parser().parse_args(["watch", "a", "--interval", "2.5", "--once"])
+    assert (options.interval, options.once, options.all, options.accuracy) == (2.5, True, False, None)
+    assert parser().parse_args(["baseline", "drift"]).folder == Path("baselines")
+    assert parser().parse_args(["rcp", "768"]).batch_size == 768
