@@ -19,7 +19,6 @@ from bert.core.env import ConfigError, env
 from bert.kernels import (
     attention,
     bias_gelu,
-    compile_once,
     cross_entropy,
     dropout_add_layer_norm,
     embeddings,
@@ -94,7 +93,6 @@ class Config:
             name, words = "sdpa_loop", f"sdpa_loop ({why})"
         if device.type != "cuda":
             return dataclasses.replace(self, attention=name), words
-        compile_once.compilations()
         heads = trials.Heads(num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype)
         results = trials.trials(device, heads, name)
         if name == "auto":

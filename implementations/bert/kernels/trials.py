@@ -36,7 +36,7 @@ from torch import Tensor
 
 from bert.core.files import write_text
 from bert.core.process import hard_exit, root_cause
-from bert.kernels import assembly_check, attention, bias_gelu, compile_once, feed_forward, triton_support
+from bert.kernels import assembly_check, attention, bias_gelu, feed_forward, triton_support
 from bert.kernels.attention import Attention
 from bert.kernels.dropout import ForwardPass
 from bert.kernels.precision import LOW_PRECISION
@@ -147,9 +147,13 @@ def _kept(device: torch.device, heads: Heads, names: list[str]) -> Path:
     triton, versions = triton_support.triton, (torch.__version__, torch.version.cuda, torch.backends.cudnn.version())
     sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
     asked = repr((gpu, driver, versions, getattr(triton, "__version__", ""), heads, names, sources))
-    knobs = getattr(triton, "knobs", None)  # Triton's own folder, which KERNEL_CACHE sets
-    folder = Path(knobs.cache.dir) if knobs else compile_once.lock_folder() or Path(os.devnull)
-    return folder / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
+    return cache_folder() / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
+
+
+def cache_folder() -> Path:
+    """Triton's own folder of compiled kernels, which KERNEL_CACHE sets; without one nothing is kept."""
+    knobs = getattr(triton_support.triton, "knobs", None)
+    return Path(knobs.cache.dir if knobs else os.devnull)
 
 
 def attempts(names: list[str], device: torch.device, heads: Heads) -> list[Trial]:
@@ -220,7 +224,6 @@ def main(text: str) -> None:
     num_heads, head_size, dtype = asked["heads"]
     heads = Heads(num_heads=num_heads, head_size=head_size, dtype=getattr(torch, dtype))
     device = torch.device(asked["device"])
-    compile_once.compilations()
     if not asked["assembly"]:
         triton_support.do_without_assembly()
     for name in asked["names"]:

@@ -24,7 +24,7 @@ from bert.data.loader import TrainingData, open_masks, open_source
 from bert.data.sampler import Sampler, row_sequences
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed.step import DeepSpeedStep
-from bert.kernels import compile_once, select
+from bert.kernels import select
 from bert.kernels.recording import CaptureError
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, fill, first_weights, uninitialized, use_placeholders
@@ -75,8 +75,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     world.barrier()
     clock.lap("other ranks")
     if world.is_main:
-        compiled = f"; {compile_once.compilations()}" if world.device.type == "cuda" else ""
-        print(f"{clock.line()}{compiled}", file=sys.stderr, flush=True)
+        print(clock.line(), file=sys.stderr, flush=True)
         start = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
         rundir.add_to_environment(config.run, {"start_seconds": start})
     log.run_start()

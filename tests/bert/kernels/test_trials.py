@@ -91,7 +91,7 @@ def kept(monkeypatch, tmp_path):
         return [answers.get(name, trials.Trial(name=name, problem="crashed")) for name in names]
 
     monkeypatch.setattr(triton_support, "triton", None)
-    monkeypatch.setattr(trials.compile_once, "lock_folder", lambda: tmp_path)
+    monkeypatch.setattr(trials, "cache_folder", lambda: tmp_path)
     monkeypatch.setattr(trials, "attempts", attempts)
     monkeypatch.setattr(attention, "candidates", lambda device: ["cudnn", "triton"])
     trials.trials.cache_clear()
