@@ -193,10 +193,10 @@ def lamb_update(num_layers: int) -> tuple[Call, float]:
     scalars = torch.tensor([1e-6, 1.0, 1 / (1 - BETA1), 1 / (1 - BETA2)], device=device())
 
     def step(_: int) -> None:
-        norm = lamb.fused.squared_norm(gradient).sqrt()
+        norm = lamb.squared_norm(gradient).sqrt()
         scalars[1] = (1.0 / (norm + 1e-6)).clamp(max=1.0)
-        norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, BETA1, BETA2, EPS)
-        lamb.fused.update(layout, master, first, second, low, norms, scalars, EPS)
+        norms = lamb.moments(layout, gradient, master, first, second, scalars, BETA1, BETA2, EPS)
+        lamb.update(layout, master, first, second, low, norms, scalars, EPS)
 
     # The gradient is read twice, masters and moments are read twice and written once, parameters written.
     return step, 42.0 * sum(sizes.values())

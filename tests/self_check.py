@@ -28,7 +28,7 @@ from train_step import Variant, build_ours, capacity
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import lamb, scatter, trials, triton_support, weight_gradient
+from bert.kernels import scatter, trials, triton_support, weight_gradient
 from bert.kernels.dropout import DropoutSites
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.kernels.fp8_linear import Fp8Linear
@@ -135,7 +135,7 @@ def optimizers() -> dict[str, str]:
     for_lamb, for_lans = rules.LambConfig(), rules.LansConfig()
     of: dict[str, tuple[Callable[[Shard], Any], Callable[[Any], Any]]] = {
         "lamb": (
-            lambda shard: FlatLamb(shard, for_lamb, lamb.fused),
+            lambda shard: FlatLamb(shard, for_lamb),
             partial(rules.LambRule, config=for_lamb),
         ),
         "lans": (lambda shard: FlatLans(shard, for_lans), partial(rules.LansRule, config=for_lans)),

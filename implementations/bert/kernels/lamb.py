@@ -15,7 +15,7 @@ Everything that changes from step to step lies on the device, so that a replayed
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,81 +74,6 @@ def spans_layout(
         decay=torch.tensor(decays, dtype=torch.float32, device=device),
         spans=spans,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passes:
-    """The three functions of an implementation.
-
-    squared_norm(flat) -> fp32 0-d, of a flat buffer (the gradients) of any length and floating type.
-
-    moments(layout, gradient, master, first, second, scalars, beta1, beta2, eps) -> fp32 [tensors, 2]: updates the
-    moments in place from g = factor * gradient, m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2; returns the squared norms
-    of each tensor and of its update u = (m c1) / (sqrt(v c2) + eps) + decay p, as far as they lie in this shard.
-
-    update(layout, master, first, second, parameters, norms, scalars, eps): p -= lr r u in place, with r the root of
-    the ratio of the norms where decay applies and both are positive, else 1; ``parameters`` (low precision, or None)
-    receives the rounded result.
-
-    All buffers are of ``layout.size`` elements; master, first and second are fp32, the gradient and the parameters of
-    any floating type. Formula: You et al. 2020, arXiv 1904.00962, algorithm 2, without trust ratio where no decay.
-    """
-
-    squared_norm: Callable[[Tensor], Tensor]
-    moments: Callable[..., Tensor]
-    update: Callable[..., None]
-
-
-# --- in plain PyTorch ------------------------------------------------------------------------------------------------
-
-
-def _update_direction(layout: Layout, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor, eps: float):
-    direction = (first * scalars[2]) / ((second * scalars[3]).sqrt() + eps)
-    for spans, decay in zip(layout.spans, layout.decay, strict=True):
-        for begin, end in spans:
-            direction[begin:end] += decay * master[begin:end]
-    return direction
-
-
-def _reference_squared_norm(flat: Tensor) -> Tensor:
-    return flat.float().square().sum()
-
-
-def _reference_moments(
-    layout: Layout, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor,
-    beta1: float, beta2: float, eps: float,
-) -> Tensor:  # fmt: skip
-    valid = ~torch.isnan(scalars[1])
-    scaled = gradient.to(master.dtype) * scalars[1]
-    first.copy_(torch.where(valid, torch.lerp(first, scaled, 1 - beta1), first))
-    second.copy_(torch.where(valid, torch.lerp(second, scaled * scaled, 1 - beta2), second))
-    direction = _update_direction(layout, master, first, second, scalars, eps)
-    sums = torch.zeros(len(layout.spans), 2, dtype=master.dtype, device=master.device)
-    for spans, of_tensor in zip(layout.spans, sums, strict=True):
-        for begin, end in spans:
-            of_tensor += torch.stack([flat[begin:end].square().sum() for flat in (master, direction)])
-    return sums
-
-
-def _reference_update(
-    layout: Layout, master: Tensor, first: Tensor, second: Tensor, parameters: Tensor | None, norms: Tensor,
-    scalars: Tensor, eps: float,
-) -> None:  # fmt: skip
-    direction = _update_direction(layout, master, first, second, scalars, eps)
-    scaled = (layout.decay > 0) & (norms > 0).all(dim=1)
-    ratios = torch.where(scaled, (norms[:, 0] / norms[:, 1]).sqrt(), 1.0)
-    for spans, ratio in zip(layout.spans, ratios, strict=True):
-        for begin, end in spans:
-            direction[begin:end] *= ratio
-    master.copy_(torch.where(torch.isnan(scalars[1]), master, master - scalars[0] * direction))
-    if parameters is not None:
-        parameters.copy_(master)
-
-
-reference = Passes(squared_norm=_reference_squared_norm, moments=_reference_moments, update=_reference_update)
-
-
-# --- in Triton -------------------------------------------------------------------------------------------------------
 
 
 @jit
@@ -262,7 +187,8 @@ def by_tensor(layout: Layout, partials: Tensor) -> Tensor:
     return sums
 
 
-def _fused_squared_norm(flat: Tensor) -> Tensor:
+def squared_norm(flat: Tensor) -> Tensor:
+    """fp32 0-d, of a flat buffer (the gradients) of any length and floating type."""
     count = max(1, -(-flat.numel() // CHUNK))
     partials = torch.empty(count, dtype=torch.float32, device=flat.device)
     output = torch.empty((), dtype=torch.float32, device=flat.device)
@@ -272,22 +198,29 @@ def _fused_squared_norm(flat: Tensor) -> Tensor:
     return output
 
 
-def _fused_moments(
+def moments(
     layout: Layout, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor, scalars: Tensor,
     beta1: float, beta2: float, eps: float,
 ) -> Tensor:  # fmt: skip
+    """Updates the moments in place from g = factor * gradient, m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2.
+
+    Returns fp32 [tensors, 2]: the squared norms of each tensor and of its update u = (m c1) / (sqrt(v c2) + eps) +
+    decay p, as far as they lie in this shard. All buffers are of ``layout.size`` elements; master and moments fp32, the
+    gradient of any floating type. Formula: You et al. 2020, arXiv 1904.00962, algorithm 2 (optim/rules.py, LambRule).
+    """
     partials = torch.empty(layout.begin.numel(), 2, dtype=torch.float32, device=master.device)
     rates = 1 - beta1, 1 - beta2
     launch(_moments, layout, gradient, master, first, second, scalars, partials, *rates, eps)
     return by_tensor(layout, partials)
 
 
-def _fused_update(
+def update(
     layout: Layout, master: Tensor, first: Tensor, second: Tensor, parameters: Tensor | None, norms: Tensor,
     scalars: Tensor, eps: float,
 ) -> None:  # fmt: skip
+    """p -= lr r u in place; r: root of the ratio of the norms where decay applies and both are positive, else 1.
+
+    ``parameters`` (of any floating type, or None) receives the rounded result; norms: of ``moments``, over the ranks.
+    """
     given = parameters is not None
     launch(_update, layout, master, first, second, parameters, norms, scalars, eps, given)
-
-
-fused = Passes(squared_norm=_fused_squared_norm, moments=_fused_moments, update=_fused_update)

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bert.core.dist import World
 from bert.core.env import ConfigError, env
-from bert.kernels import lamb as lamb_kernel
 from bert.optim import apex, rules
 from bert.optim.flat import FlatLamb, FlatLans, Piecewise, Shard
 from bert.optim.gradients import Clipping
@@ -134,7 +133,7 @@ class Config:
             return Piecewise(shard, self.rule)
         if self.optimizer == "lans":
             return FlatLans(shard, self.lans)
-        return FlatLamb(shard, self.lamb, lamb_kernel.fused)
+        return FlatLamb(shard, self.lamb)
 
     def hyperparameters(self) -> dict[str, Any]:
         """What the MLPerf log says of the optimizer, by MLLOG key."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -244,7 +244,8 @@ class FlatRule:
 
     needs_norms = False
 
-    def __init__(self, shard: Shard, config: LambConfig | LansConfig, passes: lamb_kernel.Passes) -> None:
+    def __init__(self, shard: Shard, config: LambConfig | LansConfig, passes: Any = lamb_kernel) -> None:
+        """passes: squared_norm, moments and update as of kernels/lamb.py."""
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
         self.buffers = shard.gradient, shard.masters, shard.state("first_moments"), shard.state("second_moments")
@@ -292,7 +293,7 @@ class FlatLans(FlatRule):
     needs_norms = True
 
     def __init__(self, shard: Shard, config: LansConfig) -> None:
-        super().__init__(shard, config, lamb_kernel.fused)
+        super().__init__(shard, config)
         self.factors = torch.ones(len(shard.names), device=shard.masters.device)
 
     def measure(self) -> Tensor:

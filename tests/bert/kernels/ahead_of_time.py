@@ -131,9 +131,9 @@ def _lans() -> None:
 
 def _lamb() -> None:
     layout, (gradient, master, first, second), low, scalars = _flat_buffers()
-    lamb.fused.squared_norm(gradient)
-    norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
-    lamb.fused.update(layout, master, first, second, low, norms, scalars, 1e-6)
+    lamb.squared_norm(gradient)
+    norms = lamb.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
+    lamb.update(layout, master, first, second, low, norms, scalars, 1e-6)
 
 
 def _fp8_layer() -> None:

@@ -13,13 +13,13 @@ from torch import nn
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import lamb as kernel
 from bert.kernels.precision import LossScaler, Precision
 from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, Piecewise
 from bert.optim.gradients import Clipping
 from bert.optim.rules import LambConfig, LambRule
 from bert.optim.sharded import Sharded
 
+from ..kernels import plain_lamb
 from ..ranks import run_ranks
 from .whole import Whole
 
@@ -114,7 +114,7 @@ def sharded(
 
     def make_rule(shard):
         if fused_layout:
-            return FlatLamb(shard, config, kernel.reference)
+            return FlatLamb(shard, config, plain_lamb)
         return Piecewise(shard, lambda pieces: LambRule(pieces, config))
 
     return Sharded(

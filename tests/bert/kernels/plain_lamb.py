@@ -1,0 +1,61 @@
+"""The passes of kernels/lamb.py in plain PyTorch, for buffers of fp64 too."""
+
+from __future__ import annotations
+
+import torch
+
+
+def _update_direction(layout, master, first, second, scalars, eps):
+    direction = (first * scalars[2]) / ((second * scalars[3]).sqrt() + eps)
+    for spans, decay in zip(layout.spans, layout.decay, strict=True):
+        for begin, end in spans:
+            direction[begin:end] += decay * master[begin:end]
+    return direction
+
+
+def squared_norm(flat):
+    return flat.float().square().sum()
+
+
+def moments(
+    layout,
+    gradient,
+    master,
+    first,
+    second,
+    scalars,
+    beta1,
+    beta2,
+    eps,
+):
+    valid = ~torch.isnan(scalars[1])
+    scaled = gradient.to(master.dtype) * scalars[1]
+    first.copy_(torch.where(valid, torch.lerp(first, scaled, 1 - beta1), first))
+    second.copy_(torch.where(valid, torch.lerp(second, scaled * scaled, 1 - beta2), second))
+    direction = _update_direction(layout, master, first, second, scalars, eps)
+    sums = torch.zeros(len(layout.spans), 2, dtype=master.dtype, device=master.device)
+    for spans, of_tensor in zip(layout.spans, sums, strict=True):
+        for begin, end in spans:
+            of_tensor += torch.stack([flat[begin:end].square().sum() for flat in (master, direction)])
+    return sums
+
+
+def update(
+    layout,
+    master,
+    first,
+    second,
+    parameters,
+    norms,
+    scalars,
+    eps,
+):
+    direction = _update_direction(layout, master, first, second, scalars, eps)
+    scaled = (layout.decay > 0) & (norms > 0).all(dim=1)
+    ratios = torch.where(scaled, (norms[:, 0] / norms[:, 1]).sqrt(), 1.0)
+    for spans, ratio in zip(layout.spans, ratios, strict=True):
+        for begin, end in spans:
+            direction[begin:end] *= ratio
+    master.copy_(torch.where(torch.isnan(scalars[1]), master, master - scalars[0] * direction))
+    if parameters is not None:
+        parameters.copy_(master)
