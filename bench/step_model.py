@@ -6,15 +6,15 @@ its instructions (tests/bert/kernels/compiled_kernels.json: a program's loop for
 at which they issue, everything else its bytes over the memory's rate. On several GPUs gradients go out bucket by bucket
 while the backward pass runs, and parameters come back while the next forward pass does: what does not fit beside them
 is added. With --layout node, GPUs share an update within a node, and shards are averaged over nodes. A model, not a
-measurement: where both are there, the difference by part says where to look next.
+measurement.
 
-Prints one JSON line; with --markdown a table of both precisions on both GPUs, with --pretraining one of the recipes of
-configs/pretrain_large_*.sh on a node of 8 GPUs, with --published one of the league's systems, for which two constants
-are fitted: the share of the modelled rate that they reach, and the latency of a collective; with --large one of the
-large models on 8 to 128 H100. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION count as for a run.
+Prints one JSON line; with --markdown a table of both precisions on both GPUs, with --published one of the league's
+systems, for which two constants are fitted: the share of the modelled rate that they reach, and the latency of a
+collective; with --large one of the large models on 8 to 128 H100. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION count as
+for a run.
 
 usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat] [--markdown]
-       python bench/step_model.py --published|--large|--pretraining
+       python bench/step_model.py --published|--large
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ from unittest import mock
 import numpy as np
 import torch
 import triton  # noqa: F401  before bert, which takes Triton where it is there already
-from lib import ROOT, Parser, at_least, emit, file, integer, positive
+from lib import ROOT, Parser, at_least, emit, integer, positive
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch_lib import TINY, packed_batches, whole_last_layer
-from train_step import PARTS, beside, capacity
+from train_step import PARTS, capacity
 from triton.runtime.jit import JITFunction
 
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import from_env
-from bert.data.batch import PretrainingBatch, make_batch
-from bert.data.synthetic import synthetic_records
+from bert.data.batch import PretrainingBatch
 from bert.kernels import fp8_feed_forward, fp8_linear, lamb, launches, triton_support
 from bert.kernels.fp8 import Recipe
 from bert.kernels.precision import Config as PrecisionConfig
@@ -54,8 +53,7 @@ from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.optim.sharded import BUCKET_BYTES, Sharded, layout_of
 from bert.pretraining.memory import meta_model
-from bert.training.evaluate import evaluation_room, fill_batches, share
-from bert.training.graph import graph_capacity, static_batch
+from bert.training.graph import static_batch
 from review.league import entries
 
 META = torch.device("meta")
@@ -120,7 +118,7 @@ class Launch:
     """One kernel: its part of the step, and what bounds it."""
 
     part: str
-    phase: str  # forward, backward or update; of an evaluation weights, which are cast once, or forward
+    phase: str  # forward, backward or update
     num_bytes: float = 0.0
     operations: float = 0.0
     precision: str = ""
@@ -227,10 +225,9 @@ def attention_instructions(config: BertConfig, lengths: Any, architecture: int) 
 
 
 def record(
-    config: BertConfig, batch: PretrainingBatch, precision: str, evaluates: bool = False, architecture: int = 90,
-    whole: bool = False,
-) -> list[Launch]:  # fmt: skip
-    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB; or of an evaluation pass.
+    config: BertConfig, batch: PretrainingBatch, precision: str, architecture: int = 90, whole: bool = False
+) -> list[Launch]:
+    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB.
 
     whole: the last layer is computed for all tokens.
     """
@@ -257,12 +254,6 @@ def record(
             model.named_parameters(), lambda shard: optim.Config().flat_rule(shard, fused=True), world,
             stages=model.stages(), side_by_side=optim.side_by_side(model),
         )  # fmt: skip
-        if evaluates:
-            recording.phase = "weights"
-            with torch.no_grad(), recording, model.evaluating():
-                recording.phase = "forward"
-                model.scored(data)
-            return recording.launches
         with recording, sharded.buckets.backward_pass(first=True, reduce=False):
             losses = model(data)
             recording.phase = "backward"
@@ -273,9 +264,9 @@ def record(
         gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
         master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
         scalars = torch.empty(4, device=META)
-        lamb.fused.squared_norm(gradient)
-        norms = lamb.fused.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
-        lamb.fused.update(layout, master, first, second, low, norms, scalars, 1e-6)
+        lamb.squared_norm(gradient)
+        norms = lamb.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
+        lamb.update(layout, master, first, second, low, norms, scalars, 1e-6)
     return recording.launches
 
 
@@ -388,23 +379,6 @@ def predict(
     }
 
 
-def evaluation(
-    config: BertConfig, rows: int, precision: str, rates: Rates, ranks: int, every: int, step_rate: float
-) -> dict[str, float]:
-    """Seconds of an evaluation of 10,000 sequences on ``ranks`` GPUs with EVAL_BATCHSIZE = ``rows``, and its share of a
-    run that evaluates every ``every`` sequences and trains ``step_rate`` a second and GPU.
-    """
-    length = config.max_position_embeddings
-    records, room = synthetic_records(10_000, length, config.vocab_size, False, 0), evaluation_room(rows, length)
-    shares = [share(records, 10_000, rank, ranks) for rank in (0, ranks - 1)]  # the least tokens and the most
-    slowest = max((fill_batches(records, mine, room) for mine in shares), key=len)
-    batch = static_batch(make_batch(records, slowest[0], length), graph_capacity(room, rows))
-    found = record(config, batch, precision, evaluates=True, architecture=rates.architecture)
-    spent = sum(each.seconds(rates) * (1 if each.phase == "weights" else len(slowest)) for each in found)
-    part = spent / (spent + every / (step_rate * ranks))
-    return {"batches": len(slowest), "seconds": round(spent, 3), "share": round(part, 4)}
-
-
 def markdown(config: BertConfig, rows: int) -> str:
     """Both precisions on both GPUs, alone, as a table."""
     columns = {
@@ -420,26 +394,6 @@ def markdown(config: BertConfig, rows: int) -> str:
     lines.append(f"| **step** | {' | '.join(str(column['total']) for column in columns.values())} |")
     rates = " | ".join(f"{column['sequences_per_second']:,.0f}" for column in columns.values())
     return "\n".join([*lines, f"| **sequences/s** | {rates} |"])
-
-
-# Of two_phases.sh: tokens of a row; rows at once on a GPU of 80 GB, and of more; rows of a step on 8 GPUs; steps.
-PHASES = [(128, 256, 512, 65_536, 7_038), (512, 32, 64, 16_384, 1_563)]
-
-
-def pretraining(gpus: list[str]) -> str:
-    """Both phases of BERT-large in bf16 on 8 GPUs of a node, as a table: rows a second and hours."""
-    lines = ["| modelled, 8 GPUs | rows of 128 a second | phase 1, hours | rows of 512 a second | phase 2, hours |"]
-    lines.append("|---" * 5 + "|")
-    for gpu in gpus:
-        cells = []
-        for length, small, large, rows_a_step, steps in PHASES:
-            rows = small if gpu in ("a100", "h100") else large
-            config = BertConfig(max_position_embeddings=length)
-            found = predict(config, rows, "bf16", GPUS[gpu], Cluster(8), rows_a_step // (8 * rows))
-            seconds = found["total"] / 1e3
-            cells += [f"{rows_a_step / seconds:,.0f}", f"{steps * seconds / 3600:.1f}"]
-        lines.append(f"| {gpu.upper()} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -541,6 +495,7 @@ def main() -> None:
     parser.add_argument("--rows", type=integer, default=48, help="packed rows on each GPU (default 48)")
     parser.add_argument("--length", type=at_least(8), default=512, help="tokens of a row (default 512)")
     parser.add_argument("--gpus", type=integer, default=1, help="ranks that share the update (default 1)")
+    parser.add_argument("--accumulate", type=integer, default=1, help="such batches a step (default 1)")
     parser.add_argument("--nodes", type=integer, default=1, help="they are on (default 1)")
     parser.add_argument(
         "--layout", choices=("flat", "node"), default="flat", help="who shares an update (default flat)"
@@ -550,11 +505,6 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=positive, help="per second, such as 7e14")
     parser.add_argument("--published", action="store_true", help="a table of the league's systems instead")
     parser.add_argument("--large", action="store_true", help="a table of the large models on 8 to 128 GPUs instead")
-    parser.add_argument("--pretraining", action="store_true", help="a table of the recipes of pretraining instead")
-    parser.add_argument("--evaluation", type=integer, metavar="EVERY", help="evaluations too, every EVERY sequences")
-    parser.add_argument("--evaluation-rows", type=integer, default=16, help="EVAL_BATCHSIZE (default 16, as its own)")
-    parser.add_argument("--evaluation-precision", choices=("bf16", "fp8"), help="(default: that of the training)")
-    parser.add_argument("--measured", type=file, metavar="FILE", help="beside it, results.jsonl of gpu_all.py by part")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
     options = parser.parse_args()
@@ -562,8 +512,8 @@ def main() -> None:
         parser.error("an A100 has no fp8: --precision bf16")
     if options.gpus % options.nodes:
         parser.error(f"--gpus {options.gpus} --nodes {options.nodes}: as many on each node")
-    if options.pretraining or options.published or options.large:
-        print(pretraining(list(GPUS)) if options.pretraining else large() if options.large else published())
+    if options.published or options.large:
+        print(large() if options.large else published())
         return
     config = BertConfig(**TINY) if options.tiny else BertConfig(max_position_embeddings=options.length)
     if options.markdown:
@@ -574,14 +524,8 @@ def main() -> None:
         dataclasses.replace(GPUS[options.gpu], **changed),
         Cluster(options.gpus, options.nodes, options.layout),
     )
-    found = predict(config, options.rows, options.precision, rates, cluster)
-    if options.measured:
-        found["parts"] = beside(found["milliseconds"], options.measured, options.precision, options.rows)
-    if options.evaluation:
-        step_rate = found["sequences_per_second"]
-        rows, precision = options.evaluation_rows, options.evaluation_precision or options.precision
-        found["evaluation"] = evaluation(config, rows, precision, rates, options.gpus, options.evaluation, step_rate)
-    names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout")
+    found = predict(config, options.rows, options.precision, rates, cluster, options.accumulate)
+    names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout", "accumulate")
     settings = {name: getattr(options, name) for name in names}
     if options.precision == "fp8":
         settings["fp8"] = dataclasses.asdict(recipe())

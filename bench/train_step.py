@@ -16,14 +16,12 @@ import contextlib
 import dataclasses
 import gc
 import itertools
-import json
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -324,32 +322,6 @@ def by_part(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
         part = next(itertools.chain(ours, others), "other")
         found[part] = found.get(part, 0.0) + spent
     return found
-
-
-def beside(modelled: Mapping[str, float], results: Path, precision: str, rows: int) -> dict[str, Any]:
-    """Milliseconds by part: modelled, measured, and measured less modelled, the largest first: where to look next.
-
-    results: results.jsonl of gpu_all.py; in a profile the head's products count as products. Raises SystemExit where
-    it has no profile of that precision and size.
-    """
-    try:
-        lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise SystemExit(f"{results}: not a results file of gpu_all.py ({error})") from None
-    profiles = [line for line in lines if line.get("profile") == precision and line.get("rows") == rows]
-    if not profiles:
-        raise SystemExit(f"{results}: no profile of {rows} rows in {precision}: python bench/gpu_all.py --only profile")
-    expected: dict[str, float] = {}
-    for name, spent in modelled.items():
-        part = "products" if name.startswith("products") else name
-        expected[part] = expected.get(part, 0.0) + spent
-    measured = profiles[-1]["parts"]
-    pairs = {part: (expected.get(part, 0.0), measured.get(part, 0.0)) for part in expected | measured}
-    ordered = sorted(pairs.items(), key=lambda item: item[1][0] - item[1][1])
-    return {
-        part: {"modelled": round(a, 2), "measured": round(b, 2), "difference": round(b - a, 2)}
-        for part, (a, b) in ordered
-    }
 
 
 def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:

@@ -32,7 +32,6 @@ def script(repository, monkeypatch, capsys):
     [
         ("step_model", ("--rows", "0"), AT_LEAST_ONE),
         ("step_model", ("--memory", "-1"), "'-1': expected a number above 0"),
-        ("step_model", ("--measured", "/nope"), "/nope: no such file"),
         ("loader", ("--steps", "0"), AT_LEAST_ONE),
         ("cpu_step", ("recompute", "--rows", "0", "--tiny"), AT_LEAST_ONE),
         ("prepare", ("instances", "/nope"), "/nope: no such file"),

@@ -12,12 +12,9 @@ import sys
 import numpy as np
 import pytest
 
-from bert.data.synthetic import synthetic_records
-
 RATES = ("--memory", "1e9", "--issue", "1e9", "--bf16", "1e12")  # so slow that the figures of a tiny model have digits
 CASES = {
-    "alone": ("--precision", "bf16", "--evaluation", "100000", "--evaluation-rows", "4", *RATES),
-    "shared": ("--gpus", "8", "--evaluation", "100000", "--evaluation-rows", "16"),
+    "alone": ("--precision", "bf16", "--accumulate", "1", *RATES),
     "fp8": ("--precision", "fp8", "--memory", "1e8", "--issue", "1e9"),
 }
 ALL = """
@@ -29,8 +26,7 @@ for case in json.loads(sys.argv[2]):
     m.main()
 config = m.BertConfig(**m.TINY)
 batch = m.static_batch(m.packed_batches(4, 1, config)[0], m.capacity(4, 64))
-launches = {name: m.record(config, batch, name, evaluates=True) for name in ("bf16", "fp8")}
-launches["step"] = m.record(config, batch, "fp8")
+launches = {"step": m.record(config, batch, "fp8")}
 os.environ |= {"FP8_FAST_SUMS": "all", "FP8_OUTPUT_PROJECTION": "1"}
 launches["step as set"] = m.record(config, batch, "fp8")
 print(json.dumps({name: [(each.phase, each.part, each.precision) for each in some] for name, some in launches.items()}))
@@ -55,7 +51,7 @@ def alone(printed):
 
 @pytest.fixture
 def recorded(printed):
-    """Phase, part and precision of each launch of a tiny model's steps and evaluations."""
+    """Phase, part and precision of each launch of a tiny model's steps."""
     return {name: [tuple(each) for each in some] for name, some in printed["recorded"].items()}
 
 
@@ -77,16 +73,6 @@ def test_the_parts_are_the_step(alone):
     assert parts["communication"] == 0
 
 
-def test_an_evaluation_is_its_batches_and_its_share_that_of_the_time_between_two(alone, printed):
-    seconds, share, batches = (alone["evaluation"][name] for name in ("seconds", "share", "batches"))
-    assert share == pytest.approx(seconds / (seconds + 100_000 / alone["sequences_per_second"]), abs=0.01)
-    step, tokens = alone["total"] / 1e3, int(synthetic_records(10_000, 64, 211, False, 0).sequence_lengths.sum())
-    assert tokens / (4 * 64) <= batches <= 1.1 * tokens / (4 * 64), "full ones of 4 rows"
-    assert 0.1 * step < seconds / batches < 0.5 * step, "a forward pass"
-    shared = printed["shared"]["evaluation"]
-    assert batches / 32 <= shared["batches"] <= 1.1 * batches / 32 + 1
-
-
 def test_fp8_brings_casts_and_slower_memory_more_time(alone, printed):
     fp8 = printed["fp8"]
     assert fp8["milliseconds"]["casts"] > 0
@@ -101,15 +87,6 @@ def test_settings_of_fp8_count_as_for_a_run(recorded):
     assert recorded["step"].count(("backward", "products", "fp8_exact")) == 2 * 3 * layers
     assert recorded["step as set"].count(("backward", "products", "fp8_fast")) == 2 * 4 * layers
     assert recorded["step as set"].count(("forward", "products", "fp8_fast")) == 4 * layers
-
-
-def test_an_evaluation_in_fp8_casts_each_weight_once_and_multiplies_in_fp8(recorded):
-    bf16, fp8, layers = recorded["bf16"], recorded["fp8"], 2
-    assert "weights" not in {phase for phase, *_ in bf16}
-    assert fp8.count(("weights", "casts", "")) == 3 * layers
-    assert ("forward", "products", "fp8_exact") not in fp8
-    assert fp8.count(("forward", "products", "fp8_fast")) == 3 * layers
-    assert [sum(bool(precision) for *_, precision in some) for some in (bf16, fp8)] == [4 * layers + 4] * 2
 
 
 @pytest.fixture
@@ -186,7 +163,7 @@ def test_the_two_constants_are_found_again_in_systems_made_with_them(model, monk
     assert "| 512 H100 | 64 | 3 | 1 |" in text
 
 
-def test_measured_parts_stand_beside_the_modelled_ones_the_slowest_first(repository, monkeypatch, tmp_path):
+def test_a_kernel_in_a_profile_belongs_to_a_part_by_its_name(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "bench"))
     train_step = importlib.import_module("train_step")
     kernels = {
@@ -196,18 +173,6 @@ def test_measured_parts_stand_beside_the_modelled_ones_the_slowest_first(reposit
     }  # fmt: skip
     found = train_step.by_part(kernels.items())
     assert found == {"GELU": 2, "LayerNorm": 9, "products": 64, "attention": 12, "other": 1, "LAMB": 3}
-    results = tmp_path / "results.jsonl"
-    profile = {"profile": "bf16", "rows": 48, "parts": found}
-    results.write_text("\n".join(map(json.dumps, [profile | {"rows": 24}, profile, profile | {"profile": "fp8"}])))
-    modelled = {"products forward": 20.0, "products backward": 40.0, "LayerNorm": 5.5, "GELU": 6.0, "casts": 1.0}
-    table = train_step.beside(modelled, results, "bf16", 48)
-    assert next(iter(table)) == "attention"
-    assert table["products"] == {"modelled": 60.0, "measured": 64.0, "difference": 4.0}
-    assert list(table)[-1] == "GELU"
-    with pytest.raises(SystemExit, match="not a results file"):
-        train_step.beside(modelled, tmp_path / "absent", "bf16", 48)
-    with pytest.raises(SystemExit, match="no profile of 96 rows in bf16"):
-        train_step.beside(modelled, results, "bf16", 96)
 
 
 def test_every_triton_kernel_has_a_part_and_tells_its_module_in_a_profile(repository, monkeypatch):
