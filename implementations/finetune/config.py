@@ -75,7 +75,7 @@ class Config(Hardware):
         self.dist.check()
         self.checkpoint.check()
         self.observers.check(self.run)
-        self.check_device(dropout=self.model.attention_probs_dropout_prob, uses_graph=self.uses_graph)
+        self.check_device(uses_graph=self.uses_graph)
         _ = self.trial_seed
         _ = self.weights_folder
         if self.keep_best and self.mode != "train-eval":

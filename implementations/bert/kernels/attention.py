@@ -47,7 +47,6 @@ class Backend:
 
     run: Attention
     missing: Callable[[torch.device], str | None]
-    has_dropout: bool = True
     has_fp32: bool = False
     on_device: bool = True  # works without the host reading the lengths, so it can be part of a CUDA graph
     compiles: bool = False  # for each size of batch, so that auto takes it for CUDA graphs alone
@@ -61,17 +60,14 @@ _BACKENDS: dict[str, Backend] = {
     "flash": Backend(libraries.flash, needs((8, 0), libraries.flash_absent, on_rocm=True)),
     "triton": Backend(attention_triton.attention, triton_support.missing, has_fp32=True),
     "flash_attn_2": Backend(libraries.flash_attn_2, needs((8, 0), package("flash_attn"), on_rocm=True)),
-    "flash_attn_3": Backend(libraries.flash_attn_3, needs((9, 0), package("flash_attn_interface")), has_dropout=False),
-    "flash_attn_4": Backend(libraries.flash_attn_4, needs((9, 0), package("flash_attn.cute")), has_dropout=False),
-    "transformer_engine": Backend(libraries.transformer_engine, needs((8, 0), package("transformer_engine"))),
     "sdpa_loop": Backend(sdpa_loop, lambda device: None, has_fp32=True, on_device=False),
 }
 BACKENDS: dict[str, Attention] = {name: backend.run for name, backend in _BACKENDS.items()}
-TRIABLE = {name for name, backend in _BACKENDS.items() if backend.on_device and backend.has_dropout}
+TRIABLE = {name for name, backend in _BACKENDS.items() if backend.on_device}
 COMPILING = {name for name, backend in _BACKENDS.items() if backend.compiles}
 
 
-def check(name: str, device: torch.device, dropout: float, dtype: torch.dtype, in_graph: bool) -> None:
+def check(name: str, device: torch.device, dtype: torch.dtype, in_graph: bool) -> None:
     """Raises ConfigError where the backend that ATTENTION names cannot do what the run needs."""
     if name == "auto":
         return
@@ -82,16 +78,12 @@ def check(name: str, device: torch.device, dropout: float, dtype: torch.dtype, i
         raise ConfigError(f"ATTENTION={name} cannot run here: {reason}; use auto")
     if dtype == torch.float32 and not backend.has_fp32:
         raise ConfigError(f"ATTENTION={name} computes in bf16 or fp16: not with PRECISION=fp32")
-    if dropout and not backend.has_dropout:
-        raise ConfigError(
-            f"ATTENTION={name} has no dropout, and attention_probs_dropout_prob is {dropout}: use auto, or set it to 0"
-        )
     if in_graph and not backend.on_device:
         raise ConfigError(f"ATTENTION={name} reads the lengths on the host: set CUDA_GRAPH=0, or use auto")
 
 
 def candidates(device: torch.device) -> dict[str, Attention]:
-    """The backends with dropout that the device and the installed packages have, but for the oracle."""
+    """The backends that the device and the installed packages have, but for the oracle."""
     return {
         name: backend.run for name, backend in _BACKENDS.items() if name in TRIABLE and backend.missing(device) is None
     }

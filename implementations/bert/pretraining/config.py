@@ -85,7 +85,7 @@ class Config(ModelFiles, Hardware):
             raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1")
         others = {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)}
         self.zero.check(self.optim, self.numerics, self.device, others)
-        self.check_device(dropout=self.model.attention_probs_dropout_prob, uses_graph=self.uses_graph)
+        self.check_device(uses_graph=self.uses_graph)
         if self.data.max_seq_length > self.model.max_position_embeddings:
             raise ConfigError(
                 f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "
@@ -108,10 +108,9 @@ class Config(ModelFiles, Hardware):
             return False
         device, fp32 = self.device, self.numerics.dtype == torch.float32
         works = self.kernels.attention != "sdpa_loop" and not (fp32 and self.kernels.attention == "auto")
-        replicated = not self.optim.is_sharded(device) and self.dist.world_size > 1
         works &= not self.recompute.layers or self.recomputes_in_graph
         packed = self.data.packed or self.data.batching == "online"
-        return device.type == "cuda" and packed and works and not replicated
+        return device.type == "cuda" and packed and works
 
     @property
     def bert_config_path(self) -> Path:

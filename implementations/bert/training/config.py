@@ -47,8 +47,8 @@ class Hardware:
         layers = self.recompute.layers
         return Recomputation(layers, random_state=not uses_graph) if layers else None
 
-    def check_device(self, *, dropout: float, uses_graph: bool) -> None:
-        """Raises ConfigError for what this machine's device cannot do. dropout: of the attention probabilities.
+    def check_device(self, *, uses_graph: bool) -> None:
+        """Raises ConfigError for what this machine's device cannot do.
 
         After ``dist.check()``: what is asked of a device that is not there fails in PyTorch's words.
         """
@@ -56,7 +56,7 @@ class Hardware:
         dtype = self.numerics.dtype
         self.optim.check(self.device)
         self.optim.group_size(self.dist.world_size, self.dist.ranks_per_node)
-        attention.check(self.kernels.attention, self.device, dropout, dtype, uses_graph)
+        attention.check(self.kernels.attention, self.device, dtype, uses_graph)
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
             raise ConfigError(
                 "RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours: set ATTENTION=triton or cudnn_frontend, "
@@ -68,5 +68,3 @@ class Hardware:
             raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
         if dtype == torch.float32 and self.kernels.attention == "auto":
             raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32 needs ATTENTION=triton")
-        if not self.optim.is_sharded(self.device) and self.dist.world_size > 1:
-            raise ConfigError("CUDA_GRAPH=1 on several GPUs needs OPTIMIZER=lamb, SHARD_OPTIMIZER=1: leave it unset")

@@ -19,26 +19,18 @@ ON_GPU = [name for name in attention.BACKENDS if name != "sdpa_loop"]
 @pytest.mark.parametrize("name", ON_GPU)
 def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
     with pytest.raises(ConfigError, match=rf"ATTENTION={name} cannot run here: .*(GPU|CPU).*; use auto"):
-        attention.check(name, CPU, 0.1, torch.bfloat16, in_graph=False)
+        attention.check(name, CPU, torch.bfloat16, in_graph=False)
 
 
 def test_unknown_backend_is_refused_with_the_known_ones():
     with pytest.raises(ConfigError, match="ATTENTION=fast: expected auto or one of cudnn, cudnn_frontend, flash"):
-        attention.check("fast", CPU, 0.1, torch.bfloat16, in_graph=False)
-
-
-def test_backend_without_dropout_is_refused_for_a_model_with_dropout(monkeypatch):
-    installed = dataclasses.replace(attention._BACKENDS["flash_attn_3"], missing=lambda device: None)
-    monkeypatch.setitem(attention._BACKENDS, "flash_attn_3", installed)
-    with pytest.raises(ConfigError, match=r"flash_attn_3 has no dropout, and attention_probs_dropout_prob is 0\.1"):
-        attention.check("flash_attn_3", CPU, 0.1, torch.bfloat16, in_graph=True)
-    attention.check("flash_attn_3", CPU, 0.0, torch.bfloat16, in_graph=True)
+        attention.check("fast", CPU, torch.bfloat16, in_graph=False)
 
 
 def test_oracle_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
     with pytest.raises(ConfigError, match="reads the lengths on the host"):
-        attention.check("sdpa_loop", CPU, 0.1, torch.bfloat16, in_graph=True)
-    attention.check("sdpa_loop", CPU, 0.1, torch.bfloat16, in_graph=False)
+        attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=True)
+    attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=False)
     assert trials.default_backend(CPU) == "sdpa_loop"
 
 
@@ -46,7 +38,7 @@ def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
     installed = dataclasses.replace(attention._BACKENDS["flash"], missing=lambda device: None)
     monkeypatch.setitem(attention._BACKENDS, "flash", installed)
     with pytest.raises(ConfigError, match="ATTENTION=flash computes in bf16 or fp16: not with PRECISION=fp32"):
-        attention.check("flash", CPU, 0.1, torch.float32, in_graph=False)
+        attention.check("flash", CPU, torch.float32, in_graph=False)
 
 
 def test_a_candidate_that_fails_or_is_slower_is_not_chosen():
@@ -108,7 +100,7 @@ def test_backend_gives_the_oracles_context_and_gradient(name, gpu):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", [n for n in ON_GPU if attention._BACKENDS[n].has_dropout])
+@pytest.mark.parametrize("name", ON_GPU)
 def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
     reason = attention._BACKENDS[name].missing(gpu)
     if reason:
