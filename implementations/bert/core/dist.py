@@ -55,20 +55,12 @@ class Config:
     device: str = env("DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto takes a GPU where there is one")
     backend: str = env("BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto is nccl on GPUs, gloo on CPUs")
     timeout_seconds: int = env("DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error")
-    emulated_rank: int | None = env(
-        "EMULATE_RANK", None, at_least=0, doc="emulates that rank of WORLD_SIZE; trains nothing (docs/train.md)"
-    )
     num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0 leaves PyTorch's choice")
 
     def check(self) -> None:
         """Raises ConfigError for ranks or devices that cannot be."""
         if self.rank >= self.world_size:
             raise ConfigError(f"RANK={self.rank} with WORLD_SIZE={self.world_size}: a rank is below the world size")
-        if self.emulated_rank is not None and (self.rank or self.emulated_rank >= self.world_size):
-            raise ConfigError(
-                f"EMULATE_RANK={self.emulated_rank} with WORLD_SIZE={self.world_size}, RANK={self.rank}: start one "
-                "process, and export WORLD_SIZE, the ranks of the job, of which EMULATE_RANK is one"
-            )
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError("DEVICE=cuda, and PyTorch finds no GPU here: set DEVICE=cpu, or check nvidia-smi")
 
@@ -101,15 +93,13 @@ class World:
 
     Used as a context manager it leaves the process group on the way out. With one process no group is made and every
     collective is the identity.
-
-    gathered_device: of the parameters and gradients that each rank has whole.
     """
 
     def __init__(self, config: Config, store: distributed.Store | None = None) -> None:
         """store: where the processes find each other; None: MASTER_ADDR and MASTER_PORT."""
         self.rank, self.local_rank, self.size = config.rank, config.local_rank, config.world_size
         self.ranks_per_node = config.ranks_per_node or config.world_size
-        self.device = self.gathered_device = pick_device(config)
+        self.device = pick_device(config)
         self.timeout_seconds, self.joined = config.timeout_seconds, config.world_size > 1
         use_cuda = self.device.type == "cuda"
         if use_cuda:
@@ -314,33 +304,3 @@ def _collective() -> str:
     gloo = running[-1]["profiling_name"].startswith("gloo:")
     entry = running[-1 if gloo else 0]
     return f"{entry['profiling_name']}, collective {entry['collective_seq_id']}{' at the latest' if gloo else ''}"
-
-
-class EmulatedWorld(World):
-    """One rank of a world without the others, to see what it holds and what its step takes.
-
-    Every other rank counts as one with the same numbers. PyTorch's own group of that kind is private to its tests; all
-    collectives of a sharded optimizer pass through here.
-
-    gathered_device: the meta device, which has no numbers, where no other has room.
-    """
-
-    def __init__(
-        self, size: int, rank: int, device: torch.device, gathered_device: torch.device, ranks_per_node: int = 0
-    ) -> None:
-        super().__init__(Config(device="cpu"))
-        self.size, self.rank, self.device, self.gathered_device = size, rank, device, gathered_device
-        self.ranks_per_node = ranks_per_node or size
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-
-    def reduce_scatter(self, shard: Tensor, gathered: Tensor, group: distributed.ProcessGroup | None = None) -> None:
-        """The average of equals."""
-        if not gathered.is_meta:
-            shards = gathered.view(-1, shard.numel())
-            shard.copy_(shards[self.rank % len(shards)])
-
-    def all_gather(self, gathered: Tensor, shard: Tensor, group: distributed.ProcessGroup | None = None) -> None:
-        """Copies of this rank's shard."""
-        if not gathered.is_meta:
-            gathered.view(-1, shard.numel()).copy_(shard)

@@ -29,7 +29,7 @@ _PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whos
 _OWN = ("RANK", "LOCAL_RANK", "OMP_NUM_THREADS")  # may differ between the ranks of a run
 # Of a process, its machine, and what is shown and kept: a run is the same with others.
 OUTPUT = {
-    *("RESUME", "TRIAL", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "EMULATE_RANK", "DIST_TIMEOUT", "OMP_NUM_THREADS"),
+    *("RESUME", "TRIAL", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "DIST_TIMEOUT", "OMP_NUM_THREADS"),
     *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "CACHE_CLEARED"),
     *("CHECKPOINT_EVERY_STEPS", "CHECKPOINT_KEEP", "CHECKPOINT_SHARDS", "DEEPSPEED_CHECKPOINTS"),
     "SEQUENCES_PER_SECOND",

@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_leaves
 
 from bert import kernels, optim
 from bert.checkpoint.save import Config as CheckpointConfig
-from bert.core.dist import EmulatedWorld
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.deepspeed import ds_config
 from bert.model.bert import BertForPreTraining
@@ -107,10 +108,9 @@ def estimate(plan: Plan) -> dict[str, int]:
     settings.check(torch.device(plan.device_type))
     low, b = plan.dtype != torch.float32, plan.dtype.itemsize
     masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None
-    engine = optim.build(
-        settings, model, model.stages(), masters, EmulatedWorld(plan.num_ranks, 0, META, META),
-        accumulate=plan.accumulate, fused=False,
-    )  # fmt: skip
+    world = World(DistConfig(device="cpu"))  # rank 0 of as many; no collective sends anything
+    world.size, world.ranks_per_node, world.device = plan.num_ranks, plan.num_ranks, META
+    engine = optim.build(settings, model, model.stages(), masters, world, accumulate=plan.accumulate, fused=False)
     # The first gradient of the table of words, of the scores, waits for its second one, of the embeddings.
     peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
     # Gradients that wait in a bucket during the backward pass, and the copies from which slices are reduced.
@@ -129,25 +129,20 @@ def estimate(plan: Plan) -> dict[str, int]:
     return {**parts, "activations": max(peaks), "runtime": RUNTIME[plan.device_type]}
 
 
-def persistent_bytes(engine: Sharded, *, materialized: bool = False) -> dict[str, int]:
-    """What a sharded optimizer keeps from step to step, by part. materialized: only what has numbers, not on meta."""
+def persistent_bytes(engine: Sharded) -> dict[str, int]:
+    """What a sharded optimizer keeps from step to step, by part; a tensor that is there twice counts once."""
     parts = {
         "weights": [engine.weights.whole, engine.weights.shard],
         "gradients": gradient_buffers(engine),
         "states": [engine.shard.masters, *engine.shard.states.values()],
     }
-    return {name: _bytes(t for t in some if not (materialized and t.is_meta)) for name, some in parts.items()}
+    return {name: sum({id(t): t.nbytes for t in some}.values()) for name, some in parts.items()}
 
 
 def gradient_buffers(engine: Sharded) -> list[Tensor]:
     """The persistent tensors of gradients."""
     buckets = engine.buckets
     return [tensor for tensor in (buckets.whole, buckets.shard, buckets.received) if tensor is not None]
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of all; a tensor that is there twice counts once."""
-    return sum(t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values())
 
 
 def activations(plan: Plan) -> int:

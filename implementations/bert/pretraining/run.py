@@ -11,7 +11,7 @@ from bert.core.dist import World, pick_device, why_no_gpu
 from bert.core.env import ConfigError, from_env
 from bert.core.start import StartClock
 from bert.deepspeed.settings import merged
-from bert.pretraining import check, closed_division, emulate, memory
+from bert.pretraining import check, closed_division, memory
 from bert.pretraining.config import Config
 from bert.pretraining.train import pretrain
 from bert.training.mlperf import MlperfLog
@@ -27,16 +27,12 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         variables.check_names(environ)
         config = memory.fitted(from_env(Config, merged(environ)))
         config.check()
-        starts = not check_only and config.dist.emulated_rank is None
-        closed_division.check(config, starts=starts)
-        if starts:
+        closed_division.check(config, starts=not check_only)
+        if not check_only:
             _check_gpu(config)
         config = config.rehearsed()
         if check_only:
             print(check.report(config))
-            return SUCCESS
-        if config.dist.emulated_rank is not None:
-            print(emulate.report(config))
             return SUCCESS
         return _train(config)
     except Exception as error:

@@ -201,13 +201,13 @@ def build(
             shapes = BertForPreTraining(config.model, select(config.kernels, torch.device("cpu")))
         return chunks(shapes, Checksum())[0]
 
-    with uninitialized(torch.device("meta") if by_chunks else world.gathered_device):
+    with uninitialized(torch.device("meta") if by_chunks else world.device):
         model = BertForPreTraining(config.model, kernels)
     clock.lap("model")
     so_far, checksum = Checksum(), None
     first, loaded = chunks(model, so_far)
     if by_chunks:
-        use_placeholders(model, config.numerics.dtype, world.gathered_device)
+        use_placeholders(model, config.numerics.dtype, world.device)
     else:
         fill(model, first)
         checksum = checksum_of(dict(model.named_parameters()))

@@ -213,7 +213,7 @@ def test_models_are_made_where_they_train(prepared):
     """A device on which nothing can be computed would show any number that is moved there later."""
     config = from_env(Config, prepared | {"SHARD_OPTIMIZER": "0"})
     places, world = [], World(DistConfig(device="cpu"))
-    world.gathered_device = torch.device("meta")
+    world.device = torch.device("meta")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train, "fill", lambda model, chunks: places.extend(p.device for p in model.parameters()))
         patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)

@@ -341,3 +341,11 @@ def test_the_check_prints_the_least_that_deepspeed_needs(environ, capsys, monkey
     monkeypatch.setattr("bert.deepspeed.settings.Config.check", lambda *_: None)  # as if DeepSpeed were installed
     assert run(environ({"stage": 3}, DEVICE="auto", WORLD_SIZE="1", DGXNNODES="1"), check_only=True) == 0
     assert "memory         at least 0.0 GiB per rank: " in capsys.readouterr().out
+
+
+def test_memory_is_counted_on_devices_without_numbers_too():
+    kept = torch.empty(1000, device="meta")
+    with memory.Peak([kept]) as peak:
+        twice = kept + kept
+        del twice
+    assert peak.most == 8000
