@@ -7,7 +7,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,6 @@ import torch
 
 from bert.checkpoint.save import step_path
 from bert.commands import weights as trained
-from bert.commands.weights import Trained
 from bert.core.dist import World
 from bert.core.env import ConfigError, from_env
 from bert.data.batch import PretrainingBatch
@@ -30,7 +29,6 @@ from bert.training.evaluate import Evaluator
 
 # The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the tolerance.
 INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000
-POLL_SECONDS = 1.0
 MUCH_WORSE = 0.2  # of a masked-LM loss: its perplexity has grown by a fifth
 _COLUMNS = (
     "accuracy", "mlm_loss", "loss_per_word", "nsp_loss", "nsp_accuracy", "general_accuracy", "general_mlm_loss",
@@ -47,16 +45,14 @@ class Config(trained.Source):
 def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
     """How good are these weights? Accuracy and losses on the sequences of EVALDIR.
 
-    Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run. With --watch
-    it follows a run that is still training, newest checkpoint first, until the run is over or TARGET_MLM_ACCURACY,
-    where it is set, is reached. With several the last line compares the last with the first: a model of one's domain
+    Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run, also of one
+    that is still training. With several the last line compares the last with the first: a model of one's domain
     with the one that it was continued from. mlm_loss is the mean of the masked tokens; loss_per_word is that times the
     tokens of a word (or punctuation mark), where the vocabulary is found: of other vocabularies it compares roughly,
     for what is left of a masked word helps. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to
     the trainer; without NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
     """
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a checkpoint, a folder of them, or a run")
-    parser.add_argument("--watch", action="store_true", help="follow a run that is still training")
     parser.add_argument("--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)")
     parser.add_argument("--general", type=Path, metavar="FOLDER", help="records of general text: what was forgotten?")
     parser.add_argument("--json", action="store_true", help="a JSON object for each checkpoint")
@@ -68,18 +64,11 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
     if samples < 0:
         raise ConfigError(f"--samples {samples}: expected at least 1")
     evaluator, paths = CheckpointEvaluator(config, samples, options.bert_config, options.general), options.paths
-    if options.watch:
-        if len(paths) > 1:
-            raise ConfigError("--watch follows one run: give one PATH")
-        target = config.evaluate.target if environ.get("TARGET_MLM_ACCURACY", "").strip() else 0.0
-        results = watch(paths[0], evaluator, target)
-    else:
-        found = (path for place in paths for path in trained.find(place) or [trained.newest(place)])
-        results = (evaluator(path)[1] for path in found)
     columns = _COLUMNS if options.general else _COLUMNS[:5]
     widths = [max(12, len(column)) for column in columns]
     shown: list[dict[str, Any]] = []
-    for figures in results:
+    for found in (path for place in paths for path in trained.find(place)):
+        figures = evaluator(found)
         shown.append(figures)
         if options.json:
             print(json.dumps(figures), flush=True)
@@ -134,8 +123,8 @@ class CheckpointEvaluator:
         self._model: BertForPreTraining | None = None
         self._evaluators: dict[str, Evaluator] = {}
 
-    def __call__(self, path: Path) -> tuple[Trained, dict[str, Any]]:
-        """The description of the weights, and their figures. Raises ConfigError or DataError."""
+    def __call__(self, path: Path) -> dict[str, Any]:
+        """The figures of a file of weights. Raises ConfigError or DataError."""
         source = trained.describe(path, self.bert_config)
         if self._model is None or self._model.config != source.shape:
             self._model = self.config.model(source.shape, self.world)
@@ -161,7 +150,7 @@ class CheckpointEvaluator:
             figures["loss_per_word"] = figures["mlm_loss"] * tokens_per_word(own.batches, trained.vocabulary(source))
         if source.steps is None and figures["sequences"] == SEQUENCES and own.vocab_md5 == VOCAB_MD5:
             figures["initial_checkpoint"] = abs(figures["accuracy"] - INITIAL) <= TOLERANCE
-        return source, figures
+        return figures
 
 
 def tokens_per_word(batches: list[PretrainingBatch], vocab_file: Path) -> float:
@@ -175,28 +164,3 @@ def tokens_per_word(batches: list[PretrainingBatch], vocab_file: Path) -> float:
         tokens += int(text.sum())
         words += int((text & ~torch.isin(ids, torch.tensor(continuing, device=ids.device))).sum())
     return tokens / max(words, 1)
-
-
-def watch(path: Path, evaluator: CheckpointEvaluator, target: float) -> Iterator[dict[str, Any]]:
-    """Figures of checkpoints as they appear, newest first, until one is the last of its run or reaches the target.
-
-    A checkpoint that its run removes before its turn is skipped.
-    """
-    seen: set[Path] = set()
-    while True:
-        waiting = [found for found in trained.find(path) if found not in seen]
-        if not waiting:
-            time.sleep(POLL_SECONDS)
-            continue
-        seen.add(waiting[-1])
-        try:
-            source, figures = evaluator(waiting[-1])
-        except ConfigError:
-            if waiting[-1].exists():
-                raise
-            continue
-        yield figures
-        if source.ended or 0 < target <= figures["accuracy"]:
-            word = "the run is over" if source.ended else f"the target {target} is reached"
-            print(f"{word}: {source.path}", file=sys.stderr)
-            return

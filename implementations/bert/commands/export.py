@@ -34,7 +34,7 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
         others = not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())
         if folder.exists() and others and not huggingface.weights_in(folder):
             raise ConfigError(f"{folder}: is there and holds no model: give a new folder by -o")
-        source = trained.describe(trained.newest(options.path), options.bert_config)
+        source = trained.describe(trained.find(options.path)[-1], options.bert_config)
         vocab_file, kernels = trained.vocabulary(source, options.vocab), Config(fused="none", attention="sdpa_loop")
         model = BertForPreTraining(source.shape, select(kernels, torch.device("cpu")))
         trained.load(source, model)

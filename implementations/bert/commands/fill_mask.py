@@ -34,7 +34,7 @@ def fill_mask(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
     parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
     options = parser.parse_args(arguments)
     settings = from_env(trained.Source, environ)
-    source = trained.describe(trained.newest(options.path), options.bert_config)
+    source = trained.describe(trained.find(options.path)[-1], options.bert_config)
     vocab_file = trained.vocabulary(source, options.vocab)
     tokenizer = WordPiece(vocab_file, huggingface.lower_case(vocab_file))
     model = settings.model(source.shape, World(settings.dist))

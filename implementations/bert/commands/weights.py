@@ -40,22 +40,21 @@ class Source(Hardware):
 class Trained:
     """One file of weights, or the index of one in shards, and what is known of it.
 
-    steps, samples: trained, None where unknown; ended: the run was over; vocab_md5: "" where unknown.
+    steps, samples: trained, None where unknown; vocab_md5: "" where unknown.
     """
 
     path: Path
     shape: BertConfig
     steps: int | None = None
     samples: int | None = None
-    ended: bool = False
     vocab_md5: str = ""
 
 
 def find(path: Path) -> list[Path]:
-    """The files of weights that a path stands for, oldest first; none in a folder that has none yet.
+    """The files of weights that a path stands for, oldest first.
 
     A run's folder stands for its checkpoints, that of run_pretraining.sh for those of its latest phase, a folder of the
-    Hub's layout for its weights. Raises ConfigError where there is nothing of the name.
+    Hub's layout for its weights. Raises ConfigError where there are none.
     """
     if path.is_file():
         return [path]
@@ -67,16 +66,9 @@ def find(path: Path) -> list[Path]:
     elsewhere = _settings(path).get("checkpoint", {}).get("directory")
     if elsewhere and (found := saved_checkpoints(Path(elsewhere))):
         return found
-    weights = huggingface.weights_in(path)
-    return [weights] if weights else []
-
-
-def newest(path: Path) -> Path:
-    """The newest of them. Raises ConfigError where there are none."""
-    found = find(path)
-    if not found:
-        raise ConfigError(f"{path}: no step_* and no model.safetensors in it: name a checkpoint, or a run's folder")
-    return found[-1]
+    if weights := huggingface.weights_in(path):
+        return [weights]
+    raise ConfigError(f"{path}: no step_* and no model.safetensors in it: name a checkpoint, or a run's folder")
 
 
 def describe(path: Path, bert_config: Path | None = None) -> Trained:
@@ -103,8 +95,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
     else:
         raise ConfigError(f"{path}: no model config found: give its bert_config.json by --bert-config")
     return Trained(
-        path=path, shape=shape, steps=said.get("step"), samples=said.get("samples"), ended=said.get("ended", False),
-        vocab_md5=vocabulary_of(path),
+        path=path, shape=shape, steps=said.get("step"), samples=said.get("samples"), vocab_md5=vocabulary_of(path),
     )  # fmt: skip
 
 

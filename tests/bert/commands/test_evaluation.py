@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -66,9 +64,6 @@ def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(prepared,
             assert line[name] == pytest.approx(found[line["steps"]][name], rel=1e-6), name
         assert (line["sequences"], line["trained_samples"] > 0) == (17, True)
     assert [json.loads(line)["steps"] for line in out.splitlines()] == [4, 8]
-    status, out, err = run_evaluation(capsys, prepared, folder, "--watch")
-    assert (status, len(out.splitlines())) == (0, 2), "the newest is the last of its run"
-    assert err.startswith("the run is over: ")
     assert newest(folder)["ended"]
 
 
@@ -126,36 +121,6 @@ def test_domain_text_before_and_after_and_a_warning_of_what_was_forgotten(
         change = " -> ".join(f"{each[general]:.4f}" for each in figures)
         assert out.splitlines()[-1].startswith(f"general text: masked-LM loss {change}, accuracy ")
         assert (f"warning: general text got much worse (masked-LM loss {change})" in err) == warned
-
-
-def test_a_live_run_is_followed_until_its_last_checkpoint(save, prepared, capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(evaluation, "POLL_SECONDS", 0.01)
-    (tmp_path / "checkpoints").mkdir()
-
-    def later():
-        time.sleep(0.2)
-        save(2)
-        time.sleep(0.2)
-        save(5, ended=True)
-
-    writer = threading.Thread(target=later)
-    writer.start()
-    status, out, err = run_evaluation(capsys, prepared, tmp_path / "checkpoints", "--watch", "--json")
-    writer.join()
-    steps = [json.loads(line)["steps"] for line in out.splitlines()]
-    assert (status, steps[-1]) == (0, 5)
-    assert "the run is over" in err
-
-
-def test_watching_ends_at_the_target(save, prepared, capsys, monkeypatch):
-    folder = save(2).parent
-    real = evaluation.Evaluator.__call__
-    monkeypatch.setattr(
-        evaluation.Evaluator, "__call__", lambda self, m: dataclasses.replace(real(self, m), accuracy=0.4)
-    )
-    status, out, err = run_evaluation(capsys, prepared, folder, "--watch", TARGET_MLM_ACCURACY="0.4")
-    assert (status, len(out.splitlines())) == (0, 2)
-    assert err.startswith("the target 0.4 is reached: ")
 
 
 @pytest.mark.parametrize("accuracy", [0.34085, 0.3420])

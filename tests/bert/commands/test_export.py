@@ -169,7 +169,7 @@ def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_mod
 def test_the_check_says_which_heads_are_new(run, prepared, tmp_path):
     folder, _ = run
     model = transformers.BertModel(transformers.BertConfig(**huggingface.config_values(trained.describe(
-        trained.newest(folder)).shape, "BertModel")))  # fmt: skip
+        trained.find(folder)[-1]).shape, "BertModel")))  # fmt: skip
     model.save_pretrained(tmp_path / "hub")
     said = check.report(from_env(Config, prepared | {"INIT_CHECKPOINT": str(tmp_path / "hub")}))
     (weights,) = [line for line in said.splitlines() if line.startswith("weights")]
@@ -224,9 +224,9 @@ def test_the_latest_phase_of_a_two_phase_run_is_taken(run, tmp_path):
     folder, _ = run
     for phase in ("phase1", "phase2"):
         shutil.copytree(folder, tmp_path / "two" / phase)
-    assert trained.newest(tmp_path / "two").parts[-3:] == ("phase2", "checkpoints", "step_0000000002.pt")
+    assert trained.find(tmp_path / "two")[-1].parts[-3:] == ("phase2", "checkpoints", "step_0000000002.pt")
     shutil.rmtree(tmp_path / "two" / "phase2")
-    assert trained.newest(tmp_path / "two").parts[-3:] == ("phase1", "checkpoints", "step_0000000002.pt")
+    assert trained.find(tmp_path / "two")[-1].parts[-3:] == ("phase1", "checkpoints", "step_0000000002.pt")
 
 
 @pytest.mark.parametrize(("extra", "lower"), [("w", True), ("W", False)])
