@@ -27,7 +27,6 @@ from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError
-from bert.deepspeed import ds_config
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
@@ -66,7 +65,7 @@ class Plan:
         """Of a run on this machine's device."""
         device, data, recipe, width = config.device, config.data, config.numerics.fp8, config.model.hidden_size
         num_ranks, sharded, group = config.dist.world_size, config.optim.is_sharded(device), None
-        if sharded and not config.zero.is_deepspeed:
+        if sharded:
             group = str(config.optim.group_size(num_ranks, config.dist.ranks_per_node))
         fp8_copies = 0
         if recipe is not None and recipe.evaluation and config.evaluates:
@@ -187,31 +186,6 @@ def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) 
     return max(beginning, saving) + plan.ranks_per_node * (PROCESS + device)
 
 
-def deepspeed_estimate(plan: Plan, zero: dict[str, Any], *, gathers: bool) -> tuple[dict[str, int], int, int]:
-    """(bytes of a rank's device by part, of the host of a node's ranks, of a flat copy) that DeepSpeed takes at least.
-
-    Weights, masters and states, as stage and offload say; its gradients, buckets and gathered parameters come on top.
-    In stages 1 and 2 every rank has all weights on its device, and makes one flat copy of them: on the device where
-    there is room for both, else on the host, which then holds both. In stage 3 it has its part of them, and the largest
-    parameter gathered beside it. gathers: masters and states on rank 0, for a checkpoint of ours.
-    """
-    offloaded = ds_config.offloads(zero)
-    sizes = [parameter.numel() * plan.dtype.itemsize for parameter in meta_model(plan.model).parameters()]
-    states, host = estimate(plan)["states"], PROCESS
-    device = {"weights": sum(sizes), "states": states}
-    if zero["stage"] == 3:
-        device = {"weights": sum(sizes) // plan.num_ranks, "largest parameter": max(sizes), "states": states}
-        if "offload_param" in offloaded:
-            host += device.pop("weights")
-    if "offload_optimizer" in offloaded:
-        host += device.pop("states")
-    device |= {"activations": activations(plan), "runtime": RUNTIME[plan.device_type]}
-    if plan.device_type == "cpu":
-        host += sum(device.values())
-    host = host * plan.ranks_per_node + gathers * states * plan.num_ranks
-    return device, host, sum(sizes) if zero["stage"] < 3 else 0
-
-
 def fitted(config: Config) -> Config:
     """The config with GRADIENT_STEPS=auto settled: BATCHSIZE, the rows of a step, in the fewest equal micro-batches of
     which one fits. Global batch and learning rate stay what they are. Raises ConfigError where none does.
@@ -257,40 +231,37 @@ def describe(config: Config) -> str:
 
     Where DEVICE=auto finds no GPU nothing is refused: the check then runs on another machine than the run.
     """
-    plan, flat, least = Plan.of(config), 0, ""
     if config.zero.is_deepspeed:
-        gathers = config.checkpoint.directory is not None and not config.zero.checkpoints
-        parts, host, flat = deepspeed_estimate(plan, config.zero.json()["zero_optimization"], gathers=gathers)
-        least, cure = "at least ", "set another stage, offload_optimizer or offload_param, or RECOMPUTE_LAYERS=1"
-        host_cure = "with CHECKPOINT_DIR set DEEPSPEED_CHECKPOINTS=1"
-    else:
-        parts = estimate(plan)
-        host = host_bytes(plan, config.checkpoint, parts)
-        cure = "lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1, SHARD_GROUP=all"
-        host_cure = "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1"
-    total = sum(parts.values())
-    said = f"{least}{total / GIB:.1f} GiB per rank: "
+        return "not estimated: deepspeed.runtime.zero has estimators for each stage"
+    plan = Plan.of(config)
+    parts = estimate(plan)
+    host, total = host_bytes(plan, config.checkpoint, parts), sum(parts.values())
+    said = f"{total / GIB:.1f} GiB per rank: "
     said += ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
     if plan.device_type == "cuda":
         gpu = torch.cuda.get_device_properties(config.device).total_memory
         said += f"; the GPU has {gpu / GIB:.1f}"
         if total > gpu:
-            raise ConfigError(f"out of memory: {said}: {cure}")
-        if plan.accumulate and not config.zero.is_deepspeed:
+            raise ConfigError(
+                f"out of memory: {said}: lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, "
+                "SHARD_GRADIENTS=1, SHARD_GROUP=all"
+            )
+        if plan.accumulate:
             rows = config.data.rows_per_step
             found = _largest(config, rows)
             if found and found.data.batch_size > config.data.batch_size:
                 said += f"; BATCHSIZE={rows} GRADIENT_STEPS=auto would take {found.data.batch_size} rows at a time"
-        if plan.optimizer.shard_gradients and plan.accumulate and not config.zero.is_deepspeed:
+        if plan.optimizer.shard_gradients and plan.accumulate:
             whole = sum(estimate(replace(plan, optimizer=replace(plan.optimizer, shard_gradients=False))).values())
             if whole <= gpu:
                 said += f"; SHARD_GRADIENTS=0 fits too, {whole / GIB:.1f}, and reduces gradients once a step"
-        if total - parts["activations"] + flat > gpu:
-            host += 2 * flat * plan.ranks_per_node
     capacity = host_capacity()
     said += f"; host {host / GIB:.1f} GiB for the ranks of a node; this machine has {capacity / GIB:.1f}"
     if host > capacity and (plan.device_type == "cuda" or config.dist.device == "cpu"):
-        raise ConfigError(f"out of memory: {said}: {host_cure}, or start fewer ranks on a node")
+        raise ConfigError(
+            f"out of memory: {said}: set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start "
+            "fewer ranks on a node"
+        )
     return said
 
 
