@@ -9,16 +9,13 @@ gemm        the products of a layer, forward and backward, in bf16 and fp8, at 2
 operations  every fused operation in Triton, and PyTorch, at the sizes of its large case; the kernels
             that cast to fp8; an update of LAMB. GB/s counts each input read once and each result written once (LAMB: 42
             bytes a parameter); the ceiling is this GPU's own copy.
-constants   settings of each kernel beside those of kernels/launches.py, which differ in one or two sizes, warps, stages
-            or programs: the fastest choice first.
 
-usage: python bench/kernels.py attention|gemm|operations|constants [--repeats 15] [--only NAME]
+usage: python bench/kernels.py attention|gemm|operations [--repeats 15]
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -43,17 +40,14 @@ from bert import kernels
 from bert.data.synthetic import wikipedia_like_lengths
 from bert.kernels import (
     OPERATIONS,
-    attention_triton,
     dropout_add_layer_norm,
     fp8_cast,
     fp8_feed_forward,
     lamb,
-    launches,
 )
 from bert.kernels.attention import candidates
 from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
-from bert.kernels.launches import Blocks
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.optim.rules import is_decayed
@@ -179,11 +173,11 @@ def measure_gemm(options: argparse.Namespace) -> dict[str, Any]:
     return {"ceiling_tflops": ceiling, "tflops": {str(s[0]): layer_rates(*s) for s in sizes}, "clocks": gpu_state()}
 
 
-def lamb_update(num_layers: int) -> tuple[Call, float]:
+def lamb_update() -> tuple[Call, float]:
     """The norm of the gradient and the two passes on flat buffers of a model's sizes, and the bytes they move."""
     with torch.device("meta"):
         bound = kernels.select(kernels.Config(fused="none", attention="sdpa_loop"), torch.device("cpu"))
-        model = BertForPreTraining(BertConfig(num_hidden_layers=num_layers), bound)
+        model = BertForPreTraining(BertConfig(), bound)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     decays = [DECAY if is_decayed(name) else 0.0 for name in sizes]
     layout = lamb.make_layout(list(sizes.values()), decays, device())
@@ -262,92 +256,20 @@ def measure_operations(options: argparse.Namespace) -> dict[str, Any]:
         figures[name] = bandwidths(functions, ceiling, repeats=options.repeats)
     if HAS_FP8:
         figures["fp8"] = bandwidths(fp8_calls(), ceiling, repeats=options.repeats)
-    figures["lamb"] = bandwidths({"triton": lamb_update(24)}, ceiling, num_calls=3, repeats=options.repeats)["triton"]
+    figures["lamb"] = bandwidths({"triton": lamb_update()}, ceiling, num_calls=3, repeats=options.repeats)["triton"]
     return figures
 
 
-def sweeps() -> dict[str, tuple[str, tuple[str, ...], Callable[[], Call]]]:
-    """Kernel of ``launches.TABLE``, the settings of it that count, and what makes a call with them, by name."""
-    both, tile = "forward+backward", ("rows", "columns", "num_warps")
-
-    def fused(name: str, what: str) -> Callable[[], Call]:
-        return lambda: operation_calls(name, OPERATIONS[name].fused)[what]
-
-    found: dict[str, tuple[str, tuple[str, ...], Callable[[], Call]]] = {
-        "layer norm forward": ("layer norm forward", tile[::2], fused("dropout_add_layer_norm", "forward")),
-        "layer norm backward": (
-            "layer norm backward", ("rows", "num_warps", "programs"), fused("dropout_add_layer_norm", both)
-        ),
-        "bias_gelu": ("bias_gelu", (*tile, "programs"), fused("bias_gelu", both)),
-        "cross_entropy forward": ("cross_entropy forward", tile, fused("cross_entropy", "forward")),
-        "cross_entropy backward": ("cross_entropy backward", tile[1:], fused("cross_entropy", both)),
-        "lamb": ("lamb", tile[1:], lambda: lamb_update(6)[0]),
-    }  # fmt: skip
-    for name, what in (("forward", "forward"), ("query gradient", both), ("key gradient", both)):
-        make = lambda what=what: attention_calls(attention_triton.attention, DROPOUT)[0][what]  # noqa: E731
-        found[f"attention {name}"] = f"attention {name}", (*tile, "num_stages"), make
-    for name in ("gelu with cast", "gelu backward with cast", "cast", "transpose") if HAS_FP8 else ():
-        kernel = "transpose" if name == "transpose" else "cast"  # those that write both orders share their settings
-        found[f"fp8 {name}"] = kernel, tile, lambda name=name: fp8_calls()[name][0]
-    return found
-
-
-def neighbours(standing: Blocks, names: tuple[str, ...]) -> list[Blocks]:
-    """Settings that differ in one or two of these: half or twice of a size, one stage or program less or more."""
-    changes: list[tuple[str, int]] = []
-    for name in names:
-        value = getattr(standing, name)
-        less, more = (value - 1, value + 1) if name in ("num_stages", "programs") else (value // 2, 2 * value)
-        changes += [(name, less)] * (less > 0) + [(name, more)]
-    some = [dict(chosen) for count in (1, 2) for chosen in itertools.combinations(changes, count)]
-    return list(dict.fromkeys(dataclasses.replace(standing, **changed) for changed in some))
-
-
-def measure_constants(options: argparse.Namespace) -> dict[str, Any]:
-    """Microseconds of each choice, fastest first; the one in the table is marked."""
-    found: dict[str, Any] = {}
-
-    def call_with(kernel: str, choice: Blocks, make: Callable[[], Call]) -> Call:
-        made: list[Call] = []
-
-        def run(number: int) -> object:
-            launches.TABLE[kernel] = {0: choice}
-            if not made:
-                made.append(make())
-            return made[0](number)
-
-        return run
-
-    for name, (kernel, names, make) in sweeps().items():
-        if options.only not in name:
-            continue
-        table, standing = launches.TABLE[kernel], launches.blocks(kernel, device())
-        choices = [standing, *neighbours(standing, names)]
-        functions = {repr(choice): call_with(kernel, choice, make) for choice in choices}
-        figures = spread(graphs_in_turns(functions, num_calls=4, repeats=7))
-        launches.TABLE[kernel] = table
-        rows = [{"choice": key, "standing": key == repr(standing), **figure} for key, figure in figures.items()]
-        found[name] = sorted(rows, key=lambda row: row["us"])
-    return found
-
-
 def main() -> None:
-    measures = {
-        "attention": measure_attention, "gemm": measure_gemm, "operations": measure_operations,
-        "constants": measure_constants,
-    }  # fmt: skip
+    measures = {"attention": measure_attention, "gemm": measure_gemm, "operations": measure_operations}
     parser = Parser(__doc__)
     parser.add_argument("kernel", choices=list(measures))
     parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
-    parser.add_argument("--only", default="", help="constants: kernels whose name has this in it")
     parser.add_argument("--tiny", action="store_true", help="gemm: a small size, to try it out on a CPU")
     options = parser.parse_args()
     if not (options.kernel == "gemm" and options.tiny):
         require_gpu()
-    figures = measures[options.kernel](options)
-    if not figures:
-        parser.error(f"--only {options.only}: no such kernel: {', '.join(sweeps())}")
-    emit(options.kernel, figures, data="random bf16")
+    emit(options.kernel, measures[options.kernel](options), data="random bf16")
 
 
 if __name__ == "__main__":

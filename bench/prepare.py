@@ -4,9 +4,9 @@ all        text to packed shards: CPU seconds of each step, memory, disk. Extrap
            501 files, 156.7 million sequences, 4,320 shards) on 64 cores by its bytes: tasks of a step go round by
            round, a last round of few costs as much as a full one, and the last step counts as one process alone. Run
            it twice to leave the compilation out, which each machine does once.
-instances  training instances (tokenise, pair, mask, digest, write): bytes a CPU second, memory, the start of the whole
-           process. With --reference, the start of the text in turns with MLCommons' create_pretraining_data.py as
-           published: the ratio of CPU seconds, start-up apart, and whether the instances are the same.
+instances  training instances (tokenise, pair, mask, digest, write): bytes a CPU second, memory. With
+           --reference, the start of the text in turns with MLCommons' create_pretraining_data.py as published: the
+           ratio of CPU seconds, start-up apart, and whether the instances are the same.
 packing    how full packed rows are on Wikipedia's mix of lengths (synthetic), and how long packing takes: offline and
            online, by size of the buffer.
 
@@ -184,28 +184,19 @@ def measure_instances(options: argparse.Namespace) -> None:
         text = options.text or folder / "download" / "results4" / "part-00000-of-00001"
         vocab = options.vocab_file or folder / "download" / "vocab.txt"
         data = text.read_bytes()
-        tiny = folder / "tiny"
-        tiny.write_text("The cat sat.\n\nA dog ran.\n")
         line = [sys.executable, "-m", "input_preprocessing", "instances"]
-
-        def process(source: Path) -> object:
-            files = ["--input-file", source, "--vocab-file", vocab, "--output-file", folder / "instances.hdf5"]
-            return subprocess.run([*line, *map(str, files)], check=True, capture_output=True)
-
-        process(text)
+        line += map(str, ["--input-file", text, "--vocab-file", vocab, "--output-file", folder / "instances.hdf5"])
+        subprocess.run(line, check=True, capture_output=True)
         memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
         words, config = vocabulary.load(vocab), SamplingConfig()
         write = functools.partial(write_instances, text, folder / "instances.hdf5", words, config)
         sequences, _ = write()  # compiled, file cache warm
         times = in_turns({"ours": write}, options.repeats)
-        show_help = functools.partial(subprocess.run, [*line, "--help"], check=True, capture_output=True)
-        starts = in_turns({"help": show_help, "two_lines": lambda: process(tiny)}, options.repeats)
         figures = {
             "megabytes_of_text": round(len(data) / 1e6, 2),
             "sequences": sequences,
             "ours_megabytes_per_cpu_second": round(len(data) / medians(times)["ours"] / 1e6, 2),
             "peak_gigabytes_of_a_worker": round(memory, 2),
-            "start_cpu_seconds": {name: round(seconds, 2) for name, seconds in medians(starts).items()},
             "cpu_seconds": {name: [round(span, 2) for span in spans] for name, spans in times.items()},
         }
         if options.reference:

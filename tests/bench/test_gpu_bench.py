@@ -231,16 +231,3 @@ def test_tables_refuse_a_document_without_markers_and_a_foreign_results_file(ben
 def test_document_in_the_tree_has_the_markers(repository, bench):
     text = (repository / "docs" / "evidence.md").read_text()
     assert text.count(bench("gpu_all").BEGIN) == text.count(bench("gpu_all").END) == 1
-
-
-def test_settings_beside_those_of_the_table_differ_in_one_or_two_that_the_kernel_heeds(bench):
-    measures = bench("kernels")
-    for kernel, names, _ in measures.sweeps().values():
-        standing = measures.launches.blocks(kernel, torch.device("cpu"))
-        found = measures.neighbours(standing, names)
-        assert len(set(found)) == len(found) >= 2 * len(names)
-        for one in found:
-            changed = {name for name, value in vars(one).items() if value != getattr(standing, name)}
-            assert changed <= set(names)
-            assert len(changed) in (1, 2)
-            assert all(getattr(one, name) > 0 for name in names)

@@ -15,7 +15,7 @@ import torch
     "name",
     [
         "attention",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemm", "operations", "constants")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemm", "operations")),
     ],
 )
 def test_without_a_gpu_one_line_says_so(repository, tmp_path, name):

@@ -1,7 +1,7 @@
 """Launch settings of the Triton kernels: one table, by kernel and architecture, chosen from compiled counts.
 
 ``python tests/bert/kernels/ahead_of_time.py`` prints the counts of any of these architectures without a GPU: in 16 bits
-no setting spills registers. `bench/kernels.py constants` times others on a GPU. One choice for all runs, so that
+no setting spills registers. One choice for all runs, so that
 results repeat bit for bit.
 """
 
