@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bert.checkpoint import sharded, weights
 from bert.checkpoint.save import Config as CheckpointConfig
@@ -26,7 +25,6 @@ from bert.data.sampler import RowSource
 from bert.deepspeed import checkpoints
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
-from bert.optim.rules import is_decayed
 from bert.pretraining.config import Config
 from bert.training.step import Step, check_finite, is_finite
 
@@ -231,31 +229,26 @@ class Saver:
 def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
     """The state of an optimizer that begins a phase of pretraining with the moments of the one before, steps from 0.
 
-    path: of a step_*.pt of this trainer, or a ckpt_*.pt of DeepLearningExamples; optimizer: this run's; shapes: of the
-    model's parameters, by name. Raises ConfigError where the file is neither, or is of another optimizer, vocabulary or
-    shape.
+    path: of a step_*.pt of this trainer; optimizer: this run's; shapes: of the model's parameters, by name. Raises
+    ConfigError where the file is none, or of another optimizer, vocabulary or shape.
     """
     try:
         saved = read_checkpoint(path, mmap=True)
     except Exception as error:  # a damaged file, or none of PyTorch's
         raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})") from None
     found = saved.get("optimizer") if isinstance(saved, Mapping) else None
-    if isinstance(found, Mapping) and "masters" in found:
-        trained_with = saved.get("run", {}).get("OPTIMIZER")
-        if trained_with != optimizer:
-            raise ConfigError(
-                f"INIT_OPTIMIZER=1: {path} is of OPTIMIZER={trained_with}, this run has {optimizer}: use the same, or "
-                "INIT_OPTIMIZER=0"
-            )
-        state = dict(found)
-    elif isinstance(found, Mapping) and {"state", "param_groups"} <= found.keys():
-        state = _deep_learning_examples(saved, path)
-    else:
+    if not isinstance(found, Mapping) or "masters" not in found:
         raise ConfigError(
-            f"INIT_OPTIMIZER=1: {path} holds no optimizer's state: expected a step_*.pt of this trainer, or a "
-            "ckpt_*.pt of DeepLearningExamples"
+            f"INIT_OPTIMIZER=1: {path} holds no optimizer's state: expected a step_*.pt of this trainer, or set "
+            "INIT_OPTIMIZER=0"
         )
-    for part, tensors in state.items():
+    trained_with = saved.get("run", {}).get("OPTIMIZER")
+    if trained_with != optimizer:
+        raise ConfigError(
+            f"INIT_OPTIMIZER=1: {path} is of OPTIMIZER={trained_with}, this run has {optimizer}: use the same, or "
+            "INIT_OPTIMIZER=0"
+        )
+    for part, tensors in found.items():
         if not isinstance(tensors, Mapping):
             continue
         if wrong := weights.misfits(shapes, tensors):
@@ -263,31 +256,4 @@ def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> 
             raise ConfigError(
                 f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {'; '.join(wrong[:3])}{rest}"
             )
-    return {**state, "num_steps": 0}
-
-
-def _deep_learning_examples(saved: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Its moments are by number: parameters that decay first, then the others, each in the order of the model.
-
-    apex's masters are in the same order; without them the model's weights are fp32. The decoder's tied weights are
-    named twice and optimized once.
-    """
-    found: dict[str, Tensor] = {
-        weights.canonical_name(name): tensor
-        for name, tensor in saved["model"].items()
-        if not name.endswith("cls.predictions.decoder.weight")
-    }
-    order = sorted(found, key=is_decayed, reverse=True)  # a stable sort
-    moments = saved["optimizer"]["state"]
-    if len(moments) != len(order):
-        raise ConfigError(
-            f"INIT_OPTIMIZER=1: {path} has moments of {len(moments)} parameters and weights of {len(order)}: expected "
-            "a ckpt_*.pt of DeepLearningExamples' BERT"
-        )
-    masters = saved.get("master params") or [found[name] for name in order]
-    numbers = [number for group in saved["optimizer"]["param_groups"] for number in group["params"]]
-    return {
-        "masters": dict(zip(order, masters, strict=True)),
-        "first_moments": {name: moments[n]["exp_avg"] for name, n in zip(order, numbers, strict=True)},
-        "second_moments": {name: moments[n]["exp_avg_sq"] for name, n in zip(order, numbers, strict=True)},
-    }
+    return {**found, "num_steps": 0}

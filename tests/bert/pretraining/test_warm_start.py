@@ -36,27 +36,6 @@ def test_a_warm_start_is_a_continued_run_with_its_counters_reset(settings, prepa
     assert not same(newest(tmp_path / "two")["model"], saved["model"])
 
 
-def _deep_learning_examples(state, masters=True):
-    """What its run_pretraining.py saves: moments by number, decayed parameters first; fp16 weights, fp32 masters."""
-    names = list(state["masters"])
-    no_decay = ("bias", "gamma", "beta", "LayerNorm")
-    decayed = [name for name in names if not any(part in name for part in no_decay)]
-    order = decayed + [name for name in names if name not in decayed]
-    model = {name: tensor.half() if masters else tensor for name, tensor in state["masters"].items()}
-    model = {name.replace("pooler.dense.", "pooler.dense_act."): tensor for name, tensor in model.items()}
-    model["cls.predictions.decoder.weight"] = model["bert.embeddings.word_embeddings.weight"]
-    moments = {
-        number: {"exp_avg": state["first_moments"][name], "exp_avg_sq": state["second_moments"][name]}
-        for number, name in enumerate(order)
-    }
-    groups = [
-        {"params": list(range(len(decayed))), "lr": 0.1, "step": 7038, "weight_decay": 0.01},
-        {"params": list(range(len(decayed), len(order))), "lr": 0.1, "step": 7038, "weight_decay": 0.0},
-    ]
-    saved = {"model": model, "optimizer": {"state": moments, "param_groups": groups}, "files": [1, "a.hdf5"]}
-    return saved | ({"master params": [state["masters"][name] for name in order]} if masters else {})
-
-
 @pytest.fixture
 def shapes(tiny, make_model):
     return {name: p.shape for name, p in make_model(tiny).named_parameters()}
@@ -70,15 +49,6 @@ def state(shapes):
 def _read(path, prepared, shapes):
     config = from_env(Config, prepared | {"INIT_CHECKPOINT": str(path), "INIT_OPTIMIZER": "1"})
     return resume.warm_start(config.checkpoint.init_checkpoint, config.optim.optimizer, shapes)
-
-
-@pytest.mark.parametrize("masters", [True, False], ids=["apex", "fp32"])
-def test_a_checkpoint_of_deep_learning_examples_is_read_by_its_order(masters, prepared, state, shapes, tmp_path):
-    torch.save(_deep_learning_examples(state, masters), tmp_path / "ckpt_7038.pt")
-    read = _read(tmp_path / "ckpt_7038.pt", prepared, shapes)
-    assert read["num_steps"] == 0
-    for part in PARTS:
-        assert same(dict(sorted(read[part].items())), dict(sorted(state[part].items()))), part
 
 
 @pytest.mark.parametrize(
