@@ -6,7 +6,6 @@ Exit status: 0; 1 it crashed; 2 bad input.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import platform
@@ -18,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as distributed
 
 from bert.core import rundir
+from bert.core.dist import Address
 from bert.core.env import ConfigError, env, from_env
 from bert.core.process import run_and_exit
 from bert.pretraining.config import Config as TrainerConfig
@@ -35,12 +34,9 @@ from certify.telemetry import Cpus, Gpus, Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
-    """Address at which the ranks meet."""
+class Config(Address):
+    """Where the ranks meet, and what their nodes are expected to be."""
 
-    master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
-    master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
-    agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")
     node: str = env("SLURMD_NODENAME", "", doc="this node's name; set by Slurm")
     inventory: Path | None = env("EXPECTED_INVENTORY", None, doc="parts of a good machine, as --expect wrote them")
 
@@ -54,20 +50,6 @@ class Config:
             made = "python -m review certify RESULTS --expect FILE writes one"
             raise ConfigError(f"EXPECTED_INVENTORY={self.inventory}: not an inventory: {made}") from None
         return found
-
-
-def meet(config: Config, trainer: TrainerConfig) -> Meeting:
-    """Waits for all ranks. Raises RuntimeError if one does not come."""
-    ranks = trainer.dist
-    store: distributed.Store = distributed.TCPStore(
-        config.master_addr,
-        config.master_port,
-        ranks.world_size,
-        ranks.rank == 0 and not config.agent_store,
-        timeout=datetime.timedelta(seconds=ranks.timeout_seconds),
-        wait_for_workers=False,
-    )
-    return Meeting(ranks, distributed.PrefixStore("certify", store), config.node or platform.node())
 
 
 def certify(load: Load, folder: Path, measure: Callable[[], tuple[Any, Any]] = lambda: ([], [])) -> None:
@@ -146,7 +128,9 @@ def main(environ: Mapping[str, str]) -> int:
             raise ConfigError("ENGINE=deepspeed: machines are certified with our own engine: unset ENGINE")
         if run.run_dir is None:
             raise ConfigError("RUN_DIR is not set: start it by certify.sh")
-        meeting = meet(config, trainer)
+        ranks = trainer.dist
+        store = config.store("certify", ranks.rank, ranks.world_size, ranks.timeout_seconds)
+        meeting = Meeting(ranks, store, config.node or platform.node())  # waits for all
         if load.burn_in_seconds:
             burn_in.refuse_other(run.run_dir, meeting, burn_in.facts(trainer, meeting) if meeting.rank == 0 else {})
         if meeting.rank == 0:

@@ -235,7 +235,7 @@ def test_a_burn_in_repeats_bit_for_bit_and_continues_where_it_ended(alone):
 @pytest.fixture
 def program(tmp_path, monkeypatch):
     """Runs the program of one rank in this process; its exit status."""
-    monkeypatch.setattr("certify.__main__.meet", lambda _, trainer: Meeting(trainer.dist, HashStore(), "here"))
+    monkeypatch.setattr("certify.__main__.Config.store", lambda *_: HashStore())
 
     def start(**settings: str) -> int:
         (tmp_path / "model.json").write_text(json.dumps(MODEL))

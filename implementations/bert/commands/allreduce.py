@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import os
 import platform
 import threading
@@ -34,16 +33,13 @@ TIMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelFiles):
+class Config(ModelFiles, dist.Address):
     """The ranks, and what is asked of them."""
 
     timeout_seconds: int = env("NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher")
     min_bandwidth: float = env(
         "NCCL_TEST_MIN_GBPS", at_least=0, doc="GB/s the largest all-reduce must reach; set by the launcher"
     )
-    master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
-    master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
-    agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")
     dist: dist.Config = field(default_factory=dist.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
 
@@ -124,16 +120,12 @@ def connect(config: Config) -> World:
     """Roll call, then the process group on the same store."""
     rank, size, seconds = config.dist.rank, config.dist.world_size, config.timeout_seconds
     try:
-        store: distributed.Store = distributed.TCPStore(
-            config.master_addr, config.master_port, size, rank == 0 and not config.agent_store,
-            timeout=datetime.timedelta(seconds=seconds), wait_for_workers=False,
-        )  # fmt: skip
+        store = config.store("allreduce", rank, size, seconds)
     except (RuntimeError, ValueError) as error:
         raise AllReduceError(
             f"rank {rank} on {platform.node()} does not reach rank 0 at {config.master_addr}:{config.master_port}: "
             f"{str(error).splitlines()[0]}"
         ) from None
-    store = distributed.PrefixStore("allreduce", store)
     roll_call(store, rank, size, seconds)
     return World(dataclasses.replace(config.dist, timeout_seconds=seconds), store)
 

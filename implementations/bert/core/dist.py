@@ -65,6 +65,23 @@ class Config:
             raise ConfigError("DEVICE=cuda, and PyTorch finds no GPU here: set DEVICE=cpu, or check nvidia-smi")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Address:
+    """Where the ranks of a job find each other."""
+
+    master_addr: str = env("MASTER_ADDR", doc="where rank 0 listens; set by the launcher")
+    master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="its port; set by the launcher")
+    agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun listens there itself; set by it")
+
+    def store(self, name: str, rank: int, size: int, seconds: int) -> distributed.Store:
+        """The store of all ranks, under a name. Raises RuntimeError where rank 0 is not reached in so many seconds."""
+        here, timeout = rank == 0 and not self.agent_store, datetime.timedelta(seconds=seconds)
+        store = distributed.TCPStore(
+            self.master_addr, self.master_port, size, here, timeout=timeout, wait_for_workers=False
+        )
+        return distributed.PrefixStore(name, store)
+
+
 def pick_device(config: Config) -> torch.device:
     use_cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     return torch.device("cuda", config.local_rank) if use_cuda else torch.device("cpu")
