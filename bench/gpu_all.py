@@ -40,6 +40,8 @@ from typing import IO, Any
 
 from lib import ROOT, Parser, emit, explain, file, new_folder, output_of, positive
 
+from bert.core.files import write_text
+
 BENCH = Path(__file__).resolve().parent
 KILLED = 124  # status of an item that ran past its limit
 LAST = 25  # seconds from where a step benchmark begins nothing more to its limit
@@ -305,20 +307,13 @@ def read_results(path: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{path}: not a results file of gpu_all.py ({error})") from None
 
 
-def write_whole(target: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    beside = target.with_name(f".{target.name}.partial")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, target)
-
-
 def write_tables(results: list[dict[str, Any]], target: Path) -> None:
     """Replaces what is between the markers of ``target``. Raises ValueError where it has no markers."""
     text = target.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{target}: expected the lines '{BEGIN}' and '{END}' once each")
     before, _, rest = text.partition(BEGIN)
-    write_whole(target, f"{before}{BEGIN}\n\n{document(results)}\n\n{END}{rest.partition(END)[2]}")
+    write_text(target, f"{before}{BEGIN}\n\n{document(results)}\n\n{END}{rest.partition(END)[2]}")
 
 
 def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
@@ -437,7 +432,7 @@ def main() -> int:
         if options.tables:
             write_tables(results, options.document)
         if options.config:
-            write_whole(options.config, config_of(results))
+            write_text(options.config, config_of(results))
     except (NoGpuError, OSError, ValueError) as error:
         print(f"gpu_all: {error}", file=sys.stderr)
         return 2

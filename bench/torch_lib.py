@@ -20,6 +20,7 @@ from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.recording import record, warm_stream
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -151,18 +152,13 @@ def gpu_state() -> dict[str, str]:
 
 def recorded(function: Call, num_calls: int) -> Callable[[], object]:
     """``num_calls`` calls of a function as one CUDA graph: its replay."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for call in range(3):  # compiles, picks algorithms
+
+    def calls(count: int) -> None:
+        for call in range(count):
             function(call)
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in range(num_calls):
-            function(call)
-    return graph.replay
+
+    stream = warm_stream(lambda: calls(3), 1, device())  # compiles, picks algorithms
+    return record(lambda: calls(num_calls), stream).replay
 
 
 def graphs_in_turns(functions: Mapping[str, Call], num_calls: int = 12, repeats: int = 15) -> dict[str, list[float]]:

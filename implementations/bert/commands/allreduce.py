@@ -18,10 +18,8 @@ from bert.core import dist, rundir
 from bert.core.dist import World
 from bert.core.env import ConfigError, env, from_env
 from bert.core.process import hard_exit
-from bert.kernels import Config as KernelsConfig
-from bert.kernels import select
-from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig, ModelFiles
+from bert.pretraining.memory import meta_model
 
 PERIOD = 31  # the vectors repeat after so many elements; a prime shows chunks that end up in the wrong place
 STRIDE = 7
@@ -48,10 +46,7 @@ def gradient_bytes(config: Config) -> int:
     """What a step of the model to be trained reduces, in 16 bit; BERT-large's where no bert_config.json is there."""
     if (config.bert_config is None and config.phase1 is None) or not config.bert_config_path.is_file():
         return BERT_LARGE_BYTES
-    with torch.device("meta"):
-        model = BertForPreTraining(
-            BertConfig.from_json(config.bert_config_path), select(KernelsConfig(), torch.device("cpu"))
-        )
+    model = meta_model(BertConfig.from_json(config.bert_config_path))
     return 2 * sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -88,9 +88,9 @@ class Trial:
     problem: str = ""
 
 
-def default_backend(device: torch.device, in_graph: bool = True) -> str:
+def default_backend(device: torch.device) -> str:
     """The backend that ATTENTION=auto takes on a device: on a GPU the fastest that gives the oracle's results there."""
-    return "sdpa_loop" if device.type != "cuda" else fastest(trials(device), in_graph) or "sdpa_loop"
+    return "sdpa_loop" if device.type != "cuda" else fastest(trials(device)) or "sdpa_loop"
 
 
 def fallback(name: str, results: list[Trial]) -> str:

@@ -19,9 +19,6 @@ from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import INDEX, Shards
 from bert.deepspeed import ds_config
-from bert.kernels import select
-from bert.model.bert import BertForPreTraining
-from bert.model.init import uninitialized
 from bert.optim import traffic
 from bert.pretraining import closed_division, memory, resume
 from bert.pretraining.config import Config
@@ -74,8 +71,7 @@ def report(config: Config) -> str:
     check_finished(config)
     device, path, ranks = pick_device(config.dist), config.checkpoint.init_checkpoint, config.dist.world_size
     alone = dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0)
-    with uninitialized():
-        model = BertForPreTraining(config.model, select(config.kernels, device))
+    model = memory.meta_model(config.model)
     weights = "random"
     saved = resume.newest(config.checkpoint)
     if saved is not None:

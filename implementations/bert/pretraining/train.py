@@ -30,6 +30,7 @@ from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, fill, first_weights, uninitialized, use_placeholders
 from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
+from bert.pretraining.memory import meta_model
 from bert.training import evaluate
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.training.graph import graph_capacity, ready, static_batch
@@ -197,9 +198,7 @@ def build(
 
     def masters() -> Iterator[Chunk]:
         """The same once more, of a model that has its weights, of which ZeRO-3 leaves no shapes."""
-        with uninitialized():
-            shapes = BertForPreTraining(config.model, select(config.kernels, torch.device("cpu")))
-        return chunks(shapes, Checksum())[0]
+        return chunks(meta_model(config.model), Checksum())[0]
 
     with uninitialized(torch.device("meta") if by_chunks else world.device):
         model = BertForPreTraining(config.model, kernels)
