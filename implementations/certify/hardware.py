@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from bert.core.files import text_of
 from certify.schema import NODE, TABLES, Facts
 from certify.telemetry import Gpus
 
@@ -49,9 +50,9 @@ _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 
 def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
     """The parts of this node, which are alike on nodes of one kind."""
-    cpuinfo = _text(root / "proc/cpuinfo").splitlines()
+    cpuinfo = text_of(root / "proc/cpuinfo").splitlines()
     models = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
-    memory = re.search(r"MemTotal: +(\d+) kB", _text(root / "proc/meminfo"))
+    memory = re.search(r"MemTotal: +(\d+) kB", text_of(root / "proc/meminfo"))
     found: Facts = {NODE: {"kernel": platform.release(), "CPUs": len(models) or os.cpu_count()}}
     if models:
         found[NODE]["CPU"] = models[0]
@@ -64,10 +65,10 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
         for number, gpu in enumerate(devices):
             found[f"GPU {number}"] = _answers(gpus, gpu, _GPU)
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        words = {name: _text(port / name).rpartition(": ")[2] for name in ("state", "rate", "link_layer")}
+        words = {name: text_of(port / name).rpartition(": ")[2] for name in ("state", "rate", "link_layer")}
         found[f"{port.parents[1].name}/{port.name}"] = _told(words)
     for card in sorted((root / "sys/class/net").glob("*/device")):
-        words = {"state": _text(card.parent / "operstate"), "Mbit/s": _text(card.parent / "speed")}
+        words = {"state": text_of(card.parent / "operstate"), "Mbit/s": text_of(card.parent / "speed")}
         found[card.parent.name] = _told(words)
     return found
 
@@ -111,14 +112,8 @@ def _count_nvlinks(nvml: Any, gpu: Any) -> int:
     return up
 
 
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    return ""
-
-
 def _count(path: Path) -> int | None:
-    text = _text(path)
+    text = text_of(path)
     return int(text) if text.isdigit() else None
 
 

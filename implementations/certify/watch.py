@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bert.core.files import text_of
 from certify.journal import EXIT, BurnIn, Journal
 from review.logs import output
 from review.logs.mllog import text
@@ -110,11 +111,11 @@ class Watched:
             burn = replace(burn, duration=seconds)
         found = replace(self._found, burn_in=burn) if self._found else None
         changed = [path.stat().st_mtime for path in self.folder.glob("burn_in_*.jsonl")]
-        error = _text(self.folder / "error_0.txt").strip()
+        error = text_of(self.folder / "error_0.txt")
         done = found is not None and (burn.elapsed >= seconds if burn is not None else not seconds)
         stage = "burn-in" if burn else "over" if done else "starting"
         if stage == "starting":  # in a burn-in the load's output is not read: it grows with each repeat
-            stage = [stage, *_STAGE.findall(_text(self.folder / "output.txt"))][-1]
+            stage = [stage, *_STAGE.findall(text_of(self.folder / "output.txt"))][-1]
         state = State(stage, found, burn, now - max(changed, default=now), error or None, done)
         if found is not None and burn is not None and not state.stands_still:
             state = replace(state, found=replace(found, burn_in=replace(burn, running=True)))
@@ -125,13 +126,6 @@ def is_test(folder: Path) -> bool:
     """Whether certify.sh or certify.sub writes, or wrote, to this folder."""
     begun = any(folder.glob("certify_*.npz")) or (folder / "burn_in.json").exists()
     return begun or "expected" in read_json(folder / "config.json")
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:

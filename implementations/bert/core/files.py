@@ -71,6 +71,14 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def text_of(path: Path) -> str:
+    """What a text file holds, stripped; empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
 def name_folder(hidden: Path, path: Path) -> None:
     """Renames a complete folder, in the place of one of the same name, and syncs that."""
     replaced = path.with_name(f".{path.name}.replaced")

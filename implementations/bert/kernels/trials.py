@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.core.files import write_text
+from bert.core.files import text_of, write_text
 from bert.core.process import hard_exit, root_cause
 from bert.kernels import assembly_check, attention, bias_gelu, feed_forward, triton_support
 from bert.kernels.attention import Attention
@@ -139,10 +139,7 @@ def problem_of(name: str, results: list[Trial]) -> str:
 
 def _kept(device: torch.device, heads: Heads, names: list[str]) -> Path:
     """File of the answers: another one where anything differs that they depend on."""
-    try:
-        driver = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8")
-    except OSError:
-        driver = ""
+    driver = text_of(Path("/proc/driver/nvidia/version"))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     triton, versions = triton_support.triton, (torch.__version__, torch.version.cuda, torch.backends.cudnn.version())
     sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]

@@ -27,6 +27,7 @@ from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError
+from bert.core.files import text_of
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
@@ -272,21 +273,14 @@ def host_capacity(root: Path = Path("/")) -> int:
     /proc and /sys are.
     """
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
         name = "memory/{}/memory.limit_in_bytes" if controllers else "{}/memory.max"
         below = Path(group.lstrip("/"))
         for folder in (below, *below.parents):
-            try:
-                text = (root / "sys/fs/cgroup" / name.format(folder)).read_text(encoding="utf-8").strip()
-            except OSError:
-                continue
+            text = text_of(root / "sys/fs/cgroup" / name.format(folder))
             if text.isdigit():  # else "max"
                 found.append(int(text))
     return min(found)
