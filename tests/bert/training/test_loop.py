@@ -43,7 +43,8 @@ def test_a_resumed_run_is_not_evaluated_before_its_first_step_and_goes_on_with_t
         next_step=list, take_step=lambda batches, rate: None, progress=progress,
         steps=StepCounter(lambda step: 0.1, 4, SimpleNamespace(enabled=False), done, done),
         schedule=StepSchedule(last=4, report_every=9, evaluations={0}), stop=SimpleNamespace(agreed=lambda *_: None),
-        seed=lambda batch: seeds.append(batch) or batch, evaluate=lambda steps, samples: bool(seen.append(steps)), save=lambda *_: None,
+        seed=lambda batch: seeds.append(batch) or batch,
+        evaluate=lambda steps, samples: bool(seen.append(steps)), save=lambda *_: None,
     )  # fmt: skip
     assert train(parts).step == 4
     assert seen == ([0] if done == 0 else [])
