@@ -38,13 +38,7 @@ from torch_lib import (
 
 from bert import kernels
 from bert.data.synthetic import wikipedia_like_lengths
-from bert.kernels import (
-    OPERATIONS,
-    dropout_add_layer_norm,
-    fp8_cast,
-    fp8_feed_forward,
-    lamb,
-)
+from bert.kernels import OPERATIONS, dropout_add_layer_norm, fp8_cast, fp8_feed_forward, lamb
 from bert.kernels.attention import candidates
 from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product

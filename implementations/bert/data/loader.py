@@ -17,14 +17,7 @@ from bert.data import dali
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, gather_batch
 from bert.data.masking import DynamicMasks, MaskTokens, margin
 from bert.data.records import DataError
-from bert.data.sampler import (
-    Chosen,
-    OnlineBatching,
-    RowBatching,
-    RowSource,
-    Sampler,
-    bin_counts,
-)
+from bert.data.sampler import Chosen, OnlineBatching, RowBatching, RowSource, Sampler, bin_counts
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
 
