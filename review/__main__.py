@@ -136,19 +136,16 @@ def _watch(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"--interval must be above 0 s, got {interval}")
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ReviewError(f"--accuracy must be between 0 and 1, got {arguments.accuracy}")
-    several = arguments.all or len(arguments.target) > 1
-    forms = {"as_json": as_json, "once": once, "named": several}
-    if several:
-        runs = watch.Runs(arguments.target, arguments.ruleset, arguments.accuracy)
-        if once and not runs.poll(0):
-            raise ReviewError(f"{arguments.target[0]}: {watch.NO_LOG}; name the logs of runs, or their folder")
-        return watch.watch(runs.poll, runs.ended, interval, **forms)
-    (target,) = arguments.target
-    log = watch.find_log(target) if once else watch.wait_for_log(target, interval)
-    if log.is_dir():
-        return certify_watch.watch(certify_watch.Watched(log), interval, as_json, once)
-    run = watch.Follower(log, arguments.ruleset, arguments.accuracy)
-    return watch.watch(lambda now: [(run, run.poll(now))], lambda found: run.ended(found[0][1]), interval, **forms)
+    targets: list[Path] = arguments.target
+    if not arguments.all and len(targets) == 1:
+        log = watch.find_log(targets[0]) if once else watch.wait_for_log(targets[0], interval)
+        if log.is_dir():
+            return certify_watch.watch(certify_watch.Watched(log), interval, as_json, once)
+        targets = [log]
+    runs = watch.Runs(targets, arguments.ruleset, arguments.accuracy)
+    if once and not runs.poll(0):
+        raise ReviewError(f"{targets[0]}: {watch.NO_LOG}; name the logs of runs, or their folder")
+    return watch.watch(runs, interval, as_json=as_json, once=once)
 
 
 def _rcp(arguments: argparse.Namespace) -> int:

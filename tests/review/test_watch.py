@@ -260,7 +260,7 @@ def test_every_state_can_be_drawn(width, states):
         out.print(render([(Follower(state.run.path), state)], out))
         drawn = out.file.getvalue()
         assert all(len(line) <= width for line in drawn.splitlines())
-        assert "RCP margin" in drawn
+        assert ("RCP margin" in drawn) == (state.rcp_margin is not None)
 
 
 def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer):
