@@ -26,7 +26,7 @@ from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
-from review.submission.package import Encryption, Request, package
+from review.submission.package import Request, package
 from review.verdict.checking import Checked, check, print_checked, status
 
 
@@ -193,7 +193,6 @@ def _package(arguments: argparse.Namespace) -> int:
         **pick(arguments, "runs organization=org system output implementation commit config add ruleset"),
         description=arguments.description or Path("systems", f"{arguments.system}.json"),
         repository=arguments.repository or Path(__file__).resolve().parent.parent,
-        encryption=Encryption(recipients=tuple(arguments.encrypt_for), passphrase_file=arguments.passphrase_file),
         terms=_terms(arguments),
     )
     with status() as progress:

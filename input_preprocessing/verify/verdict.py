@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
 from bert.data.records import DataError, Records
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records.foreign import NOT_RECORDS, input_ids_digest
+from input_preprocessing.records.foreign import NOT_RECORDS
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.manifest import Manifest
@@ -234,8 +235,9 @@ def _check_evaluation(audits: Sequence[Audit], made: Manifest) -> Check:
 
 
 def published_digest(records: Records) -> str:
-    """Digest of input_ids as the published lists have it."""
-    return input_ids_digest(ids.tolist() for ids in np.split(records.input_ids, records.sequence_offsets[1:-1]))
+    """Digest of input_ids as NVIDIA publishes it: md5 of the list of the md5 of each row, all as Python's text."""
+    rows = np.split(records.input_ids, records.sequence_offsets[1:-1])
+    return hashlib.md5(str([hashlib.md5(str(ids.tolist()).encode()).hexdigest() for ids in rows]).encode()).hexdigest()
 
 
 def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:

@@ -30,63 +30,8 @@ from review.verdict.checking import Checked, check
 from review.verdict.submission_rules import SCRIPTS
 
 _OWN = ("run.sub", "implementations/bert/training/loop.py")  # of this repository, or a fork of it
-_AGE_KEYS = ("age1", "ssh-ed25519 ", "ssh-rsa ")
 _TIMEOUT = 120  # seconds for one git command
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Encryption:
-    """Recipients: keys of age (age1..., ssh-...) or of gpg (address, fingerprint), or a file with a passphrase.
-
-    A passphrase never stands on a command line, where every user of the machine could read it.
-    """
-
-    recipients: tuple[str, ...] = ()
-    passphrase_file: Path | None = None
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to encrypt for."""
-        return bool(self.recipients or self.passphrase_file)
-
-    @property
-    def tool(self) -> str:
-        """age or gpg."""
-        return "age" if self.recipients and all(key.startswith(_AGE_KEYS) for key in self.recipients) else "gpg"
-
-    def check(self) -> None:
-        """Raises ReviewError where it cannot be done: before anything is made."""
-        if self.recipients and self.passphrase_file:
-            raise ReviewError("--encrypt-for and --passphrase-file exclude each other: a key, or a passphrase")
-        if any(key.startswith(_AGE_KEYS) for key in self.recipients) and self.tool != "age":
-            raise ReviewError("--encrypt-for: keys of age and of gpg in one archive: name those of one of them")
-        if shutil.which(self.tool) is None:
-            raise ReviewError(f"{self.tool} is not installed, which is needed to encrypt the archive")
-        if self.passphrase_file is not None:
-            try:
-                first = self.passphrase_file.read_text(encoding="utf-8").partition("\n")[0]
-            except (OSError, ValueError) as error:
-                raise ReviewError(f"--passphrase-file {self.passphrase_file}: cannot be read: {error}") from None
-            if not first:
-                raise ReviewError(f"--passphrase-file {self.passphrase_file}: its first line is empty")
-        if self.tool == "gpg":
-            for key in self.recipients:
-                run(["gpg", "--batch", "--list-keys", "--", key], f"--encrypt-for {text(key)}: gpg knows no such key")
-
-    def encrypt(self, path: Path) -> Path:
-        """Writes the encrypted file beside the plain one; returns it. Raises ReviewError."""
-        output = path.with_name(f"{path.name}.{self.tool}")
-        how, recipients = ["--encrypt"], [part for key in self.recipients for part in ("-r", key)]
-        if self.tool == "gpg":
-            how = ["--batch", "--yes", "--no-tty", "--trust-model", "always", "--encrypt"]
-        if self.passphrase_file is not None:
-            how = ["--batch", "--yes", "--no-tty", "--pinentry-mode", "loopback", "--cipher-algo", "AES256"]
-            how += ["--passphrase-file", str(self.passphrase_file), "--symmetric"]
-        run([self.tool, *how, *recipients, "-o", str(output), str(path)], f"{self.tool} cannot encrypt the archive")
-        return output
-
-
-NO_ENCRYPTION = Encryption()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +48,6 @@ class Request:
     commit: str | None = None
     config: str | None = None
     add: bool = False
-    encryption: Encryption = NO_ENCRYPTION
     ruleset: str = DEFAULT_RULESET
     terms: Terms = USUAL
 
@@ -132,8 +76,6 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
     for option, name in (("--org", organization), ("--system", system), ("--implementation", request.implementation)):
         if not _NAME.fullmatch(name):
             raise ReviewError(f"{option} {name!r}: letters, digits and ._+- only, it becomes a folder's name")
-    if request.encryption:
-        request.encryption.check()
     output = request.output.resolve()  # results are found by their resolved paths
     if output.exists() and not request.add:
         raise ReviewError(f"{request.output} exists: --add puts this system into it, or name another folder")
@@ -166,9 +108,6 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
             if not all(one.passed() for one in checked):
                 return Package(checked, (), None)
             archive = _archive(root, whole / f"{organization}.tar.gz")
-            if request.encryption:
-                plain, archive = archive, request.encryption.encrypt(archive)
-                plain.unlink()
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
             _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
             os.chmod(whole, 0o755)

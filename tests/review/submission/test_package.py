@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from review.logs.output import ReviewError
 from review.results.score import Terms, load_results
 from review.rulebook import official
 from review.submission import package as package_module
-from review.submission.package import Encryption, Request, find_code, package
+from review.submission.package import Request, find_code, package
 from review.verdict.submission_rules import SCRIPTS
 
 CONFIG = "configs/config_BOX_1x8x48x1_pack.sh"
@@ -368,26 +367,3 @@ def test_the_code_of_another_repository_brings_its_own_instructions(request_, tm
     assert "`README.md` beside this file says how" in shown
     assert "run.sub" not in shown
     assert "implementations/bert/training/loop.py" not in shown
-
-
-def test_an_encrypted_archive_stands_in_place_of_the_plain_one(request_, tmp_path, monkeypatch):
-    tool = tmp_path / "bin" / "age"
-    tool.parent.mkdir()
-    tool.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ntr a-z b-za <"$3" >"$2"\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
-    made = package(replace(request_, encryption=Encryption(recipients=("age1abc",))))
-    names = sorted(path.name for path in request_.output.iterdir())
-    assert names == ["EXAMPLE", "EXAMPLE.tar.gz.age", "EXAMPLE.tar.gz.age.sha256"]
-    digest = hashlib.sha256((request_.output / "EXAMPLE.tar.gz.age").read_bytes()).hexdigest()
-    assert made.digest == digest
-    assert (request_.output / "EXAMPLE.tar.gz.age.sha256").read_text() == f"{digest}  EXAMPLE.tar.gz.age\n"
-
-
-def test_what_cannot_be_encrypted_writes_nothing(request_, capsys):
-    arguments = ["package", str(request_.runs), "--org", "EXAMPLE", "--system", "BOX", "-o", str(request_.output)]
-    arguments += ["--description", str(request_.description), "--repository", str(request_.repository)]
-    assert main([*arguments, "--passphrase-file", str(request_.output / "nowhere")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "--passphrase-file" in line
-    assert not request_.output.exists()
