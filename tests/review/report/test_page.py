@@ -200,7 +200,7 @@ def test_the_runs_own_files_are_shown(tmp_path, writer):
     (tmp_path / "environment.json").write_text(json.dumps(environment))
     (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": 0.6}, "optim": {"lamb": {"eps": 1e-6}}}))
     text = page_of(tmp_path).text
-    for wanted in ("node7", "8x H100", "2.13.0", "abc123", "target 0.600", "Lamb eps"):
+    for wanted in ("node7", "8x H100", "2.13.0", "abc123", "target 0.600", "lamb eps"):
         assert wanted in text
 
 
