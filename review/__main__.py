@@ -21,7 +21,7 @@ from review.logs.output import ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object, read_table
 from review.report.page import write_report
 from review.results import gate
-from review.results.score import UNVERIFIED, Result, Terms, load_results
+from review.results.score import UNVERIFIED, Result, load_results
 from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
@@ -30,15 +30,9 @@ from review.submission.package import Request, package
 from review.verdict.checking import Checked, check, print_checked, status
 
 
-def _terms(arguments: argparse.Namespace) -> Terms:
-    """By the options that the command has."""
-    given = vars(arguments)
-    return Terms(train_samples=given.get("rcp_bert_train_samples", False), rcp_file=given.get("rcp_file"))
-
-
 def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
     """The results of BERT; others are named and left out. Raises ReviewError where there are only others."""
-    results = load_results(target, arguments.ruleset, _terms(arguments))
+    results = load_results(target, arguments.ruleset, getattr(arguments, "train_samples", False))
     others = [result.other_benchmark for result in results if result.other_benchmark]
     named = ", ".join(sorted(set(others)))
     if len(others) == len(results):
@@ -50,7 +44,7 @@ def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
 
 def _checked(arguments: argparse.Namespace) -> list[Checked]:
     with status() as progress:
-        every = [check(target, arguments.ruleset, progress, _terms(arguments)) for target in arguments.target]
+        every = [check(target, arguments.ruleset, progress, arguments.train_samples) for target in arguments.target]
     return [one for checked in every for one in checked]
 
 
@@ -150,13 +144,13 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 def _rcp(arguments: argparse.Namespace) -> int:
     if arguments.runs is not None:
-        results = load_results(arguments.runs, arguments.ruleset, _terms(arguments))
+        results = load_results(arguments.runs, arguments.ruleset, arguments.train_samples)
         emit(arguments, json=lambda: list(map(rcp_dict, results)), parts=lambda _: show.rcp_parts(results))
         return 0 if all(one.rcp_test is None or one.rcp_test.passed for one in results) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
         raise ReviewError(f"batch size must be at least 1, got {batch_size}")
-    point, reason = rcp.find(batch_size, arguments.ruleset, arguments.rcp_file)
+    point, reason = rcp.find(batch_size, arguments.ruleset)
     found = {"batch_size": batch_size, "reason": reason, **(pick(point, "mean std minimum") if point else {})}
     emit(arguments, json=lambda: found, text=lambda: print(point.describe(batch_size) if point else reason))
     return 0 if point else 1
@@ -190,10 +184,9 @@ def _system(arguments: argparse.Namespace) -> int:
 
 def _package(arguments: argparse.Namespace) -> int:
     request = Request(
-        **pick(arguments, "runs organization=org system output implementation commit config add ruleset"),
+        **pick(arguments, "runs organization=org system output implementation commit config add ruleset train_samples"),
         description=arguments.description or Path("systems", f"{arguments.system}.json"),
         repository=arguments.repository or Path(__file__).resolve().parent.parent,
-        terms=_terms(arguments),
     )
     with status() as progress:
         made = package(request, progress)

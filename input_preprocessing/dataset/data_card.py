@@ -18,7 +18,6 @@ from bert.data.records import DataError
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import lock_folder
 from input_preprocessing.stage.manifest import Manifest
-from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
 
 NAME = "DATA_CARD.md"
 _LISTED = 20  # texts by name; of more, the first and the last
@@ -57,18 +56,12 @@ def _describe(kind: str, made: Manifest) -> str:
         "all texts (md5 of their md5s)": digest_of(made.texts),
         **{name: digest for name, digest in made.files.items() if name not in made.records},
     }
-    right = [name for name, md5 in TEXT_MD5.items() if made.texts.get(name) == md5]
-    if len(right) == len(TEXT_MD5) and len(made.texts) == NUM_PARTS + 1:
-        what = f"The benchmark's text: {NUM_PARTS} parts and eval.txt, {len(right)} of {len(right)} known md5 right."
-    elif right:
-        what = f"In part the benchmark's text: {len(right)} of {len(TEXT_MD5)} known md5 right."
-    else:
-        what = f"Not the benchmark's text. {len(made.texts):,} files, the evaluation text among them."
     names = sorted(made.texts)
     shown = names if len(names) <= _LISTED else [*names[: _LISTED - 1], names[-1]]
     more = f"\n\nand {len(names) - len(shown):,} more" if len(shown) < len(names) else ""
     return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(
-        title=kind.capitalize(), kind=kind, what=what, license=made.license or "not given (`--license`)",
+        title=kind.capitalize(), kind=kind, what=f"Text: {made.benchmark_text[1]}.",
+        license=made.license or "not given (`--license`)",
         facts=_table("what", "", facts), texts=_table("text", "md5", {name: made.texts[name] for name in shown}) + more,
         options=_table("option", "value", options), digests=_table("of", "digest", digests),
         versions=_table("program", "version", made.versions) if made.versions else "Not recorded.",

@@ -199,20 +199,6 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
     if free + present < needs.disk:
         lacking = f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needs.disk - present)} are needed"
         raise DataError(f"{lacking}; make room or choose another --outputdir")
-    available = available_memory()
-    if available and available < needs.memory:
-        fewer = max(1, int(needs.workers * available / needs.memory))
-        lacking = f"{human_bytes(available)} of memory are free, {memory} may be needed"
-        print(f"warning: {lacking}; --jobs {fewer} needs less", file=sys.stderr)
-
-
-def available_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 UNPACKED_FOLDER = "training"  # of unpacked shards of --phases, however many they are: configs name it

@@ -225,7 +225,7 @@ def _hyperparameters(result: Result) -> tuple[list[tuple[str, list[str], list[st
     point, references = result.rcp_point, []
     if point is not None:
         sizes = point.interpolated_from or (point.batch_size,)
-        references = [one for one in rcp.points(result.ruleset, result.terms.rcp_file) if one.batch_size in sizes]
+        references = [one for one in rcp.points(result.ruleset) if one.batch_size in sizes]
     rows = []
     for key in HYPERPARAMETERS:
         logged = [_plain(run.hyperparameters[key]) for run in result.runs if key in run.hyperparameters]

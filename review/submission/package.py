@@ -23,7 +23,7 @@ from typing import Any
 from review.logs.mllog import text
 from review.logs.output import Finding, ReviewError, pick
 from review.logs.tree import copy_runs, read_json, read_object, run
-from review.results.score import USUAL, Result, Terms, load_results
+from review.results.score import Result, load_results
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET
 from review.rulebook.description import listed
 from review.verdict.checking import Checked, check
@@ -49,7 +49,7 @@ class Request:
     config: str | None = None
     add: bool = False
     ruleset: str = DEFAULT_RULESET
-    terms: Terms = USUAL
+    train_samples: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
         raise ReviewError(f"{request.output} exists: --add puts this system into it, or name another folder")
     if request.add and not (output / organization).is_dir():
         raise ReviewError(f"{request.output}: no package of {organization} to add to; leave out --add")
-    results = load_results(request.runs, request.ruleset, request.terms)
+    results = load_results(request.runs, request.ruleset, request.train_samples)
     if len(results) != 1 or request.runs.is_file():
         raise ReviewError(f"{request.runs}: name the one folder that holds the result_*.txt of {system}")
     result, path = results[0], request.description
@@ -149,7 +149,7 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
     _write(implementation / f"README-{request.system}.md", readme)
     _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
-    _write(root / "README.md", _organization_readme(request.organization, systems, root, request.terms))
+    _write(root / "README.md", _organization_readme(request.organization, systems, root, request.train_samples))
     if (implementation / "LICENSE").is_file():
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
 
@@ -162,7 +162,7 @@ def _write(path: Path, content: str) -> None:
 def _verify(request: Request, root: Path, place: Path, progress: Callable[[str], None]) -> tuple[Checked, ...]:
     """Writes scaling.json as the official package checker does, and checks everything, as of the finished ``place``."""
     folder = root / "results" / request.system / BENCHMARK
-    for result in load_results(folder, request.ruleset, request.terms):
+    for result in load_results(folder, request.ruleset, request.train_samples):
         if result.scaling_factor != 1:
             _write(folder / "scaling.json", json.dumps({"scaling_factor": result.scaling_factor}))
 
@@ -173,7 +173,7 @@ def _verify(request: Request, root: Path, place: Path, progress: Callable[[str],
         message = finding.message.replace(str(root), str(place))
         return replace(finding, message=message, file=moved(finding.file) if finding.file else None)
 
-    checked = check(root, request.ruleset, progress, request.terms)
+    checked = check(root, request.ruleset, progress, request.train_samples)
     return tuple(replace(one, path=moved(one.path), findings=tuple(map(renamed, one.findings))) for one in checked)
 
 
@@ -206,7 +206,7 @@ def _system_readme(system: str, organization: str, result: Result, description: 
         "software": listed(description.get("other_software_stack", "")),
         "operating system": description.get("operating_system"),
         "division": result.division,
-        "samples of the RCP test": "train_samples (--rcp-bert-train-samples)" if result.terms.train_samples else None,
+        "samples of the RCP test": "train_samples (--rcp-bert-train-samples)" if result.train_samples else None,
         "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
         "score": None if result.score is None else f"{result.score:.4f} minutes",
         "energy": f"{result.energy.joules:,.2f} J" if result.energy and result.energy.joules is not None else None,
@@ -221,11 +221,11 @@ def _system_readme(system: str, organization: str, result: Result, description: 
     return _filled("system", run_again=again, where=where, config_text=config, **about, **tables) + "\n"
 
 
-def _organization_readme(organization: str, systems: list[str], root: Path, terms: Terms = USUAL) -> str:
+def _organization_readme(organization: str, systems: list[str], root: Path, train_samples: bool = False) -> str:
     """README.md of the submission, one row a system. Raises ReviewError."""
     rows = []
     for system in systems:
-        for result in load_results(root / "results" / system / BENCHMARK, terms=terms):
+        for result in load_results(root / "results" / system / BENCHMARK, train_samples=train_samples):
             implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
             links = ", ".join(f"[{path.name}]({path.relative_to(root).as_posix()})" for path in sorted(implementations))
             score = "" if result.score is None else f"{result.score:.4f}"

@@ -18,7 +18,7 @@ from review.logs import tree
 from review.logs.mllog import text
 from review.logs.output import ERROR, NOTE, SEVERITIES, WARNING, Finding, console, pick, say
 from review.results.run import Run
-from review.results.score import REQUIRED_RUNS, USUAL, Result, Terms, load_results
+from review.results.score import REQUIRED_RUNS, Result, load_results
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import check_description
@@ -64,10 +64,10 @@ def check(
     target: Path,
     ruleset: str = DEFAULT_RULESET,
     progress: Callable[[str], None] = lambda _: None,
-    terms: Terms = USUAL,
+    train_samples: bool = False,
 ) -> list[Checked]:
     """Checks a log, a result folder, a submission, or every one below a folder. Raises ReviewError."""
-    results = load_results(target, ruleset, terms)
+    results = load_results(target, ruleset, train_samples)
     if target.is_file():
         run = results[0].runs[0]
         outcome = official.check_compliance(run.path, run.ruleset)
@@ -110,7 +110,7 @@ def own_findings(result: Result) -> list[Finding]:
     found += [*_check_count(result), *result.seed_findings, *training_rules.rcp_findings(result)]
     for run in result.runs:
         ours = training_rules.check_run(run, result.division)
-        if result.terms.train_samples:  # then the RCP test does not take epoch_num
+        if result.train_samples:  # then the RCP test does not take epoch_num
             ours = [finding for finding in ours if finding.message != training_rules.NOT_SAMPLES]
         found += accepted(run, ours)
     reused = {finding.file for finding in found if finding.source == "seeds"}  # where more need not be said
@@ -195,7 +195,7 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         return _checked(result.folder, result.name, (outcome,), findings)
     with tempfile.TemporaryDirectory(prefix="review-check-") as folder:
         copy = submission_rules.stage(result, root, Path(folder))
-        outcome = official.check_package(copy, result.ruleset, result.terms.train_samples)
+        outcome = official.check_package(copy, result.ruleset, result.train_samples)
     old, new = (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
     outcome = outcome.renamed(lambda said: said.replace(str(old), str(new)))
     return _checked(result.folder, result.name, (outcome,), findings)

@@ -38,7 +38,7 @@ def test_the_card_has_texts_counts_options_digests_and_versions(folder: Path) ->
         f"| eval/part_eval_10k.hdf5 | {made.files['eval/part_eval_10k.hdf5']} |",
         made.multiset_digest,
         f"| NumPy | {made.versions['NumPy']} |",
-        "Not the benchmark's text. 4 files",
+        "Text: not the benchmark's: 3 training files",
         "License, as given: not given",
     ):
         assert line in card
@@ -68,12 +68,13 @@ def test_the_benchmarks_text_is_called_so_and_long_lists_are_cut(folder: Path) -
     manifest.write(path, dataclasses.replace(manifest.read(path), texts=parts | TEXT_MD5))
     data_card.write(folder)
     card = (folder / "DATA_CARD.md").read_text()
-    assert "The benchmark's text: 500 parts and eval.txt, 7 of 7 known md5 right." in card
+    assert "Text: the benchmark's: 500 parts, 7 of 7 known md5." in card
     assert "and 481 more" in card
     assert card.count("| part-") == 20 or card.count("| part-") == 19
     manifest.write(path, dataclasses.replace(manifest.read(path), texts=parts | TEXT_MD5 | {"eval.txt": "0" * 32}))
     data_card.write(folder)
-    assert "In part the benchmark's text: 6 of 7" in (folder / "DATA_CARD.md").read_text()
+    card = (folder / "DATA_CARD.md").read_text()
+    assert "Text: partly the benchmark's: eval.txt is missing or has another md5." in card
 
 
 def test_a_folder_of_an_earlier_version_gets_a_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

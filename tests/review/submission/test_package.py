@@ -16,7 +16,7 @@ from mlperf_logging.result_summarizer import result_summarizer
 
 from review.__main__ import main
 from review.logs.output import ReviewError
-from review.results.score import Terms, load_results
+from review.results.score import load_results
 from review.rulebook import official
 from review.submission import package as package_module
 from review.submission.package import Request, find_code, package
@@ -111,7 +111,7 @@ def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(request_):
     root = request_.output / "EXAMPLE"
     readme = next(root.glob("benchmarks/bert/implementations/*/README-BOX.md")).read_text()
     assert "| samples of the RCP test | train_samples (--rcp-bert-train-samples) |" in readme
-    (result,) = load_results(root / "results" / "BOX" / "bert", terms=Terms(train_samples=True))
+    (result,) = load_results(root / "results" / "BOX" / "bert", train_samples=True)
     assert f"| BOX | 8 | {result.score:.4f} | 10 |" in (root / "README.md").read_text()
 
 
