@@ -17,7 +17,7 @@ from review import compare, select, show, watch
 from review.league.entries import entry_of, published, to_rows, update
 from review.league.page import build_page, write_picture
 from review.league.ranking import League, parts
-from review.logs.output import ReviewError, emit, pick, write_whole
+from review.logs.output import Heading, ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object, read_table
 from review.report.page import write_report
 from review.results import gate
@@ -27,7 +27,8 @@ from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
 from review.submission.package import Request, package
-from review.verdict.checking import Checked, check, print_checked, status
+from review.verdict.checking import Checked, check
+from review.verdict.checking import parts as checked_parts
 
 
 def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
@@ -43,8 +44,7 @@ def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
 
 
 def _checked(arguments: argparse.Namespace) -> list[Checked]:
-    with status() as progress:
-        every = [check(target, arguments.ruleset, progress, arguments.train_samples) for target in arguments.target]
+    every = [check(target, arguments.ruleset, arguments.train_samples) for target in arguments.target]
     return [one for checked in every for one in checked]
 
 
@@ -64,16 +64,16 @@ def _check(arguments: argparse.Namespace) -> int:
     checked = _checked(arguments)
     passed = all(one.passed(arguments.strict) for one in checked)
     found = {"passed": passed, "checked": checked}
-    emit(arguments, json=lambda: found, text=lambda: print_checked(checked, arguments.strict))
+    emit(arguments, json=lambda: found, parts=lambda _: checked_parts(checked, arguments.strict))
     return 0 if passed else 1
 
 
 def _report(arguments: argparse.Namespace) -> int:
     results = [result for target in arguments.target for result in _results(target, arguments)]
     checked = _checked(arguments)
-    files = write_report(results, checked, arguments.output, arguments.png)
-    found = {"passed": all(one.passed() for one in checked), "files": files}
-    emit(arguments, json=lambda: found, text=lambda: print(*files, sep="\n"))
+    write_report(results, checked, arguments.output)
+    found = {"passed": all(one.passed() for one in checked), "files": [arguments.output]}
+    emit(arguments, json=lambda: found, text=lambda: print(arguments.output))
     return 0
 
 
@@ -85,7 +85,7 @@ def _select(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         select.write(selection, arguments.output)
     emit(arguments, json=lambda: selection, parts=lambda _: select.parts(selection, arguments.output))
-    return 0 if selection.chosen else 1
+    return 1 if selection.chosen is None else 0
 
 
 def _league(arguments: argparse.Namespace) -> int:
@@ -188,12 +188,9 @@ def _package(arguments: argparse.Namespace) -> int:
         description=arguments.description or Path("systems", f"{arguments.system}.json"),
         repository=arguments.repository or Path(__file__).resolve().parent.parent,
     )
-    with status() as progress:
-        made = package(request, progress)
-    if not arguments.json:
-        print_checked(made.checked)
-    files = "\n".join([*map(str, made.files), f"the result is {UNVERIFIED}"] if made.files else ["nothing written"])
-    emit(arguments, json=lambda: made, text=lambda: print(files))
+    made = package(request)
+    files = [*map(str, made.files), f"the result is {UNVERIFIED}"] if made.files else ["nothing written"]
+    emit(arguments, json=lambda: made, parts=lambda _: [*checked_parts(made.checked), *map(Heading, files)])
     return 0 if made.passed else 1
 
 

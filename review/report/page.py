@@ -1,4 +1,4 @@
-"""`report`: one self-contained HTML page of results, and its charts as PNG files.
+"""`report`: one self-contained HTML page of results.
 
 What is said in words and figures is here; the templates lay it out.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import statistics
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -18,7 +17,7 @@ from typing import Any
 from review.logs.mllog import number, text
 from review.logs.output import ERROR, ReviewError, rate_text, write_whole
 from review.logs.tree import description, read_json
-from review.report.chart import COLOURS, draw, picture
+from review.report.chart import COLOURS, draw
 from review.report.plots import UNCONVERGED, charts
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
@@ -111,22 +110,11 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
     }
 
 
-def write_report(
-    results: Sequence[Result], checked: Sequence[Checked], output: Path, png_folder: Path | None = None
-) -> list[Path]:
-    """Writes the page and, with a folder, a PNG of each chart; returns every file written. Raises ReviewError."""
+def write_report(results: Sequence[Result], checked: Sequence[Checked], output: Path) -> None:
+    """Writes the page. Raises ReviewError."""
     if output.is_dir():
         raise ReviewError(f"{output} is a folder: name the page itself, such as {output / 'report.html'}")
-    files = {output: build_page(results, checked).encode("utf-8")}
-    names = [re.sub(r"[^A-Za-z0-9._-]+", "_", text(result.name)) for result in results]
-    for index, result in enumerate(results if png_folder else ()):
-        prefix = "" if len(results) == 1 else f"{names[index]}_" if names.count(names[index]) == 1 else f"{index}_"
-        for chart in charts(result):
-            assert png_folder is not None
-            files[png_folder / f"{prefix}{chart.key}.png"] = picture(chart, text(result.name))
-    for path, content in files.items():
-        write_whole(path, content)
-    return list(files)
+    write_whole(output, build_page(results, checked))
 
 
 def _verdict(result: Result, checked: Checked | None) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ class Package:
         return pick(self, "passed files sha256=digest checked")
 
 
-def package(request: Request, progress: Callable[[str], None] = lambda _: None) -> Package:
+def package(request: Request) -> Package:
     """Builds, checks and writes the package; writes nothing if a check fails. Raises ReviewError."""
     organization, system = request.organization, request.system
     for option, name in (("--org", organization), ("--system", system), ("--implementation", request.implementation)):
@@ -101,10 +100,8 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
             root = whole / organization
             if request.add:
                 shutil.copytree(output / organization, root, symlinks=True)
-            progress("copying results and code")
             _build(request, result, description, code, root)
-            progress("official checkers")
-            checked = _verify(request, root, output / organization, progress)
+            checked = _verify(request, root, output / organization)
             if not all(one.passed() for one in checked):
                 return Package(checked, (), None)
             archive = _archive(root, whole / f"{organization}.tar.gz")
@@ -145,7 +142,7 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
         "settings": read_json(result.folder / "config.json") or None,
     }
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
-    readme = _system_readme(request.system, request.organization, result, description, code)
+    readme = _system_readme(request.system, request.organization, result, code)
     _write(implementation / f"README-{request.system}.md", readme)
     _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
@@ -159,7 +156,7 @@ def _write(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
 
 
-def _verify(request: Request, root: Path, place: Path, progress: Callable[[str], None]) -> tuple[Checked, ...]:
+def _verify(request: Request, root: Path, place: Path) -> tuple[Checked, ...]:
     """Writes scaling.json as the official package checker does, and checks everything, as of the finished ``place``."""
     folder = root / "results" / request.system / BENCHMARK
     for result in load_results(folder, request.ruleset, request.train_samples):
@@ -173,7 +170,7 @@ def _verify(request: Request, root: Path, place: Path, progress: Callable[[str],
         message = finding.message.replace(str(root), str(place))
         return replace(finding, message=message, file=moved(finding.file) if finding.file else None)
 
-    checked = check(root, request.ruleset, progress, request.train_samples)
+    checked = check(root, request.ruleset, request.train_samples)
     return tuple(replace(one, path=moved(one.path), findings=tuple(map(renamed, one.findings))) for one in checked)
 
 
@@ -194,17 +191,9 @@ def _archive(root: Path, path: Path) -> Path:
     return path
 
 
-def _system_readme(system: str, organization: str, result: Result, description: dict[str, Any], code: Code) -> str:
+def _system_readme(system: str, organization: str, result: Result, code: Code) -> str:
     """README-SYSTEM.md. Raises ReviewError."""
-    each, processors = (description.get(f"{kind}_per_node", "") for kind in ("accelerators", "host_processors"))
     facts = {
-        "system": description.get("system_name"),
-        "nodes": description.get("number_of_nodes"),
-        "accelerators of a node": f"{each} x {description.get('accelerator_model_name', '')}",
-        "processors of a node": f"{processors} x {description.get('host_processor_model_name', '')}",
-        "framework": description.get("framework"),
-        "software": listed(description.get("other_software_stack", "")),
-        "operating system": description.get("operating_system"),
         "division": result.division,
         "samples of the RCP test": "train_samples (--rcp-bert-train-samples)" if result.train_samples else None,
         "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
