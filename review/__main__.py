@@ -85,7 +85,7 @@ def _select(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         select.write(selection, arguments.output)
     emit(arguments, json=lambda: selection, parts=lambda _: select.parts(selection, arguments.output))
-    return 1 if selection.chosen is None else 0
+    return 0 if selection.chosen else 1
 
 
 def _league(arguments: argparse.Namespace) -> int:

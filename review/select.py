@@ -29,52 +29,58 @@ RECORD = "selection.json"
 
 
 @dataclass(frozen=True)
-class Selection:
-    """Every ten consecutive runs of a folder, in the order of their start, and those to submit."""
+class RunSet:
+    """Ten consecutive runs. ``first`` counts from 0 in the order of their start."""
 
-    folder: Path
-    sets: tuple[Result, ...]
-    crashes: dict[int, str]
+    first: int
+    result: Result
 
     @functools.cached_property
-    def scores(self) -> list[float]:
-        """Minutes of each set; infinite for one that would not count."""
-        return [math.inf if one.score is None or one.obstacles else one.score for one in self.sets]
+    def score(self) -> float:
+        """Minutes; infinite for a set that would not count."""
+        score = self.result.score
+        return math.inf if score is None or self.result.obstacles else score
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        runs = self.result.runs
+        about = {"runs": [run.path.name for run in runs], "started": [_date(run) for run in (runs[0], runs[-1])]}
+        return {**about, **pick(self, "score_minutes=score obstacles=result.obstacles")}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Every set of a folder, and the one to submit."""
+
+    folder: Path
+    sets: tuple[RunSet, ...]
+    crashes: dict[int, str]
 
     @functools.cached_property
     def median(self) -> float:
         """Of the scores of all sets; infinite where half of them or more do not count."""
-        return statistics.median(self.scores)
+        return statistics.median(one.score for one in self.sets)
 
     @functools.cached_property
-    def chosen(self) -> int | None:
-        """Number of the set closest to the median; None where the median is of sets that do not count."""
+    def chosen(self) -> RunSet | None:
+        """The set closest to the median; None where the median is of sets that do not count."""
         if math.isinf(self.median):
             return None
-        ranks = [(round(abs(score - self.median), 9), -score) for score in self.scores]
-        return ranks.index(min(ranks))
+        return min(self.sets, key=lambda one: (round(abs(one.score - self.median), 9), -one.score, one.first))
 
     @property
     def reason(self) -> str:
         """Why this set, or why none."""
-        invalid = sum(map(math.isinf, self.scores))
+        invalid = sum(math.isinf(one.score) for one in self.sets)
         sets = "1 set" if len(self.sets) == 1 else f"{len(self.sets)} sets"
         without = f", {invalid} of which would not count" if invalid else ""
         if self.chosen is None:
             return f"the median of {sets}{without}, is of a set that would not count"
-        score = self.scores[self.chosen]
-        return f"closest to the median of {sets}{without}: {score:.4f}, median {self.median:.4f} minutes"
+        return f"closest to the median of {sets}{without}: {self.chosen.score:.4f}, median {self.median:.4f} minutes"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        sets = []
-        for score, one in zip(self.scores, self.sets, strict=True):
-            started = [_date(run) for run in (one.runs[0], one.runs[-1])]
-            about = {"runs": [run.path.name for run in one.runs], "started": started, "score_minutes": score}
-            sets.append({**about, "obstacles": one.obstacles})
-        chosen = None if self.chosen is None else sets[self.chosen]
-        about = {**pick(self, "folder median_minutes=median"), "chosen": chosen}
-        return {**about, **pick(self, "reason crashed=crashes"), "sets": sets}
+        return pick(self, "folder median_minutes=median chosen reason crashed=crashes sets")
 
 
 def select(result: Result) -> Selection:
@@ -85,7 +91,7 @@ def select(result: Result) -> Selection:
         raise ReviewError(f"{result.folder}: holds {len(result.runs)} logs, a set has {REQUIRED_RUNS}")
     runs = tuple(sorted(result.runs, key=_start))
     starts = range(len(runs) - REQUIRED_RUNS + 1)
-    sets = (Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset) for i in starts)
+    sets = (RunSet(i, Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset)) for i in starts)
     return Selection(result.folder, tuple(sets), result.crashes)
 
 
@@ -118,7 +124,7 @@ def write(selection: Selection, output: Path) -> None:
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
             folder = Path(scratch) / "selected"
             folder.mkdir()
-            renamed = copy_runs((run.path for run in selection.sets[selection.chosen].runs), folder)
+            renamed = copy_runs((run.path for run in selection.chosen.result.runs), folder)
             for name in _ALONG:
                 if (selection.folder / name).is_file():
                     shutil.copyfile(selection.folder / name, folder / name)
@@ -131,18 +137,18 @@ def write(selection: Selection, output: Path) -> None:
 def parts(selection: Selection, output: Path | None) -> list[Part]:
     """Every set and the one to submit."""
     chosen, rows = selection.chosen, []
-    for number, (score, one) in enumerate(zip(selection.scores, selection.sets, strict=True)):
-        runs = one.runs
-        minutes = "does not count" if math.isinf(score) else f"{score:.4f}"
-        note = "submit this one" if number == chosen else text("; ".join(one.obstacles))
-        rows.append([str(number + 1), runs[0].name, runs[-1].name, _date(runs[0]), minutes, note])
+    for one in selection.sets:
+        runs = one.result.runs
+        minutes = "does not count" if math.isinf(one.score) else f"{one.score:.4f}"
+        note = "submit this one" if one is chosen else text("; ".join(one.result.obstacles))
+        rows.append([str(one.first + 1), runs[0].name, runs[-1].name, _date(runs[0]), minutes, note])
     columns = [Column("set", right=True), Column("first"), Column("last"), Column("started")]
     columns += [Column("minutes", right=True), Column("", wraps=True)]
-    styles = ["bold green" if number == chosen else "" for number in range(len(rows))]
+    styles = ["bold green" if one is chosen else "" for one in selection.sets]
     made: list[Part] = [
         Heading(text(selection.folder.name or str(selection.folder)), "every set of ten runs"),
         Table(columns, rows, styles),
-        Line("set", selection.reason, "yellow" if chosen is None else ""),
+        Line("set", selection.reason, "" if chosen else "yellow"),
     ]
     if selection.crashes:
         failed = ", ".join(f"failed_{number}.txt" for number in selection.crashes)

@@ -59,8 +59,8 @@ def test_a_set_that_would_not_count_is_infinitely_slow(first_runs, runs, writer)
         writer(start_ms=1_750_000_000_000 + index * 600_000, **options).write(runs / named(index))
     (result,) = load_results(runs)
     found = select(result)
-    assert [score == float("inf") for score in found.scores] == [True, False, False, False]
-    assert found.scores[found.chosen] == sorted(found.scores)[2]
+    assert [one.score == float("inf") for one in found.sets] == [True, False, False, False]
+    assert found.chosen.score == sorted(one.score for one in found.sets)[2]
     assert "1 of which would not count" in found.reason
 
 
