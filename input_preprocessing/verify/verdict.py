@@ -258,8 +258,8 @@ def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
 def main(options: argparse.Namespace) -> None:
     found = verify(options.folder, jobs=options.jobs, vocab_file=options.vocab_file)
     if options.json:
-        checks = {name: [check._asdict() for check in checks] for name, checks in found.items()}
-        print(json.dumps({"valid": not failures(found), "checks": checks}))
+        told = {name: [check._asdict() for check in checks] for name, checks in found.items()}
+        print(json.dumps({"valid": not failures(found), "checks": told}))
     for name, checks in found.items() if not options.json else ():
         print(f"{name}\n")
         for check in checks:
