@@ -441,4 +441,4 @@ def render(found: list[Watched], out: Console) -> RenderableType:
     if len(found) > 1:
         return table
     bar = ProgressBar(total=1.0, completed=standing.share or 0.0, width=min(60, out.width))
-    return Group(table, bar, Text("\n".join(standing.parts())))
+    return Group(table, bar, Text("\n".join(["", *standing.parts()])))  # the bar does not end its line
