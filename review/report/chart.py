@@ -56,8 +56,14 @@ class Axis:
 
     def ticks(self, count: int) -> list[float]:
         """About ``count`` round values at most, within the axis."""
-        if self.log:
-            return self._log_ticks(count)
+        if self.log:  # powers of ten, with steps between them if there is room
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            ticks: list[float] = []
+            for steps in ((1,), (1, 3), (1, 2, 5)):
+                found = [step * 10.0**power for power in powers for step in steps]
+                within = [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
+                ticks = within if len(within) <= count or not ticks else ticks
+            return ticks
         if self.names:
             every = math.ceil(len(self.names) / count)
             return [float(i) for i in range(len(self.names)) if (len(self.names) - 1 - i) % every == 0]
@@ -66,16 +72,6 @@ class Axis:
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
-
-    def _log_ticks(self, count: int) -> list[float]:
-        """Powers of ten, with steps between them if there is room."""
-        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        ticks: list[float] = []
-        for steps in ((1,), (1, 3), (1, 2, 5)):
-            found = [step * 10.0**power for power in powers for step in steps]
-            within = [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
-            ticks = within if len(within) <= count or not ticks else ticks
-        return ticks
 
     def text(self, value: float) -> str:
         """Label of a tick: 1.5M, 500k, 11,800, 0.72, or the name of the value."""

@@ -196,7 +196,9 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         copy = submission_rules.stage(result, root, Path(folder))
         outcome = official.check_package(copy, result.ruleset, result.train_samples)
     old, new = (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
-    outcome = outcome.renamed(lambda said: said.replace(str(old), str(new)))
+    messages = tuple(said.replace(str(old), str(new)) for said in outcome.messages)
+    crash = outcome.crash and outcome.crash.replace(str(old), str(new))
+    outcome = replace(outcome, messages=messages, crash=crash)
     return _checked(result.folder, result.name, (outcome,), findings)
 
 
