@@ -17,28 +17,23 @@ from review import compare, select, show, watch
 from review.league.entries import entry_of, published, to_rows, update
 from review.league.page import build_page, write_picture
 from review.league.ranking import League, parts
-from review.logs.output import ReviewError, emit, pick, write_whole
+from review.logs.output import Heading, ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object, read_table
 from review.report.page import write_report
 from review.results import gate
-from review.results.score import UNVERIFIED, Result, Terms, load_results
+from review.results.score import UNVERIFIED, Result, load_results
 from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
-from review.submission.package import Encryption, Request, package
-from review.verdict.checking import Checked, check, print_checked, status
-
-
-def _terms(arguments: argparse.Namespace) -> Terms:
-    """By the options that the command has."""
-    given = vars(arguments)
-    return Terms(train_samples=given.get("rcp_bert_train_samples", False), rcp_file=given.get("rcp_file"))
+from review.submission.package import Request, package
+from review.verdict.checking import Checked, check
+from review.verdict.checking import parts as checked_parts
 
 
 def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
     """The results of BERT; others are named and left out. Raises ReviewError where there are only others."""
-    results = load_results(target, arguments.ruleset, _terms(arguments))
+    results = load_results(target, arguments.ruleset, getattr(arguments, "train_samples", False))
     others = [result.other_benchmark for result in results if result.other_benchmark]
     named = ", ".join(sorted(set(others)))
     if len(others) == len(results):
@@ -49,8 +44,7 @@ def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
 
 
 def _checked(arguments: argparse.Namespace) -> list[Checked]:
-    with status() as progress:
-        every = [check(target, arguments.ruleset, progress, _terms(arguments)) for target in arguments.target]
+    every = [check(target, arguments.ruleset, arguments.train_samples) for target in arguments.target]
     return [one for checked in every for one in checked]
 
 
@@ -70,16 +64,16 @@ def _check(arguments: argparse.Namespace) -> int:
     checked = _checked(arguments)
     passed = all(one.passed(arguments.strict) for one in checked)
     found = {"passed": passed, "checked": checked}
-    emit(arguments, json=lambda: found, text=lambda: print_checked(checked, arguments.strict))
+    emit(arguments, json=lambda: found, parts=lambda _: checked_parts(checked, arguments.strict))
     return 0 if passed else 1
 
 
 def _report(arguments: argparse.Namespace) -> int:
     results = [result for target in arguments.target for result in _results(target, arguments)]
     checked = _checked(arguments)
-    files = write_report(results, checked, arguments.output, arguments.png)
-    found = {"passed": all(one.passed() for one in checked), "files": files}
-    emit(arguments, json=lambda: found, text=lambda: print(*files, sep="\n"))
+    write_report(results, checked, arguments.output)
+    found = {"passed": all(one.passed() for one in checked), "files": [arguments.output]}
+    emit(arguments, json=lambda: found, text=lambda: print(arguments.output))
     return 0
 
 
@@ -136,30 +130,27 @@ def _watch(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"--interval must be above 0 s, got {interval}")
     if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
         raise ReviewError(f"--accuracy must be between 0 and 1, got {arguments.accuracy}")
-    several = arguments.all or len(arguments.target) > 1
-    forms = {"as_json": as_json, "once": once, "named": several}
-    if several:
-        runs = watch.Runs(arguments.target, arguments.ruleset, arguments.accuracy)
-        if once and not runs.poll(0):
-            raise ReviewError(f"{arguments.target[0]}: {watch.NO_LOG}; name the logs of runs, or their folder")
-        return watch.watch(runs.poll, runs.ended, interval, **forms)
-    (target,) = arguments.target
-    log = watch.find_log(target) if once else watch.wait_for_log(target, interval)
-    if log.is_dir():
-        return certify_watch.watch(certify_watch.Watched(log), interval, as_json, once)
-    run = watch.Follower(log, arguments.ruleset, arguments.accuracy)
-    return watch.watch(lambda now: [(run, run.poll(now))], lambda found: run.ended(found[0][1]), interval, **forms)
+    targets: list[Path] = arguments.target
+    if not arguments.all and len(targets) == 1:
+        log = watch.find_log(targets[0]) if once else watch.wait_for_log(targets[0], interval)
+        if log.is_dir():
+            return certify_watch.watch(certify_watch.Watched(log), interval, as_json, once)
+        targets = [log]
+    runs = watch.Runs(targets, arguments.ruleset, arguments.accuracy)
+    if once and not runs.poll(0):
+        raise ReviewError(f"{targets[0]}: {watch.NO_LOG}; name the logs of runs, or their folder")
+    return watch.watch(runs, interval, as_json=as_json, once=once)
 
 
 def _rcp(arguments: argparse.Namespace) -> int:
     if arguments.runs is not None:
-        results = load_results(arguments.runs, arguments.ruleset, _terms(arguments))
+        results = load_results(arguments.runs, arguments.ruleset, arguments.train_samples)
         emit(arguments, json=lambda: list(map(rcp_dict, results)), parts=lambda _: show.rcp_parts(results))
         return 0 if all(one.rcp_test is None or one.rcp_test.passed for one in results) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
         raise ReviewError(f"batch size must be at least 1, got {batch_size}")
-    point, reason = rcp.find(batch_size, arguments.ruleset, arguments.rcp_file)
+    point, reason = rcp.find(batch_size, arguments.ruleset)
     found = {"batch_size": batch_size, "reason": reason, **(pick(point, "mean std minimum") if point else {})}
     emit(arguments, json=lambda: found, text=lambda: print(point.describe(batch_size) if point else reason))
     return 0 if point else 1
@@ -193,18 +184,13 @@ def _system(arguments: argparse.Namespace) -> int:
 
 def _package(arguments: argparse.Namespace) -> int:
     request = Request(
-        **pick(arguments, "runs organization=org system output implementation commit config add ruleset"),
+        **pick(arguments, "runs organization=org system output implementation commit config add ruleset train_samples"),
         description=arguments.description or Path("systems", f"{arguments.system}.json"),
         repository=arguments.repository or Path(__file__).resolve().parent.parent,
-        encryption=Encryption(recipients=tuple(arguments.encrypt_for), passphrase_file=arguments.passphrase_file),
-        terms=_terms(arguments),
     )
-    with status() as progress:
-        made = package(request, progress)
-    if not arguments.json:
-        print_checked(made.checked)
-    files = "\n".join([*map(str, made.files), f"the result is {UNVERIFIED}"] if made.files else ["nothing written"])
-    emit(arguments, json=lambda: made, text=lambda: print(files))
+    made = package(request)
+    files = [*map(str, made.files), f"the result is {UNVERIFIED}"] if made.files else ["nothing written"]
+    emit(arguments, json=lambda: made, parts=lambda _: [*checked_parts(made.checked), *map(Heading, files)])
     return 0 if made.passed else 1
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from review.league.entries import describe_same, same_hyperparameters
 from review.logs.mllog import text
-from review.logs.output import Heading, Line, Part, Table, table_width
+from review.logs.output import Heading, Line, Part, Table
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.results.table import cells, columns, first_reason, rcp_lines
 from review.verdict import checking
@@ -20,19 +20,16 @@ _OF_SCORE = ("olympic_minutes", "scaling_factor", "official")
 
 
 def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
-    """Table and summary of every result. ``width``: where the table is wider, reasons stand in lines of their own."""
+    """Table and summary of every result, and why runs fail."""
     made: list[Part] = []
     for result in results:
-        table = _table(result, with_reasons=True)
-        fits = width is None or table_width(table.columns, table.rows) <= width
         made.append(Heading(text(result.name), result.subtitle, str(result.folder)))
-        made += [table if fits else _table(result, with_reasons=False), *summary(result)]
-        if not fits:
-            runs = [] if result.pretrains else [run for run in result.runs if not run.compliant]
-            failing = [(text(run.path.name), first_reason(run.findings)) for run in runs]
-            failing += [(text(path.name), reason) for path, reason in result.unreadable.items()]
-            failing += [(f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()]
-            made += [Line("fails", f"{file}: {reason}", "red") for file, reason in failing]
+        made += [_table(result), *summary(result)]
+        runs = [] if result.pretrains else [run for run in result.runs if not run.compliant]
+        failing = [(text(run.path.name), first_reason(run.findings)) for run in runs]
+        failing += [(text(path.name), reason) for path, reason in result.unreadable.items()]
+        failing += [(f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()]
+        made += [Line("fails", f"{file}: {reason}", "red") for file, reason in failing]
     return made
 
 
@@ -56,15 +53,14 @@ def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
     return [list(records[-1] if records else ()), *(list(record.values()) for record in records)]
 
 
-def _table(result: Result, with_reasons: bool) -> Table:
-    """A row for each run. ``with_reasons``: why runs do not comply, else only that they fail."""
+def _table(result: Result) -> Table:
+    """A row for each run."""
     from rich.text import Text
 
     shown, records = columns(result), []
     for run in result.runs:
         record: dict[str, str | Text] = {**cells(run, result)}
-        reason = str(record["compliance"]) if with_reasons else "fails"
-        verdict = Text("ok", "green") if run.compliant else Text(reason, "red")
+        verdict = Text("ok", "green") if run.compliant else Text("fails", "red")
         if result.pretrains and run.converged:
             verdict = Text("no target", "dim")
         if (dropped := result.dropped.get(run.path)) in ("best", "worst"):
@@ -72,9 +68,8 @@ def _table(result: Result, with_reasons: bool) -> Table:
         record["status"] = Text(str(record["status"]), "" if run.converged else "yellow")
         record["minutes"] = Text(str(record["minutes"]), "bold")
         records.append(record | {"compliance": verdict})
-    for number, why in result.crashes.items():
-        said = text(why) if with_reasons else "fails"
-        records.append({"run": f"failed_{number}.txt", "status": "crashed", "compliance": said})
+    for number in result.crashes:
+        records.append({"run": f"failed_{number}.txt", "status": "crashed", "compliance": "fails"})
     styles = ["dim" if run.path in result.dropped else "" for run in result.runs] + ["red"] * len(result.crashes)
     return Table(shown, [[record.get(one.heading, "") for one in shown] for record in records], styles)
 

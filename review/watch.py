@@ -1,4 +1,4 @@
-"""`watch`: follows the logs of live runs: one with a bar and its figures, several with a row each.
+"""`watch`: follows the logs of live runs, a row each; of one alone also a bar and all its figures.
 
 Samples to the target are projected from two sources, weighted by the inverse of their variances. One is the RCP mean.
 The other is the accuracy of the last two evaluations: it rises on a curve of one shape over the share of the samples
@@ -223,34 +223,32 @@ class Standing:
             "outside_published": self.miss,
         }
 
-    def line(self) -> str:
-        """All of it in one line of text."""
-        run, miss = self.run, self.miss
+    def parts(self) -> list[str]:
+        """All that is known, in words."""
+        run, miss, expected, margin = self.run, self.miss, "", ""
+        if self.rcp_margin is not None:
+            above, error = self.rcp_margin
+            margin = f"RCP margin {above:+,.0f}{f' +- {error:,.0f}' if error else ''} samples"
+        if self.projection is not None and not self.done:
+            end, error = self.projection
+            expected = f" of about {end:,.0f} +- {error:,.0f}" if error else f" of {end:,.0f}"
+        wanted = "" if self.result.pretrains else f" of {self.target:g}"
         parts = {
             self.phase: True,
-            f"{self.samples or 0:,.0f} samples": self.samples is not None,
-            f"accuracy {run.final_accuracy or 0:.4f}{self.wanted}": run.evaluations,
+            f"{self.samples or 0:,.0f}{expected} samples": self.samples is not None,
+            f"accuracy {run.final_accuracy or 0:.4f}{wanted}": run.evaluations,
             f"{self.rate or 0:,.0f} sequences/s": self.rate,
             f"{duration(self.elapsed)} elapsed": self.elapsed is not None,
             f"{duration(self.eta)} to go": self.eta is not None,
-            f"RCP margin {self.margin}": self.rcp_margin,
-            f"{miss.describe()} (likely: {miss.causes[0]})" if miss else "": miss,
+            margin: margin,
+            f"{miss.describe()} (likely: {'; '.join(miss.causes)})" if miss else "": miss,
             f"no new line for {duration(self.silent)}": self.stalled,
         }
-        return text(", ".join(part for part, known in parts.items() if known))
+        return [text(part) for part, known in parts.items() if known]
 
-    @property
-    def wanted(self) -> str:
-        """The target, in words after an accuracy; nothing without one."""
-        return "" if self.result.pretrains else f" of {self.target:g}"
-
-    @property
-    def margin(self) -> str:
-        """The RCP margin in samples with its error; a dash where it is not known."""
-        if self.rcp_margin is None:
-            return "-"
-        margin, error = self.rcp_margin
-        return f"{margin:+,.0f}{f' +- {error:,.0f}' if error else ''} samples"
+    def line(self) -> str:
+        """The same in one line."""
+        return ", ".join(self.parts())
 
 
 def _extrapolate(counted: list[tuple[float, float]], target: float) -> tuple[float, float] | None:
@@ -351,19 +349,19 @@ class Follower:
 
 
 class Runs:
-    """The runs below some paths: those there are, and those that appear."""
+    """The runs at or below some paths: those there are, and those that appear. Of one log: its run alone."""
 
     def __init__(self, targets: Sequence[Path], ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
         for path in targets:
             if not path.exists():
                 raise ReviewError(f"{path}: no such file or folder")
         self.targets, self.ruleset, self.target = targets, ruleset, target
+        self.alone = len(targets) == 1 and targets[0].is_file()
         self._followers: list[Follower] = []
-        self._gone: set[Path] = set()
         self._now, self._idle_since = 0.0, math.inf
 
     def poll(self, now: float) -> list[Watched]:
-        """Every run as it stands; a log that was removed is left out."""
+        """Every run as it stands; a log that was removed is left out, and an error where it is alone."""
         found: list[Watched] = []
 
         def look(followers: Sequence[Follower]) -> None:
@@ -371,10 +369,11 @@ class Runs:
                 try:
                     found.append((follower, follower.poll(now)))
                 except ReviewError:
-                    self._gone.add(follower.path)
+                    if self.alone:
+                        raise
 
         look(self._followers)  # first: they follow their logs to where they were moved
-        known = {follower.path for follower, _ in found} | self._gone
+        known = {follower.path for follower, _ in found}
         new = sorted({path for target in self.targets for path in find_logs(target)} - known, key=str)
         look([Follower(path, self.ruleset, self.target) for path in new])
         self._followers = [follower for follower, _ in found]
@@ -383,23 +382,12 @@ class Runs:
         return sorted(found, key=lambda pair: (str(pair[0].path.parent), tree.natural_order(pair[0].path)))
 
     def ended(self, found: list[Watched]) -> bool:
-        """Whether no run is under way, and none has begun for a minute."""
-        return self._now - self._idle_since >= _IDLE_SECONDS
+        """Whether no run is under way, and none that may follow has begun for a minute."""
+        return self._now - self._idle_since >= (0 if self.alone else _IDLE_SECONDS)
 
 
-def watch(
-    poll: Callable[[float], list[Watched]],
-    ended: Callable[[list[Watched]], bool],
-    interval: float,
-    *,
-    as_json: bool,
-    once: bool,
-    named: bool,
-) -> int:
-    """Shows the runs until they have ended: 0 if all reached the target (or are under way, with ``once``), else 1.
-
-    ``named``: a line of text begins with the run's log.
-    """
+def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
+    """Shows the runs until they have ended: 0 if all reached the target (or are under way, with ``once``), else 1."""
     shown: dict[Path, object] = {}
 
     def say(found: list[Watched]) -> None:
@@ -411,60 +399,14 @@ def watch(
             if as_json:
                 print_json(standing, indent=None)
             else:
-                print(f"{text(str(follower.path))}: " * named + standing.line(), flush=True)
+                print("" if runs.alone else f"{text(str(follower.path))}: ", standing.line(), sep="", flush=True)
 
-    found = output.show_states(
-        output.follow(poll, ended, interval), say, lambda _: object(), render, as_json=as_json, once=once
-    )
+    states = output.follow(runs.poll, runs.ended, interval)
+    found = output.show_states(states, say, lambda _: object(), render, as_json=as_json, once=once)
     for follower, _ in found:
         if (reason := follower.broken()) is not None:
             print(f"review: {text(str(follower.path))}: the trial broke: {text(reason)}", file=sys.stderr)
     return 1 if any(follower.ended(standing) and not standing.run.converged for follower, standing in found) else 0
-
-
-def render(found: list[Watched], out: Console) -> RenderableType:
-    """What a terminal shows: of one run a bar and its figures, of several a row each."""
-    from rich.text import Text
-
-    if not found:
-        return Text("waiting for the first result_*.txt", "dim")
-    return _details(found[0][1], out) if len(found) == 1 else _rows(found, out)
-
-
-def _details(standing: Standing, out: Console) -> RenderableType:
-    from rich.console import Group
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    run = standing.run
-    samples = number_text(standing.samples, ",.0f")
-    if standing.samples is not None and standing.projection is not None and not standing.done:
-        end, error = standing.projection
-        samples += f" of about {end:,.0f} +- {error:,.0f}" if error else f" of {end:,.0f}"
-    accuracy = f"{number_text(run.final_accuracy, '.4f')}{standing.wanted}, evaluation {len(run.evaluations)}"
-    rows = [
-        ("accuracy", accuracy if run.evaluations else "-", ""),
-        ("samples", samples, ""),
-        ("speed", f"{standing.rate:,.0f} sequences/s" if standing.rate else "-", ""),
-        ("time", duration(standing.elapsed), ""),
-        ("to go", duration(standing.eta), ""),
-    ]
-    if not standing.result.pretrains:
-        rows.append(("RCP margin", standing.margin, ""))
-    if standing.miss is not None:
-        causes = [f"{number}. {cause}" for number, cause in enumerate(standing.miss.causes, start=1)]
-        rows += [("outside", standing.miss.describe(), "yellow"), *(("", cause, "yellow") for cause in causes)]
-    if standing.stalled:
-        rows.append(("stalled", f"no new line for {duration(standing.silent)}", "yellow"))
-    grid = Table.grid(padding=(0, 2))
-    for label, line, style in rows:
-        grid.add_row(Text(f"  {label}", f"bold {style}" if style else "dim"), Text(line, style))
-    head = Text.assemble((text(str(run.path)), "bold"), "  ", (standing.phase, "green" if run.converged else "cyan"))
-    bar = ProgressBar(total=1.0, completed=standing.share or 0.0, width=max(10, min(60, out.width - 10)))
-    percent = Table.grid(padding=(0, 1))
-    percent.add_row(Text(" "), bar, Text(number_text(standing.share, ".0%")))
-    return Group(head, percent, grid)
 
 
 _CELLS: dict[Column, Callable[[Follower, Standing], str]] = {
@@ -481,11 +423,22 @@ _CELLS: dict[Column, Callable[[Follower, Standing], str]] = {
 }
 
 
-def _rows(found: list[Watched], out: Console) -> RenderableType:
+def render(found: list[Watched], out: Console) -> RenderableType:
+    """What a terminal shows: a row for each run, and of one alone a bar and all that is known of it."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    if not found:
+        return Text("waiting for the first result_*.txt", "dim")
     rows = [[cell(*one) for cell in _CELLS.values()] for one in found]
     ended = [follower.ended(standing) for follower, standing in found]
     styles = [
         "" if not over else "green" if standing.run.converged else "red"
         for over, (_, standing) in zip(ended, found, strict=True)
     ]
-    return output.table(*output.fit(list(_CELLS), rows, out.width), styles)
+    table, standing = output.table(*output.fit(list(_CELLS), rows, out.width), styles), found[0][1]
+    if len(found) > 1:
+        return table
+    bar = ProgressBar(total=1.0, completed=standing.share or 0.0, width=min(60, out.width))
+    return Group(table, bar, Text("\n".join(["", *standing.parts()])))  # the bar does not end its line

@@ -85,7 +85,9 @@ class Config(Hardware):
             raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")
         if not self.vocabulary.is_file():
             raise ConfigError(f"VOCAB_FILE={self.vocabulary}: no such file")
-        huggingface.check_vocabulary(self.vocabulary, self.model, self._vocab_md5)
+        beside = self.weights_folder / "vocab.txt"  # that the weights were trained with, where it is
+        md5 = hashlib.md5(beside.read_bytes()).hexdigest() if beside.is_file() else ""
+        huggingface.check_vocabulary(self.vocabulary, self.model, md5)
         if not self.data.is_dir():
             what = f"a file: give its folder, {self.data.parent}" if self.data.is_file() else "no such folder"
             raise ConfigError(f"DATA={self.data}: {what}")
@@ -150,12 +152,6 @@ class Config(Hardware):
     @property
     def vocabulary(self) -> Path:
         return self.vocab_file or self.bert_config_path.parent / "vocab.txt"
-
-    @property
-    def _vocab_md5(self) -> str:
-        """Of the vocabulary that the weights were trained with, where they say: in it, or beside them."""
-        beside = self.weights_folder / "vocab.txt"
-        return hashlib.md5(beside.read_bytes()).hexdigest() if beside.is_file() else ""
 
     @property
     def trial_seed(self) -> int:

@@ -308,26 +308,19 @@ class Predictions(NamedTuple):
 
 def predict(features: Features, logits: Iterable[Logits], rules: Rules) -> Predictions:
     """The answers to all questions of the features. logits: of every window, in the order of the features."""
-    found = Predictions({}, {}, {})
-    scores = iter(logits)
-    position, questions = 0, features.dataset.questions
-    while position < len(features):
-        number = features.question[position]
-        stop = int(np.searchsorted(features.question, number, side="right"))
-        rows = range(position, stop)
+    found, scores = Predictions({}, {}, {}), iter(logits)
+    for rows in np.split(np.arange(len(features)), np.flatnonzero(np.diff(features.question)) + 1):  # of a question
         bounds = [(int(features.window_start[row]), int(features.window_length[row])) for row in rows]
-        best_window = has_most_context(bounds, len(features.context_of(position).ids))
-        spans: list[Spans] = []
-        null = Candidate("", float("inf"), 0.0)
-        for row, mine in zip(rows, best_window, strict=True):
-            of_window = next(scores)
-            spans.append(_spans(features, row, of_window, mine, rules))
-            null = min(null, Candidate("", float(of_window.start[0]), float(of_window.end[0])), key=lambda c: c.score)
-        position = stop
+        best_window = has_most_context(bounds, len(features.context_of(rows[0]).ids))
+        of_windows = [next(scores) for _ in rows]
+        windows = zip(rows, of_windows, best_window, strict=True)
+        spans = [_spans(features, row, window, mine, rules) for row, window, mine in windows]
+        nulls = [Candidate("", float(window.start[0]), float(window.end[0])) for window in of_windows]
+        null = min(nulls, key=lambda candidate: candidate.score)
 
-        best = _best(features, spans, rows, null if rules.version_2 else None, rules.n_best)
+        best = _best(features, spans, rows[0], null if rules.version_2 else None, rules.n_best)
         shares = probabilities(np.array([c.score for c in best]))
-        question, answer = questions[number].id, best[0].text
+        question, answer = features.dataset.questions[features.question[rows[0]]].id, best[0].text
         found.n_best[question] = [
             {"text": c.text, "probability": float(share), "start_logit": c.start_logit, "end_logit": c.end_logit}
             for c, share in zip(best, shares, strict=True)
@@ -366,13 +359,11 @@ def _spans(features: Features, row: int, logits: Logits, mine: np.ndarray, rules
     return Spans(first + begin, last + begin, start, end)
 
 
-def _best(
-    features: Features, spans: Sequence[Spans], rows: Sequence[int], null: Candidate | None, n_best: int
-) -> list[Candidate]:
+def _best(features: Features, spans: Sequence[Spans], row: int, null: Candidate | None, n_best: int) -> list[Candidate]:
     """The best texts of a question, each once. null: "no answer", always among them; None: there is one (1.1)."""
     first, last, start, end = (np.concatenate(arrays) for arrays in zip(*spans, strict=True))
     scores = np.append(start + end, [] if null is None else null.score)
-    text = ContextText(features, rows[0])
+    text = ContextText(features, row)
     found: dict[str, Candidate] = {}
     for i in np.argsort(-scores, kind="stable").tolist():
         if len(found) == n_best:

@@ -10,18 +10,14 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from bert.data.records import DataError
-from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import lock_folder
 from input_preprocessing.stage.manifest import Manifest
-from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
 
 NAME = "DATA_CARD.md"
 _LISTED = 20  # texts by name; of more, the first and the last
@@ -39,9 +35,8 @@ def render(sets: dict[str, Manifest]) -> str:
 
 
 def _describe(kind: str, made: Manifest) -> str:
-    per_row = f", at most {made.recipe['max_sequences_per_row']} a row" if kind == "packed" else ""
     facts = {
-        "training data": f"{_WORDS.get(kind, kind)}{per_row}",
+        "training data": _WORDS.get(kind, kind),
         "sequences": f"{made.sequences:,}",
         "rows": f"{made.rows:,}",
         "tokens": f"{made.tokens:,}",
@@ -61,22 +56,15 @@ def _describe(kind: str, made: Manifest) -> str:
         "all texts (md5 of their md5s)": digest_of(made.texts),
         **{name: digest for name, digest in made.files.items() if name not in made.records},
     }
-    right = [name for name, md5 in TEXT_MD5.items() if made.texts.get(name) == md5]
-    if len(right) == len(TEXT_MD5) and len(made.texts) == NUM_PARTS + 1:
-        what = f"The benchmark's text: {NUM_PARTS} parts and eval.txt, {len(right)} of {len(right)} known md5 right."
-    elif right:
-        what = f"In part the benchmark's text: {len(right)} of {len(TEXT_MD5)} known md5 right."
-    else:
-        what = f"Not the benchmark's text. {len(made.texts):,} files, the evaluation text among them."
     names = sorted(made.texts)
     shown = names if len(names) <= _LISTED else [*names[: _LISTED - 1], names[-1]]
     more = f"\n\nand {len(names) - len(shown):,} more" if len(shown) < len(names) else ""
     return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(
-        title=kind.capitalize(), kind=kind, what=what, license=made.license or "not given (`--license`)",
+        title=kind.capitalize(), kind=kind, what=f"Text: {made.benchmark_text[1]}.",
+        license=made.license or "not given (`--license`)",
         facts=_table("what", "", facts), texts=_table("text", "md5", {name: made.texts[name] for name in shown}) + more,
         options=_table("option", "value", options), digests=_table("of", "digest", digests),
         versions=_table("program", "version", made.versions) if made.versions else "Not recorded.",
-        command=_command(kind, made),
     )  # fmt: skip
 
 
@@ -84,25 +72,6 @@ def _table(name: str, value: str, rows: Mapping[str, object]) -> str:
     """A Markdown table of two columns."""
     cells = ((str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows.items())
     return "\n".join([f"| {name} | {value} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)])
-
-
-def _command(kind: str, made: Manifest) -> str:
-    """The command line of these options."""
-    recipe = made.recipe
-    line = ["input_preprocessing/prepare_data.sh", "--outputdir", "OUTPUTDIR", "--downloaddir", "DOWNLOADDIR"]
-    line += ["--skip-download"] + ([f"--{kind}-data"] if kind in ("packed", "binned") else [])
-    usual: dict[str, object] = {**dataclasses.asdict(SamplingConfig()), "num_eval_samples": NUM_EVAL_SAMPLES}
-    usual |= {"shards": None, "sequences": None, "max_sequences_per_row": 3 if kind == "packed" else 1}
-    for name, default in usual.items():
-        value = recipe.get(name, default)
-        if value not in (default, None):
-            line += [f"--{name.replace('_', '-')}", str(int(value) if isinstance(value, bool) else value)]
-    if kind == "binned":
-        edges = recipe["edges"]
-        line += ["--edges", ",".join(map(str, edges if isinstance(edges, list) else []))]
-    if made.license:
-        line += ["--license", made.license]
-    return shlex.join(line)
 
 
 def read_sets(folder: Path) -> dict[str, Manifest]:

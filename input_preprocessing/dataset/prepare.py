@@ -59,7 +59,7 @@ def start(options: argparse.Namespace) -> Job | None:
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            needs = _with_later(steps.public_needs(config, options.jobs, options.sequences), options)
+            needs = _with_later(steps.public_needs(config, options.jobs), options)
             steps.check_needs(needs, outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
     inputs = steps.find_inputs(folder, outputdir / "phase1", options.vocab_file)
@@ -85,7 +85,7 @@ def start(options: argparse.Namespace) -> Job | None:
         for pattern in folders.get(job.kind, [f"hdf5/bins/{edge}" for edge in job.edges]):
             for target in outputdir.glob(pattern):
                 check_target(target)
-        needs = steps.needs_of(inputs.sizes, config, options.jobs, options.part[1], options.sequences)
+        needs = steps.needs_of(inputs.sizes, config, options.jobs, options.part[1])
         steps.check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
         job.words.check_case(config.do_lower_case)
         if job.manifest.exists():

@@ -31,7 +31,7 @@ from input_preprocessing.text import vocabulary
 
 SET_ASIDE = "set_aside"
 _FIELDS = tuple(field.name for field in dataclasses.fields(SamplingConfig))
-_OPTIONS = (*_FIELDS, "shards", "max_sequences_per_row", "edges", "num_eval_samples", "sequences")
+_OPTIONS = (*_FIELDS, "shards", "max_sequences_per_row", "edges", "num_eval_samples")
 
 
 class Fault(NamedTuple):
@@ -213,12 +213,11 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
     training = any(name in made.records for name in wrong)
     evaluation = any(name in made.evaluation for name in wrong)
     texts = [*(inputs.texts if training else ()), *([inputs.eval_text] if training or evaluation else [])]
-    texts = [path for path in texts if not job.limit or path.name in made.texts]
     for name, md5 in contents_of(texts, "check text", options.jobs).items():
         if made.texts.get(name) != md5:
             raise DataError(f"{name} in {inputs.eval_text.parent} is another text (md5 {md5}){again}")
     if training:
-        needs = needs_of(inputs.sizes, job.config, options.jobs, sequences=job.limit)
+        needs = needs_of(inputs.sizes, job.config, options.jobs)
         check_needs(dataclasses.replace(needs, disk=needs.disk / 2), folder, "work")
     return job
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from bert.data.digests import digest_of_tensors
-from bert.data.format import atomic_file, open_records, write_records
+from bert.data.format import atomic_file, open_records
 from bert.data.records import DataError
 from input_preprocessing.checkpoints.convert import convert, read_pytorch
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
@@ -158,15 +158,9 @@ class Needs:
     workers: int
 
 
-def needs_of(
-    sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1, sequences: int | None = None
-) -> Needs:
-    """Needs for text files of these sizes, in bytes; with so many sequences at most."""
+def needs_of(sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1) -> Needs:
+    """Needs for text files of these sizes, in bytes."""
     total, workers = sum(sizes), min(jobs, -(-len(sizes) // nodes))
-    if sequences is not None:  # those files alone that hold so many, one more a process, and the evaluation text
-        sequence_bytes = 2 * config.max_seq_length + 4 * config.max_predictions_per_seq + 19  # at most
-        bytes_of_text = sequences * sequence_bytes / config.dupe_factor / _RECORD_BYTES_PER_TEXT_BYTE
-        total = min(total, int(bytes_of_text) + workers * max(sizes) + sizes[-1])
     records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
     worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
     seconds = 10 + total * config.dupe_factor / 10 / _TEXT_BYTES_PER_SECOND / (workers * nodes)
@@ -176,10 +170,10 @@ def needs_of(
     )  # fmt: skip
 
 
-def public_needs(config: SamplingConfig, jobs: int, sequences: int | None = None) -> Needs:
+def public_needs(config: SamplingConfig, jobs: int) -> Needs:
     """Needs for the benchmark's own text before it is downloaded; the time is without the download's."""
     sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // NUM_PARTS] * NUM_PARTS]
-    needs = needs_of(sizes, config, jobs, sequences=sequences)
+    needs = needs_of(sizes, config, jobs)
     download = float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES)
     return dataclasses.replace(needs, disk=needs.disk + download, download=download)
 
@@ -205,20 +199,6 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
     if free + present < needs.disk:
         lacking = f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needs.disk - present)} are needed"
         raise DataError(f"{lacking}; make room or choose another --outputdir")
-    available = available_memory()
-    if available and available < needs.memory:
-        fewer = max(1, int(needs.workers * available / needs.memory))
-        lacking = f"{human_bytes(available)} of memory are free, {memory} may be needed"
-        print(f"warning: {lacking}; --jobs {fewer} needs less", file=sys.stderr)
-
-
-def available_memory() -> int | None:
-    """Bytes that can be had without swapping; None where the system does not tell."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 UNPACKED_FOLDER = "training"  # of unpacked shards of --phases, however many they are: configs name it
@@ -262,11 +242,6 @@ class Job:
         return "packed" if self.options.packed_data else "binned" if self.options.binned_data else "unpacked"
 
     @property
-    def limit(self) -> int | None:
-        """Most sequences, by --sequences; None: all."""
-        return self.options.sequences
-
-    @property
     def manifest(self) -> Path:
         return self.outputdir / f"prepared-{self.kind}.json"
 
@@ -281,7 +256,7 @@ class Job:
             "vocab_md5": self.words.md5, **dataclasses.asdict(self.config), "kind": self.kind,
             "shards": self.options.shards,
             "max_sequences_per_row": self.options.max_sequences_per_row if self.kind == "packed" else 1,
-            "edges": list(self.edges), "num_eval_samples": self.options.num_eval_samples, "sequences": self.limit,
+            "edges": list(self.edges), "num_eval_samples": self.options.num_eval_samples,
             "folder": UNPACKED_FOLDER if self.options.phases and self.kind == "unpacked" else None,
         }  # fmt: skip
 
@@ -299,8 +274,6 @@ class Job:
         except DataError:
             return False
         texts = self.inputs.all_texts
-        if self.limit:  # the others of a long text were not looked at
-            texts = [path for path in texts if path.name in made.texts]
         if {path.name for path in texts} != set(made.texts):
             return False
         return contents_of(texts, "check text", self.options.jobs) == made.texts
@@ -383,20 +356,15 @@ def make_evaluation_instances(job: Job) -> None:
 
 
 def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
-    """Instances of every text, or with --sequences of as many as that takes; the md5 of each of these texts.
+    """Instances of every text; the md5 of each.
 
     Args:
         job: the preparation.
-        part: (i, n) makes those of every n-th text from the i-th on only; with --sequences the first part makes all,
-            since how many texts that takes shows one after the other.
+        part: (i, n) makes those of every n-th text from the i-th on only.
 
     Raises:
         DataError: the text holds nothing.
     """
-    if job.limit:
-        if part[0]:
-            return {}
-        part = (0, 1)
     targets = [*job.instances_of_texts, job.eval_instances]
     for folder in (job.instances, job.eval_instances.parent):
         folder.mkdir(parents=True, exist_ok=True)
@@ -404,40 +372,11 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, st
         stale.unlink(missing_ok=True)
     tasks = list(zip(job.inputs.all_texts, targets, strict=True))[part[0] :: part[1]]
     compile_first(job.words, job.config)
-    made = _make_enough(job, tasks, job.limit) if job.limit else _make(job, tasks, job.options.jobs)
+    made = _make(job, tasks, job.options.jobs)
     total = sum(count for name, (count, _) in made.items() if name != job.inputs.eval_text.name)
     if not total and part[1] == 1:
         raise DataError(f"the text in {job.inputs.texts[0].parent} holds no words; check the part files")
     return {name: md5 for name, (_, md5) in made.items()}
-
-
-def _make_enough(job: Job, tasks: Sequence[Task], wanted: int) -> dict[str, Made]:
-    """The instances of the evaluation text, the last, and of the first texts that hold so many; the last one is cut.
-
-    A round makes those of a text a process; what it made too many is removed, so that --jobs changes nothing.
-    """
-    *rest, evaluation = tasks
-    used = _make(job, [evaluation], 1)
-    total, jobs = 0, job.options.jobs
-    while rest and total < wanted:
-        batch, rest = rest[:jobs], rest[jobs:]
-        made = _make(job, batch, jobs)
-        for text, target in batch:
-            count, md5 = made[text.name]
-            kept = min(count, wanted - total)
-            if count and not kept:
-                target.unlink()
-                continue
-            if kept < count:  # the first, which are in random order
-                records, metadata = open_records(target)
-                # So that a resumed run makes, and cuts, it again.
-                metadata = dataclasses.replace(metadata, source=(*metadata.source, ("first", str(kept))))
-                write_records(target, records.select(range(kept)), metadata)
-            total += kept
-            used[text.name] = count, md5
-    if total < wanted:
-        print(f"{total:,} sequences are all there are; --sequences {wanted} asked for more", file=sys.stderr)
-    return used
 
 
 def make_evaluation_set(job: Job) -> tuple[Path, int]:
@@ -454,8 +393,6 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
         DataError: instances are missing, or too few for the shards wanted.
     """
     sources = job.instances_of_texts
-    if job.limit:
-        sources = [path for path in sources if path.exists()]
     if missing := [path for path in sources if not path.is_file()]:
         raise DataError(f"{missing[0]} is missing; run --only instances for every part first")
     options, target = job.options, job.outputdir / "hdf5" / "bins"

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import hashlib
 import json
-import re
 import sys
-from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +36,6 @@ SUFFIXES = {"tfrecord": ".tfrecord", "nvidia": ".hdf5"}
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUFFIXES = (".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords")
 NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
-_LISTED = re.compile(r"(?P<name>\S.*?)\s+(?P<md5>[0-9a-fA-F]{32})")
 
 
 def read_foreign(path: Path) -> tuple[Records, Metadata]:
@@ -113,81 +109,15 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
     return [(path, made) for made, path in planned.items()]
 
 
-def read_list(path: Path) -> dict[str, str]:
-    """md5 of input_ids by file name.
-
-    Raises:
-        DataError: unreadable, empty, or a line that names no file or none md5, or a file twice.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text"
-        raise DataError(f"cannot read {path}: {reason}; check the list") from error
-    found: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        if (parts := _LISTED.fullmatch(line.strip())) is None:
-            raise DataError(f"{path}: line {number} is not 'name  md5'; check the list (one of md5sum: md5sum -c)")
-        name, md5 = parts["name"].rpartition("/")[2], parts["md5"].lower()
-        if found.setdefault(name, md5) != md5:
-            raise DataError(f"{path}: line {number} gives {name} another md5 than a line before; check the list")
-    if not found:
-        raise DataError(f"{path} lists no files; check the list")
-    return found
-
-
-def input_ids_digest(rows: Iterable[Sequence[int]]) -> str:
-    """Digest of input_ids as NVIDIA's lists have it: md5 of the list of the md5 of each row, all as Python's text."""
-    digests = [hashlib.md5(str(list(row)).encode()).hexdigest() for row in rows]
-    return hashlib.md5(str(digests).encode()).hexdigest()
-
-
-def _compare(task: tuple[Path, str]) -> str:
-    """The difference between a file and its list entry, one line; '' if they match."""
-    path, wanted = task
-    try:
-        with h5py.File(path, "r") as file:
-            md5 = input_ids_digest(row.tolist() for row in file["input_ids"][:])
-    except (OSError, KeyError):
-        return f"{path} has no input_ids to compare (not HDF5, or damaged); copy it again"
-    return "" if md5 == wanted else f"{path} has md5 of input_ids {md5}, the list {wanted}; copy it again"
-
-
-def differences(files: Sequence[Path], listed: dict[str, str], *, whole: bool, jobs: int) -> list[str]:
-    """Every file that is not as listed, one line each; with `whole` those listed that are not there too."""
-    here = [path for path in files if path.name in listed]
-    weights = [path.stat().st_size for path in here]
-    told = run_tasks("check", _compare, [(path, listed[path.name]) for path in here], jobs=jobs, weights=weights)
-    told += [f"{path} is not on the list; move it away" for path in files if path.name not in listed]
-    names = {path.name for path in files}
-    missing = [f"{name} is missing; copy it" for name in listed if name not in names] if whole else []
-    return [*filter(None, told), *missing]
-
-
 def import_main(options: argparse.Namespace) -> None:
     """Turns files of training instances that others made into record files, one for one, checked.
 
     Takes the reference's TFRecord files (checksums verified) and NVIDIA's HDF5 shards: fixed-length,
     variable-length and packed, whose rows are kept. The kind is known by the file's contents. Finished files are
     kept on a second run.
-
-    With --check-list the files are compared first with a list as NVIDIA publishes them (4320_shards_varlength.chk and
-    others): a line is `name  md5`, the md5 of input_ids alone, whatever else the file holds. Blank lines and lines that
-    begin with # are skipped; of a name with folders the last part counts. (`md5sum -c` compares whole files.)
     """
     words = vocabulary.load(options.vocab_file) if options.vocab_file else None
     files = plan_files(options.source, options.target)
-    if options.check_list:
-        whole, paths = options.source.is_dir(), [path for path, _ in files]
-        wrong = differences(paths, read_list(options.check_list), whole=whole, jobs=options.jobs)
-        for line in wrong:
-            print(f"import_records: {line}", file=sys.stderr)
-        if wrong:
-            told = f"{options.source} is not as {options.check_list} lists it: {len(wrong)} differences, told above"
-            raise DataError(f"{told}; nothing was imported")
-        print(f"{options.source}: {len(files)} files as {options.check_list} lists them", file=sys.stderr)
     options.target.mkdir(parents=True, exist_ok=True)
     weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
     counts = run_tasks("import", partial(import_file, words), files, jobs=options.jobs, weights=weights)

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -286,22 +287,19 @@ def _packed(seed: int, max_tokens: int, max_sequences: int, records: Records, gr
     return mixed[order[where]], offsets
 
 
-def shuffle_records(
-    source: Path, target: Path, *, shards: int | None, seed: int, jobs: int, part: tuple[int, int] = (0, 1)
-) -> str:
+def shuffle_records(source: Path, target: Path, *, shards: int | None, seed: int, **how: Any) -> str:
     """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
     plan = plan_shards(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
-    return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs, part=part)
+    return make_shards(plan, partial(_shuffled, seed), label="shuffle", **how)
 
 
 def pack_records(
-    source: Path, target: Path, *, shards: int | None, seed: int, max_sequences_per_row: int, jobs: int,
-    part: tuple[int, int] = (0, 1),
-) -> str:  # fmt: skip
+    source: Path, target: Path, *, shards: int | None, seed: int, max_sequences_per_row: int, **how: Any
+) -> str:
     """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
     plan = plan_shards(source_files(source), target, stage=f"pack {max_sequences_per_row}", shards=shards, seed=seed)
     arrange = partial(_packed, seed, plan.metadata.max_seq_length, max_sequences_per_row)
-    return make_shards(plan, arrange, label="pack", jobs=jobs, part=part)
+    return make_shards(plan, arrange, label="pack", **how)
 
 
 def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -378,23 +376,19 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
     return len(chosen)
 
 
-def _run(options: argparse.Namespace, make: Callable[..., str]) -> Path:
-    """Calls `make` with the options of the stage; the folder of the shards."""
+def _run(options: argparse.Namespace, make: Callable[..., str]) -> None:
+    """Calls `make` with the options of the stage, and tells how many shards there are."""
     files, target = source_files(options.source), options.target
     contents = _contents([open_records(path)[1] for path in files])
     for folder in (target, *target.glob("[0-9]*")):  # the bins' among them
         check_target(folder, files, contents)
     make(**vars(options))
-    return target
-
-
-def _count(target: Path) -> None:
-    print(f"{target}: {len(source_files(target))} shards", file=sys.stderr)
+    print(f"{target}: {len(list(target.rglob('part_*.hdf5')))} shards", file=sys.stderr)
 
 
 def shuffle_main(options: argparse.Namespace) -> None:
     """Shuffles the sequences of a folder of record files into shards, over all of them, seeded, in bounded memory."""
-    _count(_run(options, shuffle_records))
+    _run(options, shuffle_records)
 
 
 def pack_main(options: argparse.Namespace) -> None:
@@ -402,7 +396,7 @@ def pack_main(options: argparse.Namespace) -> None:
 
     Each row holds at most --max-sequences-per-row sequences and as many tokens as the longest sequence allowed.
     """
-    _count(_run(options, pack_records))
+    _run(options, pack_records)
 
 
 def bins_main(options: argparse.Namespace) -> None:
@@ -413,10 +407,7 @@ def bins_main(options: argparse.Namespace) -> None:
     part_XXXXX_of_XXXXX.hdf5. A batch made of a fixed number from each bin has about the same number of tokens on every
     rank.
     """
-    target = _run(options, bin_records)
-    bins = sorted((int(folder.name), folder) for folder in target.iterdir() if folder.name.isdigit())
-    counts = ", ".join(f"{edge}: {len(source_files(folder))}" for edge, folder in bins)
-    print(f"{target}: shards of each bin {counts}", file=sys.stderr)
+    _run(options, bin_records)
 
 
 def evalset_main(options: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from bert.data.format import VERSION, atomic_file, open_records
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import UNSAID
+from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.reading import readable
 
 
@@ -42,6 +43,16 @@ class Manifest:
     @property
     def evaluation(self) -> list[str]:
         return [name for name in self.files if name.startswith("eval/")]
+
+    @property
+    def benchmark_text(self) -> tuple[bool | None, str]:
+        """Whether the text is the benchmark's, in words too; False: in part, None: not at all."""
+        count, wrong = len(self.texts) - 1, [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5]
+        if not wrong and count == NUM_PARTS:
+            return True, f"the benchmark's: {NUM_PARTS} parts, {len(TEXT_MD5)} of {len(TEXT_MD5)} known md5"
+        if len(wrong) < len(TEXT_MD5):
+            return False, f"partly the benchmark's: {[*wrong, 'a part'][0]} is missing or has another md5"
+        return None, f"not the benchmark's: {count} training files of another corpus"
 
     def option(self, name: str) -> Any:
         """An option of the recipe, or what was done before there was a choice."""

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import cramjam
 import numpy as np
@@ -130,12 +130,13 @@ def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> S
             raise changed(path)
         path, stamp = unpacked, stamp_of(os.stat(unpacked))
     if magic.startswith(b"PAR1"):
-        sizes = _group_bytes(path)
+        with _opened_parquet(path) as file:
+            sizes = [file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups)]
         parts = np.searchsorted(np.cumsum([0, *sizes]), np.arange(0, sum(sizes), PART_BYTES))
         found = _layout_of(_parquet(path, text_key, 0, len(sizes)), layout)
         return Source(path, PARQUET, found, [*np.unique(parts).tolist(), len(sizes)], md5_of(path), stamp)
-    file, md5 = open_text(path, "--input")
-    with io.TextIOWrapper(file, encoding="utf-8", errors="ignore", newline="") as text:
+    opened, md5 = open_text(path, "--input")
+    with io.TextIOWrapper(opened, encoding="utf-8", errors="ignore", newline="") as text:
         start_of_text = text.read(_DETECTED_ON)
         if start_of_text.startswith("<doc "):
             kind, found = WIKI, "prose"
@@ -190,26 +191,6 @@ def _split(text_key: str, task: tuple[Source, int, int, Path]) -> None:
         np.save(output, np.array(rows, dtype=np.uint64).reshape(-1, 3))
 
 
-class _Part(io.RawIOBase):
-    """Bytes of a file from one place to another."""
-
-    def __init__(self, path: Path, begin: int, end: int) -> None:
-        self.file, self.left = open(path, "rb", buffering=0), end - begin  # noqa: SIM115
-        self.file.seek(begin)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        count = self.file.readinto(memoryview(buffer)[: self.left])
-        self.left -= count
-        return count
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()
-
-
 def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[Document]:
     """The documents between two cuts of a source."""
     path, kind, layout = source[:3]
@@ -219,14 +200,16 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
         yield from _of_records(_parquet(path, text_key, begin, end), layout)
     else:
         newline = {JSON: "\n", WIKI: ""}.get(kind)
-        part = io.BufferedReader(_Part(path, begin, end), CHUNK)
-        with io.TextIOWrapper(part, encoding="utf-8", errors="ignore", newline=newline) as text:
-            if kind == JSON:
-                yield from _of_records(_json_lines(path, text, text_key, begin), layout)
-            elif kind == WIKI:
-                yield from _of_records(_extracted(text), layout)
-            else:
-                yield from documents_of(text, layout)
+        with open(path, "rb") as file:
+            file.seek(begin)
+            text = io.TextIOWrapper(io.BytesIO(file.read(end - begin)), "utf-8", "ignore", newline)
+        if kind == JSON:
+            yield from _of_records(_json_lines(path, text, text_key, begin), layout)
+        elif kind == WIKI:  # articles, less their titles
+            articles = (html.unescape(found[1]).partition("\n")[2] for found in _EXTRACTED.finditer(text.read()))
+            yield from _of_records(articles, layout)
+        else:
+            yield from documents_of(text, layout)
 
 
 def pydoc_documents() -> list[Document]:
@@ -307,18 +290,6 @@ def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
             yield document
 
 
-def _extracted(text: TextIO) -> Iterator[str]:
-    """The articles of WikiExtractor's file, less their titles."""
-    rest = ""
-    while chunk := text.read(CHUNK):
-        rest += chunk
-        end = 0
-        for match in _EXTRACTED.finditer(rest):
-            yield html.unescape(match[1]).partition("\n")[2]
-            end = match.end()
-        rest = rest[end:]
-
-
 def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Iterator[str]:
     """The texts of records from a byte of the file on."""
 
@@ -351,12 +322,6 @@ def _opened_parquet(path: Path) -> Any:
         return parquet.ParquetFile(path)
     except (OSError, ValueError) as error:  # pyarrow's errors are both
         raise DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); copy it again") from error
-
-
-def _group_bytes(path: Path) -> list[int]:
-    """Size of every row group."""
-    with _opened_parquet(path) as file:
-        return [file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups)]
 
 
 def _parquet(path: Path, key: str, begin: int, end: int) -> Iterator[str]:

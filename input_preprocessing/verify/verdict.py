@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -23,12 +24,12 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
 from bert.data.records import DataError, Records
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records.foreign import NOT_RECORDS, input_ids_digest
+from input_preprocessing.records.foreign import NOT_RECORDS
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.manifest import Manifest
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
+from input_preprocessing.stage.published import TEXT_MD5
 from input_preprocessing.text import vocabulary
 from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, rules_of
 
@@ -39,6 +40,7 @@ _SIGMAS = 6.0  # of a share of the masks; beyond it by chance once in 500 millio
 _MOST_SEEN = 0.01  # of the evaluation samples in the training data; articles that are copies of another exist
 _FEW_SEEN = 10  # training sequences: one text that is there twice makes several, of few samples a large share
 _USUAL_RANDOM_NEXT = (0.3, 0.8)
+_MARKS = {True: "ok", False: "FAILED", None: "note"}
 
 
 class Check(NamedTuple):
@@ -163,18 +165,6 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     problem = f"{', '.join(changed)} changed since it was prepared" if changed else ""
     models = _check("model files", f"{', '.join(names)} as prepared", problem)
 
-    # Is the text the benchmark's?
-    count, right = len(made.texts) - 1, [name for name, md5 in TEXT_MD5.items() if made.texts.get(name) == md5]
-    if limit := made.recipe.get("sequences"):
-        text = Check("text", None, f"{count} training files, of which at most {limit} sequences were made")
-    elif len(right) == len(TEXT_MD5) and count == NUM_PARTS:
-        text = Check("text", True, f"the benchmark's: {NUM_PARTS} parts, {len(right)} of {len(right)} known md5")
-    elif right:
-        wrong = next(name for name in TEXT_MD5 if name not in right)
-        text = Check("text", False, f"partly the benchmark's: {wrong} is missing or has another md5")
-    else:
-        text = Check("text", None, f"not the benchmark's: {count} training files of another corpus")
-
     # Are all files made with the manifest's options and the vocabulary beside them?
     wanted = {name: made.recipe[name] for name in ("max_seq_length", "random_seed", "dupe_factor")}
     wanted["vocab_md5"] = words.md5
@@ -207,8 +197,9 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     told = f"{totals['tokens'] / capacity if capacity else 0:.2%} of token slots filled"
     problem = f"a row holds {most} sequences, at most {allowed} were asked for" if most > int(str(allowed)) else ""
     rows = _check("rows", f"at most {most} sequence{'s' * (most > 1)} in a row, {told}", problem)
+    text, reading = Check("text", *made.benchmark_text), _check_reading(both, [*eval_errors, *errors], digests)
     return [
-        files, models, text, _check_reading(both, [*eval_errors, *errors], digests), options, counts, once, rows,
+        files, models, text, reading, options, counts, once, rows,
         *_content_checks(audits), _check_evaluation(eval_audits, made), check_held_out(audits, known),
     ]  # fmt: skip
 
@@ -234,8 +225,9 @@ def _check_evaluation(audits: Sequence[Audit], made: Manifest) -> Check:
 
 
 def published_digest(records: Records) -> str:
-    """Digest of input_ids as the published lists have it."""
-    return input_ids_digest(ids.tolist() for ids in np.split(records.input_ids, records.sequence_offsets[1:-1]))
+    """Digest of input_ids as NVIDIA publishes it: md5 of the list of the md5 of each row, all as Python's text."""
+    rows = np.split(records.input_ids, records.sequence_offsets[1:-1])
+    return hashlib.md5(str([hashlib.md5(str(ids.tolist()).encode()).hexdigest() for ids in rows]).encode()).hexdigest()
 
 
 def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
@@ -263,30 +255,16 @@ def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
     return f"{folder}: {'sound' if unknown else 'valid'}: {', '.join(found)}, all {total} checks hold"
 
 
-def _print_table(found: dict[str, list[Check]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    for name, checks in found.items():
-        table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-        for heading in ("check", "", "found"):
-            table.add_column(heading, overflow="fold")
-        for check in checks:
-            mark, style = {True: ("ok", "green"), False: ("FAILED", "bold red"), None: ("note", "yellow")}[check.holds]
-            table.add_row(check.name, Text(mark, style), Text(check.detail))
-        console.print(table)
-
-
 def main(options: argparse.Namespace) -> None:
     found = verify(options.folder, jobs=options.jobs, vocab_file=options.vocab_file)
     if options.json:
-        checks = {name: [check._asdict() for check in checks] for name, checks in found.items()}
-        print(json.dumps({"valid": not failures(found), "checks": checks}))
-    else:
-        _print_table(found)
+        told = {name: [check._asdict() for check in checks] for name, checks in found.items()}
+        print(json.dumps({"valid": not failures(found), "checks": told}))
+    for name, checks in found.items() if not options.json else ():
+        print(f"{name}\n")
+        for check in checks:
+            print(f" {check.name:<16} {_MARKS[check.holds]:<6} {check.detail}")
+        print()
     line = verdict(options.folder, found)
     if failures(found):
         raise DataError(line)

@@ -182,7 +182,7 @@ PATTERN = "text-*.txt"
 _RULES = 2  # raise it with any change to what is kept
 
 
-def clean(source: Path, target: Path, *, jobs: int, min_sentences: int = 1) -> tuple[int, int]:
+def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
     """Writes the text of the pages in `source` to `target`; (articles that could not be parsed, files).
 
     Raises:
@@ -192,12 +192,11 @@ def clean(source: Path, target: Path, *, jobs: int, min_sentences: int = 1) -> t
     pages = finished_files(source, "extract")
     libraries = [f"{name} {importlib.metadata.version(name)}" for name in MODULES]
     recipe = {"pages": contents_of(pages, "check pages", jobs), "libraries": libraries, "rules": _RULES}
-    recipe["min_sentences"] = min_sentences
     folder = StageFolder(target, "clean", [PATTERN], recipe)
     names = [path.name.replace("pages", "text").replace(".jsonl.gz", ".txt") for path in pages]
     failures = 0
     if not folder.finished:
-        tasks = [(path, target / name, min_sentences) for path, name in zip(pages, names, strict=True)]
+        tasks = [(path, target / name) for path, name in zip(pages, names, strict=True)]
         costs = [float(path.stat().st_size) for path in pages]
         failures = sum(run_tasks("clean", _clean_file, tasks, jobs=jobs, weights=costs))
         folder.finish(names)
@@ -206,9 +205,9 @@ def clean(source: Path, target: Path, *, jobs: int, min_sentences: int = 1) -> t
     return failures, len(names)
 
 
-def _clean_file(task: tuple[Path, Path, int]) -> int:
+def _clean_file(task: tuple[Path, Path]) -> int:
     """Writes the text of one file of pages unless it is there already; articles that could not be parsed."""
-    source, target, min_sentences = task
+    source, target = task
     if target.is_file():
         return 0
     failures = 0
@@ -217,12 +216,12 @@ def _clean_file(task: tuple[Path, Path, int]) -> int:
             sentences = sentences_of(page.text)
             if sentences is None:
                 failures += 1
-            elif len(sentences) >= min_sentences:
+            elif sentences:
                 file.write("\n".join(sentences) + "\n\n")
     return failures
 
 
 def main(options: argparse.Namespace) -> None:
-    failures, files = clean(options.source, options.target, jobs=options.jobs, min_sentences=options.min_sentences)
+    failures, files = clean(options.source, options.target, jobs=options.jobs)
     note = f", {failures} articles left out whose mark-up cannot be parsed" if failures else ""
     print(f"{options.target}: {files} files{note}", file=sys.stderr)

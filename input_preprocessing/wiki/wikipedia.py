@@ -33,7 +33,7 @@ def text_is_wanted(download: Path) -> bool:
     return origin is not None and origin != contents_of(dumps, "check dumps", 1)
 
 
-def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = None, seed: int = 12345) -> None:
+def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = None) -> None:
     """Makes DOWNLOADDIR/results4 (part files and eval.txt) of DOWNLOADDIR/wiki/*.xml.bz2; resumes where it stopped.
 
     Args:
@@ -41,7 +41,6 @@ def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = Non
         work: folder for what lies between, removed at the end.
         jobs: worker processes.
         shards: part files; None: see `split`.
-        seed: of the choice of evaluation text.
 
     Raises:
         DataError: a library is missing, or a dump is damaged or holds too little.
@@ -52,7 +51,7 @@ def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = Non
     extract(dumps, work / "pages", jobs=jobs)
     origin = contents_of(dumps, "check dumps", jobs)  # which `extract` has checked
     failures, _ = clean(work / "pages", work / "text", jobs=jobs)
-    made = split(work / "text", target, jobs=jobs, shards=shards, seed=seed, origin=origin)
+    made = split(work / "text", target, jobs=jobs, shards=shards, origin=origin)
     note = f"; {failures} articles left out whose mark-up cannot be parsed" if failures else ""
     print(f"{target}: {made.training:,} articles, {made.held_out:,} more for evaluation{note}", file=sys.stderr)
     if not made.is_benchmarks:

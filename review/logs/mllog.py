@@ -14,13 +14,6 @@ TOKEN = ":::MLLOG "
 _DECODE = json.JSONDecoder().raw_decode
 _SNIFFED = 4096  # bytes
 _LONGEST = 250_000  # characters of a line; the official checker's time grows with their square, and is minutes here
-_KINDS = {
-    b"\x1f\x8b": "compressed with gzip",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd",
-    b"PK\x03\x04": "a ZIP archive",
-    b"\xff\xfe": "UTF-16 text, UTF-8 is expected",
-    b"\xfe\xff": "UTF-16 text, UTF-8 is expected",
-}
 
 
 class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
@@ -56,7 +49,6 @@ class Log:
     path: Path
     events: tuple[Event, ...]
     errors: tuple[LineError, ...]
-    kind: str = ""  # of a file without events: what it seems to be instead of a log
     glued: frozenset[int] = frozenset()  # lines with more than one event, of which only the last is read
 
     def all(self, key: str) -> list[Event]:
@@ -116,10 +108,7 @@ def parse(path: Path, data: bytes) -> Log:
             error = LineError(number, reason, string[start:][:_SNIFFED], True)
         if error is not None:
             errors.append(error)
-    kind = "binary data" if b"\0" in data[:_SNIFFED] else "" if data else "empty"
-    kind = next((known for magic, known in _KINDS.items() if data.startswith(magic)), kind)
-    kind = "" if events or errors else kind
-    return Log(path=path, events=tuple(events), errors=tuple(errors), kind=kind, glued=frozenset(glued))
+    return Log(path=path, events=tuple(events), errors=tuple(errors), glued=frozenset(glued))
 
 
 def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:

@@ -194,19 +194,14 @@ def markdown(parts: Sequence[Part]) -> str:
     return "\n\n".join(blocks)
 
 
-def table_width(columns: Sequence[Column], rows: Sequence[Sequence[Any]]) -> int:
-    """How wide a table is in a terminal."""
+def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) -> tuple[list[Column], list[list[Any]]]:
+    """The columns and their cells that a terminal of this width has room for."""
     from rich.cells import cell_len
 
     widths = [max([len(one.heading), *(cell_len(str(row[i])) for row in rows)]) for i, one in enumerate(columns)]
-    return sum(widths) + 3 * (len(columns) - 1) + 2
-
-
-def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) -> tuple[list[Column], list[list[Any]]]:
-    """The columns and their cells that a terminal of this width has room for."""
     kept = list(range(len(columns)))
     for index in sorted((i for i in kept if columns[i].drop), key=lambda i: columns[i].drop):
-        if table_width([columns[i] for i in kept], [[row[i] for i in kept] for row in rows]) <= width:
+        if sum(widths[i] for i in kept) + 3 * (len(kept) - 1) + 2 <= width:
             break
         kept.remove(index)
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]

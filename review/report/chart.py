@@ -1,8 +1,8 @@
 """One grammar of charts, and its drawing as SVG without scripts: lines over two axes, or a row of bars or a dot a run.
 
 On the page the colours are CSS variables, so that they follow light and dark, and every chart is drawn in three widths
-with text of the same size; CSS shows the one that fits the screen. A picture has its title and legend drawn in, and the
-light colours filled in.
+with text of the same size; CSS shows the one that fits the screen. A picture has its title drawn in, and the light
+colours filled in.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from html import escape
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from review.logs.output import ReviewError
-
 COLOURS = 10  # --run-0 to --run-9 in colours.css
-PICTURE = (960, 540)  # CSS pixels, drawn with twice as many
+PICTURE = (960, 540)  # CSS pixels
 _TEMPLATES = Path(__file__).parent / "templates"
-_FONTS = "Liberation Sans", "DejaVu Sans", "Noto Sans", "Arial", "Helvetica"
 _CHARACTER = 7.2  # px: width of a character of the 12 px text in the widest of the fonts
 _ROW, _MARK_ROW = 26, 17  # px: height of a bar's row, and of a mark's label above the bars
 
@@ -59,8 +56,14 @@ class Axis:
 
     def ticks(self, count: int) -> list[float]:
         """About ``count`` round values at most, within the axis."""
-        if self.log:
-            return self._log_ticks(count)
+        if self.log:  # powers of ten, with steps between them if there is room
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            ticks: list[float] = []
+            for steps in ((1,), (1, 3), (1, 2, 5)):
+                found = [step * 10.0**power for power in powers for step in steps]
+                within = [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
+                ticks = within if len(within) <= count or not ticks else ticks
+            return ticks
         if self.names:
             every = math.ceil(len(self.names) / count)
             return [float(i) for i in range(len(self.names)) if (len(self.names) - 1 - i) % every == 0]
@@ -69,16 +72,6 @@ class Axis:
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
-
-    def _log_ticks(self, count: int) -> list[float]:
-        """Powers of ten, with steps between them if there is room."""
-        powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-        ticks: list[float] = []
-        for steps in ((1,), (1, 3), (1, 2, 5)):
-            found = [step * 10.0**power for power in powers for step in steps]
-            within = [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
-            ticks = within if len(within) <= count or not ticks else ticks
-        return ticks
 
     def text(self, value: float) -> str:
         """Label of a tick: 1.5M, 500k, 11,800, 0.72, or the name of the value."""
@@ -180,7 +173,6 @@ class Size(NamedTuple):
     width: int
     height: int
     ticks: int
-    row: int = _ROW
 
 
 SIZES = (Size("wide", 1100, 380, 8), Size("medium", 680, 340, 6), Size("narrow", 360, 300, 4))
@@ -300,7 +292,7 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
     stacked = size.name == "narrow"  # names above their rows, where there is no room beside them
     left = 4.0 if stacked else max(_width(one.name) for one in chart.series) + 8
     right = size.width - (8 if stacked else max(_width(one.note) for one in chart.series) + 10)
-    row, top = size.row + (14 if stacked else 0), 8.0 + _MARK_ROW * len(chart.marks)
+    row, top = _ROW + (14 if stacked else 0), 8.0 + _MARK_ROW * len(chart.marks)
     bottom = top + row * len(chart.series) + 6
 
     def x(value: float) -> float:
@@ -317,7 +309,7 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
     body += _x_axis(chart.x, left, right, bottom, size)
     for index, one in enumerate(chart.series):
         edge = top + row * index
-        middle, parts = edge + row - size.row / 2, []
+        middle, parts = edge + row - _ROW / 2, []
         for span in one.spans:
             if span.start == span.stop:
                 parts.append(_line(left, middle, right, middle, "grid"))
@@ -343,60 +335,21 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
     return bottom + 44, [*body, *names]
 
 
-def picture(chart: Chart, subject: str) -> bytes:
-    """A PNG of 1920 x 1080 pixels with title and legend. ``subject`` names the result. Raises ReviewError."""
-    try:
-        import resvg_py
-    except ImportError:
-        raise ReviewError("PNG files need resvg: pip install resvg-py") from None
-
-    def rendered(content: str) -> bytes:
-        families = ", ".join(f"'{family}'" for family in _FONTS)
-        return resvg_py.svg_to_bytes(svg_string=content, style_sheet=f"svg text {{ font-family: {families}; }}", zoom=2)
-
-    word, box = _text(0, 12, "M"), {"xmlns": "http://www.w3.org/2000/svg", "width": 16, "height": 16}
-    if rendered(_tag("svg", word, **box)) == rendered(_tag("svg", "", **box)):
-        raise ReviewError(f"PNG files need a font, one of {', '.join(_FONTS)}: apt-get install fonts-dejavu-core")
-    return rendered(svg(chart, subject))
-
-
 def svg(chart: Chart, subject: str) -> str:
-    """Title, drawing and legend as a file of its own, in the light colours and the reader's font."""
-    width, height = PICTURE
-    paper = f"<style>{style_sheet()}</style>{_tag('rect', width=width, height=height, fill='#ffffff')}"
-    box = f"0 0 {width} {height}"
-    return _tag("svg", paper + _whole(chart, subject), xmlns="http://www.w3.org/2000/svg", viewBox=box) + "\n"
-
-
-def _whole(chart: Chart, subject: str) -> str:
-    """Title, drawing and legend of a picture."""
+    """Curves with their title as a file of its own, in the light colours and the reader's font."""
     width, height, margin = *PICTURE, 20
-    entries: list[str] = []
-    x, y = 0.0, 0.0
-    for entry in chart.legend():
-        room = _width(entry.label) + 44
-        x, y = (0.0, y + 18) if x and x + room > width - 2 * margin else (x, y)
-        if entry.style:
-            sample = _tag("polyline", points=f"{x:.1f},{y - 4:.1f} {x + 20:.1f},{y - 4:.1f}")
-            entries.append(_tag("g", sample, class_=f"series {entry.style}"))
-        elif entry.swatch != "none":
-            entries.append(_tag("rect", class_=entry.swatch, x=x + 8, y=y - 10, width=12, height=12))
-        entries.append(_text(x + 26, y, entry.label))
-        x += room
-    below = min(y + 18, 160.0)  # of very many runs some are left out
-    room = height - 4 * margin - below
-    rows = (room - 60 - _MARK_ROW * len(chart.marks)) / len(chart.series)
-    size = Size("picture", width - 2 * margin, int(room), 8, int(min(max(rows, 14), 44)))
+    size = Size("picture", width - 2 * margin, height - 4 * margin - 18, 8)
     tall, body = _body(chart, size, "picture")
     parts = [
+        f"<style>{style_sheet()}</style>{_tag('rect', width=width, height=height, fill='#ffffff')}",
         _text(margin, margin + 8, f"{chart.title}  ·  {subject[:60]}", style="title"),
         _tag(
-            "svg", "\n".join(body), x=margin, y=2 * margin, width=size.width, height=room,
+            "svg", "\n".join(body), x=margin, y=2 * margin, width=size.width, height=size.height,
             viewBox=f"0 0 {size.width} {tall:.0f}",
         ),
-        _tag("g", "".join(entries), transform=f"translate({margin} {height - margin - below + 18:.0f})"),
     ]  # fmt: skip
-    return "\n".join(parts)
+    box = f"0 0 {width} {height}"
+    return _tag("svg", "\n".join(parts), xmlns="http://www.w3.org/2000/svg", viewBox=box) + "\n"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""`report`: one self-contained HTML page of results, and its charts as PNG files.
+"""`report`: one self-contained HTML page of results.
 
 What is said in words and figures is here; the templates lay it out.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 import statistics
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -18,7 +17,7 @@ from typing import Any
 from review.logs.mllog import number, text
 from review.logs.output import ERROR, ReviewError, rate_text, write_whole
 from review.logs.tree import description, read_json
-from review.report.chart import COLOURS, draw, picture
+from review.report.chart import COLOURS, draw
 from review.report.plots import UNCONVERGED, charts
 from review.results.run import HYPERPARAMETERS, Run
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
@@ -111,22 +110,11 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
     }
 
 
-def write_report(
-    results: Sequence[Result], checked: Sequence[Checked], output: Path, png_folder: Path | None = None
-) -> list[Path]:
-    """Writes the page and, with a folder, a PNG of each chart; returns every file written. Raises ReviewError."""
+def write_report(results: Sequence[Result], checked: Sequence[Checked], output: Path) -> None:
+    """Writes the page. Raises ReviewError."""
     if output.is_dir():
         raise ReviewError(f"{output} is a folder: name the page itself, such as {output / 'report.html'}")
-    files = {output: build_page(results, checked).encode("utf-8")}
-    names = [re.sub(r"[^A-Za-z0-9._-]+", "_", text(result.name)) for result in results]
-    for index, result in enumerate(results if png_folder else ()):
-        prefix = "" if len(results) == 1 else f"{names[index]}_" if names.count(names[index]) == 1 else f"{index}_"
-        for chart in charts(result):
-            assert png_folder is not None
-            files[png_folder / f"{prefix}{chart.key}.png"] = picture(chart, text(result.name))
-    for path, content in files.items():
-        write_whole(path, content)
-    return list(files)
+    write_whole(output, build_page(results, checked))
 
 
 def _verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
@@ -206,15 +194,6 @@ def _cards(result: Result) -> list[dict[str, str]]:
         if energy_obstacles(result):
             detail, state = "unofficial: see findings", "warn"
         card("Energy", f"{(energy.joules or 0) / 1e6:,.4f}", "MJ", detail, state)
-
-    shares = [run.evaluation_share for run in result.runs if run.evaluation_share is not None]
-    if shares:
-        seconds = [one.seconds for run in result.runs for one in run.evaluations if one.seconds is not None]
-        detail = f"of the clock, {statistics.median(seconds):.2f} s each" if seconds else "of the clock"
-        card("Evaluations", f"{100 * statistics.median(shares):.1f}", "%", detail)
-    starts = [run.init_seconds for run in result.runs if run.init_seconds is not None]
-    if starts:
-        card("Initialisation", f"{statistics.median(starts):,.1f}", "s", f"median; slowest {max(starts):,.1f} s")
     return made
 
 
@@ -234,7 +213,7 @@ def _hyperparameters(result: Result) -> tuple[list[tuple[str, list[str], list[st
     point, references = result.rcp_point, []
     if point is not None:
         sizes = point.interpolated_from or (point.batch_size,)
-        references = [one for one in rcp.points(result.ruleset, result.terms.rcp_file) if one.batch_size in sizes]
+        references = [one for one in rcp.points(result.ruleset) if one.batch_size in sizes]
     rows = []
     for key in HYPERPARAMETERS:
         logged = [_plain(run.hyperparameters[key]) for run in result.runs if key in run.hyperparameters]
@@ -288,39 +267,32 @@ def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
     """(key, heading, groups) of the system, software and settings, by systems/NAME.json and the run's files."""
     system = description(result.folder)
     environment = read_json(result.folder / "environment.json")
-    config = read_json(result.folder / "config.json")
-
-    host = {name: value for name, value in system.items() if name.startswith("host_")}
-    accelerators = {name: value for name, value in system.items() if name.startswith("accelerator")}
-    rest = {name: value for name, value in system.items() if name not in {*_SOFTWARE, *host, *accelerators}}
-    machine = [_group("", rest), _group("Host", host, "host_"), _group("Accelerators", accelerators, "accelerator")]
-    blank = [text(name).replace("_", " ") for name, value in system.items() if value in BLANK]
-    machine.append(("", [("Left blank in the system description", ", ".join(blank))] if blank else []))
+    machine = {name: value for name, value in system.items() if name not in _SOFTWARE}
     if not system:  # then what a run says of its machine
-        machine = [_group("", {name: environment.get(name) for name in ("host", "platform", "cpus", "gpus")})]
-
+        machine = {name: environment.get(name) for name in ("host", "platform", "cpus", "gpus")}
+    blank = ", ".join(text(name).replace("_", " ") for name, value in system.items() if value in BLANK)
     described: dict[str, Any] = {}
     for name in _SOFTWARE:
         value = system.get(name)
         described |= value if isinstance(value, dict) else {name: value}
     logged = {name: environment.get(name) for name in ("python", "cuda", "cudnn", "nccl", "git_commit")}
     logged |= read_json(result.folder / "environment.json", "packages")
-    software = [_group("As described", described), _group("As logged by the last run", logged)]
-
-    nested = {name: value for name, value in config.items() if isinstance(value, dict)}
-    settings = [_group("", {name: value for name, value in config.items() if name not in nested})]
-    settings += [_group(_label(text(name)), _flat(value)) for name, value in nested.items()]
-    sections = [("system", "System", machine), ("software", "Software", software), ("settings", "Settings", settings)]
+    settings = _flat(read_json(result.folder / "config.json"))
+    sections = [
+        ("system", "System", [_group("", machine), _group("", {"left blank in the system description": blank})]),
+        ("software", "Software", [_group("As described", described), _group("As logged by the last run", logged)]),
+        ("settings", "Settings", [_group("", settings)]),
+    ]
     shown = [(key, label, [one for one in groups if one[1]]) for key, label, groups in sections]
     return [section for section in shown if section[2]]
 
 
-def _group(title: str, values: dict[str, Any], prefix: str = "") -> _Group:
-    return title, [(_label(text(key), prefix), listed(value)) for key, value in values.items() if value not in BLANK]
+def _group(title: str, values: dict[str, Any]) -> _Group:
+    return title, [(_label(text(key)), listed(value)) for key, value in values.items() if value not in BLANK]
 
 
-def _label(name: str, prefix: str = "") -> str:
-    words = name.removeprefix(prefix).removeprefix("_").removeprefix("s_").replace("_", " ").strip() or name
+def _label(name: str) -> str:
+    words = name.removeprefix("s_").replace("_", " ").strip() or name
     return words[0].upper() + words[1:]
 
 

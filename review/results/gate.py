@@ -62,7 +62,7 @@ class Point:
 class Band:
     """The runs of one batch size. points: (samples, smallest accuracy, largest accuracy), ascending.
 
-    ``recipe``: the hyper-parameters that they share. ``results``: round/submitter/system of each.
+    ``recipe``: the hyper-parameters that they share.
     """
 
     batch_size: int
@@ -70,7 +70,6 @@ class Band:
     source: str
     points: tuple[tuple[float, float, float], ...]
     recipe: dict[str, float] = field(default_factory=dict)
-    results: tuple[str, ...] = ()
 
     def at(self, samples: float) -> tuple[float, float] | None:
         """Smallest and largest accuracy after ``samples``, on the line between the points; None outside of them.
@@ -120,8 +119,7 @@ def _bands(path: Path) -> Iterator[Band]:
         if not points:
             raise ValueError("points is empty")
         recipe = {str(key): float(value) for key, value in entry.get("recipe", {}).items()}
-        results = tuple(map(str, entry.get("results", ())))
-        yield Band(int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points, recipe, results)
+        yield Band(int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points, recipe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,27 +29,19 @@ UNVERIFIED = (
 _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official RCP test
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """Options of the RCP test. ``train_samples``: takes them, not epoch_num. ``rcp_file``: reference points to use."""
-
-    train_samples: bool = False
-    rcp_file: Path | None = None
-
-
-USUAL = Terms()
-
-
 @dataclass(frozen=True)
 class Result:
-    """The runs of one folder, judged as the official tools judge them."""
+    """The runs of one folder, judged as the official tools judge them.
+
+    ``train_samples``: the RCP test takes these and not the last epoch_num, as the rules grant to BERT.
+    """
 
     folder: Path
     runs: tuple[Run, ...]
     crashes: dict[int, str] = field(default_factory=dict)
     unreadable: dict[Path, str] = field(default_factory=dict)
     ruleset: str = DEFAULT_RULESET
-    terms: Terms = USUAL
+    train_samples: bool = False
 
     @functools.cached_property
     def division(self) -> str | None:
@@ -212,7 +204,7 @@ class Result:
 
     @functools.cached_property
     def _rcp_readings(self) -> list[Reading]:
-        return [read_rcp(run.log, True) if self.terms.train_samples else run.rcp_reading for run in self.runs]
+        return [read_rcp(run.log, True) if self.train_samples else run.rcp_reading for run in self.runs]
 
     @functools.cached_property
     def _rcp_obstacle(self) -> str | None:
@@ -230,7 +222,7 @@ class Result:
 
     @property
     def _tested(self) -> bool:
-        return self.division == "closed" and rcp.has_points(self.ruleset, self.terms.rcp_file)
+        return self.division == "closed" and rcp.has_points(self.ruleset)
 
     @functools.cached_property
     def rcp_test(self) -> rcp.Verdict | None:
@@ -241,14 +233,14 @@ class Result:
             return rcp.Verdict(passed=False, reason=self._rcp_obstacle, scaling_factor=1.0, point=self.rcp_point)
         if self.mean_samples is None or self.batch_size is None:
             return None
-        return rcp.judge(self.batch_size, self.mean_samples, self.ruleset, self.terms.rcp_file)
+        return rcp.judge(self.batch_size, self.mean_samples, self.ruleset)
 
     @functools.cached_property
     def rcp_point(self) -> rcp.Rcp | None:
         """The reference point of the batch size, closed division only."""
         if not self._tested or self.batch_size is None:
             return None
-        return rcp.find(self.batch_size, self.ruleset, self.terms.rcp_file)[0]
+        return rcp.find(self.batch_size, self.ruleset)[0]
 
     @functools.cached_property
     def seed_findings(self) -> list[Finding]:
@@ -319,7 +311,7 @@ def _mean_minutes(runs: Sequence[Run]) -> float | None:
     return math.fsum(run.minutes or 0.0 for run in runs) / len(runs) if runs else None
 
 
-def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET, terms: Terms = USUAL) -> Result:
+def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET, train_samples: bool = False) -> Result:
     """Reads the logs of a folder; a file that cannot be read is named in the result, and the others are read."""
     runs, unreadable = [], {}
     for path in files:
@@ -330,12 +322,12 @@ def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET,
             runs.append(load_run(path, ruleset))
         except OSError as error:
             unreadable[path] = f"cannot be read: {error.strerror}"
-    return Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset, terms)
+    return Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset, train_samples)
 
 
-def load_results(target: Path, ruleset: str = DEFAULT_RULESET, terms: Terms = USUAL) -> list[Result]:
+def load_results(target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bool = False) -> list[Result]:
     """Every result at or below a path. Raises ReviewError."""
-    results = [load_result(folder, files, ruleset, terms) for folder, files in tree.find_results(target)]
+    results = [load_result(folder, files, ruleset, train_samples) for folder, files in tree.find_results(target)]
     if target.is_file():
         for path, reason in results[0].unreadable.items():
             raise ReviewError(f"{path} {reason}")

@@ -90,7 +90,7 @@ def rcp_short(result: Result) -> float | None:
 def _nearest(result: Result) -> list[rcp.Rcp]:
     if result.batch_size is None or result.rcp_test is None:
         return []
-    return rcp.nearest(result.batch_size, result.ruleset, result.terms.rcp_file)
+    return rcp.nearest(result.batch_size, result.ruleset)
 
 
 def rcp_dict(result: Result) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         place = (log.path, error.line, None, _ONE_OBJECT, hint, error.fatal)
         check.general.append(Finding(ERROR, f"the line {error.reason}", "compliance", *place))
     if not log.events:
-        check.say(f"no MLLOG lines{log.kind and ': it is '}{log.kind}", _NO_EVENTS)
+        check.say("no MLLOG lines: it is empty, or no log", _NO_EVENTS)
         return check.general
     benchmark = log.first("submission_benchmark")
     if benchmark is not None and isinstance(benchmark.value, str) and benchmark.value != BENCHMARK:

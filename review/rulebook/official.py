@@ -18,7 +18,7 @@ import resource
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,6 @@ class Outcome:
     passed: bool
     messages: tuple[str, ...] = ()
     crash: str | None = None
-
-    def renamed(self, name: Callable[[str], str]) -> Outcome:
-        """The same with paths of the original in its words, not of the copy that was checked."""
-        return replace(self, messages=tuple(map(name, self.messages)), crash=self.crash and name(self.crash))
 
 
 def _module(name: str) -> Any:

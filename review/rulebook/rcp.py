@@ -94,42 +94,30 @@ def _path(ruleset: str) -> Path:
     return package_folder() / "rcp_checker" / f"training_{ruleset}" / "rcps_bert.json"
 
 
-def has_points(ruleset: str, file: Path | None = None) -> bool:
+def has_points(ruleset: str) -> bool:
     """Whether a ruleset has reference points for BERT; the first ones did not."""
-    return file is not None or _path(ruleset).is_file()
+    return _path(ruleset).is_file()
 
 
 @functools.cache
-def points(ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rcp, ...]:
-    """Every reference point, by batch size. ``file``: of one's own, instead of the ruleset's. Raises ReviewError."""
-    if file is None and not _path(ruleset).is_file():
+def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
+    """Every reference point, by batch size. Raises ReviewError."""
+    if not has_points(ruleset):
         raise ReviewError(f"mlperf_logging has no BERT reference points for ruleset {ruleset}")
-    form = '{NAME: {"Benchmark": "bert", "BS": 512, "Hyperparams": {}, "Epochs to converge": [2500000, ...]}, ...}'
-    records = read_object(file or _path(ruleset), form)
-    if not records:
-        raise ReviewError(f"{file}: a JSON object is expected, {form}")
     found = []
-    for name, record in records.items():
-        fields = record if isinstance(record, dict) else {}
-        runs, size = fields.get("Epochs to converge"), number(fields.get("BS"))
-        if not isinstance(runs, list) or not size or size < 1 or any((number(run) or 0) <= 0 for run in runs):
-            raise ReviewError(f"{file}: {name}: BS and Epochs to converge are expected as in {form}")
-        if fields.get("Benchmark") != "bert":
-            raise ReviewError(f"{file}: {name}: is of {fields.get('Benchmark')!r}, reference points of bert expected")
-        if len(runs) < 3:
-            raise ReviewError(f"{file}: {name}: 3 runs or more expected, of {2 * RUNS} the rules take their statistics")
+    for record in read_object(_path(ruleset)).values():
+        runs, known = record["Epochs to converge"], record["Hyperparams"]
         mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
         std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
-        minimum, known = minimum_mean(mean, std, len(runs) - 2), fields.get("Hyperparams") or {}
-        point = Rcp(batch_size=int(size), mean=mean, std=std, minimum=minimum)
+        point = Rcp(batch_size=record["BS"], mean=mean, std=std, minimum=minimum_mean(mean, std, len(runs) - 2))
         found.append(replace(point, runs=tuple(sorted(runs)), hyperparameters=known))
     return tuple(sorted(found, key=lambda point: point.batch_size))
 
 
 @functools.cache
-def pruned(ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rcp, ...]:
+def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
     """The points that submissions are held to."""
-    every = points(ruleset, file)
+    every = points(ruleset)
     fastest = min(every, key=lambda point: point.mean)
     kept = [point for point in every if point.batch_size >= fastest.batch_size]
     i = 1
@@ -148,17 +136,17 @@ def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
     return replace(point, interpolated_from=(low.batch_size, high.batch_size))
 
 
-def nearest(batch_size: float, ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> list[Rcp]:
+def nearest(batch_size: float, ruleset: str = DEFAULT_RULESET) -> list[Rcp]:
     """The points that submissions are held to on both sides of a batch size, or the one of this very size."""
-    kept = pruned(ruleset, file)
+    kept = pruned(ruleset)
     exact = [point for point in kept if point.batch_size == batch_size]
     lower = [point for point in kept if point.batch_size < batch_size]
     return exact or [*lower[-1:], *[point for point in kept if point.batch_size > batch_size][:1]]
 
 
-def find(batch_size: float, ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> tuple[Rcp | None, str]:
+def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None, str]:
     """The point that a batch size is held to, and how it was found; None above the largest batch size."""
-    around = nearest(batch_size, ruleset, file)
+    around = nearest(batch_size, ruleset)
     if around[0].batch_size == batch_size:
         return around[0], "RCP found"
     if len(around) == 2:
@@ -168,9 +156,9 @@ def find(batch_size: float, ruleset: str = DEFAULT_RULESET, file: Path | None = 
     return None, f"Missing RCP, please submit RCP with BS = {batch_size:g}"
 
 
-def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET, file: Path | None = None) -> Verdict:
+def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET) -> Verdict:
     """The RCP test of a mean number of samples to the target."""
-    point, reason = find(batch_size, ruleset, file)
+    point, reason = find(batch_size, ruleset)
     if point is None:
         return Verdict(passed=False, reason=reason, scaling_factor=1.0, point=None)
     factor = max(1.0, point.mean / mean_samples) if mean_samples > 0 else 1.0

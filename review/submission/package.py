@@ -15,7 +15,6 @@ import re
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,70 +22,15 @@ from typing import Any
 from review.logs.mllog import text
 from review.logs.output import Finding, ReviewError, pick
 from review.logs.tree import copy_runs, read_json, read_object, run
-from review.results.score import USUAL, Result, Terms, load_results
+from review.results.score import Result, load_results
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET
 from review.rulebook.description import listed
 from review.verdict.checking import Checked, check
 from review.verdict.submission_rules import SCRIPTS
 
 _OWN = ("run.sub", "implementations/bert/training/loop.py")  # of this repository, or a fork of it
-_AGE_KEYS = ("age1", "ssh-ed25519 ", "ssh-rsa ")
 _TIMEOUT = 120  # seconds for one git command
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Encryption:
-    """Recipients: keys of age (age1..., ssh-...) or of gpg (address, fingerprint), or a file with a passphrase.
-
-    A passphrase never stands on a command line, where every user of the machine could read it.
-    """
-
-    recipients: tuple[str, ...] = ()
-    passphrase_file: Path | None = None
-
-    def __bool__(self) -> bool:
-        """Whether there is anything to encrypt for."""
-        return bool(self.recipients or self.passphrase_file)
-
-    @property
-    def tool(self) -> str:
-        """age or gpg."""
-        return "age" if self.recipients and all(key.startswith(_AGE_KEYS) for key in self.recipients) else "gpg"
-
-    def check(self) -> None:
-        """Raises ReviewError where it cannot be done: before anything is made."""
-        if self.recipients and self.passphrase_file:
-            raise ReviewError("--encrypt-for and --passphrase-file exclude each other: a key, or a passphrase")
-        if any(key.startswith(_AGE_KEYS) for key in self.recipients) and self.tool != "age":
-            raise ReviewError("--encrypt-for: keys of age and of gpg in one archive: name those of one of them")
-        if shutil.which(self.tool) is None:
-            raise ReviewError(f"{self.tool} is not installed, which is needed to encrypt the archive")
-        if self.passphrase_file is not None:
-            try:
-                first = self.passphrase_file.read_text(encoding="utf-8").partition("\n")[0]
-            except (OSError, ValueError) as error:
-                raise ReviewError(f"--passphrase-file {self.passphrase_file}: cannot be read: {error}") from None
-            if not first:
-                raise ReviewError(f"--passphrase-file {self.passphrase_file}: its first line is empty")
-        if self.tool == "gpg":
-            for key in self.recipients:
-                run(["gpg", "--batch", "--list-keys", "--", key], f"--encrypt-for {text(key)}: gpg knows no such key")
-
-    def encrypt(self, path: Path) -> Path:
-        """Writes the encrypted file beside the plain one; returns it. Raises ReviewError."""
-        output = path.with_name(f"{path.name}.{self.tool}")
-        how, recipients = ["--encrypt"], [part for key in self.recipients for part in ("-r", key)]
-        if self.tool == "gpg":
-            how = ["--batch", "--yes", "--no-tty", "--trust-model", "always", "--encrypt"]
-        if self.passphrase_file is not None:
-            how = ["--batch", "--yes", "--no-tty", "--pinentry-mode", "loopback", "--cipher-algo", "AES256"]
-            how += ["--passphrase-file", str(self.passphrase_file), "--symmetric"]
-        run([self.tool, *how, *recipients, "-o", str(output), str(path)], f"{self.tool} cannot encrypt the archive")
-        return output
-
-
-NO_ENCRYPTION = Encryption()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +47,8 @@ class Request:
     commit: str | None = None
     config: str | None = None
     add: bool = False
-    encryption: Encryption = NO_ENCRYPTION
     ruleset: str = DEFAULT_RULESET
-    terms: Terms = USUAL
+    train_samples: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,20 +69,18 @@ class Package:
         return pick(self, "passed files sha256=digest checked")
 
 
-def package(request: Request, progress: Callable[[str], None] = lambda _: None) -> Package:
+def package(request: Request) -> Package:
     """Builds, checks and writes the package; writes nothing if a check fails. Raises ReviewError."""
     organization, system = request.organization, request.system
     for option, name in (("--org", organization), ("--system", system), ("--implementation", request.implementation)):
         if not _NAME.fullmatch(name):
             raise ReviewError(f"{option} {name!r}: letters, digits and ._+- only, it becomes a folder's name")
-    if request.encryption:
-        request.encryption.check()
     output = request.output.resolve()  # results are found by their resolved paths
     if output.exists() and not request.add:
         raise ReviewError(f"{request.output} exists: --add puts this system into it, or name another folder")
     if request.add and not (output / organization).is_dir():
         raise ReviewError(f"{request.output}: no package of {organization} to add to; leave out --add")
-    results = load_results(request.runs, request.ruleset, request.terms)
+    results = load_results(request.runs, request.ruleset, request.train_samples)
     if len(results) != 1 or request.runs.is_file():
         raise ReviewError(f"{request.runs}: name the one folder that holds the result_*.txt of {system}")
     result, path = results[0], request.description
@@ -159,16 +100,11 @@ def package(request: Request, progress: Callable[[str], None] = lambda _: None) 
             root = whole / organization
             if request.add:
                 shutil.copytree(output / organization, root, symlinks=True)
-            progress("copying results and code")
             _build(request, result, description, code, root)
-            progress("official checkers")
-            checked = _verify(request, root, output / organization, progress)
+            checked = _verify(request, root, output / organization)
             if not all(one.passed() for one in checked):
                 return Package(checked, (), None)
             archive = _archive(root, whole / f"{organization}.tar.gz")
-            if request.encryption:
-                plain, archive = archive, request.encryption.encrypt(archive)
-                plain.unlink()
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
             _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
             os.chmod(whole, 0o755)
@@ -206,11 +142,11 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
         "settings": read_json(result.folder / "config.json") or None,
     }
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
-    readme = _system_readme(request.system, request.organization, result, description, code)
+    readme = _system_readme(request.system, request.organization, result, code)
     _write(implementation / f"README-{request.system}.md", readme)
     _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
-    _write(root / "README.md", _organization_readme(request.organization, systems, root, request.terms))
+    _write(root / "README.md", _organization_readme(request.organization, systems, root, request.train_samples))
     if (implementation / "LICENSE").is_file():
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
 
@@ -220,10 +156,10 @@ def _write(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
 
 
-def _verify(request: Request, root: Path, place: Path, progress: Callable[[str], None]) -> tuple[Checked, ...]:
+def _verify(request: Request, root: Path, place: Path) -> tuple[Checked, ...]:
     """Writes scaling.json as the official package checker does, and checks everything, as of the finished ``place``."""
     folder = root / "results" / request.system / BENCHMARK
-    for result in load_results(folder, request.ruleset, request.terms):
+    for result in load_results(folder, request.ruleset, request.train_samples):
         if result.scaling_factor != 1:
             _write(folder / "scaling.json", json.dumps({"scaling_factor": result.scaling_factor}))
 
@@ -234,7 +170,7 @@ def _verify(request: Request, root: Path, place: Path, progress: Callable[[str],
         message = finding.message.replace(str(root), str(place))
         return replace(finding, message=message, file=moved(finding.file) if finding.file else None)
 
-    checked = check(root, request.ruleset, progress, request.terms)
+    checked = check(root, request.ruleset, request.train_samples)
     return tuple(replace(one, path=moved(one.path), findings=tuple(map(renamed, one.findings))) for one in checked)
 
 
@@ -255,19 +191,11 @@ def _archive(root: Path, path: Path) -> Path:
     return path
 
 
-def _system_readme(system: str, organization: str, result: Result, description: dict[str, Any], code: Code) -> str:
+def _system_readme(system: str, organization: str, result: Result, code: Code) -> str:
     """README-SYSTEM.md. Raises ReviewError."""
-    each, processors = (description.get(f"{kind}_per_node", "") for kind in ("accelerators", "host_processors"))
     facts = {
-        "system": description.get("system_name"),
-        "nodes": description.get("number_of_nodes"),
-        "accelerators of a node": f"{each} x {description.get('accelerator_model_name', '')}",
-        "processors of a node": f"{processors} x {description.get('host_processor_model_name', '')}",
-        "framework": description.get("framework"),
-        "software": listed(description.get("other_software_stack", "")),
-        "operating system": description.get("operating_system"),
         "division": result.division,
-        "samples of the RCP test": "train_samples (--rcp-bert-train-samples)" if result.terms.train_samples else None,
+        "samples of the RCP test": "train_samples (--rcp-bert-train-samples)" if result.train_samples else None,
         "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
         "score": None if result.score is None else f"{result.score:.4f} minutes",
         "energy": f"{result.energy.joules:,.2f} J" if result.energy and result.energy.joules is not None else None,
@@ -282,11 +210,11 @@ def _system_readme(system: str, organization: str, result: Result, description: 
     return _filled("system", run_again=again, where=where, config_text=config, **about, **tables) + "\n"
 
 
-def _organization_readme(organization: str, systems: list[str], root: Path, terms: Terms = USUAL) -> str:
+def _organization_readme(organization: str, systems: list[str], root: Path, train_samples: bool = False) -> str:
     """README.md of the submission, one row a system. Raises ReviewError."""
     rows = []
     for system in systems:
-        for result in load_results(root / "results" / system / BENCHMARK, terms=terms):
+        for result in load_results(root / "results" / system / BENCHMARK, train_samples=train_samples):
             implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
             links = ", ".join(f"[{path.name}]({path.relative_to(root).as_posix()})" for path in sorted(implementations))
             score = "" if result.score is None else f"{result.score:.4f}"

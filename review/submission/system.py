@@ -26,7 +26,7 @@ from review.logs.output import ERROR, ReviewError, write_whole
 from review.logs.tree import read_json
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
-from review.rulebook.description import ASKED, COUNTS, DIVISIONS, FIELDS, TABLE, check_description
+from review.rulebook.description import ASKED, FIELDS, TABLE, check_description
 
 _DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
 _TIMEOUT = 60  # seconds for one command; nvidia-smi takes some on a node whose driver is not resident
@@ -145,11 +145,6 @@ def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) 
         raise ReviewError(f"{path}: the name ends in .json, such as systems/DGXH100.json")
     if any(character.isspace() for character in path.name) or path.name.startswith("."):
         raise ReviewError(f"{path}: the official checkers want no space in the name and no dot before it")
-    for count in COUNTS:
-        if not str(description.fields[count]).isdigit():
-            raise ReviewError(f"{count} is {description.fields[count]!r}: write an integer, such as 8")
-    if description.fields["division"] not in DIVISIONS:
-        raise ReviewError(f"division is {description.fields['division']!r}: write {' or '.join(DIVISIONS)}")
     content = json.dumps(description.fields, indent=2) + "\n"
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
         draft = Path(folder) / path.name

@@ -6,19 +6,19 @@ the line and what to do; where the two differ, the official verdict stands.
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from review.logs import tree
 from review.logs.mllog import text
-from review.logs.output import ERROR, NOTE, SEVERITIES, WARNING, Finding, console, pick, say
+from review.logs.output import ERROR, NOTE, SEVERITIES, WARNING, Finding, Heading, Line, Part, pick
 from review.results.run import Run
-from review.results.score import REQUIRED_RUNS, USUAL, Result, Terms, load_results
+from review.results.score import REQUIRED_RUNS, Result, load_results
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import check_description
@@ -63,11 +63,10 @@ class Checked:
 def check(
     target: Path,
     ruleset: str = DEFAULT_RULESET,
-    progress: Callable[[str], None] = lambda _: None,
-    terms: Terms = USUAL,
+    train_samples: bool = False,
 ) -> list[Checked]:
     """Checks a log, a result folder, a submission, or every one below a folder. Raises ReviewError."""
-    results = load_results(target, ruleset, terms)
+    results = load_results(target, ruleset, train_samples)
     if target.is_file():
         run = results[0].runs[0]
         outcome = official.check_compliance(run.path, run.ruleset)
@@ -110,7 +109,7 @@ def own_findings(result: Result) -> list[Finding]:
     found += [*_check_count(result), *result.seed_findings, *training_rules.rcp_findings(result)]
     for run in result.runs:
         ours = training_rules.check_run(run, result.division)
-        if result.terms.train_samples:  # then the RCP test does not take epoch_num
+        if result.train_samples:  # then the RCP test does not take epoch_num
             ours = [finding for finding in ours if finding.message != training_rules.NOT_SAMPLES]
         found += accepted(run, ours)
     reused = {finding.file for finding in found if finding.source == "seeds"}  # where more need not be said
@@ -195,9 +194,11 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         return _checked(result.folder, result.name, (outcome,), findings)
     with tempfile.TemporaryDirectory(prefix="review-check-") as folder:
         copy = submission_rules.stage(result, root, Path(folder))
-        outcome = official.check_package(copy, result.ruleset, result.terms.train_samples)
+        outcome = official.check_package(copy, result.ruleset, result.train_samples)
     old, new = (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
-    outcome = outcome.renamed(lambda said: said.replace(str(old), str(new)))
+    messages = tuple(said.replace(str(old), str(new)) for said in outcome.messages)
+    crash = outcome.crash and outcome.crash.replace(str(old), str(new))
+    outcome = replace(outcome, messages=messages, crash=crash)
     return _checked(result.folder, result.name, (outcome,), findings)
 
 
@@ -291,52 +292,34 @@ def with_places(group: Sequence[Finding], base: Path) -> str:
     return f"{subject(group, base)}, in {text(files)}" if files and group[0].key else subject(group, base)
 
 
-@contextlib.contextmanager
-def status() -> Iterator[Callable[[str], None]]:
-    """A line on a terminal's stderr that says what is going on."""
-    from rich.console import Console
-    from rich.text import Text
-
-    err = Console(stderr=True)
-    if not err.is_terminal:
-        yield lambda message: None
-        return
-    with err.status("official checkers") as spinner:
-        yield lambda message: spinner.update(Text(text(message)))
+def progress(message: str) -> None:
+    """Says on a terminal's stderr what is going on."""
+    if sys.stderr.isatty():
+        print(f"review: {text(message)}", file=sys.stderr)
 
 
-def print_checked(checked: Sequence[Checked], strict: bool = False) -> None:
-    """Prints everything on stdout, the verdict last, with how many findings there are in how many places."""
-    from rich.table import Table
-    from rich.text import Text
-
-    out, counts = console(), []
+def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
+    """Everything, the verdict last, with how many findings there are in how many places."""
+    made: list[Part] = []
     for one in checked:
-        say(out, (text(one.title), "bold"), "  ", ("pass", "green") if one.passed(strict) else ("fail", "red"))
-        say(out, (str(one.path), "dim"))
+        made.append(Heading(text(one.title), "pass" if one.passed(strict) else "fail", str(one.path)))
         tools = []
         for outcome in one.outcomes:
             crash = f"crashes: {shortened(text(outcome.crash))}" if outcome.crash else ""
             tools.append(f"{outcome.tool} {crash or ('passes' if outcome.passed else 'fails')}")
-        say(out, ("  official  ", "dim"), ", ".join(tools))
+        made.append(Line("official", ", ".join(tools)))
         for group in groups(one.findings):
-            first = group[0]
-            say(out, (f"  {first.severity:<10}", _STYLES[first.severity]), subject(group, one.path))
-            grid = Table.grid(padding=(0, 1))
-            for width in (11, 4, None):
-                grid.add_column(width=width, overflow="fold")
-            rule = f"{shortened(first.rule or '')} [{first.source}]"
-            for label, line in (("at", places(group, one.path)), ("rule", rule), ("do", first.hint)):
-                if line:
-                    grid.add_row("", Text(label, "dim"), Text(text(line)))
-            out.print(grid)
-        out.print()
+            first, at = group[0], places(group, one.path)
+            made.append(Line(first.severity, subject(group, one.path), _STYLES[first.severity]))
+            rule = f"rule {shortened(first.rule or '')} [{first.source}]"
+            lines = at and f"at   {at}", rule, first.hint and f"do   {first.hint}"
+            made += [Line("", text(line)) for line in lines if line]
+    counts = []
     for severity in _STYLES:
         found = [group for one in checked for group in groups(one.findings) if group[0].severity == severity]
         if found:
             in_all = sum(len(group) for group in found)
             at = f" at {in_all} places" if in_all > len(found) else ""
             counts.append(f"{len(found)} {severity}{'s' if len(found) > 1 else ''}{at}")
-    passed = all(one.passed(strict) for one in checked)
-    verdict = ("PASS", "bold green") if passed else ("FAIL", "bold red")
-    say(out, verdict, f": {', '.join(counts) or 'nothing found'}")
+    verdict = "PASS" if all(one.passed(strict) for one in checked) else "FAIL"
+    return [*made, Heading(f"{verdict}: {', '.join(counts) or 'nothing found'}")]

@@ -199,7 +199,7 @@ def check_runs(result: Result) -> list[Finding]:
     found = [*_check_copies(result), *_check_overlap(result), *_check_alike(result, SUBMISSION, "one_submitter")]
     if result.division == "closed":
         found += [*_check_alike(result, OPTIMIZATION, "one_configuration"), *_check_seeds(result)]
-        found += [*_check_reference(result), *_check_alike(result, ["starting_point"], "one_starting_point")]
+        found += _check_alike(result, ["starting_point"], "one_starting_point")
     return found
 
 
@@ -265,19 +265,6 @@ def _check_overlap(result: Result) -> Iterator[Finding]:
     if pairs:
         message = f"{pairs[0][1]} starts while {pairs[0][0]} is running; {len(pairs)} such pairs"
         yield broken("overlap", message, result.folder, key="run_start")
-
-
-def _check_reference(result: Result) -> Iterator[Finding]:
-    point = result.rcp_point
-    run = next((run for run in result.runs if run.log.events), None)
-    if run is None or point is None or not point.hyperparameters or point.batch_size != result.batch_size:
-        return
-    for key in OPTIMIZATION:
-        reference, event = number(point.hyperparameters.get(key)), run.log.first(key)
-        logged = number(event.value) if event else None
-        if event and reference is not None and logged is not None and not math.isclose(reference, logged, rel_tol=1e-9):
-            message = f"is {logged:g}, not the reference's"
-            yield run.broken("reference_value", message, event, batch=point.batch_size, value=reference)
 
 
 def rcp_findings(result: Result) -> list[Finding]:

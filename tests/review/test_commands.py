@@ -19,9 +19,9 @@ def test_a_wrong_command_line_is_wrong_usage(line, capsys):
 
 
 def test_options_have_their_kinds_and_defaults():
-    options = parser().parse_args(["show", "a", "b", "--rcp-file", "c", "--rcp-bert-train-samples", "--markdown"])
-    assert (options.target, options.rcp_file) == ([Path("a"), Path("b")], Path("c"))
-    assert (options.rcp_bert_train_samples, options.markdown, options.csv, options.ruleset) == (
+    options = parser().parse_args(["show", "a", "b", "--rcp-bert-train-samples", "--markdown"])
+    assert options.target == [Path("a"), Path("b")]
+    assert (options.train_samples, options.markdown, options.csv, options.ruleset) == (
         True,
         True,
         False,

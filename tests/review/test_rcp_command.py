@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import re
@@ -11,7 +10,7 @@ import pytest
 from mlperf_logging.rcp_checker import rcp_checker
 
 from review.__main__ import main
-from review.results.score import Terms, load_results
+from review.results.score import load_results
 from review.rulebook import rcp
 
 
@@ -40,48 +39,27 @@ def test_a_batch_size_is_positive(capsys):
     assert "must be at least 1" in capsys.readouterr().err
 
 
-def points(folder, **changes):
-    """A file of reference points that converge within a million samples."""
-    found = {}
-    for size, base in ((256, 900_000), (1024, 1_000_000)):
-        runs = [base + 5_000 * index for index in range(20)]
-        found[f"own_{size}"] = {
-            "Benchmark": "bert",
-            "BS": size,
-            "Hyperparams": {},
-            "Epochs to converge": runs,
-            **changes,
-        }
-    path = folder / "rcps.json"
-    path.write_text(json.dumps(found))
-    return path
-
-
-def official(folder, train_samples, file=None):
+def official(folder, train_samples):
     """(passed, reason, scaling factor) of the official checker."""
     logging.disable(logging.CRITICAL)
     try:
-        with contextlib.ExitStack() as stack:
-            opened = stack.enter_context(open(file)) if file else None
-            return rcp_checker.check_directory(
-                str(folder), "training", "5.0.0", False, train_samples, rcp_file=opened, rcp_pass="pruned_rcps"
-            )
+        return rcp_checker.check_directory(
+            str(folder), "training", "5.0.0", False, train_samples, rcp_pass="pruned_rcps"
+        )
     finally:
         logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("train_samples", [False, True])
-@pytest.mark.parametrize("own", [False, True])
-def test_train_samples_and_own_points_are_judged_as_officially(train_samples, own, submission, tmp_path):
+def test_train_samples_are_judged_as_officially(train_samples, submission):
     for index, path in enumerate(submission.glob("result_*.txt")):  # train_samples of their own, around the minimum
         path.write_text(
             re.sub(r'("train_samples", "value": )\d+', rf"\g<1>{2_280_000 + 9_000 * index}", path.read_text())
         )
-    file = points(tmp_path) if own else None
-    (result,) = load_results(submission, terms=Terms(train_samples=train_samples, rcp_file=file))
+    (result,) = load_results(submission, train_samples=train_samples)
     test = result.rcp_test
     found = (test.passed, test.reason, pytest.approx(test.scaling_factor, rel=1e-12))
-    assert official(submission, train_samples, file) == found
+    assert official(submission, train_samples) == found
 
 
 def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(submission, capsys):
@@ -119,26 +97,3 @@ def test_a_batch_size_without_a_reference_says_what_to_run(submission, writer, c
         writer(seed=index).change("global_batch_size", value=20_000).write(path)
     assert main(["rcp", "--runs", str(submission)]) == 1
     assert "run the reference 20 times at 20000" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (None, "No such file"),
-        ("{", "is not JSON"),
-        ("[]", "a JSON object is expected"),
-        (
-            '{"a": {"Benchmark": "bert", "BS": "x", "Epochs to converge": [1]}}',
-            "BS and Epochs to converge are expected",
-        ),
-        ('{"a": {"Benchmark": "gpt", "BS": 1, "Epochs to converge": [1, 2, 3]}}', "is of 'gpt'"),
-        ('{"a": {"Benchmark": "bert", "BS": 1, "Epochs to converge": [1, 2]}}', "3 runs or more"),
-    ],
-)
-def test_points_that_are_none_are_one_line(content, says, tmp_path, capsys):
-    path = tmp_path / "rcps.json"
-    if content is not None:
-        path.write_text(content)
-    assert main(["rcp", "768", "--rcp-file", str(path)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert says in line

@@ -13,7 +13,7 @@ from review.logs.mllog import Log, parse
 from review.logs.output import ReviewError, duration, follow
 from review.results.run import Run, load_run
 from review.results.score import Result, load_results
-from review.watch import Follower, Standing, curve_share, find_log, render, wait_for_log
+from review.watch import Follower, Runs, Standing, curve_share, find_log, render, wait_for_log
 
 
 class Grower:
@@ -221,6 +221,11 @@ def test_a_log_that_is_gone_is_one_line(tmp_path, writer, capsys):
     path.unlink()
     with pytest.raises(ReviewError, match="is gone"):
         follower.poll(0)
+    runs = Runs([writer().drop("run_stop").write(path)])
+    assert len(runs.poll(0)) == 1
+    path.unlink()
+    with pytest.raises(ReviewError, match="is gone"):
+        runs.poll(0)
     assert main(["watch", str(path)]) == 2
     assert main(["watch", "--once", str(tmp_path)]) == 2
     assert main(["watch", "--interval", "0", str(tmp_path)]) == 2
@@ -260,7 +265,7 @@ def test_every_state_can_be_drawn(width, states):
         out.print(render([(Follower(state.run.path), state)], out))
         drawn = out.file.getvalue()
         assert all(len(line) <= width for line in drawn.splitlines())
-        assert "RCP margin" in drawn
+        assert ("RCP margin" in drawn) == (state.rcp_margin is not None)
 
 
 def test_the_target_of_an_open_run_is_that_of_its_configuration(tmp_path, writer):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.dataset import prepare, steps
+from input_preprocessing.dataset import prepare
 from input_preprocessing.dataset.steps import check_needs, needs_of, public_needs
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.stage.cli import parser_of
@@ -29,14 +29,13 @@ def test_more_nodes_take_less_time_each() -> None:
     assert four.seconds < one.seconds / 3
 
 
-def free(monkeypatch: pytest.MonkeyPatch, disk: float, memory: float) -> None:
+def free(monkeypatch: pytest.MonkeyPatch, disk: float) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(int(disk), 0, int(disk)))
-    monkeypatch.setattr(steps, "available_memory", lambda: int(memory))
 
 
 def test_files_made_earlier_count_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs = needs_of([1_000_000], SamplingConfig(), 1)
-    free(monkeypatch, needs.disk - 5_000, 1e12)
+    free(monkeypatch, needs.disk - 5_000)
     with pytest.raises(DataError, match="make room"):
         check_needs(needs, tmp_path, "work")
     (tmp_path / "work").mkdir()
@@ -44,22 +43,10 @@ def test_files_made_earlier_count_as_room(tmp_path: Path, monkeypatch: pytest.Mo
     check_needs(needs, tmp_path, "work")
 
 
-def test_short_memory_is_a_warning_that_says_how_many_jobs_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    needs = needs_of([27_000_000] * 500, SamplingConfig(), 64)
-    free(monkeypatch, 1e15, needs.memory / 4)
-    check_needs(needs, tmp_path)
-    assert "--jobs 16 needs less" in capsys.readouterr().err
-    free(monkeypatch, 1e15, needs.memory)
-    check_needs(needs, tmp_path)
-    assert "warning" not in capsys.readouterr().err
-
-
 def test_the_need_is_told_and_checked_before_anything_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    free(monkeypatch, 200e9, 1e12)
+    free(monkeypatch, 200e9)
     monkeypatch.setattr(prepare.download, "download", lambda *_: pytest.fail("it downloads"))
     options = prepare_options(tmp_path / "data", "--packed-data", "--dupe-factor", "10")
     options.skip_download = False

@@ -20,12 +20,8 @@ import bert.data.format
 from bert.data.format import multiset_digest, open_records
 from bert.data.records import DataError
 from bert.data.shards import Entry, read_index
-from input_preprocessing.dataset import prepare, steps
-from input_preprocessing.dataset.steps import needs_of
-from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.dataset import prepare
 from input_preprocessing.records import shards
-from input_preprocessing.stage import manifest
-from input_preprocessing.verify.verdict import verify
 from input_preprocessing.wiki import wikipedia
 
 from ..conftest import all_records, prepare_options, prepared_digests
@@ -234,52 +230,3 @@ def test_shards_come_with_an_index_of_what_they_hold(packed: Path) -> None:
     for path in files:
         records, metadata = open_records(path)
         assert entries[path.name] == Entry(records.num_rows, metadata.content_digest)
-
-
-def test_sequences_are_those_of_the_first_texts_whatever_the_jobs(
-    packed: Path,
-    downloaded: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """--sequences: no more than asked for, from as many texts as it takes, all of them where there are fewer."""
-    monkeypatch.setattr(steps, "run_tasks", lambda label, run, tasks, **_: [run(task) for task in tasks])
-    whole = prepare_options(tmp_path / "all", "--downloaddir", str(downloaded / "download"), "--sequences", "99999")
-    prepare.prepare(whole)
-    assert "are all there are; --sequences 99999 asked for more" in capsys.readouterr().err
-    every = all_records(next((tmp_path / "all" / "hdf5").iterdir()))
-    assert multiset_digest(every) == multiset_digest(all_records(packed / "packed_data"))
-    few = every.num_sequences // 2
-    made = {}
-    for jobs in ("1", "2"):
-        folder = tmp_path / jobs
-        line = ["--downloaddir", str(downloaded / "download"), "--sequences", str(few), "--jobs", jobs]
-        prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "2", *line))
-        records = all_records(folder / "packed_data")
-        assert records.num_sequences == few
-        made[jobs] = prepared_digests(folder)
-    assert made["1"] == made["2"]
-    used = manifest.read(folder / "prepared-packed.json").texts
-    assert sorted(used) == ["eval.txt", "part-00000-of-00003", "part-00001-of-00003"]
-    kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "2", *line))
-    assert "nothing to do" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept
-    line = ["--downloaddir", str(downloaded / "download"), "--sequences", str(few + 1)]
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "2", *line))
-    assert all_records(folder / "packed_data").num_sequences == few + 1
-    checks = {check.name: check for check in verify(folder, jobs=1)["packed"]}
-    assert not [check for check in checks.values() if check.holds is False]
-    assert checks["text"].detail == f"2 training files, of which at most {few + 1} sequences were made"
-
-
-def test_few_sequences_ask_for_little_disk(downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 12_000_000))
-    line = ["--downloaddir", str(downloaded / "download"), "--dupe-factor", "50", "--sequences", "100"]
-    with pytest.raises(DataError, match="are needed"):
-        prepare.prepare(prepare_options(tmp_path, *line[:-2]))
-    sizes = [path.stat().st_size for path in sorted((downloaded / "download" / "results4").iterdir())]
-    config = SamplingConfig(max_seq_length=64, dupe_factor=50)
-    assert needs_of(sizes, config, 1, sequences=100).disk < needs_of(sizes, config, 1).disk
-    assert needs_of(sizes, config, 1, sequences=10**9) == needs_of(sizes, config, 1)

@@ -119,7 +119,7 @@ def test_mark_up_that_wikiextractor_escapes_is_text_again(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("make", [json_lines, extracted, sentences])
 def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
-    for module, name in ((sources, "_DETECTED_ON"), (sources, "CHUNK"), (reading, "CHUNK")):
+    for module, name in ((sources, "_DETECTED_ON"), (sources, "CHUNK"), (sources, "PART_BYTES"), (reading, "CHUNK")):
         monkeypatch.setattr(module, name, 50_000)
     document = [f"A {'cat' * 200} sat."] * 50
     make(tmp_path / "x", [document if make is sentences else " ".join(document)] * 150)

@@ -254,10 +254,6 @@ def test_finished_work_is_not_repeated_and_other_options_redo_it(dump, tmp_path)
     assert before == {path: path.stat().st_mtime_ns for folder in (pages, text, shards) for path in folder.iterdir()}
     split(text, shards, jobs=1, shards=3)
     assert sorted(path.name for path in shards.glob("part-*")) == [f"part-{i:05d}-of-00003" for i in range(3)]
-    assert clean(pages, text, jobs=1, min_sentences=5)[1] == len(list(pages.glob("pages-*")))
-    assert all(
-        document.count("\n") >= 4 for path in text.glob("text-*") for document in path.read_text().split("\n\n")[:-1]
-    )
 
 
 def test_preparation_starts_from_a_dump_where_there_is_no_text(dump, tmp_path):

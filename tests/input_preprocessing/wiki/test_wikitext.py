@@ -92,6 +92,7 @@ def test_a_reader_sees_only_the_running_text():
         ("Odd \u200bspaces\u00a0and\ttabs\u200e are gone .", "Odd spaces and tabs are gone."),
         ("He {{sic|hte}} said [[Foo (bar)|]] so [[Mexico|''Mexico'']].", None),
         ("Bare http://a.b/c links vanish in it.", "Bare links vanish in it."),
+        ("It was sold to Foo, {{unknown|x}}.", "It was sold to Foo."),  # what stood behind the comma is gone
     ],
 )
 def test_inline_markup(markup, text):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import itertools
 import json
 import math
@@ -13,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from review.logs.output import ReviewError
-from review.report.chart import Axis, draw, picture, style_sheet
+from review.report.chart import Axis, draw, style_sheet
 from review.report.plots import (
     EVALUATION,
     INITIALISATION,
@@ -197,41 +194,11 @@ def test_a_folder_without_a_usable_log_has_no_chart(tmp_path):
     assert charts(result_of(tmp_path)) == []
 
 
-@pytest.mark.usefixtures("font")
-def test_a_picture_takes_any_name(tmp_path, writer):
-    writer().write(tmp_path / "result_$x^{2$_長い名前.txt")
-    chart = accuracy_chart(result_of(tmp_path))
-    drawn = picture(chart, r"system $\frac{1}{$ _ 名前")
-    assert drawn.startswith(b"\x89PNG")
-    assert (int.from_bytes(drawn[16:20], "big"), int.from_bytes(drawn[20:24], "big")) == (1920, 1080)
-
-
 def test_pictures_have_the_colours_of_the_page():
     css = style_sheet()
     assert "var(" not in css
     assert ".run-0 { color: #0b63c4; }" in css
     assert re.search(r"\.part\.evaluation { fill: #d9730d; }", css)
-
-
-def pixels(picture):
-    """Red, green and blue of every pixel of a PNG."""
-    from PIL import Image
-
-    return Image.open(io.BytesIO(picture)).convert("RGB")
-
-
-@pytest.mark.usefixtures("font")
-def test_a_picture_shows_what_the_page_shows(submission):
-    result = result_of(submission)
-    colours = {chart.key: pixels(picture(chart, "dgx")).getcolors(1 << 21) for chart in charts(result)}
-    found = {key: {colour for _, colour in entries} for key, entries in colours.items()}
-    for key, expected in {
-        "accuracy": ["#4d7c0f", "#a9211a"],  # the last run, which lies on the others, and the target
-        "samples": ["#0b63c4", "#a9211a"],
-        "time": ["#2f76c4", "#d9730d", "#8a94a0"],
-    }.items():
-        for colour in expected:
-            assert tuple(bytes.fromhex(colour[1:])) in found[key], (key, colour)
 
 
 def test_curves_are_named_at_their_ends_and_those_that_end_together_once(real_folders):
@@ -259,22 +226,6 @@ def test_names_of_curves_cover_neither_each_other_nor_the_target(size, real_fold
             assert y >= 10, "in sight"
             assert x + half <= width + 1
             assert all(abs(y - b) >= 12.9 or abs(x - a) >= half + other for a, b, other in places[:index])
-
-
-def test_a_picture_without_a_font_is_refused(monkeypatch, submission):
-    resvg_py = pytest.importorskip("resvg_py")
-    without_fonts = functools.partial(resvg_py.svg_to_bytes, skip_system_fonts=True)
-    monkeypatch.setattr(resvg_py, "svg_to_bytes", without_fonts)
-    with pytest.raises(ReviewError, match="need a font"):
-        picture(accuracy_chart(result_of(submission)), "dgx")
-
-
-@pytest.mark.usefixtures("font")
-def test_a_picture_of_very_many_runs_keeps_its_size(tmp_path, writer):
-    for index in range(60):
-        writer(seed=index, evaluations=1).write(tmp_path / f"result_{index}.txt")
-    drawn = picture(samples_chart(result_of(tmp_path)), "many")
-    assert (int.from_bytes(drawn[16:20], "big"), int.from_bytes(drawn[20:24], "big")) == (1920, 1080)
 
 
 def test_the_last_stretch_of_few_evaluations_starts_left_of_where_the_curve_enters(tmp_path, writer):

@@ -65,7 +65,7 @@ def test_other_hyper_parameters_are_the_first_cause_and_no_warning(writer, tmp_p
     path = log.write(tmp_path / "result_0.txt")
     main(["check", "--strict", str(path)])
     shown = capsys.readouterr().out
-    assert "note      eval_accuracy is outside the published runs" in shown
+    assert "note        eval_accuracy is outside the published runs" in shown
     assert "likely causes: opt_base_learning_rate is 0.0004, published 0.00096;" in shown
 
 

@@ -7,7 +7,7 @@ import re
 from review.logs.output import SEVERITIES
 from review.rulebook.rules import _rules
 
-NOTES = {"overlap", "reference_value", "rcp_scaled", "round", "ten_runs_to_submit", "bypass", "customary"}
+NOTES = {"overlap", "rcp_scaled", "round", "ten_runs_to_submit", "bypass", "customary"}
 NOTES |= {"results_of_system", "field_asked"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -17,10 +16,10 @@ from mlperf_logging.result_summarizer import result_summarizer
 
 from review.__main__ import main
 from review.logs.output import ReviewError
-from review.results.score import Terms, load_results
+from review.results.score import load_results
 from review.rulebook import official
 from review.submission import package as package_module
-from review.submission.package import Encryption, Request, find_code, package
+from review.submission.package import Request, find_code, package
 from review.verdict.submission_rules import SCRIPTS
 
 CONFIG = "configs/config_BOX_1x8x48x1_pack.sh"
@@ -112,7 +111,7 @@ def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(request_):
     root = request_.output / "EXAMPLE"
     readme = next(root.glob("benchmarks/bert/implementations/*/README-BOX.md")).read_text()
     assert "| samples of the RCP test | train_samples (--rcp-bert-train-samples) |" in readme
-    (result,) = load_results(root / "results" / "BOX" / "bert", terms=Terms(train_samples=True))
+    (result,) = load_results(root / "results" / "BOX" / "bert", train_samples=True)
     assert f"| BOX | 8 | {result.score:.4f} | 10 |" in (root / "README.md").read_text()
 
 
@@ -144,7 +143,7 @@ def test_the_code_is_that_of_the_commit_that_ran(request_):
     assert facts["config"] == CONFIG
     assert facts["environment"]["packages"] == {"torch": "2.13.0"}
     readme = (code / "README-BOX.md").read_text()
-    for wanted in (facts["commit"], f"source {CONFIG}", "export DGXNGPU=8", "opt_base_learning_rate", "H100"):
+    for wanted in (facts["commit"], f"source {CONFIG}", "export DGXNGPU=8", "opt_base_learning_rate"):
         assert wanted in readme
 
 
@@ -343,15 +342,6 @@ def test_a_package_lies_wherever_its_folder_is_reached_from(request_, tmp_path, 
     assert (tmp_path / output / "EXAMPLE.tar.gz").is_file()
 
 
-def test_the_readme_prints_lists_as_words(request_):
-    fields = json.loads(request_.description.read_text())
-    fields["other_software_stack"] = {"libraries": ["NCCL 2.26", "cuDNN 9.9"], "gpus": ["H100", "H100"]}
-    request_.description.write_text(json.dumps(fields))
-    made = package(request_)
-    (readme,) = made.files[0].rglob("README-BOX.md")
-    assert "| software | libraries NCCL 2.26, cuDNN 9.9, gpus 2x H100 |" in readme.read_text()
-
-
 def test_the_code_of_another_repository_brings_its_own_instructions(request_, tmp_path):
     other = tmp_path / "other"
     for name in (*SCRIPTS, "params/box.yaml", "LICENSE"):
@@ -368,26 +358,3 @@ def test_the_code_of_another_repository_brings_its_own_instructions(request_, tm
     assert "`README.md` beside this file says how" in shown
     assert "run.sub" not in shown
     assert "implementations/bert/training/loop.py" not in shown
-
-
-def test_an_encrypted_archive_stands_in_place_of_the_plain_one(request_, tmp_path, monkeypatch):
-    tool = tmp_path / "bin" / "age"
-    tool.parent.mkdir()
-    tool.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ntr a-z b-za <"$3" >"$2"\n')
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
-    made = package(replace(request_, encryption=Encryption(recipients=("age1abc",))))
-    names = sorted(path.name for path in request_.output.iterdir())
-    assert names == ["EXAMPLE", "EXAMPLE.tar.gz.age", "EXAMPLE.tar.gz.age.sha256"]
-    digest = hashlib.sha256((request_.output / "EXAMPLE.tar.gz.age").read_bytes()).hexdigest()
-    assert made.digest == digest
-    assert (request_.output / "EXAMPLE.tar.gz.age.sha256").read_text() == f"{digest}  EXAMPLE.tar.gz.age\n"
-
-
-def test_what_cannot_be_encrypted_writes_nothing(request_, capsys):
-    arguments = ["package", str(request_.runs), "--org", "EXAMPLE", "--system", "BOX", "-o", str(request_.output)]
-    arguments += ["--description", str(request_.description), "--repository", str(request_.repository)]
-    assert main([*arguments, "--passphrase-file", str(request_.output / "nowhere")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "--passphrase-file" in line
-    assert not request_.output.exists()

@@ -397,7 +397,7 @@ def test_a_crash_of_the_official_checker_is_told_in_its_words(submission, capsys
     rewrite("../../../systems/dgx.json", "{")(submission)
     assert main(["check", str(submission)]) == 1
     shown = capsys.readouterr().out
-    assert "official  package_checker crashes: JSONDecodeError: " in shown
+    assert "official    package_checker crashes: JSONDecodeError: " in shown
     assert "dgx.json is not JSON" in shown
 
 

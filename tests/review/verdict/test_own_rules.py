@@ -199,21 +199,12 @@ def test_a_log_of_another_benchmark_says_so_once(submission, capsys):
     ] == ["is 'llama2_70b_lora': this log is not of BERT, and is not checked further; one run of ten may fail"]
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (gzip.compress(b":::MLLOG {}\n"), "compressed with gzip"),
-        (":::MLLOG {}\n".encode("utf-16"), "UTF-16 text, UTF-8 is expected"),
-        (b"\1\0\2" * 100, "binary data"),
-        (b"", "empty"),
-    ],
-    ids=["gzip", "utf-16", "binary", "empty"],
-)
-def test_a_file_that_is_no_log_says_what_it_is(content, kind, submission):
+@pytest.mark.parametrize("content", [gzip.compress(b":::MLLOG {}\n"), b""], ids=["gzip", "empty"])
+def test_a_file_that_is_no_log_is_told_in_one_finding(content, submission):
     (submission / "result_4.txt").write_bytes(content)
     (result, *_) = check(submission)
     messages = {f.message for f in result.findings if f.file and f.file.name == "result_4.txt"}
-    assert any(message.startswith(f"no MLLOG lines: it is {kind}") for message in messages), messages
+    assert any(message.startswith("no MLLOG lines: it is empty, or no log") for message in messages), messages
     assert not any(message == "is missing" for message in messages), messages
 
 
