@@ -4,7 +4,11 @@ all        text to packed shards: CPU seconds of each step, memory, disk. Extrap
            501 files, 156.7 million sequences, 4,320 shards) on 64 cores by its bytes: tasks of a step go round by
            round, a last round of few costs as much as a full one, and the last step counts as one process alone. Run
            it twice to leave the compilation out, which each machine does once.
-instances  training instances (tokenise, pair, mask, digest, write): bytes a CPU second, memory.
+instances  training instances (tokenise, pair, mask, digest, write): bytes a CPU second, memory. With
+           --reference, the start of the text in turns with MLCommons' create_pretraining_data.py as published: the
+           ratio of CPU seconds, start-up apart, and whether the instances are the same.
+packing    how full packed rows are on Wikipedia's mix of lengths (synthetic), and how long packing takes: offline and
+           online, by size of the buffer.
 
 The corpus: word frequencies nearly after Zipf over 200,000 words, the frequent ones those of Python's own
 documentation, the rare ones made of syllables. Documents of log-normal length, 2 kB in the mean; every eighth sentence
@@ -12,31 +16,40 @@ holds a character beyond ASCII. With a vocabulary of 30,522 trained on it: 0.227
 in the mean, 20% of them full (Wikipedia: 254.5 and 23.5%). Seeded.
 
 usage: python bench/prepare.py all [--megabytes 108] [--jobs 2] [--keep FOLDER]
-       python bench/prepare.py instances [TEXT] [--vocab-file V] [--repeats 3]
+       python bench/prepare.py instances [TEXT] [--vocab-file V] [--reference FOLDER --reference-python PYTHON]
+       python bench/prepare.py packing [--sequences 1000000]
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import json
 import math
 import re
 import resource
+import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from lib import Parser, cpu_seconds, emit, file, in_turns, integer, medians, new_folder, positive
+from lib import Parser, at_least, cpu_seconds, emit, file, folder_with, in_turns, integer, medians, new_folder, positive
 
-from bert.data.format import atomic_file
+from bert.data.format import atomic_file, content_digest
+from bert.data.online_packing import OnlinePacker
+from bert.data.packing import pack
+from bert.data.synthetic import wikipedia_like_lengths
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.instances.sampling import write_instances
+from input_preprocessing.instances.sampling import instances_of, write_instances
+from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
 from input_preprocessing.text import vocabulary
 from input_preprocessing.text.corpus import bert_config, train_vocabulary
 from input_preprocessing.text.sources import pydoc_documents
@@ -161,6 +174,9 @@ def measure_all(options: argparse.Namespace) -> None:
 
 
 def measure_instances(options: argparse.Namespace) -> None:
+    if shutil.which(options.reference_python) is None:
+        name = options.reference_python
+        options.parser.error(f"--reference-python {name}: no such program: give a Python with TensorFlow")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.text is None or options.vocab_file is None:
@@ -183,22 +199,92 @@ def measure_instances(options: argparse.Namespace) -> None:
             "peak_gigabytes_of_a_worker": round(memory, 2),
             "cpu_seconds": {name: [round(span, 2) for span in spans] for name, spans in times.items()},
         }
+        if options.reference:
+            end = data.find(b"\n\n", int(options.sample_kilobytes * 1000)) + 2
+            (folder / "piece").write_bytes(data[: end if end > 1 else len(data)])
+            figures |= against_reference(folder / "piece", vocab, folder, options)
     emit("instances", figures, data="made-up text" if options.text is None else "the text given")
+
+
+def against_reference(text: Path, vocab: Path, folder: Path, options: argparse.Namespace) -> dict[str, object]:
+    """Ratios of CPU seconds of the published program to ours, in turns: instances alone, and with the TFRecord file."""
+    ours, theirs = folder / "ours.tfrecord", folder / "theirs.tfrecord"
+    script = Path(__file__).with_name("reference_instances.py")
+    line = [options.reference_python, script, options.reference, text, vocab, theirs]
+    words, config = vocabulary.load(vocab), SamplingConfig()
+    widths = Widths(config.max_seq_length, config.max_predictions_per_seq)
+    records, _ = instances_of(text, words, config)
+    write_tfrecord(ours, records, widths)
+    made: list[float] = []
+    both: list[float] = []
+    for _ in range(options.repeats):
+        done = subprocess.run([*map(str, line)], check=True, capture_output=True, text=True)
+        reference = json.loads(done.stdout.splitlines()[-1])
+        mine = cpu_seconds(lambda: instances_of(text, words, config))
+        write = cpu_seconds(lambda: write_tfrecord(ours, records, widths))
+        made.append(reference["instances"] / mine)
+        both.append((reference["instances"] + reference["write"]) / (mine + write))
+    return {
+        "reference_megabytes": round(text.stat().st_size / 1e6, 2),
+        "ratio_to_reference_instances": round(statistics.median(made), 1),
+        "ratio_to_reference_with_tfrecord": round(statistics.median(both), 1),
+        "ratios": {"instances": [round(r, 1) for r in made], "with_tfrecord": [round(r, 1) for r in both]},
+        "same_instances": content_digest(read_tfrecord(ours)[0]) == content_digest(read_tfrecord(theirs)[0]),
+    }
+
+
+def measure_packing(options: argparse.Namespace) -> None:
+    lengths = wikipedia_like_lengths(options.sequences, LENGTH, np.random.default_rng(0))
+
+    def online(max_sequences: int, buffer_size: int) -> dict[str, float]:
+        """Fullness, rate and longest wait of the online packer over one epoch."""
+        epochs: Iterator[tuple[int, np.ndarray]] = ((epoch, np.arange(len(lengths))) for epoch in itertools.count())
+        packer = OnlinePacker(epochs, lambda _, numbers: lengths[numbers], LENGTH, max_sequences, buffer_size)
+        rows_wanted = int(lengths.sum() / LENGTH)
+        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        seconds = cpu_seconds(lambda: found.append(packer.rows(rows_wanted)))
+        files, numbers, _ = found[0]
+        arrived = files * len(lengths) + numbers
+        return {
+            "fullness": round(float(lengths[numbers].sum() / (rows_wanted * LENGTH)), 6),
+            "sequences_per_cpu_second": round(len(numbers) / seconds),
+            "longest_wait_in_sequences": int((np.maximum.accumulate(arrived) - arrived).max()),
+        }
+
+    figures: dict[str, object] = {"sequences": len(lengths), "mean_length": round(float(lengths.mean()), 2)}
+    for most in (3, 4):
+        times = in_turns({"pack": lambda most=most: pack(lengths, LENGTH, most)}, 3)
+        rows = len(pack(lengths, LENGTH, most)[1]) - 1
+        figures[f"fullness_at_{most}"] = round(float(lengths.sum() / (rows * LENGTH)), 6)
+        figures[f"cpu_seconds_at_{most}"] = round(medians(times)["pack"], 2)
+        for size in (64, 128, 256, 512, 1024, 4096):
+            figures[f"online_at_{most}_buffer_{size}"] = online(most, size)
+    emit("packing", figures, data="Wikipedia mix (synthetic)")
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    commands = parser.add_subparsers(required=True, metavar="all|instances")
+    commands = parser.add_subparsers(required=True, metavar="all|instances|packing")
 
-    of_all, instances = commands.add_parser("all"), commands.add_parser("instances")
-    of_all.set_defaults(function=measure_all)
-    instances.set_defaults(function=measure_instances)
+    def command(name: str, function: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        added = commands.add_parser(name)
+        added.set_defaults(function=function, parser=added)
+        return added
+
+    of_all = command("all", measure_all)
     of_all.add_argument("--megabytes", type=positive, default=108, help="of text, up to 1000 (default %(default)s)")
     of_all.add_argument("--jobs", type=integer, default=2, help="(default %(default)s)")
     of_all.add_argument("--keep", type=new_folder, help="folder that keeps the corpus for the next time")
+    instances = command("instances", measure_instances)
     instances.add_argument("text", type=file, nargs="?", help="one sentence per line (default: made up, 27 MB)")
     instances.add_argument("--vocab-file", type=file, help="(default: the made-up corpus's)")
     instances.add_argument("--repeats", type=integer, default=3, help="(default %(default)s)")
+    instances.add_argument("--sample-kilobytes", type=positive, default=150, help="for --reference (default 150)")
+    reference = folder_with("create_pretraining_data.py", "tokenization.py")
+    instances.add_argument("--reference", type=reference, help="folder of the reference's create_pretraining_data.py")
+    instances.add_argument("--reference-python", default=sys.executable, help="that has TensorFlow (default: this one)")
+    packing = command("packing", measure_packing)
+    packing.add_argument("--sequences", type=at_least(1000), default=1_000_000, help="(default %(default)s)")
     options = parser.parse_args()
     options.function(options)
 

@@ -35,11 +35,18 @@ def script(repository, monkeypatch, capsys):
         ("loader", ("--steps", "0"), AT_LEAST_ONE),
         ("cpu_step", ("recompute", "--rows", "0", "--tiny"), AT_LEAST_ONE),
         ("prepare", ("instances", "/nope"), "/nope: no such file"),
+        (
+            "prepare",
+            ("instances", "--reference", "/nope"),
+            "/nope: no create_pretraining_data.py and no tokenization.py in it",
+        ),
+        ("prepare", ("instances", "--reference-python", "/nope"), "/nope: no such program"),
         ("finetuning", ("/nope",), "/nope: no weights and no data in it: make finetune-demo makes one"),
         ("finetuning", (), "the following arguments are required: folder"),
         ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
         ("convergence", ("--only", "nope"), "--only nope: no such pair here: "),
         ("prepare", ("all", "--keep", "/dev/null/nope"), "/dev/null/nope: cannot be written"),
+        ("prepare", ("packing", "--sequences", "2"), "'2': expected an integer of at least 1000"),
         ("step_model", ("--length", "2"), "'2': expected an integer of at least 8"),
         ("gpu_all", ("machine", "--nope"), "unrecognized arguments: --nope"),
     ],
@@ -61,7 +68,7 @@ def test_help_is_the_docstring_and_nothing_runs(script, name):
 
 def test_every_benchmark_reads_its_command_line_so(repository):
     scripts = {path.name: path.read_text() for path in (repository / "bench").glob("*.py")}
-    started = {name: text for name, text in scripts.items() if "__main__" in text}
+    started = {name: text for name, text in scripts.items() if "__main__" in text and name != "reference_instances.py"}
     assert len(started) > 9
     assert [name for name, text in started.items() if "Parser(__doc__)" not in text] == []
     assert [name for name, text in started.items() if re.search(r"type=(int|float)\b", text)] == []

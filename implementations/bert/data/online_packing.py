@@ -2,9 +2,9 @@
 
 A row starts with the sequence that has waited longest and is filled up exactly where the buffer allows it: by one
 sequence, by two, by three, tried in that order; else by the longest that fits, and so on. Starting with the oldest
-bounds the wait of every sequence to about two buffers, and on Wikipedia's lengths fills three slots a row to 99.9%: the
-buffer stays a fair sample of all lengths, whereas a packer that takes the longest first leaves itself the middling
-ones. Deterministic: rows depend on the order of the sequences only.
+bounds the wait of every sequence to about two buffers, and on Wikipedia's lengths fills three slots a row to 99.9%
+(`bench/prepare.py packing`): the buffer stays a fair sample of all lengths, whereas a packer that takes the longest
+first leaves itself the middling ones. Deterministic: rows depend on the order of the sequences only.
 """
 
 from __future__ import annotations

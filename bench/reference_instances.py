@@ -1,0 +1,56 @@
+"""Runs the reference's create_pretraining_data.py as published, for bench/prepare.py; needs TensorFlow, 1 or 2.
+
+Prints one JSON line: CPU seconds of its two steps (instances, TFRecord file), without the start of TensorFlow.
+
+usage: python bench/reference_instances.py FOLDER TEXT VOCAB OUTPUT
+       FOLDER holds create_pretraining_data.py and tokenization.py of MLCommons' training repository
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+import time
+from typing import Any
+
+# The benchmark's options, as the reference's README gives them.
+OPTIONS = {"max_seq_length": 512, "dupe_factor": 10, "short_seq_prob": 0.1, "masked_lm_prob": 0.15}
+MOST_PREDICTIONS, SEED = 76, 12345
+
+
+def import_reference(folder: str) -> tuple[Any, Any]:
+    """The two modules, on TensorFlow 1's interface."""
+    tensorflow = importlib.import_module("tensorflow.compat.v1")
+    tensorflow.logging.set_verbosity(tensorflow.logging.ERROR)
+    sys.modules["tensorflow"] = tensorflow
+    sys.path.insert(0, folder)
+    sys.argv = sys.argv[:1]
+    tensorflow.flags.FLAGS([sys.argv[0]], known_only=True)
+    create, tokenization = (importlib.import_module(name) for name in ("create_pretraining_data", "tokenization"))
+    tensorflow.flags.FLAGS.mark_as_parsed()
+    return create, tokenization
+
+
+def main() -> None:
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
+    folder, text, vocab, output = sys.argv[1:]
+    try:
+        create, tokenization = import_reference(folder)
+    except ModuleNotFoundError as error:
+        sys.exit(f"reference_instances.py: {error}: run it by a Python that has TensorFlow")
+    begin = time.process_time()
+    tokenizer = tokenization.FullTokenizer(vocab_file=vocab, do_lower_case=True)
+    instances = create.create_training_instances(
+        [text], tokenizer, max_predictions_per_seq=MOST_PREDICTIONS, rng=random.Random(SEED), **OPTIONS
+    )
+    made = time.process_time()
+    create.write_instance_to_example_files(instances, tokenizer, OPTIONS["max_seq_length"], MOST_PREDICTIONS, [output])
+    written = time.process_time()
+    print(json.dumps({"instances": made - begin, "write": written - made, "sequences": len(instances)}))
+
+
+if __name__ == "__main__":
+    main()
