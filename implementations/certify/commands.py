@@ -14,10 +14,10 @@ def _certify(arguments: argparse.Namespace) -> int:
     from certify.faults import usual_parts
     from certify.figures import exports
     from certify.records import read
-    from certify.verdict import certify, line, print_certificate
+    from certify.verdict import certify, line, print_certificate, write_csv
 
     if arguments.other:
-        if any((arguments.output, arguments.line, arguments.expected, arguments.expect)):
+        if any((arguments.output, arguments.csv, arguments.line, arguments.expected, arguments.expect)):
             raise ReviewError("of two tests there is a comparison alone: leave out all options but --json")
         from certify.baseline import compare
 
@@ -25,8 +25,8 @@ def _certify(arguments: argparse.Namespace) -> int:
         emit(arguments, parts=both.parts, json=lambda: both)
         return 0
     if arguments.expected:
-        if arguments.output or arguments.expect:
-            raise ReviewError("--expected prints figures for a config alone: leave out --output and --expect")
+        if arguments.csv or arguments.output or arguments.expect:
+            raise ReviewError("--expected prints figures for a config alone: leave out --csv, --output and --expect")
         figures = exports(read(arguments.target))
         lines = [
             f"export {name}={shlex.quote(f'{value:.10g}' if isinstance(value, float) else value)}"
@@ -39,6 +39,8 @@ def _certify(arguments: argparse.Namespace) -> int:
         from certify.page import write_page
 
         write_page(found, arguments.output)
+    if arguments.csv:
+        write_csv(found, arguments.csv)
     if arguments.expect:
         write_whole(arguments.expect, json.dumps(usual_parts(found.records.hardware), indent=2) + "\n")
     emit(arguments, text=lambda: print(line(found)) if arguments.line else print_certificate(found), json=lambda: found)

@@ -16,14 +16,15 @@ import numpy as np
 from certify import figures, schema
 from certify.comparison import LEAST, OF_MEDIAN, Outlier, Question, questions
 from certify.faults import Corruption, corrupt, devices, faults, odd_parts, of_tools, remembered, throttled
-from certify.figures import Measured, Reached
+from certify.figures import STEP, Measured, Reached
 from certify.journal import BurnIn, Journal, Reason, worst
 from certify.records import Records, read
 from certify.schema import ALONE, BURN_IN, DIAGNOSTIC, LABELS, NCCL_TESTS, NODE, NVBANDWIDTH, PARTS, TOOLS, Facts
 from review.league.estimate import Estimate, estimate
+from review.logs.output import csv_text, write_whole
 from review.logs.tree import read_json
 
-SHOWN = 4  # of a ranking; --json has all
+SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
 WORDS = schema.TABLES["slowness"]
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096}
 
@@ -283,6 +284,24 @@ def standing(records: Records) -> Estimate | str:
     error = OF_MEDIAN * float(np.std(rounds, ddof=1)) / len(rounds) ** 0.5 / step
     steps = schedule.get("decay_steps") or schedule.get("max_steps") or 0
     return estimate(batch / step, error, batch, ranks, schedule.get("lr") or 0, steps)
+
+
+def write_csv(found: Certificate, path: Path) -> None:
+    """A row a stage and rank, the slowest of each stage first, then one a figure and rank. Raises ReviewError."""
+    headings = "stage,node,rank,local_rank,device,seconds_per_step,slower_than_median,figure,unit"
+    rows: list[list[Any]] = [headings.split(",")]
+    places = found.records.places
+    for stage, seconds in found.seconds.items():
+        center = float(np.median(seconds))
+        for rank in np.argsort(-seconds, kind="stable").tolist():
+            where = [stage, places[rank].node, rank, places[rank].local_rank, places[rank].device]
+            rows.append([*where, f"{seconds[rank]:.6f}", f"{seconds[rank] / center - 1:.4f}", "", ""])
+    ranks: dict[str, list[Any]] = {place.name: [place.node, place.rank, place.local_rank] for place in places.values()}
+    for one in found.figures:
+        if one.unit != STEP:
+            for who, value in sorted(one.values.items(), key=lambda item: item[1]):
+                rows.append([one.name, *ranks.get(who, [who, "", ""]), "", "", "", f"{value:.6g}", one.unit])
+    write_whole(path, csv_text(rows))
 
 
 def print_certificate(found: Certificate) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import numpy as np
@@ -120,19 +121,24 @@ def test_of_too_few_ranks_no_limit_is_claimed_but_that_of_the_config(judged):
     assert line.split() == [*["matrix", "product", "600", "Tflop/s", "at", "least", "570", "(600", "expected)"]]
 
 
-def test_json_has_the_parts_of_the_load(judged):
-    _, said = judged(with_probe("matmul", 0.5, 3e14), "--json", matmul=650.0)
+def test_json_and_csv_have_the_parts_of_the_load(judged, tmp_path):
+    _, said = judged(with_probe("matmul", 0.5, 3e14), "--json", "--csv", str(tmp_path / "ranks.csv"), matmul=650.0)
     (found,) = [one for one in json.loads(said)["figures"] if one["name"] == "matmul"]
     assert found["values"] == {"rank 0 on node0": pytest.approx(600), "rank 1 on node0": pytest.approx(600)}
     assert (found["unit"], found["limits"]) == ("Tflop/s", ["at least 617.5 (650 expected)"])
     assert found["sources"] == ["config, EXPECTED_TFLOPS"]
+    rows = [row for row in csv.DictReader((tmp_path / "ranks.csv").open()) if row["stage"] == "matmul"]
+    assert [(row["rank"], row["figure"], row["unit"]) for row in rows] == [
+        ("0", "600", "Tflop/s"),
+        ("1", "600", "Tflop/s"),
+    ]
 
 
-@pytest.mark.parametrize("option", ["--expect", "--output"])
+@pytest.mark.parametrize("option", ["--csv", "--output"])
 def test_figures_for_a_config_write_no_page_and_say_so(tmp_path, capsys, option):
     write(tmp_path, make(1, 2))
     assert main(["certify", str(tmp_path), "--expected", option, str(tmp_path / "file")]) == 2
-    assert "leave out --output and --expect" in capsys.readouterr().err
+    assert "leave out --csv, --output and --expect" in capsys.readouterr().err
     assert not (tmp_path / "file").exists()
 
 
