@@ -21,6 +21,7 @@ COMMANDS = {  # module, and what it does
     "evaluate": ("evaluate", "accuracy and losses of checkpoints, or of those of a run that is still training"),
     "export": ("export", "trained weights as Hugging Face's classes load them"),
     "fill-mask": ("fill_mask", "the likeliest words for each [MASK] of a text"),
+    "compare-captures": ("compare_captures", "the first module that two runs with CAPTURE computed differently"),
     "allreduce": ("allreduce", "whether all ranks reach each other and add right, and how fast"),
     "deepspeed-config": ("deepspeed", "a DeepSpeed JSON as exports for our own engine; a .deepspeed_env file"),
     "deepspeed-checkpoint": ("deepspeed", "a checkpoint of DeepSpeed's as a step_*.pt of our own"),

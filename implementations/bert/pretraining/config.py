@@ -17,7 +17,7 @@ from bert.core.env import ConfigError, env
 from bert.data import loader
 from bert.deepspeed import settings
 from bert.model.config import BertConfig, ModelFiles
-from bert.training import evaluate, metrics, mlperf, profiling, schedule
+from bert.training import debug, evaluate, metrics, mlperf, schedule
 from bert.training.config import Hardware
 
 MAX_SAMPLES = 14_000_000  # at which a run that has not reached its target gives up
@@ -62,7 +62,8 @@ class Config(ModelFiles, Hardware):
     mlperf: mlperf.Config = field(default_factory=mlperf.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
     observers: metrics.Config = field(default_factory=metrics.Config)
-    profile: profiling.Config = field(default_factory=profiling.Config)
+    capture: debug.CaptureConfig = field(default_factory=debug.CaptureConfig)
+    profile: debug.ProfileConfig = field(default_factory=debug.ProfileConfig)
     zero: settings.Config = field(default_factory=settings.Config)
 
     def check(self) -> None:
@@ -71,6 +72,7 @@ class Config(ModelFiles, Hardware):
         self.schedule.check()
         self.checkpoint.check()
         self.observers.check(self.run)
+        self.capture.check(self.run, self.uses_graph)
         self.profile.check(self.run, min(self.max_steps, self.steps_this_run or self.max_steps))
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")

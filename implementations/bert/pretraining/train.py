@@ -32,12 +32,12 @@ from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
 from bert.pretraining.memory import meta_model
 from bert.training import evaluate
+from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.training.graph import graph_capacity, ready, static_batch
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
-from bert.training.profiling import ProfiledStep, unprofiled
 from bert.training.schedule import learning_rate
 from bert.training.step import Step, TrainingStep, build_step
 from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
@@ -247,10 +247,13 @@ def prepare(
             with step.gathered():
                 rehearse(config.evaluate, length, model, world.device)
         clock.lap("evaluation's warm-up")
+    folder, trial = config.run.run_dir, config.run.trial
+    if config.capture.kinds:
+        assert folder is not None
+        take_step = CapturedStep(config.capture, folder / f"capture_{trial}", world.rank, model, take_step)
     if config.profile.span is not None and world.is_main:
-        assert config.run.run_dir is not None
-        trace = config.run.run_dir / f"trace_{config.run.trial}.json"
-        take_step = ProfiledStep(config.profile.span, trace, take_step)
+        assert folder is not None
+        take_step = ProfiledStep(config.profile.span, folder / f"trace_{trial}.json", take_step)
     return take_step, graph
 
 

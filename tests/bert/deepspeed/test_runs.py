@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from bert.__main__ import main
+from bert.training.debug import differences
 
 from ..states import newest, same
 
 pytestmark = pytest.mark.deepspeed
+SHARED = re.compile(r"layer\.\d+(\.attention|\.output|\.attention\.output)?(\.1)?\.gradient$")
 
 
 def _events(environment, key):
@@ -55,13 +57,20 @@ def _run(run_bert, environment):
 
 
 def test_a_run_in_stage_3_reports_and_evaluates_as_with_our_own_engine(environ, run_bert):
-    own, other = environ(0), environ(3, PROFILE_STEPS="2,3")
+    looked_at = {"CAPTURE": "inputs,activations,gradients", "PROFILE_STEPS": "2,3"}
+    own, other = environ(0, **looked_at), environ(3, **looked_at)
     reports = [_losses(_run(run_bert, environment)) for environment in (own, other)]
     assert len(reports[0]) == 4
     assert reports[1] == pytest.approx(reports[0], abs=2e-4)
     assert len(_events(own, "eval_accuracy")) == 2
     for key in ("eval_accuracy", "global_batch_size", "opt_base_learning_rate", "run_stop"):
         assert _events(other, key) == _events(own, key), key
+    for rank in "01":
+        files = [Path(run["RUN_DIR"]) / f"capture_0/step_1_rank_{rank}.safetensors" for run in (own, other)]
+        # A layer gives one tensor twice, of which stage 3 makes two, each with its share of the gradient.
+        found = {name: relative for name, _, relative in differences(*files) if not SHARED.search(name)}
+        assert {"inputs", "activation", "gradient"} <= {word for name in found for word in name.split(".")}
+        assert max(found.values()) < 1e-4, max(found, key=lambda name: found[name])
     assert json.loads((Path(other["RUN_DIR"]) / "trace_0.json").read_text())["traceEvents"]
 
 

@@ -1,0 +1,38 @@
+"""``python -m bert compare-captures``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from bert.data.records import DataError
+from bert.training.debug import differences
+
+
+def compare_captures(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+    """What two runs with CAPTURE computed, module by module.
+
+    Exit status: 0 all is equal within --tolerance, 1 something differs (the first module is named), 2 bad input.
+    """
+    parser.add_argument("one", type=Path, help="a file of a capture, or the folder of them")
+    parser.add_argument("other", type=Path)
+    parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference that counts as none")
+    options = parser.parse_args(arguments)
+
+    def files(path: Path) -> dict[str, Path]:
+        if path.is_dir():
+            return {found.name: found for found in sorted(path.glob("step_*.safetensors"))}
+        return {"": path} if path.is_file() else {}
+
+    one, other = files(options.one), files(options.other)
+    if not one or one.keys() != other.keys():
+        raise DataError(f"{options.one} and {options.other} hold no captures of the same steps and ranks")
+    first = None
+    for name, path in one.items():
+        for module, absolute, relative in differences(path, other[name]):
+            if relative > options.tolerance:
+                first = first or f"{module}{f' of {name}' if name else ''}"
+                print(f"{name}  {module:<60} {absolute:10.3g} {relative:10.3g}".lstrip())
+    print(f"the first that differs: {first}" if first else "equal")
+    return 1 if first else 0

@@ -1,0 +1,234 @@
+"""Steps that leave files: CAPTURE, tensors of the first steps to compare; PROFILE_STEPS, a trace of PyTorch's profiler.
+
+RUN_DIR/capture_<TRIAL>/step_<step>_rank_<rank>.safetensors holds what every module computed by module, in the order of
+the forward pass, and the gradients of it. Where a module runs twice (RECOMPUTE_LAYERS) the first time counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+from bert.core import rundir
+from bert.core.env import ConfigError, env
+from bert.core.files import whole_file
+from bert.data.batch import Batch
+from bert.data.records import DataError
+from bert.training.step import StepResult, TrainingStep
+
+KINDS = ("inputs", "activations", "gradients")
+ORDER = "order"  # of the names, in a file's metadata
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureConfig:
+    """What is captured."""
+
+    capture: str = env(
+        "CAPTURE", "", doc="tensors of the first steps into RUN_DIR, joined by commas: inputs, activations, gradients"
+    )
+    steps: int = env("CAPTURE_STEPS", 1, at_least=1, doc="CAPTURE: steps of which tensors are written")
+
+    @property
+    def kinds(self) -> set[str]:
+        return {kind.strip() for kind in self.capture.split(",") if kind.strip()}
+
+    def check(self, run: rundir.Config, uses_graph: bool) -> None:
+        """Raises ConfigError for an unknown kind, without RUN_DIR, and in a CUDA graph."""
+        if not self.kinds:
+            if self.capture or self.steps != 1:
+                wrong = f"CAPTURE={self.capture!r}" if self.capture else f"CAPTURE_STEPS={self.steps} and no CAPTURE"
+                raise ConfigError(f"{wrong}: say in CAPTURE what to write: {', '.join(KINDS)}, joined by commas")
+            return
+        if unknown := sorted(self.kinds - set(KINDS)):
+            raise ConfigError(f"CAPTURE names {', '.join(unknown)}: expected {', '.join(KINDS)}, joined by commas")
+        if run.run_dir is None:
+            raise ConfigError("CAPTURE writes to RUN_DIR, which is not set: give the folder")
+        if uses_graph:
+            raise ConfigError("CAPTURE needs steps outside of CUDA graphs: set CUDA_GRAPH=0")
+
+
+class CapturedStep:
+    """A training step whose first calls leave files."""
+
+    def __init__(
+        self, config: CaptureConfig, folder: Path, rank: int, model: nn.Module, take_step: TrainingStep
+    ) -> None:
+        self.config, self.folder, self.rank, self.take_step = config, folder, rank, take_step
+        self.model = model
+        self.count = self.micro_batch = 0
+        self.found: dict[str, Tensor] = {}
+
+    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
+        if self.count >= self.config.steps:
+            return self.take_step(batches, lr)
+        self.count += 1
+        self.micro_batch, self.found = 0, {}
+        if "inputs" in self.config.kinds:
+            for number, batch in enumerate(batches, start=1):
+                for name, tensor in batch.tensors().items():
+                    self._keep(f"{number}.inputs.{name}", tensor)
+
+        def next_micro_batch(*_: object) -> None:
+            self.micro_batch += 1
+
+        handles = [self.model.register_forward_pre_hook(next_micro_batch)]
+        for name, module in self.model.named_modules():
+            if name and not isinstance(module, nn.ModuleList):
+                handles.append(module.register_forward_hook(self._hook(name)))
+        try:
+            result = self.take_step(batches, lr)
+        finally:
+            for handle in handles:
+                handle.remove()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        order = [name for name in self.found if not name.endswith(".gradient")]
+        order += [name for name in reversed(self.found) if name.endswith(".gradient")]
+        with whole_file(self.folder / f"step_{self.count}_rank_{self.rank}.safetensors") as partial:
+            safetensors.torch.save_file(self.found, partial, metadata={ORDER: json.dumps(order)})
+        return result
+
+    def _hook(self, name: str) -> Any:
+        def keep(module: nn.Module, inputs: Any, result: Any) -> None:
+            for number, output in enumerate(result if isinstance(result, tuple) else (result,)):
+                place = f"{self.micro_batch}.{name}" + (f".{number}" if number else "")
+                activation, gradient = f"{place}.activation", f"{place}.gradient"
+                if not isinstance(output, Tensor) or activation in self.found or gradient in self.found:
+                    continue
+                if "activations" in self.config.kinds:
+                    self._keep(activation, output)
+                if "gradients" in self.config.kinds and output.requires_grad:
+                    self.found[gradient] = torch.empty(0)  # keeps its place in the order
+                    output.register_hook(lambda tensor, name=gradient: self._keep(name, tensor))
+
+        return keep
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        self.found[name] = tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def differences(one: Path, other: Path) -> Iterator[tuple[str, float, float]]:
+    """(name, largest absolute difference, that relative to the largest number of ``one``) in the order of the step.
+
+    Infinite where one has not the tensor or another shape; what ``other`` alone has comes last. Raises DataError for
+    a file that is damaged, or none of a capture.
+    """
+
+    def largest(tensor: Tensor) -> float:
+        found = float(tensor.abs().max()) if tensor.numel() else 0.0
+        return float("inf") if math.isnan(found) else found
+
+    with _opened(one) as a, _opened(other) as b:
+        order = [name for file in (a, b) for name in json.loads(file.metadata()[ORDER])]
+        held = [(file, set(file.keys())) for file in (a, b)]
+        for name in dict.fromkeys(order):
+            pair = [file.get_tensor(name).double() for file, names in held if name in names]
+            if len(pair) == 2 and name.endswith(".gradient"):  # one that never came is 0
+                pair = [x if x.numel() else torch.zeros_like(y) for x, y in (pair, pair[::-1])]
+            if len(pair) < 2 or pair[0].shape != pair[1].shape:
+                yield name, float("inf"), float("inf")
+                continue
+            worst, scale = largest(pair[0] - pair[1]), largest(pair[0])
+            yield name, worst, worst / scale if scale else worst
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """A file of a capture, whose metadata has the names of its tensors as the step computed them."""
+    try:
+        file = safetensors.safe_open(path, framework="pt")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise DataError(f"{path}: cannot be read ({error}): capture it again") from None
+    with file:
+        try:
+            complete = sorted(json.loads((file.metadata() or {})[ORDER])) == sorted(file.keys())
+        except (KeyError, TypeError, ValueError):
+            complete = False
+        if not complete:
+            raise DataError(
+                f"{path}: a file of tensors, but none that CAPTURE wrote: name a capture_<TRIAL> or a file of it"
+            )
+        yield file
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileConfig:
+    """Which steps are profiled."""
+
+    steps: str = env(
+        "PROFILE_STEPS", "", doc="first,last step of this process whose torch.profiler trace rank 0 writes to RUN_DIR"
+    )
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last, counted from 1; None without any."""
+        found = re.fullmatch(r"(\d+),(\d+)", self.steps)
+        return (int(found[1]), int(found[2])) if found else None
+
+    def check(self, run: rundir.Config, num_steps: int) -> None:
+        """Raises ConfigError for what is not a span of the ``num_steps`` of this process, and without RUN_DIR."""
+        if not self.steps:
+            return
+        if self.span is None or not 1 <= self.span[0] <= self.span[1]:
+            raise ConfigError(f"PROFILE_STEPS={self.steps!r}: expected the first and the last step, such as 2,3")
+        if self.span[1] > num_steps:
+            raise ConfigError(f"PROFILE_STEPS={self.steps}: this process takes {num_steps} steps: choose some of these")
+        if run.run_dir is None:
+            raise ConfigError("PROFILE_STEPS writes to RUN_DIR, which is not set: give the folder")
+
+
+class ProfiledStep:
+    """A training step that is profiled from the ``first`` call to the ``last``; the trace is Chrome's JSON."""
+
+    def __init__(self, span: tuple[int, int], path: Path, take_step: TrainingStep) -> None:
+        self.first, self.last = span
+        self.path, self.take_step, self.count = path, take_step, 0
+        self.profile: profile | None = None
+
+    def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
+        self.count += 1
+        if self.count == self.first:
+            on_gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+            self.profile = profile(activities=[ProfilerActivity.CPU, *on_gpu])
+            self.profile.start()
+        result = self.take_step(batches, lr)
+        if self.count == self.last:
+            self._export()
+        return result
+
+    def _export(self) -> None:
+        assert self.profile is not None
+        self.profile.stop()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(self.path) as partial:
+            self.profile.export_chrome_trace(str(partial))
+        self.profile = None
+
+
+def unprofiled(take_step: TrainingStep) -> TrainingStep:
+    """The step without its profile, which ends: of what comes after the training nothing belongs into the trace.
+
+    Writes a profile that is still open, and says in one line which of its steps never came.
+    """
+    if not isinstance(take_step, ProfiledStep):
+        return take_step
+    step = take_step
+    if step.count < step.last:
+        outcome = "no trace is written" if step.profile is None else f"{step.path} ends there"
+        if step.profile is not None:
+            step._export()
+        said = f"PROFILE_STEPS={step.first},{step.last}: this process ended after its step {step.count}"
+        print(f"{said}: {outcome}", file=sys.stderr, flush=True)
+    return step.take_step

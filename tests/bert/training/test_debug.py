@@ -1,0 +1,193 @@
+"""CAPTURE: tensors by module in the order of the step, compared; PROFILE_STEPS: a trace of the steps asked for."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from bert import optim
+from bert.__main__ import main
+from bert.core import rundir
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
+from bert.core.env import ConfigError
+from bert.kernels.precision import Precision
+from bert.model.recompute import Recomputation
+from bert.pretraining.run import run
+from bert.training import debug
+from bert.training.debug import CaptureConfig, ProfileConfig, ProfiledStep, unprofiled
+from bert.training.step import build_step
+
+
+def compare(*paths):
+    return main(["compare-captures", *map(str, paths)], {})
+
+
+@pytest.fixture
+def captured(tiny, make_model, make_records, batch_of, tmp_path):
+    """captured(name, spoil=None, recompute=False) -> the folder that two steps leave; one of them is written."""
+    batches = [batch_of(make_records(2), np.arange(begin, begin + 1)) for begin in (0, 1)]
+
+    def two_steps(name, spoil=None, recompute=False):
+        model = make_model(tiny, dtype=torch.float32)
+        if spoil:
+            with torch.no_grad():
+                dict(model.named_parameters())[spoil][0] += 0.5
+        if recompute:
+            model.recompute(Recomputation(1, random_state=True))
+        world = World(DistConfig(device="cpu"))
+        settings = optim.Config(optimizer="adamw", sharded=False)
+        step = build_step(model, Precision(dtype=torch.float32), settings, world, accumulate=True, fused_update=False)
+        config = CaptureConfig(capture="inputs,activations,gradients", steps=1)
+        take_step = debug.CapturedStep(config, tmp_path / name, 0, model, step)
+        for seed in range(2):
+            torch.manual_seed(seed)
+            take_step(batches, 0.1)
+        return tmp_path / name
+
+    return two_steps
+
+
+def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(captured, capsys):
+    one = captured("one")
+    assert [path.name for path in one.iterdir()] == ["step_1_rank_0.safetensors"]
+    (path,) = one.iterdir()
+    names = [name.rpartition(".") for name, *_ in debug.differences(path, path)]
+    forward, backward = ([name for name, _, kind in names if kind == which] for which in ("activation", "gradient"))
+    assert backward == [name for name in reversed(forward) if name in set(backward)], "as the step computes them"
+    assert compare(one, captured("again", recompute=True)) == 0
+    assert capsys.readouterr().out == "equal\n"
+    spoilt = captured("spoilt", spoil="bert.encoder.layer.1.intermediate.dense.bias")
+    assert compare(one, spoilt) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == (
+        "the first that differs: 1.bert.encoder.layer.1.intermediate.activation of step_1_rank_0.safetensors"
+    )
+    assert any("2.bert.encoder.layer.0.attention.gradient" in line for line in said), "gradients flow back to layer 0"
+    assert not any("layer.0" in line and ".activation" in line for line in said)
+    assert compare(one, one / "nothing") == 2
+
+
+def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
+    folder = rundir.Config(run_dir=tmp_path)
+    CaptureConfig(capture="inputs, gradients").check(folder, uses_graph=False)
+    for config, arguments, message in (
+        (
+            CaptureConfig(capture="weights"),
+            (folder, False),
+            "CAPTURE names weights: expected inputs, activations, gradients",
+        ),
+        (
+            CaptureConfig(steps=3),
+            (folder, False),
+            "CAPTURE_STEPS=3 and no CAPTURE: say in CAPTURE what to write: inputs",
+        ),
+        (CaptureConfig(capture=","), (folder, False), "CAPTURE=',': say in CAPTURE"),
+        (CaptureConfig(capture="inputs"), (rundir.Config(), False), "CAPTURE writes to RUN_DIR"),
+        (CaptureConfig(capture="inputs"), (folder, True), "set CUDA_GRAPH=0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config.check(*arguments)
+
+
+@pytest.fixture
+def file(tmp_path):
+    """file(name, **tensors) -> a file of a capture."""
+
+    def write(name, **tensors):
+        order = {debug.ORDER: json.dumps(list(tensors))}
+        safetensors.torch.save_file(tensors, tmp_path / name, metadata=order)
+        return tmp_path / name
+
+    return write
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
+def test_a_tensor_that_only_one_of_two_has_differs(file, capsys, turned):
+    less = file("less", **{"1.a.activation": torch.ones(3)})
+    more = file("more", **{"1.a.activation": torch.ones(3), "1.b.activation": torch.ones(3)})
+    pair = (more, less) if turned else (less, more)
+    assert compare(*pair) == 1
+    assert capsys.readouterr().out.endswith("the first that differs: 1.b.activation\n")
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
+def test_a_file_that_is_not_a_whole_one_of_a_capture_is_bad_input_and_no_difference(file, tmp_path, capsys, turned):
+    good, tensor = file("good", a=torch.ones(3)), {"a": torch.ones(3)}
+    bad = {name: tmp_path / name for name in ("torn", "foreign", "unordered", "folder")}
+    bad["torn"].write_bytes(good.read_bytes()[:-3])
+    safetensors.torch.save_file(tensor, bad["foreign"])
+    safetensors.torch.save_file(tensor, bad["unordered"], metadata={debug.ORDER: '["b"]'})
+    for path in bad.values():
+        assert compare(*[good, path][:: -1 if turned else 1]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("bert compare-captures: error: ")
+        assert str(path) in said
+        assert said.count("\n") == 1
+
+
+def test_a_gradient_that_never_came_is_zero(file):
+    never = file("never", **{"a.gradient": torch.empty(0), "a.activation": torch.empty(0)})
+    for value, worst in ((0.0, 0.0), (2.0, 2.0)):
+        came = file("came", **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)})
+        for one, other in ((never, came), (came, never)):
+            found = {name: absolute for name, absolute, _ in debug.differences(one, other)}
+            assert found == {"a.gradient": worst, "a.activation": float("inf")}
+
+
+def take_step(batches, lr):
+    return torch.ones(batches, batches) @ torch.ones(batches, 1)
+
+
+def test_the_trace_has_the_steps_from_the_first_to_the_last(tmp_path):
+    step = ProfiledStep((2, 3), tmp_path / "run" / "trace.json", take_step)
+    for number in range(1, 6):
+        step(number, 0.0)
+        assert (tmp_path / "run").exists() == (number >= 3)
+    assert _steps_in(tmp_path / "run" / "trace.json") == 2
+    assert unprofiled(take_step) is take_step
+
+
+def _steps_in(trace):
+    events = json.loads(trace.read_text())["traceEvents"]
+    return sum(event.get("name") == "aten::matmul" for event in events)
+
+
+@pytest.mark.parametrize(("taken", "words", "traced"), [(1, "1: no trace", 0), (3, "3: {} ends there", 2)])
+def test_a_run_that_ends_before_the_last_of_the_steps_says_so_and_keeps_those_that_came(
+    tmp_path, capsys, taken, words, traced
+):
+    trace = tmp_path / "trace.json"
+    step = ProfiledStep((2, 5), trace, take_step)
+    for number in range(1, taken + 1):
+        step(number, 0.0)
+    assert unprofiled(step) is take_step, "for what comes after the training"
+    said = capsys.readouterr().err
+    assert said.startswith(f"PROFILE_STEPS=2,5: this process ended after its step {words.format(trace)}")
+    assert said.count("\n") == 1
+    assert (_steps_in(trace) if trace.exists() else 0) == traced
+
+
+def test_a_resumed_run_with_too_few_steps_left_says_which_were_not_profiled(prepared, tmp_path, capfd):
+    settings = {"MAX_STEPS": "4", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
+    settings |= {"CHECKPOINT_DIR": str(tmp_path / "saved")}
+    assert run(prepared | settings | {"STEPS_THIS_RUN": "3"}) == 0
+    assert run(prepared | settings | {"RESUME": "1", "PROFILE_STEPS": "2,3"}) == 0
+    assert "PROFILE_STEPS=2,3: this process ended after its step 1: no trace is written" in capfd.readouterr().err
+    assert not (tmp_path / "run" / "trace_0.json").exists()
+
+
+def test_what_is_no_span_of_steps_is_refused(tmp_path):
+    folder = rundir.Config(run_dir=tmp_path)
+    ProfileConfig(steps="2,3").check(folder, 3)
+    with pytest.raises(ConfigError, match="PROFILE_STEPS=2,3: this process takes 2 steps: choose some of these"):
+        ProfileConfig(steps="2,3").check(folder, 2)
+    for steps in ("3", "3,2", "0,1", "a,b"):
+        with pytest.raises(ConfigError, match=r"PROFILE_STEPS='.*': expected the first and the last step"):
+            ProfileConfig(steps=steps).check(folder, 8)
+    with pytest.raises(ConfigError, match="PROFILE_STEPS writes to RUN_DIR"):
+        ProfileConfig(steps="2,3").check(rundir.Config(), 8)
