@@ -1,15 +1,17 @@
-"""Attention of libraries: the varlen kernels that PyTorch carries, and the package flash-attn where it is installed.
-Arguments as in attention.py.
+"""Attention of libraries: the varlen kernels that PyTorch carries, and packages that are used where they are installed,
+never required: flash-attn 2, TransformerEngine. Arguments as in attention.py.
 
 torch.nn.attention.varlen offers neither dropout nor cuDNN, so the operators below it are called; their derivatives are
-PyTorch's own. The package is imported at its first use.
+PyTorch's own. A package is imported at its first use.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,8 +88,58 @@ def flash_absent() -> str | None:
     return None if torch.backends.cuda.is_flash_attention_available() else "this PyTorch has no FlashAttention"
 
 
+class _Parts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> tuple[Tensor, ...]:
+        return qkv.unbind(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        first = gradients[0]
+        num_tokens, num_heads, width = first.shape
+        row = num_heads * width
+        memory = first.untyped_storage()
+        beside = all(
+            part.untyped_storage()._cdata == memory._cdata
+            and part.storage_offset() == first.storage_offset() + number * row
+            and part.stride() == (3 * row, width, 1)
+            for number, part in enumerate(gradients)
+        )
+        if not beside:
+            return torch.stack(gradients, dim=1)
+        shape, strides = (num_tokens, 3, num_heads, width), (3 * row, row, width, 1)
+        return first.new_empty(0).set_(memory, first.storage_offset(), shape, strides)
+
+
+def parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [T, N, H] of qkv [T, 3, N, H], which lie in it.
+
+    Their gradients, too, become one without a copy where a library has left them side by side in one tensor; else they
+    are stacked.
+    """
+    found: tuple[Tensor, Tensor, Tensor] = _Parts.apply(qkv)
+    return found
+
+
 def flash_attn_2(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """The flash-attn package, version 2: its packed function reads qkv as it is, and writes one gradient."""
     run = importlib.import_module("flash_attn").flash_attn_varlen_qkvpacked_func
     context: Tensor = run(qkv, forward_pass.cu_seqlens, forward_pass.max_seqlen, dropout_p=dropout)
     return context
+
+
+def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
+    """TransformerEngine's choice among its fused attentions."""
+    _, _, num_heads, head_size = qkv.shape
+    offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
+    context: Tensor = _transformer_engine_module(num_heads, head_size, dropout)(
+        *parts(qkv), cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest, max_seqlen_kv=longest
+    )
+    return context.view(-1, num_heads, head_size)
+
+
+@functools.cache
+def _transformer_engine_module(num_heads: int, head_size: int, dropout: float) -> Any:
+    return importlib.import_module("transformer_engine.pytorch").DotProductAttention(
+        num_heads, head_size, attention_dropout=dropout, qkv_format="thd", attn_mask_type="padding"
+    )
