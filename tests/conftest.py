@@ -41,6 +41,14 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
+def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of shell scripts that need not import PyTorch anew (forked.py)."""
+    from .forked import interpreter
+
+    return interpreter(tmp_path_factory.mktemp("python"))
+
+
+@pytest.fixture(scope="session")
 def repository() -> Path:
     """Root of the checkout."""
     return REPOSITORY

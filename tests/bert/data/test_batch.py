@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
+import importlib
 import sys
 
 import numpy as np
@@ -38,22 +38,19 @@ def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
     assert batch.next_sentence_labels.tolist() == records.next_sentence_labels[chosen].tolist()
 
 
-def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path):
-    script = (
-        "import sys\n"
-        "import numpy as np, torch\n"
-        "if sys.argv[1] == 'absent': sys.modules['numba'] = None\n"
-        "from bert.data.batch import make_batch\n"
-        "from bert.data.synthetic import synthetic_records\n"
-        "records = synthetic_records(4, 512, 1000, packed=True, seed=3)\n"
-        "torch.save(vars(make_batch(records, np.arange(records.num_sequences), 512)), sys.argv[2])\n"
-    )
+def test_batches_without_numba_are_the_same_and_a_line_says_so(monkeypatch, capsys):
     batches = []
     for numba in ("present", "absent"):
-        command = [sys.executable, "-c", script, numba, str(tmp_path / numba)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert ("numba" in done.stderr) == (numba == "absent")
-        batches.append(torch.load(tmp_path / numba))
+        if numba == "absent":
+            monkeypatch.setitem(sys.modules, "numba", None)
+        for name in [name for name in sys.modules if name.startswith("bert.data")]:
+            monkeypatch.delitem(sys.modules, name)
+        package = importlib.import_module("bert")
+        monkeypatch.setattr(package, "data", importlib.import_module("bert.data"))
+        make, synthetic = importlib.import_module("bert.data.batch"), importlib.import_module("bert.data.synthetic")
+        records = synthetic.synthetic_records(4, 512, 1000, packed=True, seed=3)
+        batches.append(vars(make.make_batch(records, np.arange(records.num_sequences), 512)))
+        assert ("numba" in capsys.readouterr().err) == (numba == "absent")
     for name, value in batches[0].items():
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(batches[1][name])), name
 
