@@ -79,8 +79,8 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path, qui
         assert len(np.unique(record["steps.rank"][chosen])) == 2, "the same work for all"
 
 
-def test_a_signal_ends_all_ranks_and_says_so(repository, tmp_path):
-    process = start(repository, tmp_path, CERTIFY_SECONDS="300")
+def test_a_signal_ends_all_ranks_and_says_so(repository, tmp_path, quick_python):
+    process = start(repository, tmp_path, CERTIFY_SECONDS="300", PYTHON=quick_python)
     ranks = tmp_path / "results" / "test" / "config.json"
     wait_until(ranks.exists)
     process.send_signal(signal.SIGTERM)
