@@ -26,7 +26,7 @@ child::stop() {
   if kill -0 -- "-$1" 2>/dev/null; then target=-$1; fi
   kill -TERM -- "$target" 2>/dev/null || return 0
   for ((i = 0; i < 10 * $2; i++)); do
-    kill -0 -- "$target" 2>/dev/null || return 0
+    child::lives "$target" || return 0
     sleep 0.1
   done
   kill -KILL -- "$target" 2>/dev/null || true
@@ -46,10 +46,16 @@ child::wait() {
   wait "$1"
 }
 
-# A process that has ended and that nobody has asked for yet lives no more.
+# Does a process live, or of -N one of the group N? Not one that has ended and that nobody asks for: the first process of a
+# container, which adopts orphans (srun leaves one), may never do so.
 child::lives() {
   local line
-  read -r line <"/proc/$1/stat" && [[ $line != *') Z '* ]]
+  if [[ $1 == -* ]]; then
+    kill -0 -- "$1" 2>/dev/null && awk -v group="${1#-}" '{ sub(/.*\) /, "") } $3 == group && !/^[ZX]/ { found = 1; exit }
+      END { exit !found }' < <(cat /proc/[0-9]*/stat 2>/dev/null)
+  else
+    read -r line <"/proc/$1/stat" && [[ $line != *') Z '* ]]
+  fi
 }
 
 # Runs a command, which ends with this script: to be used with `trap child::end TERM INT HUP QUIT`. Exit status: the

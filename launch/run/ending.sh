@@ -9,7 +9,7 @@ declare -i patience=20 deadline=0 # seconds for the ranks to end in, once this s
 
 trial::conclude() {
   local list at text
-  while IFS=$'\t' read -r _ _ _ at text; do log::info "was begun again at $at, $text"; done < <(cat -- "$RUN_DIR/restarts.txt" 2>/dev/null)
+  while read -r at text; do log::info "was begun again at $at, $text"; done < <(cut -f 4,5 -- "$RUN_DIR/restarts.txt" 2>/dev/null)
   if ((${#failures[@]})); then
     printf -v list '; %s' "${failures[@]}"
     log::error "${#failures[@]} of $NEXP trials failed: ${list#; }"

@@ -40,7 +40,7 @@ trial::ask_group() {
 # kills it soon after, and the reason would go unsaid.
 trial::end_group() {
   if [[ ! $group ]]; then return 0; fi
-  while kill -0 -- "-$group" 2>/dev/null && ((SECONDS < $1 + 2)); do
+  while child::lives "-$group" && ((SECONDS < $1 + 2)); do
     if ((SECONDS >= $1)); then kill -KILL -- "-$group" 2>/dev/null || true; fi
     sleep 0.1
   done

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -37,6 +38,16 @@ def test_a_job_is_waited_for_as_long_as_was_said_and_then_ended_with_all_it_star
         assert shell.wait(timeout=240) == status
         assert shell.stdout.read() == "", "nobody holds its output"
     wait_until(lambda: not running(number))
+
+
+def test_a_group_of_which_only_a_zombie_is_left_lives_no_more(repository):
+    """Such as the child of srun where the node's first process waits for no orphans."""
+    with subprocess.Popen(["sleep", "900"], start_new_session=True) as child:
+        line = ["bash", "-c", f"source launch/run/child.sh; child::lives -{child.pid}"]
+        assert subprocess.run(line, cwd=repository, check=False).returncode == 0
+        child.kill()
+        wait_until(lambda: ") Z " in Path(f"/proc/{child.pid}/stat").read_text())
+        assert subprocess.run(line, cwd=repository, check=False).returncode == 1
 
 
 def test_a_reading_of_power_that_hangs_is_left(checkout):

@@ -176,6 +176,20 @@ def test_a_trial_that_goes_on_has_the_figures_of_before_it_was_killed(checkout, 
     assert not (folder / ".begun_0").exists()
 
 
+def test_the_end_tells_of_every_time_that_the_run_was_begun_again_also_without_a_lost_node(checkout):
+    folder = checkout.logdir / "again"
+    folder.mkdir(parents=True)
+    lines = [
+        ("7", "0 trials, step 4", "node1", "12:00", "without node1: gone"),
+        ("7", "", "", "13:00", "the time limit"),
+    ]
+    (folder / "restarts.txt").write_text("".join("\t".join(line) + "\n" for line in lines))
+    done = checkout.run(LOCAL, after="export NEXP=1 RUN_NAME=again")
+    assert done.returncode == 0, done.stderr
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "was begun again" in line]
+    assert told == [f"run: was begun again at {at}, {text}" for *_, at, text in lines]
+
+
 def test_two_launchers_do_not_share_a_folder(checkout):
     first = checkout.popen(LOCAL, after="export RUN_NAME=same", TRIAL_0="hang")
     wait_until((checkout.logdir / "same" / "running_0" / "result_0.txt").exists)

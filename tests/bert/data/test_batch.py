@@ -7,9 +7,11 @@ import importlib
 import sys
 
 import numpy as np
+import pytest
 import torch
 
-from bert.data.batch import make_batch
+from bert.data.batch import gather_batch, make_batch
+from bert.data.records import DataError
 
 
 def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
@@ -36,6 +38,15 @@ def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
         masked += count
     assert masked == batch.num_masked
     assert batch.next_sentence_labels.tolist() == records.next_sentence_labels[chosen].tolist()
+
+
+def test_a_token_past_the_vocabulary_is_told(make_records):
+    records = make_records(4)
+    largest = int(max(records.input_ids.max(), records.masked_lm_ids.max()))
+    line = [records], [np.arange(4)], np.arange(4), 48
+    assert gather_batch(*line, largest + 1).num_sequences == 4
+    with pytest.raises(DataError, match=f"token ids .* to {largest} .* vocab_size {largest}: "):
+        gather_batch(*line, largest)
 
 
 def test_batches_without_numba_are_the_same_and_a_line_says_so(monkeypatch, capsys):

@@ -75,6 +75,7 @@ def test_the_json_fills_what_is_unset(environ):
     assert given["zero_optimization"] == PUBLISHED["zero_optimization"]
     assert (given["gradient_clipping"], given["bf16"]["enabled"], given["fp16"]["enabled"]) == (0.5, True, False)
     assert not given.keys() & {"optimizer", "scheduler", "train_batch_size"}
+    assert from_env(Config, merged(environ(PUBLISHED | {"gradient_clipping": 0}))).optim.max_grad_norm == 1e30
 
 
 @pytest.mark.parametrize("where", [(), ("optimizer",), ("optimizer", "params"), ("zero_optimization", "offload_param")])

@@ -30,7 +30,8 @@ class Whole:
         torch._foreach_copy_([p.detach() for p in self.parameters], self.pieces.masters)
 
     def state_tensors(self):
-        return [*(p.detach() for p in self.parameters), *(t for part in self._parts().values() for t in part)]
+        states = (tensor for part in self._parts().values() for tensor in part)
+        return [*(p.detach() for p in self.parameters), *states, self.rule.num_steps]
 
     def _state(self, name, of_weights=False):
         self.states[name] = [m.clone() if of_weights else torch.zeros_like(m) for m in self.pieces.masters]

@@ -88,7 +88,7 @@ class Trained:
         self.state = state
 
 
-def test_shard_order_is_that_of_the_first_run_and_where_they_lie_in_rows_alone(prepared):
+def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_rows_alone(prepared):
     def settings(**changed):
         return from_env(Config, prepared | {"WORLD_SIZE": "2", "GRADIENT_STEPS": "2"} | changed)
 
@@ -101,6 +101,7 @@ def test_shard_order_is_that_of_the_first_run_and_where_they_lie_in_rows_alone(p
     assert resume.shard_order(config, saved(config)) == (4, 3), "a checkpoint of an earlier version"
     assert resume.shard_order(config, saved(config, dealt=(1, 12))) == (1, 12)
     assert resume.restore(config, Trained(), 7, saved(config)) == (4, 5, 6)
+    assert [resume.pick_seed(seed, saved(config)) for seed in (None, 9)] == [7, 9]
     unpacked = {"PACKED": "0", "DATADIR_PHASE2": "/data"}
     for changed in ({"BATCHING": "online"}, {"BATCHING": "bins"}, {"EXCHANGE_GROUP": "2"}):
         config = settings(**unpacked, **changed)

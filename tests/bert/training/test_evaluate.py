@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +13,7 @@ import torch
 from bert import kernels
 from bert.data.batch import PretrainingCapacity, make_batch
 from bert.model.bert import BertForPreTraining
-from bert.training.evaluate import Config, _count, evaluation_steps, share
+from bert.training.evaluate import Config, Evaluator, _count, evaluation_steps, share
 from bert.training.graph import graph_capacity, static_batch
 
 
@@ -26,6 +30,23 @@ def test_ranks_share_the_first_examples_alone(make_records):
     parts = [share(records, 30, rank, 4) for rank in range(4)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(30))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
+    torch.manual_seed(0)
+    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+
+    def evaluated(rank, size, gather):
+        world = SimpleNamespace(rank=rank, size=size, device=torch.device("cpu"), agree=lambda *_: None, sum=gather)
+        config = Config(evaldir=Path(prepared["EVALDIR"]), num_examples=17, batch_size=4)
+        return Evaluator(config, tiny.max_position_embeddings, tiny.vocab_size, "", world)(model)
+
+    counts = []
+    for rank in range(3):
+        evaluated(rank, 3, lambda totals: counts.append(totals) or totals)
+    together = evaluated(0, 3, lambda totals: sum(counts))
+    alone = evaluated(0, 1, lambda totals: totals)
+    assert dataclasses.astuple(together) == pytest.approx(dataclasses.astuple(alone), rel=1e-6)
 
 
 def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(tiny, make_records):

@@ -34,8 +34,8 @@ def test_without_an_interval_no_checkpoint_is_due_and_past_the_last_step_the_end
 
 
 @pytest.mark.parametrize("done", [0, 3])
-def test_the_model_is_evaluated_before_the_first_step_but_not_again_where_a_run_resumes(done):
-    seen = []
+def test_a_resumed_run_is_not_evaluated_before_its_first_step_and_goes_on_with_the_seeds_of_its_batches(done):
+    seen, seeds = [], []
     progress = SimpleNamespace(
         samples=lambda: 0, paused=contextlib.nullcontext, add=lambda *_: None, report=lambda *_: None
     )
@@ -43,7 +43,9 @@ def test_the_model_is_evaluated_before_the_first_step_but_not_again_where_a_run_
         next_step=list, take_step=lambda batches, rate: None, progress=progress,
         steps=StepCounter(lambda step: 0.1, 4, SimpleNamespace(enabled=False), done, done),
         schedule=StepSchedule(last=4, report_every=9, evaluations={0}), stop=SimpleNamespace(agreed=lambda *_: None),
-        seed=int, evaluate=lambda steps, samples: bool(seen.append(steps)), save=lambda *_: None,
+        seed=lambda batch: seeds.append(batch) or batch,
+        evaluate=lambda steps, samples: bool(seen.append(steps)), save=lambda *_: None,
     )  # fmt: skip
     assert train(parts).step == 4
     assert seen == ([0] if done == 0 else [])
+    assert seeds == list(range(done + 1, 5))

@@ -55,19 +55,21 @@ def test_overflow_skips_the_step_halves_the_scale_and_says_so(shard, tiny, make_
 
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_norm_is_of_the_gradient_before_it_is_clipped_and_without_the_loss_scale(
+def test_norm_and_losses_are_means_of_the_micro_batches_the_norm_before_it_is_clipped_and_without_the_loss_scale(
     shard, precision, tiny, make_records, batch_of
 ):
     model, step = _step(tiny, precision, shard, max_grad_norm=1e-3)
     model.eval()
     batch = batch_of(make_records(3), range(4))
     norm = step([batch], 0.0).norm
+    twice = step([batch, batch], 0.0)
     plain, _ = _step(tiny)
     plain.eval()
     losses = plain(batch)
     (losses.mlm + losses.nsp).backward()
     expected = torch.stack([p.grad.norm() for p in plain.parameters()]).norm()
-    torch.testing.assert_close(norm, expected, rtol=1e-5 if precision == "fp32" else 2e-2, atol=0)
+    for measured, known in ((norm, expected), (twice.norm, expected), *zip(twice.losses, losses, strict=True)):
+        torch.testing.assert_close(measured, known.detach(), rtol=1e-5 if precision == "fp32" else 2e-2, atol=0)
 
 
 def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch_of):
