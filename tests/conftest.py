@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy and PyTorch are loaded; for the commands under test too
@@ -41,11 +43,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
-def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def quick_python() -> Iterator[Path]:
     """The Python of shell scripts that need not import PyTorch anew (forked.py)."""
     from .forked import interpreter
 
-    return interpreter(tmp_path_factory.mktemp("python"))
+    with tempfile.TemporaryDirectory(prefix="forked-") as folder:  # the address of a socket has to be short
+        yield interpreter(Path(folder))
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -117,7 +119,7 @@ class Command:
 
 # What a script calls: it hands its words, environment, folder and streams over, passes signals on, and ends as the
 # other process does. Killed, it takes that with it, since the connection breaks.
-CLIENT = """#!{python} -IS
+CLIENT = """
 import _signal, _socket, os, sys
 words = sys.argv[1:]
 if "-c" in words[:1] or words[:1] == ["-S"]:
@@ -147,13 +149,14 @@ def interpreter(folder: Path) -> Path:
 
     Not for what is told of a process by others: its name, its group, its environment in /proc.
     """
-    address, program = folder / "server", folder / "python"
+    address, client, program = folder / "server", folder / "client.py", folder / "python"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     listener.listen(64)
     context().Process(target=_serve, args=(listener,), daemon=True).start()
     listener.close()
-    program.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+    client.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(client))} "$@"\n')
     program.chmod(0o755)
     return program
 
@@ -165,8 +168,9 @@ def _serve(listener: socket.socket) -> None:
             listener.close()
             _attend(connection)
         connection.close()
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        with suppress(ChildProcessError):  # none is left
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
 
 
 def _attend(connection: socket.socket) -> None:
