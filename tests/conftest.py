@@ -6,6 +6,8 @@ import contextlib
 import importlib
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy and PyTorch are loaded; for the commands under test too
@@ -38,6 +40,15 @@ SHARED = Path(os.environ.get("BERT_TEST_SHARED", REPOSITORY.parent / "shared"))
 def _one_thread() -> None:
     """Threads cost small tensors more than they save, and those that wait spin: on busy cores ten times the step."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def quick_python() -> Iterator[Path]:
+    """The Python of shell scripts that need not import PyTorch anew (forked.py)."""
+    from .forked import interpreter
+
+    with tempfile.TemporaryDirectory(prefix="forked-") as folder:  # the address of a socket has to be short
+        yield interpreter(Path(folder))
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,29 @@
 """Commands of this project in processes of their own that need not import PyTorch: forked from one that has.
 
 The import takes two seconds of a core, most of a small run. All else is as after ``python -m MODULE``: the environment,
-the folder, the streams, the exit status. Where PYTHONPATH is set Python is to start in another way: there it does.
-STANDS_AT in the environment is the pattern of a file at which the process is to stand still (held.py).
+the folder, the streams, the exit status. Where PYTHONPATH has other folders Python is to start in another way: there it
+does.
+STANDS_AT in the environment is the pattern of a file at which the process is to stand still (held.py), FIRST a script
+that is run first, as a sitecustomize.py would be.
+``interpreter`` makes a program of it that shell scripts can call.
 """
 
 from __future__ import annotations
 
+import ast
 import multiprocessing
 import os
 import runpy
+import select
+import shlex
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -22,6 +32,7 @@ import torch
 from . import held
 
 PRELOADED = ["pytest", "h5py", "mlperf_logging.mllog", "bert.data.compiled", "bert.pretraining.train"]
+PRELOADED += ["torch.distributed.run", "finetune.train", "certify.burn_in"]
 
 
 def context() -> ForkServerContext:
@@ -43,9 +54,11 @@ def _become(
     os.chdir(folder)
     if "STANDS_AT" in environ:
         held.stand_still(environ["STANDS_AT"])
-    if "PYTHONPATH" in environ:
+    if not {*environ.get("PYTHONPATH", "").split(os.pathsep)} <= {*sys.path, ""}:
         os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environ)
     before()
+    if first := os.environ.pop("FIRST", ""):
+        runpy.run_path(first)
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # read at the import
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -66,6 +79,8 @@ class Command:
     ) -> None:
         self.words = [sys.executable, "-m", module, *arguments]
         self._streams = tempfile.TemporaryDirectory(prefix="forked-")
+        for name in ("stdout", "stderr"):
+            (Path(self._streams.name) / name).touch()
         what = (module, arguments, dict(environ), os.getcwd(), self._streams.name, before)
         self._process = context().Process(target=_become, args=what)
         self._process.start()
@@ -79,6 +94,10 @@ class Command:
     def running(self) -> bool:
         """Whether it has not ended yet."""
         return self._process.exitcode is None
+
+    def errors(self) -> str:
+        """What it has said on stderr so far."""
+        return (Path(self._streams.name) / "stderr").read_text()
 
     def finish(self, timeout: float = 240) -> subprocess.CompletedProcess[str]:
         """Waits for its end, at most ``timeout`` seconds, after which it is killed and this fails."""
@@ -96,3 +115,119 @@ class Command:
         """Ends it, if it has not ended."""
         self._process.kill()
         self._process.join()
+
+
+# What a script calls: it hands its words, environment, folder and streams over, passes signals on, and ends as the
+# other process does. Killed, it takes that with it, since the connection breaks.
+CLIENT = """
+import _signal, _socket, os, sys
+words = sys.argv[1:]
+if "-c" in words[:1] or words[:1] == ["-S"]:
+    os.execv({python!r}, [{python!r}, *words])
+signals = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGQUIT)
+ignored = [int(one) for one in signals if _signal.getsignal(one) == _signal.SIG_IGN]
+server = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
+server.connect({address!r})
+streams = b"".join(number.to_bytes(4, sys.byteorder) for number in range(3))
+told = repr((words, dict(os.environ), os.getcwd(), ignored, os.sched_getaffinity(0))).encode("utf-8", "surrogateescape")
+server.sendmsg([len(told).to_bytes(8, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+server.sendall(told)
+process = int.from_bytes(server.recv(8), "big")
+for one in signals:
+    if int(one) not in ignored:
+        _signal.signal(one, lambda number, _: os.kill(process, number))
+status = int.from_bytes(server.recv(8), "big", signed=True)
+if status < 0:
+    _signal.signal(-status, _signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
+
+
+def interpreter(folder: Path) -> Path:
+    """A program that a shell script can call instead of Python, with a module or a script, while this process lives.
+
+    Not for what is told of a process by others: its name, its group, its environment in /proc.
+    """
+    address, client, program = folder / "server", folder / "client.py", folder / "python"
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    listener.listen(64)
+    context().Process(target=_serve, args=(listener,), daemon=True).start()
+    listener.close()
+    client.write_text(CLIENT.format(python=sys.executable, address=str(address)))
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(client))} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def _serve(listener: socket.socket) -> None:
+    while True:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            _attend(connection)
+        connection.close()
+        with suppress(ChildProcessError):  # none is left
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _attend(connection: socket.socket) -> None:
+    """Runs what a client asks for, in a process of its own, and tells it how that has ended."""
+    size, streams, *_ = socket.recv_fds(connection, 8, 3)
+    told = b""
+    while len(told) < int.from_bytes(size, "big"):
+        told += connection.recv(1 << 20)
+    words, environ, folder, ignored, cpus = ast.literal_eval(told.decode("utf-8", "surrogateescape"))
+    process = os.fork()
+    if process == 0:
+        connection.close()
+        os.setsid()
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+        os.sched_setaffinity(0, cpus)
+        os._exit(_status_of(words, environ, folder))
+    for stream in streams:
+        os.close(stream)
+    connection.sendall(process.to_bytes(8, "big"))
+    ended = os.pidfd_open(process)
+    readable, *_ = select.select([connection, ended], [], [])
+    if ended not in readable:  # the client was killed
+        os.kill(process, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    if connection not in readable:
+        connection.sendall(status.to_bytes(8, "big", signed=True))
+    os._exit(0)
+
+
+def _status_of(words: list[str], environ: dict[str, str], folder: str) -> int:
+    """Becomes ``python words...`` and returns its exit status."""
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(folder)
+    torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    while words[0] != "-m" and words[0].startswith("-"):
+        words = words[1:]
+    sys.argv = words[words[0] == "-m" :]
+    sys.path[:0] = environ.get("PYTHONPATH", "").split(os.pathsep)
+    status: object = 0
+    try:
+        if words[0] == "-m":
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        status = ended.code or 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    if not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
+    sys.stdout.flush()
+    return status

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
 
@@ -36,8 +37,13 @@ def modules_of(folder: Path) -> dict[str, Module]:
     return found
 
 
-def imports(module: Module) -> Iterator[tuple[str, int]]:
+@cache
+def imports(module: Module) -> tuple[tuple[str, int], ...]:
     """(dotted name, line) of all that a module imports: at its top, in functions, relatively, by name at run time."""
+    return tuple(_imports(module))
+
+
+def _imports(module: Module) -> Iterator[tuple[str, int]]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:

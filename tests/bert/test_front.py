@@ -12,6 +12,8 @@ import pytest
 from bert.__main__ import COMMANDS, main
 from finetune.__main__ import main as finetune
 
+from ..forked import Command
+
 PROGRAMS = {"bert": main, "finetune": finetune}
 
 
@@ -26,9 +28,7 @@ def test_help_lists_every_command_with_a_line(capsys):
 
 
 def test_certify_says_by_what_it_is_started_and_where_its_results_are_shown():
-    said = subprocess.run(
-        [sys.executable, "-m", "certify", "--help"], capture_output=True, text=True, check=True
-    ).stdout
+    said = Command("certify", os.environ, ("--help",)).finish().stdout
     assert "./certify.sh" in said
     assert "python -m review certify" in said
 

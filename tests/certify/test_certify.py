@@ -36,7 +36,7 @@ SETTINGS = {"MAX_SEQ_LENGTH": "48", "BATCHSIZE": "2", "CERTIFY_SECONDS": "0.1", 
 SETTINGS["CERTIFY_ROUNDS"] = "3"
 
 
-def start(repository: Path, folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
+def start(repository: Path, folder: Path, *words: str, **env: str | Path) -> subprocess.Popen[str]:
     (folder / "model.json").write_text(json.dumps(MODEL))
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     environ = kept | SETTINGS | {"LOGDIR": str(folder / "results"), "BERT_CONFIG": str(folder / "model.json")}
@@ -46,7 +46,7 @@ def start(repository: Path, folder: Path, *words: str, **env: str) -> subprocess
     )
 
 
-def run(repository: Path, folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(repository: Path, folder: Path, *words: str, **env: str | Path) -> subprocess.CompletedProcess[str]:
     process = start(repository, folder, *words, **env)
     out, errors = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
@@ -62,8 +62,8 @@ def processes_with(folder: Path) -> list[Path]:
     return found
 
 
-def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path):
-    done = run(repository, tmp_path)
+def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path, quick_python):
+    done = run(repository, tmp_path, PYTHON=quick_python)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "pass"
     assert "too few ranks to tell" in done.stdout
@@ -79,8 +79,8 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path):
         assert len(np.unique(record["steps.rank"][chosen])) == 2, "the same work for all"
 
 
-def test_a_signal_ends_all_ranks_and_says_so(repository, tmp_path):
-    process = start(repository, tmp_path, CERTIFY_SECONDS="300")
+def test_a_signal_ends_all_ranks_and_says_so(repository, tmp_path, quick_python):
+    process = start(repository, tmp_path, CERTIFY_SECONDS="300", PYTHON=quick_python)
     ranks = tmp_path / "results" / "test" / "config.json"
     wait_until(ranks.exists)
     process.send_signal(signal.SIGTERM)
@@ -173,8 +173,8 @@ def test_a_drill_that_no_repeat_of_a_burn_in_reaches_is_bad_input(load, tmp_path
         BurnIn(load(CERTIFY_SECONDS="0.0001", CERTIFY_FLIP="0:5"), tmp_path, 0.1).run()
 
 
-def test_a_quick_test_is_one_line_and_its_options_are_known(repository, tmp_path):
-    done = run(repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1")
+def test_a_quick_test_is_one_line_and_its_options_are_known(repository, tmp_path, quick_python):
+    done = run(repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1", PYTHON=quick_python)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"pass: 2 ranks of {platform.node()}\n"
     done = run(repository, tmp_path, "--quik")
@@ -189,8 +189,8 @@ def test_a_quick_test_is_one_line_and_its_options_are_known(repository, tmp_path
         ({"BATCHSIZE": "many"}, "the load did not run: BATCHSIZE='many': expected an integer"),
     ],
 )
-def test_bad_settings_are_one_line(repository, tmp_path, how, reason):
-    done = run(repository, tmp_path, **how)
+def test_bad_settings_are_one_line(repository, tmp_path, quick_python, how, reason):
+    done = run(repository, tmp_path, PYTHON=quick_python, **how)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith(f"run: error: {reason}")
 

@@ -303,7 +303,7 @@ def test_expected_figures_of_tools_that_are_none_are_one_line(words):
         from_env(Expected, {"EXPECTED_TOOLS": words}).figures()
 
 
-def test_certify_runs_them_and_judges_what_they_found(repository, tmp_path, capsys):
+def test_certify_runs_them_and_judges_what_they_found(repository, tmp_path, capsys, quick_python):
     gave = [nccl_tests(peak=peak) for peak in (400.0, 401.0, 399.0)]
     paths = [
         program(tmp_path, "all_reduce_perf", *gave),
@@ -311,7 +311,7 @@ def test_certify_runs_them_and_judges_what_they_found(repository, tmp_path, caps
         program(tmp_path, "dcgmi", json.dumps(dcgm4(("memory", ["Pass", "Pass"], ""), ("pcie", ["Skip", "Skip"], "")))),
     ]
     settings = {"CERTIFY_TOOLS": " ".join(map(str, paths)), "EXPECTED_TOOLS": "all_reduce_perf=398 sendrecv_perf=9"}
-    settings |= {"PMI_RANK": "0", "SLURM_PROCID": "0"}
+    settings |= {"PMI_RANK": "0", "SLURM_PROCID": "0", "PYTHON": str(quick_python)}
     done = run(repository, tmp_path, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
     folder = tmp_path / "results/test"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -145,11 +144,13 @@ def test_the_demos_sentences_are_split_by_their_hash_and_labelled_by_their_sign(
     assert table("\n".join(reversed(lines)))[1] == test[::-1]
 
 
-def test_the_script_checks_trains_every_seed_and_ends_in_their_table(squad_environment, repository, tmp_path):
+def test_the_script_checks_trains_every_seed_and_ends_in_their_table(
+    squad_environment, repository, tmp_path, quick_python
+):
     (tmp_path / "train.tsv").write_text("the red cat\tgood\nthe old dog\tbad\n" * 8)
     (tmp_path / "dev.tsv").write_text("a red dog\tgood\n")
     settings = {**squad_environment, "TASK": "TSV", "DATA": str(tmp_path), "SEEDS": "4,7", "EPOCHS": "1"}
-    settings |= {"LOGDIR": str(tmp_path), "RUN_NAME": "r", "PYTHON": sys.executable}
+    settings |= {"LOGDIR": str(tmp_path), "RUN_NAME": "r", "PYTHON": str(quick_python)}
     words = ["glue", *(f"{name}={value}" for name, value in settings.items() if name != "SEED")]
     script = str(repository / "run_finetuning.sh")
     done = subprocess.run([script, *words], capture_output=True, text=True, check=False, timeout=280)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from input_preprocessing import STAGES
 from input_preprocessing.__main__ import overview
 from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.stage import interrupt
 from input_preprocessing.stage.cli import OPTIONS, parser_of
 
 from ..forked import Command
@@ -27,14 +30,27 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return Command(module, {**os.environ, "COLUMNS": "100"}, arguments).finish()
 
 
-def test_every_stage_answers_to_the_name_that_users_know() -> None:
+def test_every_stage_answers_to_the_name_that_users_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, since each would import the stage anew; a process of its own answers for one of them."""
     assert set(STAGES) >= NAMES
+    answer, same = run("input_preprocessing", "pack", "--help"), run("input_preprocessing.pack", "--help")
+    assert (answer.returncode, answer.stderr) == (same.returncode, same.stderr) == (0, "")
+    assert answer.stdout == same.stdout
+    monkeypatch.setattr(interrupt, "install", lambda program: None)
+    monkeypatch.setenv("COLUMNS", "100")
     for name in STAGES:
-        answer, same = run("input_preprocessing", name, "--help"), run(f"input_preprocessing.{name}", "--help")
-        assert answer.returncode == 0, answer.stderr
-        assert answer.stdout.startswith(f"usage: python -m input_preprocessing {name} "), name
-        assert not answer.stderr
-        assert (same.returncode, same.stdout, same.stderr) == (0, answer.stdout, "")
+        said = []
+        for module, words in (("input_preprocessing", [name]), (f"input_preprocessing.{name}", [])):
+            monkeypatch.setattr(sys, "argv", [module, *words, "--help"])
+            with pytest.raises(SystemExit) as ended:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+            assert ended.value.code == 0
+            said.append(capsys.readouterr())
+        assert said[0].out.startswith(f"usage: python -m input_preprocessing {name} "), name
+        assert said == [(said[0].out, "")] * 2, name
+        assert name != "pack" or said[0].out == answer.stdout
 
 
 def test_the_package_lists_its_stages() -> None:

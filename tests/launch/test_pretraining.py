@@ -219,9 +219,9 @@ def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(how, repo
     assert same(whole, tour.last_state("parts", how, moments))
 
 
-def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(tiny, repository, tmp_path):
+def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(tiny, repository, tmp_path, quick_python):
     environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LOGDIR": str(tmp_path / "results")}
-    environ |= {"NUM_PHASES": "1", "SEQUENCES_PER_SECOND": "2"}
+    environ |= {"NUM_PHASES": "1", "SEQUENCES_PER_SECOND": "2", "PYTHON": str(quick_python)}
     line = ["./run_pretraining.sh", str(tiny)]
     given = {"cwd": repository, "env": environ, "capture_output": True, "text": True, "check": False}
     checked = subprocess.run([*line, "--check"], **given)

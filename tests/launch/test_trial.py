@@ -218,6 +218,11 @@ def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, sta
 
 @pytest.mark.parametrize(("victim", "outcome"), [("script", "hang"), ("script", "saves"), ("torchrun.py", "deaf")])
 def test_what_is_killed_outright_takes_the_ranks_with_it(checkout, victim, outcome):
+    if outcome == "deaf":  # it is killed after less than the 20 seconds that a rank has to save
+        child = checkout.root / "launch" / "run" / "child.sh"
+        text = child.read_text()
+        assert 'child::stop "$job" 20' in text
+        child.write_text(text.replace('child::stop "$job" 20', 'child::stop "$job" 1'))
     process = checkout.popen(LOCAL, after="export RUN_NAME=killed", TRIAL_0=outcome)
     wait_until((checkout.logdir / "killed" / "running_0" / "result_0.txt").exists)
     if victim == "script":

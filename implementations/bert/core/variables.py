@@ -215,6 +215,8 @@ def _misspelt(name: str, known: str) -> int:
         return 0
     if shorter < 6 and len(name) == len(known) and sorted(name) != sorted(known):
         return 0
+    if max(len({*name} - {*known}), len({*known} - {*name})) > limit:
+        return 0  # an edit brings or takes one letter at most: this spares thousands of distances at every start
     edits = _distance(name, known)
     return edits if edits <= limit else 0
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +16,8 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import from_env
 
-from ...waiting import free_ports
+from ...forked import Command
+from ...waiting import free_ports, state, wait_until
 
 CPU = torch.device("cpu")
 SETTINGS = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
@@ -78,33 +76,24 @@ def free_port() -> int:
 
 
 @pytest.fixture
-def start(repository, tmp_path, free_port) -> Callable[..., subprocess.Popen[str]]:
+def start(tmp_path, free_port) -> Callable[..., Command]:
     """start(rank, **variables) -> the running test on that rank of two."""
 
-    def start(rank: int, **env: str) -> subprocess.Popen[str]:
-        settings = SETTINGS | {"RANK": str(rank), "MASTER_PORT": str(free_port)}
-        return subprocess.Popen(
-            [sys.executable, "-m", "bert.commands.allreduce"],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(repository / "implementations")}
-            | {"RUN_DIR": str(tmp_path / "run")}
-            | settings
-            | env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(rank: int, **env: str) -> Command:
+        settings = SETTINGS | {"RANK": str(rank), "MASTER_PORT": str(free_port), "RUN_DIR": str(tmp_path / "run")}
+        return Command("bert.commands.allreduce", {"PATH": os.environ["PATH"]} | settings | env)
 
     return start
 
 
 def test_ranks_that_add_right_pass_and_rank_0_prints_the_bandwidth(start, tmp_path):
     ranks = [start(rank) for rank in range(2)]
-    outputs = [rank.communicate(timeout=250) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], outputs
-    lines = outputs[0][0].splitlines()
+    ended = [rank.finish() for rank in ranks]
+    assert [rank.returncode for rank in ended] == [0, 0], ended
+    lines = ended[0].stdout.splitlines()
     assert len(lines) == len(allreduce.CPU_SIZES)
     assert all("all-reduce of 2 ranks (gloo)" in line and "GB/s, all sums right" in line for line in lines)
-    assert outputs[1][0] == ""
+    assert ended[1].stdout == ""
     assert not (tmp_path / "run").exists()
 
 
@@ -128,15 +117,14 @@ def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port
 
 
 def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path):
-    first, second = start(0, NCCL_TEST_TIMEOUT="6"), start(1, NCCL_TEST_TIMEOUT="6")
-    second.send_signal(signal.SIGSTOP)
+    second = start(1, NCCL_TEST_TIMEOUT="1", STANDS_AT=str(tmp_path))
+    wait_until(lambda: state(second.pid) == "T")
     try:
-        _, errors = first.communicate(timeout=200)
+        first = start(0, NCCL_TEST_TIMEOUT="1").finish()
     finally:
         second.kill()
-        second.wait()
     assert first.returncode == 1
-    assert "error: 1 of 2 ranks did not arrive in 6 s: rank 1;" in errors
+    assert "error: 1 of 2 ranks did not arrive in 1 s: rank 1;" in first.stderr
     assert "did not arrive" in (tmp_path / "run" / "error_0.txt").read_text()
 
 

@@ -70,17 +70,13 @@ train.fill = odd
 """
 
 
-def _changed(environment, script, repository, tmp_path):
-    """The environment of processes that run ``script`` first."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(script)
-    return environment | {"PYTHONPATH": f"{repository / 'implementations'}:{site}"}
-
-
 def test_no_rank_opens_the_data_before_run_start_is_written(prepared, run_bert, repository, tmp_path):
-    (tmp_path / "opened").mkdir()
-    finished = run_bert(_changed(prepared | {"MAX_STEPS": "1"}, SLOW_START, repository, tmp_path), ranks=2)
+    for name in ("opened", "site"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SLOW_START)
+    # Not forked: the imports count.
+    path = {"PYTHONPATH": f"{repository / 'implementations'}:{tmp_path / 'site'}"}
+    finished = run_bert(prepared | {"MAX_STEPS": "1"} | path, ranks=2)
     assert finished.returncode == 3, finished.stderr
     events = [json.loads(line[9:]) for line in Path(prepared["RUN_DIR"], "result_0.txt").read_text().splitlines()]
     (started,) = [event["time_ms"] for event in events if event["key"] == "run_start"]
@@ -98,8 +94,9 @@ def test_no_rank_opens_the_data_before_run_start_is_written(prepared, run_bert, 
     assert parts["imports"] > 0.2, "from the process's first moment, not from where our own code begins"
 
 
-def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert, repository, tmp_path):
-    finished = run_bert(_changed(prepared, ODD_WEIGHTS, repository, tmp_path), ranks=3)
+def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert, tmp_path):
+    (tmp_path / "first.py").write_text(ODD_WEIGHTS)
+    finished = run_bert(prepared | {"FIRST": str(tmp_path / "first.py")}, ranks=3)
     assert finished.returncode == 2
     assert re.search(r"ranks differ: rank 2 on \S+ has weights='.*, and rank 0 '", finished.stderr.splitlines()[-1])
     assert "run_start" not in Path(prepared["RUN_DIR"], "result_0.txt").read_text()

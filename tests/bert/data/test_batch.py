@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
+import os
 import sys
 
 import numpy as np
@@ -12,6 +12,9 @@ import torch
 
 from bert.data.batch import gather_batch, make_batch
 from bert.data.records import DataError
+from bert.data.synthetic import synthetic_records
+
+from ...forked import Command
 
 
 def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
@@ -49,24 +52,33 @@ def test_a_token_past_the_vocabulary_is_told(make_records):
         gather_batch(*line, largest)
 
 
-def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path):
-    script = (
-        "import sys\n"
-        "import numpy as np, torch\n"
-        "if sys.argv[1] == 'absent': sys.modules['numba'] = None\n"
-        "from bert.data.batch import make_batch\n"
-        "from bert.data.synthetic import synthetic_records\n"
-        "records = synthetic_records(4, 512, 1000, packed=True, seed=3)\n"
-        "torch.save(vars(make_batch(records, np.arange(records.num_sequences), 512)), sys.argv[2])\n"
-    )
-    batches = []
-    for numba in ("present", "absent"):
-        command = [sys.executable, "-c", script, numba, str(tmp_path / numba)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert ("numba" in done.stderr) == (numba == "absent")
-        batches.append(torch.load(tmp_path / numba))
-    for name, value in batches[0].items():
-        assert torch.equal(torch.as_tensor(value), torch.as_tensor(batches[1][name])), name
+# Of a process that has imported both.
+WITHOUT_NUMBA = """
+import sys
+sys.modules["numba"] = None
+for name in [name for name in sys.modules if name.startswith("bert.data")]:
+    del sys.modules[name]
+import numpy, torch
+from bert.data.batch import make_batch
+from bert.data.synthetic import synthetic_records
+records = synthetic_records(4, 512, 1000, packed=True, seed=3)
+torch.save(vars(make_batch(records, numpy.arange(records.num_sequences), 512)), "batch.pt")
+"""
+
+
+def _here():
+    sys.path.insert(0, os.getcwd())
+
+
+def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path, monkeypatch):
+    (tmp_path / "without_numba.py").write_text(WITHOUT_NUMBA)
+    monkeypatch.chdir(tmp_path)
+    done = Command("without_numba", {"PATH": os.environ["PATH"]}, before=_here).finish()
+    assert done.returncode == 0, done.stderr
+    assert "bert: warning: data are handled by slower, interpreted code" in done.stderr
+    records, without = synthetic_records(4, 512, 1000, packed=True, seed=3), torch.load("batch.pt")
+    for name, value in vars(make_batch(records, np.arange(records.num_sequences), 512)).items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(without[name])), name
 
 
 def test_a_sequence_without_a_pair_has_no_next_sentence(make_records):

@@ -20,7 +20,7 @@ BODIES = ("_forward", "_backward", "_query_gradient", "_key_gradient", "_moments
 
 
 def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
-    """What ahead_of_time.py prints for one target; compiled anew."""
+    """What ahead_of_time.py prints for one target; what ``folder`` has of the same sources is kept."""
     if triton_support.triton is None:
         pytest.skip("Triton is not installed")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -32,8 +32,8 @@ def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_kernels_compile_without_spills_and_with_wide_accesses(tmp_path):
-    kernels = compiled(90, tmp_path)
+def test_kernels_compile_without_spills_and_with_wide_accesses(repository):
+    kernels = compiled(90, repository / ".cache" / "triton")
     names = {kernel["kernel"].split(":")[0] for kernel in kernels}
     expected = {
         "embeddings",

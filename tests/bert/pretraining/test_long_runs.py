@@ -142,13 +142,11 @@ save.save_checkpoint = save_with_room
 
 @pytest.mark.parametrize("steps_this_run", ["0", "6"], ids=["complete", "stopped"])
 def test_a_run_survives_a_full_disk_but_does_not_claim_that_its_last_weights_are_safe(
-    steps_this_run, endless, run_bert, repository, tmp_path
+    steps_this_run, endless, run_bert, tmp_path
 ):
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(FULL_DISK)
+    (tmp_path / "first.py").write_text(FULL_DISK)
     environment = endless | {
-        "PYTHONPATH": f"{repository / 'implementations'}:{site}", "ROOM_UNTIL": "2", "CHECKPOINT_EVERY_STEPS": "2",
+        "FIRST": str(tmp_path / "first.py"), "ROOM_UNTIL": "2", "CHECKPOINT_EVERY_STEPS": "2",
         "STEPS_THIS_RUN": steps_this_run,
     }  # fmt: skip
     finished = run_bert(environment)

@@ -247,13 +247,12 @@ StepCounter.begin = lambda steps: begun(steps) * (float("nan") if steps.batches 
 
 
 def test_a_run_whose_weights_break_between_reports_ends_at_the_checkpoint_and_keeps_the_good_ones(
-    prepared, run_bert, repository, tmp_path
+    prepared, run_bert, tmp_path
 ):
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "sitecustomize.py").write_text(NAN_AT_8)
+    (tmp_path / "first.py").write_text(NAN_AT_8)
     settings = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "3", "LOG_EVERY_STEPS": "10"}
     settings |= {"MAX_STEPS": "30", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
-    settings |= {"PYTHONPATH": f"{repository / 'implementations'}:{tmp_path / 'site'}"}
+    settings |= {"FIRST": str(tmp_path / "first.py")}
     finished = run_bert(prepared | settings, ranks=2)
     assert finished.returncode == 1
     assert "bert: error: weights or moments are not finite at step 9" in finished.stderr.splitlines()[-1]

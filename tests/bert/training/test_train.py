@@ -6,9 +6,6 @@ import dataclasses
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +24,8 @@ from bert.pretraining.config import Config
 from bert.training.mlperf import MlperfLog
 from bert.training.schedule import learning_rate
 
+from ...forked import Command
+from ...waiting import wait_until
 from ..states import newest, same
 
 
@@ -64,17 +63,14 @@ def test_resumed_run_is_bit_for_bit_the_uninterrupted_one(prepared, run_bert, tm
     assert _values(whole, "train_samples") == [newest(tmp_path / "part")["samples"]]
 
 
-def test_run_killed_while_saving_goes_on_from_the_newest_complete_checkpoint(prepared, run_bert, repository, tmp_path):
+def test_run_killed_while_saving_goes_on_from_the_newest_complete_checkpoint(prepared, run_bert, tmp_path):
     environment = prepared | {
         "CHECKPOINT_DIR": str(tmp_path / "killed"), "CHECKPOINT_EVERY_STEPS": "1", "MAX_STEPS": "100000",
-        "EVAL_ITER_START_SAMPLES": "99999999", "PYTHONPATH": str(repository / "implementations"),
+        "EVAL_ITER_START_SAMPLES": "99999999",
     }  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-m", "bert"], env=environment, stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        if "step     10/" in line:
-            break
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process = Command("bert", environment)
+    wait_until(lambda: "step     10/" in process.errors() or not process.running())
+    process.kill()
     steps = sorted(int(path.stem.removeprefix("step_")) for path in (tmp_path / "killed").glob("step_*.pt"))
     assert steps
     assert steps[-1] >= 8  # that of step 9 may still be on its way
@@ -116,21 +112,15 @@ def test_gradients_that_are_not_finite_stop_the_run(prepared, run_bert, tmp_path
     assert "at step" in finished.stderr.splitlines()[-1] or "up to step" in finished.stderr.splitlines()[-1]
 
 
-def _rows_of_two_ranks_on_one(environment, repository):
-    """Runs one rank that takes at each step the rows which two ranks would, in the same order."""
-    script = (
-        "import os, sys\n"
-        "from bert.data import sampler\n"
-        "single = sampler.Sampler.rows\n"
-        "def rows(self, step, rank=None):\n"
-        "    half = lambda r: sampler.Sampler(self.row_counts, self.rows_per_step // 2, self.seed, r, 2)\n"
-        "    return single(half(0), step) + single(half(1), step)\n"
-        "sampler.Sampler.rows = rows\n"
-        "from bert.__main__ import main\n"
-        "sys.exit(main([], os.environ))\n"
-    )
-    environment = environment | {"PYTHONPATH": str(repository / "implementations")}
-    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+# One rank takes at each step the rows which two ranks would, in the same order.
+ROWS_OF_TWO_RANKS = """
+from bert.data import sampler
+single = sampler.Sampler.rows
+def rows(self, step, rank=None):
+    half = lambda r: sampler.Sampler(self.row_counts, self.rows_per_step // 2, self.seed, r, 2)
+    return single(half(0), step) + single(half(1), step)
+sampler.Sampler.rows = rows
+"""
 
 
 def _like_sequences(folder):
@@ -161,7 +151,7 @@ def _like_sequences(folder):
     ],
     ids=["after-accumulated", "after-twice-the-batch", "before-accumulated"],
 )
-def test_two_ranks_are_one_rank_with_twice_the_batch(prepared, run_bert, repository, tmp_path, clip, one_rank):
+def test_two_ranks_are_one_rank_with_twice_the_batch(prepared, run_bert, tmp_path, clip, one_rank):
     model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
@@ -174,7 +164,8 @@ def test_two_ranks_are_one_rank_with_twice_the_batch(prepared, run_bert, reposit
     finished = run_bert(two, ranks=2)
     assert finished.returncode == 3, finished.stderr
     one = common | {"CHECKPOINT_DIR": str(tmp_path / "one"), "RUN_DIR": str(tmp_path / "run1")} | one_rank
-    finished = _rows_of_two_ranks_on_one(one, repository)
+    (tmp_path / "first.py").write_text(ROWS_OF_TWO_RANKS)
+    finished = run_bert(one | {"FIRST": str(tmp_path / "first.py")})
     assert finished.returncode == 3, finished.stderr
     a, b = newest(tmp_path / "one")["model"], newest(tmp_path / "two")["model"]
     for name in a:
