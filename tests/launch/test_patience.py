@@ -69,7 +69,7 @@ def test_an_nvidia_smi_that_hangs_at_the_reset_of_the_clocks_is_left(checkout):
 
 
 def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
-    shorten(pyxis, "slurm/runner.sh", "GUARD_PATIENCE=300", "GUARD_PATIENCE=1")
+    shorten(pyxis, "slurm/runner.sh", "GUARD_PATIENCE=300", "GUARD_PATIENCE=4")
     pyxis.stand_in("enroot", f"case $1 in list) echo pyxis_bert_7_0 ;; remove) {HANGS} ;; esac")
     pyxis.stand_in("squeue", "echo 7")
     done = pyxis.run("./run.sub")
