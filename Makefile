@@ -38,7 +38,7 @@ pretrain-demo: $(RUN)
 
 ## make test              lint and the CPU tests, about ten minutes on 2 cores
 test: $(DEV) lint
-	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'
+	@$(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'
 
 ## make test-pythons      make test with every Python from 3.10 to 3.13 found here: PATH's, pyenv's, the system's
 test-pythons:
