@@ -17,21 +17,21 @@ from certify.comparison import of_all, slow
 STAGES, ROUNDS, SLOW, BETWEEN = 4, 6, 0.05, 0.003
 
 
-def noise(generator: np.random.Generator, ranks: int, deviation: float, alike: float) -> np.ndarray:
+def noise(generator: np.random.Generator, ranks: int, deviation: float, correlation: float) -> np.ndarray:
     """Shares of time [ranks, rounds] by an autoregressive process of the first order."""
     found = deviation * generator.standard_normal((ranks, STAGES * ROUNDS))
     for number in range(1, STAGES * ROUNDS):
-        found[:, number] = alike * found[:, number - 1] + (1 - alike**2) ** 0.5 * found[:, number]
+        found[:, number] = correlation * found[:, number - 1] + (1 - correlation**2) ** 0.5 * found[:, number]
     return found
 
 
-def named(generator: np.random.Generator, ranks: int, deviation: float, alike: float, excess: float) -> set[str]:
+def named(generator: np.random.Generator, ranks: int, deviation: float, correlation: float, excess: float) -> set[str]:
     """The ranks that one test names; rank 0 is slower than it would be by ``excess``."""
     level = 1 + BETWEEN * generator.standard_normal((ranks, 1))
     level[0] *= 1 + excess
-    table = level * (1 + noise(generator, ranks, deviation, alike))
+    table = level * (1 + noise(generator, ranks, deviation, correlation))
     stages = [*np.split(table, STAGES, axis=1), table]
-    known = {"least_excess": 0.03, "alike": of_all(stages[:-1])}
+    known = {"min_excess": 0.03, "correlation": of_all(stages[:-1])}
     comparisons = 2 * ranks * len(stages)  # nodes and pauses are asked as well
     return {
         one.name
@@ -48,11 +48,11 @@ def main() -> None:
     generator, rows = np.random.default_rng(0), []
     for ranks in options.ranks:
         for deviation in (0.005, 0.02, 0.05):
-            for alike in (0.0, 0.8):
-                case = (generator, ranks, deviation, alike)
+            for correlation in (0.0, 0.8):
+                case = (generator, ranks, deviation, correlation)
                 alarms = sum(bool(named(*case, 0.0)) for _ in range(options.tests)) / options.tests
                 found = sum("0" in named(*case, SLOW) for _ in range(options.tests)) / options.tests
-                row = {"ranks": ranks, "noise": deviation, "autocorrelation": alike}
+                row = {"ranks": ranks, "noise": deviation, "autocorrelation": correlation}
                 rows.append(row | {"false_alarms": alarms, "slow_rank_named": found})
     emit("certify_power", {"tests": options.tests, "rows": rows})
 

@@ -17,7 +17,7 @@ from typing import Any
 
 # The benchmark's options, as the reference's README gives them.
 OPTIONS = {"max_seq_length": 512, "dupe_factor": 10, "short_seq_prob": 0.1, "masked_lm_prob": 0.15}
-MOST_PREDICTIONS, SEED = 76, 12345
+MAX_PREDICTIONS, SEED = 76, 12345
 
 
 def import_reference(folder: str) -> tuple[Any, Any]:
@@ -44,10 +44,10 @@ def main() -> None:
     begin = time.process_time()
     tokenizer = tokenization.FullTokenizer(vocab_file=vocab, do_lower_case=True)
     instances = create.create_training_instances(
-        [text], tokenizer, max_predictions_per_seq=MOST_PREDICTIONS, rng=random.Random(SEED), **OPTIONS
+        [text], tokenizer, max_predictions_per_seq=MAX_PREDICTIONS, rng=random.Random(SEED), **OPTIONS
     )
     made = time.process_time()
-    create.write_instance_to_example_files(instances, tokenizer, OPTIONS["max_seq_length"], MOST_PREDICTIONS, [output])
+    create.write_instance_to_example_files(instances, tokenizer, OPTIONS["max_seq_length"], MAX_PREDICTIONS, [output])
     written = time.process_time()
     print(json.dumps({"instances": made - begin, "write": written - made, "sequences": len(instances)}))
 

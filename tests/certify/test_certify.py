@@ -66,7 +66,7 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path, qui
     done = run(repository, tmp_path, PYTHON=quick_python)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "pass"
-    assert "too few ranks to tell" in done.stdout
+    assert "too few to single out" in done.stdout
     (path,) = (tmp_path / "results/test").glob("certify_*.npz")
     record = np.load(path)
     for name in ("data", "compute", "wait", "update"):
@@ -158,7 +158,7 @@ def test_a_drill_that_is_none_is_bad_input(flip):
 @pytest.mark.parametrize(
     ("drill", "reason"),
     [
-        ({"CERTIFY_FLIP": "1:1"}, "CERTIFY_FLIP=1:1: there are 1 ranks, and the last is 0"),
+        ({"CERTIFY_FLIP": "1:1"}, "CERTIFY_FLIP=1:1: there are 1 ranks, the last is 0"),
         ({"CERTIFY_FLIP": "0:99999"}, "CERTIFY_FLIP=0:99999: a round has "),
     ],
 )
@@ -169,7 +169,7 @@ def test_a_drill_that_cannot_happen_is_bad_input_and_no_test_that_passes(program
 
 
 def test_a_drill_that_no_repeat_of_a_burn_in_reaches_is_bad_input(load, tmp_path):
-    with pytest.raises(ConfigError, match="a round has 4 steps here: give an earlier step"):
+    with pytest.raises(ConfigError, match="a round has only 4 steps: give an earlier step"):
         BurnIn(load(CERTIFY_SECONDS="0.0001", CERTIFY_FLIP="0:5"), tmp_path, 0.1).run()
 
 
@@ -250,10 +250,7 @@ def test_a_burn_in_begun_with_other_settings_is_refused_and_its_files_stay_as_th
     assert program(DURATION="0.1s") == 0
     kept = {path: path.read_bytes() for path in tmp_path.glob("*.json*")}
     assert program(DURATION="60s", BATCHSIZE="3") == 2
-    assert (
-        "burn-in that cannot continue: its BATCHSIZE is 2, and now 3: choose another RUN_NAME"
-        in capsys.readouterr().err
-    )
+    assert "burn-in that cannot be resumed: BATCHSIZE=2, now 3: choose another RUN_NAME" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.glob("*.json*")} == kept
 
 
@@ -261,33 +258,33 @@ def test_a_burn_in_of_another_machine_or_version_is_refused(tmp_path, load):
     burn_in = BurnIn(load(), tmp_path, 10.0)
     now = burn_in.facts
     for changed, words in (
-        ({"torch": "2.0"}, f"its torch is 2.0, and now {torch.__version__}"),
-        ({"ATTENTION": "other"}, "its ATTENTION is other, and now sdpa_loop"),
-        ({"hidden_size": 8}, "its hidden_size is 8, and now 24"),
-        ({"driver": "570"}, "its driver is 570, and now None"),
-        ({"commit": "c0ffee"}, "its commit is c0ffee, and now"),
-        ({"nodes": "there"}, "its nodes is there, and now here"),
-        ({"ranks": 2}, "its ranks is 2, and now 1"),
+        ({"torch": "2.0"}, f"torch=2.0, now {torch.__version__}"),
+        ({"ATTENTION": "other"}, "ATTENTION=other, now sdpa_loop"),
+        ({"hidden_size": 8}, "hidden_size=8, now 24"),
+        ({"driver": "570"}, "driver=570, now None"),
+        ({"commit": "c0ffee"}, "commit=c0ffee, now"),
+        ({"nodes": "there"}, "nodes=there, now here"),
+        ({"ranks": 2}, "ranks=2, now 1"),
     ):
         (tmp_path / "burn_in.json").write_text(json.dumps({"facts": now | changed}))
         with pytest.raises(ConfigError, match=re.escape(words)):
             burn_in.run()
     (tmp_path / "burn_in.json").write_text(json.dumps({"duration": 1, "checksums": [1]}))
-    with pytest.raises(ConfigError, match="nothing is known of its ranks"):
+    with pytest.raises(ConfigError, match="ranks is not recorded"):
         burn_in.run()
 
 
 def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
     held = []
-    tell = BurnIn._tell
+    report = BurnIn._report
 
     def weigh(self, repeat, *figures):
-        tell(self, repeat, *figures)
+        report(self, repeat, *figures)
         gc.collect()
         held.append(len(gc.get_objects()))
         self.duration = 0 if repeat == 10 else 1000
 
-    monkeypatch.setattr(BurnIn, "_tell", weigh)
+    monkeypatch.setattr(BurnIn, "_report", weigh)
     BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 1000).run()
     assert len(held) == 10
     # The least of several, since other threads have objects of a moment.
@@ -297,8 +294,8 @@ def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
 def test_the_telemetry_of_a_burn_in_is_kept_while_it_runs_and_over_its_interruptions(tmp_path, load, monkeypatch):
     monkeypatch.setattr("certify.burn_in.SAVE_SECONDS", 0.0)
     burn_in, source, kept = BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 0.3), Cpus(), []
-    tell = BurnIn._tell
-    monkeypatch.setattr(BurnIn, "_tell", lambda *arguments: kept.append(len(burn_in.sampled())) or tell(*arguments))
+    report = BurnIn._report
+    monkeypatch.setattr(BurnIn, "_report", lambda *arguments: kept.append(len(burn_in.sampled())) or report(*arguments))
     for _ in range(2):
         sampler = Sampler([source], 0.02, burn_in.sampled())
         sampler.start()

@@ -20,7 +20,7 @@ def named(factor: float, noise: float) -> list[list[str]]:
         shared = 1 + 0.3 * np.abs(generator.standard_normal(ROUNDS))
         times = speed[:, None] * shared * (1 + noise * generator.standard_normal((RANKS, ROUNDS)))
         values = {str(rank): rounds.tolist() for rank, rounds in enumerate(times)}
-        found.append([one.name for one in slow(values, COMPARISONS, least_excess=0.03)])
+        found.append([one.name for one in slow(values, COMPARISONS, min_excess=0.03)])
     return found
 
 
@@ -34,19 +34,19 @@ def test_of_equals_nobody_is_named_however_badly_rounds_repeat():
         assert not any(named(1.0, noise))
 
 
-def resembling(generator, shape: tuple[int, int], alike: float) -> np.ndarray:
+def resembling(generator, shape: tuple[int, int], correlation: float) -> np.ndarray:
     """Noise of deviation 1 in which each round is like the one before it."""
     found = generator.standard_normal(shape)
     for number in range(1, shape[1]):
-        found[:, number] = alike * found[:, number - 1] + (1 - alike**2) ** 0.5 * found[:, number]
+        found[:, number] = correlation * found[:, number - 1] + (1 - correlation**2) ** 0.5 * found[:, number]
     return found
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
 @pytest.mark.parametrize("rounds", [6, 24])
-def test_that_rounds_resemble_those_before_is_seen_in_short_series_too(alike, rounds):
-    noise = resembling(np.random.default_rng(5), (2000, rounds), alike)
-    assert autocorrelation(noise - np.median(noise, axis=1)[:, None]) == pytest.approx(alike, abs=0.1)
+def test_that_rounds_resemble_those_before_is_seen_in_short_series_too(correlation, rounds):
+    noise = resembling(np.random.default_rng(5), (2000, rounds), correlation)
+    assert autocorrelation(noise - np.median(noise, axis=1)[:, None]) == pytest.approx(correlation, abs=0.1)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -55,7 +55,7 @@ def test_of_equals_whose_rounds_resemble_those_before_at_most_one_in_a_hundred_t
     for _ in range(300):
         times = 1 + 0.05 * resembling(generator, (ranks, 4 * ROUNDS), 0.8)
         stages = np.split(times, 4, axis=1)
-        known = {"least_excess": 0.03, "alike": of_all(stages)}
+        known = {"min_excess": 0.03, "correlation": of_all(stages)}
         alarms += any(slow(dict(enumerate(rounds)), 10 * ranks, **known) for rounds in [*stages, times])
     assert alarms <= 7  # 3, and what chance adds
 

@@ -38,7 +38,7 @@ def test_pass_warn_and_fail_are_the_exit_status(judged, share, status):
     assert found == status
     assert said.splitlines()[-1] == {0: "pass", 3: "warn", 1: "fail"}[status]
     assert "sequences/s expected" in said
-    assert ("% too few" in said) == bool(status)
+    assert ("% below" in said) == bool(status)
 
 
 def test_of_two_ranks_the_one_that_falls_short_is_named(judged):
@@ -51,7 +51,7 @@ def test_of_two_ranks_the_one_that_falls_short_is_named(judged):
 def test_where_most_ranks_fall_short_one_line_says_so(judged):
     status, said = judged(make(2, 2, between=0, slow=slower(1.2, 0, 1, 2)), parallel=RATE)
     assert status == 1
-    assert said.count("% too few") == 1
+    assert said.count("% below") == 1
     assert "all ranks: " in said
 
 
@@ -138,7 +138,7 @@ def test_json_and_csv_have_the_parts_of_the_load(judged, tmp_path):
 def test_figures_for_a_config_write_no_page_and_say_so(tmp_path, capsys, option):
     write(tmp_path, make(1, 2))
     assert main(["certify", str(tmp_path), "--expected", option, str(tmp_path / "file")]) == 2
-    assert "leave out --csv, --output and --expect" in capsys.readouterr().err
+    assert "remove --csv, --output and --expect" in capsys.readouterr().err
     assert not (tmp_path / "file").exists()
 
 
@@ -151,7 +151,7 @@ def test_of_an_all_reduce_the_quickest_counts_which_shows_the_network(judged):
 def test_what_was_not_measured_is_said_and_fails_nothing(judged):
     status, said = judged(make(1, 2), disk=3.0)
     assert status == 0
-    assert "EXPECTED_DISK_GBPS=3: was not measured here" in said
+    assert "EXPECTED_DISK_GBPS=3: not measured in this test" in said
 
 
 def test_a_test_prints_its_figures_as_a_config_expects_them(judged):

@@ -31,10 +31,10 @@ def test_healthy_gpus_at_their_power_limit_pass():
 @pytest.mark.parametrize(
     ("changes", "state", "said"),
     [
-        ({"throttle": 0x40, "sm_mhz": 1200}, "warn", "throttles: hardware thermal slowdown in 50% of the seconds, at"),
+        ({"throttle": 0x40, "sm_mhz": 1200}, "warn", "throttles: hardware thermal slowdown 50% of the time, at"),
         ({"ecc_uncorrected": 2}, "fail", "2 uncorrected memory errors during the test"),
         ({"ecc_corrected": 7}, "warn", "7 corrected memory errors during the test"),
-        ({"xid_count": 1, "xid_last": 79}, "fail", "1 Xid errors during the test, the last one Xid 79"),
+        ({"xid_count": 1, "xid_last": 79}, "fail", "1 Xid errors during the test, the last Xid 79"),
         ({"nvlink_errors": 12}, "warn", "12 NVLink errors during the test"),
     ],
 )
@@ -50,7 +50,7 @@ def test_a_bus_that_is_narrower_than_its_slot_is_named():
     samples = records.telemetry["node0"]
     samples["pcie_width"][samples["device"] == 1] = 8
     (fault,) = judge(records).faults
-    assert (fault.name, fault.what) == ("rank 1 on node0", "PCIe lanes: 8, of 16 that GPU and slot have")
+    assert (fault.name, fault.what) == ("rank 1 on node0", "PCIe lanes: 8 of the 16 that GPU and slot support")
 
 
 def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
@@ -89,4 +89,4 @@ def test_telemetry_of_a_burn_in_cut_short_is_one_line(tmp_path, capsys):
     write(tmp_path, make(2, 2))
     (tmp_path / "burn_in_node1.npz").write_bytes(b"PK")
     assert main(["certify", str(tmp_path)]) == 2
-    assert "burn_in_node1.npz: no telemetry of a burn-in" in capsys.readouterr().err
+    assert "burn_in_node1.npz: not a burn-in's telemetry" in capsys.readouterr().err

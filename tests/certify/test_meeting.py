@@ -35,7 +35,7 @@ def test_ranks_learn_of_each_other_by_reads_in_proportion_to_their_number():
         meeting = Meeting(Config(world_size=size, rank=number, local_rank=number % 4), store, f"node{number // 4}")
         for _ in range(5):
             meeting.barrier()
-        return meeting.nodes, meeting.members(1), meeting.most(float(number)), meeting.exchange(str(number))
+        return meeting.nodes, meeting.members(1), meeting.max(float(number)), meeting.exchange(str(number))
 
     with ThreadPoolExecutor(size) as pool:
         answers = list(pool.map(rank, range(size)))

@@ -66,7 +66,7 @@ def test_a_slower_step_and_a_wait_for_others_take_longer(server):
 @pytest.mark.parametrize(
     ("config", "changes", "words"),
     [
-        (CONFIG, {"starved": {}}, "this was a test of CPUs"),
+        (CONFIG, {"starved": {}}, "this test was of CPUs"),
         (CONFIG | {"model": BERT_LARGE | {"num_hidden_layers": 4}}, {}, "this was another model"),
         (CONFIG | {"data": CONFIG["data"] | {"max_seq_length": 128}}, {}, "this was another model"),
         ({}, {}, "this was another model"),

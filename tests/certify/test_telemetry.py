@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from certify.schema import CPUS, FIELDS
-from certify.telemetry import MOST_SAMPLES, Cpus, Gpus, Sampler
+from certify.telemetry import MAX_SAMPLES, Cpus, Gpus, Sampler
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 FUNCTIONS = [*re.findall(r"^ANSWER\((\w+)", SOURCE.read_text(), re.M), "nvmlDeviceGetFieldValues", "field"]
@@ -97,7 +97,7 @@ def test_a_system_that_tells_nothing_gives_nan(tmp_path):
 def test_a_day_of_samples_takes_no_more_memory_than_some_hours(tmp_path):
     sampler = Sampler([Cpus(tmp_path)])
     sampler.sample()
-    sampler._samples *= 2 * MOST_SAMPLES - 1
+    sampler._samples *= 2 * MAX_SAMPLES - 1
     sampler.sample()
-    assert len(sampler.rows()) == MOST_SAMPLES
+    assert len(sampler.rows()) == MAX_SAMPLES
     assert sampler.interval == 2.0

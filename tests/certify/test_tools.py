@@ -18,7 +18,7 @@ import pytest
 
 from bert.core.env import ConfigError, from_env
 from certify import tools
-from certify.faults import of_tools
+from certify.faults import tool_faults
 from certify.figures import exports
 from certify.schema import COPIES, Expected
 from certify.verdict import certify, judge
@@ -131,10 +131,10 @@ def test_the_table_of_nccl_tests_is_a_curve_of_bus_bandwidth_with_versions():
 @pytest.mark.parametrize(
     ("status", "text", "said"),
     [
-        (0, nccl_tests(ranks=1) * 2, "had 1 ranks, not 2: for several processes build it with MPI=1"),
-        (0, nccl_tests().partition("# Out of")[0], "its output is cut short or of an unknown form"),
+        (0, nccl_tests(ranks=1) * 2, "had 1 ranks instead of 2: for several processes, build it with MPI=1"),
+        (0, nccl_tests().partition("# Out of")[0], "its output is truncated or has an unknown format"),
         (0, nccl_tests(peak=0.0), "measured no bandwidth"),
-        (0, "", "its output is cut short or of an unknown form"),
+        (0, "", "its output is truncated or has an unknown format"),
         (3, "node1: Test NCCL failure common.cu:1279 'unhandled cuda error / '\n .. node1 pid 7: done\n",
          "ended with status 3: node1: Test NCCL failure common.cu:1279 'unhandled cuda error / '"),
         (-11, "", "ended by signal 11"),
@@ -186,11 +186,11 @@ def test_a_case_of_nvbandwidth_that_failed_is_a_fault_though_the_exit_status_is_
     ("text", "status", "said"),
     [
         (json.dumps(nvbandwidth(error="[CUDA_ERROR_NO_DEVICE]\n no device")), 1, "[CUDA_ERROR_NO_DEVICE] no device"),
-        (json.dumps(nvbandwidth())[:300], 0, "its output is cut short or of an unknown form"),
+        (json.dumps(nvbandwidth())[:300], 0, "its output is truncated or has an unknown format"),
         (json.dumps(nvbandwidth())[:300], 134, "ended with status 134"),
         ("nvbandwidth: error while loading shared libraries: libcuda.so.1", 127,
          "ended with status 127: nvbandwidth: error while loading shared libraries: libcuda.so.1"),
-        ("[]", 0, "its output is cut short or of an unknown form"),
+        ("[]", 0, "its output is truncated or has an unknown format"),
     ],
 )  # fmt: skip
 def test_nvbandwidth_that_did_not_measure_says_why(text, status, said):
@@ -219,7 +219,7 @@ def test_dcgm_that_fails_as_a_whole_says_why():
     for status, told, said in (
         (226, json.dumps(whole), "Error: no GPUs found"),
         (205, json.dumps(dcgm4(("memory", ["Pass"], ""))), "ended with status 205"),
-        (0, json.dumps({"entity_groups": []}), "its output is cut short or of an unknown form"),
+        (0, json.dumps({"entity_groups": []}), "its output is truncated or has an unknown format"),
     ):
         with pytest.raises(tools.ToolError, match=said):
             tools.read("dcgmi", status, told, 2)
@@ -267,7 +267,7 @@ def test_a_program_that_cannot_start_is_a_fault(tmp_path):
             "bandwidthTest",
             "CERTIFY_TOOLS: bandwidthTest: expected `none` or some of dcgmi, nvbandwidth, all_reduce_perf, ",
         ),
-        ("/none/nvbandwidth", "CERTIFY_TOOLS: /none/nvbandwidth is not installed here: give its path, or leave it out"),
+        ("/none/nvbandwidth", "CERTIFY_TOOLS: /none/nvbandwidth is not installed: give its path, or remove it"),
         ("/bin/all_reduce_perf_mpi", "needs CERTIFY_MPI|is not installed"),
     ],
 )
@@ -320,7 +320,7 @@ def test_certify_runs_them_and_judges_what_they_found(repository, tmp_path, caps
     assert not {"PMI_RANK", "SLURM_PROCID"} & {*environment}
     found = certify(folder)
     assert re.search(r"all-reduce of each node, nccl-tests +398.4 GB/s +at least 378.1 \(398 expected\)", done.stdout)
-    assert "EXPECTED_TOOLS=sendrecv_perf=9: was not measured here" in done.stdout
+    assert "EXPECTED_TOOLS=sendrecv_perf=9: not measured in this test" in done.stdout
     said = found.tested
     versions = {"nccl-tests 2.19.6 with NCCL 2.31.3", "nvbandwidth v0.8", "dcgmi 4.2.3"}
     assert versions <= {*said["versions"].split(", ")}
@@ -384,7 +384,7 @@ def test_a_tool_that_failed_on_a_node_fails_the_test_and_the_others_are_still_co
     found.tools["node0"][0]["faults"] = [("", "fail", "ended with status 3")]
     told = {"name": "dcgmi", "version": "4", "skipped": [], "faults": [("GPU 1", "warn", "PCIe: x8")]}
     found.tools["node1"].append(told)
-    said = [(one.name, one.what, one.stage) for one in of_tools(found)]
+    said = [(one.name, one.what, one.stage) for one in tool_faults(found)]
     assert said == [("all_reduce_perf of node0", "ended with status 3", ""), ("GPU 1 of node1", "PCIe: x8", "dcgmi")]
     judged = judge(found)
     assert judged.state == "fail"

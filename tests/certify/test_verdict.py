@@ -64,7 +64,7 @@ def test_a_node_whose_cpus_are_taken_is_named_where_nodes_differ_in_speed():
 def test_a_slow_rank_whose_cpu_is_taken_is_named_once_with_both():
     (found,) = judge(make(4, 2, starved={3: 1.2})).findings
     assert (found.what, found.stage, found.name) == ("slow", "single", "rank 3 on node1")
-    assert found.evidence.count("more time for each second on its CPUs") == 1
+    assert found.evidence.count("more time per CPU second") == 1
 
 
 def test_a_node_with_a_slow_network_is_named_and_not_those_it_was_paired_with():
@@ -83,7 +83,7 @@ def test_the_wait_of_the_others_is_evidence_against_the_one_that_makes_them_wait
     waits[records.steps["rank"] != 3] += 0.03
     (found,) = judge(records).findings
     assert found.name == "rank 3 on node1"
-    assert "the others wait 30.0 ms a step longer than it does" in found.reason().text()
+    assert "the others wait 30.0 ms per step longer than it does" in found.reason().text()
 
 
 def test_a_rank_that_stops_now_and_then_is_named_though_its_median_is_as_the_others():
@@ -179,7 +179,7 @@ def test_of_two_ranks_the_slower_is_a_warning_with_the_interval_of_its_distance(
     found = judge(make(1, 2, between=0, slow=everywhere(1, factor=factor)))
     assert found.state == state
     assert not found.as_dict()["compared"]
-    assert "too few ranks to tell" in found.notes[0]
+    assert "too few to single out" in found.notes[0]
     for one in found.findings:
         low, high = (
             float(share) for share in re.match(r"(-?[\d.]+)% to ([\d.]+)% behind rank 0", one.outlier.measure).groups()
@@ -201,7 +201,7 @@ def test_a_rank_that_computed_something_else_fails_the_test_with_its_step(tmp_pa
     write(tmp_path, records)
     assert main(["certify", str(tmp_path)]) == 1
     said = capsys.readouterr().out.splitlines()
-    differs = "rank 6 on node3: its weights differ from the same steps' elsewhere, first in step 10 of round 3"
+    differs = "rank 6 on node3: its weights differ from those of other ranks or rounds, first in step 10 of round 3"
     assert f"  {differs} (all ranks, each by itself)" in said
     assert said[-1] == "fail"
 
@@ -268,14 +268,14 @@ def test_a_record_cut_short_is_one_line(tmp_path, capsys, damage):
     else:
         path.write_bytes(path.read_bytes()[:1000] if damage == "cut" else b"")
     assert main(["certify", str(tmp_path)]) == 2
-    assert "certify_node1.npz: no record of a test that ran to its end" in capsys.readouterr().err
+    assert "certify_node1.npz: not the record of a finished test" in capsys.readouterr().err
 
 
 def test_a_node_without_a_file_is_one_line(tmp_path, capsys):
     write(tmp_path, make(3, 2))
     (tmp_path / "certify_node1.npz").unlink()
     assert main(["certify", str(tmp_path)]) == 2
-    assert "nothing of node1: the test did not end there" in capsys.readouterr().err
+    assert "no record of node1: the test did not finish there" in capsys.readouterr().err
 
 
 def test_a_node_whose_file_lacks_a_rank_is_one_line(tmp_path, capsys):
@@ -286,7 +286,7 @@ def test_a_node_whose_file_lacks_a_rank_is_one_line(tmp_path, capsys):
     write(tmp_path / "fewer", records)
     (tmp_path / "fewer/certify_node1.npz").replace(tmp_path / "certify_node1.npz")
     assert main(["certify", str(tmp_path)]) == 2
-    assert "nothing of some ranks: the test did not end there" in capsys.readouterr().err
+    assert "no record of some ranks: the test did not finish there" in capsys.readouterr().err
 
 
 def test_a_folder_without_records_is_one_line(tmp_path, capsys):

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from certify.journal import MOST_ROUNDS, Journal, Rounds
+from certify.journal import MAX_ROUNDS, Journal, Rounds
 from certify.verdict import certify
 from certify.watch import Watched
 from review.__main__ import main
@@ -71,9 +71,9 @@ def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
     assert [state.line() for state in found] == [
         "certify: single, parallel",
         "certify: single, parallel; so far: pass",
-        "burn-in: 1 repeats in 0.01 hours (20%), all the same, bit for bit; so far: pass",
-        "burn-in: 2 repeats in 0.02 hours (60%), all the same, bit for bit; so far: pass",
-        "burn-in: 3 repeats in 0.03 hours (100%), all the same, bit for bit; pass",
+        "burn-in: 1 repeats in 0.01 hours (20%), identical bit for bit; so far: pass",
+        "burn-in: 2 repeats in 0.02 hours (60%), identical bit for bit; so far: pass",
+        "burn-in: 3 repeats in 0.03 hours (100%), identical bit for bit; pass",
     ]
     assert [state.done for state in found] == [False] * 4 + [True]
 
@@ -81,14 +81,14 @@ def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
 def test_the_verdict_so_far_fails_from_the_repeat_in_which_a_rank_computed_something_else(tmp_path):
     found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0, {"1": 4}), repeat(3, 101.0))
     assert [state.verdict for state in found] == ["", "pass", "pass", "fail", "fail"]
-    assert found[3].lines()[1].startswith("  rank 1 on node0: its weights differ from those of the first repeat")
+    assert found[3].lines()[1].startswith("  rank 1 on node0: its weights differ from the first repeat")
     assert found[-1].status == 1
 
 
 def test_each_look_reads_only_the_lines_that_are_new(tmp_path, monkeypatch):
     taken = []
-    take = Journal._take
-    monkeypatch.setattr(Journal, "_take", lambda journal, line: taken.append(line["repeat"]) or take(journal, line))
+    take = Journal._parse
+    monkeypatch.setattr(Journal, "_parse", lambda journal, line: taken.append(line["repeat"]) or take(journal, line))
     journal, test = Journal(tmp_path), Test(tmp_path, [])
     for number in range(1, 6):
         test.repeat(number, 10.0 * number, {"0": 3} if number in (2, 4) else None)
@@ -127,7 +127,7 @@ def test_any_number_of_repeats_is_some_rounds_of_equal_parts():
     assert rounds.width == 16
     assert found[0] == [np.mean(range(first, min(first + 16, 1001))) for first in range(1, 1001, 16)]
     assert found[7][:-1] == found[0][:-1]
-    assert len(found[7]) == len(found[0]) <= MOST_ROUNDS
+    assert len(found[7]) == len(found[0]) <= MAX_ROUNDS
 
 
 def test_a_rank_that_is_slow_in_the_burn_in_alone_is_named(tmp_path):
@@ -155,7 +155,7 @@ def test_a_burn_in_that_ended_before_its_time_is_a_warning_that_says_how_it_cont
     test.repeat(1, 99.0)
     assert main(["certify", str(tmp_path)]) == 3
     said = capsys.readouterr().out.splitlines()
-    again = f"run it again with RUN_NAME={tmp_path.name} DURATION=100s, unless it still runs"
+    again = f"resume it with RUN_NAME={tmp_path.name} DURATION=100s, unless it is still running"
     assert [said[-3], said[-1]] == [f"  burn-in: ended after 99% of 1:40: {again}", "warn"]
     test.repeat(2, 100.5)
     assert main(["certify", str(tmp_path)]) == 0
@@ -167,8 +167,8 @@ def test_a_burn_in_that_never_began_is_a_warning_too(tmp_path, capsys):
     test.stages()
     assert main(["certify", str(tmp_path)]) == 3
     said = capsys.readouterr().out
-    assert "burn-in: 0 repeats in 0.00 hours (0%), not begun" in said
-    assert "burn-in: ended after 0% of 1:40: run it again" in said
+    assert "burn-in: 0 repeats in 0.00 hours (0%), not started" in said
+    assert "burn-in: ended after 0% of 1:40: resume it" in said
 
 
 def test_a_load_that_ends_early_ends_the_watch_with_its_reason(tmp_path, capsys):
