@@ -48,7 +48,7 @@ def squad_environment(tmp_path_factory):
         (folder / f"{name}-v1.1.json").write_text(json.dumps(content))
     (folder / "vocab.txt").write_text("\n".join(made_up.VOCABULARY), encoding="utf-8")
     model = SpanPrediction(SHAPE, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
-    models.initialise(model, 0)
+    models.initialize(model, 0)
     (folder / "config.json").write_text(json.dumps(models.hugging_face_config(model)))
     torch.save(dict(model.named_parameters()), folder / "weights.pt")
     return {

@@ -30,7 +30,7 @@ LENGTHS = [5, 1, 17, 9, 2]
 def model_of(kind, shape=SHAPE):
     plain = kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
     model = SpanPrediction(shape, plain) if kind == "squad" else Classification(shape, plain, 3)
-    models.initialise(model, seed=1)
+    models.initialize(model, seed=1)
     return model.eval()
 
 
