@@ -289,7 +289,7 @@ class Candidate(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """By question: the answer; the best answers with probability and logits; margin of "no answer" over the best span."""
+    """By question: the answer; the best answers with probability and logits; margin of "no answer" over a span."""
 
     answers: dict[str, str]
     n_best: dict[str, list[dict[str, str | float]]]
@@ -441,9 +441,8 @@ def score(questions: Sequence[Question], answers: Mapping[str, str], version: st
     (HasAns, NoAns).
     """
     version_2 = version == "2.0"
-    rows = [
-        (*_agreement(one, answers.get(one.id), version_2), bool(one.answers)) for one in questions
-    ]  # EM, F1, HasAns
+    # Exact match, F1, whether the question has an answer.
+    rows = [(*_agreement(one, answers.get(one.id), version_2), bool(one.answers)) for one in questions]
     found = {}
     for prefix, kinds in (("", (True, False)), *((("HasAns_", (True,)), ("NoAns_", (False,))) if version_2 else ())):
         if chosen := [row for row in rows if row[2] in kinds]:

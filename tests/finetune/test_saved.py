@@ -130,10 +130,8 @@ def test_seeds_of_different_settings_have_no_mean(reviews, tmp_path, capsys):
         (tmp_path / f"model_{number}" / "figures.json").write_text(json.dumps(figures))
     assert main(["seeds", str(tmp_path)], {}) == 2
     said = capsys.readouterr().err
-    assert re.search(
-        r"model_0/figures.json is of a run with LR 0.001, .*model_1/figures.json has 0.002: different runs have no mean",
-        said,
-    )
+    reason = r"model_0/figures.json is of a run with LR 0.001, .*model_1/figures.json has 0.002: different runs have no"
+    assert re.search(reason, said)
 
 
 def test_the_demos_sentences_are_split_by_their_hash_and_labelled_by_their_sign():
