@@ -1,6 +1,6 @@
-"""Runs the reference's create_pretraining_data.py as published, for bench/prepare.py; needs TensorFlow, 1 or 2.
+"""Runs the reference's published create_pretraining_data.py for bench/prepare.py; needs TensorFlow 1 or 2.
 
-Prints one JSON line: CPU seconds of its two steps (instances, TFRecord file), without the start of TensorFlow.
+Prints one JSON line: CPU seconds of its two steps (instances, TFRecord file), without TensorFlow's startup.
 
 usage: python bench/reference_instances.py FOLDER TEXT VOCAB OUTPUT
        FOLDER holds create_pretraining_data.py and tokenization.py of MLCommons' training repository
@@ -15,13 +15,13 @@ import sys
 import time
 from typing import Any
 
-# The benchmark's options, as the reference's README gives them.
+# The benchmark's options, from the reference's README.
 OPTIONS = {"max_seq_length": 512, "dupe_factor": 10, "short_seq_prob": 0.1, "masked_lm_prob": 0.15}
 MAX_PREDICTIONS, SEED = 76, 12345
 
 
 def import_reference(folder: str) -> tuple[Any, Any]:
-    """The two modules, on TensorFlow 1's interface."""
+    """Imports the two modules with TensorFlow 1's API."""
     tensorflow = importlib.import_module("tensorflow.compat.v1")
     tensorflow.logging.set_verbosity(tensorflow.logging.ERROR)
     sys.modules["tensorflow"] = tensorflow
@@ -40,7 +40,7 @@ def main() -> None:
     try:
         create, tokenization = import_reference(folder)
     except ModuleNotFoundError as error:
-        sys.exit(f"reference_instances.py: {error}: run it by a Python that has TensorFlow")
+        sys.exit(f"reference_instances.py: {error}: run it with a Python that has TensorFlow")
     begin = time.process_time()
     tokenizer = tokenization.FullTokenizer(vocab_file=vocab, do_lower_case=True)
     instances = create.create_training_instances(

@@ -21,6 +21,7 @@ from certify.records import Records, known, median
 from certify.schema import REDUCTIONS
 from certify.verdict import Certificate
 from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, write_whole
+from review.logs.tree import read_object
 
 WHOLE = "together_whole"
 LABELS = schema.LABELS | {WHOLE: f"{schema.LABELS['together']}, with the wait"}
@@ -62,14 +63,14 @@ def measure(records: Records, name: str) -> Baseline:
 
     Figures of a single round are left out, since their noise is unknown. Raises ReviewError.
     """
-    config = _json(records.folder / "config.json")
+    config = read_object(records.folder / "config.json")
     model, precision = config.get("model"), config.get("settled_precision")
     if not model or not precision:
         raise ReviewError(
             f"{records.folder / 'config.json'}: lacks model and precision (written by an earlier version): "
             "run the test again"
         )
-    environment = _json(records.folder / "environment.json")
+    environment = read_object(records.folder / "environment.json")
     machine = {
         "host": environment.get("host"),
         "devices": sorted({place.device for place in records.places.values()}),
@@ -103,14 +104,6 @@ def _typical(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Median over rounds of each round's median, and its standard error from the spread of rounds."""
     of_rounds = [float(np.median(times)) for times in rounds]
     return statistics.median(of_rounds), OF_MEDIAN * statistics.stdev(of_rounds) / len(of_rounds) ** 0.5
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ReviewError(f"{path}: missing or not JSON; a finished test has it") from None
-    return found
 
 
 def save(records: Records, name: str, folder: Path) -> Path:

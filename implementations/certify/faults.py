@@ -78,11 +78,26 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
     return [group for group in groups if group]
 
 
-def faults(records: Records) -> list[Reason]:
+def faults(records: Records) -> Iterator[Reason]:
     """Throttling, errors and narrow buses of all GPUs; none where a driver reports nothing."""
     gpus = list(devices(records))
     typical = median(np.array([median(samples["sm_mhz"]) for _, samples in gpus]))
-    return [Reason(name, words, state) for name, samples in gpus for state, words in _gpu_faults(samples, typical)]
+    for name, samples in gpus:
+        if reasons := throttled(samples, typical):
+            yield Reason(name, reasons, "warn")
+        for field, (words, state) in TABLES["counters"].items():
+            counts = known(samples[field])
+            # A counter restarts with its process or driver; ours of Xid errors starts at 0.
+            before = np.concatenate([[0.0] if field == "xid_count" else counts[:1], counts[:-1]])
+            more = float(np.sum(np.where(counts < before, counts, counts - before)))
+            if more > 0:
+                last = samples["xid_last"][-1] if field == "xid_count" else np.nan
+                which = "" if np.isnan(last) else f", the last Xid {last:.0f}"
+                yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
+        for field, words in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe lanes")):
+            now, most = (max(known(samples[column]), default=np.nan) for column in (field, f"{field}_most"))
+            if now < most:  # False for nan
+                yield Reason(name, f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support", "warn")
 
 
 def devices(records: Records) -> Iterator[tuple[str, Columns]]:
@@ -104,24 +119,6 @@ def throttled(samples: Columns, typical: float = np.nan) -> str:
     reasons = [f"{reason} {share:.0%} of the time" for reason, share in shares.items() if share >= MIN_SHARE]
     usual = f" (median GPU {typical:,.0f})" if not np.isnan(typical) else ""
     return f"throttles: {', '.join(reasons)}, at {median(samples['sm_mhz']):,.0f} MHz{usual}" if reasons else ""
-
-
-def _gpu_faults(samples: Columns, typical: float) -> Iterator[tuple[str, str]]:
-    if reasons := throttled(samples, typical):
-        yield "warn", reasons
-    for field, (words, state) in TABLES["counters"].items():
-        counts = known(samples[field])
-        # A counter restarts with its process or driver; ours of Xid errors starts at 0.
-        before = np.concatenate([[0.0] if field == "xid_count" else counts[:1], counts[:-1]])
-        more = float(np.sum(np.where(counts < before, counts, counts - before)))
-        if more > 0:
-            last = samples["xid_last"][-1] if field == "xid_count" else np.nan
-            which = "" if np.isnan(last) else f", the last Xid {last:.0f}"
-            yield state, f"{more:.0f} {words} during the test{which}"
-    for field, words in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe lanes")):
-        now, most = (max(known(samples[name]), default=np.nan) for name in (field, f"{field}_most"))
-        if now < most:  # False for nan
-            yield "warn", f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support"
 
 
 def device_history(records: Records) -> Iterator[Reason]:

@@ -48,6 +48,7 @@ SIZE, CPU_SIZE = 8192, 256  # rows and columns of a square matrix
 COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 1 << 24
 READ_BYTES = 1 << 24
 REPEATS = 10
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,13 +289,11 @@ def checksum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Integer sums do not depend on their order, so they agree between devices. Does not synchronize.
     """
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    sums = [tensor.detach().view(integers[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors]
+    sums = [tensor.detach().view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors]
     return torch.stack(sums).sum()
 
 
 @torch.no_grad()
 def flip(tensor: torch.Tensor) -> None:
     """Flips the lowest bit of the first element."""
-    integers = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    tensor.detach().view(integers).view(-1)[0] ^= 1
+    tensor.detach().view(INTEGERS[tensor.element_size()]).view(-1)[0] ^= 1

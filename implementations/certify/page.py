@@ -194,26 +194,21 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
             chosen = table["device"] == device
             name = f"CPUs of {node}" if device == CPUS else ranks.get((node, device), f"GPU {device} of {node}")
             series[name] = {field: column[chosen] for field, column in table.items()}
-    return [
-        _timeline(field, {name: one for name, one in series.items() if not np.isnan(one[field]).all()}, accused)
-        for field in CLOCKS
-        if not all(np.isnan(one[field]).all() for one in series.values())
-    ]
-
-
-def _timeline(field: str, series: dict[str, Columns], accused: Sequence[str]) -> Chart:
-    key, title, unit = CLOCKS[field]
-    begin = min(float(one["time"].min()) for one in series.values())
-    level = {name: median(one[field]) for name, one in series.items()}
-    shown = _chosen(level, accused)
-    lines = []
-    for name in shown:
-        one = series[name]
-        step = max(1, math.ceil(len(one["time"]) / MAX_POINTS))
-        minutes, values = (one["time"][::step] - begin) / 60, one[field][::step]
-        tips = (f"{name}: {y:,.0f} {unit} at {x:.1f} minutes" for x, y in zip(minutes, values, strict=True))
-        lines.append((name, list(zip(minutes.tolist(), values.tolist(), tips, strict=True))))
-    return _chart(key, title, f"{title} of each device, in {unit}. {_extremes(level)}", "minutes", unit, lines)
+    charts = []
+    for field, (key, title, unit) in CLOCKS.items():
+        level = {name: median(one[field]) for name, one in series.items() if not np.isnan(one[field]).all()}
+        begin = min((float(series[name]["time"].min()) for name in level), default=0.0)
+        lines = []
+        for name in _chosen(level, accused):
+            one = series[name]
+            step = max(1, math.ceil(len(one["time"]) / MAX_POINTS))
+            minutes, values = (one["time"][::step] - begin) / 60, one[field][::step]
+            tips = (f"{name}: {y:,.0f} {unit} at {x:.1f} minutes" for x, y in zip(minutes, values, strict=True))
+            lines.append((name, list(zip(minutes.tolist(), values.tolist(), tips, strict=True))))
+        if lines:
+            words = f"{title} of each device, in {unit}. {_extremes(level)}"
+            charts.append(_chart(key, title, words, "minutes", unit, lines))
+    return charts
 
 
 def drift(baselines: Sequence[Baseline]) -> Chart:

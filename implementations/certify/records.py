@@ -81,10 +81,6 @@ class Records:
         seconds, sequences = self.by_step(stage, *PARTS), self.by_step(stage, "sequences", missing=0)
         return sequences.sum(axis=2) / np.nansum(seconds, axis=2, dtype=np.float64)
 
-    def waits(self, stage: str) -> np.ndarray:
-        """Median seconds per step that each rank waits for others and for the network [ranks]."""
-        return np.nanmedian(self.by_step(stage, "wait"), axis=(1, 2))
-
     def measured(self, name: str) -> Columns:
         """Columns of one probe."""
         chosen = self.probes["probe"] == name.encode()

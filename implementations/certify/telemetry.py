@@ -39,7 +39,7 @@ class Gpus:
         handles = (f"GPU-{uuid}".encode() for uuid in uuids if self.nvml)
         self.devices = [self.ask(lambda nvml, one: nvml.nvmlDeviceGetHandleByUUID(one), one) for one in handles]
         self._events = [self.ask(_listen, device) for device in self.devices]
-        self._xid = [[0.0, _NAN] for _ in self.devices]
+        self._xid = [[0.0, _NAN] for _ in self.devices]  # count since the start, and the last one
 
     def ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
         """NVML's answer; None if the driver, the GPU or nvidia-ml-py does not support the question."""
@@ -55,25 +55,22 @@ class Gpus:
             if device is not None:
                 answers = {name: self.ask(question, device) for name, question in _QUESTIONS.items()}
                 row |= {name: _NAN if answer is None else float(answer) for name, answer in answers.items()}
-                row["xid_count"], row["xid_last"] = self._errors(number)
+                events = self._events[number]
+                while events is not None and (event := self.ask(_wait, events)) is not None:
+                    self._xid[number] = [self._xid[number][0] + 1, float(event.eventData)]
+                row["xid_count"], row["xid_last"] = self._xid[number] if events is not None else (_NAN, _NAN)
             yield row
-
-    def _errors(self, number: int) -> tuple[float, float]:
-        """Count of Xid errors since the start, and the last Xid."""
-        events, (count, last) = self._events[number], self._xid[number]
-        if events is None:
-            return _NAN, _NAN
-        wait = getattr(self.nvml, "nvmlEventSetWait_v2", None) or self.nvml.nvmlEventSetWait
-        while (event := self.ask(lambda _: wait(events, 0))) is not None:
-            count, last = count + 1, float(event.eventData)
-        self._xid[number] = [count, last]
-        return count, last
 
 
 def _listen(nvml: Any, device: Any) -> Any:
     events = nvml.nvmlEventSetCreate()
     nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
     return events
+
+
+def _wait(nvml: Any, events: Any) -> Any:
+    wait = getattr(nvml, "nvmlEventSetWait_v2", None) or nvml.nvmlEventSetWait
+    return wait(events, 0)
 
 
 def _throttle(nvml: Any, device: Any) -> int:

@@ -261,7 +261,7 @@ def _evidence(records: Records, stage: str, name: str) -> Iterator[str]:
     names = {records.places[rank].name for rank in own}
     yield from [words for rank, samples in devices(records) if rank in names and (words := throttled(samples))][:1]
     if own and len(own) < len(records.places) and "together" in records.stages and stage in (*ALONE, "node", BURN_IN):
-        waits = records.waits("together")
+        waits = np.nanmedian(records.by_step("together", "wait"), axis=(1, 2))  # [ranks]
         gap = np.median(np.delete(waits, own)) - np.median(waits[own])
         if gap > 0:
             yield f"the others wait {gap * 1e3:.1f} ms per step longer than it does"

@@ -79,9 +79,9 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         ("weights", f"{config.checkpoint.init_checkpoint}{f'; {loaded}' if any(loaded) else ''}"),
     ]
     if task.train is not None:
-        count, last = len(task.train.lengths), num_steps(config, len(task.train.lengths))
+        last, _, room = plan(config, task.train)
         rows.append(("steps", f"{last:,}, {config.epochs:g} epochs"))
-        if room := room_of(config, task.train, order_of(config, count), last):
+        if room:
             rows.append(("CUDA graph", str(room)))
         rows.append(("learning rate", schedule.describe(learning_rates(environ, last))))
     width = max(len(name) for name, _ in rows)
@@ -234,27 +234,21 @@ def num_steps(config: Config, num_samples: int) -> int:
     return max(1, math.ceil(num_samples * config.epochs / config.samples_per_step))
 
 
-def order_of(config: Config, num_samples: int) -> Order:
-    """The order in which this rank takes the training samples."""
-    return Order(
-        num_samples, config.batch_size, config.gradient_steps, config.trial_seed,
-        config.dist.rank, config.dist.world_size,
-    )  # fmt: skip
-
-
-def room_of(config: Config, samples: Samples, order: Order, num_steps: int) -> Room | None:
-    """Fixed micro-batch size for CUDA graphs; None without graphs."""
-    if not config.uses_graph:
-        return None
+def plan(config: Config, samples: Samples) -> tuple[int, Order, Room | None]:
+    """Number of steps, this rank's order of the samples, and the fixed micro-batch size of CUDA graphs if used."""
+    count, ranks = len(samples.lengths), config.dist
+    order = Order(count, config.batch_size, config.gradient_steps, config.trial_seed, ranks.rank, ranks.world_size)
+    last = num_steps(config, count)
     # A step of fp16 that overflows is retried on the next batch, so there may be more batches than steps.
-    return Room.of(samples.lengths, order, 2 * num_steps if config.numerics.scales_loss else num_steps)
+    num_batches = 2 * last if config.numerics.scales_loss else last
+    return last, order, Room.of(samples.lengths, order, num_batches) if config.uses_graph else None
 
 
 def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     """Trains, resuming from the newest checkpoint if any; returns how training ended, and its figures. A collective."""
     config, world, step = run.config, run.world, run.step
     num_samples, seed = len(samples.lengths), config.trial_seed
-    last = num_steps(config, num_samples)
+    last, order, room = plan(config, samples)
     identity = {name: value for name, value in run.identity.items() if name not in (*settings.PREDICTION, "test data")}
     rounding = {name: value for name, value in env.settings(config).items() if name in settings.ROUNDING}
     done = batches = trained = 0
@@ -270,8 +264,6 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         step.load_state_dict(found)
         done, batches, trained = (int(found[name]) for name in ("step", "batches", "samples"))
         before = float(found.get("seconds", 0.0))
-    order = order_of(config, num_samples)
-    room = room_of(config, samples, order, last)
     if room is not None:
         _say(world, f"CUDA graph: {room}")
     source = partial(Source, samples, order, room=room, pin=world.device.type == "cuda")

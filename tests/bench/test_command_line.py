@@ -45,7 +45,7 @@ def script(repository, monkeypatch, capsys):
         ("finetuning", (), "the following arguments are required: folder"),
         ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
         ("convergence", ("--only", "nope"), "--only nope: no such pair here: "),
-        ("prepare", ("all", "--keep", "/dev/null/nope"), "/dev/null/nope: cannot be written"),
+        ("prepare", ("all", "--keep", "/dev/null/nope"), "/dev/null/nope: not writable"),
         ("prepare", ("packing", "--sequences", "2"), "'2': expected an integer of at least 1000"),
         ("step_model", ("--length", "2"), "'2': expected an integer of at least 8"),
         ("gpu_all", ("machine", "--nope"), "unrecognized arguments: --nope"),

@@ -18,7 +18,7 @@ HANGS = 4  # seconds that an item which hangs may take
 FAULTS = {
     "hangs": (
         "import time; print('{\"figure\": 1}'); time.sleep(900)",
-        {"status": 124, "reason": "ran past its limit (stages.log says where it stood)", "results": 1},
+        {"status": 124, "reason": "exceeded its limit (stages.log has the stacks)", "results": 1},
     ),
     "dies": (
         "import os, signal; print('{\"figure\": 2}', flush=True); os.kill(os.getpid(), signal.SIGSEGV)",
@@ -26,7 +26,7 @@ FAULTS = {
     ),
     "half a line": (
         'import sys; print(\'{"figure": 3}\'); sys.stdout.write(\'{"figure": 4, "ot\')',
-        {"status": 0, "reason": "its last line is cut short", "results": 1},
+        {"status": 0, "reason": "its last line is truncated", "results": 1},
     ),
     "cannot import": (
         "import no_such_package",
@@ -130,7 +130,7 @@ def test_an_item_without_its_packages_or_time_is_left_out_with_a_reason(bench, t
     recorder = gpu_all.Recorder(tmp_path)
     item = gpu_all.Item(name="tests", command=("-m", "pytest"), seconds=90, needs=("no_such_package",))
     assert gpu_all.run_all([item], time.monotonic() + 300, False, recorder) == 0
-    assert recorder.results[-1]["reason"] == "left out: no no_such_package here"
+    assert recorder.results[-1]["reason"] == "skipped: no_such_package not installed"
     assert gpu_all.run_all([item], time.monotonic() + 5, False, recorder) == 1
     assert recorder.results[-1]["reason"] == "no time left"
 
@@ -192,7 +192,7 @@ def test_without_a_gpu_it_ends_at_once_in_one_line_with_the_reason(only, bench, 
     assert said.err.splitlines() == [
         "machine ...",
         "gpu_all: no GPU: the driver on your system is too old; nvidia-smi sees NVIDIA H100, 470.1: "
-        "nothing is measured; --tiny tries the command out",
+        "nothing was measured; --tiny tries out the command",
     ]
     assert {line["stage"] for line in _lines(out)} == {"machine"}
 

@@ -117,13 +117,13 @@ def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
     text = target.read_text()
     assert "| ours | 24 | 33.21 | 1,445 | 367,000 | 690 | 87% | 12.0 |" in text
     assert "| ours, fp8 | 24 | unmeasured (OutOfMemoryError: no room) |" in text
-    assert "| ours, eager | 24 | unmeasured (ended after one turn, of 33.2 ms) |" in text
+    assert "| ours, eager | 24 | unmeasured (only one turn, 33.2 ms) |" in text
     assert "| ours, FUSED=none | 24 | unmeasured |" in text
     wrong = {"stage": "self_check", "assembly": "ok", "graphs": {"bf16": "differs"}, "machine": {}}
     for found, why in (
-        ([wrong, CHECKED | {"status": 1}], "self_check finds graphs"),
-        ([CHECKED | {"status": 124}], "self_check has not ended well"),
-        ([], "self_check has not ended well"),
+        ([wrong, CHECKED | {"status": 1}], "self_check failed: graphs"),
+        ([CHECKED | {"status": 124}], "self_check did not succeed"),
+        ([], "self_check did not succeed"),
     ):
         gpu_all.write_tables([steps, *found], target)
         text = target.read_text()
@@ -182,9 +182,9 @@ def test_it_ends_with_the_best_settings_of_this_gpu_and_a_config_of_them(bench, 
 def test_no_settings_are_chosen_of_figures_that_are_none(bench):
     gpu_all = bench("gpu_all")
     results = _results(("rows 48", "ours", 48, 950.0))
-    with pytest.raises(ValueError, match="unverified: self_check has not ended well"):
+    with pytest.raises(ValueError, match="unverified: self_check did not succeed"):
         gpu_all.config_of(results[1:])
-    with pytest.raises(ValueError, match="no step of ours was timed in full"):
+    with pytest.raises(ValueError, match="no step of ours was fully timed"):
         gpu_all.config_of(_results(("rows 48", "ours", 48, 950.0, {"early": True})))
 
 
@@ -205,7 +205,7 @@ def test_trial_run_writes_no_tables(repository, tmp_path):
     command = [sys.executable, str(repository / "bench" / "gpu_all.py"), "--tiny", "--tables"]
     finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert finished.returncode == 2
-    assert "--tiny are none" in finished.stderr
+    assert "which --tiny does not give" in finished.stderr
     assert not list(tmp_path.iterdir())
 
 
