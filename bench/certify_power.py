@@ -19,19 +19,14 @@ from certify.comparison import of_all, slow
 STAGES, ROUNDS, SLOW, BETWEEN = 4, 6, 0.05, 0.003
 
 
-def noise(generator: np.random.Generator, ranks: int, deviation: float, correlation: float) -> np.ndarray:
-    """Relative noise [ranks, rounds] of a first-order autoregressive process."""
-    found = deviation * generator.standard_normal((ranks, STAGES * ROUNDS))
-    for number in range(1, STAGES * ROUNDS):
-        found[:, number] = correlation * found[:, number - 1] + (1 - correlation**2) ** 0.5 * found[:, number]
-    return found
-
-
 def named(generator: np.random.Generator, ranks: int, deviation: float, correlation: float, excess: float) -> set[str]:
     """Ranks that one test names; rank 0 is slowed by ``excess``."""
     level = 1 + BETWEEN * generator.standard_normal((ranks, 1))
     level[0] *= 1 + excess
-    table = level * (1 + noise(generator, ranks, deviation, correlation))
+    noise = deviation * generator.standard_normal((ranks, STAGES * ROUNDS))  # first-order autoregressive process
+    for number in range(1, STAGES * ROUNDS):
+        noise[:, number] = correlation * noise[:, number - 1] + (1 - correlation**2) ** 0.5 * noise[:, number]
+    table = level * (1 + noise)
     stages = [*np.split(table, STAGES, axis=1), table]
     known = {"min_excess": 0.03, "correlation": of_all(stages[:-1])}
     comparisons = 2 * ranks * len(stages)  # nodes and pauses are compared as well

@@ -435,43 +435,36 @@ def evaluated(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> tu
     return torch.cat(right), float(torch.cat(losses).double().mean())
 
 
-def evaluation_point(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> dict[str, Any]:
-    """Accuracy and loss of the same weights in each precision, and differences. The model has taken a step in fp8."""
-    with model.evaluating():
-        assert model.evaluates_in_fp8
-        found = {"fp8": evaluated(model, held_out)}
-    model.eval()
-    found["bf16"] = evaluated(model, held_out)
-    found["fp32"] = evaluated(copy.deepcopy(model).float(), held_out)
-    model.train()
-    figures: dict[str, Any] = {
-        "accuracy": {name: round(float(right.double().mean()), 5) for name, (right, _) in found.items()},
-        "loss": {name: round(loss, 5) for name, (_, loss) in found.items()},
-    }
-    for pair in EVALUATED:
-        (a, a_loss), (b, b_loss) = (found[name] for name in pair.split(" against "))
-        gained, lost = (a & ~b).sum().item(), (b & ~a).sum().item()
-        figures[pair] = {
-            "accuracy": round((gained - lost) / len(a), 6),
-            "standard_errors": round((gained - lost) / math.sqrt(max(gained + lost, 1)), 2),
-            "relative_loss": round(a_loss / b_loss - 1, 6),
-        }
-    return figures
-
-
 def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
-    """Accuracies, losses and differences after every WINDOW steps."""
+    """Accuracy and loss of the same weights in each precision, and differences, after every WINDOW steps."""
     held = records(sequences, seed=2)
     order = np.array_split(np.arange(sequences), -(-sequences // 500))
     held_out = [make_batch(held, chosen, LENGTH).to(device()) for chosen in order]
     model = new_model(MODEL, seed=seed).to(device())
     step, data = new_step(model, FP8, sharded=True), batches(steps, records(2 * ROWS * steps, seed=3 + seed))
+    points: list[dict[str, Any]] = []
     with emulated_fast_sums():
-        points = [
-            {"step": number} | evaluation_point(model, held_out)
-            for number, _ in enumerate(train(step, data, rates_of(steps), itertools.count(1)), start=1)
-            if number % WINDOW == 0 or number == 1
-        ]
+        for number, _ in enumerate(train(step, data, rates_of(steps), itertools.count(1)), start=1):
+            if number % WINDOW and number > 1:
+                continue
+            with model.evaluating():
+                assert model.evaluates_in_fp8
+                found = {"fp8": evaluated(model, held_out)}
+            model.eval()
+            found["bf16"] = evaluated(model, held_out)
+            found["fp32"] = evaluated(copy.deepcopy(model).float(), held_out)
+            model.train()
+            point = {"step": number, "loss": {name: round(loss, 5) for name, (_, loss) in found.items()}}
+            point["accuracy"] = {name: round(float(right.double().mean()), 5) for name, (right, _) in found.items()}
+            for pair in EVALUATED:
+                (a, a_loss), (b, b_loss) = (found[name] for name in pair.split(" against "))
+                gained, lost = (a & ~b).sum().item(), (b & ~a).sum().item()
+                point[pair] = {
+                    "accuracy": round((gained - lost) / len(a), 6),
+                    "standard_errors": round((gained - lost) / math.sqrt(max(gained + lost, 1)), 2),
+                    "relative_loss": round(a_loss / b_loss - 1, 6),
+                }
+            points.append(point)
     largest = {
         pair: {name: max((p[pair][name] for p in points), key=abs) for name in points[0][pair]} for pair in EVALUATED
     }

@@ -89,9 +89,8 @@ def recompute(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]
     runs = {f"recompute_{layers}": partial(both_passes, layers) for layers in (0, 1, 2, 4)}
     in_turns(runs, 1)
     times = in_turns(runs, options.repeats, cpu_seconds)
-    middle = medians(times)
     return {
-        name: {"seconds": round(middle[name], 2), "time_ratio": ratios(spans, times["recompute_0"])}
+        name: {"seconds": round(statistics.median(spans), 2), "time_ratio": ratios(spans, times["recompute_0"])}
         for name, spans in times.items()
     }
 
@@ -205,8 +204,7 @@ def network(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"megabits": options.megabits}
     for ranks_per_node in (1, 2):
         with slow_nodes(options.megabits) as nodes, tempfile.TemporaryDirectory() as folder:
-            arguments = (options, config, nodes, ranks_per_node, Path(folder))
-            spawn(network_rank, args=arguments, nprocs=len(nodes) * ranks_per_node)
+            spawn(network_rank, (options, config, nodes, ranks_per_node, Path(folder)), len(nodes) * ranks_per_node)
             spent = json.loads((Path(folder) / "figures.json").read_text())
         steps = {name: [times[0] for times in turns] for name, turns in spent.items()}
         alone = {name: statistics.median(times[2] for times in turns) for name, turns in spent.items()}

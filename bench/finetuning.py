@@ -185,8 +185,7 @@ def main() -> None:
         labels = task.test.labels["labels"]
         most = float(np.bincount(labels).max() / len(labels))
         figures |= {"accuracy": accuracies(options), "accuracy_of_the_majority": round(most, 4)}
-    data = f"film reviews, batches of {options.batch_size}, {options.threads} threads"
-    emit("finetuning", figures, data=data)
+    emit("finetuning", figures, data=f"film reviews, batches of {options.batch_size}, {options.threads} threads")
 
 
 if __name__ == "__main__":

@@ -191,14 +191,13 @@ def operation_inputs(name: str) -> list[tuple[Any, ...]]:
 
 def operation_calls(name: str, function: Callable[..., Any]) -> dict[str, Call]:
     sets = operation_inputs(name)
+    leaves = [[a for a in arguments if isinstance(a, Tensor) and a.requires_grad] for arguments in sets]
 
     def forward(number: int) -> object:
         chosen = sets[number % NUM_SETS]  # each call draws its own seed
         return function(*(DropoutSites(a.device) if isinstance(a, DropoutSites) else a for a in chosen))
 
-    return with_backward(
-        forward, lambda number: [a for a in sets[number % NUM_SETS] if isinstance(a, Tensor) and a.requires_grad]
-    )
+    return with_backward(forward, lambda number: leaves[number % NUM_SETS])
 
 
 def fp8_calls() -> dict[str, tuple[Call, float]]:

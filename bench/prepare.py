@@ -64,18 +64,6 @@ BEYOND_ASCII = ("–", "é", "ö", "’", "“", "ā", "č", "漢", "…", "°")
 VOCABULARY = 30_522
 
 
-def words() -> np.ndarray:
-    """Words, the most frequent first."""
-    text = " ".join(sentence for document in pydoc_documents() for sentence in document)
-    real = [word for word, _ in Counter(re.findall(r"[A-Za-z']{1,12}", text)).most_common(8_000)]
-    generator = np.random.default_rng(1)
-    syllables = [a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s", "l")]
-    picked = generator.integers(0, len(syllables), (WORDS - len(real), 4)).tolist()
-    lengths = generator.integers(2, 5, len(picked)).tolist()
-    made = ["".join(syllables[i] for i in row[:n]) for row, n in zip(picked, lengths, strict=True)]
-    return np.array(real + made, dtype=object)
-
-
 def documents(generator: np.random.Generator, bank: np.ndarray) -> str:
     """A hundred documents with words of the bank: one sentence per line, a blank line after each document."""
     counts = np.maximum(1, generator.lognormal(np.log(9.0), 1.1, 100).astype(int))  # sentences
@@ -99,7 +87,15 @@ def make_corpus(outputdir: Path, size: int) -> None:
     download = outputdir / "download"
     folder = download / "results4"
     folder.mkdir(parents=True, exist_ok=True)
-    bank, files = words(), max(1, round(size / SHARD_BYTES))
+    # The words, the most frequent first.
+    text = " ".join(sentence for document in pydoc_documents() for sentence in document)
+    real = [word for word, _ in Counter(re.findall(r"[A-Za-z']{1,12}", text)).most_common(8_000)]
+    generator = np.random.default_rng(1)
+    syllables = [a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s", "l")]
+    picked = generator.integers(0, len(syllables), (WORDS - len(real), 4)).tolist()
+    lengths = generator.integers(2, 5, len(picked)).tolist()
+    made = ["".join(syllables[i] for i in row[:n]) for row, n in zip(picked, lengths, strict=True)]
+    bank, files = np.array(real + made, dtype=object), max(1, round(size / SHARD_BYTES))
 
     def write(path: Path, size: int, seed: int) -> None:
         generator, written = np.random.default_rng(seed), 0

@@ -20,27 +20,22 @@ OPTIONS = {"max_seq_length": 512, "dupe_factor": 10, "short_seq_prob": 0.1, "mas
 MAX_PREDICTIONS, SEED = 76, 12345
 
 
-def import_reference(folder: str) -> tuple[Any, Any]:
-    """Imports the two modules with TensorFlow 1's API."""
-    tensorflow = importlib.import_module("tensorflow.compat.v1")
-    tensorflow.logging.set_verbosity(tensorflow.logging.ERROR)
-    sys.modules["tensorflow"] = tensorflow
-    sys.path.insert(0, folder)
-    sys.argv = sys.argv[:1]
-    tensorflow.flags.FLAGS([sys.argv[0]], known_only=True)
-    create, tokenization = (importlib.import_module(name) for name in ("create_pretraining_data", "tokenization"))
-    tensorflow.flags.FLAGS.mark_as_parsed()
-    return create, tokenization
-
-
 def main() -> None:
     if len(sys.argv) != 5:
         sys.exit(__doc__)
     folder, text, vocab, output = sys.argv[1:]
     try:
-        create, tokenization = import_reference(folder)
+        tensorflow: Any = importlib.import_module("tensorflow.compat.v1")
+        tensorflow.logging.set_verbosity(tensorflow.logging.ERROR)
+        sys.modules["tensorflow"] = tensorflow  # the reference uses TensorFlow 1's API
+        sys.path.insert(0, folder)
+        sys.argv = sys.argv[:1]
+        tensorflow.flags.FLAGS([sys.argv[0]], known_only=True)
+        create: Any = importlib.import_module("create_pretraining_data")
+        tokenization: Any = importlib.import_module("tokenization")
     except ModuleNotFoundError as error:
         sys.exit(f"reference_instances.py: {error}: run it with a Python that has TensorFlow")
+    tensorflow.flags.FLAGS.mark_as_parsed()
     begin = time.process_time()
     tokenizer = tokenization.FullTokenizer(vocab_file=vocab, do_lower_case=True)
     instances = create.create_training_instances(

@@ -122,8 +122,7 @@ def median_milliseconds(run: Callable[[], object], rounds: int = 5, repeats: int
 
 def matmul_ceiling(size: int = 8192) -> float:
     """TFLOP/s of a large bf16 product of random numbers: what the chip reaches within its power limit."""
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    size = size if torch.cuda.is_available() else 128
+    dtype, size = (torch.bfloat16, size) if torch.cuda.is_available() else (torch.float32, 128)
     a, b = (torch.randn(size, size, device=device(), dtype=dtype) for _ in range(2))
     return 2 * size**3 / median_milliseconds(lambda: a @ b) / 1e9
 

@@ -120,12 +120,13 @@ def main(environ: Mapping[str, str]) -> int:
         wanted, parts = from_env(tools.Config, environ), config.expected_parts()
         programs = wanted.programs(trainer.device.type == "cuda")
         trainer.check()
-        load.check(trainer.dist.world_size)
+        ranks = trainer.dist
+        if load.flipped and load.flipped[0] >= ranks.world_size:  # nothing would flip, and the test would pass
+            raise ConfigError(f"CERTIFY_FLIP={load.flip}: ranks are 0 to {ranks.world_size - 1}")
         if trainer.zero.is_deepspeed:
             raise ConfigError("ENGINE=deepspeed: certify uses the trainer's own engine: unset ENGINE")
         if run.run_dir is None:
             raise ConfigError("RUN_DIR is not set: start it with certify.sh")
-        ranks = trainer.dist
         store = config.store("certify", ranks.rank, ranks.world_size, ranks.timeout_seconds)
         meeting = Meeting(ranks, store, config.node or platform.node())  # waits for all ranks
         if load.burn_in_seconds:

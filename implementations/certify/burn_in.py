@@ -130,24 +130,17 @@ class BurnIn:
     def _save(self, samples: np.ndarray) -> None:
         schema.write(self.samples, {"node": self.node, "after": hardware.health(Gpus([]))}, {"telemetry": samples})
 
-    def _lines(self) -> list[str]:
-        """Lines of this node's journal; an incomplete last line, as after a power failure, is removed."""
-        if not self.journal.exists():
-            return []
-        text = self.journal.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            write_text(self.journal, whole)
-        return whole.splitlines()
-
     def _progress(self) -> tuple[list[int], int, float]:
         """Checksums of the first repeat, and repeats and seconds done by earlier processes; the same on all ranks."""
         done: tuple[list[int], int, float] = [], 0, 0.0
-        lines = self._lines() if self.meeting.leads_node else []
+        text = self.journal.read_text(encoding="utf-8") if self.meeting.leads_node and self.journal.exists() else ""
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:  # the last line is incomplete after a power failure
+            write_text(self.journal, whole)
         if self.meeting.rank == 0 and self.first.exists():
             checksums = json.loads(self.first.read_text(encoding="utf-8"))["checksums"]
             self._write_first(checksums)
-            last = json.loads(lines[-1]) if lines else {}
+            last = json.loads(whole.splitlines()[-1]) if whole else {}
             done = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
         reference, repeat, elapsed = json.loads(self.meeting.exchange(json.dumps(done))[0])
         return reference, repeat, elapsed

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from certify.records import Records, known
-from certify.schema import ALONE, BURN_IN
+from certify.schema import ALONE, BURN_IN, PARTS
 
 MIN_PEERS = 4  # to tell which one is odd
 MIN_ROUNDS = 3  # to estimate repeatability
@@ -229,7 +229,9 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         everywhere["slow"][stage] = np.apply_along_axis(_typical, 2, own)
         everywhere["hesitates"][stage] = np.apply_along_axis(_lost, 2, own)
         if records.on_cpus and stage in ALONE:  # CPU time of a GPU's process says nothing about the GPU
-            everywhere["starved"][stage] = np.apply_along_axis(_typical, 2, records.per_cpu_second(stage))
+            per_cpu_second = records.by_step(stage, *PARTS) / np.maximum(records.by_step(stage, "cpu"), 1e-6)
+            relative_time = per_cpu_second / np.nanmedian(per_cpu_second)
+            everywhere["starved"][stage] = np.apply_along_axis(_typical, 2, relative_time)
     correlation = {what: of_all([*everywhere[what].values()]) for what in ("slow", "starved") if everywhere[what]}
     for stage in everywhere["slow"]:
         for what in correlation:

@@ -118,9 +118,8 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
         work = bus_bandwidth(records, name, len(records.places))
         return {EVERYONE: [work / min(times) for times in records.reductions(name).values()]}
     found = {}
-    for place, rates in zip(
-        records.places.values(), amount / records.probe(name) / _UNITS[FIGURES[name].unit], strict=True
-    ):
+    table = amount / records.probe(name) / _UNITS[FIGURES[name].unit]
+    for place, rates in zip(records.places.values(), table, strict=True):
         if len(kept := known(rates)):
             who = f"node {place.node}" if name in COLLECTIVES else EVERYONE if name.endswith(ALL_NODES) else place.name
             found[who] = kept.tolist()

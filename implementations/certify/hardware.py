@@ -53,15 +53,13 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
     cpuinfo = text_of(root / "proc/cpuinfo").splitlines()
     models = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
     memory = re.search(r"MemTotal: +(\d+) kB", text_of(root / "proc/meminfo"))
-    found: Facts = {NODE: {"kernel": platform.release(), "CPUs": len(models) or os.cpu_count()}}
-    if models:
-        found[NODE]["CPU"] = models[0]
-    if memory:
-        found[NODE]["memory GiB"] = round(int(memory[1]) / 2**20, 1)
+    facts: dict[str, Any] = {"kernel": platform.release(), "CPUs": len(models) or os.cpu_count()}
+    facts |= {"CPU": (models or [""])[0], "memory GiB": round(int(memory[1]) / 2**20, 1) if memory else None}
+    found: Facts = {NODE: _reported(facts)}
     if gpus.nvml:
-        found[NODE] |= _reported({"driver": gpus.ask(lambda nvml: nvml.nvmlSystemGetDriverVersion())})
         devices = _gpu_facts(gpus, _GPU)
-        found[NODE]["GPUs"] = len(devices)
+        driver = gpus.ask(lambda nvml: nvml.nvmlSystemGetDriverVersion())
+        found[NODE] |= _reported({"driver": driver, "GPUs": len(devices)})
         found |= devices
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         words = {name: text_of(port / name).rpartition(": ")[2] for name in ("state", "rate", "link_layer")}

@@ -19,14 +19,13 @@ from review.logs.output import ReviewError, duration
 if TYPE_CHECKING:
     from certify.schema import Place
 
-EXIT = {"pass": 0, "warn": 3, "fail": 1}
-STATES = ("pass", "warn", "fail")
+EXIT = {"pass": 0, "warn": 3, "fail": 1}  # exit status by state, the best first
 MAX_ROUNDS = 64
 
 
 def worst(states: Iterable[str]) -> str:
     """The worst state; pass if there are none."""
-    return max(states, key=STATES.index, default="pass")
+    return max(states, key=[*EXIT].index, default="pass")
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,10 @@ class BurnIn:
     rounds: dict[int, list[float]] = field(default_factory=dict)
     running: bool = False
 
-    @property
-    def share(self) -> float:
-        return min(self.elapsed / self.duration, 1.0) if self.duration else 1.0
-
     def text(self) -> str:
+        share = min(self.elapsed / self.duration, 1.0) if self.duration else 1.0
         words = "not all identical" if self.different else "identical bit for bit" if self.repeats else "not started"
-        return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({self.share:.0%}), {words}"
+        return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({share:.0%}), {words}"
 
     def reasons(self, run_name: str) -> list[Reason]:
         """Ranks that differ, and a warning for a burn-in that ended early."""

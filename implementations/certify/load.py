@@ -78,11 +78,6 @@ class Config:
         rank, _, step = self.flip.partition(":")
         return (int(rank), int(step) - 1) if self.flip else ()
 
-    def check(self, ranks: int) -> None:
-        """Raises ConfigError for a drill on a missing rank: nothing would flip, and the test would pass."""
-        if self.flipped and self.flipped[0] >= ranks:
-            raise ConfigError(f"CERTIFY_FLIP={self.flip}: there are {ranks} ranks, the last is {ranks - 1}")
-
 
 @dataclass
 class Trainee:

@@ -157,10 +157,9 @@ def curves(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
                 rate = float(np.median(rates[(rows["rank"] == rank) & (rows["amount"] == size)]))
                 lines.setdefault(who, []).append((size, rate, f"{who}: {rate:,.4g} GB/s at {size:,.0f} bytes"))
         peaks = {who: points[-1][1] for who, points in lines.items()}
-        shown = _chosen(peaks, accused)
         words = f"Bus bandwidth by size, median of the rounds. {_extremes(peaks)}"
         title = LABELS[name][0].upper() + LABELS[name][1:]
-        series = [(who, lines[who]) for who in shown]
+        series = [(who, lines[who]) for who in _chosen(peaks, accused)]
         charts.append(_chart(name.replace("_", "-"), title, words, "bytes", "GB/s", series, log=True))
     return charts
 

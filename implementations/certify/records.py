@@ -71,11 +71,6 @@ class Records:
         seconds = self.seconds(stage).astype(np.float64)
         return seconds / np.nanmedian(seconds, axis=(0, 1))
 
-    def per_cpu_second(self, stage: str) -> np.ndarray:
-        """Seconds per CPU second of the process, over the median of all [ranks, rounds, steps]."""
-        times = self.by_step(stage, *PARTS) / np.maximum(self.by_step(stage, "cpu"), 1e-6)
-        return times / np.nanmedian(times)
-
     def rates(self, stage: str) -> np.ndarray:
         """Sequences per second [ranks, rounds]."""
         seconds, sequences = self.by_step(stage, *PARTS), self.by_step(stage, "sequences", missing=0)
@@ -138,11 +133,9 @@ def read(folder: Path) -> Records:
     if not files:
         raise ReviewError(f"{folder}: no certify_<node>.npz: give the folder that certify.sh or certify.sub printed")
     first, columns = files[0]
-    ranks = [
-        Place(one["rank"], one["local_rank"], about["node"], one["device"])
-        for about, _ in files
-        for one in about["ranks"]
-    ]
+    ranks: list[Place] = []
+    for about, _ in files:
+        ranks += [Place(one["rank"], one["local_rank"], about["node"], one["device"]) for one in about["ranks"]]
     tools = {about["node"]: about.get("tools", []) for about, _ in files}
     missing = [node for node in first["nodes"] if node not in tools]
     if missing or len(ranks) != first["size"]:

@@ -51,21 +51,13 @@ class State:
         repeat = self.burn.elapsed / self.burn.repeats if self.burn and self.burn.repeats else 0.0
         return self.burn is not None and not self.done and self.silent > max(SILENT_SECONDS, SILENT_REPEATS * repeat)
 
-    @property
-    def status(self) -> int:
-        """Exit status of the command if it ended now."""
-        return BROKEN if self.broken is not None else EXIT[self.verdict or "pass"]
-
-    def line(self) -> str:
+    def lines(self) -> list[str]:
         parts = [self.burn.text() if self.burn else f"certify: {self.stage}"]
         if self.stands_still:
             parts.append(f"no new repeat for {duration(self.silent)}")
         if self.found is not None:
             parts.append(self.verdict if self.done else f"so far: {self.verdict}")
-        return "; ".join(parts)
-
-    def lines(self) -> list[str]:
-        return [self.line(), *(f"  {reason}" for reason in self.reasons)]
+        return ["; ".join(parts), *(f"  {reason}" for reason in self.reasons)]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -87,9 +79,6 @@ class Watched:
         self._found: Certificate | None = None
         self._judged: list[tuple[str, int]] = []
         self._journal = Journal(folder)
-
-    def ended(self, state: State) -> bool:
-        return state.done or state.broken is not None
 
     def poll(self, now: float) -> State:
         """State at ``now`` (seconds since the epoch). Raises ReviewError for invalid files."""
@@ -147,8 +136,8 @@ def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
         style = {"pass": "green", "warn": "yellow", "fail": "red"}.get(state.verdict, "")
         return Text("\n".join(state.lines()), style)
 
-    states = output.follow(watched.poll, watched.ended, interval)
+    states = output.follow(watched.poll, lambda state: state.done or state.broken is not None, interval)
     state = output.show_states(states, say, news, render, as_json=as_json, once=once)
     if state.broken is not None:
         print(f"review: the load did not run: {text(state.broken.splitlines()[0])}", file=sys.stderr)
-    return state.status
+    return BROKEN if state.broken is not None else EXIT[state.verdict or "pass"]

@@ -97,15 +97,10 @@ class Order:
     rank: int = 0
     world_size: int = 1
 
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of a step over all ranks."""
-        return self.batch_size * self.num_micro_batches * self.world_size
-
     def step(self, step: int) -> list[np.ndarray]:
         """Sample indices of each micro-batch of a step (counted from 1) on this rank."""
-        first = (step - 1) * self.samples_per_step
-        places = np.arange(first + self.rank, first + self.samples_per_step, self.world_size)
+        count = self.batch_size * self.num_micro_batches * self.world_size
+        places = np.arange((step - 1) * count + self.rank, step * count, self.world_size)
         epochs, within = np.divmod(places, self.num_samples)
         chosen = np.empty(len(places), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():

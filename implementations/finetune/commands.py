@@ -75,7 +75,11 @@ def benchmark(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
     shape = model.model.config
     length = min(options.length or model.facts["max_seq_length"], shape.max_position_embeddings)
     ids = np.random.default_rng(0).integers(1000 % shape.vocab_size, shape.vocab_size, length).astype(np.int32)
-    texts = files.texts_of(model, options.input) if options.input else []
+    texts: list[tuple[str, ...]] = []
+    if options.input:
+        columns, rows = files.read_rows(model, options.input, ())
+        if not (texts := [tuple(row[name] for name in columns) for row in rows]):
+            raise ConfigError(f"{options.input}: has no rows")
     for size in options.batch_sizes:
         samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
         for number in range(WARM_UP_BATCHES + options.batches):

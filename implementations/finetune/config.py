@@ -41,9 +41,7 @@ class Config(Hardware):
         doc="fine-tuning: the task; table (or TSV): your own table",
     )
     data: Path = env("DATA", doc="fine-tuning: folder of the task's files")
-    mode: str = env(
-        "MODE", "train-eval", choices=("train-eval", "train", "eval", "prediction"), doc="fine-tuning: what to do"
-    )
+    mode: str = env("MODE", "train-eval", choices=("train-eval", "train", "eval", "prediction"), doc="fine-tuning mode")
     squad_version: str = env("SQUAD_VERSION", "1.1", choices=("1.1", "2.0"), doc="2.0: questions may have no answer")
     text_columns: str = env("TEXT_COLUMNS", "", doc="tables: one or two text columns, joined by commas")
     label_column: str = env("LABEL_COLUMN", "", doc="tables: column to predict; unset: label, or the last")

@@ -32,8 +32,7 @@ def table(text: str) -> tuple[list[str], list[str]]:
 
     Raises DataError for a line of another form.
     """
-    training: list[str] = []
-    test: list[str] = []
+    training, test = list[str](), list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         cells = line.split("\t", 2)
         try:

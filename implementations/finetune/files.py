@@ -49,7 +49,7 @@ def predict(model: Saved, source: str, target: Path, columns: tuple[str, ...], b
             done = _resume(file, about)
             print(f"finetune: {source}: {total:,} rows, text {' | '.join(texts)}; {done:,} done", file=sys.stderr)
             begin = last = time.monotonic()
-            rows, count = islice(_rows(model, path, columns)[1], done, None), done
+            rows, count = islice(read_rows(model, path, columns)[1], done, None), done
             while chunk := list(islice(rows, CHUNK)):
                 predictions = model.predict([tuple(row[name] for name in texts) for row in chunk], batch_size)
                 for row, found in zip(chunk, predictions, strict=True):
@@ -67,18 +67,9 @@ def predict(model: Saved, source: str, target: Path, columns: tuple[str, ...], b
         kept.unlink()
 
 
-def texts_of(model: Saved, path: Path) -> list[tuple[str, ...]]:
-    """Texts of a file, in the form of ``Saved.predict``. Raises DataError."""
-    names, rows = _rows(model, path, ())
-    texts = [tuple(row[name] for name in names) for row in rows]
-    if not texts:
-        raise DataError(f"{path}: has no rows")
-    return texts
-
-
 def _check(model: Saved, path: Path, columns: tuple[str, ...], kind: str) -> tuple[tuple[str, ...], list[str], int]:
     """Checks every row; returns the text columns, all columns, and the number of rows. Raises DataError."""
-    texts, rows = _rows(model, path, columns)
+    texts, rows = read_rows(model, path, columns)
     names: dict[str, None] = {}
     total = 0
     for total, row in enumerate(rows, 1):
@@ -94,7 +85,7 @@ def _check(model: Saved, path: Path, columns: tuple[str, ...], kind: str) -> tup
     return texts, [name for name in names if not (model.answers and name == "context")], total
 
 
-def _rows(model: Saved, path: Path, columns: tuple[str, ...]) -> tuple[tuple[str, ...], Iterator[dict[str, Any]]]:
+def read_rows(model: Saved, path: Path, columns: tuple[str, ...]) -> tuple[tuple[str, ...], Iterator[dict[str, Any]]]:
     """Text columns of a file, and its rows."""
     if model.answers and _is_squad(path):
         dataset = squad.read(path, model.facts["squad_version"], needs_answers=False)

@@ -158,7 +158,7 @@ def test_a_drill_that_is_none_is_bad_input(flip):
 @pytest.mark.parametrize(
     ("drill", "reason"),
     [
-        ({"CERTIFY_FLIP": "1:1"}, "CERTIFY_FLIP=1:1: there are 1 ranks, the last is 0"),
+        ({"CERTIFY_FLIP": "1:1"}, "CERTIFY_FLIP=1:1: ranks are 0 to 0"),
         ({"CERTIFY_FLIP": "0:99999"}, "CERTIFY_FLIP=0:99999: a round has "),
     ],
 )

@@ -63,12 +63,12 @@ def states(folder, *moves):
     test = Test(folder, moves)
     test.start()
     watched = Watched(folder)
-    return list(follow(watched.poll, watched.ended, 5.0, test.clock, test.sleep))
+    return list(follow(watched.poll, lambda state: state.done or state.broken is not None, 5.0, test.clock, test.sleep))
 
 
 def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
     found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0), repeat(3, 101.0))
-    assert [state.line() for state in found] == [
+    assert [state.lines()[0] for state in found] == [
         "certify: single, parallel",
         "certify: single, parallel; so far: pass",
         "burn-in: 1 repeats in 0.01 hours (20%), identical bit for bit; so far: pass",
@@ -82,7 +82,7 @@ def test_the_verdict_so_far_fails_from_the_repeat_in_which_a_rank_computed_somet
     found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0, {"1": 4}), repeat(3, 101.0))
     assert [state.verdict for state in found] == ["", "pass", "pass", "fail", "fail"]
     assert found[3].lines()[1].startswith("  rank 1 on node0: its weights differ from the first repeat")
-    assert found[-1].status == 1
+    assert found[-1].verdict == "fail"
 
 
 def test_each_look_reads_only_the_lines_that_are_new(tmp_path, monkeypatch):
@@ -145,7 +145,7 @@ def test_a_burn_in_that_stands_still_is_said_to(tmp_path):
     found = states(tmp_path, Test.stages, repeat(1, 20.0), *still, lambda test: setattr(test, "now", test.now + 300),
                    repeat(2, 101.0))  # fmt: skip
     assert [state.stands_still for state in found] == [False] * 16 + [True, False]
-    assert "no new repeat for" in found[16].line()
+    assert "no new repeat for" in found[16].lines()[0]
     assert [state.verdict for state in found[15:]] == ["pass", "warn", "pass"]
 
 
