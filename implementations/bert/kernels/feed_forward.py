@@ -21,6 +21,12 @@ from bert.kernels.weight_gradient import into, sources, take
 missing = needs((9, 0), package("quack", "quack-kernels"))
 
 
+def missing_in_fp8(device: torch.device) -> str | None:
+    """Why fp8_quack.py cannot run: QuACK's products of both fp8 formats are Hopper's."""
+    later = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (10, 0)
+    return missing(device) or ("its fp8 needs compute capability 9.0" if later else None)
+
+
 def reference(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str) -> Tensor:
     """x [T, D], weight [F, D], bias [F], out_weight [D, F] -> GELU(x weight^T + bias) out_weight^T [T, D]."""
     return F.linear(F.gelu(F.linear(x, weight, bias), approximate=approximate), out_weight)
