@@ -135,8 +135,8 @@ class Kernels:
     """The operations of one model, bound. Signatures: the ``reference`` of each file.
 
     fp8_cast: kernels cast their results to fp8 for the next product where the scale is known in advance;
-    fp8_feed_forward: those of the feed-forward in its products, with GELU (fp8_quack.py); feed_forward: both products
-    with the GELU between them as one operation, in 16 bits; None: one after the other.
+    fp8_feed_forward: those of the feed-forward inside its products, with GELU (quack_epilogues.py); feed_forward: both
+    products with the GELU between them as one operation, in 16 bits; None: one after the other.
     """
 
     embeddings: Callable[..., Tensor]

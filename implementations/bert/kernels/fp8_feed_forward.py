@@ -139,12 +139,12 @@ def gelu_gradient_of_product(
 
 def kernels(by_quack: bool) -> Any:
     """The module whose ``gelu_of_product`` and ``gelu_gradient_of_product`` are used."""
-    return importlib.import_module("bert.kernels.fp8_quack") if by_quack else sys.modules[__name__]
+    return importlib.import_module("bert.kernels.quack_epilogues") if by_quack else sys.modules[__name__]
 
 
 class Settings(NamedTuple):
     """Non-tensor arguments. following: cast target of the result, if the next product takes fp8; pre_norm: see
-    dropout_add_layer_norm; by_quack: GELU inside the products (fp8_quack.py)."""
+    dropout_add_layer_norm; by_quack: GELU inside the products (quack_epilogues.py)."""
 
     first: Fp8Linear
     second: Fp8Linear

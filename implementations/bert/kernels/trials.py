@@ -318,7 +318,7 @@ def feed_forward_problem(device: torch.device, heads: Heads) -> str:
 
 
 def fp8_feed_forward_problem(device: torch.device, heads: Heads) -> str:
-    """Why fp8_quack.py is not to be used: further from fp32's results than separate kernels, or slower; or empty."""
+    """Why QuACK's is not to be used in fp8: further from fp32's results than separate kernels, or slower; or empty."""
     x, weight, bias, out_weight, upstream = _feed_forward(device, heads)
     scaling = fp8.Scaling(fp8.Recipe(), 2, device)
 

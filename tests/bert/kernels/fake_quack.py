@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FORMS = {"gelu_tanh_approx": "tanh", "gelu_erf": "none"}
+EPILOGUES = "bert.kernels.quack_epilogues"  # the module that imports the package
 MODULES = "quack.gemm_interface", "quack.activation", "quack.epilogue.frontend", "quack.epilogue.ops"
 
 
@@ -32,11 +33,6 @@ def gemm_act(
     assert not torch.is_grad_enabled()
     linear = _product(A, B) + bias
     return linear if store_preact else None, F.gelu(linear, approximate=FORMS[activation])
-
-
-def gemm_dact(A: Tensor, B: Tensor, PreAct: Tensor, activation: str, *, tuned: bool = True) -> tuple[Tensor, Tensor]:
-    """(A B times GELU's slope at PreAct, GELU of PreAct)."""
-    return _backward(PreAct, _product(A, B), FORMS[activation])
 
 
 def _backward(x: Tensor, gradient: Tensor, form: str) -> tuple[Tensor, Tensor]:
@@ -120,6 +116,11 @@ class Epilogue:
             output.copy_(value.clamp(-most, most) if output.element_size() == 1 else value)
         for name, reduce in self.reduces.items():
             reduce.write(found[name], (tile_M, tile_N), epi_args[name])
+
+    def __call__(self, A: Tensor, B: Tensor, C: Tensor, *, tuned: bool = True) -> dict[str, Tensor]:
+        """A [M, K] times B [K, N]: D and the outputs, in A's type, and the sums, in fp32 or better."""
+        found = self.fn(_product(A, B), C)
+        return {name: value.sum(0) if name in self.reduces else value.to(A.dtype) for name, value in found.items()}
 
 
 def gemm_epilogue(

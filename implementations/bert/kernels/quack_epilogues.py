@@ -1,12 +1,10 @@
-"""GELU and the casts to fp8 inside the two products beside them, by QuACK (quack-kernels) on Hopper.
+"""GELU, its slope, bias gradients and casts to fp8 inside the products beside them, by QuACK (quack-kernels).
 
-The first product writes what GELU takes, and GELU's result in fp8; in the backward pass the product that gives GELU's
-gradient multiplies it by the slope, sums the bias gradient and writes fp8. Both write rows alone: the other order is a
-pass of one byte an element. For each element of a hidden state [T, D] the kernels beside the products move 16 bytes,
-separate ones 40.
-
-Unlike separate kernels, nothing is rounded to 16 bits before it is cast, so results are equal only to that rounding.
-The largest magnitude leaves out NaN, which the cast keeps: it reaches the loss.
+fp8 is Hopper's. The first product writes what GELU takes, and GELU's result in fp8; in the backward pass the product
+that gives GELU's gradient multiplies it by the slope, sums the bias gradient and writes fp8. Both write rows alone: the
+other order is a pass of one byte an element. For each element of a hidden state [T, D] the kernels beside the products
+move 16 bytes, separate ones 40. Unlike in separate kernels, nothing is rounded to 16 bits before it is cast, so results
+are equal only to that rounding. The largest magnitude leaves out NaN, which the cast keeps: it reaches the loss.
 
 Imports QuACK: import this module where it is installed.
 """
@@ -28,6 +26,15 @@ from bert.kernels.fp8_cast import transpose
 
 ROWS = 64  # of a program's tile; with these columns nothing spills: 168 registers a thread, compiled for sm_90a
 COLUMNS = {True: 256, False: 128}  # by whether partial sums are fast; exact ones are held twice
+
+
+def _backward(gelu_backward):
+    @gemm_epilogue(outputs=("activated",), reduces={"bias": RowVecReduce("bias")})
+    def epilogue(acc, c):
+        inner, activated = gelu_backward(c, acc)
+        return {"D": inner, "activated": activated, "bias": inner}
+
+    return epilogue
 
 
 def _value(gelu):
@@ -52,8 +59,20 @@ def _gradient(gelu_backward):
 
 
 # QuACK finds an epilogue again by its name in the module.
+backward_tanh, backward_erf = _backward(dgelu_tanh_approx), _backward(dgelu_erf)
 value_tanh, value_erf = _value(gelu_tanh_approx), _value(gelu_erf)
 gradient_tanh, gradient_erf = _gradient(dgelu_tanh_approx), _gradient(dgelu_erf)
+
+
+def gelu_backward_of_product(
+    gradient: Tensor, weight: Tensor, linear: Tensor, approximate: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """gradient [T, D], weight [D, F], what GELU takes [T, F], in 16 bits: its gradient, GELU's result, the sum of the
+    gradient over T in fp32 [F]."""
+    epilogue = backward_tanh if approximate == "tanh" else backward_erf
+    # tuned=False: which kernel runs, and with it the order of its sums, does not hang on a timing.
+    found = epilogue(gradient, weight, linear, tuned=False)
+    return found["D"], found["activated"], found["bias"]
 
 
 def _start(epilogue, a: Tensor, b: Tensor, output: Tensor, c: Tensor | None, fast: bool, target: Target, **named: Any):
