@@ -492,9 +492,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name has this in it, such as fp8")
     parser.add_argument("--evaluation", action="store_true", help="evaluations in fp8, bf16 and fp32 instead")
     parser.add_argument("--sequences", type=integer, default=4000, help="with --evaluation: held out (default 4000)")
-    parser.add_argument(
-        "--seed", type=natural, default=0, help="of first weights; with --evaluation of data as well (default 0)"
-    )
+    parser.add_argument("--seed", type=natural, default=0, help="of weights; with --evaluation of data too (default 0)")
     options = parser.parse_args()
     if (options.steps or 0) % 25:
         parser.error(f"--steps {options.steps}: expected a multiple of 25")
