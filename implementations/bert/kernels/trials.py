@@ -338,7 +338,7 @@ def fp8_feed_forward_problem(device: torch.device, heads: Heads) -> str:
         gradients = kernels.gelu_gradient_of_product(*after, inner, bias, approximate, targets[1], fast)
         return [*values, *gradients]
 
-    names = "result", "transposed result", "gradient", "transposed gradient", "bias' gradient", "largest magnitudes"
+    names = "result", "transposed result", "gradient", "transposed gradient", "bias' gradient", "largest magnitude"
     for approximate, fast in itertools.product(("none", "tanh"), (False, True)):
         value = F.gelu(linear, approximate=approximate)
         (gradient,) = torch.autograd.grad(value, linear, into_gelu)

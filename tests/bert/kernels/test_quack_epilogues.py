@@ -16,7 +16,7 @@ from bert.kernels.fp8 import Recipe
 from bert.model.encoder import Encoder
 
 from . import fake_quack, fp8_cases
-from .test_feed_forward import CPU, HEADS
+from .test_feed_forward import HEADS
 from .test_fp8_feed_forward import CASTS_IN_KERNELS, CONFIG, _run
 
 # Of the norm: a hundredth of the gradients, rounded to bf16 or not, goes to another of two neighbours in fp8, up to a
@@ -26,7 +26,7 @@ NEIGHBOURS = 2.0**-4
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_the_feed_forward_is_that_of_separate_kernels_but_for_a_rounding(approximate, device, quack):
-    found = fp8_cases.differences(CPU, 96, 48, 272, approximate, by_quack=True)  # tiles in part, both ways
+    found = fp8_cases.differences(device, 96, 48, 272, approximate, by_quack=True)  # tiles in part, both ways
     assert max(found.values()) <= NEIGHBOURS, found
     assert any(found.values()), "another kernel ran"
 
@@ -37,14 +37,14 @@ def test_every_layer_uses_it_once_a_step_has_measured_the_scales(device, quack, 
     gemm = fake_quack.Epilogue.gemm
     monkeypatch.setattr(fake_quack.Epilogue, "gemm", lambda *args, **named: calls.append(named) or gemm(*args, **named))
     for by_quack in (False, True):
-        chosen = select(Config(fused=CASTS_IN_KERNELS, attention="sdpa_loop"), CPU)
+        chosen = select(Config(fused=CASTS_IN_KERNELS, attention="sdpa_loop"), device)
         torch.manual_seed(5)
-        encoder = Encoder(shape, dataclasses.replace(chosen, fp8_feed_forward=by_quack)).bfloat16()
-        scaling = encoder.use_fp8(Recipe(fast_backward=True), CPU) or encoder.fp8_scaling
-        _run(encoder, CPU, factor=1.0)
+        encoder = Encoder(shape, dataclasses.replace(chosen, fp8_feed_forward=by_quack)).to(device, torch.bfloat16)
+        scaling = encoder.use_fp8(Recipe(fast_backward=True), device) or encoder.fp8_scaling
+        _run(encoder, device, factor=1.0)
         scaling.mark_calibrated()
         assert not calls, "the first step measures"
-        outcomes.append(_run(encoder, CPU, factor=1.0))
+        outcomes.append(_run(encoder, device, factor=1.0))
     assert len(calls) == 2 * shape.num_hidden_layers
     assert all(dict(one["post_init_attrs"]) == {"fp8_slow_accum": False} for one in calls)
     separate, by_quack = outcomes
@@ -56,11 +56,11 @@ def test_every_layer_uses_it_once_a_step_has_measured_the_scales(device, quack, 
 def test_what_is_not_finite_is_seen_or_goes_on(device, quack):
     module = importlib.import_module(fake_quack.EPILOGUES)
     for bad in (float("inf"), float("nan")):
-        target = fp8_cases.new_target(torch.float8_e4m3fn, 1.0, CPU)
-        bias = torch.zeros(32, dtype=torch.bfloat16)
+        target = fp8_cases.new_target(torch.float8_e4m3fn, 1.0, device)
+        bias = torch.zeros(32, dtype=torch.bfloat16, device=device)
         bias[3] = bad
-        x8 = torch.ones(16, 16).to(torch.float8_e4m3fn)
-        weight, one = torch.ones(32, 16).to(torch.float8_e4m3fn), torch.ones(())
+        x8 = torch.ones(16, 16, device=device).to(torch.float8_e4m3fn)
+        weight, one = torch.ones(32, 16, device=device).to(torch.float8_e4m3fn), torch.ones((), device=device)
         _, cast, transposed = module.gelu_of_product(x8, weight, (one, one), bias, "tanh", target)
         assert cast.float()[:, 3].isnan().all() if bad != bad else target.largest == bad
         assert torch.equal(cast.float().t().nan_to_num(), transposed.float().nan_to_num())
@@ -71,7 +71,7 @@ FAULTS = {
     "cast": "its result differs from fp32's by 0.",
     "inner": "its bias' gradient differs from fp32's by ",
     "bias": "its bias' gradient differs from fp32's by 0.",
-    "largest": "its largest magnitudes differs from fp32's by 0.",
+    "largest": "its largest magnitude differs from fp32's by 0.",
     "slow": "slower: 3.00 ms, ours 2.00 ms",
 }
 
@@ -90,11 +90,12 @@ def test_a_trial_finds_what_is_wrong_or_slower(fault, device, quack, monkeypatch
             spoiled.copy_(1.1 * spoiled.float())
 
     monkeypatch.setattr(module, "_start", wrong)
-    assert trials.attempt("fp8_feed_forward", CPU, HEADS).problem.startswith(FAULTS[fault])
+    assert trials.attempt("fp8_feed_forward", device, HEADS).problem.startswith(FAULTS[fault])
 
 
 def test_a_run_takes_it_only_where_it_is_there_and_was_found_right(device, monkeypatch):
-    with pytest.raises(ConfigError, match="FUSED names fp8_feed_forward, but "):
+    monkeypatch.setitem(QUACK, "fp8_feed_forward", lambda device: "it is not there")
+    with pytest.raises(ConfigError, match="FUSED names fp8_feed_forward, but it is not there"):
         Config(fused=f"{CASTS_IN_KERNELS},fp8_feed_forward").names(device)
     monkeypatch.setitem(QUACK, "fp8_feed_forward", lambda device: None)
     assert "fp8_feed_forward" in Config(fused="auto").names(device)
