@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The reason in the output of srun, pyxis and enroot when they fail. Sourced by pyxis.sh and the doctor.
+# Extracts the reason from failed srun, pyxis and enroot output. Sourced by pyxis.sh and the doctor.
 
-# srun's complaint about a plugin that it cannot load, in parentheses; nothing without one.
+# srun's error about a plugin that it cannot load, in parentheses; empty without one.
 pyxis::plugin_error() {
   local -r said=$(grep -iE 'error: .*(plugin|plugstack|spank|dlopen)' <<<"$1" | sed -n '1s/.*error: *//p')
   if [[ $said ]]; then printf ' (%s)' "$said"; fi
 }
 
-# The line that best explains why pyxis failed: of a program that enroot runs, else enroot's error, else pyxis's own, else
-# that of any step.
+# The line that best explains why pyxis failed: from a program that enroot runs, else enroot's error, else pyxis', else any
+# step's.
 pyxis::reason() {
   local -r cause='FATAL ERROR|curl: \([0-9]+\)|No space left on device'
   local reason

@@ -19,7 +19,7 @@ doctor::container() {
     doctor::enroot
     doctor::sqsh
   fi
-  # The run's own check, with what it would say; where pyxis passes it, nothing has run yet.
+  # The run's own check and message; passing it with pyxis has not run anything yet.
   if [[ $runtime != pyxis ]]; then
     doctor::same_check "$runtime" "runs $CONT" doctor::runtime_check "$runtime"
   elif said=$(doctor::runtime_check "$runtime" 2>&1 >/dev/null); then
@@ -29,7 +29,7 @@ doctor::container() {
   fi
 }
 
-# Each run makes its container; docker and Apptainer start one here.
+# Docker and Apptainer start a container here.
 doctor::runtime_check() (
   # shellcheck disable=SC2329 # the runtime's file calls it
   runner::everywhere() { "$@"; }
@@ -46,7 +46,7 @@ doctor::enroot() {
     if doctor::on_compute_node; then
       doctor::row fail enroot 'not on PATH' 'install enroot on every node'
     else
-      doctor::row skip enroot 'not on this machine, which need not have it' 'srun launch/doctor.sh container'
+      doctor::row skip enroot 'not on this machine; only compute nodes need it' 'srun launch/doctor.sh container'
     fi
     return
   fi
@@ -60,17 +60,17 @@ doctor::enroot() {
     [[ $path ]] || continue
     free=$(doctor::free_gb "$path")
     if [[ ! $free ]]; then
-      doctor::row fail "$variable" "$path: no such folder, and none above it" "in $ENROOT_CONF: another folder"
+      doctor::row fail "$variable" "$path: no such folder, and no parent of it" "in $ENROOT_CONF: another folder"
     elif [[ $variable != ENROOT_DATA_PATH ]] || ((free >= 60)); then
       doctor::row pass "$variable" "$path, $free GB free"
     else
-      doctor::row warn "$variable" "$path has $free GB free, and an unpacked image takes some 40" "in $ENROOT_CONF: a larger disk"
+      doctor::row warn "$variable" "$path has $free GB free, and an unpacked image takes about 40" "in $ENROOT_CONF: a larger disk"
     fi
   done
 }
 
-# A path of enroot's settings: of the environment, or of its file with the usual words in it resolved.
-# shellcheck disable=SC2016 # those words are looked for, not expanded
+# A path of enroot's settings: from the environment, or from its file with the usual variables resolved.
+# shellcheck disable=SC2016 # searched for literally
 doctor::enroot_path() {
   local -r name=$1
   local path=${!name:-}

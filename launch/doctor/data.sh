@@ -23,7 +23,7 @@ doctor::folder() {
   if [[ ! $folder ]]; then
     doctor::row fail "$variable" 'not set' 'source env.sh'
   elif [[ ! -d $folder || ! -r $folder ]]; then
-    doctor::row fail "$variable" "$folder: no such folder here that can be read" "$cure"
+    doctor::row fail "$variable" "$folder: no such folder here, or not readable" "$cure"
   elif outside=$(doctor::outside "$folder") && [[ $outside && ${CONT:-} ]]; then
     doctor::row fail "$variable" "$folder has links to $outside, which is not mounted in the container" "CONTAINER_MOUNTS=$outside:ro"
   else
@@ -32,7 +32,7 @@ doctor::folder() {
   fi
 }
 
-# The first folder outside of a data folder that its links lead to, but for those of CONTAINER_MOUNTS.
+# The first folder outside a data folder that its links lead to, except those in CONTAINER_MOUNTS.
 doctor::outside() {
   local -r mounted=${CONTAINER_MOUNTS:-}
   local path entry
@@ -44,14 +44,14 @@ doctor::outside() {
   done < <(find "$1" -maxdepth 2 -type l -exec realpath -m -- {} +)
 }
 
-# prepare_data.sh leaves its record above the data; what it holds is verified by reading all of it.
+# prepare_data.sh writes its manifest above the data; `verify` compares the contents with it.
 doctor::manifest() {
   local -r folder=$1
   local root=$folder
   [[ -d $folder ]] || return 0
   while [[ $root != / ]] && ! compgen -G "$root/prepared-*.json" >/dev/null; do root=$(dirname -- "$root"); done
   if [[ $root == / ]]; then
-    doctor::row warn 'data manifest' "$folder was not made by prepare_data.sh, or not to its end" "./verify_dataset.sh $folder"
+    doctor::row warn 'data manifest' "$folder was not prepared by prepare_data.sh, or is incomplete" "./verify_dataset.sh $folder"
   else
     doctor::row pass 'data manifest' "$(compgen -G "$root/prepared-*.json" | paste -sd' ')" "contents: ./launch/doctor.sh verify"
   fi
@@ -69,7 +69,7 @@ doctor::verify() {
   fi
 }
 
-# What every run begins with: settings, data, vocabulary, weights, by the trainer itself.
+# The trainer's own check of settings, data, vocabulary and weights.
 doctor::trainer() {
   local said
   local -r check=(env "PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR" "$PYTHON" -m bert --check)

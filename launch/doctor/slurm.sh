@@ -52,7 +52,7 @@ doctor::mpi() {
   if [[ $wanted == none || " $known" == *" $wanted "* ]]; then
     doctor::row pass 'MPI type' "$wanted"
   else
-    doctor::row warn 'MPI type' "SLURM_MPI_TYPE=$wanted is not among:$known" 'in env.sh: unset SLURM_MPI_TYPE (ranks need none)'
+    doctor::row warn 'MPI type' "SLURM_MPI_TYPE=$wanted is not among:$known" 'in env.sh: unset SLURM_MPI_TYPE (ranks need no MPI)'
   fi
 }
 
@@ -70,7 +70,7 @@ doctor::pyxis() {
       doctor::row fail pyxis 'srun has no option --container-image, and CONT is set' \
         'install pyxis, or: export CONTAINER_RUNTIME=apptainer, or: export CONT='
     else
-      doctor::row skip pyxis 'not installed; jobs run straight on the nodes'
+      doctor::row skip pyxis 'not installed; jobs run directly on the nodes'
     fi
   elif [[ $missing ]]; then
     doctor::row fail pyxis "srun lacks$missing" 'install pyxis 0.11 or newer'

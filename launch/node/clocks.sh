@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The clocks of this node's GPUs, as root or by sudo. Usage: clocks.sh set | reset
-# set locks the SM clocks to GPU_CLOCKS (MHz: one number, or LOWEST,HIGHEST); reset gives them back to the driver.
+# Sets the clocks of this node's GPUs, as root or by sudo. Usage: clocks.sh set | reset
+# set locks the SM clocks to GPU_CLOCKS (MHz: one number, or LOWEST,HIGHEST); reset returns them to the driver.
 set -uo pipefail
 readonly CLOCKS=${GPU_CLOCKS:?}
 
-# The tool of a broken driver hangs.
+# nvidia-smi hangs with a broken driver.
 clocks::smi() { timeout -k 5 60 "$@" 2>&1 </dev/null; }
 
-# nvidia-smi ends with 0 even if it set nothing ("not supported ... treating as warning"), so its messages are counted.
+# nvidia-smi exits with 0 even if it set nothing ("not supported ... treating as warning"), so its messages are counted.
 clocks::ask() { clocks::smi nvidia-smi "$@" || clocks::smi sudo -n nvidia-smi "$@"; }
 
 clocks::set() {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Did a command run on every node? Only what the nodes themselves say counts: where a plugin of Slurm fails on a node, its
-# srun may start nothing there and still end with status 0. A command that succeeded on a node prints "answer NODE" there
-# (launch/run/answer.sh). Sourced by the run scripts; runner::everywhere is theirs, and runner::nodes where they know the names.
+# Did a command run on every node? Only the nodes' own output counts: if a Slurm plugin fails on a node, srun may start nothing
+# there and still end with status 0. A command that succeeded on a node prints "answer NODE" there (launch/run/answer.sh).
+# Sourced by the run scripts, which define runner::everywhere and, if they know the names, runner::nodes.
 
 declare answers_said=''
 
@@ -10,7 +10,7 @@ answers::everywhere() {
   answers_said=$(runner::everywhere "$REPO_DIR/launch/run/answer.sh" "$@" 2>&1) && answers::complete "$answers_said"
 }
 
-# Runs a command and shows its output, but not the answers, on stderr as it comes; sets answers_said. Status: the command's.
+# Runs a command and streams its output, without the answers, to stderr; sets answers_said. Status: the command's.
 answers::shown() {
   local line=''
   answers_said=''
@@ -21,15 +21,15 @@ answers::shown() {
   wait "$!"
 }
 
-# Does every node answer in this text?
+# Does this text have an answer from every node?
 answers::complete() { (($(grep -c '^answer ' <<<"$1") >= DGXNNODES)); }
 
-# Why not, in a line: missing nodes, if not all are, and the complaint.
+# Why not, in one line: the missing nodes, unless all are missing, and the error.
 answers::why() {
   answers::named "$1" "$(answers::reason "$1")"
 }
 
-# A reason (the second argument) after the names of the nodes that did not answer; where none did, of those that srun names.
+# Prefixes a reason ($2) with the names of the nodes that did not answer; if none did, with those that srun names.
 answers::named() {
   local reason=$2 missing=''
   if grep -q '^answer ' <<<"$1" && declare -F runner::nodes >/dev/null; then

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# How the trial loop ends: the last line and the exit status give the result, the line also the reason.
+# End of the trial loop: exit status and last line give the result, the last line also the reason.
 # shellcheck disable=SC2034,SC2154 # group is of ranks.sh, too; RUN_DIR and LOGDIR are of variables.sh
 
-# State of the loop: what failed so far, the trial that runs, its process group, and the reason of each trial that failed.
+# State of the loop: failures so far, reason per failed trial, current trial, its process group.
 declare -a failures=() reasons=()
 declare current='' group=''
-declare -i patience=20 deadline=0 # seconds for the ranks to end in, once this script is told to; their last one
+declare -i patience=20 deadline=0 # seconds that ranks get to end after a signal to this script; when that time is over
 
 trial::conclude() {
   local list at text
-  while read -r at text; do log::info "was begun again at $at, $text"; done < <(cut -f 4,5 -- "$RUN_DIR/restarts.txt" 2>/dev/null)
+  while read -r at text; do log::info "restarted at $at, $text"; done < <(cut -f 4,5 -- "$RUN_DIR/restarts.txt" 2>/dev/null)
   if ((${#failures[@]})); then
     printf -v list '; %s' "${failures[@]}"
     log::error "${#failures[@]} of $NEXP trials failed: ${list#; }"
@@ -18,12 +18,12 @@ trial::conclude() {
   log::info "$(trainer::success): $RUN_DIR"
 }
 
-# Whatever ends this script is told in its last line, and what runner::prepare made is removed.
+# However this script ends, the last line gives the reason, and what runner::prepare created is removed.
 trial::traps() {
   local signal
   trap 'runner::cleanup >/dev/null 2>&1 || true' EXIT
   for signal in HUP INT QUIT TERM; do
-    # shellcheck disable=SC2064 # the signal of now
+    # shellcheck disable=SC2064 # expand now
     trap "trial::interrupted $signal $((128 + $(kill -l "$signal")))" "$signal"
   done
 }
@@ -46,8 +46,8 @@ trial::interrupted() {
   exit "$status"
 }
 
-# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder. The first of: what this
-# script knows, a rank's own reason, Slurm's, a full disk, the last complaint in the output.
+# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder. The first available of: a
+# reason known to this script, a rank's own, Slurm's, a full disk, the last error in the output.
 trial::reason() {
   local -r trial=$1 status=$2 folder=$3
   local said=${reasons[trial]:-}
@@ -62,12 +62,11 @@ trial::reason() {
     said=$(tail -n 200 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null | grep -a 'error: .' | tail -n 1 |
       sed 's/.*error: //') || true
   fi
-  echo "${said:-no reason was left (exit status $status), see output_$trial.txt}"
+  echo "${said:-no reason given (exit status $status), see output_$trial.txt}"
 }
 
-# NCCL's watchdog aborts each rank that waits longer than DIST_TIMEOUT, with a line; without one are those who did not come.
-# Arguments: the output of the ranks; a file that is to say so, too, and then a line for each of them; what is said where no
-# rank waited.
+# NCCL's watchdog aborts each rank that waits longer than DIST_TIMEOUT, and prints a line; ranks without that line are the
+# missing ones. Arguments: output of the ranks; file for the collective and a line per missing rank; text if no rank waited.
 trial::absent() {
   local -r waits='s/.*Rank \([0-9]*\)\] Watchdog caught collective operation timeout: .*OpType=\([A-Z_]*\).*/\1 \2/p'
   local -r waited=$(sed -n "$waits" -- "$1" 2>/dev/null | sort -u)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Checked and recorded once, before the first trial. Sourced by trial.sh.
+# Checks and records made once, before the first trial. Sourced by trial.sh.
 # shellcheck disable=SC2154 # answers_said, RUN_DIR and variables_outputs are of answers.sh and variables.sh
 
-# The trainer's own check, shown as it comes. The reason of a failure is its last complaint; one without output did not run,
-# whatever its exit status.
+# The trainer's own check, with its output. The reason of a failure is its last error; without output it did not run, whatever
+# the exit status.
 preflight::check() {
   local reason
   log::info 'checking the configuration'
@@ -12,8 +12,8 @@ preflight::check() {
   log::die "this configuration cannot run: ${reason:-$(answers::reason "$answers_said")}"
 }
 
-# The folders that ranks write to, on every node: what is first made in a container ends with it. Those within LOGDIR, which
-# all nodes see or which each has for itself, ranks make.
+# Creates the folders that ranks write to on every node, since a folder first created in a container ends with it. Ranks
+# create those within LOGDIR themselves.
 preflight::outputs() {
   local name
   for name in "${variables_outputs[@]}"; do
@@ -26,8 +26,8 @@ preflight::outputs() {
   done
 }
 
-# RUN_DIR/topology.txt: the hardware of each node in turn. Failing to record it stops nothing.
+# RUN_DIR/topology.txt: the hardware of each node in turn. A failure is only a warning.
 preflight::record() {
   runner::everywhere "$REPO_DIR/launch/node/record.sh" 2>/dev/null | sort -s -t : -k 1,1 >"$RUN_DIR/topology.txt" ||
-    log::warn 'not every node said what it is made of, see topology.txt'
+    log::warn 'the hardware of some nodes was not recorded, see topology.txt'
 }

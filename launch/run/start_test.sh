@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# START_TEST=1: before the first trial the nodes are certified, as certify.sh --quick does it for one machine. One that fails is
-# left out where the run can go on without it, else the run ends. Sourced by trial.sh.
+# START_TEST=1: certifies the nodes before the first trial, like certify.sh --quick on one machine. A node that fails is left out
+# if the run can continue without it, otherwise the run ends. Sourced by trial.sh.
 # shellcheck disable=SC2034,SC2154 # RUN_DIR and the variables' defaults are of the other files
 
 start_test::run() {
@@ -18,7 +18,7 @@ start_test::run() {
   exit 1
 }
 
-# Sets said and returns the status of the verdict.
+# Runs the test load; sets said and returns the status of the verdict.
 start_test::load() {
   local -x SYNTH_DATA SUBMISSION_DIVISION INIT_CHECKPOINT NEXP NCCL_TEST STAGE_DIR TRIAL RANK_MODULE SPARE_NODES
   local -x CERTIFY_SECONDS=2 DURATION='' EVAL_ITER_SAMPLES=1000000 EVAL_ITER_START_SAMPLES=1000000

@@ -67,7 +67,7 @@ def test_an_image_that_does_not_run_stops_before_anything_is_written(apptainer):
     (apptainer.root.parent / "bin" / "apptainer").write_text("#!/bin/sh\necho 'FATAL: no squashfs' >&2\nexit 255\n")
     done = apptainer.run(SCRIPT)
     assert done.returncode == 2
-    assert last_line(done.stderr).endswith("bert.sif: apptainer does not run it on every node: FATAL: no squashfs")
+    assert last_line(done.stderr).endswith("bert.sif: apptainer cannot run it on every node: FATAL: no squashfs")
     assert not apptainer.logdir.exists()
 
 

@@ -213,7 +213,7 @@ def test_a_refused_binding_is_a_warning(dgx):
     (dgx.root / "bin" / "taskset").write_text("#!/bin/sh\nexit 1\n")
     (dgx.root / "bin" / "taskset").chmod(0o755)
     assert dgx.call("binding::apply 4 8; echo on") == (
-        f"on\nrun: warning: local rank 4 is not bound: taskset does not take the CPUs {SECOND}"
+        f"on\nrun: warning: local rank 4 is not bound: taskset rejects the CPUs {SECOND}"
     )
 
 

@@ -54,7 +54,7 @@ def test_jobs_that_want_it_at_the_same_time_wait_for_the_one_that_imports(enroot
     first = start(enroot, HELD=str(held))
     wait_until(lambda: enroot.calls("enroot"))
     second = start(enroot)
-    assert second.stderr.readline() == f"CONT_FILE={file_of(enroot)}: another job imports it; waiting\n"
+    assert second.stderr.readline() == f"CONT_FILE={file_of(enroot)}: another job is importing it; waiting\n"
     held.unlink()
     assert finish(second) == (0, "")
     assert finish(first) == (0, "")

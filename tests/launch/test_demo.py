@@ -88,7 +88,7 @@ def test_your_own_settings_reach_the_runs(demo, checkout):
     assert done.returncode == 0, done.stderr
     assert [(rank["LR"], rank["WORLD_SIZE"]) for rank in checkout.ranks()] == [("0.02", "1")]
     assert (
-        "config: LR=0.02 is exported in this shell and stands; config_demo_1x2x16x1_pack.sh has '0.01'" in done.stderr
+        "config: LR=0.02 is exported in this shell and overrides '0.01' of config_demo_1x2x16x1_pack.sh" in done.stderr
     )
     assert "NUM_EVAL_EXAMPLES=99 is exported" in done.stderr
 

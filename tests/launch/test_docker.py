@@ -82,7 +82,7 @@ def test_without_gpus_none_is_asked_for(docker):
 def test_a_daemon_that_may_not_raise_limits_runs_without_them(docker):
     done = docker.run(DOCKER, NO_LIMITS="1")
     assert done.returncode == 0, done.stderr
-    assert "warning: docker may not raise the limits" in done.stderr
+    assert "warning: docker cannot raise the limits" in done.stderr
     assert not any("--ulimit" in run["options"] for run in runs(docker))
 
 
@@ -182,7 +182,7 @@ def test_variables_are_handed_over_by_name_without_those_of_the_login_or_the_ima
     [
         ({"CONT": ""}, "CONT is not set"),
         ({"NO_IMAGE": "mlperf-bert"}, "CONT=mlperf-bert: no such image on every node: docker build -t mlperf-bert ."),
-        ({"CONT": "/images/bert.sqsh"}, "docker takes the name of an image"),
+        ({"CONT": "/images/bert.sqsh"}, "docker expects an image name"),
         ({"NO_DAEMON": "1"}, "docker does not answer: permission denied"),
         ({"NO_GPUS": "1"}, "install the NVIDIA container toolkit, or set DEVICE=cpu"),
         ({"CONTAINER_MOUNTS": "/nowhere:/data"}, "CONTAINER_MOUNTS: /nowhere: no such file or folder"),

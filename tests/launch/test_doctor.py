@@ -197,7 +197,7 @@ def test_what_is_wrong_with_slurm_is_named_with_its_cure(site, broken, check, fi
             "task 0 launch failed: Plugin initialization failed",
             "srun launch/doctor.sh",
         ),
-        ({"FREE": ""}, "ENROOT_DATA_PATH", "no such folder, and none above it", "another folder"),
+        ({"FREE": ""}, "ENROOT_DATA_PATH", "no such folder, and no parent of it", "another folder"),
     ],
 )
 def test_what_is_wrong_with_containers_is_named_with_its_cure(site, broken, check, finding, cure):
@@ -224,9 +224,9 @@ def test_nodes_that_speak_at_once_each_give_their_name(site):
     [
         (
             {"SPEC": "CoreSpecCount=12 CPUSpecList=84-95,180-191 MemSpecLimit=0"},
-            "84-95,180-191 of dgx1: kept from jobs",
+            "84-95,180-191 of dgx1: reserved by Slurm",
         ),
-        ({"SPEC": "CoreSpecCount=4"}, "4 cores of dgx1: kept from jobs"),
+        ({"SPEC": "CoreSpecCount=4"}, "4 cores of dgx1: reserved by Slurm"),
         ({"RESERVED_CPUS": "0-3"}, "RESERVED_CPUS=0-3: no rank is bound there"),
     ],
 )
@@ -329,7 +329,11 @@ def test_a_login_node_is_not_blamed_for_having_no_gpu(site):
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has a GPU")
     assert done.returncode == 0, done.stdout
-    assert found["GPUs"] == ("skip", "this machine sends jobs", "srun --exclusive launch/doctor.sh machine gpu data")
+    assert found["GPUs"] == (
+        "skip",
+        "this node submits jobs",
+        "srun --exclusive launch/doctor.sh machine gpu data",
+    )
     assert found["enroot"][0] == "skip"
 
 
@@ -346,7 +350,7 @@ def test_without_a_config_only_what_needs_one_is_skipped(site):
 def test_machines_that_ssh_does_not_reach_fail(site):
     site.stand_in("ssh", "echo 'ssh: connect to host dgx1 port 22: No route to host' >&2; exit 255")
     done = doctor(site, "ssh", HOSTS="dgx1")
-    assert_fails(done, "ssh", "dgx1: ssh does not get in (ssh: connect to host dgx1 port 22: No route to host)", "")
+    assert_fails(done, "ssh", "dgx1: ssh cannot connect (ssh: connect to host dgx1 port 22: No route to host)", "")
 
 
 def test_an_unknown_group_is_wrong_usage(site):

@@ -108,7 +108,7 @@ def test_without_slurm_a_job_is_refused(site):
     for name in ("bash", "dirname"):
         (programs / name).symlink_to(shutil.which(name))
     done = finetune(site, "--slurm", "squad", PATH=str(programs))
-    assert (done.returncode, last_line(done.stderr)) == (2, "run: error: --slurm: there is no sbatch here")
+    assert (done.returncode, last_line(done.stderr)) == (2, "run: error: --slurm: no sbatch here")
 
 
 def test_without_a_kind_it_shows_how_it_is_used(site):

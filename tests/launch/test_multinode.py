@@ -148,11 +148,11 @@ def test_a_signal_ends_the_ranks_of_every_machine(machines):
     ("changes", "reason"),
     [
         ({"HOSTS": "dgx1"}, "1 machines and the config wants DGXNNODES=2"),
-        ({"HOSTS": "dgx1,dgx1"}, "a machine stands there twice"),
-        ({"DOWN": "dgx2"}, "dgx2: ssh does not get in (ssh: connect to host dgx2 port 22: No route to host)"),
+        ({"HOSTS": "dgx1,dgx1"}, "a machine is listed twice"),
+        ({"DOWN": "dgx2"}, "dgx2: ssh cannot connect (ssh: connect to host dgx2 port 22: No route to host)"),
         ({"BLIND": "dgx2"}, "dgx2 does not see"),
         ({"APART": "dgx1"}, "is not the same folder on dgx1"),
-        ({"PYTHON": "/no/python"}, "dgx1: PYTHON=/no/python is not there or has no torch"),
+        ({"PYTHON": "/no/python"}, "dgx1: PYTHON=/no/python does not exist or has no torch"),
         ({"CONTAINER_RUNTIME": "pyxis", "CONT": "image"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
     ],
 )

@@ -60,8 +60,8 @@ H100, DEMO, A100 = (
 def test_what_you_export_wins_over_a_config_and_it_says_so(checkout, order):
     done = sourced(checkout, f"{order} echo $LR $BATCHSIZE $WALLTIME", LR="0.02", WALLTIME_RUNANDTIME="30")
     assert done.stdout == "0.02 48 40\n"
-    assert "config: LR=0.02 is exported in this shell and stands; " in done.stderr
-    assert "config_P8000H100_1x8x48x1_pack.sh has '0.00096' (unset LR to take it)" in done.stderr
+    assert "config: LR=0.02 is exported in this shell and overrides '0.00096' of config_P8000H" in done.stderr
+    assert "(unset LR to use that)" in done.stderr
     assert done.stderr.count("\n") == 2
 
 

@@ -140,7 +140,7 @@ def test_a_copy_that_reads_differently_fails_and_leaves_nothing(checkout, data):
     checkout.stand_in("dd", 'printf x >>"${1#if=}"')  # a disk that changes what was written
     done = stage(checkout, data)
     assert done.returncode == 1
-    assert "the copy reads differently than what was written" in last_line(done.stderr)
+    assert "the copy differs from what was written" in last_line(done.stderr)
     assert list(data.iterdir()) == []
 
 
@@ -171,7 +171,7 @@ def test_nodes_that_read_different_data_end_the_run(checkout, data):
     script = checkout.root / "launch" / "node" / "stage.sh"
     script.write_text("#!/bin/sh\necho staged 3 files, 9 bytes, sha256 $RANDOM_DIGEST$$\n")
     done = checkout.run(LOCAL.replace("local", "multinode"), after="export DGXNNODES=2", **two_machines(checkout))
-    assert "the nodes have read different data: 3 files" in last_line(done.stderr)
+    assert "the nodes read different data: 3 files" in last_line(done.stderr)
 
 
 def two_machines(checkout) -> dict[str, str]:

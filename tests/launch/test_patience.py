@@ -98,8 +98,8 @@ def test_a_sweep_of_leftovers_that_takes_long_is_told_and_left_and_a_signal_mean
         assert errors.splitlines()[-1].startswith("run: error: interrupted by SIGTERM"), errors
     else:
         assert process.returncode == 0, errors
-        assert "removing pyxis_bert_99_0, left by a job that is over" in told[0]
-        assert "pyxis_bert_99_0 was not removed in time: the next job goes on" in told[1]
+        assert "removing pyxis_bert_99_0, left by a job that has ended" in told[0]
+        assert "pyxis_bert_99_0 was not removed in time: the next job continues" in told[1]
     subprocess.run(["pkill", "-KILL", "-f", str(pyxis.root.parent)], check=False)
 
 

@@ -80,7 +80,7 @@ def test_a_node_that_cannot_tell_its_power_stops_the_run_before_it_starts(checko
         checkout.stand_in(program, "echo '[N/A]'")
     done = checkout.run(LOCAL, after="export POWER=1")
     assert done.returncode == 2
-    assert last_line(done.stderr).startswith("run: error: POWER=1: not every node can tell its power: ")
+    assert last_line(done.stderr).startswith("run: error: POWER=1: not every node can measure its power: ")
     assert "POWER_SOURCE=auto: neither ipmitool dcmi power reading (as root or by sudo -n) nor" in done.stderr
     assert not checkout.logdir.exists()
 

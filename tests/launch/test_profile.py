@@ -42,5 +42,5 @@ def test_two_profilers_at_once_are_refused(checkout):
 def test_without_nsys_the_trial_says_what_is_missing(checkout):
     done = checkout.run("./run_local.sh", after="export NVTX_FLAG=1 DGXNGPU=1")
     assert done.returncode == 1
-    assert "run: error: NVTX_FLAG=1, and nsys is not on PATH here" in done.stdout
+    assert "run: error: NVTX_FLAG=1, but nsys is not on PATH here" in done.stdout
     assert not checkout.ranks()

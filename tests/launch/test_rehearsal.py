@@ -20,13 +20,13 @@ def test_a_rehearsal_outside_of_the_published_runs_fails_and_says_so_last(checko
     assert f"rehearsal {checkout.run_dir} --band {band}" in done.stdout.splitlines()
     last = done.stderr.splitlines()[-1]
     assert last.startswith("run: error: ")
-    assert last.endswith("the rehearsal is not as published, see above")
+    assert last.endswith("the rehearsal differs from published runs, see above")
 
 
 def test_a_band_that_is_not_there_stops_a_rehearsal_before_its_trial(checkout):
     done = checkout.run("./run_local.sh", REHEARSAL="1", REHEARSAL_BAND="/a band.json")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "run: error: REHEARSAL_BAND=/a band.json: no file that can be read"
+    assert done.stderr.splitlines()[-1] == "run: error: REHEARSAL_BAND=/a band.json: not a readable file"
     assert not checkout.ranks()
 
 

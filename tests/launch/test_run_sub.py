@@ -134,14 +134,14 @@ def test_an_image_without_pyxis_ends_the_job_with_the_ways_out(pyxis):
     assert done.returncode == 2
     assert last_line(done.stderr) == (
         "run: error: CONTAINER_RUNTIME=pyxis: srun has no option --container-image: install pyxis, "
-        "take CONTAINER_RUNTIME=apptainer, or CONT='' to run straight on the nodes"
+        "use CONTAINER_RUNTIME=apptainer, or CONT='' to run directly on the nodes"
     )
 
 
 @pytest.mark.parametrize(
     ("image", "reason"),
     [
-        ("bert.sif", "an image of Apptainer: set CONTAINER_RUNTIME=apptainer"),
+        ("bert.sif", "an Apptainer image: set CONTAINER_RUNTIME=apptainer"),
         ("dockerd://mlperf-bert", "only this node has it: enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert"),
     ],
 )
@@ -162,7 +162,7 @@ def test_a_slurm_whose_steps_cannot_share_a_node_is_told_what_may_stay_and_remov
     done = pyxis.run("./run.sub", SRUN_NO_OVERLAP="1", CLEAR_CACHES="0")
     assert done.returncode == 0, done.stderr
     assert removed(pyxis) == ["pyxis_bert_7_0"]
-    assert "run: warning: no step can run beside another (srun --overlap): after scancel" in done.stderr
+    assert "run: warning: steps cannot overlap (srun --overlap): after scancel" in done.stderr
 
 
 # Containers are kept where pyxis puts them, not where the user's own variable says.
@@ -209,11 +209,11 @@ NOT_STARTED = "srun: error: task 0 launch failed: Plugin initialization failed"
     ("step", "message"),
     [
         ("--mpi=none --ntasks=1", "a step with .* does not start: task 0 launch failed: Plugin init"),
-        ("--container-image", "CONT=mlperf-bert: its container could not be made on every node: task 0 launch"),
+        ("--container-image", "CONT=mlperf-bert: its container could not be created on every node: task 0 launch"),
         ("--check", "this configuration cannot run: task 0 launch failed: Plugin initialization failed"),
         ("--kill-on-bad-exit", "the all-reduce test failed: task 0 launch failed: Plugin initialization failed; see"),
         ("drop_caches", "CLEAR_CACHES=require, and the page caches were not dropped"),
-        ("power_sampler", "POWER=1: not every node can tell its power: task 0 launch failed: Plugin"),
+        ("power_sampler", "POWER=1: not every node can measure its power: task 0 launch failed: Plugin"),
     ],
 )
 def test_a_preflight_of_which_nothing_ran_does_not_pass_though_srun_says_so(pyxis, step, message):
@@ -247,14 +247,14 @@ def test_why_an_image_cannot_be_used_stands_on_the_last_line(pyxis, said, reason
     fails = f'if [[ "$*" == *--container-image* ]]; then printf "{said}" >&2; exit 1; fi\n'
     pyxis.stand_in("srun", fails + srun())
     done = pyxis.run("./run.sub")
-    assert last_line(done.stderr).endswith(f"could not be made on every node: {reason}")
+    assert last_line(done.stderr).endswith(f"could not be created on every node: {reason}")
 
 
 def test_a_requeued_job_names_the_node_that_was_lost(slurm):
     slurm.stand_in("sinfo", "echo node0 allocated; echo node1 'allocated*'; echo node2 down")
     job = "echo 'JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=1'"
     errors = ended(slurm, "TERM", job=job, trial="hang")
-    assert last_line(errors).startswith("run: error: the job was requeued (node1 node2: down, or no answer); ")
+    assert last_line(errors).startswith("run: error: the job was requeued (node1 node2: down or not responding); ")
 
 
 @pytest.mark.parametrize(
@@ -338,9 +338,7 @@ def test_a_lost_node_is_left_out_also_where_slurm_kills_the_ranks_of_the_others(
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert last_line(errors) == (
-        "run: warning: job 7 is requeued, without node0: Slurm has lost it; the trial is repeated"
-    )
+    assert last_line(errors) == ("run: warning: job 7 is requeued, without node0: lost by Slurm; the trial is repeated")
 
 
 def test_two_minutes_before_its_time_limit_the_job_is_told(repository):

@@ -73,7 +73,7 @@ def test_a_log_folder_that_cannot_be_made_ends_the_job(slurm):
     job = slurm.run(after="export LOGDIR=file/results")
     assert job.exit_code == 2
     assert job.last_line.startswith("run: error: LOGDIR=")
-    assert "cannot make this folder; choose one you can write to" in job.last_line
+    assert "cannot create this folder; choose one you can write to" in job.last_line
 
 
 def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
@@ -140,8 +140,8 @@ def test_a_node_that_the_start_test_names_is_left_out_for_the_spare(slurm):
     job = slurm.run("-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1")
     assert job.exit_code == 0, job.output
     why = "without dgx1: the start test: fail: node dgx1: slow; the trial is repeated"
-    assert f"run: warning: begins again on dgx2, {why}\n" in job.output
-    assert re.search(rf"\nrun: was begun again at \S+, {why}\nrun: the trial reached the target: .*\n$", job.output)
+    assert f"run: warning: restarts on dgx2, {why}\n" in job.output
+    assert re.search(rf"\nrun: restarted at \S+, {why}\nrun: the trial reached the target: .*\n$", job.output)
     assert {rank["SLURMD_NODENAME"] for rank in slurm.checkout.ranks()} == {"dgx2"}
 
 
@@ -169,7 +169,7 @@ def test_before_the_time_limit_a_run_that_resumes_is_requeued_until_that_brings_
     ]
     assert job.exit_code == 143
     *_, bound, last = job.output.splitlines()
-    assert bound == "run: warning: not begun again: 3 restarts have brought no new checkpoint after step 12"
+    assert bound == "run: warning: not restarted: 3 restarts brought no new checkpoint after step 12"
     assert last == f"run: error: {why}; RUN_NAME=chain continues with the missing trials"
 
 

@@ -93,7 +93,7 @@ def test_scancel_while_leftovers_are_removed_is_told_in_the_last_line(pyxis):
     job.wait_for(there.exists)
     subprocess.run(["scancel", str(job.number)], check=True)
     job.wait()
-    assert "run: dgx1: removing pyxis_bert_99999_0, left by a job that is over" in job.output
+    assert "run: dgx1: removing pyxis_bert_99999_0, left by a job that has ended" in job.output
     assert job.last_line.startswith("run: error: the job was cancelled")
     wait_until(lambda: not processes(pyxis.folder / "slow"))
 
@@ -164,7 +164,7 @@ def test_an_image_that_cannot_be_imported_ends_the_job_in_one_line(pyxis):
     job = pyxis.run(CONT="mlperf-bert")
     assert job.exit_code == 2
     reason = "[ERROR] URL https://auth.docker.io/token returned error code: 401 Unauthorized"
-    assert job.last_line == f"run: error: CONT=mlperf-bert: its container could not be made on every node: {reason}"
+    assert job.last_line == f"run: error: CONT=mlperf-bert: its container could not be created on every node: {reason}"
     assert containers(pyxis) == OTHERS
 
 

@@ -173,12 +173,12 @@ def undisturbed(nodes: Nodes) -> dict[str, object]:
 
 STOP = "step_00000001*,step_00000004*,step_00000007*"
 NOT_COME = r"rank 1 on {0} did not come to gloo:all_reduce, collective \d+ at the latest"
-LOST = f"without {{0}}: (Slurm has lost it|(Slurm has lost it, )?{NOT_COME})"
+LOST = f"without {{0}}: (lost by Slurm|(lost by Slurm, )?{NOT_COME})"
 
 
 def told(job: Job) -> list[str]:
     """The last lines, of which each but the last tells of a restart."""
-    lines = [line for line in job.output.splitlines() if line.startswith("run: was begun again at ")]
+    lines = [line for line in job.output.splitlines() if line.startswith("run: restarted at ")]
     assert job.output.splitlines()[-len(lines) - 1 : -1] == lines
     return [line.split(", ", 1)[1] for line in lines]
 
@@ -222,9 +222,7 @@ def test_without_a_spare_the_job_is_requeued_elsewhere_after_a_lost_script_and_a
     job.wait()
     assert (job.exit_code, job.field("Restarts")) == (0, "3"), job.output
     first, second, third = told(job)
-    assert re.fullmatch(
-        rf"without {host}: Slurm has lost it, with the job's script; continues from step 1\d\d.*", first
-    )
+    assert re.fullmatch(rf"without {host}: lost by Slurm, with the job's script; continues from step 1\d\d.*", first)
     assert re.fullmatch(LOST.format(hung) + r"; continues from step 4\d\d.*", second)
     assert re.fullmatch(r"the job reached its time limit of 00:10:00; continues from step \d+.*", third)
     assert same(undisturbed, newest(nodes.folder / "requeued"))

@@ -53,7 +53,7 @@ def test_a_run_without_a_target_does_not_say_that_it_reached_one(checkout, setti
         ("exit:1", "rank 1 on {host} ended with exit status 7, see output_0.txt"),
         ("kill:0", "rank 0 on {host} was killed by SIGKILL"),
         ("kill:1", "rank 1 on {host} was killed by SIGKILL"),
-        ("no-result", "no reason was left (exit status 1), see output_0.txt"),
+        ("no-result", "no reason given (exit status 1), see output_0.txt"),
     ],
 )
 def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(checkout, outcome, reason):
@@ -186,8 +186,8 @@ def test_the_end_tells_of_every_time_that_the_run_was_begun_again_also_without_a
     (folder / "restarts.txt").write_text("".join("\t".join(line) + "\n" for line in lines))
     done = checkout.run(LOCAL, after="export NEXP=1 RUN_NAME=again")
     assert done.returncode == 0, done.stderr
-    told = [line for line in (done.stdout + done.stderr).splitlines() if "was begun again" in line]
-    assert told == [f"run: was begun again at {at}, {text}" for *_, at, text in lines]
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "restarted at" in line]
+    assert told == [f"run: restarted at {at}, {text}" for *_, at, text in lines]
 
 
 def test_two_launchers_do_not_share_a_folder(checkout):
