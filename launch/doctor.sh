@@ -23,27 +23,27 @@ declare -a hosts=()
 
 # Prints one row. Arguments: pass, warn, fail or skip; name of the check; finding; command that fixes it.
 doctor::row() {
-  local -r result=$1 check=$2 finding=$3 cure=${4:-}
+  local -r result=$1 check=$2 finding=$3 fix=${4:-}
   local colour='' plain=''
   if [[ -t 1 ]]; then
     plain=$'\e[0m'
     case $result in pass) colour=$'\e[32m' ;; warn) colour=$'\e[33m' ;; fail) colour=$'\e[31m' ;; *) colour=$'\e[2m' ;; esac
   fi
   printf '%s %s%-4s%s  %-21s %s\n' "$NODE" "$colour" "$result" "$plain" "$check" "$finding"
-  if [[ $cure ]]; then printf '%s       %-21s -> %s\n' "$NODE" '' "$cure"; fi
+  if [[ $fix ]]; then printf '%s       %-21s -> %s\n' "$NODE" '' "$fix"; fi
   case $result in fail) failed+=1 ;; warn) warned+=1 ;; esac
 }
 
 # Runs one of the run scripts' own checks; its error becomes the row's finding. Arguments: name of the row, finding if it
 # passes, the check.
-doctor::same_check() {
+doctor::run_check() {
   local -r name=$1 fine=$2
   shift 2
-  local said
-  if said=$("$@" 2>&1 >/dev/null); then
+  local output
+  if output=$("$@" 2>&1 >/dev/null); then
     doctor::row pass "$name" "$fine"
   else
-    doctor::row fail "$name" "${said##*run: error: }"
+    doctor::row fail "$name" "${output##*run: error: }"
   fi
 }
 
@@ -66,7 +66,7 @@ doctor::names_check() (variables::check_names)
 doctor::has_config() { [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]]; }
 
 # The row of a check that needs a config, if none was sourced.
-doctor::wants_config() { doctor::row skip "$1" 'no config was sourced' 'source env.sh; source configs/config_<SYSTEM>_....sh'; }
+doctor::needs_config() { doctor::row skip "$1" 'no config was sourced' 'source env.sh; source configs/config_<SYSTEM>_....sh'; }
 
 doctor::main() {
   local group
@@ -84,7 +84,7 @@ doctor::main() {
   if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
   : "${PYTHON:=python}" "${DGXNNODES:=1}"
   printf '%s %s\n' "$NODE" "$(uname -n)${DGXSYSTEM:+, $DGXSYSTEM}"
-  doctor::same_check variables 'no exported name looks misspelt' doctor::names_check
+  doctor::run_check variables 'no exported name looks misspelt' doctor::names_check
   # A typo is reported above, once.
   if doctor::has_config; then
     variables::check_names() { :; }

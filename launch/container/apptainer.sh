@@ -21,7 +21,7 @@ container::check() {
 # Nothing to create: checks that every node can run the image.
 container::create() {
   answers::everywhere "$APPTAINER" exec "$CONT" true ||
-    log::die "CONT=$CONT: $APPTAINER cannot run it on every node: $(answers::why "$answers_said")"
+    log::die "CONT=$CONT: $APPTAINER cannot run it on every node: $(answers::why "$answers_output")"
 }
 
 container::arguments() {

@@ -17,20 +17,20 @@ container::check() {
 # Nothing to create: checks that every node has docker and the image, and that a container starts there.
 container::create() {
   answers::everywhere docker version --format '{{.Server.Version}}' ||
-    log::die "docker does not answer: $(answers::why "$answers_said"); start it, or join the group docker"
+    log::die "docker does not answer: $(answers::why "$answers_output"); start it, or join the group docker"
   answers::everywhere docker image inspect --format '{{.Id}}' "$CONT" ||
     log::die "CONT=$CONT: no such image on every node: docker build -t $CONT . (or docker pull $CONT)"
   docker::starts && return
   # A daemon without CAP_SYS_RESOURCE, such as a rootless one, cannot raise limits.
-  if grep -qiE 'rlimit|ulimit|memlock' <<<"$answers_said"; then
+  if grep -qiE 'rlimit|ulimit|memlock' <<<"$answers_output"; then
     docker_limits=()
     docker::starts && log::warn 'docker cannot raise the limits memlock and stack here; InfiniBand may need them' && return
   fi
-  if [[ ${DEVICE:-auto} != cpu ]] && grep -qiE 'gpu|nvidia|device driver' <<<"$answers_said"; then
-    log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$answers_said"):" \
+  if [[ ${DEVICE:-auto} != cpu ]] && grep -qiE 'gpu|nvidia|device driver' <<<"$answers_output"; then
+    log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$answers_output"):" \
       'install the NVIDIA container toolkit, or set DEVICE=cpu'
   fi
-  log::die "CONT=$CONT: its container does not start on every node: $(answers::why "$answers_said")"
+  log::die "CONT=$CONT: its container does not start on every node: $(answers::why "$answers_output")"
 }
 
 docker::starts() {

@@ -44,10 +44,10 @@ pyxis::import() {
   [[ $CONT != /* ]] || log::die "CONT_FILE is for an image of a registry, and CONT=$CONT is a file: unset CONT_FILE"
   CONT=$(realpath -m -- "$CONT_FILE")
   log::info "image $image in $CONT"
-  answers::shown "${srun[@]}" --overlap --nodes=1 --ntasks=1 "$REPO_DIR/launch/run/answer.sh" \
+  answers::streamed "${srun[@]}" --overlap --nodes=1 --ntasks=1 "$REPO_DIR/launch/run/answer.sh" \
     "$REPO_DIR/launch/container/import_image.sh" "$image" "$CONT" || true
-  grep -q '^answer ' <<<"$answers_said" ||
-    log::die "CONT=$image: not imported: $(pyxis::reason "$answers_said")"
+  grep -q '^answer ' <<<"$answers_output" ||
+    log::die "CONT=$image: not imported: $(pyxis::reason "$answers_output")"
 }
 
 container::create() {
@@ -55,10 +55,10 @@ container::create() {
   log::info "container $PYXIS_NAME from $CONT on each node"
   container::arguments
   # An import takes minutes: shows pyxis' output meanwhile.
-  answers::shown "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 --container-image="$CONT" "${container[@]}" \
+  answers::streamed "${srun[@]}" --ntasks="$DGXNNODES" --ntasks-per-node=1 --container-image="$CONT" "${container[@]}" \
     "$REPO_DIR/launch/run/answer.sh" true || true
-  answers::complete "$answers_said" ||
-    log::die "CONT=$CONT: its container could not be created on every node: $(pyxis::reason "$answers_said")"
+  answers::complete "$answers_output" ||
+    log::die "CONT=$CONT: its container could not be created on every node: $(pyxis::reason "$answers_output")"
 }
 
 container::arguments() {

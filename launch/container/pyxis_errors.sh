@@ -3,8 +3,8 @@
 
 # srun's error about a plugin that it cannot load, in parentheses; empty without one.
 pyxis::plugin_error() {
-  local -r said=$(grep -iE 'error: .*(plugin|plugstack|spank|dlopen)' <<<"$1" | sed -n '1s/.*error: *//p')
-  if [[ $said ]]; then printf ' (%s)' "$said"; fi
+  local -r output=$(grep -iE 'error: .*(plugin|plugstack|spank|dlopen)' <<<"$1" | sed -n '1s/.*error: *//p')
+  if [[ $output ]]; then printf ' (%s)' "$output"; fi
 }
 
 # The line that best explains why pyxis failed: from a program that enroot runs, else enroot's error, else pyxis', else any
@@ -17,5 +17,5 @@ pyxis::reason() {
       grep 'error: .*pyxis: ' <<<"$1" | grep -m 1 -v 'child [0-9]* failed'
   ) || reason=$(answers::why "$1")
   reason=${reason##*pyxis:}
-  answers::named "$1" "${reason#"${reason%%[![:space:]]*}"}"
+  answers::with_nodes "$1" "${reason#"${reason%%[![:space:]]*}"}"
 }

@@ -7,7 +7,7 @@ source "$REPO_DIR/launch/doctor/pyxis.sh"
 readonly ENROOT_CONF=${ENROOT_CONF:-/etc/enroot/enroot.conf}
 
 doctor::container() {
-  local runtime=docker said
+  local runtime=docker output
   if command -v sbatch >/dev/null; then runtime=pyxis; fi
   if [[ -z ${CONT:-} ]]; then
     doctor::row skip container 'CONT is empty: runs use the Python environment of the machine'
@@ -21,11 +21,11 @@ doctor::container() {
   fi
   # The run's own check and message; passing it with pyxis has not run anything yet.
   if [[ $runtime != pyxis ]]; then
-    doctor::same_check "$runtime" "runs $CONT" doctor::runtime_check "$runtime"
-  elif said=$(doctor::runtime_check "$runtime" 2>&1 >/dev/null); then
+    doctor::run_check "$runtime" "runs $CONT" doctor::runtime_check "$runtime"
+  elif output=$(doctor::runtime_check "$runtime" 2>&1 >/dev/null); then
     doctor::pyxis_runs
   else
-    doctor::row fail pyxis "${said##*run: error: }"
+    doctor::row fail pyxis "${output##*run: error: }"
   fi
 }
 
@@ -41,7 +41,7 @@ doctor::runtime_check() (
 )
 
 doctor::enroot() {
-  local said path variable free
+  local output path variable free
   if ! command -v enroot >/dev/null; then
     if doctor::on_compute_node; then
       doctor::row fail enroot 'not on PATH' 'install enroot on every node'
@@ -50,8 +50,8 @@ doctor::enroot() {
     fi
     return
   fi
-  if ! said=$(enroot list 2>&1); then
-    doctor::row fail enroot "enroot list: ${said##*$'\n'}" "ENROOT_DATA_PATH and ENROOT_RUNTIME_PATH in $ENROOT_CONF: folders this user can write"
+  if ! output=$(enroot list 2>&1); then
+    doctor::row fail enroot "enroot list: ${output##*$'\n'}" "ENROOT_DATA_PATH and ENROOT_RUNTIME_PATH in $ENROOT_CONF: folders this user can write"
     return
   fi
   doctor::row pass enroot "version $(enroot version)"

@@ -3,17 +3,17 @@
 # shellcheck disable=SC2154
 
 doctor::gpu() {
-  local said
+  local output
   if [[ ${DEVICE:-auto} == cpu ]]; then
     doctor::row skip GPUs 'DEVICE=cpu'
   elif ! doctor::on_compute_node; then
     doctor::row skip GPUs 'this node submits jobs' 'srun --exclusive launch/doctor.sh machine gpu data'
   elif ! command -v nvidia-smi >/dev/null; then
     doctor::row fail GPUs 'nvidia-smi is not on PATH: no NVIDIA driver' 'install the driver, or: export DEVICE=cpu'
-  elif ! said=$(doctor::query 2>&1); then
-    doctor::row fail GPUs "${said##*$'\n'}" 'sudo nvidia-smi -q; reload the driver or restart the machine'
+  elif ! output=$(doctor::query 2>&1); then
+    doctor::row fail GPUs "${output##*$'\n'}" 'sudo nvidia-smi -q; reload the driver or restart the machine'
   else
-    doctor::gpus "$said"
+    doctor::gpus "$output"
     doctor::gpu_users
     doctor::nvlink
   fi

@@ -75,12 +75,12 @@ doctor::results() {
 }
 
 doctor::python() {
-  local said
+  local output
   if [[ -n ${CONT:-} ]]; then
     doctor::row skip Python 'in the container'
-  elif said=$("$PYTHON" -c 'import torch, h5py, mlperf_logging; print("torch", torch.__version__)' 2>&1); then
-    doctor::row pass Python "$PYTHON: $said"
+  elif output=$("$PYTHON" -c 'import torch, h5py, mlperf_logging; print("torch", torch.__version__)' 2>&1); then
+    doctor::row pass Python "$PYTHON: $output"
   else
-    doctor::row fail Python "$PYTHON: ${said##*$'\n'}" "make setup, and export PYTHON=$REPO_DIR/.venv/bin/python"
+    doctor::row fail Python "$PYTHON: ${output##*$'\n'}" "make setup, and export PYTHON=$REPO_DIR/.venv/bin/python"
   fi
 }

@@ -5,7 +5,7 @@
 # Runs a command in a container of the image, on this node of a job or on any free node.
 doctor::pyxis_runs() {
   local -a step=(srun --nodes=1 --ntasks=1)
-  local said where='a node of the partition'
+  local output where='a node of the partition'
   if [[ ${SLURM_JOB_ID:-} ]]; then
     where=${SLURMD_NODENAME:-this job}
     step+=(--overlap ${SLURMD_NODENAME:+"--nodelist=$SLURMD_NODENAME"})
@@ -14,14 +14,14 @@ doctor::pyxis_runs() {
     step+=(--immediate=60)
   fi
   # shellcheck disable=SC2016 # of the inner shell
-  said=$("${step[@]}" --container-image="$(doctor::pyxis_image)" --no-container-mount-home \
+  output=$("${step[@]}" --container-image="$(doctor::pyxis_image)" --no-container-mount-home \
     bash -c 'echo "answer ${SLURMD_NODENAME:-node}"' 2>&1 </dev/null)
-  if grep -q '^answer ' <<<"$said"; then
-    doctor::row pass pyxis "a container of $CONT ran on $(sed -n 's/^answer //p' <<<"$said")"
-  elif [[ $said == *'Unable to allocate resources'* || $said == *'Immediate'* ]]; then
-    doctor::row skip pyxis "not tried: no node was free within a minute ($(answers::reason "$said"))" 'try again later: launch/doctor.sh container'
+  if grep -q '^answer ' <<<"$output"; then
+    doctor::row pass pyxis "a container of $CONT ran on $(sed -n 's/^answer //p' <<<"$output")"
+  elif [[ $output == *'Unable to allocate resources'* || $output == *'Immediate'* ]]; then
+    doctor::row skip pyxis "not tried: no node was free within a minute ($(answers::reason "$output"))" 'try again later: launch/doctor.sh container'
   else
-    doctor::row fail pyxis "$CONT does not run on $where: $(DGXNNODES=1 pyxis::reason "$said")" \
+    doctor::row fail pyxis "$CONT does not run on $where: $(DGXNNODES=1 pyxis::reason "$output")" \
       'srun launch/doctor.sh container: user namespaces, enroot, its folders'
   fi
 }

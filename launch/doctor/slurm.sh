@@ -5,17 +5,17 @@
 source "$REPO_DIR/launch/doctor/slurm_nodes.sh"
 
 doctor::slurm() {
-  local said
+  local output
   if ! command -v sbatch >/dev/null; then
     doctor::row skip slurm 'no sbatch here: run_local.sh, run_with_docker.sh and run_multinode.sh need none'
     return
   fi
-  if ! said=$(timeout 20 sinfo --noheader --format='%R|%a|%D|%G' 2>&1); then
-    doctor::row fail slurm "sinfo: ${said##*: }" 'SLURM_CONF, or /etc/slurm/slurm.conf: the right cluster? There: systemctl status slurmctld munge'
+  if ! output=$(timeout 20 sinfo --noheader --format='%R|%a|%D|%G' 2>&1); then
+    doctor::row fail slurm "sinfo: ${output##*: }" 'SLURM_CONF, or /etc/slurm/slurm.conf: the right cluster? There: systemctl status slurmctld munge'
     return
   fi
-  doctor::row pass slurm "$(sinfo --version), $(wc -l <<<"$said") partitions"
-  doctor::partition "$said"
+  doctor::row pass slurm "$(sinfo --version), $(wc -l <<<"$output") partitions"
+  doctor::partition "$output"
   doctor::mpi
   doctor::pyxis
 }

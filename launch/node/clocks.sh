@@ -11,17 +11,17 @@ clocks::smi() { timeout -k 5 60 "$@" 2>&1 </dev/null; }
 clocks::ask() { clocks::smi nvidia-smi "$@" || clocks::smi sudo -n nvidia-smi "$@"; }
 
 clocks::set() {
-  local said count
+  local output count
   count=$(clocks::smi nvidia-smi --query-gpu=index --format=csv,noheader | grep -c '^[0-9]')
-  said=$(clocks::ask --lock-gpu-clocks="$CLOCKS")
-  if ((count == 0 || $(grep -c '^GPU clocks set to' <<<"$said") < count)); then
+  output=$(clocks::ask --lock-gpu-clocks="$CLOCKS")
+  if ((count == 0 || $(grep -c '^GPU clocks set to' <<<"$output") < count)); then
     clocks::ask --reset-gpu-clocks >/dev/null
-    echo "${SLURMD_NODENAME:-$(uname -n)}: $(clocks::complaint "$said")" >&2
+    echo "${SLURMD_NODENAME:-$(uname -n)}: $(clocks::error "$output")" >&2
     return 1
   fi
 }
 
-clocks::complaint() {
+clocks::error() {
   grep -v '^GPU clocks set to\|^All done\|^Treating as\|^[[:space:]]*$' <<<"$1" | grep . | head -n 1 | grep . || echo 'nvidia-smi sees no GPU'
 }
 

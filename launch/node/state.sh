@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A run's changes to its nodes: GPU clocks and staged data; cleanup.sh undoes them however the run ends. Sourced by the run
 # scripts. run.sub cannot start a step once Slurm ends its job, so it runs guards on the nodes.
-# shellcheck disable=SC2154 # answers_said is of answers.sh
+# shellcheck disable=SC2154 # answers_output is of answers.sh
 
 # Checks the settings, before anything is changed.
 node_state::check() {
@@ -18,7 +18,7 @@ node_state::check() {
 node_state::lock_clocks() {
   if [[ ! ${GPU_CLOCKS:-} ]]; then return 0; fi
   answers::everywhere "$REPO_DIR/launch/node/clocks.sh" set ||
-    log::die "GPU_CLOCKS=$GPU_CLOCKS: not set on every node: $(answers::why "$answers_said")"
+    log::die "GPU_CLOCKS=$GPU_CLOCKS: not set on every node: $(answers::why "$answers_output")"
   log::info "GPU clocks locked to $GPU_CLOCKS MHz on every node until the end"
 }
 
@@ -35,8 +35,8 @@ node_state::stage() {
   done
   log::info "staging to $STAGED on every node: ${sources[*]}"
   answers::everywhere "$REPO_DIR/launch/node/stage.sh" "$STAGED" "${sources[@]}" ||
-    log::die "STAGE_DIR=$STAGE_DIR: not staged on every node: $(answers::why "$answers_said")"
-  local -r digests=$(sed -n 's/^staged //p' <<<"$answers_said" | sort -u)
+    log::die "STAGE_DIR=$STAGE_DIR: not staged on every node: $(answers::why "$answers_output")"
+  local -r digests=$(sed -n 's/^staged //p' <<<"$answers_output" | sort -u)
   (($(wc -l <<<"$digests") == 1)) ||
     log::die "STAGE_DIR=$STAGE_DIR: the nodes read different data: $(paste -sd';' <<<"$digests"); see launch/doctor.sh verify"
   log::info "staged $digests"

@@ -33,7 +33,7 @@ trial::interrupted() {
   local reason="interrupted by SIG$signal"
   deadline=$((SECONDS + patience))
   trap '' INT TERM HUP QUIT USR1
-  trial::ask_group "$signal"
+  trial::signal_group "$signal"
   if declare -F runner::why >/dev/null; then reason=$(runner::why "$signal"); fi
   trial::end_group "$deadline"
   rm -rf -- "${RUN_DIR:-$REPO_DIR/no run yet}/running_nccl_test"
@@ -50,24 +50,24 @@ trial::interrupted() {
 # reason known to this script, a rank's own, Slurm's, a full disk, the last error in the output.
 trial::reason() {
   local -r trial=$1 status=$2 folder=$3
-  local said=${reasons[trial]:-}
-  if [[ ! $said ]]; then said=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
-  if [[ ! $said || $said == *' was killed by SIG'* ]]; then said=$(trial::absent "$RUN_DIR/output_$trial.txt" "$folder/hang_$trial.txt" "$said"); fi
-  if [[ ! $said && $status -gt 128 ]] && declare -F runner::why >/dev/null; then
-    said=$(runner::why "$(kill -l "$status")")
-    if [[ $said == interrupted* ]]; then said=''; fi
+  local reason=${reasons[trial]:-}
+  if [[ ! $reason ]]; then reason=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
+  if [[ ! $reason || $reason == *' was killed by SIG'* ]]; then reason=$(trial::missing_ranks "$RUN_DIR/output_$trial.txt" "$folder/hang_$trial.txt" "$reason"); fi
+  if [[ ! $reason && $status -gt 128 ]] && declare -F runner::why >/dev/null; then
+    reason=$(runner::why "$(kill -l "$status")")
+    if [[ $reason == interrupted* ]]; then reason=''; fi
   fi
-  if [[ ! $said ]] && trial::disk_full; then said="no space left on LOGDIR=$LOGDIR"; fi
-  if [[ ! $said ]]; then
-    said=$(tail -n 200 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null | grep -a 'error: .' | tail -n 1 |
+  if [[ ! $reason ]] && trial::disk_full; then reason="no space left on LOGDIR=$LOGDIR"; fi
+  if [[ ! $reason ]]; then
+    reason=$(tail -n 200 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null | grep -a 'error: .' | tail -n 1 |
       sed 's/.*error: //') || true
   fi
-  echo "${said:-no reason given (exit status $status), see output_$trial.txt}"
+  echo "${reason:-no reason given (exit status $status), see output_$trial.txt}"
 }
 
 # NCCL's watchdog aborts each rank that waits longer than DIST_TIMEOUT, and prints a line; ranks without that line are the
 # missing ones. Arguments: output of the ranks; file for the collective and a line per missing rank; text if no rank waited.
-trial::absent() {
+trial::missing_ranks() {
   local -r waits='s/.*Rank \([0-9]*\)\] Watchdog caught collective operation timeout: .*OpType=\([A-Z_]*\).*/\1 \2/p'
   local -r waited=$(sed -n "$waits" -- "$1" 2>/dev/null | sort -u)
   local -a nodes=("${hosts[@]-$(uname -n)}") absent=()

@@ -10,12 +10,12 @@ declare power_job='' power_folder=''
 power::check() {
   if [[ $POWER != 1 ]]; then return 0; fi
   answers::everywhere "$REPO_DIR/launch/node/power_sampler.sh" check ||
-    log::die "POWER=1: not every node can measure its power: $(answers::why "$answers_said")"
+    log::die "POWER=1: not every node can measure its power: $(answers::why "$answers_output")"
 }
 
 power::start() {
   if [[ $POWER != 1 ]]; then return 0; fi
-  power_folder=$RUN_DIR/running_$1$again/power_$1
+  power_folder=$RUN_DIR/running_$1$restart_suffix/power_$1
   mkdir -- "$power_folder"
   set -m
   {

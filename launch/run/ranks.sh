@@ -28,7 +28,7 @@ trial::ranks() {
 }
 
 # Signals the ranks of a running trial to end. Argument: the signal that this script got.
-trial::ask_group() {
+trial::signal_group() {
   local signal=TERM
   # The signal may have come just as they were started.
   if [[ ! $group && ${before+set} && ${!:-} != "$before" ]]; then group=$!; fi

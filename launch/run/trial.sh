@@ -19,7 +19,7 @@ done
 # shellcheck source=/dev/null
 source "$REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh"
 
-declare again='' # suffix of folders after a restart: old ranks on a node that is cut off may still write to theirs
+declare restart_suffix='' # suffix of folders after a restart: old ranks on a node that is cut off may still write to theirs
 
 trial::main() {
   rehearsal::settings
@@ -31,7 +31,7 @@ trial::main() {
   preflight::check
   preflight::outputs
   variables::make_run_dir
-  if [[ -s $RUN_DIR/restarts.txt ]]; then again=_$(wc -l <"$RUN_DIR/restarts.txt"); fi
+  if [[ -s $RUN_DIR/restarts.txt ]]; then restart_suffix=_$(wc -l <"$RUN_DIR/restarts.txt"); fi
   log::info "results go to $RUN_DIR"
   preflight::record
   nccl_test::run
@@ -75,7 +75,7 @@ trial::run() {
     done
   fi
   rm -rf -- "$RUN_DIR"/{running_"$trial",running_"$trial"_*,{error,failed,hang,step}_"$trial".txt,{power,model,tensorboard}_"$trial"}
-  mv -T -- "$RUN_DIR/.begun_$trial" "$RUN_DIR/running_$trial$again" || exit 1
+  mv -T -- "$RUN_DIR/.begun_$trial" "$RUN_DIR/running_$trial$restart_suffix" || exit 1
   log::info "trial $((trial + 1)) of $NEXP starts: result_$trial.txt"
   power::start "$trial"
   trial::launch "$trial" "$cleared" || launched=$?
@@ -88,12 +88,12 @@ trial::launch() {
   local -rx TRIAL=$1 CACHE_CLEARED=$2
   if [[ -n ${SEED:-} ]]; then local -x SEED=$((SEED + TRIAL)); fi
   current=$TRIAL
-  trial::ranks "$RUN_DIR/running_$TRIAL$again" "$RUN_DIR/output_$TRIAL.txt" 0
+  trial::ranks "$RUN_DIR/running_$TRIAL$restart_suffix" "$RUN_DIR/output_$TRIAL.txt" 0
 }
 
 # Moves the trial's files into RUN_DIR; names distinguish complete logs from broken ones.
 trial::collect() {
-  local -r trial=$1 staging=$RUN_DIR/running_$1$again
+  local -r trial=$1 staging=$RUN_DIR/running_$1$restart_suffix
   local status=$2 log=failed_$1.txt
   current='' # read by trial::interrupted
   power::stop

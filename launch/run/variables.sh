@@ -15,12 +15,12 @@ variables::default() {
 # Refuses exported names that look like misspelt settings (BATCHSZIE). Any Python from 3.8 on can check this; on a node without
 # one, the trainer's own check does it, in the container and before the first trial.
 variables::check_names() {
-  local python said status
+  local python output status
   for python in "${PYTHON:-python}" "$REPO_DIR/.venv/bin/python" python3; do
     status=0
-    said=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.core.variables 2>&1) || status=$?
+    output=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.core.variables 2>&1) || status=$?
     if ((status == 0)); then return; fi
-    if [[ $status == 2 && $said == 'run: error: '* ]]; then log::die "${said#run: error: }"; fi
+    if [[ $status == 2 && $output == 'run: error: '* ]]; then log::die "${output#run: error: }"; fi
   done
 }
 

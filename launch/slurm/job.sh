@@ -13,7 +13,7 @@ slurm::check() {
     log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES$( ((SPARE_NODES)) &&
       echo ", with SPARE_NODES $wanted"): sbatch -N $wanted run.sub"
   if ! slurm::choose_nodes; then
-    log::warn "too few nodes remain without $(restart::left_out | paste -sd' '): using them again"
+    log::warn "too few nodes remain without $(restart::excluded | paste -sd' '): using them again"
     nodes=("${nodes[@]:0:DGXNNODES}")
   fi
   if [[ ${DEVICE:-auto} == cpu ]]; then return 0; fi
@@ -35,7 +35,7 @@ slurm::choose_nodes() {
   local -r list=$(slurm::job | sed -n 's/.* NodeList=\([^ ]*\).*/\1/p') # without nodes that Slurm has lost
   local -a all
   mapfile -t all < <(scontrol show hostnames "${list:-$SLURM_JOB_NODELIST}")
-  mapfile -t nodes < <(printf '%s\n' "${all[@]}" | grep -vxF -f <(restart::left_out))
+  mapfile -t nodes < <(printf '%s\n' "${all[@]}" | grep -vxF -f <(restart::excluded))
   if ((${#nodes[@]} < DGXNNODES)); then
     nodes=("${all[@]}")
     return 1
@@ -54,7 +54,7 @@ slurm::srun_command() {
   srun=(srun --distribution=block --input=none --nodes="$DGXNNODES")
   if ((${#others[@]})); then srun+=(--exclude="$(paste -sd, < <(printf '%s\n' "${others[@]}"))"); fi
   # Resources of a step that ended with a lost node are not released.
-  if [[ $(restart::left_out) ]]; then srun+=(--overlap); fi
+  if [[ $(restart::excluded) ]]; then srun+=(--overlap); fi
   # Slurm's own binding ignores GPUs; run_and_time.sh binds.
   if grep -q '^TaskPlugin.*affinity' <<<"$config"; then srun+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.
@@ -66,17 +66,17 @@ slurm::srun_command() {
 
 # Runs one step on every node: do steps start, and does each node see the repository?
 slurm::check_nodes() {
-  local -r blind=9
-  local said status=0
+  local -r not_seen=9
+  local output status=0
   # shellcheck disable=SC2016 # $1 belongs to the inner shell
-  said=$("${srun[@]}" --mpi=none --ntasks="$DGXNNODES" --ntasks-per-node=1 \
+  output=$("${srun[@]}" --mpi=none --ntasks="$DGXNNODES" --ntasks-per-node=1 \
     bash -c 'node=${SLURMD_NODENAME:-a node}; [[ -x $1/launch/run/rank.sh ]] && echo "answer $node" || { echo "$node" && exit "$2"; }' \
-    - "$REPO_DIR" "$blind" 2>&1) || status=$?
-  if ((status == blind)); then
-    log::die "$(grep -v -m 1 '^answer \|^srun: ' <<<"$said") does not see $REPO_DIR: put the repository on storage that all nodes share"
+    - "$REPO_DIR" "$not_seen" 2>&1) || status=$?
+  if ((status == not_seen)); then
+    log::die "$(grep -v -m 1 '^answer \|^srun: ' <<<"$output") does not see $REPO_DIR: put the repository on storage that all nodes share"
   fi
-  if ((status == 0)) && answers::complete "$said"; then return; fi
-  log::die "GPU_GRES=${GPU_GRES:-gpu}: a step with ${srun[*]:1} does not start: $(answers::why "$said")"
+  if ((status == 0)) && answers::complete "$output"; then return; fi
+  log::die "GPU_GRES=${GPU_GRES:-gpu}: a step with ${srun[*]:1} does not start: $(answers::why "$output")"
 }
 
 # Does a step with these options of srun start?
@@ -132,7 +132,7 @@ slurm::job() {
 }
 
 # At SIGUSR1: the ranks get the remaining time, at most ten minutes, minus 30 seconds for the rest.
-slurm::time_is_short() {
+slurm::time_limit_near() {
   local -r end=$(slurm::job | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
   local left=0
   if [[ $end == ????-??-??T* ]]; then left=$(($(date -d "$end" +%s) - $(date +%s) - 30)); fi

@@ -20,7 +20,7 @@ restart::checkpoint() {
 }
 
 # Nodes that this job has excluded so far.
-restart::left_out() {
+restart::excluded() {
   awk -F '\t' -v job="$SLURM_JOB_ID" '$1 == job { print $3 }' "$LOGDIR/$RUN_NAME/restarts.txt" 2>/dev/null |
     tr ' ' '\n' | grep . | sort -u || true
 }
@@ -45,7 +45,7 @@ restart::begin() {
   printf '%s\t%s\t%s\t%s\t%s\n' "$SLURM_JOB_ID" "$progress" "${*:2}" "$(date +%FT%T)" "$text" >>"$file"
   if (($# > 1)) && slurm::choose_nodes; then
     log::warn "restarts on ${nodes[*]}, $text"
-    restart::again
+    restart::reexecute
   fi
   restart::requeue "$text"
 }
@@ -60,7 +60,7 @@ restart::clean() {
 }
 
 # Executes this script again, in the environment with which the job started.
-restart::again() {
+restart::reexecute() {
   local name entry
   local -r run_name=${RUN_DIR##*/}
   local -A first=()
@@ -76,21 +76,21 @@ restart::again() {
 
 # Requeues this job and exits. Nodes can be excluded only once the job is pending, so a separate job does that.
 restart::requeue() {
-  local said left_out ended='' i
-  left_out=$(restart::left_out | paste -sd,)
+  local exclude output excluded ended='' i
+  excluded=$(restart::excluded | paste -sd,)
   restart::clean
-  if [[ $left_out ]]; then
-    said="until scontrol update jobid=$SLURM_JOB_ID ExcNodeList=$left_out NumNodes=$DGXNNODES-$((DGXNNODES + SPARE_NODES)); do sleep 2; done"
-    sbatch --quiet --job-name="without_$left_out" --nodes=1 --ntasks=1 --gres=none --time=10 --output=/dev/null --wrap="$said" ||
-      log::warn "$left_out may be among the nodes of this job again"
+  if [[ $excluded ]]; then
+    exclude="until scontrol update jobid=$SLURM_JOB_ID ExcNodeList=$excluded NumNodes=$DGXNNODES-$((DGXNNODES + SPARE_NODES)); do sleep 2; done"
+    sbatch --quiet --job-name="without_$excluded" --nodes=1 --ntasks=1 --gres=none --time=10 --output=/dev/null --wrap="$exclude" ||
+      log::warn "$excluded may be among the nodes of this job again"
   fi
   trap '' INT HUP QUIT USR1
   trap 'ended=1' TERM
-  if said=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $ended ]]; then
+  if output=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $ended ]]; then
     log::warn "job $SLURM_JOB_ID is requeued, $1"
     # Exiting now would end the job.
     for ((i = 0; i < 600 && ! ended; i++)); do sleep 0.1 || true; done
     exit 143
   fi
-  log::warn "job $SLURM_JOB_ID is not requeued: $said"
+  log::warn "job $SLURM_JOB_ID is not requeued: $output"
 }

@@ -7,7 +7,7 @@ declare -a srun=() container=()
 readonly SWEEP_PATIENCE=60 GUARD_PATIENCE=300 # seconds: containers and staged data are large
 
 runner::prepare() {
-  trap slurm::time_is_short USR1 # two minutes before the time limit, see --signal in run.sub
+  trap slurm::time_limit_near USR1 # two minutes before the time limit, see --signal in run.sub
   RUN_NAME=${RUN_NAME:-$(slurm::run_name)}
   slurm::check
   container::load pyxis

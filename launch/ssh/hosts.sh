@@ -47,7 +47,7 @@ hosts::read() {
 }
 
 # Takes the first DGXNNODES machines of a hostfile, each with all its GPUs.
-hosts::of_file() {
+hosts::from_file() {
   local number
   ((${#hosts[@]} >= DGXNNODES)) ||
     log::die "HOSTFILE=$HOSTFILE: ${#hosts[@]} machines and the config wants DGXNNODES=$DGXNNODES: add some, or lower it"
@@ -63,7 +63,7 @@ hosts::check() {
   for host in "${hosts[@]}"; do # ssh would take it for an option
     [[ $host != -* ]] || log::die "HOSTS=${hosts[*]}: $host is not the name of a machine"
   done
-  if ((${#slots[@]})); then hosts::of_file; fi
+  if ((${#slots[@]})); then hosts::from_file; fi
   ((${#hosts[@]} == DGXNNODES)) ||
     log::die "${#hosts[@]} machines and the config wants DGXNNODES=$DGXNNODES: HOSTS='node1 node2 ...', or HOSTFILE"
   (($(printf '%s\n' "${hosts[@]}" | sort -u | wc -l) == DGXNNODES)) || log::die "HOSTS=${hosts[*]}: a machine is listed twice"

@@ -37,23 +37,23 @@ ssh::everywhere() {
 
 # Checks all machines at once; stops with one line about the first that cannot take part.
 ssh::check() {
-  local number complaints
-  complaints=$(
-    for number in "${!hosts[@]}"; do ssh::complaint "${hosts[number]}" | sed "s/^/$number /" & done
+  local number problems
+  problems=$(
+    for number in "${!hosts[@]}"; do ssh::problem "${hosts[number]}" | sed "s/^/$number /" & done
     wait
   )
-  complaints=$(sort -n <<<"$complaints")
-  complaints=${complaints%%$'\n'*}
-  [[ -z $complaints ]] || log::die "${complaints#* }"
+  problems=$(sort -n <<<"$problems")
+  problems=${problems%%$'\n'*}
+  [[ -z $problems ]] || log::die "${problems#* }"
 }
 
 # Prints in one line why a machine cannot take part; nothing if it can.
-ssh::complaint() {
+ssh::problem() {
   local -r host=$1
-  local said status=0
-  said=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh/node.sh")" 2>&1 </dev/null) || status=$?
+  local output status=0
+  output=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh/node.sh")" 2>&1 </dev/null) || status=$?
   if ((status == 255)); then
-    echo "$host: ssh cannot connect (${said##*$'\n'}): try ${ssh[*]} $host true"
+    echo "$host: ssh cannot connect (${output##*$'\n'}): try ${ssh[*]} $host true"
   elif ((status)); then
     echo "$host does not see $REPO_DIR: put the repository there, or on shared storage"
   elif [[ $CONTAINER_RUNTIME == none ]] &&

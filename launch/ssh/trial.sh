@@ -50,11 +50,11 @@ ssh::wait() {
 }
 
 ssh::reason() {
-  local -r host=$1 status=$2 said=$3 error=$RUN_DIR/error_$TRIAL.txt
+  local -r host=$1 status=$2 reason=$3 error=$RUN_DIR/error_$TRIAL.txt
   [[ -s $error ]] && return
-  if [[ $said ]]; then
-    echo "${said%% *}" >"$RUN_DIR/status"
-    echo "${said#* }" >"$error"
+  if [[ $reason ]]; then
+    echo "${reason%% *}" >"$RUN_DIR/status"
+    echo "${reason#* }" >"$error"
   elif ((status == 255)); then
     echo "$host: the ssh connection ended, see output_$TRIAL.txt" >"$error"
   else
