@@ -105,14 +105,14 @@ def upward_imports(modules: Mapping[str, Module], layers: Sequence[Collection[st
     return problems
 
 
-def circles(modules: Mapping[str, Module], known: Collection[frozenset[str]] = ()) -> list[str]:
+def cycles(modules: Mapping[str, Module], known: Collection[frozenset[str]] = ()) -> list[str]:
     """Import cycles between modules of any layer, and known cycles that are gone."""
     graph = {name: set(imported_modules(module, modules)) for name, module in modules.items()}
     reached = {name: _reachable(graph, name) for name in graph}
     groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
     found = {group for group in groups if group}
-    problems = [f"a circle of imports: {', '.join(sorted(group))}" for group in sorted(found - set(known), key=sorted)]
-    return problems + [f"no longer a circle: {', '.join(sorted(group))}" for group in set(known) - found]
+    problems = [f"an import cycle: {', '.join(sorted(group))}" for group in sorted(found - set(known), key=sorted)]
+    return problems + [f"no longer a cycle: {', '.join(sorted(group))}" for group in set(known) - found]
 
 
 def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:

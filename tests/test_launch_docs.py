@@ -11,7 +11,7 @@ from bert.core import env, variables
 from bert.pretraining.config import Config
 from finetune.config import Config as FineTuning
 
-# Set by Slurm, by ssh or by the launcher itself; or another place of a system's file, for tests.
+# Set by Slurm, by ssh or by the launcher itself; or paths of system files that tests replace.
 NOT_FOR_USERS = {
     *(
         "SLURM_JOB_ID",
@@ -126,6 +126,6 @@ def test_every_message_in_the_launch_page_is_printed_by_a_script(repository, scr
     )
     assert len(messages) > 6
     for message in messages:
-        # What varies (a number, a name, a value) splits the message into parts that stand in the source.
+        # Variable parts (numbers, names, values) split the message into parts that the source contains.
         parts = re.split(r"\.\.\.|\d+(?:\.\d+)?|node\d|output_\S+|compliance_\S+|SIG\w+", message)
         assert all(part.strip() in sources for part in parts), message

@@ -18,7 +18,7 @@ from bert.core import variables
 
 from . import structure
 
-# Lowest first; a module imports its own layer or lower ones, and what is below a name belongs with it.
+# Lowest first; a module imports its own layer or lower ones. A name includes its submodules.
 LAYERS: dict[str, list[set[str]]] = {
     "implementations/bert": [
         {"core"},
@@ -76,9 +76,9 @@ LAYERS: dict[str, list[set[str]]] = {
         {"__main__"},
     ],
 }
-# Circles that are known; one that is gone must be taken out of this list.
-KNOWN_CIRCLES: list[frozenset[str]] = []
-# What a package must do without: names, and what may be imported of them all the same by whom ("": by every module).
+# Known cycles; remove one from this list when it is gone.
+KNOWN_CYCLES: list[frozenset[str]] = []
+# Packages that a package must not import, with exceptions by module ("": every module).
 FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
     "implementations/bert": (
         {"certify", "finetune", "input_preprocessing", "review", "mlperf_logging"},
@@ -143,7 +143,7 @@ def test_imports_run_one_way(packages, folder):
 @pytest.mark.parametrize("folder", LAYERS)
 def test_no_modules_import_each_other(packages, folder):
     package = Path(folder).name
-    _none(structure.circles(packages[folder], [group for group in KNOWN_CIRCLES if min(group).startswith(package)]))
+    _none(structure.cycles(packages[folder], [group for group in KNOWN_CYCLES if min(group).startswith(package)]))
 
 
 @pytest.mark.parametrize("folder", FORBIDDEN)

@@ -32,7 +32,7 @@ def test_a_sound_tree_breaks_no_rule(tmp_path):
     modules = tree(tmp_path)
     assert set(modules) == {"pack", "pack.low", "pack.room", "pack.room.a", "pack.room.b", "pack.high"}
     assert structure.upward_imports(modules, LAYERS) == []
-    assert structure.circles(modules) == []
+    assert structure.cycles(modules) == []
     assert structure.foreign_imports(modules, {"torch"}, {}) == []
     assert structure.environment_readers(modules, ()) == []
 
@@ -102,20 +102,20 @@ def test_a_module_without_a_layer_and_a_layer_without_a_module_are_found(tmp_pat
     ],
 )
 def test_an_import_cycle_is_found(tmp_path, changed, members):
-    assert structure.circles(tree(tmp_path, **changed)) == [f"a circle of imports: {members}"]
+    assert structure.cycles(tree(tmp_path, **changed)) == [f"an import cycle: {members}"]
 
 
 def test_a_cycle_through_the_package_of_a_module_is_found(tmp_path):
     tree(tmp_path, room__a="", room__b="", low="from .room.a import thing")
     (tmp_path / "pack/room/__init__.py").write_text("from .. import low")  # runs when room.a is imported
     modules = structure.modules_of(tmp_path / "pack")
-    assert structure.circles(modules) == ["a circle of imports: pack.low, pack.room"]
+    assert structure.cycles(modules) == ["an import cycle: pack.low, pack.room"]
 
 
 def test_a_known_cycle_is_allowed_and_must_leave_the_list_when_it_is_gone(tmp_path):
     known = [frozenset({"pack.room.a", "pack.room.b"})]
-    assert structure.circles(tree(tmp_path, room__b="from .a import thing"), known) == []
-    assert structure.circles(tree(tmp_path, room__b=""), known) == ["no longer a circle: pack.room.a, pack.room.b"]
+    assert structure.cycles(tree(tmp_path, room__b="from .a import thing"), known) == []
+    assert structure.cycles(tree(tmp_path, room__b=""), known) == ["no longer a cycle: pack.room.a, pack.room.b"]
 
 
 @pytest.mark.parametrize(

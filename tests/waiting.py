@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-# Below the ports of outgoing connections, any of which may be taken before a process under test listens on one that was
-# free; and below those of launch/run/port.sh. Each process of tests begins elsewhere and takes none twice.
+# Below the ports of outgoing connections, any of which may be taken before a process under test listens on it, and
+# below those of launch/run/port.sh. Each test process starts at another number and takes no port twice.
 _PORTS, _LAST_PORT = 10_000, 20_000
 _next_port = itertools.count(os.getpid() * 997)
 

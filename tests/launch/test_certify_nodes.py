@@ -24,7 +24,7 @@ from certify.verdict import Certificate, certify
 from ..certify.test_tools import nccl_tests
 from ..waiting import wait_until
 
-# They want a machine without much other work: that may take more from one node than from another.
+# These tests need a machine without much other load, which may slow some nodes more than others.
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 NODES, RANKS = 4, 1
@@ -34,14 +34,14 @@ SETTINGS = {"MAX_SEQ_LENGTH": "128", "BATCHSIZE": "2", "DEVICE": "cpu", "OMP_NUM
 JOB_SECONDS = 300
 SECONDS = 10  # of a stage
 GROUPS = Path("/sys/fs/cgroup")
-# A node has a quota of one CPU, not a share of what others leave: its speed is its own. As all four have the same CPU,
-# what slows that slows them alike. What else runs has the other CPUs and a third of this one, so that a node gets what
-# is due to it, and what it did not get in a period it gets in the next.
+# A node has a quota of one CPU, not a share of what others leave, so its speed is independent of them. All four have the
+# same CPU, so what slows it slows them equally. Everything else has the other CPUs and a third of this one, so that a
+# node gets its quota, if not in one period then in the next.
 PERIOD = 10_000  # microseconds; a step takes many of them
 QUOTA, SLOWED = 1600, 1440
 SHARES = 4096
 CPU = (os.cpu_count() or 1) - 1
-# Keeps that CPU awake: from idle it comes back slowly, which the node that runs first in a period would pay for.
+# Keeps that CPU awake: waking from idle is slow and would delay the node that runs first in a period.
 FILLER = f"import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); os.sched_setaffinity(0, [{CPU}])"
 
 

@@ -11,7 +11,7 @@ import pytest
 from ..waiting import wait_until
 
 IMAGE = "nvcr.io#nvidia/pytorch:25.04-py3"
-# Writes what it is asked for in two pieces, between which it waits for the file HELD to go; with CUT it ends there.
+# Writes the image in two pieces, and waits in between until the file HELD is removed; with CUT it ends there.
 ENROOT = """while [[ $1 != docker://* ]]; do if [[ $1 == --output ]]; then file=$2; fi; shift; done
 printf 'hsqs%s' "$1" >"$file"
 [[ ! ${CUT:-} ]] || { echo "[ERROR] curl: (6) Could not resolve host: nvcr.io" >&2; exit 1; }

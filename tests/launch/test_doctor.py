@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-# What the scripts call besides the stand-ins.
+# Tools that the scripts call besides the stand-ins.
 TOOLS = (
     "awk basename bash cat cut date dirname env find getent grep head id mktemp paste realpath rm rmdir sed seq "
     "sort stat tail timeout tr uname wc"

@@ -22,7 +22,7 @@ PROGRAMS = (
     *("bash", "sh", "env", "sed", "grep", "cat", "mktemp", "paste", "rm", "mkdir", "dirname", "ls", "uname", "id"),
     *("git", "ldconfig"),
 )
-# What neither the build nor --check needs.
+# Needed neither by the build nor by --check.
 LEFT_OUT = {"triton", "transformers", "mypy", "pandas", "playwright", "ruff", "test", "idlelib", "ensurepip", "include"}
 TREES = (sys.prefix, sys.base_prefix, "/usr/lib/git-core")
 SETTINGS = {

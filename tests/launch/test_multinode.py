@@ -16,9 +16,9 @@ from ..waiting import free_ports, wait_until
 from .test_trial import processes
 
 MULTINODE = "./run_multinode.sh"
-# As the real one: the command runs in a session of its own, which outlives this client and gets no signal from it, only
-# the end of its input. A host in DOWN does not answer, one in BLIND has not the repository, one in APART not the
-# results, and the ranks of one in LOST end at once, with LOST_STATUS and what their machine SAYS.
+# Like the real ssh: the command runs in a separate session, which outlives this client and gets no signal from it, only
+# the end of its input. A host in DOWN does not answer, one in BLIND lacks the repository, one in APART the results, and
+# the ranks of one in LOST end at once, with LOST_STATUS and the output SAYS.
 SSH = """
 while [[ $1 == -* ]]; do case $1 in -o | -p) shift 2 ;; *) shift ;; esac; done
 host=$1

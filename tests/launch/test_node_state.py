@@ -12,7 +12,7 @@ import pytest
 from ..waiting import wait_until
 
 LOCAL = "./run_local.sh"
-# As the real one where a GPU cannot do it: a warning, and exit status 0. Without root: status 4 and a message.
+# Like the real nvidia-smi: without support of a GPU a warning and exit status 0; without root status 4 and a message.
 SMI = """
 case "$*" in
   *query-gpu=index*) for ((i = 0; i < ${GPUS:-2}; i++)); do echo $i; done ;;

@@ -21,7 +21,7 @@ from ..bert.states import newest, same
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROWS = 9000  # two whole chunks of predictions, and a part of one
 
-# Name -> its command, in a shell in the checkout; MINE is the folder of all that is made.
+# Name -> its command, in a shell in the checkout; MINE is the folder of all output.
 WAY = {
     "prepare": "input_preprocessing/prepare_data.sh --outputdir $MINE/data --packed-data --nsp 0 --dupe-factor 1 "
     "--max-seq-length 64 --max-predictions-per-seq 10 --input pydoc --vocab-file $MINE/../model/vocab.txt --jobs 2",

@@ -50,7 +50,7 @@ def ended(
 def signal_the_ranks_shell(script: int) -> None:
     """Kills the parent of the ranks' processes, if possible, and gives the script time to notice."""
     children = subprocess.run(["pgrep", "-P", str(script)], capture_output=True, text=True, check=True)
-    for child in children.stdout.split():  # the other one watches over the ranks
+    for child in children.stdout.split():  # the other one is the watcher of the ranks
         os.kill(int(child), signal_module.SIGTERM)
     time.sleep(0.5)
 
@@ -314,7 +314,7 @@ def test_neither_a_silent_controller_nor_a_hung_rank_delays_the_last_line_until_
         "run: error: interrupted by SIGTERM (Slurm's controller did not say why); "
         "RUN_NAME=ended continues with the missing trials"
     )
-    # what watches over the ranks looks once a second whether it is still needed
+    # the watcher of the ranks checks once a second whether it is still needed
     wait_until(
         lambda: subprocess.run(["pgrep", "-f", str(slurm.root)], stdout=subprocess.DEVNULL, check=False).returncode
     )

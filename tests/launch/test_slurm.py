@@ -127,7 +127,7 @@ def test_a_requeued_job_continues_with_the_missing_trials(slurm):
     kept = (slurm.checkout.run_dir / "result_0.txt").stat().st_mtime_ns
     subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
     job.wait_for(lambda: job.field("JobState") == "PENDING")
-    # Slurm holds a requeued job back for two minutes; an administrator need not.
+    # Slurm holds a requeued job for two minutes; an administrator can start it at once.
     subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True)
     job.wait()
     assert job.exit_code == 0, job.output

@@ -30,7 +30,7 @@ SETTINGS = TO_A_TARGET | {
     "DIST_TIMEOUT": "30", "GLOO_SOCKET_IFNAME": "eth0",
 }  # fmt: skip
 CONFIG = "configs/config_demo_1x2x16x1_pack.sh"
-# Rank 1 stands still when a checkpoint of a pattern in STOP is there, once for each, and says on which node.
+# Rank 1 stops when a checkpoint matches a pattern in STOP, once for each, and records its node.
 SITE = """
 import glob, os, signal, threading, time
 

@@ -58,7 +58,7 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
     assert first.field("JobState") == "COMPLETED", first.output
     subprocess.run(["scontrol", "requeue", str(second.number)], check=True)
     second.wait_for(lambda: second.field("JobState") == "PENDING")
-    # Slurm holds a requeued job back for two minutes; an administrator need not.
+    # Slurm holds a requeued job for two minutes; an administrator can start it at once.
     subprocess.run(["scontrol", "update", f"JobId={second.number}", "StartTime=now"], check=True)
     second.wait()
     assert (second.field("JobState"), second.exit_code) == ("COMPLETED", 0), second.output
