@@ -34,8 +34,8 @@ SETTINGS = {"MAX_SEQ_LENGTH": "128", "BATCHSIZE": "2", "DEVICE": "cpu", "OMP_NUM
 JOB_SECONDS = 300
 SECONDS = 10  # of a stage
 GROUPS = Path("/sys/fs/cgroup")
-# A node has a quota of one CPU, not a share of what others leave, so its speed is independent of them. All four have the
-# same CPU, so what slows it slows them equally. Everything else has the other CPUs and a third of this one, so that a
+# A node has a quota of one CPU, not a share of what others leave, so it is independent of them. All four have the same
+# CPU, so what slows it slows them equally. Everything else has the other CPUs and a third of this one, so that a
 # node gets its quota, if not in one period then in the next.
 PERIOD = 10_000  # microseconds; a step takes many of them
 QUOTA, SLOWED = 1600, 1440
