@@ -1,4 +1,4 @@
-"""The GPU measurements: they run end to end at a tiny size, count what they say, and their tables hide nothing."""
+"""GPU benchmarks run end to end at a tiny size; their counts are correct, and tables show what is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name in abse
 
 
 def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, tmp_path):
-    """With torch, triton, h5py, transformers and what these depend on, and nothing else."""
+    """With only torch, triton, h5py, transformers and their dependencies."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(tmp_path)
@@ -61,7 +61,7 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     assert results["profile"]["top_kernels"]
 
 
-def test_operations_are_counted_from_the_real_lengths(bench):
+def test_operations_are_counted_from_real_lengths(bench):
     torch_lib = bench("torch_lib")
     config = torch_lib.BertConfig(**torch_lib.TINY)
     batch = torch_lib.packed_batches(3, 1, config)[0]
@@ -179,7 +179,7 @@ def test_it_ends_with_the_best_settings_of_this_gpu_and_a_config_of_them(bench, 
     assert fast == "1,150 sequences/s, ours, fp8; 1,300 with FP8_FAST_SUMS=all, if it converges"
 
 
-def test_no_settings_are_chosen_of_figures_that_are_none(bench):
+def test_no_settings_are_chosen_without_valid_figures(bench):
     gpu_all = bench("gpu_all")
     results = _results(("rows 48", "ours", 48, 950.0))
     with pytest.raises(ValueError, match="unverified: self_check did not succeed"):
@@ -188,7 +188,7 @@ def test_no_settings_are_chosen_of_figures_that_are_none(bench):
         gpu_all.config_of(_results(("rows 48", "ours", 48, 950.0, {"early": True})))
 
 
-def test_tables_tell_the_worth_of_each_fused_kernel(bench):
+def test_tables_show_the_value_of_each_fused_kernel(bench):
     gpu_all = bench("gpu_all")
     lines = [{"variant": "ours", "milliseconds": 40.0}, {"variant": "ours, FUSED=none", "milliseconds": 60.0},
              {"variant": "ours, without fused lamb", "problem": "no time left"}]  # fmt: skip
@@ -201,7 +201,7 @@ def test_tables_tell_the_worth_of_each_fused_kernel(bench):
     assert "| ours, without fused bias_gelu | unmeasured | |" in text
 
 
-def test_trial_run_writes_no_tables(repository, tmp_path):
+def test_a_tiny_run_writes_no_tables(repository, tmp_path):
     command = [sys.executable, str(repository / "bench" / "gpu_all.py"), "--tiny", "--tables"]
     finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert finished.returncode == 2

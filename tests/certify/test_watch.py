@@ -21,7 +21,7 @@ DURATION = 100.0
 
 
 class Test:
-    """An acceptance test that moves on whenever the watcher sleeps."""
+    """An acceptance test that advances whenever the watcher sleeps."""
 
     __test__ = False
 
@@ -78,14 +78,14 @@ def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
     assert [state.done for state in found] == [False] * 4 + [True]
 
 
-def test_the_verdict_so_far_fails_from_the_repeat_in_which_a_rank_computed_something_else(tmp_path):
+def test_the_verdict_so_far_fails_from_the_first_different_repeat(tmp_path):
     found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0, {"1": 4}), repeat(3, 101.0))
     assert [state.verdict for state in found] == ["", "pass", "pass", "fail", "fail"]
     assert found[3].lines()[1].startswith("  rank 1 on node0: its weights differ from the first repeat")
     assert found[-1].verdict == "fail"
 
 
-def test_each_look_reads_only_the_lines_that_are_new(tmp_path, monkeypatch):
+def test_each_poll_parses_only_new_lines(tmp_path, monkeypatch):
     taken = []
     take = Journal._parse
     monkeypatch.setattr(Journal, "_parse", lambda journal, line: taken.append(line["repeat"]) or take(journal, line))
@@ -103,7 +103,7 @@ def test_each_look_reads_only_the_lines_that_are_new(tmp_path, monkeypatch):
     assert "2 of 5 repeats" in found.different[0].text()
 
 
-def test_another_burn_in_in_the_same_folder_is_read_from_its_beginning(tmp_path):
+def test_a_new_burn_in_in_the_same_folder_is_read_from_its_start(tmp_path):
     journal, test = Journal(tmp_path), Test(tmp_path, [])
     for number in (1, 2, 3):
         test.repeat(number, 10.0 * number, {"1": 0})
@@ -117,7 +117,7 @@ def test_another_burn_in_in_the_same_folder_is_read_from_its_beginning(tmp_path)
     assert (found.repeats, found.different) == (1, [])
 
 
-def test_any_number_of_repeats_is_some_rounds_of_equal_parts():
+def test_any_number_of_repeats_becomes_a_bounded_number_of_rounds():
     rounds = Rounds()
     for repeat in range(1, 1001):
         rounds.add(0, repeat, float(repeat))
@@ -130,7 +130,7 @@ def test_any_number_of_repeats_is_some_rounds_of_equal_parts():
     assert len(found[7]) == len(found[0]) <= MAX_ROUNDS
 
 
-def test_a_rank_that_is_slow_in_the_burn_in_alone_is_named(tmp_path):
+def test_a_rank_that_is_slow_only_in_the_burn_in_is_named(tmp_path):
     write(tmp_path, make(4, 2))
     test = Test(tmp_path, [])
     for repeat in range(1, 9):
@@ -140,7 +140,7 @@ def test_a_rank_that_is_slow_in_the_burn_in_alone_is_named(tmp_path):
     assert found.outlier.excess == pytest.approx(0.1)
 
 
-def test_a_burn_in_that_stands_still_is_said_to(tmp_path):
+def test_a_stalled_burn_in_is_reported(tmp_path):
     still = [lambda test: None] * 13
     found = states(tmp_path, Test.stages, repeat(1, 20.0), *still, lambda test: setattr(test, "now", test.now + 300),
                    repeat(2, 101.0))  # fmt: skip
@@ -149,7 +149,7 @@ def test_a_burn_in_that_stands_still_is_said_to(tmp_path):
     assert [state.verdict for state in found[15:]] == ["pass", "warn", "pass"]
 
 
-def test_a_burn_in_that_ended_before_its_time_is_a_warning_that_says_how_it_continues(tmp_path, capsys):
+def test_an_incomplete_burn_in_is_a_warning_with_the_command_to_resume(tmp_path, capsys):
     test = Test(tmp_path, [])
     test.stages()
     test.repeat(1, 99.0)
@@ -161,7 +161,7 @@ def test_a_burn_in_that_ended_before_its_time_is_a_warning_that_says_how_it_cont
     assert main(["certify", str(tmp_path)]) == 0
 
 
-def test_a_burn_in_that_never_began_is_a_warning_too(tmp_path, capsys):
+def test_a_burn_in_that_never_started_is_a_warning(tmp_path, capsys):
     test = Test(tmp_path, [])
     test.start()
     test.stages()
@@ -171,7 +171,7 @@ def test_a_burn_in_that_never_began_is_a_warning_too(tmp_path, capsys):
     assert "burn-in: ended after 0% of 1:40: resume it" in said
 
 
-def test_a_load_that_ends_early_ends_the_watch_with_its_reason(tmp_path, capsys):
+def test_a_failed_load_ends_the_watch_with_its_reason(tmp_path, capsys):
     Test(tmp_path, []).start()
     (tmp_path / "error_0.txt").write_text("RuntimeError: rank 3 did not come\n")
     assert main(["watch", str(tmp_path)]) == 2
@@ -179,7 +179,7 @@ def test_a_load_that_ends_early_ends_the_watch_with_its_reason(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 0), (1.5, 1)])
-def test_a_test_without_burn_in_is_over_with_its_verdict(tmp_path, capsys, factor, status):
+def test_a_test_without_burn_in_ends_with_its_verdict(tmp_path, capsys, factor, status):
     write(tmp_path, make(1, 4, slow={("parallel", 2): factor}))
     assert main(["watch", str(tmp_path)]) == status
     said = capsys.readouterr().out.splitlines()
@@ -199,6 +199,6 @@ def test_json_has_the_verdict_so_far(tmp_path, capsys):
     assert found["burn_in"]["repeats"] == 1
 
 
-def test_a_test_that_has_not_begun_is_waited_for(tmp_path):
+def test_watch_waits_for_a_test_that_has_not_started(tmp_path):
     test = Test(tmp_path, [lambda one: None, Test.start])
     assert wait_for_log(tmp_path, 1.0, test.sleep) == tmp_path

@@ -1,4 +1,4 @@
-"""Files are predicted row by row, in their order and with their columns, and a prediction that was killed goes on."""
+"""Files are predicted row by row, in order and with all columns, and a killed prediction resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = [{"id": f"r{n}", "text": f"the cat was {WORDS[n % 4]}" + " and old" * (n 
 
 @pytest.fixture(scope="module")
 def model(squad_environment, tmp_path_factory):
-    """The folder of a run that tells colours from places, trained on a CSV file with named columns."""
+    """Folder of a run that classifies colours and places, trained on a CSV file with named columns."""
     folder = tmp_path_factory.mktemp("table")
     for name in ("train", "dev"):
         rows = [f"{word in WORDS[:2]},{n},the cat was {word}" for n in range(8) for word in WORDS]
@@ -66,7 +66,7 @@ def test_rows_come_back_in_order_with_label_and_probabilities(model, tmp_path, k
     assert list(tmp_path.iterdir()) == [source, target] or sorted(tmp_path.iterdir()) == sorted([source, target])
 
 
-def test_a_prediction_that_was_killed_goes_on_to_the_same_bytes(model, tmp_path, monkeypatch, capsys):
+def test_a_killed_prediction_resumes_to_the_same_bytes(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, "CHUNK", 4)
     source = write(tmp_path / "in.csv", ROWS, "csv")
     arguments = (model, source, tmp_path / "out.csv", "--text-columns", "text")
@@ -127,7 +127,7 @@ def test_numbers_are_learnt_and_predicted(squad_environment, tmp_path, capsys):
     assert (other.config.num_labels, other.config.problem_type) == (1, "regression")
 
 
-def test_questions_of_squads_json_and_of_tables_get_the_answers_of_the_evaluation(squad_environment, tmp_path):
+def test_questions_in_squads_json_and_in_tables_get_the_same_answers_as_the_evaluation(squad_environment, tmp_path):
     assert run(squad_environment | {"RUN_DIR": str(tmp_path), "EPOCHS": "4"}) == 0
     source = Path(squad_environment["DATA"]) / "dev-v1.1.json"
     wanted = json.loads((tmp_path / "model_0" / "predictions.json").read_text())
@@ -162,7 +162,7 @@ def test_questions_of_squads_json_and_of_tables_get_the_answers_of_the_evaluatio
         ("in.csv", "words\na\n", ["--output", "{folder}/none/out.csv"], "No such file or directory"),
     ],
 )
-def test_what_cannot_be_predicted_is_one_line_and_leaves_nothing(model, tmp_path, name, text, more, message, capsys):
+def test_invalid_input_is_one_line_and_leaves_no_file(model, tmp_path, name, text, more, message, capsys):
     if text is not None:
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Real weights: a fine-tuned model as it is saved says in Hugging Face's classes what it says here."""
+"""Real weights: a saved fine-tuned model predicts the same in Hugging Face's classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fine-tuned model answers, classifies and is timed from its folder; the table of seeds has mean and spread."""
+"""A saved fine-tuned model answers, classifies and is timed; the table of seeds has mean and deviation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from finetune.train import run
 
 @pytest.fixture(scope="module")
 def learnt(squad_environment, tmp_path_factory):
-    """The folder of a run, long enough to answer."""
+    """Folder of a run that is long enough to learn the answers."""
     folder = tmp_path_factory.mktemp("run")
     assert run(squad_environment | {"RUN_DIR": str(folder)}) == 0
     return folder
@@ -59,7 +59,7 @@ def test_a_text_is_classified(reviews, capsys):
     assert sum(float(share) for share, _ in lines) == pytest.approx(1, abs=1e-3)
 
 
-def test_latency_is_told_by_batch_size(reviews, capsys):
+def test_latency_is_reported_by_batch_size(reviews, capsys):
     arguments = ["benchmark", str(reviews), "--batch-sizes", "1", "3", "--batches", "4", "--length", "9"]
     assert main([*arguments, "--device", "cpu"], {}) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

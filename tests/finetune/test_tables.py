@@ -1,4 +1,4 @@
-"""Tables of GLUE and one's own are read as they are: columns by name, headers told from examples, labels or numbers."""
+"""GLUE's and users' tables: columns by name, headers recognized, labels or numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_mnli_has_its_label_last_however_many_columns_there_are(tmp_path, extra)
     assert table.labels.tolist() == [0, 1, 2]
 
 
-def test_a_table_of_ones_own_has_its_label_last_with_or_without_a_header(tmp_path):
+def test_a_users_table_has_its_label_last_with_or_without_a_header(tmp_path):
     for header in ("", "review\tLabel\n"):
         table = read(tmp_path, header + 2 * "good\tpos\nbad\tneg\nso so\tneutral\n", "TSV")
         assert table.texts[:3] == [("good",), ("bad",), ("so so",)]
@@ -180,8 +180,8 @@ TEXTS, LABELS = ['A "fine" film, long.', "Two\nlines\tand a tab.", "Bad."], ["ye
 
 
 @pytest.mark.parametrize("kind", tables.KINDS)
-def test_every_format_gives_the_columns_that_are_named(tmp_path, kind):
-    """The standard library and pandas write them; columns that nobody asked for are passed over."""
+def test_every_format_gives_the_named_columns(tmp_path, kind):
+    """Written by the standard library and pandas; other columns are ignored."""
     pairs = zip(TEXTS, LABELS, strict=True)
     rows = [{"id": n, "stars": label, "review": text, "by": "x"} for n, (text, label) in enumerate(pairs)]
     path = tmp_path / f"train.{kind}"
@@ -207,7 +207,7 @@ def test_every_format_gives_the_columns_that_are_named(tmp_path, kind):
     assert [by for by, _ in found.texts] == ["x"] * 3
 
 
-def test_labels_with_decimals_are_numbers_and_whole_ones_are_classes_unless_said(tmp_path):
+def test_labels_with_decimals_are_numbers_and_integers_are_classes_unless_set(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text("text,label\na,1\nb,2.5\nc,-3\n")
     table = tables.read(path, Layout())
@@ -233,7 +233,7 @@ def test_labels_with_decimals_are_numbers_and_whole_ones_are_classes_unless_said
         ("x.jsonl", '{"text": "a", "label": 1}\n{"label": 2}\n', r"x.jsonl:2: no record with the text text"),
     ],
 )
-def test_what_the_file_does_not_say_is_asked_for(tmp_path, name, text, message):
+def test_what_cannot_be_inferred_from_the_file_is_asked_for(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message) as caught:
         tables.read(tmp_path / name, Layout())

@@ -201,5 +201,5 @@ def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
         WordPiece(tmp_path / "none.txt")
 
 
-def test_words_end_at_five_characters_only():
+def test_only_five_characters_separate_words():
     assert squad.collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"
