@@ -98,8 +98,8 @@ def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(c
         (["--lr"], "--lr: its value is missing"),
         (["--lr", "--check"], "--lr: its value is missing"),
         (["--lr", "--seed", "1"], "--lr: its value is missing"),
-        (["--nexp", "3"], "--nexp: NEXP is read by the launch scripts alone: export it for them"),
-        (["--nccl-test-timeout", "3"], "--nccl-test-timeout: NCCL_TEST_TIMEOUT is not read here: leave it out"),
+        (["--nexp", "3"], "--nexp: NEXP is read only by the launch scripts: export it for them"),
+        (["--nccl-test-timeout", "3"], "--nccl-test-timeout: NCCL_TEST_TIMEOUT is not read here: remove it"),
     ],
 )
 def test_what_is_no_setting_stops_with_one_line(program, words, message, capsys):
@@ -112,8 +112,8 @@ def test_what_is_no_setting_stops_with_one_line(program, words, message, capsys)
     [
         ("bert", ["evalute", "x"], "evalute: did you mean evaluate?"),
         ("finetune", ["seed", "x"], "seed: did you mean seeds?"),
-        ("bert", ["--epochs", "2"], "--epochs: EPOCHS is not read here: leave it out"),
-        ("finetune", ["--evaldir", "2"], "--evaldir: EVALDIR is not read here: leave it out"),
+        ("bert", ["--epochs", "2"], "--epochs: EPOCHS is not read here: remove it"),
+        ("finetune", ["--evaldir", "2"], "--evaldir: EVALDIR is not read here: remove it"),
     ],
 )
 def test_so_does_what_is_another_programs(program, words, message, capsys):

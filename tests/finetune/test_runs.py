@@ -313,7 +313,7 @@ def test_what_bert_trains_with_trains_here_too(squad_environment, tmp_path, sett
         ({"MAX_SEQ_LENGTH": "64"}, "exceeds max_position_embeddings 48"),
         ({"DATA": "/no/such/data"}, "no such folder"),
         ({"DATA": "{data}/vocab.txt"}, "vocab.txt: a file: give its folder, /"),
-        ({"INIT_CHECKPOINT": "{data}/vocab.txt"}, "vocab.txt: no weights: give the .pt or .safetensors, or its folder"),
+        ({"INIT_CHECKPOINT": "{data}/vocab.txt"}, "vocab.txt: no weights: give a .pt or .safetensors, or a folder"),
         ({"VOCAB_FILE": "{data}/long.txt"}, r"long.txt has \d+ words, and the model \d+: give its own"),
         ({"VOCAB_FILE": "{data}/short.txt"}, r"short.txt has \d+ words, and the model \d+: give its own"),
         ({"VOCAB_FILE": "{data}/swapped.txt"}, "swapped.txt has md5 .* and the model was trained with"),

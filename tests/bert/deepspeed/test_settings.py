@@ -155,7 +155,7 @@ def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypat
 def test_what_only_deepspeed_heeds_and_changes_no_arithmetic_stays_and_is_told(environ, capsys):
     own = {"timers": {"throughput": {"enabled": True, "synchronized": False}}, "disable_python_gc": True}
     assert run(environ({"zero_optimization": {"stage": 1}} | own, WORLD_SIZE="1"), check_only=True) == 0
-    assert "DeepSpeed, which alone heeds disable_python_gc, timers" in capsys.readouterr().out
+    assert "DeepSpeed, which alone uses disable_python_gc, timers" in capsys.readouterr().out
     assert ds_config.deepspeed_only(own) == ["disable_python_gc", "timers"]
 
 

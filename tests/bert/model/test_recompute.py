@@ -140,5 +140,5 @@ def test_in_a_graph_all_dropout_must_be_of_ours(attention, allowed, prepared, mo
     if allowed:
         config.check_device(uses_graph=True)
         return
-    with pytest.raises(ConfigError, match=r"RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours"):
+    with pytest.raises(ConfigError, match=r"RECOMPUTE_LAYERS in a CUDA graph needs our own dropout"):
         config.check_device(uses_graph=True)

@@ -14,8 +14,7 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.optim import RULES, rules
 from bert.optim.flat import Piecewise
-from bert.optim.gradients import Clipping
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import Clipping, Gradients, Sharded
 
 from ..ranks import run_ranks
 from .whole import Whole
@@ -181,7 +180,7 @@ def _engine(world, config, **settings):
 
 
 def _train(world, model, optimizer, steps):
-    gradients = optimizer.gradients(model, Clipping(max_norm=5.0), world, False)
+    gradients = Gradients(model, optimizer, Clipping(max_norm=5.0), world, False)
     one = torch.ones((), dtype=torch.float64)
     for step in steps:
         with gradients.micro_batch(True, True, one):

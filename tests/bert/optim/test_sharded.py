@@ -15,9 +15,8 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.kernels.precision import LossScaler, Precision
 from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, Piecewise
-from bert.optim.gradients import Clipping
 from bert.optim.rules import LambConfig, LambRule
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import Clipping, Gradients, Sharded
 
 from ..kernels import plain_lamb
 from ..ranks import run_ranks
@@ -94,7 +93,7 @@ def _train_alone(model: Chain, lamb: Whole, num_ranks: int, clip: str, steps: ra
 
 def train(world: World, model: Chain, optimizer: Sharded, clip: str, steps: range, accumulate: int = 1) -> None:
     """Steps as Step.run takes them."""
-    gradients = optimizer.gradients(model, Clipping(when=clip), world, False)
+    gradients = Gradients(model, optimizer, Clipping(when=clip), world, False)
     scale = torch.ones((), dtype=torch.float64)
     lrs = _lrs(steps.stop)
     for step in steps:

@@ -84,9 +84,9 @@ def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
         (
             CaptureConfig(steps=3),
             (folder, False),
-            "CAPTURE_STEPS=3 and no CAPTURE: say in CAPTURE what to write: inputs",
+            "CAPTURE_STEPS=3 and no CAPTURE: set CAPTURE to what to write: inputs",
         ),
-        (CaptureConfig(capture=","), (folder, False), "CAPTURE=',': say in CAPTURE"),
+        (CaptureConfig(capture=","), (folder, False), "CAPTURE=',': set CAPTURE to"),
         (CaptureConfig(capture="inputs"), (rundir.Config(), False), "CAPTURE writes to RUN_DIR"),
         (CaptureConfig(capture="inputs"), (folder, True), "set CUDA_GRAPH=0"),
     ):
@@ -184,7 +184,7 @@ def test_a_resumed_run_with_too_few_steps_left_says_which_were_not_profiled(prep
 def test_what_is_no_span_of_steps_is_refused(tmp_path):
     folder = rundir.Config(run_dir=tmp_path)
     ProfileConfig(steps="2,3").check(folder, 3)
-    with pytest.raises(ConfigError, match="PROFILE_STEPS=2,3: this process takes 2 steps: choose some of these"):
+    with pytest.raises(ConfigError, match="PROFILE_STEPS=2,3: this process takes 2 steps: choose among these"):
         ProfileConfig(steps="2,3").check(folder, 2)
     for steps in ("3", "3,2", "0,1", "a,b"):
         with pytest.raises(ConfigError, match=r"PROFILE_STEPS='.*': expected the first and the last step"):

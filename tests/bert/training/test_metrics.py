@@ -253,7 +253,7 @@ def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("names", "run_dir", "message"),
     [
-        ("tensorbord", Path("x"), "METRICS=tensorbord: expected tensorboard or wandb, or both between commas"),
+        ("tensorbord", Path("x"), "METRICS=tensorbord: expected tensorboard or wandb, or both with a comma"),
         ("tensorboard,mlflow", Path("x"), "METRICS=tensorboard,mlflow: expected"),
         ("tensorboard", None, "METRICS=tensorboard writes to RUN_DIR, which is not set"),
     ],

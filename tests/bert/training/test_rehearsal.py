@@ -39,7 +39,7 @@ def test_it_ends_with_an_evaluation(prepared, every, last):
 
 def test_without_an_evaluation_there_is_nothing_to_compare(prepared):
     with pytest.raises(
-        ConfigError, match=r"REHEARSAL=1 compares evaluations and there are none: set EVAL_ITER_SAMPLES"
+        ConfigError, match=r"REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES"
     ):
         from_env(Config, prepared | {"EVAL_ITER_SAMPLES": "0", "REHEARSAL": "1"}).rehearsed()
 

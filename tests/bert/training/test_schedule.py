@@ -63,7 +63,7 @@ def test_a_decay_that_ends_before_the_run_stays_at_its_end():
 
 
 def test_an_end_above_the_base_is_refused():
-    with pytest.raises(ConfigError, match=r"END_LR=0\.1: above LR=0\.01"):
+    with pytest.raises(ConfigError, match=r"END_LR=0\.1 is above LR=0\.01"):
         Config(lr=0.01, max_steps=9, end_lr=0.1).check()
 
 
@@ -143,7 +143,7 @@ def test_what_a_rule_has_no_use_for_is_refused_by_name(schedule, settings, name)
     ("settings", "message"),
     [
         ({"schedule": "poly", "warmup_proportion": 0.6, "constant_proportion": 0.5}, "expected a sum of at most 1"),
-        ({"schedule": "samsung", "warmup_steps": 10}, "a warm-up of 10 steps leaves none of 10 for the decay"),
+        ({"schedule": "samsung", "warmup_steps": 10}, "a warm-up of 10 of 10 steps leaves none to decay"),
     ],
     ids=["shares-above-1", "no-decay"],
 )
