@@ -111,6 +111,6 @@ def test_the_environment_is_what_is_set_but_for_the_place_of_a_rank(capsys):
 @pytest.mark.parametrize(
     ("value", "what"), [("a\nb", "a line break"), ("$HOME/data", "$"), ("a%nb", "%"), ('a"b', '"')]
 )
-def test_a_value_that_would_not_arrive_as_it_is_is_an_error(capsys, value, what):
+def test_a_value_that_would_not_arrive_unchanged_is_an_error(capsys, value, what):
     assert main(["deepspeed-config", "--environment"], {"DATADIR": value}) == 2
     assert f"DATADIR has {what} in it" in capsys.readouterr().err

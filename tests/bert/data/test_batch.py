@@ -43,7 +43,7 @@ def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
     assert batch.next_sentence_labels.tolist() == records.next_sentence_labels[chosen].tolist()
 
 
-def test_a_token_past_the_vocabulary_is_told(make_records):
+def test_a_token_beyond_the_vocabulary_is_reported(make_records):
     records = make_records(4)
     largest = int(max(records.input_ids.max(), records.masked_lm_ids.max()))
     line = [records], [np.arange(4)], np.arange(4), 48

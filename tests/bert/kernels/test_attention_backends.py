@@ -1,4 +1,4 @@
-"""Attention backends: what each needs is said before the run; on a GPU each gives the oracle's context and gradient."""
+"""Attention backends: missing requirements are reported before the run; on a GPU each equals the reference."""
 
 from __future__ import annotations
 

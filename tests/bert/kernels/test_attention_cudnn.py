@@ -177,7 +177,7 @@ def test_what_falls_back_is_the_fastest_that_compiles_nothing():
     assert trials.fallback("cudnn_frontend", results[:1]) == ""
 
 
-def test_whoever_asks_for_auto_gets_the_fallback_too(cudnn, monkeypatch, capsys):
+def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
     trial = trials.Trial
     results = [trial(name="cudnn_frontend", milliseconds=1.0), trial(name="sdpa_loop", milliseconds=2.0)]
     monkeypatch.setattr(trials, "trials", lambda device: results)

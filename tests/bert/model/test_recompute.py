@@ -101,7 +101,7 @@ def test_two_sharded_steps_leave_the_same_state(precision, tiny, make_records, b
 
 
 def _check_ranks(world, config):
-    """With gradients in shards, each rank's states are those without recomputation: losses and gradients were."""
+    """With sharded gradients each rank's states equal those without recomputation, and so do losses and gradients."""
     records, states = synthetic_records(4, 48, config.vocab_size, packed=True, seed=0), []
     batches = [make_batch(records, np.arange(begin, begin + 2), 48) for begin in (0, 2, 4, 6)]
     for recomputation in (None, Recomputation(2, random_state=True)):
@@ -131,7 +131,7 @@ def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(tiny, make_model
 
 
 @pytest.mark.parametrize(("attention", "allowed"), [("triton", True), ("auto", False), ("cudnn", False)])
-def test_in_a_graph_all_dropout_must_be_of_ours(attention, allowed, prepared, monkeypatch):
+def test_in_a_graph_all_dropout_must_be_our_own(attention, allowed, prepared, monkeypatch):
     config = from_env(Config, prepared | {"RECOMPUTE_LAYERS": "1"})
     monkeypatch.setattr(kernels.Config, "names", lambda self, device: {"dropout_add_layer_norm"})
     monkeypatch.setattr("bert.kernels.attention.check", lambda *arguments: None)

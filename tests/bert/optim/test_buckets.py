@@ -1,4 +1,4 @@
-"""A bucket of gradients on its way: clipped on its own (CLIP=bucket), sent in the weights' precision."""
+"""Buckets of gradients: clipped separately (CLIP=bucket), sent in the weights' precision."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _check_rank(world):
 
 
 def _check_sharded_gradients(world):
-    """A whole gradient or none: the same averages, bit for bit where a step is one micro-batch."""
+    """With and without a whole gradient: the same averages, bit for bit if a step is one micro-batch."""
     for clip in ("after", "bucket"):
         for accumulate in (1, 2):
             outcomes = []
@@ -105,7 +105,7 @@ def _check_sharded_gradients(world):
                     torch.testing.assert_close(whole, shard, atol=1e-13, rtol=1e-13)
 
 
-def test_gradients_that_are_sharded_are_the_whole_ones_on_1_2_and_3_ranks():
+def test_sharded_gradients_equal_whole_ones_on_1_2_and_3_ranks():
     run_ranks(_check_sharded_gradients, 1, 2, 3)
 
 

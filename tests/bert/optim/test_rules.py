@@ -1,4 +1,4 @@
-"""Every rule: its formula written out again in fp64, and the same update however its state is divided over ranks."""
+"""Every rule: its formula written out again in fp64, and the same update however its state is sharded."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rule_is_its_formula(case):
+def test_rule_equals_its_formula(case):
     config, formula = CASES[case]
     parameters = _weights()
     optimizer = Whole(parameters.items(), config.rule)
@@ -161,7 +161,7 @@ def test_a_step_not_kept_changes_nothing(name):
 
 
 class _Sum(nn.Module):
-    """A loss whose gradients are those that are given to it."""
+    """A loss with given gradients."""
 
     def __init__(self, parameters):
         super().__init__()

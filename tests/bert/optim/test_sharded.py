@@ -68,7 +68,7 @@ def replicated(model: Chain) -> Whole:
 
 
 def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Whole:
-    """What the ranks must come to: one process that has all their gradients."""
+    """The expected result: one process with the gradients of all ranks."""
     model = Chain()
     lamb = replicated(model)
     _train_alone(model, lamb, num_ranks, clip, range(num_steps), accumulate)
@@ -159,7 +159,7 @@ def _check_ranks(world, groups):
 
 
 def _continued_alone(state, size, clip, accumulate):
-    """Two more steps by a replicated optimizer that starts from a sharded one's state."""
+    """Two more steps by a replicated optimizer from a sharded one's state."""
     model = Chain()
     lamb = replicated(model)
     lamb.load_state_dict(state)

@@ -28,7 +28,7 @@ LARGE = {
 
 @pytest.fixture
 def closed(tmp_path):
-    """closed(model_changes, **variables) -> the Config of a closed run of 8 x 48 packed rows, so changed."""
+    """closed(model_changes, **variables) -> the Config of a closed run of 8 x 48 packed rows, with these changes."""
 
     def make(model: dict | None = None, **changes: str) -> Config:
         (tmp_path / "bert_config.json").write_text(json.dumps(LARGE | (model or {})))
@@ -215,7 +215,7 @@ def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_
 
 @pytest.fixture
 def manifest(prepared, tmp_path):
-    """manifest(**changes) writes the prepared-packed.json that the benchmark's data would have, so changed."""
+    """manifest(**changes) writes the prepared-packed.json of the benchmark's data, with these changes."""
     of = {path: open_records(path)[1].content_digest for path in tmp_path.glob("*/*.hdf5")}
     files = {str(path.relative_to(tmp_path)): digest for path, digest in of.items()}
     texts = {f"part-{i:05d}-of-00500": "0" * 32 for i in range(500)} | closed_division.TEXT_MD5

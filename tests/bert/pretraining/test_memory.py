@@ -1,4 +1,4 @@
-"""The memory that --check announces, against what a step on this machine takes."""
+"""The memory estimate of --check, against that of a step on this machine."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _whole_rows(rows, length, vocab_size):
 
 
 @pytest.mark.slow
-def test_two_steps_as_wide_as_bert_1_5b_on_two_ranks_take_what_was_foreseen():
+def test_two_steps_as_wide_as_bert_1_5b_on_two_ranks_take_the_estimated_memory():
     run_ranks(_two_wide_steps, 2, arguments=(4, 128))
 
 
@@ -162,7 +162,7 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
 
 
 def test_rows_at_a_time_are_as_many_as_fit_and_batch_and_rate_stay(prepared, monkeypatch, capsys):
-    """GRADIENT_STEPS=auto on GPUs of made-up sizes: each just large enough for so many rows."""
+    """GRADIENT_STEPS=auto on GPUs of made-up sizes: each just large enough for a number of rows."""
     of = memory.Plan.of
     monkeypatch.setattr(memory.Plan, "of", lambda config: dataclasses.replace(of(config), device_type="cuda"))
     settings = prepared | {"SHARD_OPTIMIZER": "1", "BATCHSIZE": "12"}
@@ -252,7 +252,7 @@ def test_every_published_size_fits_where_its_configs_run(repository):
         assert whole["states"] * ranks == pytest.approx(3 * 2 * whole["weights"] * ranks / (ranks + 1), rel=0.01)
 
 
-def test_an_optimizer_that_there_is_not_is_refused_in_words(tiny):
+def test_an_unavailable_optimizer_is_refused_in_words(tiny):
     optimizer = optim.Config(sharded=True, shard_gradients=True, clip="before")
     batch = SimpleNamespace(num_tokens=8, num_masked=2)
     with pytest.raises(ConfigError, match="SHARD_GRADIENTS=1 with CLIP=before"):
