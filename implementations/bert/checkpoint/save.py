@@ -111,11 +111,10 @@ class Interval:
         self.since, self.since_step, self.next = end, step, step + steps
         if self.world.is_main and not 0.8 * steps < self.announced < 1.25 * steps:
             self.announced = steps
-            print(
-                f"bert: a checkpoint every {steps:,} steps, {steps * per_step / 60:,.1f} min: it takes {cost:.2f} s "
-                f"of training, and one of {self.num_nodes} nodes fails every {self.seconds / 3600:,.0f} hours "
-                f"(MTBF_HOURS={self.config.mtbf_hours:g})", file=sys.stderr, flush=True,
-            )  # fmt: skip
+            every = f"bert: a checkpoint every {steps:,} steps, {steps * per_step / 60:,.1f} min"
+            hours = f"{self.seconds / 3600:,.0f} hours (MTBF_HOURS={self.config.mtbf_hours:g})"
+            why = f"it takes {cost:.2f} s of training, and one of {self.num_nodes} nodes fails every {hours}"
+            print(f"{every}: {why}", file=sys.stderr, flush=True)
         return None
 
 

@@ -90,11 +90,10 @@ def measure(num_bytes: int, world: World) -> float:
     total = world.sum(pattern(num_bytes // 4 // PERIOD * PERIOD, world.rank, world.device))
     wrong = wrong_elements(total, world.size)
     if len(wrong):
-        first = int(wrong[0])
-        raise AllReduceError(
-            f"rank {world.rank} on {platform.node()}: {len(wrong)} of {len(total)} sums of an all-reduce are wrong, "
-            f"element {first} is {total[first]:g} instead of {expected(world.size, world.device)[first % PERIOD]:g}"
-        )
+        first, right = int(wrong[0]), expected(world.size, world.device)
+        example = f"element {first} is {total[first]:g} instead of {right[first % PERIOD]:g}"
+        count = f"{len(wrong)} of {len(total)} sums of an all-reduce are wrong"
+        raise AllReduceError(f"rank {world.rank} on {platform.node()}: {count}, {example}")
     total.zero_()
     world.barrier()
     start = time.perf_counter()
@@ -110,10 +109,8 @@ def connect(config: Config) -> World:
     try:
         store = config.store("allreduce", rank, size, seconds)
     except (RuntimeError, ValueError) as error:
-        raise AllReduceError(
-            f"rank {rank} on {platform.node()} does not reach rank 0 at {config.master_addr}:{config.master_port}: "
-            f"{str(error).splitlines()[0]}"
-        ) from None
+        failure = f"does not reach rank 0 at {config.master_addr}:{config.master_port}: {str(error).splitlines()[0]}"
+        raise AllReduceError(f"rank {rank} on {platform.node()} {failure}") from None
     roll_call(store, rank, size, seconds)
     return World(dataclasses.replace(config.dist, timeout_seconds=seconds), store)
 
@@ -128,11 +125,8 @@ def run(config: Config) -> None:
             bandwidth = bus_bandwidth(num_bytes, seconds, world.size)
             if world.is_main:
                 backend = distributed.get_backend() if world.joined else "alone"
-                print(
-                    f"all-reduce of {world.size} ranks ({backend}): {num_bytes / MIB:4.0f} MiB in "
-                    f"{seconds * 1e3:9.3f} ms, bus bandwidth {bandwidth:8.2f} GB/s, all sums right",
-                    flush=True,
-                )
+                rate = f"{num_bytes / MIB:4.0f} MiB in {seconds * 1e3:9.3f} ms, bus bandwidth {bandwidth:8.2f} GB/s"
+                print(f"all-reduce of {world.size} ranks ({backend}): {rate}, all sums right", flush=True)
         if bandwidth < config.min_bandwidth:
             low = f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
             raise AllReduceError(f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, {low}")

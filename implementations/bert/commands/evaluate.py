@@ -77,11 +77,8 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
         path, steps = Path(figures["checkpoint"]), figures["steps"]
         values = (f"{figures[column]:.5f}" if column in figures else "-" for column in columns)
         cells = "  ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
-        print(
-            f"{path.name if len(paths) == 1 else path!s:<18}  {'-' if steps is None else f'{steps:,}':>9}  {cells}  "
-            f"{figures['sequences_per_second']:>12.1f}",
-            flush=True,
-        )
+        name, rate = path.name if len(paths) == 1 else str(path), figures["sequences_per_second"]
+        print(f"{name:<18}  {'-' if steps is None else f'{steps:,}':>9}  {cells}  {rate:>12.1f}", flush=True)
         if "initial_checkpoint" in figures:
             verdict = "met" if figures["initial_checkpoint"] else "not met: these are not the benchmark's weights"
             print(f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}", flush=True)

@@ -155,14 +155,12 @@ class World:
             asking.start()
             asking.join(2 * PATIENCE)
             (absent, names), reason = known[0], str(error).splitlines()[0].rpartition("] ")[2]
-            raise HangError(
-                f"{names} did not come to {_collective()}, DIST_TIMEOUT={self.timeout_seconds} s ({reason}): ended, "
-                "stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow",
-                absent,
-            ) from error
+            missing = f"{names} did not come to {_collective()}, DIST_TIMEOUT={self.timeout_seconds} s ({reason})"
+            causes = "ended, stopped, hung or cut off from the network; raise DIST_TIMEOUT if it is only slow"
+            raise HangError(f"{missing}: {causes}", absent) from error
 
     def _absent(self) -> tuple[list[int], str]:
-        """Reports that this rank waits in vain and waits for the reports of the others: those missing, and in words."""
+        """Reports this rank's failed collective, waits for the others' reports: the ranks without one, and a text."""
 
         def have_reported(ranks: list[int]) -> bool:
             return bool(self.store.check([f"waits/{rank}" for rank in ranks]))

@@ -38,7 +38,7 @@ class Config:
     packing_factor: int = env("PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia")
     max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
     batching: str = env("BATCHING", "rows", choices=("rows", "online", "bins"),
-                        doc="rows as they are, packed in training, or by bins")  # fmt: skip
+                        doc="rows of the files, packed in training, or by bins")  # fmt: skip
     max_sequences_per_row: int = env("MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most")
     online_buffer: int = env("ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online")
     bin_counts: str = env("BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share")

@@ -147,20 +147,20 @@ def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
 def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
     """The JSON as variables, for ``world_size`` ranks. Raises ConfigError naming an unsupported entry."""
     entries = _checked(found)
-    said = [*_batch(entries, world_size)]
+    settings = [*_batch(entries, world_size)]
     precision = next((name for name in ("bf16", "fp16") if f"{name}.enabled" in entries), "")
     key = f"{precision}.enabled" if precision else "neither bf16 nor fp16 is enabled"
-    said.append(Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision)))
+    settings.append(Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision)))
     if "gradient_clipping" in entries:
-        said.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
+        settings.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
     if "zero_optimization" in found:
         key, stage = "zero_optimization.stage", entries.get("zero_optimization.stage", 0)
-        said.append(Meaning(key, "SHARD_OPTIMIZER", str(int(stage > 0))))
-        said.append(Meaning(key, "SHARD_GRADIENTS", str(int(stage > 1))))
+        settings.append(Meaning(key, "SHARD_OPTIMIZER", str(int(stage > 0))))
+        settings.append(Meaning(key, "SHARD_GRADIENTS", str(int(stage > 1))))
     if "optimizer" in found:
-        said += _optimizer(entries)
+        settings += _optimizer(entries)
     if "scheduler" in found:  # poly with its default degree of 1
-        said.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
+        settings.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
     sections = {key.partition(".")[0] for key in entries}
     values = {key: value for key, value in DEFAULTS.items() if key.partition(".")[0] in sections} | entries
     lr, max_lr = "optimizer.params.lr", "scheduler.params.warmup_max_lr"
@@ -177,8 +177,8 @@ def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
                 raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {value}: expected an integer, at most 127")
             value = 2.0**value
         if (name := ENTRIES.get(key, (object, ""))[1]) and (value or key != "fp16.loss_scale"):
-            said.append(Meaning(key, name, _text(value), explicit=key in entries))
-    return said
+            settings.append(Meaning(key, name, _text(value), explicit=key in entries))
+    return settings
 
 
 def _checked(found: dict[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Config:
         return self.engine == "deepspeed"
 
     def json(self) -> dict[str, Any]:
-        """The parsed file. Raises ConfigError where it is missing or cannot be parsed."""
+        """The parsed file. Raises ConfigError if it is missing or cannot be parsed."""
         if self.path is None:
             raise ConfigError("ENGINE=deepspeed and DEEPSPEED_CONFIG is not set: give DeepSpeed's JSON")
         return ds_config.read(self.path)

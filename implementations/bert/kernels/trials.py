@@ -273,7 +273,7 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
     for what, value, reference in (("context", context, expected), ("gradient", gradient, expected_gradient)):
         error = ((value.detach().float() - reference).norm() / reference.norm()).item()
         if not error <= TOLERANCE:  # nan included
-            return f"its {what} differs from the oracle's by {error:.3g}"
+            return f"its {what} differs from the reference's by {error:.3g}"
     kept = context.detach().float()
     context = run(qkv, forward_pass, DROPOUT)
     (gradient,) = torch.autograd.grad(context, qkv, context.detach())

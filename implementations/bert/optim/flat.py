@@ -47,7 +47,7 @@ class Bucket(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Of all slices, in elements."""
+        """Elements in all slices."""
         return sum(one.size for one in self.slices)
 
 

@@ -80,7 +80,7 @@ class MomentRule(Rule):
     m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; direction = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps).
     """
 
-    bias_correction = True  # else m and v are taken as they are
+    bias_correction = True  # else m and v are not corrected
 
     def __init__(self, pieces: Pieces, config: LambConfig | LansConfig | AdamConfig | ACClipConfig) -> None:
         super().__init__(pieces, config.weight_decay)

@@ -142,7 +142,6 @@ class Config(ModelFiles, Hardware):
 
     @property
     def evaluates(self) -> bool:
-        """Whether the model is evaluated at all."""
         return self.evaluate.initial or bool(self.evaluation_steps)
 
     def rehearsed(self) -> Config:

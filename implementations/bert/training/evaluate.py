@@ -96,7 +96,7 @@ class Evaluator:
             few = f"{records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is {config.num_examples}"
             raise DataError(f"EVALDIR={config.evaldir}: {few}: prepare the evaluation set again, or lower that")
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
-            raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")
+            raise DataError(f"EVALDIR={config.evaldir}: token ids beyond vocab_size {vocab_size} of bert_config.json")
         self.num_sequences = config.num_examples or records.num_sequences
         mine = share(records, self.num_sequences, world.rank, world.size)
         if graph is None:  # sequences of like length together: the sums do not depend on the order

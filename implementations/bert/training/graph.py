@@ -84,7 +84,7 @@ class GraphedStep:
     """Step's signature, run from a graph. Recording leaves weights, optimizer, scales and RNG unchanged.
 
     The first fp8 step, which measures the scales, is a separate graph in the memory of the other: run eagerly, its
-    activations would need memory besides, and a batch that just fits would run out of it in the first step.
+    activations would need additional memory, and a batch that just fits would run out of it in the first step.
     """
 
     def __init__(self, step: Step, examples: Sequence[Batch]) -> None:

@@ -46,7 +46,7 @@ def _qkv(dtype=torch.bfloat16) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_context_and_gradient_are_the_oracles(cudnn, dtype):
+def test_context_and_gradient_equal_the_reference(cudnn, dtype):
     qkv, upstream = _qkv(dtype), torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4))
     context = attention_cudnn.attention(qkv, _pass(), 0.0)
     context.backward(upstream.to(dtype))
