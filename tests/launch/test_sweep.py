@@ -40,7 +40,8 @@ def test_without_settings_each_config_is_one_run(checkout):
 def test_local_runs_are_sequential_and_a_failure_is_not_hidden(checkout):
     done = sweep(checkout, "--local", CONFIG, "DGXNGPU=1,2", "SEED=7", TRIAL_0="crash")
     assert done.returncode == 1
-    assert [rank["WORLD_SIZE"] for rank in checkout.ranks()] == ["1", "2", "2"]
+    first, *others = [rank["WORLD_SIZE"] for rank in checkout.ranks()]
+    assert (first, set(others)) == ("1", {"2"})  # of two ranks one may be killed for the other's crash before it writes
     runs = sorted(path.name for path in next(checkout.logdir.iterdir()).iterdir())
     assert runs == [f"P8000H100_1x8x48x1_pack_DGXNGPU-{number}_SEED-7" for number in "12"]
     done = sweep(checkout, "--local", CONFIG, "DGXNGPU=1", TRIAL_0="success")
