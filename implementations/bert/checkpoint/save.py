@@ -32,13 +32,12 @@ class Config:
     )
     directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset: none")
     every_steps: int | None = env(
-        "CHECKPOINT_EVERY_STEPS",
-        0,
-        at_least=0,
-        auto=True,
-        doc="steps between checkpoints; 0: none; auto: by cost",
+        "CHECKPOINT_EVERY_STEPS", 0, at_least=0, auto=True,
+        doc="steps between checkpoints; 0: none; auto: by their cost and MTBF_HOURS",
+    )  # fmt: skip
+    mtbf_hours: float = env(
+        "MTBF_HOURS", 4000.0, above=0, doc="hours between failures of a node; published: 3,700 to 10,300"
     )
-    mtbf_hours: float = env("MTBF_HOURS", 4000.0, above=0, doc="hours between failures of a node (3,700 to 10,300)")
     shards: bool = env(
         "CHECKPOINT_SHARDS", False, doc="1: each rank writes its part, to a shared folder; with SHARD_OPTIMIZER=1"
     )

@@ -30,7 +30,9 @@ class Config:
     path: Path | None = env("DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON")
 
     checkpoints: bool = env(
-        "DEEPSPEED_CHECKPOINTS", False, doc="1: DeepSpeed's checkpoints, a shard per rank, in a folder all nodes see"
+        "DEEPSPEED_CHECKPOINTS",
+        False,
+        doc="1: DeepSpeed's own checkpoints: a shard per rank, in a folder all nodes see",
     )
 
     @property

@@ -31,10 +31,16 @@ class Config:
     loss_scale: float = env("LOSS_SCALE", 0.0, at_least=0, doc="constant loss scale of fp16; 0: dynamic")
     growth_interval: int = env("LOSS_SCALE_GROWTH", 2000, at_least=1, doc="good fp16 steps before the scale doubles")
     fp8_recipe: str = env(
-        "FP8_RECIPE", "delayed", choices=("delayed", "current"), doc="fp8 scales of the last step, or of the tensor"
+        "FP8_RECIPE",
+        "delayed",
+        choices=("delayed", "current"),
+        doc="fp8 scales from the last step, or the tensor itself (one more pass)",
     )
     fp8_fast_sums: str = env(
-        "FP8_FAST_SUMS", "forward", choices=("forward", "all"), doc="passes with fast, less precise fp8 accumulation"
+        "FP8_FAST_SUMS",
+        "forward",
+        choices=("forward", "all"),
+        doc="passes whose fp8 products accumulate faster, less precisely",
     )
     fp8_output_projection: bool = env("FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection in fp8")
     fp8_evaluation: bool = env(

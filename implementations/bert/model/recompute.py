@@ -26,7 +26,10 @@ Tensors = TypeVar("Tensors", bound="tuple[Tensor | None, ...]")
 @dataclass(frozen=True, kw_only=True)
 class Config:
     layers: int = env(
-        "RECOMPUTE_LAYERS", 0, at_least=0, doc="layers per recomputed segment: less memory, a third more work; 0: none"
+        "RECOMPUTE_LAYERS",
+        0,
+        at_least=0,
+        doc="layers per recomputed segment: less memory, about a third more work; 0: none",
     )
 
 

@@ -29,23 +29,27 @@ class Config:
     )
     sharded: bool | None = env("SHARD_OPTIMIZER", None, doc="1: shard the optimizer state (ZeRO-1); unset: on GPUs")
     shard_gradients: bool = env(
-        "SHARD_GRADIENTS", False, doc="1: shard gradients (ZeRO-2): less memory, GRADIENT_STEPS times the communication"
-    )
+        "SHARD_GRADIENTS", False,
+        doc="1: shard gradients too (ZeRO-2): less memory, GRADIENT_STEPS times the communication within a SHARD_GROUP",
+    )  # fmt: skip
     shard_group: str | None = env(
         "SHARD_GROUP",
         None,
-        doc="ranks that share a copy of state and weights: node, all, or a number; unset: node, if several per node",
+        doc="ranks that shard one copy of state and weights: node, all, or a number; across such groups gradients are "
+        "averaged, once a step; unset: node, on several nodes with several ranks each",
     )
     clip: str = env(
         "CLIP",
         "after",
         choices=("before", "after", "bucket"),
-        doc="what is clipped: before: each micro-batch's gradient; after: the average; bucket: each bucket (sharded)",
+        doc="before: clip each micro-batch's gradient by its own norm, then average; after: clip the average; bucket: "
+        "clip each bucket of a micro-batch's gradient, with SHARD_OPTIMIZER=1",
     )
     max_grad_norm: float = env("MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down")
     allreduce_dtype: str = env(
-        "ALLREDUCE_DTYPE", "fp32", choices=("fp32", "weights"), doc="type in which accumulated gradients are sent"
-    )
+        "ALLREDUCE_DTYPE", "fp32", choices=("fp32", "weights"),
+        doc="type in which accumulated gradients are sent; weights: that of the weights, half the bytes",
+    )  # fmt: skip
     lamb: rules.LambConfig = field(default_factory=rules.LambConfig)
     adam: rules.AdamConfig = field(default_factory=rules.AdamConfig)
     lans: rules.LansConfig = field(default_factory=rules.LansConfig)

@@ -162,7 +162,10 @@ class LambConfig:
     eps: float = env("OPT_EPSILON", 1e-6, above=0, doc="LAMB: added to the root of the second moment")
     weight_decay: float = env("WEIGHT_DECAY_RATE", 0.01, at_least=0, doc="LAMB: decay of all but biases and LayerNorm")
     ratio: str = env(
-        "LAMB_RATIO", "decayed", choices=("decayed", "all"), doc="LAMB: parameters with a trust ratio; all: NVLAMB"
+        "LAMB_RATIO",
+        "decayed",
+        choices=("decayed", "all"),
+        doc="LAMB: parameters with a trust ratio: decayed ones, or all (NVLAMB)",
     )
 
 
