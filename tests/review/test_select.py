@@ -106,7 +106,7 @@ def empty_log(runs):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"), [(too_few, "holds 9 logs, a set has 10"), (empty_log, "its place among the runs is not known")]
+    ("change", "says"), [(too_few, "9 logs, a set needs 10"), (empty_log, "its position among the runs is unknown")]
 )
 def test_what_cannot_be_chosen_from_is_one_line(change, says, runs, capsys):
     change(runs)
@@ -118,5 +118,5 @@ def test_what_cannot_be_chosen_from_is_one_line(change, says, runs, capsys):
 def test_a_folder_that_exists_is_left_alone(runs, capsys):
     before = sorted(path.name for path in runs.iterdir())
     assert main(["select", str(runs), "-o", str(runs)]) == 2
-    assert "exists: name another folder" in capsys.readouterr().err
+    assert "exists: give another folder" in capsys.readouterr().err
     assert sorted(path.name for path in runs.iterdir()) == before

@@ -115,7 +115,7 @@ OVERLOOKED = [
     (
         "an event from the past",
         shift("train_samples", -60),
-        ("warning", "result_4.txt", "train_samples", "goes back in time"),
+        ("warning", "result_4.txt", "train_samples", " s earlier than line "),
     ),
     ("accuracy at start", initial(0.36), ("warning", "result_2.txt", "eval_accuracy", "0.3600 before the first step")),
     ("accuracy at start is right", initial(0.3409), None),
@@ -309,7 +309,7 @@ def test_what_stops_the_official_checker_is_not_official(mutate, submission, cap
 def test_a_ruleset_that_is_not_there_is_one_line_and_no_result(command, submission, capsys):
     assert main([command, str(submission), "--ruleset", "5.1.0"]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("review: error: --ruleset 5.1.0: no ruleset with BERT; there are 0.7.0, ")
+    assert said.err.startswith("review: error: --ruleset 5.1.0: unknown or without BERT; choose 0.7.0, ")
     assert (said.out, said.err.count("\n")) == ("", 1)
 
 

@@ -196,7 +196,7 @@ def test_a_log_of_another_benchmark_says_so_once(submission, capsys):
     (result, *_) = check(submission)
     assert [
         f.message for f in result.findings if f.file and f.file.name == "result_3.txt" and f.source == "compliance"
-    ] == ["is 'llama2_70b_lora': this log is not of BERT, and is not checked further; one run of ten may fail"]
+    ] == ["is 'llama2_70b_lora': not a log of BERT, not checked further; one run of ten may fail"]
 
 
 @pytest.mark.parametrize("content", [gzip.compress(b":::MLLOG {}\n"), b""], ids=["gzip", "empty"])
