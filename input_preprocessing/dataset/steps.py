@@ -1,4 +1,4 @@
-"""A preparation: what it starts from and needs, and the steps that make its files and keep what is there already."""
+"""Inputs, requirements and steps of a preparation; steps keep finished files."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from input_preprocessing.stage.published import NUM_PARTS
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
 
-# Measured with the benchmark's options; for the estimates only.
-_RECORD_BYTES_PER_TEXT_BYTE = 0.9  # for each time the text is duplicated
+# Measured with the benchmark's options, for estimates.
+_RECORD_BYTES_PER_TEXT_BYTE = 0.9  # per dupe_factor
 _TEXT_BYTES_PER_SECOND = 2.5e6  # all steps, one process, dupe_factor 10
 _PROCESS_BYTES = 200e6
-_BYTES_PER_TEXT_BYTE = 15  # of the text file under work, to make its instances
+_BYTES_PER_TEXT_BYTE = 15  # memory per byte of a text file while its instances are made
 _GROUP_BYTES = SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
 
-# The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow checkpoint and the converted.
+# The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow and the converted checkpoint.
 PUBLIC_TEXT_BYTES = 13_200_000_000
 _LARGEST_PUBLIC_TEXT = 32_851_144
 CHECKPOINT = "model.ckpt-28252"
@@ -48,13 +48,13 @@ _OTHER_DOWNLOADS_BYTES = 5_500_000_000 + 4_035_000_000 + 1_350_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The files of a download folder."""
+    """Input files in a download folder."""
 
     texts: tuple[Path, ...]
     eval_text: Path
     vocab: Path
-    others: tuple[Path, ...]  # copied to phase1 as they are
-    stamps: tuple[Stamp, ...]  # of the texts and the evaluation text, when they were found
+    others: tuple[Path, ...]  # copied to phase1
+    stamps: tuple[Stamp, ...]  # of the texts and the evaluation text, when found
 
     @property
     def all_texts(self) -> list[Path]:
@@ -63,23 +63,23 @@ class Inputs:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each of these."""
+        """Bytes of each text file, the evaluation text last."""
         return [path.stat().st_size for path in self.all_texts]
 
     def check_unchanged(self) -> None:
-        """Raises DataError where a text is not as it was when it was found, as while it is still being copied."""
+        """Raises DataError if a text has changed since it was found, for example because it is still being copied."""
         for path, stamp in zip(self.all_texts, self.stamps, strict=True):
             if not path.is_file() or stamp_of(os.stat(path)) != stamp:
                 raise changed(path)
 
 
 def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs:
-    """The input files.
+    """Finds the input files.
 
     Args:
-        download: folder that holds results4/.
-        phase1: folder where vocab.txt and bert_config.json are looked for if `download` lacks them.
-        vocab_file: a vocabulary to use instead.
+        download: folder with results4/.
+        phase1: folder with vocab.txt and bert_config.json if `download` lacks them.
+        vocab_file: overrides vocab.txt.
 
     Raises:
         DataError: one is missing, or part files of several sets are mixed.
@@ -88,27 +88,26 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     texts = sorted(path for path in folder.glob("part-*-of-*") if path.is_file())
     if not texts:
         command = f"python -m input_preprocessing corpus --outputdir {download.parent} --input FILE"
-        told = f"no text {folder}/part-XXXXX-of-XXXXX; download the data, or make it of your own text with"
-        raise DataError(f"{told} {command}")
+        advice = f"download the data, or make it from your own text with {command}"
+        raise DataError(f"no text {folder}/part-XXXXX-of-XXXXX; {advice}")
     names = {path.name for path in texts}
     totals = sorted({name.rpartition("-of-")[2] for name in names})
     if len(totals) > 1:
-        raise DataError(f"{folder} is mixed: it has parts of {' and of '.join(totals)}; move those of one set away")
+        raise DataError(f"{folder} mixes sets of {' and '.join(totals)} parts; move the parts of one set away")
     count = int(totals[0]) if totals[0].isdecimal() else len(names)
     wanted = {f"part-{i:05d}-of-{count:05d}" for i in range(count)}
     if missing := sorted(wanted - names):
         raise DataError(f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}")
     if odd := sorted(names - wanted):
         raise DataError(f"{folder}: {odd[0]} is not part of this set of {count}; move it away")
-    places = [download, folder, phase1]  # phase1 last: it may hold what an earlier run copied there
+    places = [download, folder, phase1]  # phase1 last: it may hold copies of an earlier run
 
     def find(name: str, folders: list[Path]) -> Path | None:
         return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
     eval_text = find("eval.txt", [folder, download])
     if eval_text is None:
-        told = f"no evaluation text {folder}/eval.txt; download it or see python -m input_preprocessing corpus"
-        raise DataError(told)
+        raise DataError(f"no evaluation text {folder}/eval.txt; download it, or see `corpus` to make it from your text")
     texts.append(eval_text)
     for path in texts:
         with open(path, "rb") as file:
@@ -124,29 +123,25 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
 
 
 def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:
-    """Checks that the model of bert_config.json takes these tokens and lengths.
-
-    Raises:
-        DataError: it does not.
-    """
+    """Raises DataError if the model of bert_config.json does not fit the vocabulary or sequence length."""
     for path in inputs.others:
         try:
             model = json.loads(path.read_text())
             vocab_size, positions = int(model["vocab_size"]), int(model["max_position_embeddings"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is no BERT configuration ({error}); replace it") from error
+            raise DataError(f"{path} is not a BERT configuration ({error}); replace it") from error
         if vocab_size < len(words):
-            raise DataError(f"{path} has vocab_size {vocab_size}, {inputs.vocab} has {len(words)} tokens; use a pair")
+            raise DataError(f"{path} has vocab_size {vocab_size}, {inputs.vocab} {len(words)} tokens; give a pair")
         if positions < config.max_seq_length:
             reason = f"{positions} max_position_embeddings, fewer than --max-seq-length {config.max_seq_length}"
-            raise DataError(f"{path} has {reason}; lower the one or replace the other")
+            raise DataError(f"{path} has {reason}; lower the latter or replace the file")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
     """Estimated cost of a preparation, in bytes and seconds.
 
-    disk: on top of the input files that are there, the download's among them.
+    disk: in addition to existing input files, including the download.
     """
 
     text_bytes: int
@@ -159,7 +154,7 @@ class Needs:
 
 
 def needs_of(sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1) -> Needs:
-    """Needs for text files of these sizes, in bytes."""
+    """Needs for text files of these sizes in bytes."""
     total, workers = sum(sizes), min(jobs, -(-len(sizes) // nodes))
     records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
     worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
@@ -171,7 +166,7 @@ def needs_of(sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1
 
 
 def public_needs(config: SamplingConfig, jobs: int) -> Needs:
-    """Needs for the benchmark's own text before it is downloaded; the time is without the download's."""
+    """Needs for the benchmark's text before it is downloaded; the time excludes the download."""
     sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // NUM_PARTS] * NUM_PARTS]
     needs = needs_of(sizes, config, jobs)
     download = float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES)
@@ -179,12 +174,12 @@ def public_needs(config: SamplingConfig, jobs: int) -> Needs:
 
 
 def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
-    """Tells what the run will take; stops where the disk is too small.
+    """Prints the needs of a run and checks the disk.
 
     Args:
         needs: of the run.
         outputdir: where it writes.
-        folders: names in `outputdir` whose files are the run's, made earlier.
+        folders: names in `outputdir` with files that an earlier run made.
 
     Raises:
         DataError: the disk is too small.
@@ -201,10 +196,10 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
         raise DataError(f"{lacking}; make room or choose another --outputdir")
 
 
-UNPACKED_FOLDER = "training"  # of unpacked shards of --phases, however many they are: configs name it
+UNPACKED_FOLDER = "training"  # of unpacked shards with --phases, whatever their number, since configs refer to it
 
-Task = tuple[Path, Path]  # a text, and the file of its instances
-Made = tuple[int, str]  # sequences of a text, and its md5
+Task = tuple[Path, Path]  # a text and the file of its instances
+Made = tuple[int, str]  # sequences of a text and its md5
 
 
 def download_folder(options: argparse.Namespace) -> Path:
@@ -213,7 +208,7 @@ def download_folder(options: argparse.Namespace) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One preparation: its options, what it reads and where it writes."""
+    """A preparation: options, inputs and output paths."""
 
     options: argparse.Namespace
     config: SamplingConfig
@@ -247,11 +242,11 @@ class Job:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Most tokens of each bin, of binned data."""
+        """Maximal tokens of each bin of binned data."""
         return shards.edges_for(self.config.max_seq_length, self.options.edges) if self.kind == "binned" else ()
 
     def recipe(self) -> dict[str, object]:
-        """All that decides the result but the text itself."""
+        """Everything that determines the result, except the text."""
         return {
             "vocab_md5": self.words.md5, **dataclasses.asdict(self.config), "kind": self.kind,
             "shards": self.options.shards,
@@ -261,7 +256,7 @@ class Job:
         }  # fmt: skip
 
     def is_finished(self) -> bool:
-        """True if an earlier run made these files from this text with this recipe, and they are still there."""
+        """Whether an earlier run made these files from this text with this recipe, and they still exist."""
         try:
             made = manifest.read(self.manifest)
             if any(made.option(name) != value for name, value in self.recipe().items()):
@@ -279,13 +274,13 @@ class Job:
         return contents_of(texts, "check text", self.options.jobs) == made.texts
 
     def fill_phase1(self) -> list[Path]:
-        """Makes vocabulary, model sizes and first checkpoint where missing, or there of other inputs; the files.
+        """Makes vocabulary, model sizes and initial checkpoint unless up to date; returns the files.
 
-        What was made of what is known by content: `model.ckpt-28252.json` beside the converted checkpoint has both md5
-        and the digest of its tensors, by which the closed division knows them.
+        Files are compared by content: `model.ckpt-28252.json` beside the converted checkpoint has the md5 of source and
+        target, and the digest of the tensors, which the closed division checks.
 
         Raises:
-            DataError: the vocabulary has changed since, or the checkpoint cannot be converted.
+            DataError: the vocabulary changed meanwhile, or the checkpoint cannot be converted.
         """
         phase1, download = self.outputdir / "phase1", download_folder(self.options)
         phase1.mkdir(exist_ok=True)
@@ -304,7 +299,7 @@ class Job:
         cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
         if self.config.do_lower_case:
             cased.unlink(missing_ok=True)
-        else:  # exports and fine-tuning know a cased vocabulary by it
+        else:  # marks a cased vocabulary for exports and fine-tuning
             targets.append(cased)
             if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
                 write_text(cased, text)
@@ -327,7 +322,7 @@ class Job:
 
 
 def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Made:
-    """Writes the instances of a text unless they are there already."""
+    """Writes the instances of a text unless up to date."""
     source, target = task
     try:
         found, metadata = open_records(target)
@@ -342,28 +337,28 @@ def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Ma
 
 
 def _make(job: Job, tasks: Sequence[Task], jobs: int) -> dict[str, Made]:
-    """The instances of these texts, by the texts' names."""
+    """Makes the instances of these texts; the result is by text name."""
     weights = [text.stat().st_size for text, _ in tasks]
     made = run_tasks("instances", partial(_make_instances, job.words, job.config), tasks, jobs=jobs, weights=weights)
     return {text.name: found for (text, _), found in zip(tasks, made, strict=True)}
 
 
 def make_evaluation_instances(job: Job) -> None:
-    """Instances of the evaluation text alone."""
+    """Makes the instances of the evaluation text only."""
     job.eval_instances.parent.mkdir(parents=True, exist_ok=True)
     compile_first(job.words, job.config)
     _make(job, [(job.inputs.eval_text, job.eval_instances)], 1)
 
 
 def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
-    """Instances of every text; the md5 of each.
+    """Makes the instances of all texts; returns the md5 of each text.
 
     Args:
         job: the preparation.
-        part: (i, n) makes those of every n-th text from the i-th on only.
+        part: (i, n): only every n-th text from the i-th on.
 
     Raises:
-        DataError: the text holds nothing.
+        DataError: the text is empty.
     """
     targets = [*job.instances_of_texts, job.eval_instances]
     for folder in (job.instances, job.eval_instances.parent):
@@ -375,19 +370,19 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, st
     made = _make(job, tasks, job.options.jobs)
     total = sum(count for name, (count, _) in made.items() if name != job.inputs.eval_text.name)
     if not total and part[1] == 1:
-        raise DataError(f"the text in {job.inputs.texts[0].parent} holds no words; check the part files")
+        raise DataError(f"the text in {job.inputs.texts[0].parent} has no words; check the part files")
     return {name: md5 for name, (_, md5) in made.items()}
 
 
 def make_evaluation_set(job: Job) -> tuple[Path, int]:
-    """Picks the evaluation samples of the instances of the evaluation text; the file, and how many they are."""
+    """Picks the evaluation samples from the instances of the evaluation text; returns the file and their number."""
     eval_file = job.outputdir / "eval" / "part_eval_10k.hdf5"
     eval_file.parent.mkdir(exist_ok=True)
     return eval_file, shards.pick_samples(job.eval_instances, eval_file, job.options.num_eval_samples)
 
 
 def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path, str]:
-    """Packed, binned or shuffled shards of all instances; their folder and their multiset digest.
+    """Makes packed, binned or shuffled shards of all instances; returns their folder and multiset digest.
 
     Raises:
         DataError: instances are missing, or too few for the shards wanted.

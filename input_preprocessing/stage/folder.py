@@ -1,7 +1,7 @@
-"""The output folder of a stage that makes many files: what was made of what, so that a second run goes on.
+"""Output folder of a stage with many files, which records what was made from what, so that a second run can resume.
 
-``stage.json`` holds the recipe (all that decides the content) and, once the stage has ended, its files with their
-sizes. Files made to another recipe are removed before any new one is written.
+``stage.json`` holds the recipe (everything that determines the content) and, once the stage is finished, its files with
+their sizes. Files of another recipe are removed before any new one is written.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
 
 NAME = "stage.json"
-_WORTH_WORKERS = 1e9  # bytes to read in about the time that workers take to start
+_WORTH_WORKERS = 1e9  # bytes; reading fewer is faster than starting workers
 
 
 class StageFolder:
-    """A folder to which one stage writes files of some name patterns."""
+    """A folder to which a stage writes files with certain name patterns."""
 
     def __init__(
         self, folder: Path, stage: str, patterns: Sequence[str], recipe: dict[str, Any], *, source: str = ""
     ) -> None:
-        """Prepares the folder: keeps finished files of the same recipe, removes this stage's others and says so.
+        """Prepares the folder: keeps finished files of the same recipe, removes (and reports) others of this stage.
 
-        source: the entry of the recipe that tells what the files are made of, where those of another one have to stay.
+        source: entry of the recipe that names the source, if files made from another source must be kept.
 
         Raises:
-            DataError: there are files of these names that this stage did not make, or made of another source.
+            DataError: there are files of these names not made by this stage, or made from another source.
         """
         self.folder, self.stage = folder, stage
         self.patterns, self.recipe = patterns, json.loads(json.dumps(recipe))
@@ -41,21 +41,21 @@ class StageFolder:
         if made.get("stage") != stage and present:
             raise DataError(f"{present[0]} was not made by {stage}; move it away, or give another --target")
         if source and made.get("recipe") and made["recipe"].get(source) != self.recipe[source]:
-            raise DataError(f"{folder} holds what {stage} made of another source; remove it, or give another --target")
+            raise DataError(f"{folder} holds {stage} files of another source; remove it, or give another --target")
         changed = _changed(folder, made) if made.get("recipe") == self.recipe else None
         self.finished = changed == []
         if made.get("recipe") != self.recipe:
-            self._write(None, None)  # what is half removed belongs to no recipe
+            self._write(None, None)  # a partly removed set has no recipe
             changed = [path.name for path in present]
             if changed:
-                print(f"{folder}: {len(changed)} files of another source or options are made again", file=sys.stderr)
+                print(f"{folder}: remaking {len(changed)} files made from another source or options", file=sys.stderr)
         for name in changed or []:
             (folder / name).unlink(missing_ok=True)
         if not self.finished:
             self._write(self.recipe, None)
 
     def finish(self, names: list[str]) -> None:
-        """Removes files that are none of these, and notes the stage as ended."""
+        """Removes other files of the stage, and records it as finished."""
         for pattern in self.patterns:
             for path in [*self.folder.glob(pattern), *self.folder.glob(f".{pattern}.partial")]:
                 if path.name not in names:
@@ -69,13 +69,13 @@ class StageFolder:
 
 
 def finished_recipe(folder: Path) -> dict[str, Any] | None:
-    """The recipe of a stage that has ended here, all its files as it left them; None: there is none."""
+    """Recipe of a finished stage whose files are all unchanged; None if there is none."""
     made = _read(folder)
     return made["recipe"] if _changed(folder, made) == [] else None
 
 
 def contents_of(paths: Sequence[Path], label: str, jobs: int, base: Path | None = None) -> dict[str, str]:
-    """md5 of source files for a recipe, by name or by path relative to `base`; shows progress.
+    """md5 of source files for a recipe, by name or path relative to `base`; shows progress.
 
     Raises:
         DataError: one cannot be read.
@@ -88,17 +88,17 @@ def contents_of(paths: Sequence[Path], label: str, jobs: int, base: Path | None 
 
 
 def finished_files(folder: Path, stage: str) -> list[Path]:
-    """The files of a stage that has ended, by name.
+    """Files of a finished stage, by name.
 
     Raises:
-        DataError: it has not, or a file was lost or changed in size.
+        DataError: it is not finished, or a file is missing or changed in size.
     """
     made, command = _read(folder), f"python -m input_preprocessing {stage}"
     changed = _changed(folder, made)
     if made.get("stage") != stage or changed is None:
         raise DataError(f"{folder} holds no finished output of {stage}; run {command} first")
     if changed:
-        raise DataError(f"{folder / changed[0]} is lost or was changed; run {command} again")
+        raise DataError(f"{folder / changed[0]} is missing or was changed; run {command} again")
     return [folder / name for name in made["files"]]
 
 
@@ -111,7 +111,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _changed(folder: Path, made: dict[str, Any]) -> list[str] | None:
-    """Names of files that are not there with the size noted; None where the stage has not ended."""
+    """Names of files that are missing or of another size than recorded; None if the stage is not finished."""
     if made.get("files") is None:
         return None
     present = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}

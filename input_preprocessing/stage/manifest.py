@@ -1,4 +1,4 @@
-"""prepared-*.json: what a preparation made, of what, and the digests by which `verify` knows it again."""
+"""prepared-*.json: what a preparation made from what, with the digests that `verify` checks."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import numpy as np
 
 from bert.data.format import VERSION, atomic_file, open_records
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import UNSAID
+from input_preprocessing.stage.cli import UNRECORDED
 from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
 from input_preprocessing.stage.reading import readable
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A data set, as it was when it was finished."""
+    """A finished data set."""
 
-    text: str  # for people
+    text: str  # summary for display
     sequences: int
     rows: int
     tokens: int
     eval_samples: int
-    multiset_digest: str  # of the training instances, which the shards hold exactly
+    multiset_digest: str  # of the training instances, in any order
     texts: dict[str, str]  # md5 of each text file
-    recipe: dict[str, object]  # all options that decide the result
-    files: dict[str, str]  # digest_of each file, by its path in the folder
-    license: str = ""  # of the texts, as the user gave it
-    versions: dict[str, str] = field(default_factory=dict)  # of the programs that made it
+    recipe: dict[str, object]  # all options that determine the result
+    files: dict[str, str]  # digest_of each file, by path in the folder
+    license: str = ""  # of the texts, as given by the user
+    versions: dict[str, str] = field(default_factory=dict)  # of the software used
 
     @property
     def records(self) -> list[str]:  # training files
@@ -46,7 +46,7 @@ class Manifest:
 
     @property
     def benchmark_text(self) -> tuple[bool | None, str]:
-        """Whether the text is the benchmark's, in words too; False: in part, None: not at all."""
+        """Whether the text is the benchmark's (False: partly, None: not at all), and the same in words."""
         count, wrong = len(self.texts) - 1, [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5]
         if not wrong and count == NUM_PARTS:
             return True, f"the benchmark's: {NUM_PARTS} parts, {len(TEXT_MD5)} of {len(TEXT_MD5)} known md5"
@@ -55,19 +55,17 @@ class Manifest:
         return None, f"not the benchmark's: {count} training files of another corpus"
 
     def option(self, name: str) -> Any:
-        """An option of the recipe, or what was done before there was a choice."""
-        return {**UNSAID, **self.recipe}.get(name)
+        """An option of the recipe, or its value before it existed."""
+        return {**UNRECORDED, **self.recipe}.get(name)
 
 
 def digest_of(path: Path) -> str:
-    """Content digest that a record file carries, md5 of any other."""
-    if path.suffix == ".hdf5":
-        return open_records(path)[1].content_digest
-    return md5_of(path)
+    """Content digest of a record file, md5 of any other."""
+    return open_records(path)[1].content_digest if path.suffix == ".hdf5" else md5_of(path)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all."""
+    """Writes a text file atomically."""
     with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
@@ -77,7 +75,7 @@ def md5_of(path: Path) -> str:
 
 
 def hash_of(path: Path, kind: str) -> str:
-    """Digest of a file's contents by one of hashlib's algorithms. Raises DataError where it cannot be read."""
+    """Digest of a file by one of hashlib's algorithms. Raises DataError if it cannot be read."""
     digest = hashlib.new(kind)
     with readable(path, "check that it is there and readable"), open(path, "rb") as file:
         while chunk := file.read(1 << 20):
@@ -86,7 +84,7 @@ def hash_of(path: Path, kind: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a preparation's result could depend on."""
+    """Versions that the result of a preparation could depend on."""
     return {
         "records": str(VERSION), "Python": platform.python_version(), "NumPy": np.__version__,
         "h5py": h5py.__version__, "HDF5": h5py.version.hdf5_version,
@@ -94,16 +92,11 @@ def versions() -> dict[str, str]:
 
 
 def write(path: Path, manifest: Manifest) -> None:
-    """Writes the file, whole or not at all."""
     write_text(path, json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
 
 
 def read(path: Path) -> Manifest:
-    """Reads the file.
-
-    Raises:
-        DataError: unreadable, damaged, or of another version.
-    """
+    """Raises DataError if the file is unreadable, damaged, or of another version."""
     try:
         manifest = Manifest(**json.loads(path.read_text()))
         if not isinstance(manifest.files, dict) or not isinstance(manifest.recipe, dict):

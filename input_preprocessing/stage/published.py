@@ -1,4 +1,4 @@
-"""What was published of the benchmark's files and of fine-tuning's, by which they are known: published.yaml."""
+"""Names, digests and sources of the published files for the benchmark and fine-tuning (published.yaml)."""
 
 from __future__ import annotations
 

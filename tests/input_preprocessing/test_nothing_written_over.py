@@ -76,7 +76,7 @@ def test_shards_of_another_source_are_neither_replaced_nor_removed(tmp_path: Pat
     make(stage, tmp_path / "source", target)
     before = contents_of(target)
     make(stage, tmp_path / "source", target)
-    with pytest.raises(SystemExit, match="was made of another source; move it away, or give another folder"):
+    with pytest.raises(SystemExit, match="was made from another source; move it away, or give another folder"):
         make(stage, tmp_path / "other", target)
     assert contents_of(target) == before
 
@@ -115,7 +115,7 @@ def test_a_finished_folder_with_a_shard_cut_short_is_mended(packed: Path, tmp_pa
 
 
 def test_edges_are_checked_before_a_preparation_begins(fresh: Path) -> None:
-    with pytest.raises(DataError, match="--edges 32,48 does not suit sequences of up to 64 tokens"):
+    with pytest.raises(DataError, match="--edges 32,48 does not fit sequences of up to 64 tokens"):
         prepare.prepare(prepare_options(fresh, "--binned-data", "--edges", "32,48"))
     assert not list(fresh.glob("work/*"))
 

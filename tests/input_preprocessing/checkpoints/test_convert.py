@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
 
 
 def test_more_words_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"--vocab-size 30: .* has 29 words only"):
+    with pytest.raises(DataError, match=r"--vocab-size 30: .* has only 29 words"):
         convert(PREFIX, tmp_path / "a.pt", "mlperf", vocab_size=30)
 
 

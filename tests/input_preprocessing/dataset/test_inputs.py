@@ -60,12 +60,12 @@ def test_the_need_is_told_and_checked_before_anything_is_downloaded(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--outputdir", "", "the name is empty; is a variable not set"),
+        ("--outputdir", "", "the name is empty; is a variable unset"),
         ("--shards", "x", "'x': expected a positive integer"),
         ("--jobs", "0", "'0': expected a positive integer"),
         ("--part", "3/3", "'3/3' is not a part"),
         ("--part", "1", "'1' is not a part"),
-        ("--edges", "abc", "is not a list of growing lengths"),
+        ("--edges", "abc", "is not a list of ascending lengths"),
     ],
 )
 def test_a_wrong_value_is_told_with_the_option(

@@ -99,7 +99,7 @@ def test_interrupted_in_the_second_phase_it_repeats_nothing_of_the_first(
     kept = list((folder / "512" / "work" / "instances").iterdir())
     assert kept
     prepare.prepare(again)
-    assert "128 is prepared already" in capsys.readouterr().err
+    assert "128 is already prepared" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in first} == first
     assert prepared_digests(folder) == prepared_digests(prepared)
     assert not list(folder.rglob("work"))
@@ -153,7 +153,7 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
     [
         (["--phases", "--max-seq-length", "128"], "leave --max-seq-length out"),
         (["--phases", "--max-predictions-per-seq", "20"], "leave --max-predictions-per-seq out"),
-        (["--vocab-size", "500"], "--vocab-size is about the text of --input"),
+        (["--vocab-size", "500"], "--vocab-size requires --input"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(downloaded: Path, more: list[str], message: str) -> None:
@@ -172,6 +172,6 @@ def test_phases_are_growing_lengths_with_their_masked_tokens(wrong: str) -> None
 def test_a_text_that_was_downloaded_is_not_written_over(text: Path, fresh: Path) -> None:
     (fresh / "download" / corpus.NOTE).unlink()
     before = {path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()}
-    with pytest.raises(DataError, match="has a text that was not made by this command"):
+    with pytest.raises(DataError, match="has text not made by this command"):
         prepare.prepare(prepare_options(fresh, "--input", str(text)))
     assert {path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()} == before

@@ -74,15 +74,15 @@ def relabel(folder: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
-    "a whole file of other contents": (swap_for_a_whole_file, [SHARD], "holds other sequences than were prepared"),
+    "a whole file of other contents": (swap_for_a_whole_file, [SHARD], "has other sequences than prepared"),
     "a shard that is not there": (lambda d: (d / SHARD).unlink(), [SHARD], "is missing"),
     "a shard cut short": (lambda d: cut(d / SHARD), [SHARD], "is truncated|cannot be read"),
     "a flipped bit": (lambda d: flip(d / SHARD), [SHARD], "."),
-    "another shard's copy": (lambda d: shutil.copy(d / OTHER, d / SHARD), [SHARD], "holds other sequences"),
-    "attributes of another source": (relabel, [SHARD], "says another source than was prepared"),
-    "the evaluation set": (lambda d: swap_for_a_whole_file(d, EVALUATION), [EVALUATION], "holds other sequences"),
+    "another shard's copy": (lambda d: shutil.copy(d / OTHER, d / SHARD), [SHARD], "has other sequences"),
+    "attributes of another source": (relabel, [SHARD], "has another source than prepared"),
+    "the evaluation set": (lambda d: swap_for_a_whole_file(d, EVALUATION), [EVALUATION], "has other sequences"),
     "the vocabulary": (lambda d: flip(d / "phase1/vocab.txt"), ["phase1/vocab.txt"], "has other contents"),
-    "the index": (lambda d: flip(d / "packed_data/index.json"), ["packed_data/index.json"], "does not tell what"),
+    "the index": (lambda d: flip(d / "packed_data/index.json"), ["packed_data/index.json"], "does not match"),
     "the data card": (lambda d: (d / "DATA_CARD.md").unlink(), ["DATA_CARD.md"], "is missing"),
 }
 
@@ -112,7 +112,7 @@ def test_a_sound_folder_is_left_as_it_is_without_its_text(folder: Path, capsys: 
     before = times(folder)
     assert not mend(folder)["found"]["prepared-packed"]
     assert times(folder) == before
-    assert "nothing is wrong, every file is as prepared" in capsys.readouterr().err
+    assert "nothing to repair, every file is as prepared" in capsys.readouterr().err
 
 
 def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path) -> None:
@@ -220,7 +220,7 @@ def test_what_comes_out_otherwise_than_prepared_is_an_error(folder: Path) -> Non
     made = json.loads(path.read_text())
     made["files"][SHARD] = "0" * 32
     path.write_text(json.dumps(made))
-    with pytest.raises(DataError, match="and cannot be made as it was"):
+    with pytest.raises(DataError, match="and cannot be remade as it was"):
         mend(folder)
 
 
@@ -229,7 +229,7 @@ def test_a_lost_checkpoint_without_its_source_is_an_error(folder: Path) -> None:
     made = json.loads(path.read_text())
     made["files"]["phase1/model.ckpt-28252.pt"] = "0" * 32
     path.write_text(json.dumps(made))
-    with pytest.raises(DataError, match=r"model\.ckpt-28252\.pt is missing, and cannot be made as it was"):
+    with pytest.raises(DataError, match=r"model\.ckpt-28252\.pt is missing and cannot be remade as it was"):
         mend(folder)
 
 
@@ -240,7 +240,7 @@ def test_the_report_is_json(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     report = json.loads(printed)
     assert report["found"] == {"prepared-packed": [{"file": SHARD, "problem": "is missing", "stray": False}]}
     assert (report["made_again"], report["set_aside"]) == ([SHARD], {})
-    with pytest.raises(DataError, match="--json is the report of --repair"):
+    with pytest.raises(DataError, match="--json requires --repair"):
         prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4", "--json"))
 
 

@@ -65,13 +65,13 @@ def test_a_bin_of_few_sequences_makes_one_shard(source: Path) -> None:
 
 def test_edges_that_leave_sequences_out_or_a_bin_empty_are_refused(source: Path) -> None:
     for edges in ((16, 32), (64, 128), (16, 64, 65)):
-        with pytest.raises(DataError, match="does not suit sequences of up to 64 tokens"):
+        with pytest.raises(DataError, match="does not fit sequences of up to 64 tokens"):
             make(source, "a", edges=edges)
     assert not (source.parent / "a").exists()
     with pytest.raises(DataError, match="no sequences of 1 to 4 tokens"):
         make(source, "b", edges=(4, 64))
     for text in ("32,16", "0,16", "16,16", "16,x", ""):
-        with pytest.raises(Exception, match="growing lengths"):
+        with pytest.raises(Exception, match="ascending lengths"):
             parse_edges(text)
 
 

@@ -134,7 +134,7 @@ def test_an_export_of_another_source_is_not_replaced(tmp_path: Path, kind: str) 
     (tmp_path / "other").mkdir()
     write_records(tmp_path / "other" / "part_1.hdf5", make_records(5, 1), METADATA)
     for other in ("tfrecord", "nvidia"):
-        with pytest.raises(DataError, match="out holds what export_records made of another source; remove it, or give"):
+        with pytest.raises(DataError, match="out holds export_records files of another source; remove it, or give"):
             export(tmp_path / "other", tmp_path / "out", other)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
@@ -147,7 +147,7 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_no_file(tmp_path: 
     write_nvidia(tmp_path / "others" / "part_0", records, "packed")
     with pytest.raises(DataError, match="run import_records on it"):
         export(tmp_path / "others", tmp_path / "out", "tfrecord")
-    with pytest.raises(DataError, match="written over"):
+    with pytest.raises(DataError, match="overwritten"):
         export(tmp_path / "source", tmp_path / "source", "nvidia")
     write_records(tmp_path / "source" / "single.hdf5", make_records(3), METADATA)
     with pytest.raises(DataError, match="packed and unpacked"):

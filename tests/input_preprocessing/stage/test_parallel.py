@@ -51,7 +51,7 @@ def test_an_error_of_a_task_is_raised(jobs: int) -> None:
 
 def test_a_worker_that_is_killed_is_told() -> None:
     with pytest.raises(
-        DataError, match=r"a worker was killed, perhaps for memory; run again with fewer --jobs \(now 2\)"
+        DataError, match=r"a worker was killed, perhaps out of memory; run again with fewer --jobs \(now 2\)"
     ):
         run_tasks("x", square, [1, 99, 2], jobs=2)
 
@@ -121,7 +121,7 @@ def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(tmp_path: Path,
     finally:
         parent.kill()
     assert told.splitlines()[-1].endswith(
-        "x: a worker was killed, perhaps for memory; run again with fewer --jobs (now 2)"
+        "x: a worker was killed, perhaps out of memory; run again with fewer --jobs (now 2)"
     )
     assert parent.returncode == 1
     wait_until(lambda: not any(running(pid) for pid in workers))

@@ -173,7 +173,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"text": "a"}\nnothing\n', "line 2 is not JSON .*; give JSON Lines, a record a line"),
+        ('{"text": "a"}\nnothing\n', "line 2 is not JSON .*; give JSON Lines, one record per line"),
         ('{"text": "a"}\n[1]\n', r"line 2 has no text 'text' \(it has list\)"),
         ('{"text": 3}\n', "line 1 has no text 'text'"),
     ],
@@ -281,7 +281,7 @@ def test_the_same_document_is_taken_once_and_said(tmp_path: Path, monkeypatch, c
     name = "download/results4/eval.txt"
     made = corpus_of([once, more], tmp_path / "a", monkeypatch)[name]
     assert "29 documents" in (told := capsys.readouterr().err)
-    assert "2 for evaluation, 3 dropped that were there before" in told
+    assert "2 for evaluation, 3 duplicates dropped" in told
     assert made == corpus_of([once, last], tmp_path / "b", monkeypatch)[name]
     few = sentences(tmp_path / "few", documents[:2] * 4)
     with pytest.raises(SystemExit, match=r"has 2 documents \(read as .*\), at least 4 different ones are needed; put"):

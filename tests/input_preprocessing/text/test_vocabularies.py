@@ -66,7 +66,7 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
         (["the", "[unused1]"], True, ""),
         (["the", "The"], False, ""),
         (["the", "The"], True, "1 tokens with capitals, and the text is lower-cased"),
-        (["the", "[Q]"], False, "no token with a capital"),
+        (["the", "[Q]"], False, "no tokens with capitals"),
     ],
 )
 def test_a_vocabulary_that_does_not_look_like_the_text_is_pointed_out(
@@ -138,7 +138,7 @@ def test_half_a_million_tokens_are_told_apart_whole_and_in_pieces(monkeypatch: p
     assert [tokens[i] for i in text.tokens] == ["499999", "7", "131068", "262143", "##ab", "[UNK]", "5", "##a"]
     assert text.tokens.dtype == np.int32
     monkeypatch.setattr(vocabulary, "NODE_MASK", 7)
-    with pytest.raises(DataError, match="tokens are 9 bytes; 6 are the most"):
+    with pytest.raises(DataError, match="tokens have 9 bytes; at most 6 are allowed"):
         _ = vocabulary.Vocabulary(("[UNK]", "abcd"), "").trie
 
 
@@ -155,7 +155,7 @@ def test_how_well_a_vocabulary_fits_is_said_before_anything_is_prepared(
     words, text = vocabulary.load(download / "vocab.txt"), (download / "results4" / "eval.txt").read_bytes()
     tokens = [words.tokens[token] for token in tokenize(text, words).tokens]
     each = len(tokens) / sum(not token.startswith("##") for token in tokens)
-    assert f"{each:.2f} tokens a word, 0.00% of the tokens unknown; it is new" in capsys.readouterr().err
+    assert f"{each:.2f} tokens per word, 0.00% of the tokens unknown; new" in capsys.readouterr().err
     characters_of_text = sorted(set(text.decode().lower().replace(" ", "").replace("\n", "")))
     letters = "".join(f"{letter}\n##{letter}\n" for letter in characters_of_text)
     for name, characters, hint in (

@@ -87,12 +87,12 @@ def test_files_of_the_same_name_in_two_folders_are_told_apart(tree: Path, tmp_pa
 
 def test_a_missing_or_cut_file_is_one_line(tree: Path, tmp_path: Path) -> None:
     (tree / "AB/wiki_01").unlink()
-    with pytest.raises(DataError, match="AB/wiki_01 is missing, by whose size"):
+    with pytest.raises(DataError, match="AB/wiki_01 is missing, its size"):
         split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
     split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25, shards=3)
     assert len(list((tmp_path / "out").glob("part-*-of-00003"))) == 3
     (tree / "AB/wiki_01.3").write_text("cut")
-    with pytest.raises(DataError, match=r"AB/wiki_01\.3 is cut short"):
+    with pytest.raises(DataError, match=r"AB/wiki_01\.3 is truncated"):
         split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
 
 
@@ -116,14 +116,14 @@ def test_the_benchmarks_dump_is_known_by_its_md5(capsys: pytest.CaptureFixture[s
     assert "the benchmark's dump" in capsys.readouterr().err
     extract._check_known({"dewiki-20200101-pages-articles.xml.bz2": "0" * 32})
     assert "not the benchmark's dump" in capsys.readouterr().err
-    with pytest.raises(DataError, match=f"{name} has md5 0+, the published one has 00d4.*download it again"):
+    with pytest.raises(DataError, match=f"{name} has md5 0+, the published one 00d4.*download it again"):
         extract._check_known({name: "0" * 32})
 
 
 def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "enwiki-20200101-pages-articles-multistream.xml.bz2"
     path.write_bytes(b"BZh9")
-    with pytest.raises(DataError, match="the published one has 00d47075"):
+    with pytest.raises(DataError, match="the published one 00d47075"):
         extract.extract([path], tmp_path / "out", jobs=1)
 
 
