@@ -14,21 +14,17 @@ from typing import Any
 from certify import commands as certify_commands
 from certify import watch as certify_watch
 from review import compare, select, show, watch
-from review.league.entries import entry_of, published, to_rows, update
-from review.league.page import build_page, write_picture
-from review.league.ranking import League, parts
+from review.league import entries, page, ranking
 from review.logs.output import Heading, ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object, read_table
 from review.report.page import write_report
-from review.results import gate
+from review.results import gate, table
 from review.results.score import UNVERIFIED, Result, load_results
-from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
 from review.submission.package import Request, package
-from review.verdict.checking import Checked, check
-from review.verdict.checking import parts as checked_parts
+from review.verdict import checking
 
 
 def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
@@ -43,8 +39,9 @@ def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
     return [result for result in results if not result.other_benchmark]
 
 
-def _checked(arguments: argparse.Namespace) -> list[Checked]:
-    return [one for target in arguments.target for one in check(target, arguments.ruleset, arguments.train_samples)]
+def _checked(arguments: argparse.Namespace) -> list[checking.Checked]:
+    targets, given = arguments.target, (arguments.ruleset, arguments.train_samples)
+    return [one for target in targets for one in checking.check(target, *given)]
 
 
 def _tables(module: ModuleType, arguments: argparse.Namespace) -> int:
@@ -63,7 +60,7 @@ def _check(arguments: argparse.Namespace) -> int:
     checked = _checked(arguments)
     passed = all(one.passed(arguments.strict) for one in checked)
     found = {"passed": passed, "checked": checked}
-    emit(arguments, json=lambda: found, parts=lambda _: checked_parts(checked, arguments.strict))
+    emit(arguments, json=lambda: found, parts=lambda _: checking.parts(checked, arguments.strict))
     return 0 if passed else 1
 
 
@@ -91,7 +88,7 @@ def _league(arguments: argparse.Namespace) -> int:
     if arguments.update is not None:
         if arguments.target or arguments.published:
             raise ReviewError("league --update only rebuilds the published table: no folders, no --published with it")
-        commits = update(arguments.update)
+        commits = entries.update(arguments.update)
         lines = (f"{round_}: {commit}" for round_, commit in commits.items())
         emit(arguments, text=lambda: print(*lines, sep="\n"), json=lambda: commits)
         return 0
@@ -100,25 +97,25 @@ def _league(arguments: argparse.Namespace) -> int:
     if arguments.top < 0:
         raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
     given = [(result, target) for target in arguments.target for result in _results(target, arguments)]
-    own = [entry_of(result, arguments.label, target) for result, target in given]
+    own = [entries.entry_of(result, arguments.label, target) for result, target in given]
     others = [
         entry
-        for entry in (published() if arguments.published else ())
+        for entry in (entries.published() if arguments.published else ())
         if entry.round in (arguments.round or [entry.round])
         and arguments.division in (None, entry.division)
         and arguments.accelerator.casefold() in entry.accelerator.casefold()
         and arguments.accelerators in (None, entry.accelerators)
     ]
-    league, top = League(tuple(own), tuple(others), arguments.by), arguments.top or None
+    league, top = ranking.League(tuple(own), tuple(others), arguments.by), arguments.top or None
     if arguments.output is not None:
-        write_whole(arguments.output, build_page(league))
+        write_whole(arguments.output, page.build_page(league))
     if arguments.svg is not None:
-        write_picture(league, arguments.svg)
+        page.write_picture(league, arguments.svg)
     emit(
         arguments,
         json=lambda: league,
-        csv=lambda: to_rows(league.submitted),
-        parts=lambda width: parts(league, top, width),
+        csv=lambda: entries.to_rows(league.submitted),
+        parts=lambda width: ranking.parts(league, top, width),
     )
     return 0
 
@@ -144,7 +141,7 @@ def _watch(arguments: argparse.Namespace) -> int:
 def _rcp(arguments: argparse.Namespace) -> int:
     if arguments.runs is not None:
         results = load_results(arguments.runs, arguments.ruleset, arguments.train_samples)
-        emit(arguments, json=lambda: list(map(rcp_dict, results)), parts=lambda _: show.rcp_parts(results))
+        emit(arguments, json=lambda: list(map(table.rcp_dict, results)), parts=lambda _: show.rcp_parts(results))
         return 0 if all(one.rcp_test is None or one.rcp_test.passed for one in results) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
@@ -189,7 +186,7 @@ def _package(arguments: argparse.Namespace) -> int:
     )
     made = package(request)
     files = [*map(str, made.files), f"the result is {UNVERIFIED}"] if made.files else ["nothing written"]
-    emit(arguments, json=lambda: made, parts=lambda _: [*checked_parts(made.checked), *map(Heading, files)])
+    emit(arguments, json=lambda: made, parts=lambda _: [*checking.parts(made.checked), *map(Heading, files)])
     return 0 if made.passed else 1
 
 
@@ -205,7 +202,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # names as in com
 def parser() -> argparse.ArgumentParser:
     """The command line that commands.yaml describes."""
     top = argparse.ArgumentParser(prog="python -m review", description="Review MLPerf BERT results.")
-    table = read_table(__file__, "commands.yaml")
+    options_of = read_table(__file__, "commands.yaml")
 
     def add(commands: Any, name: str, full_name: str, about: dict[str, Any]) -> None:
         made = commands.add_parser(name, help=about["help"])
@@ -220,14 +217,14 @@ def parser() -> argparse.ArgumentParser:
     def add_options(made: Any, options: dict[str, Any]) -> None:
         for flags, how in options.items():
             if how == "included":
-                add_options(made, table["shared"][flags])
+                add_options(made, options_of["shared"][flags])
             elif flags in ("either", "at most one"):
                 add_options(made.add_mutually_exclusive_group(required=flags == "either"), how)
             else:
                 made.add_argument(*flags.split(), **how | ({"type": _TYPES[how["type"]]} if "type" in how else {}))
 
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, about in table["commands"].items():
+    for name, about in options_of["commands"].items():
         add(commands, name, name, about)
     return top
 

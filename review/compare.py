@@ -255,7 +255,27 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
     columns = [Column("", wraps=True), *(Column(letter, right=True, wraps=True) for letter in letters)]
     titles = map("  ".join, zip(letters, names, strict=True))
     made: list[Part] = [Heading(title, one.subtitle) for title, one in zip(titles, results, strict=True)]
-    made.append(Table(columns, _figures(results)))
+    measured = [means(result) for result in results]
+
+    def row(label: str, cell: Callable[[Result], str]) -> list[str]:
+        return [label, *map(cell, results)]
+
+    def measure_row(measure: str, shown: Callable[[float | None], str]) -> list[str]:
+        return [MEASURES[measure], *(shown(mean.value if (mean := one[measure]) else None) for one in measured)]
+
+    figures = [
+        row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
+        row("score, minutes", lambda one: number_text(one.score, ",.4f")),
+        row("median minutes", lambda one: number_text(one.median_minutes, ",.4f")),
+        row("scaling factor", lambda one: f"{one.scaling_factor:.6f}"),
+        row("RCP test", lambda one: "-" if one.rcp_test is None else "passed" if one.rcp_test.passed else "failed"),
+        measure_row("normalized_time", lambda value: number_text(value, ",.4f")),
+        measure_row("samples", lambda value: number_text(value, ",.0f")),
+    ]
+    if any(result.energy for result in results):
+        joules = [result.energy.joules if result.energy else None for result in results]
+        figures.append(["energy, kJ", *(number_text(one and one / 1000, ",.1f") for one in joules)])
+    made.append(Table(columns, [*figures, *(measure_row(measure, rate_text) for measure in _MORE_IS_BETTER)]))
     headings = [Column("", wraps=True), *(Column(heading, right=True) for heading in ("speed-up", "95% interval", "p"))]
     for name, comparison in zip(names[1:], comparisons, strict=True):
         rows = []
@@ -269,27 +289,3 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
         logged = [[key, *("-" if one is None else text(one) for one in values)] for key, values in differing.items()]
         made += [Heading("hyper-parameters that differ"), Table(columns, logged)]
     return made
-
-
-def _figures(results: Sequence[Result]) -> list[list[str]]:
-    found = [means(result) for result in results]
-
-    def row(label: str, cell: Callable[[Result], str]) -> list[str]:
-        return [label, *map(cell, results)]
-
-    def measured(measure: str, shown: Callable[[float | None], str]) -> list[str]:
-        return [MEASURES[measure], *(shown(mean.value if (mean := one[measure]) else None) for one in found)]
-
-    rows = [
-        row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
-        row("score, minutes", lambda one: number_text(one.score, ",.4f")),
-        row("median minutes", lambda one: number_text(one.median_minutes, ",.4f")),
-        row("scaling factor", lambda one: f"{one.scaling_factor:.6f}"),
-        row("RCP test", lambda one: "-" if one.rcp_test is None else "passed" if one.rcp_test.passed else "failed"),
-        measured("normalized_time", lambda value: number_text(value, ",.4f")),
-        measured("samples", lambda value: number_text(value, ",.0f")),
-    ]
-    if any(result.energy for result in results):
-        joules = [result.energy.joules if result.energy else None for result in results]
-        rows.append(["energy, kJ", *(number_text(None if one is None else one / 1000, ",.1f") for one in joules)])
-    return [*rows, *(measured(measure, rate_text) for measure in _MORE_IS_BETTER)]

@@ -7,6 +7,7 @@ median of all sets (never the fastest), the slower one in a tie.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -101,10 +102,9 @@ def _start(run: Run) -> float:
 
 
 def _date(run: Run) -> str:
-    try:
+    with contextlib.suppress(ValueError, OverflowError, OSError):
         return f"{datetime.fromtimestamp(_start(run) / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):
-        return "-"
+    return "-"
 
 
 def write(selection: Selection, output: Path) -> None:

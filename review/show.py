@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from review.league.entries import describe_same, same_hyperparameters
 from review.logs.mllog import text
-from review.logs.output import Heading, Line, Part, Table
+from review.logs.output import Heading, Line, Part, Table, pick
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.results.table import cells, columns, first_reason, rcp_lines
 from review.verdict import checking
@@ -34,12 +34,11 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    keys = ("round", "submitter", "system", "batch_size", "folder")
-    found = []
-    for result in results:
-        same = [{key: getattr(entry, key) for key in keys} for entry in same_hyperparameters(result)]
-        found.append({**checking.as_dict(result), "same_hyperparameters": same})
-    return found
+    keys = "round submitter system batch_size folder"
+    return [
+        {**checking.as_dict(result), "same_hyperparameters": [pick(one, keys) for one in same_hyperparameters(result)]}
+        for result in results
+    ]
 
 
 def csv_rows(results: Sequence[Result]) -> list[list[Any]]:

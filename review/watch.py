@@ -242,9 +242,6 @@ class Standing:
         }
         return [text(part) for part, known in parts.items() if known]
 
-    def line(self) -> str:
-        return ", ".join(self.parts())
-
 
 def _extrapolate(counted: list[tuple[float, float]], target: float) -> tuple[float, float] | None:
     """Samples at which a straight line through accuracy over log(samples) meets the target, and standard error.
@@ -397,7 +394,8 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
             if as_json:
                 print_json(standing, indent=None)
             else:
-                print("" if runs.alone else f"{text(str(follower.path))}: ", standing.line(), sep="", flush=True)
+                name = "" if runs.alone else f"{text(str(follower.path))}: "
+                print(name, ", ".join(standing.parts()), sep="", flush=True)
 
     states = output.follow(runs.poll, runs.ended, interval)
     found = output.show_states(states, report, lambda _: object(), render, as_json=as_json, once=once)

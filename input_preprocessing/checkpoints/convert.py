@@ -23,7 +23,6 @@ from safetensors import SafetensorError
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.checkpoints import names as parameters
-from input_preprocessing.checkpoints.names import Shape, Tensors, check_complete, from_pytorch
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
 
 NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingface}
@@ -32,7 +31,7 @@ NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingfac
 class Source(NamedTuple):
     """A checkpoint's parameters under Hugging Face's names, without tied entries."""
 
-    tensors: Tensors
+    tensors: parameters.Tensors
     left_out: Counter[str]  # number of skipped variables by kind
     heads: int | None = None  # attention heads, if known from the checkpoint
 
@@ -57,7 +56,7 @@ def read_tensorflow(prefix: Path) -> Source:
     return Source(tensors=tensors, left_out=Counter(others.values()), heads=heads)
 
 
-def read_pytorch(path: Path) -> Tensors:
+def read_pytorch(path: Path) -> parameters.Tensors:
     """Tensors of a .pt (unpickling tensors only) or .safetensors file, under Hugging Face's names.
 
     Raises:
@@ -67,12 +66,12 @@ def read_pytorch(path: Path) -> Tensors:
         if path.suffix == ".safetensors":
             from safetensors.numpy import load_file
 
-            return from_pytorch(load_file(path))
+            return parameters.from_pytorch(load_file(path))
         import torch
 
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         state = loaded.get("model", loaded)
-        return from_pytorch({name: tensor.float().numpy() for name, tensor in state.items()})
+        return parameters.from_pytorch({name: tensor.float().numpy() for name, tensor in state.items()})
     except DataError:
         raise
     except OSError as error:
@@ -83,7 +82,7 @@ def read_pytorch(path: Path) -> Tensors:
         raise DataError(f"{path} is not a {kind} ({reason}); copy or convert it again") from error
 
 
-def write_pytorch(path: Path, tensors: Tensors) -> None:
+def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
     """Writes {"model": tensors} (.pt) or the tensors (.safetensors) atomically."""
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     with atomic_file(path) as partial:
@@ -106,7 +105,7 @@ def write_pytorch(path: Path, tensors: Tensors) -> None:
 def convert(
     source: Path, target: Path, names: str, multiple: int = 8, vocab_size: int | None = None,
     bert_config: Path | None = None,
-) -> tuple[Shape, Counter[str]]:  # fmt: skip
+) -> tuple[parameters.Shape, Counter[str]]:  # fmt: skip
     """Converts a checkpoint; returns the model's sizes and the number of skipped variables by kind.
 
     Args:
@@ -126,7 +125,7 @@ def convert(
         read = Source(tensors=read_pytorch(source), left_out=Counter())
     else:
         read = read_tensorflow(prefix_of(source))
-    shape = check_complete(read.tensors, str(source))
+    shape = parameters.check_complete(read.tensors, str(source))
     size = vocab_size or shape.vocabulary
     if size > shape.vocabulary:
         raise DataError(f"--vocab-size {size}: {source} has only {shape.vocabulary} words")
@@ -134,7 +133,7 @@ def convert(
         parameters.check_config(replace(shape, vocabulary=size), read.heads, bert_config)
     tensors = parameters.resize_vocabulary(read.tensors, size + -size % multiple)
     write_pytorch(target, NAMES[names](tensors))
-    return check_complete(tensors, str(target)), read.left_out
+    return parameters.check_complete(tensors, str(target)), read.left_out
 
 
 def main(options: argparse.Namespace) -> None:

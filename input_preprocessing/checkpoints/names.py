@@ -56,26 +56,11 @@ class Shape:
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name and shape of every parameter, without the tied decoder weight."""
-        h, f = self.hidden, self.feed_forward
-        dense = {"bert.pooler.dense": (h, h), "cls.predictions.transform.dense": (h, h), "cls.seq_relationship": (2, h)}
-        norms = ["bert.embeddings", "cls.predictions.transform"]
+        sizes = {"h": self.hidden, "f": self.feed_forward, "v": self.vocabulary, "p": self.positions, "t": 2}
+        shapes = dict(_TABLE["shapes"])
         for layer in range(self.layers):
-            prefix = f"bert.encoder.layer.{layer}."
-            for part in ("self.query", "self.key", "self.value", "output.dense"):
-                dense[f"{prefix}attention.{part}"] = h, h
-            dense |= {f"{prefix}intermediate.dense": (f, h), f"{prefix}output.dense": (h, f)}
-            norms += [f"{prefix}attention.output", f"{prefix}output"]
-        shapes: dict[str, tuple[int, ...]] = {
-            WORDS: (self.vocabulary, h),
-            "bert.embeddings.position_embeddings.weight": (self.positions, h),
-            "bert.embeddings.token_type_embeddings.weight": (2, h),
-            BIAS: (self.vocabulary,),
-        }
-        for name, (outputs, inputs) in dense.items():
-            shapes |= {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
-        for name in norms:
-            shapes |= {f"{name}.LayerNorm.weight": (h,), f"{name}.LayerNorm.bias": (h,)}
-        return shapes
+            shapes |= {f"bert.encoder.layer.{layer}.{name}": shape for name, shape in _TABLE["layer_shapes"].items()}
+        return {name: tuple(sizes[size] for size in shape) for name, shape in shapes.items()}
 
 
 def left_out_as(name: str) -> str | None:

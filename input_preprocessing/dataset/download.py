@@ -22,9 +22,8 @@ from pathlib import Path
 
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.manifest import hash_of, md5_of
+from input_preprocessing.stage.manifest import NUM_PARTS, PUBLISHED, TEXT_MD5, hash_of, md5_of
 from input_preprocessing.stage.parallel import Progress, run_tasks
-from input_preprocessing.stage.published import NUM_PARTS, PUBLISHED, TEXT_MD5
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
 _DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
@@ -126,16 +125,6 @@ def _mlcommons_url(file: PublicFile) -> str:
     raise SourceError(f"{base}.md5 does not list {file.name}")
 
 
-def _copy(source: Path, partial: Path) -> None:
-    if not source.is_file():
-        raise SourceError(f"no {source}")
-    try:
-        shutil.copyfile(source, partial)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise DataError(f"cannot write {partial}: {error.strerror}; check space and permissions, run again") from error
-
-
 def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
     """The verified file in `folder`, fetched if missing.
 
@@ -157,13 +146,19 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
         # A partial file of an earlier run may be from another version: then try the source again from the start.
         for _ in range(2 if partial.exists() else 1):
             try:
-                if source and "://" not in source:  # in a folder
-                    _copy(Path(source), partial)
-                else:
+                if not source or "://" in source:
                     fetch_url(source or _mlcommons_url(file), partial, file.name[:24])
+                elif Path(source).is_file():
+                    shutil.copyfile(source, partial)
+                else:
+                    raise SourceError(f"no {source}")
             except SourceError as error:
                 reasons.append(str(error))
                 break
+            except OSError as error:
+                partial.unlink(missing_ok=True)
+                reason = f"cannot write {partial}: {error.strerror}"
+                raise DataError(f"{reason}; check space and permissions, run again") from error
             found = file.digest_of(partial)
             if found == file.digest:
                 os.replace(partial, target)

@@ -17,7 +17,7 @@ from pathlib import Path
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.dataset.download import PublicFile, fetch_file
-from input_preprocessing.stage.published import PUBLISHED
+from input_preprocessing.stage.manifest import PUBLISHED
 
 SQUAD = tuple(PublicFile(**file) for file in PUBLISHED["squad"])
 SOURCES = {task: tuple(PublicFile(**file) for file in files) for task, files in PUBLISHED["glue"].items()}

@@ -34,18 +34,16 @@ from pathlib import Path
 from bert.data.format import open_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import data_card, download, repair, steps
-from input_preprocessing.dataset.steps import Job, download_folder, make_all_instances, make_training_files
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.records.shards import check_target
 from input_preprocessing.stage import cli, manifest
-from input_preprocessing.stage.cli import human_time, lock_folder
 from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.wiki import wikipedia
 
 _OUTPUTS = ("work", "packed_data", "hdf5", "eval")
 
 
-def start(options: argparse.Namespace) -> Job | None:
+def start(options: argparse.Namespace) -> steps.Job | None:
     """Downloads, checks inputs and prints the needs; returns None if everything is up to date.
 
     Raises:
@@ -53,17 +51,18 @@ def start(options: argparse.Namespace) -> Job | None:
     """
     config = sampling_config(options)
     outputdir: Path = options.outputdir
-    folder = download_folder(options)
+    folder = steps.download_folder(options)
+    share = 1 + options.phases_after / 2  # the shards of each later phase take half the disk
     if options.only in (None, "start") and wikipedia.text_is_wanted(folder):
         wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            needs = _with_later(steps.public_needs(config, options.jobs), options)
+            needs = steps.public_needs(config, options.jobs, share=share)
             steps.check_needs(needs, outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
     inputs = steps.find_inputs(folder, outputdir / "phase1", options.vocab_file)
-    job = Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
+    job = steps.Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
     steps.check_config(inputs, job.words, config)
     if job.is_finished():
         if options.only in (None, "start"):  # model sizes, checkpoint or license may be new or replaced
@@ -85,8 +84,8 @@ def start(options: argparse.Namespace) -> Job | None:
         for pattern in folders.get(job.kind, [f"hdf5/bins/{edge}" for edge in job.edges]):
             for target in outputdir.glob(pattern):
                 check_target(target)
-        needs = steps.needs_of(inputs.sizes, config, options.jobs, options.part[1])
-        steps.check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
+        needs = steps.needs_of(inputs.sizes, config, options.jobs, options.part[1], share=share)
+        steps.check_needs(needs, outputdir, *_OUTPUTS)
         job.words.check_case(config.do_lower_case)
         if job.manifest.exists():
             print(f"{job.manifest} has other inputs or options: making its files again", file=sys.stderr)
@@ -94,19 +93,14 @@ def start(options: argparse.Namespace) -> Job | None:
     return job
 
 
-def _with_later(needs: steps.Needs, options: argparse.Namespace) -> steps.Needs:
-    """Adds the disk for the shards of each later phase: half of the disk without the download."""
-    return dataclasses.replace(needs, disk=needs.disk + options.phases_after * (needs.disk - needs.download) / 2)
-
-
-def finish(job: Job) -> None:
+def finish(job: steps.Job) -> None:
     """Makes everything that is missing, checks the result and writes the manifest."""
     started = time.monotonic()
     options = job.options
     others = job.fill_phase1()
-    texts = make_all_instances(job)
+    texts = steps.make_all_instances(job)
     eval_file, picked = steps.make_evaluation_set(job)
-    target, digest = make_training_files(job)
+    target, digest = steps.make_training_files(job)
     job.inputs.check_unchanged()
     files = {str(path.relative_to(job.outputdir)): manifest.digest_of(path) for path in [*others, eval_file]}
     sequences = rows = tokens = capacity = 0
@@ -125,7 +119,7 @@ def finish(job: Job) -> None:
     )  # fmt: skip
     manifest.write(job.manifest, made)
     data_card.write(job.outputdir)
-    print(f"{target}: {made.text}; done in {human_time(time.monotonic() - started)}", file=sys.stderr)
+    print(f"{target}: {made.text}; done in {cli.human_time(time.monotonic() - started)}", file=sys.stderr)
 
 
 def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
@@ -152,8 +146,8 @@ def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
     return parts
 
 
-def prepare(options: argparse.Namespace) -> None:
-    """Runs all steps, or that of --only, of every phase, after all possible checks."""
+def main(options: argparse.Namespace) -> None:
+    # Runs all steps, or that of --only, of every phase, after all possible checks.
     if options.json and not options.repair:
         raise DataError("--json requires --repair")
     with ExitStack() as locks:
@@ -163,7 +157,7 @@ def prepare(options: argparse.Namespace) -> None:
                     raise DataError(f"--repair remakes files on one machine from DOWNLOADDIR: omit --{name}")
             folders = [options.outputdir, *(path.parent for path in repair.find_manifests(options))]
             for folder in dict.fromkeys(folders):
-                locks.enter_context(lock_folder(folder, exclusive=True))
+                locks.enter_context(cli.lock_folder(folder, exclusive=True))
             report = repair.repair(options)
             if options.json:
                 print(json.dumps(report))
@@ -171,7 +165,7 @@ def prepare(options: argparse.Namespace) -> None:
         only, whole = options.only, options.only in (None, "start")
         parts = split_phases(options)
         for folder in dict.fromkeys([options.outputdir, *(part.outputdir for part in parts)]):
-            locks.enter_context(lock_folder(folder, exclusive=whole))
+            locks.enter_context(cli.lock_folder(folder, exclusive=whole))
         if not options.input:
             given = [
                 name
@@ -183,19 +177,15 @@ def prepare(options: argparse.Namespace) -> None:
         elif whole:
             longest = options.phases[-1][0] if options.phases else options.max_seq_length
             text = argparse.Namespace(**{**vars(options), "max_seq_length": longest})
-            corpus.make(text, download_folder(options))
+            corpus.make(text, steps.download_folder(options))
         for part, job in zip(parts, [start(part) for part in parts], strict=True):
             if job and only == "start":
                 job.fill_phase1()
             elif job and only == "instances":
-                make_all_instances(job, options.part)
+                steps.make_all_instances(job, options.part)
             elif job and only == "shards":
-                make_training_files(job, options.part)
+                steps.make_training_files(job, options.part)
             elif job:
                 finish(job)
             if only is None:  # before the next phase needs the space
                 shutil.rmtree(part.outputdir / "work", ignore_errors=True)
-
-
-def main(options: argparse.Namespace) -> None:
-    prepare(options)

@@ -20,12 +20,9 @@ from bert.data.format import verify_records
 from bert.data.records import SUFFIXES, DataError, Metadata
 from bert.data.shards import INDEX, is_index_of, write_index
 from input_preprocessing.dataset import data_card, steps
-from input_preprocessing.dataset.steps import Job, check_config, check_needs, download_folder, find_inputs, needs_of
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import parser_of
-from input_preprocessing.stage.folder import contents_of
-from input_preprocessing.stage.manifest import Manifest, md5_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 
@@ -42,7 +39,7 @@ class Fault(NamedTuple):
     stray: bool = False  # belongs to no data set; other faulty files are remade
 
 
-def examine(folder: Path, made: Manifest, others: Iterable[Manifest] = (), *, jobs: int) -> list[Fault]:
+def examine(folder: Path, made: manifest.Manifest, others: Iterable[manifest.Manifest], jobs: int) -> list[Fault]:
     """All faults of a data set's files, by file name.
 
     Args:
@@ -70,7 +67,7 @@ def examine(folder: Path, made: Manifest, others: Iterable[Manifest] = (), *, jo
     return sorted(faults, key=lambda fault: fault.file)
 
 
-def examine_files(folder: Path, made: Manifest, names: Sequence[str], *, jobs: int) -> list[Fault]:
+def examine_files(folder: Path, made: manifest.Manifest, names: Sequence[str], *, jobs: int) -> list[Fault]:
     """Faults of some of a data set's files."""
     tasks = [(folder / name, made.files[name]) for name in names]
     weights = [path.stat().st_size if path.is_file() else 0 for path, _ in tasks]
@@ -98,7 +95,7 @@ def _examine(task: tuple[Path, str]) -> str | Metadata | None:
         return "is missing"
     try:
         if path.suffix != ".hdf5":
-            return None if md5_of(path) == digest else "has other contents than prepared"
+            return None if manifest.md5_of(path) == digest else "has other contents than prepared"
         metadata = verify_records(path)[1]
     except DataError as error:
         return str(error).removeprefix(str(path)).partition(";")[0].lstrip(" :")
@@ -139,7 +136,7 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
     for path in find_manifests(options):
         folder, made = path.parent, manifest.read(path)
         others = [manifest.read(other) for other in folder.glob("prepared-*.json") if other != path]
-        faults = examine(folder, made, others, jobs=options.jobs)
+        faults = examine(folder, made, others, options.jobs)
         if not data_card.is_current(folder):
             faults.append(Fault(data_card.NAME, "is missing or does not match the manifests"))
         found[str(path.relative_to(options.outputdir)).removesuffix(".json")] = faults
@@ -157,7 +154,21 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
             print(f"{folder / name} was moved to {target}", file=sys.stderr)
             set_aside[name] = str(target.relative_to(folder))
         if job:
-            _make_again(job, made, files)
+            evaluation = any(name in made.evaluation for name in files)
+            training = [folder / name for name in made.records if name in files]
+            for shard in training:  # a shard with the right source would be considered finished
+                shard.unlink(missing_ok=True)
+            if any(name.startswith("phase1/") for name in files):
+                job.fill_phase1()
+            if training:
+                steps.make_all_instances(job)
+            elif evaluation:
+                steps.make_evaluation_instances(job)
+            if evaluation:
+                steps.make_evaluation_set(job)
+            if training:
+                steps.make_training_files(job)
+            job.inputs.check_unchanged()
             if left := examine_files(folder, made, files, jobs=options.jobs):
                 reason = "cannot be remade as it was: its inputs are missing or changed, or this is another version"
                 raise DataError(f"{folder / left[0].file} {left[0].problem} and {reason}; prepare without --repair")
@@ -177,7 +188,7 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
     return {"folder": str(options.outputdir), "found": faults_found, "made_again": made_again, "set_aside": set_aside}
 
 
-def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[str]) -> Job:
+def _job(folder: Path, made: manifest.Manifest, options: argparse.Namespace, wrong: list[str]) -> steps.Job:
     """The preparation described by a manifest, after checking that the inputs of the wrong files are unchanged.
 
     Raises:
@@ -192,46 +203,26 @@ def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[
             raise DataError(f"{actual}; omit {flag}")
     own = argparse.Namespace(
         **{
-            **vars(options), **recorded, "outputdir": folder, "downloaddir": download_folder(options),
+            **vars(options), **recorded, "outputdir": folder, "downloaddir": steps.download_folder(options),
             "packed_data": kind == "packed", "binned_data": kind == "binned", "phases": made.option("folder") or None,
         }
     )  # fmt: skip
-    inputs = find_inputs(download_folder(options), folder / "phase1", options.vocab_file)
-    job = Job(options=own, config=sampling_config(own), inputs=inputs, words=vocabulary.load(inputs.vocab))
+    inputs = steps.find_inputs(steps.download_folder(options), folder / "phase1", options.vocab_file)
+    job = steps.Job(options=own, config=sampling_config(own), inputs=inputs, words=vocabulary.load(inputs.vocab))
     again = "; restore the original, or prepare again without --repair"
     if job.words.md5 != made.recipe["vocab_md5"]:
         raise DataError(f"{inputs.vocab} is another vocabulary (md5 {job.words.md5}){again}")
-    check_config(inputs, job.words, job.config)
+    steps.check_config(inputs, job.words, job.config)
     if any(name.startswith("phase1/") for name in wrong):
         for path in inputs.others:
-            if made.files.get(f"phase1/{path.name}") != md5_of(path):
+            if made.files.get(f"phase1/{path.name}") != manifest.md5_of(path):
                 raise DataError(f"{path} is another configuration{again}")
     training = any(name in made.records for name in wrong)
     evaluation = any(name in made.evaluation for name in wrong)
     texts = [*(inputs.texts if training else ()), *([inputs.eval_text] if training or evaluation else [])]
-    for name, md5 in contents_of(texts, "check text", options.jobs).items():
+    for name, md5 in manifest.contents_of(texts, "check text", options.jobs).items():
         if made.texts.get(name) != md5:
             raise DataError(f"{name} in {inputs.eval_text.parent} is another text (md5 {md5}){again}")
     if training:
-        needs = needs_of(inputs.sizes, job.config, options.jobs)
-        check_needs(dataclasses.replace(needs, disk=needs.disk / 2), folder, "work")
+        steps.check_needs(steps.needs_of(inputs.sizes, job.config, options.jobs, share=0.5), folder, "work")
     return job
-
-
-def _make_again(job: Job, made: Manifest, wrong: list[str]) -> None:
-    """Remakes these files only."""
-    for name in made.records:
-        if name in wrong:  # a shard with the right source would be considered finished
-            (job.outputdir / name).unlink(missing_ok=True)
-    if any(name.startswith("phase1/") for name in wrong):
-        job.fill_phase1()
-    training = any(name in made.records for name in wrong)
-    if training:
-        steps.make_all_instances(job)
-    elif any(name in made.evaluation for name in wrong):
-        steps.make_evaluation_instances(job)
-    if any(name in made.evaluation for name in wrong):
-        steps.make_evaluation_set(job)
-    if training:
-        steps.make_training_files(job)
-    job.inputs.check_unchanged()

@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +21,9 @@ from input_preprocessing.checkpoints.convert import convert, read_pytorch
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.instances.sampling import compile_first, write_instances
 from input_preprocessing.records import shards
-from input_preprocessing.records.shards import SEQUENCES_PER_GROUP, num_shards
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes, human_time
-from input_preprocessing.stage.folder import contents_of
-from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import NUM_PARTS
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
 
@@ -37,7 +32,7 @@ _RECORD_BYTES_PER_TEXT_BYTE = 0.9  # per dupe_factor
 _TEXT_BYTES_PER_SECOND = 2.5e6  # all steps, one process, dupe_factor 10
 _PROCESS_BYTES = 200e6
 _BYTES_PER_TEXT_BYTE = 15  # memory per byte of a text file while its instances are made
-_GROUP_BYTES = SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
+_GROUP_BYTES = shards.SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
 
 # The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow and the converted checkpoint.
 PUBLIC_TEXT_BYTES = 13_200_000_000
@@ -46,7 +41,7 @@ CHECKPOINT = "model.ckpt-28252"
 _OTHER_DOWNLOADS_BYTES = 5_500_000_000 + 4_035_000_000 + 1_350_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
     """Input files in a download folder."""
 
@@ -137,7 +132,7 @@ def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> N
             raise DataError(f"{path} has {reason}; lower the latter or replace the file")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Needs:
     """Estimated cost of a preparation, in bytes and seconds.
 
@@ -153,24 +148,34 @@ class Needs:
     workers: int
 
 
-def needs_of(sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1) -> Needs:
-    """Needs for text files of these sizes in bytes."""
+def needs_of(
+    sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1, *, share: float = 1.0, download: float = 0.0
+) -> Needs:
+    """Needs for text files of these sizes in bytes.
+
+    Args:
+        sizes: of the text files, bytes.
+        config: options of the instances.
+        jobs: processes per node.
+        nodes: machines that share the work.
+        share: of the disk for instances and shards that is needed.
+        download: bytes to download first.
+    """
     total, workers = sum(sizes), min(jobs, -(-len(sizes) // nodes))
     records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
     worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
     seconds = 10 + total * config.dupe_factor / 10 / _TEXT_BYTES_PER_SECOND / (workers * nodes)
     return Needs(
-        text_bytes=total, num_files=len(sizes), disk=2 * records + 10_000_000, memory=workers * worker,
-        seconds=seconds, workers=workers,
+        text_bytes=total, num_files=len(sizes), disk=share * (2 * records + 10_000_000) + download, download=download,
+        memory=workers * worker, seconds=seconds, workers=workers,
     )  # fmt: skip
 
 
-def public_needs(config: SamplingConfig, jobs: int) -> Needs:
+def public_needs(config: SamplingConfig, jobs: int, *, share: float = 1.0) -> Needs:
     """Needs for the benchmark's text before it is downloaded; the time excludes the download."""
-    sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // NUM_PARTS] * NUM_PARTS]
-    needs = needs_of(sizes, config, jobs)
-    download = float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES)
-    return dataclasses.replace(needs, disk=needs.disk + download, download=download)
+    count = manifest.NUM_PARTS
+    sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // count] * count]
+    return needs_of(sizes, config, jobs, share=share, download=float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES))
 
 
 def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
@@ -206,7 +211,7 @@ def download_folder(options: argparse.Namespace) -> Path:
     return options.downloaddir or options.outputdir / "download"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
     """A preparation: options, inputs and output paths."""
 
@@ -271,7 +276,7 @@ class Job:
         texts = self.inputs.all_texts
         if {path.name for path in texts} != set(made.texts):
             return False
-        return contents_of(texts, "check text", self.options.jobs) == made.texts
+        return manifest.contents_of(texts, "check text", self.options.jobs) == made.texts
 
     def fill_phase1(self) -> list[Path]:
         """Makes vocabulary, model sizes and initial checkpoint unless up to date; returns the files.
@@ -288,13 +293,13 @@ class Job:
         for source in (self.inputs.vocab, *self.inputs.others):
             target = phase1 / ("vocab.txt" if source == self.inputs.vocab else source.name)
             targets.append(target)
-            if target.is_file() and md5_of(target) == md5_of(source):
+            if target.is_file() and manifest.md5_of(target) == manifest.md5_of(source):
                 continue
             if target.is_file():
                 print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
             with atomic_file(target) as unfinished:
                 shutil.copyfile(source, unfinished)
-        if md5_of(targets[0]) != self.words.md5:
+        if manifest.md5_of(targets[0]) != self.words.md5:
             raise changed(self.inputs.vocab)
         cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
         if self.config.do_lower_case:
@@ -302,22 +307,23 @@ class Job:
         else:  # marks a cased vocabulary for exports and fine-tuning
             targets.append(cased)
             if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
-                write_text(cased, text)
+                manifest.write_text(cased, text)
         converted = phase1 / f"{CHECKPOINT}.pt"
         prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt", download / "tf2_ckpt")]
         if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
             note, config = converted.with_suffix(".json"), next(iter(self.inputs.others), None)
             made_of = [Path(f"{prefix}.index"), *sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
-            digests = [md5_of(path) for path in [*made_of, *([config] if config else [])]]
+            digests = [manifest.md5_of(path) for path in [*made_of, *([config] if config else [])]]
             source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), None
             with suppress(OSError, ValueError):
                 noted = json.loads(note.read_text())
-            made = {"source": source_md5, "target": md5_of(converted) if converted.is_file() else ""}
+            made = {"source": source_md5, "target": manifest.md5_of(converted) if converted.is_file() else ""}
             if not isinstance(noted, dict) or noted != made | {"tensors": noted.get("tensors", "")}:
                 print(f"converting {prefix} to {converted}", file=sys.stderr)
                 convert(prefix, converted, "mlperf", bert_config=config)
-                made |= {"target": md5_of(converted), "tensors": digest_of_tensors(read_pytorch(converted).items())}
-                write_text(note, json.dumps(made) + "\n")
+                tensors = digest_of_tensors(read_pytorch(converted).items())
+                made |= {"target": manifest.md5_of(converted), "tensors": tensors}
+                manifest.write_text(note, json.dumps(made) + "\n")
         return [*targets, converted] if converted.is_file() else targets
 
 
@@ -394,7 +400,7 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
     given = {"seed": job.config.random_seed, "jobs": options.jobs, "part": part}
     if job.kind == "binned":
         return target, shards.bin_records(job.instances, target, edges=job.edges, shards=options.shards, **given)
-    given["shards"] = num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
+    given["shards"] = shards.num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
     if job.kind == "unpacked":
         target = target.with_name(UNPACKED_FOLDER if options.phases else f"training-{given['shards']}")
         return target, shards.shuffle_records(job.instances, target, **given)

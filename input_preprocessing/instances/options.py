@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
-from dataclasses import dataclass
 
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import UNRECORDED, parser_of
@@ -13,7 +12,7 @@ from input_preprocessing.stage.cli import UNRECORDED, parser_of
 _default = parser_of("sampling").get_default
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """Options of the reference, by its names.
 

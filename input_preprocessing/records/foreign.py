@@ -8,7 +8,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -18,8 +18,6 @@ from bert.data.format import atomic_file, check_contents, open_records, verify_r
 from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.folder import StageFolder
-from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import readable
 from input_preprocessing.tensorflow_files.tfrecord import (
@@ -30,7 +28,6 @@ from input_preprocessing.tensorflow_files.tfrecord import (
     write_tfrecord,
 )
 from input_preprocessing.text import vocabulary
-from input_preprocessing.text.vocabulary import Vocabulary
 
 SUFFIXES = {"tfrecord": ".tfrecord", "nvidia": ".hdf5"}
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -51,14 +48,14 @@ def read_foreign(path: Path) -> tuple[Records, Metadata]:
     return open_records(path) if start == _HDF5_SIGNATURE else read_tfrecord(path)
 
 
-def import_file(words: Vocabulary | None, task: tuple[Path, Path]) -> tuple[int, int, int]:
+def import_file(words: vocabulary.Vocabulary | None, task: tuple[Path, Path]) -> tuple[int, int, int]:
     """Writes the record file of a third-party one, unless up to date; returns (sequences, rows, empty rows dropped).
 
     Raises:
         DataError: unreadable source, tokens outside the vocabulary, or unwritable target.
     """
     source, target = task
-    origin, vocab_md5 = ((source.name, md5_of(source)),), words.md5 if words else ""
+    origin, vocab_md5 = ((source.name, manifest.md5_of(source)),), words.md5 if words else ""
     try:
         records, metadata = open_records(target)
     except DataError:  # missing or damaged
@@ -132,17 +129,6 @@ def import_main(options: argparse.Namespace) -> None:
     print(f"{options.target}: {summary}", file=sys.stderr)
 
 
-class Exported(NamedTuple):
-    """Summary of an exported folder; widths: sizes of a TFRecord Example's features, 0 for NVIDIA's layout."""
-
-    target: str
-    files: int
-    sequences: int
-    rows: int
-    multiset_digest: str
-    widths: Widths
-
-
 def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
     """(source, target) folders to export: for a prepared folder, each folder of records in it.
 
@@ -157,8 +143,10 @@ def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
 
 def export_folder(
     source: Path, target: Path, *, kind: str, unpack: bool, max_predictions_per_seq: int, jobs: int
-) -> Exported:
-    """Writes a file of the given kind for each record file of `source` to `target`.
+) -> dict[str, Any]:
+    """Writes a file of the given kind for each record file of `source` to `target`; returns a summary.
+
+    `widths` in the summary: sizes of a TFRecord Example's features, 0 for NVIDIA's layout.
 
     Raises:
         DataError: a damaged source, or not a record file; too many masks; or an unwritable target.
@@ -179,16 +167,15 @@ def export_folder(
     widths = Widths(0, 0) if kind == "nvidia" else Widths(*map(max, zip(*all_widths, strict=True)))
     digests = {path.name: metadata.content_digest for path, _, metadata in found}
     recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
-    folder = StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
+    folder = manifest.StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
     if not folder.finished:
         tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]
         run_tasks("export", _export_file, tasks, jobs=jobs, weights=[path.stat().st_size for path, *_ in tasks])
         folder.finish([made.name for _, made in files])
-    return Exported(
-        target=str(target), files=len(files), sequences=sum(records.num_sequences for _, records, _ in found),
-        rows=num_rows, multiset_digest=add_multiset_digests([metadata.multiset_digest for *_, metadata in found]),
-        widths=widths,
-    )  # fmt: skip
+    sequences = sum(records.num_sequences for _, records, _ in found)
+    digest = add_multiset_digests([metadata.multiset_digest for *_, metadata in found])
+    summary = {"target": str(target), "files": len(files), "sequences": sequences, "rows": num_rows}
+    return {**summary, "multiset_digest": digest, "widths": widths}
 
 
 def _export_file(task: tuple[Path, Path, bool, Widths]) -> None:
@@ -252,13 +239,13 @@ def export_main(options: argparse.Namespace) -> None:
             source, target, kind=options.format, unpack=options.unpack,
             max_predictions_per_seq=options.max_predictions_per_seq, jobs=options.jobs,
         )  # fmt: skip
-        tokens, masks, packed = exported.widths
-        rows = f" in {exported.rows:,} rows" if packed or exported.rows != exported.sequences else ""
+        tokens, masks, packed = exported["widths"]
+        rows = f" in {exported['rows']:,} rows" if packed or exported["rows"] != exported["sequences"] else ""
         size = human_bytes(sum(path.stat().st_size for path in target.iterdir() if path.suffix in SUFFIXES.values()))
         widths = f"; an Example has {tokens} tokens, {masks} masked" if tokens else ""
         widths += f", {packed} sequences" if packed else ""
-        summary = f"{exported.sequences:,} sequences{rows}, {exported.files} files, {size}{widths}"
+        summary = f"{exported['sequences']:,} sequences{rows}, {exported['files']} files, {size}{widths}"
         print(f"{target}: {summary}", file=sys.stderr)
-        done.append({**exported._asdict(), "widths": exported.widths._asdict()})
+        done.append({**exported, "widths": exported["widths"]._asdict()})
     if options.json:
         print(json.dumps({"format": options.format, "folders": done}))

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +42,7 @@ Integers = npt.NDArray[np.int64]
 Arrange = Callable[[Records, int], tuple[Integers, "Integers | None"]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardPlan:
     """Assignment of source sequences to groups, and of groups to shards."""
 
@@ -150,7 +148,7 @@ def random_order(count: int, seed: int, group: int, use: int) -> Integers:
     return order
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _open_all(sources: tuple[Path, ...], contents: str) -> list[Records]:
     """The source files, opened once per process; `contents` makes changed files a different cache key."""
     return [open_records(path)[0] for path in sources]

@@ -169,18 +169,14 @@ def _run_pool(
         workers[pipe].join(10)
         if (status := workers[pipe].exitcode) is None:
             raise
-        raise DataError(f"{progress.label}: {_end_of(status, jobs)}") from error
+        number = -status if status < 0 else status - 128  # negative from multiprocessing, 128 + signal from a shell
+        how = f"was ended by {signal.Signals(number).name}" if number > 0 else f"failed with status {status}, see above"
+        ended = f"{how}; run again"
+        if number == signal.SIGKILL:
+            ended = f"was killed, perhaps out of memory; run again with fewer --jobs (now {jobs})"
+        raise DataError(f"{progress.label}: a worker {ended}") from error
     finally:
         interrupt.end(workers.values())
     if failure:
         raise failure
     return [results[i] for i in range(len(tasks))]
-
-
-def _end_of(status: int, jobs: int) -> str:
-    """How a worker ended, in words; status: of multiprocessing (negative for signals) or the shell (128 + signal)."""
-    number = -status if status < 0 else status - 128
-    if number == signal.SIGKILL:
-        return f"a worker was killed, perhaps out of memory; run again with fewer --jobs (now {jobs})"
-    how = f"was ended by {signal.Signals(number).name}" if number > 0 else f"failed with status {status}, see above"
-    return f"a worker {how}; run again"

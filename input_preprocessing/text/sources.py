@@ -29,8 +29,7 @@ import numpy.typing as npt
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.folder import StageFolder
-from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.manifest import StageFolder, md5_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, readable, stamp_of
 

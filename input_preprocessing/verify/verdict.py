@@ -26,9 +26,7 @@ from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.foreign import NOT_RECORDS
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.manifest import Manifest
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import TEXT_MD5
 from input_preprocessing.text import vocabulary
 from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, rules_of
 
@@ -203,7 +201,7 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     ]  # fmt: skip
 
 
-def _check_evaluation(audits: Sequence[Audit], made: Manifest) -> Check:
+def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check:
     """Whether the evaluation set is valid, of the prepared size and, for the benchmark's text, the published one."""
     if len(audits) != 1:
         return Check("evaluation", False, f"{len(audits)} readable files, expected one")
@@ -215,7 +213,7 @@ def _check_evaluation(audits: Sequence[Audit], made: Manifest) -> Check:
     text = f"{audit.sequences:,} samples, {audit.masked:,} masked tokens"
     wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
     same_options = all(made.option(name) == value for name, value in wanted.items())
-    if not same_options or made.texts.get("eval.txt") != TEXT_MD5["eval.txt"]:
+    if not same_options or made.texts.get("eval.txt") != manifest.TEXT_MD5["eval.txt"]:
         return Check("evaluation", True, text)
     digest = published_digest(open_records(audit.path)[0])
     if digest != PUBLISHED_EVALUATION:

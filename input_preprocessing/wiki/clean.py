@@ -23,7 +23,7 @@ from typing import Any
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
+from input_preprocessing.stage.manifest import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import table
 from input_preprocessing.wiki.extract import read_pages

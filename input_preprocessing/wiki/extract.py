@@ -27,9 +27,8 @@ from xml.etree import ElementTree
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import OPTIONS
-from input_preprocessing.stage.folder import StageFolder, contents_of
+from input_preprocessing.stage.manifest import PUBLISHED, StageFolder, contents_of
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import PUBLISHED
 
 CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"]["default"]  # of the dump per file: 555 files for enwiki 2020
 PATTERN = "pages-*.jsonl.gz"

@@ -31,11 +31,8 @@ import numpy.typing as npt
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import OPTIONS, human_bytes
-from input_preprocessing.stage.folder import NAME as STAGE_FILE
-from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
-from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.manifest import STAGE_FILE, TEXT_MD5, StageFolder, contents_of, finished_files, md5_of
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import TEXT_MD5
 from input_preprocessing.stage.reading import slices
 
 NUM_SHARDS = 500

@@ -6,8 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from input_preprocessing.stage.folder import NAME as STAGE_FILE
-from input_preprocessing.stage.folder import contents_of, finished_recipe
+from input_preprocessing.stage.manifest import STAGE_FILE, contents_of, finished_recipe
 from input_preprocessing.wiki.clean import clean, require
 from input_preprocessing.wiki.extract import extract, find_dumps
 from input_preprocessing.wiki.split import split

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from review.league.entries import Entry
-from review.league.ranking import BY, COLUMNS, EXPLAINED, League, cells, size
+from review.league.ranking import BY, CELLS, EXPLAINED, League, size
 from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Chart, Mark, Point, Series, svg
 from review.report.page import render
@@ -102,14 +102,11 @@ def build_page(league: League) -> str:
     own = [one for one in league.ranked if league.is_own(one)]
     entries = [*own, *(one for one in league.ranked if not league.is_own(one))]
     rounds = sorted({entry.round for entry in league.others})
-    order = sorted(COLUMNS, key=lambda one: _FIRST.index(one.heading) if one.heading in _FIRST else len(_FIRST))
+    order = sorted(CELLS, key=lambda one: _FIRST.index(one.heading) if one.heading in _FIRST else len(_FIRST))
     about = [f"{len(own)} of your own"] if own else []
     if rounds:
         about.append(f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}, resubmissions in one row")
-    rows = []
-    for entry in entries:
-        cell = dict(zip(COLUMNS, cells(league, entry), strict=True))
-        rows.append({"own": league.is_own(entry), "cells": [cell[column] for column in order]})
+    rows = [{"own": league.is_own(one), "cells": [CELLS[column](league, one) for column in order]} for one in entries]
     return render(
         "league.html",
         script="league.js",

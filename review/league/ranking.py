@@ -129,7 +129,7 @@ def _minutes(entry: Entry) -> str:
     return number_text(entry.minutes, ",.4f") + NOT_CHECKED * (not entry.checked and entry.minutes is not None)
 
 
-_CELLS: dict[Column, Callable[[League, Entry], str]] = {
+CELLS: dict[Column, Callable[[League, Entry], str]] = {
     Column("rank", right=True): lambda league, one: number_text(league.rank(one), "d"),
     Column("round"): lambda league, one: ", ".join(league.rounds(one)),
     Column("submitter", drop=4, wraps=True): lambda _, one: _short(one.submitter),
@@ -145,18 +145,14 @@ _CELLS: dict[Column, Callable[[League, Entry], str]] = {
     Column("efficiency", right=True, drop=7): lambda league, one: number_text(league.efficiency(one), ".1%"),
     Column("MJ", right=True, drop=1): lambda _, one: number_text(one.joules and one.joules / 1e6, ",.3f"),
 }
-COLUMNS = tuple(_CELLS)
-
-
-def cells(league: League, entry: Entry) -> list[str]:
-    return [cell(league, entry) for cell in _CELLS.values()]
+COLUMNS = tuple(CELLS)
 
 
 def parts(league: League, top: int | None, width: int | None = None) -> list[Part]:
     """The table and the standing of the user's own results. ``width``: of a terminal, which gets no blank columns."""
     ranked = enumerate(league.ranked)
     entries = [one for place, one in ranked if top is None or place < top or league.is_own(one)]
-    made = [cells(league, one) for one in entries]
+    made = [[cell(league, one) for cell in CELLS.values()] for one in entries]
     known = [i for i in range(len(COLUMNS)) if width is None or i < 8 or any(row[i] != "-" for row in made)]
     styles = ["bold green" if league.is_own(one) else "" for one in entries]
     table = Table([COLUMNS[i] for i in known], [[row[i] for i in known] for row in made], styles)

@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -38,7 +37,7 @@ class ReviewError(Exception):
     """User error; the message is one line: what, where, what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
     """One finding of a check. ``rule``: the rule's text or name; ``hint``: what to do.
 

@@ -73,10 +73,9 @@ def copy_runs(logs: Iterable[Path], target: Path) -> dict[str, str]:
 
 def crashes(folder: Path) -> dict[int, str]:
     """{trial: reason} of every trial that left no result: failed_N.txt, with the reason in error_N.txt."""
-    try:
+    names: list[str] = []
+    with contextlib.suppress(OSError):
         names = os.listdir(folder)
-    except OSError:
-        return {}
     reasons = {}
     for trial in sorted({int(match[1]) for name in names if (match := _CRASH_NAME.fullmatch(name))}):
         if f"result_{trial}.txt" not in names:
@@ -111,10 +110,9 @@ def read_table(module: str, name: str) -> dict[str, Any]:
 
 def read_json(path: Path | None, section: str = "") -> dict[str, Any]:
     """A JSON object, or its entry ``section``; empty if it is missing, unreadable or not an object."""
-    try:
-        content: Any = read_object(path) if path is not None and path.is_file() else {}
-    except (ReviewError, OSError):
-        return {}
+    content: Any = {}
+    with contextlib.suppress(ReviewError, OSError):
+        content = read_object(path) if path is not None and path.is_file() else {}
     content = content.get(section) if section else content
     return content if isinstance(content, dict) else {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import statistics
 from collections.abc import Sequence
@@ -94,12 +95,17 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
         *found["facts"],
         ("logs", "Log excerpts", result.runs),
     ]
-    subtitle = ", ".join(part for part in (result.subtitle, f"target {result.target:.3f}") if part)
+    about = [", ".join(part for part in (result.subtitle, f"target {result.target:.3f}") if part)]
+    times = [event.time_ms for run in result.runs for event in run.log.events]
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # no events, or invalid times
+        first, last = (datetime.fromtimestamp(f(times) / 1000, timezone.utc) for f in (min, max))
+        end = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
+        about.append(f"{first:%Y-%m-%d %H:%M} to {end} UTC")
     return {
         **found,
         "id": identifier,
         "result": result,
-        "about": [line for line in (subtitle, _dates(result)) if line],
+        "about": about,
         "sections": [(key, label) for key, label, content in sections if content],
         "verdict": _verdict(result, checked),
         "cards": _cards(result),
@@ -191,17 +197,6 @@ def _cards(result: Result) -> list[dict[str, str]]:
             detail, state = "unofficial: see findings", "warn"
         card("Energy", f"{(energy.joules or 0) / 1e6:,.4f}", "MJ", detail, state)
     return made
-
-
-def _dates(result: Result) -> str:
-    """Dates of the runs, in UTC."""
-    times = [event.time_ms for run in result.runs for event in run.log.events]
-    try:
-        first, last = (datetime.fromtimestamp(f(times) / 1000, timezone.utc) for f in (min, max))
-    except (ValueError, OverflowError, OSError):  # no events, or invalid times
-        return ""
-    end = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
-    return f"{first:%Y-%m-%d %H:%M} to {end} UTC"
 
 
 def _hyperparameters(result: Result) -> tuple[list[tuple[str, list[str], list[str]]], list[str], str]:

@@ -18,7 +18,6 @@ from review.results.energy import Energy, run_energy
 from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.rulebook import rcp
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET, rulesets
-from review.rulebook.rcp import Reading, read_rcp
 
 REQUIRED_RUNS = 10
 # Required by MLCommons' messaging guidelines for results that they have not reviewed.
@@ -202,8 +201,8 @@ class Result:
         return rcp.olympic_mean([_NOT_CONVERGED if value is None else value for value in samples])
 
     @functools.cached_property
-    def _rcp_readings(self) -> list[Reading]:
-        return [read_rcp(run.log, True) if self.train_samples else run.rcp_reading for run in self.runs]
+    def _rcp_readings(self) -> list[rcp.Reading]:
+        return [rcp.read_rcp(run.log, True) if self.train_samples else run.rcp_reading for run in self.runs]
 
     @functools.cached_property
     def _rcp_obstacle(self) -> str | None:

@@ -93,7 +93,10 @@ class _Check:
     def say(self, message: str, rule: str, key: str | None = None, event: Event | None = None, **more: Any) -> None:
         """Adds a finding. ``more``: severity, crash."""
         place = {"file": self.log.path, "line": event.line if event else None, "key": key}
-        found = Finding(ERROR, message, "compliance", rule=rule, hint=_hint(key, rule), **place)  # type: ignore[arg-type]
+        hints = (hint for pattern, hint in official()["hints_by_rule"].items() if re.search(pattern, rule))
+        by_key = {} if "first_init_start" in rule else official()["hints"]
+        hint = by_key.get(key or "") or next(hints, None)
+        found = Finding(ERROR, message, "compliance", rule=rule, hint=hint, **place)  # type: ignore[arg-type]
         (self.general if key is None else self.by_key.setdefault(key, [])).append(replace(found, **more))
 
     def apply(self, rules: _Rules) -> None:
@@ -216,13 +219,6 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3
 
     return sorted([*(one for found in check.by_key.values() for one in found), *check.general], key=weight)
-
-
-def _hint(key: str | None, rule: str) -> str | None:
-    if key in official()["hints"] and "first_init_start" not in rule:
-        return official()["hints"][key]
-    by_rule = official()["hints_by_rule"].items()
-    return next((hint for pattern, hint in by_rule if re.search(pattern, rule)), None)
 
 
 def _describe_end(rule: str, state: dict[str, Any]) -> str:

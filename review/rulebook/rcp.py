@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,11 +46,6 @@ class Rcp:
         if batch_size is not None and self.batch_size != batch_size:
             how = f"of batch {self.batch_size:,}, the smallest with one"
         return f"mean {self.mean:,.0f}, minimum {self.minimum:,.0f} samples ({how})"
-
-    @property
-    def max_speedup(self) -> float:
-        """Maximal convergence speed-up over the reference."""
-        return self.mean / self.minimum
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,11 +102,11 @@ def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
         raise ReviewError(f"mlperf_logging has no BERT reference points for ruleset {ruleset}")
     found = []
     for record in read_object(_path(ruleset)).values():
-        runs, known = record["Epochs to converge"], record["Hyperparams"]
+        runs = record["Epochs to converge"]
         mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
         std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
         point = Rcp(batch_size=record["BS"], mean=mean, std=std, minimum=minimum_mean(mean, std, len(runs) - 2))
-        found.append(replace(point, runs=tuple(sorted(runs)), hyperparameters=known))
+        found.append(replace(point, runs=tuple(sorted(runs)), hyperparameters=record["Hyperparams"]))
     return tuple(sorted(found, key=lambda point: point.batch_size))
 
 
@@ -138,10 +134,11 @@ def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
 
 def nearest(batch_size: float, ruleset: str = DEFAULT_RULESET) -> list[Rcp]:
     """The pruned points next to a batch size on both sides, or the one of exactly this size."""
-    kept = pruned(ruleset)
-    exact = [point for point in kept if point.batch_size == batch_size]
-    lower = [point for point in kept if point.batch_size < batch_size]
-    return exact or [*lower[-1:], *[point for point in kept if point.batch_size > batch_size][:1]]
+    lower, exact, higher = (
+        [point for point in pruned(ruleset) if compare(point.batch_size, batch_size)]
+        for compare in (operator.lt, operator.eq, operator.gt)
+    )
+    return exact or [*lower[-1:], *higher[:1]]
 
 
 def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None, str]:
@@ -162,7 +159,7 @@ def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET
     if point is None:
         return Verdict(passed=False, reason=reason, scaling_factor=1.0, point=None)
     factor = max(1.0, point.mean / mean_samples) if mean_samples > 0 else 1.0
-    passed = mean_samples >= point.mean / point.max_speedup
+    passed = mean_samples >= point.mean / (point.mean / point.minimum)  # rounded like the official maximal speed-up
     if not passed and reason.startswith("RCP not found"):
         reason = f"Missing RCP, please submit RCP with BS = {batch_size:g}"
     return Verdict(passed=passed, reason=reason, scaling_factor=factor, point=point)

@@ -22,7 +22,6 @@ from review.results.score import REQUIRED_RUNS, Result, load_results
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import check_description
-from review.rulebook.official import Outcome
 from review.rulebook.rules import broken
 from review.verdict import submission_rules, training_rules
 from review.verdict.power_rules import KEY as POWER
@@ -40,7 +39,7 @@ class Checked:
 
     path: Path
     title: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[official.Outcome, ...]
     findings: tuple[Finding, ...]
 
     @functools.cached_property
@@ -144,7 +143,21 @@ def as_dict(result: Result) -> dict[str, Any]:
     return {
         **pick(result, "folder name organization platform division ruleset complies_with_other_ruleset=other_ruleset"),
         **pick(result, "global_batch_size=batch_size accelerators processes_without_accelerator=processes"),
-        "runs": [_run_dict(run, result) for run in result.runs],
+        "runs": [
+            {
+                "file": run.path,
+                "seed": run.seeds[0] if run.seeds else None,
+                **pick(run, "status init_seconds minutes"),
+                "evaluations": len(run.evaluations),
+                **pick(run, "samples first_accuracy final_accuracy sequences_per_second"),
+                "sequences_per_second_per_accelerator": result.rate_per_accelerator(run),
+                "evaluation_share": run.evaluation_share,
+                "joules": result.joules(run),
+                **pick(run, "compliant findings"),
+                "dropped": result.dropped.get(run.path),
+            }
+            for run in result.runs
+        ],
         **pick(result, "crashed=crashes unreadable olympic_minutes raw_olympic_minutes_not_checked=reached_minutes"),
         **pick(result, "median_minutes mean_samples"),
         "rcp": point and {**test, **pick(point, "mean std minimum"), "margin": margin},
@@ -161,21 +174,6 @@ def as_dict(result: Result) -> dict[str, Any]:
     }
 
 
-def _run_dict(run: Run, result: Result) -> dict[str, Any]:
-    return {
-        "file": run.path,
-        "seed": run.seeds[0] if run.seeds else None,
-        **pick(run, "status init_seconds minutes"),
-        "evaluations": len(run.evaluations),
-        **pick(run, "samples first_accuracy final_accuracy sequences_per_second"),
-        "sequences_per_second_per_accelerator": result.rate_per_accelerator(run),
-        "evaluation_share": run.evaluation_share,
-        "joules": result.joules(run),
-        **pick(run, "compliant findings"),
-        "dropped": result.dropped.get(run.path),
-    }
-
-
 def _check_result(result: Result, root: Path | None) -> Checked:
     findings = own_findings(result)
     if root is None and result.division == "open" and len(result.runs) != REQUIRED_RUNS:
@@ -184,7 +182,7 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         messages = tuple(message for one in outcomes for message in one.messages)
         crash = next((one.crash for one in outcomes if one.crash), None)
         passed = bool(outcomes) and all(one.passed for one in outcomes)
-        outcome = Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
+        outcome = official.Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
         return _checked(result.folder, result.name, (outcome,), findings)
     with tempfile.TemporaryDirectory(prefix="review-check-") as folder:
         copy = submission_rules.stage(result, root, Path(folder))
@@ -196,7 +194,7 @@ def _check_result(result: Result, root: Path | None) -> Checked:
     return _checked(result.folder, result.name, (outcome,), findings)
 
 
-def _checked(path: Path, title: str, outcomes: tuple[Outcome, ...], findings: list[Finding]) -> Checked:
+def _checked(path: Path, title: str, outcomes: tuple[official.Outcome, ...], findings: list[Finding]) -> Checked:
     """Makes the findings agree with the official verdict, and sorts them by severity."""
     official_ones = [one.severity for one in findings if one.source in _OFFICIAL]
     rule, failing = "the official checkers pass", [outcome for outcome in outcomes if not outcome.passed]

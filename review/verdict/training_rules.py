@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from review.logs.mllog import Event, number, text
+from review.logs.mllog import number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.gate import INITIAL_ACCURACY, INITIAL_TOLERANCE, first_miss
 from review.results.run import OPTIMIZATION, TARGET_ACCURACY, Run
@@ -50,8 +50,15 @@ def _check_clock(run: Run) -> Iterator[Finding]:
     if run.minutes is not None and run.minutes <= 0:
         yield run.broken("clock", f"comes {-60 * run.minutes:.1f} s before run_start", run.run_stop)
     undated = [event for event in clock if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS]
-    for event in (one for one in clock if one not in undated):
-        yield from _check_neighbours(run, event)
+    for event in (one for one in clock if one not in undated):  # must be between their neighbours in the log
+        at = events.index(event)
+        before, after = events[max(at - 1, 0)], events[min(at + 1, len(events) - 1)]
+        if (early := before.time_ms - event.time_ms) > _SLACK_MS:
+            message = f"comes {early / 1000:.1f} s before {before.key} of the line above it"
+            yield run.broken("neighbours", message, event)
+        elif (late := event.time_ms - after.time_ms) > _SLACK_MS:
+            message = f"comes {late / 1000:.1f} s after {after.key} of the line below it"
+            yield run.broken("neighbours", message, event)
     if not undated and not _EARLIEST_MS <= events[0].time_ms <= _LATEST_MS:
         undated = [events[0]]
     for event in undated:
@@ -64,18 +71,6 @@ def _check_clock(run: Run) -> Iterator[Finding]:
             yield run.broken("time_order", f"is {seconds:.1f} s earlier than line {latest.line}", event)
             break
         latest = event if event.time_ms > latest.time_ms else latest
-
-
-def _check_neighbours(run: Run, event: Event) -> Iterator[Finding]:
-    """run_start and run_stop must be between their neighbours in the log."""
-    at = run.log.events.index(event)
-    before, after = run.log.events[max(at - 1, 0)], run.log.events[min(at + 1, len(run.log.events) - 1)]
-    if event.time_ms < before.time_ms - _SLACK_MS:
-        message = f"comes {(before.time_ms - event.time_ms) / 1000:.1f} s before {before.key} of the line above it"
-        yield run.broken("neighbours", message, event)
-    elif event.time_ms > after.time_ms + _SLACK_MS:
-        message = f"comes {(event.time_ms - after.time_ms) / 1000:.1f} s after {after.key} of the line below it"
-        yield run.broken("neighbours", message, event)
 
 
 def _check_submission(run: Run) -> Iterator[Finding]:

@@ -98,7 +98,7 @@ def test_fewer_than_two_results_are_an_error_of_usage(submission, tmp_path, caps
     assert "no times to compare" in capsys.readouterr().out
 
 
-def test_results_of_one_name_are_told_apart_by_their_folder(submission, tmp_path, capsys):
+def test_results_of_one_name_are_distinguished_by_their_folder(submission, tmp_path, capsys):
     copy = tmp_path / "COPY" / "results" / "dgx" / "bert"
     shutil.copytree(submission.parents[2], tmp_path / "COPY")
     assert main(["compare", "--json", str(submission), str(copy)]) == 0

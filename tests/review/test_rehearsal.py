@@ -1,4 +1,4 @@
-"""python -m review rehearsal: go where a run starts as published ones do, and else what is most likely wrong."""
+"""python -m review rehearsal: go if a run starts like published ones, else the most likely cause."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_without_the_evaluation_at_the_start_or_without_a_later_one_there_is_no_
     assert "1. no evaluation after the first step" in capsys.readouterr().out
 
 
-def test_json_says_the_same(log, capsys):
+def test_json_has_the_same_content(log, capsys):
     assert main(["rehearsal", str(log(SOUND | {300_000: 0.37})), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["go"] is False
@@ -100,12 +100,12 @@ def test_a_band_of_ones_own_holds_for_any_batch_size(log, tmp_path, capsys):
         ({5_000_000: 0.7}, 768, "none of its evaluations is at a sample count that published runs cover"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(log, capsys, accuracies, batch_size, said):
+def test_what_cannot_be_compared_is_a_one_line_error(log, capsys, accuracies, batch_size, said):
     assert main(["rehearsal", str(log(accuracies, batch_size))]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_without_a_log_is_one_line(tmp_path, capsys):
+def test_a_folder_without_a_log_is_a_one_line_error(tmp_path, capsys):
     assert main(["rehearsal", str(tmp_path)]) == 2
     assert "no result_*.txt: did the rehearsal finish?" in capsys.readouterr().err
 

@@ -29,7 +29,7 @@ def named(index):
 
 
 def scores_of_windows(folder):
-    """The score of every ten consecutive runs, each as a result of its own."""
+    """The score of every ten consecutive runs."""
     files = [folder / named(index) for index in range(13)]
     return [load_result(folder, files[first : first + 10]).score for first in range(4)]
 
@@ -108,7 +108,7 @@ def empty_log(runs):
 @pytest.mark.parametrize(
     ("change", "says"), [(too_few, "9 logs, a set needs 10"), (empty_log, "its position among the runs is unknown")]
 )
-def test_what_cannot_be_chosen_from_is_one_line(change, says, runs, capsys):
+def test_what_cannot_be_chosen_from_is_a_one_line_error(change, says, runs, capsys):
     change(runs)
     assert main(["select", str(runs)]) == 2
     (line,) = capsys.readouterr().err.splitlines()

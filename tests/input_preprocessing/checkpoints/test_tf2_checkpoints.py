@@ -1,4 +1,4 @@
-"""TensorFlow 2 checkpoints of every release's names give the weights of the TensorFlow 1 one; misfits are told."""
+"""TensorFlow 2 checkpoints of every release's names give the TensorFlow 1 weights; mismatches are reported."""
 
 from __future__ import annotations
 

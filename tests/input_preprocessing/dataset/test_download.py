@@ -1,4 +1,4 @@
-"""Downloads survive dropped connections and refuse has another file; the server is a real one, on loopback."""
+"""Downloads survive dropped connections and refuse wrong files; with a real server on loopback."""
 
 from __future__ import annotations
 
@@ -129,7 +129,9 @@ def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "reason"), [("none", "404"), ("page", "web page")])
-def test_a_missing_file_and_a_quota_page_are_told_apart(server: Server, tmp_path: Path, name: str, reason: str) -> None:
+def test_a_missing_file_and_a_quota_page_are_distinguished(
+    server: Server, tmp_path: Path, name: str, reason: str
+) -> None:
     server.files["page"] = b"<html>quota exceeded</html>"
     with pytest.raises(DataError, match=reason):
         download.fetch_file(public(name=name), tmp_path, server.url)

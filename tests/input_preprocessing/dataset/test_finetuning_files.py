@@ -1,4 +1,4 @@
-"""SQuAD and GLUE are fetched once, resumed, and refused where they are not the published files."""
+"""SQuAD and GLUE are fetched once, resumed, and refused if they are not the published files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def archive(task: str, **tables: str) -> bytes:
 
 @pytest.fixture
 def site(server: Server, monkeypatch: pytest.MonkeyPatch) -> Server:  # noqa: F811
-    """Small files where the real ones would be."""
+    """Small files in place of the real ones."""
     squad = [
         dataclasses.replace(file, digest=f"md5 {hashlib.md5(QUESTIONS).hexdigest()}", url=f"{server.url}/{file.name}")
         for file in finetuning.SQUAD

@@ -1,4 +1,4 @@
-"""Bins hold the sequences of their lengths, all of them once, each bin shuffled on its own."""
+"""Bins hold all sequences of their lengths exactly once, each bin shuffled separately."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_bin_holds_the_sequences_of_its_lengths(source: Path, monkeypatch: 
     assert add_multiset_digests(found) == add_multiset_digests(wanted)
 
 
-def test_the_order_within_a_bin_hangs_on_the_seed_alone(source: Path) -> None:
+def test_the_order_within_a_bin_depends_on_the_seed_alone(source: Path) -> None:
     first, again, other = make(source, "a"), make(source, "b", jobs=2), make(source, "c", seed=2)
     for edge in EDGES:
         ids = [all_records(folder / str(edge)).input_ids for folder in (first, again, other)]

@@ -1,4 +1,4 @@
-"""Files that others made become records of the same sequences; what is wrong with one is told in a line."""
+"""Third-party files become records of the same sequences; errors are one line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, ki
     assert (tmp_path / "b.hdf5").stat().st_mtime_ns == before, "finished work is kept"
 
 
-def test_a_changed_source_or_vocabulary_is_imported_again_and_told(
+def test_a_changed_source_or_vocabulary_is_imported_again_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tfrecord(tmp_path / "a", make_records(3), Widths(64, 20))
@@ -91,7 +91,7 @@ def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path: Path) -> None:
     assert "; 3 rows without sequences are skipped in training" in contents.detail
 
 
-def test_bad_sources_are_told_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
+def test_bad_sources_are_reported_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no records at all, but long enough for a header")
     (tmp_path / "empty").touch()
     write_tfrecord(tmp_path / "good", make_records(3), Widths(64, 20))

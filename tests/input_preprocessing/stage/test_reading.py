@@ -1,4 +1,4 @@
-"""Text of another encoding is told, or refused; nothing is dropped without a word."""
+"""Text in another encoding is reported or refused; nothing is dropped silently."""
 
 from __future__ import annotations
 

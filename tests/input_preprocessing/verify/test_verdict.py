@@ -1,4 +1,4 @@
-"""Verification holds on what was prepared, and tells every kind of damage by the check that it breaks."""
+"""Verification passes on prepared data, and every kind of damage fails its own check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rewrite(folder: Path, name: str, change: Callable[[Records], Records]) -> No
 
 
 def one_sequence_twice(records: Records) -> Records:
-    """One of two sequences of the same length is lost, the other is there twice."""
+    """Replaces one of two sequences of the same length by the other."""
     lengths = records.sequence_lengths.tolist()
     lost = next(i for i, length in enumerate(lengths) if length in lengths[:i])
     chosen = [lengths.index(lengths[lost]) if i == lost else i for i in range(len(lengths))]
@@ -133,7 +133,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 @pytest.fixture
 def telling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes sequences of 60 tokens, the longest of the test's, as long enough to tell."""
+    """Takes sequences of 60 tokens, the longest of these tests, as long enough to detect repeats."""
     for module in (verify, audit):
         monkeypatch.setattr(module, "TELLING_MASKS", 9)
 
@@ -152,8 +152,8 @@ def test_damage_fails_the_check_that_is_there_for_it(packed: Path, tmp_path: Pat
 def test_what_was_prepared_is_valid_for_every_kind(packed: Path, tmp_path: Path, telling: None) -> None:
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
-    prepare.prepare(prepare_options(folder, "--binned-data", "--edges", "32,64"))
-    prepare.prepare(prepare_options(folder, "--shards", "2"))
+    prepare.main(prepare_options(folder, "--binned-data", "--edges", "32,64"))
+    prepare.main(prepare_options(folder, "--shards", "2"))
     found = verify.verify(folder, jobs=1)
     assert set(found) == {"packed", "binned", "unpacked"}
     assert not verify.failures(found)
@@ -164,7 +164,7 @@ def test_what_was_prepared_is_valid_for_every_kind(packed: Path, tmp_path: Path,
 def test_a_text_file_that_is_a_copy_of_another_is_found(fresh: Path, telling: None) -> None:
     texts = fresh / "download" / "results4"
     shutil.copy(texts / "part-00000-of-00003", texts / "part-00002-of-00003")
-    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "2"))
+    prepare.main(prepare_options(fresh, "--packed-data", "--shards", "2"))
     failed = verify.failures(verify.verify(fresh, jobs=1))
     assert len(failed) == 1
     assert "occur twice" in failed[0]

@@ -1,4 +1,4 @@
-"""A dump becomes text: every article once, whatever its streams, the jobs and the interruptions."""
+"""A dump becomes text with every article once, whatever its streams, --jobs and interruptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
-from input_preprocessing.stage.folder import StageFolder, contents_of
+from input_preprocessing.stage.manifest import StageFolder, contents_of
 from input_preprocessing.wiki import wikipedia
 from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import extract, find_dumps, parse_page, read_dump, read_pages, write_pages
@@ -137,7 +137,7 @@ def made(dump: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return outcome(download)
 
 
-def test_what_a_dump_cannot_give_is_said(dump, capsys):
+def test_what_a_dump_cannot_give_is_reported(dump, capsys):
     wikipedia.make_text(dump.parents[1], dump.parents[2] / "work", jobs=1, shards=4)
     said = capsys.readouterr().err
     assert "simplewiki-20200101-pages-articles-multistream.xml.bz2: not the benchmark's dump" in said
@@ -264,7 +264,7 @@ def test_preparation_starts_from_a_dump_where_there_is_no_text(dump, tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.", "##a", "##n", "sentence"]
     (download / "vocab.txt").write_text("\n".join(words) + "\n")
     for _ in range(2):
-        prepare.prepare(prepare_options(outputdir, "--packed-data", "--shards", "2"))
+        prepare.main(prepare_options(outputdir, "--packed-data", "--shards", "2"))
     assert len(list((outputdir / "packed_data").glob("part_*"))) == 2
     assert not (outputdir / "work").exists()
 

@@ -1,4 +1,4 @@
-"""`league` ranks results, measures their scaling, and sets one's own among the published ones."""
+"""`league` ranks results, measures their scaling, and ranks the user's own among the published ones."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_logs_of_a_round_whose_rules_reject_them_are_marked(submission, capsys):
         (["--published", "--top", "-1"], "must be 0 or more"),
     ],
 )
-def test_wrong_input_is_one_line(arguments, says, capsys):
+def test_wrong_input_is_a_one_line_error(arguments, says, capsys):
     assert main(["league", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
@@ -243,7 +243,7 @@ def test_only_the_script_of_the_page_may_run():
 
 
 def in_a_browser(page, steps, tmp_path):
-    """The ranks in sight, from the top, after steps of a script; skips where there is no browser."""
+    """The visible ranks, from the top, after steps of a script; skips without a browser."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium here")

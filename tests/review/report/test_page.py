@@ -279,7 +279,7 @@ def test_two_results_share_a_page(tmp_path, writer):
 
 
 @pytest.mark.parametrize("output", ["", "file.txt/page.html"])
-def test_a_page_that_cannot_be_written_is_one_line(tmp_path, submission, capsys, output):
+def test_a_page_that_cannot_be_written_is_a_one_line_error(tmp_path, submission, capsys, output):
     (tmp_path / "file.txt").write_text("")
     assert main(["report", str(submission / "result_0.txt"), "-o", str(tmp_path / output)]) == 2
     error = capsys.readouterr().err

@@ -41,7 +41,7 @@ def test_a_run_among_the_published_ones_is_not_mentioned(writer, tmp_path, capsy
         (600_000, 0.75, "part of the training data"),
     ],
 )
-def test_a_run_outside_is_told_with_its_samples_and_the_likeliest_cause(
+def test_a_run_outside_is_reported_with_its_samples_and_the_likeliest_cause(
     samples, accuracy, cause, writer, tmp_path, capsys
 ):
     log = writer()

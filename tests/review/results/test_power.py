@@ -1,4 +1,4 @@
-"""Power readings of a run: the official summarizer takes the right energy from them."""
+"""The official summarizer computes the right energy from the power files of a run."""
 
 from __future__ import annotations
 

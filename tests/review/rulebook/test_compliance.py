@@ -1,4 +1,4 @@
-"""The fast compliance check says what the official one says."""
+"""The fast compliance check agrees with the official one."""
 
 from __future__ import annotations
 
