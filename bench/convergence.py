@@ -493,8 +493,7 @@ def main() -> None:
         parser.error(f"--only {options.only}: no such pair here: {', '.join(known)}")
     steps = options.steps or (50 if options.text else 500 if options.against else 300)
     peak_lr = options.peak_lr or (5e-4 if options.text else PEAK_LR / 4)
-    dtype = torch.float64 if options.precision == "fp64" else torch.float32
-    trial = Trial(steps=steps, dtype=dtype, peak_lr=peak_lr)
+    trial = Trial(steps=steps, dtype=torch.float64 if options.precision == "fp64" else torch.float32, peak_lr=peak_lr)
     if options.evaluation:
         found = evaluations(steps, options.sequences, options.seed)
     elif options.text:

@@ -181,8 +181,7 @@ def main() -> None:
     if options.repeats:
         figures = speeds(build(options.folder, options.batch_size, 1, 0), options)
     if options.seeds:
-        task = build(options.folder, options.batch_size, 1, options.sentences)[0].task
-        labels = task.test.labels["labels"]
+        labels = build(options.folder, options.batch_size, 1, options.sentences)[0].task.test.labels["labels"]
         most = float(np.bincount(labels).max() / len(labels))
         figures |= {"accuracy": accuracies(options), "accuracy_of_the_majority": round(most, 4)}
     emit("finetuning", figures, data=f"film reviews, batches of {options.batch_size}, {options.threads} threads")

@@ -117,7 +117,7 @@ def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
 
 
 def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, Any]:
-    """Runs an item until it ends or exceeds its limit, and records how it ended."""
+    """Runs an item until it ends or exceeds its limit; returns how it ended."""
     paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
     environment = recorder.defaults | os.environ | {"PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -174,9 +174,7 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
             reason = "its last line is truncated" if cut else ""
     seconds = round(time.monotonic() - begin, 1)
     count = len(recorder.results) - before
-    ending = {"status": status, "reason": reason, "ended": True, "seconds": seconds, "results": count}
-    recorder.result(item.name, ending)
-    return ending
+    return {"status": status, "reason": reason, "ended": True, "seconds": seconds, "results": count}
 
 
 def steps_in(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], dict[str, Any]]:
@@ -246,13 +244,12 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
         ending: dict[str, Any] = {"ended": True, "seconds": 0}
         if limit < min(10, item.seconds):
             ending |= {"status": KILLED, "reason": "no time left"}
-            recorder.result(item.name, ending)
         elif absent:
             ending |= {"status": 0, "reason": f"skipped: {', '.join(absent)} not installed"}
-            recorder.result(item.name, ending)
         else:
             print(f"{item.name} ...", file=sys.stderr, flush=True)
             ending = run(item, limit, tiny, recorder)
+        recorder.result(item.name, ending)
         failed += bool(ending["status"])
         for result in recorder.results:
             if result.get("no_gpu") and not tiny:
@@ -297,14 +294,6 @@ def document(results: list[dict[str, Any]]) -> str:
         share = f"{fused[name]['milliseconds'] / whole:.3f}" if whole and figure[0] != "u" else ""
         lines.append(row(name, figure, share))
     return "\n".join(lines)
-
-
-def read_results(path: Path) -> list[dict[str, Any]]:
-    """Raises ValueError if it is not a results file."""
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except ValueError as error:
-        raise ValueError(f"{path}: not a results file of gpu_all.py ({error})") from None
 
 
 def write_tables(results: list[dict[str, Any]], target: Path) -> None:
@@ -427,7 +416,11 @@ def main() -> int:
     failed = 0
     try:
         if options.results:
-            results = read_results(options.results)
+            try:
+                lines = options.results.read_text(encoding="utf-8").splitlines()
+                results = [json.loads(line) for line in lines if line.strip()]
+            except ValueError as error:
+                raise ValueError(f"{options.results}: not a results file of gpu_all.py ({error})") from None
         else:
             chosen = [item for item in ITEMS if not options.only or item.name in (*options.only, "machine")]
             items = [item for item in chosen if item.tiny is not None or not options.tiny]

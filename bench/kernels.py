@@ -165,8 +165,7 @@ def lamb_update() -> tuple[Call, float]:
         bound = kernels.select(kernels.Config(fused="none", attention="sdpa_loop"), torch.device("cpu"))
         model = BertForPreTraining(BertConfig(), bound)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    decays = [DECAY if is_decayed(name) else 0.0 for name in sizes]
-    layout = lamb.make_layout(list(sizes.values()), decays, device())
+    layout = lamb.make_layout(list(sizes.values()), [DECAY if is_decayed(name) else 0.0 for name in sizes], device())
     gradient = normal(layout.size, scale=1e-3)
     master, first = (torch.randn(layout.size, device=device()) * scale for scale in (0.02, 1e-3))
     second, low = first.square(), torch.empty_like(gradient)

@@ -24,8 +24,7 @@ def table() -> dict[str, dict[str, Any]]:
     results, by_recipe, recipe_spread = estimate.predicted(recipe=True)
     _, by_batch, batch_spread = estimate.predicted(recipe=False)
     minutes = np.array([one.minutes for one in results])
-    rate = np.array([one.sequences_per_second for one in results])
-    true = np.log(60 * minutes * rate)
+    true = np.log(60 * minutes * np.array([one.sequences_per_second for one in results]))
     same = [[o.samples for o in results if o is not one and o.batch_size == one.batch_size] for one in results]
     naive = [np.mean(samples) if samples else 0 for samples in same]
     peers = np.array(naive) > 0

@@ -59,8 +59,7 @@ def rate(config: Config, steps: int) -> dict[str, float]:
 
 def start(config: Config) -> None:
     """What a run does with its data before the first step."""
-    source = open_source(config, _VOCABULARY)
-    Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1).rows(1)
+    Sampler(open_source(config, _VOCABULARY).row_counts(), config.rows_per_step, 1, 0, 1).rows(1)
 
 
 def main() -> None:

@@ -161,8 +161,7 @@ class Recording(TorchDispatchMode):
 
     def product(self, a: Tensor, b: Tensor, precision: str, num_bytes: float) -> None:
         """Records a matrix product over the last two dimensions."""
-        vocabulary = self.config.padded_vocab_size in (*a.shape, *b.shape)
-        part = "head, loss" if vocabulary else "products"
+        part = "head, loss" if self.config.padded_vocab_size in (*a.shape, *b.shape) else "products"
         operations, tiles = 2.0 * a.numel() * b.shape[-1], 1
         for size, tile in zip((*a.shape[-2:], b.shape[-1]), TILE, strict=True):
             tiles *= -(-size // tile)
@@ -365,8 +364,7 @@ def recorded_step(
     """Launches of a step on packed rows, and the number of sequences."""
     batch = packed_batches(rows, 1, config)[0]
     room = capacity(rows, config.max_position_embeddings)
-    found = record(config, static_batch(batch, room), precision, architecture, whole, by_quack)
-    return found, batch.num_sequences
+    return record(config, static_batch(batch, room), precision, architecture, whole, by_quack), batch.num_sequences
 
 
 @functools.cache
@@ -492,10 +490,7 @@ def published() -> str:
             logs.append(math.log(system.predicted(rates) / statistics.median(system.rates)))
         return logs
 
-    def spread(latency: float) -> float:
-        return statistics.pvariance(errors(latency))
-
-    latency = min((step * 1e-6 for step in range(1, 200)), key=spread)
+    latency = min((step * 1e-6 for step in range(1, 200)), key=lambda latency: statistics.pvariance(errors(latency)))
     share = math.exp(-statistics.mean(errors(latency)))
     lines = ["| GPUs | nodes | rows a GPU | systems | published | predicted | error | one group |", "|---" * 8 + "|"]
     found = []
@@ -523,12 +518,9 @@ def large() -> str:
         shape = BertConfig.from_json(ROOT / "configs" / "models" / f"bert_{name}.json")
         config = dataclasses.replace(shape, max_position_embeddings=128)
         for layout, words in (("node", "groups of 8"), ("flat", "one group")):
-            rates = [
-                predict(config, 32, "bf16", GPUS["h100"], Cluster(count, count // 8, layout), 384 // count, recompute)[
-                    "sequences_per_second"
-                ]
-                for count in gpus
-            ]
+            clusters = [Cluster(count, count // 8, layout) for count in gpus]
+            steps = (predict(config, 32, "bf16", GPUS["h100"], one, 384 // one.ranks, recompute) for one in clusters)
+            rates = [step["sequences_per_second"] for step in steps]
             cells = " | ".join(f"{rate / rates[0]:.1%}" for rate in rates[1:])
             lines.append(f"| BERT-{name.upper()}, {words} | {rates[0]:,.0f} | {cells} |")
     return "\n".join(lines)

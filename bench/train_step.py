@@ -200,8 +200,7 @@ def build_peer(
 
     def step(number: int) -> None:
         optimizer.zero_grad(set_to_none=True)
-        given = inputs[number % len(inputs)]
-        parts = {name: value.split(micro_batch or len(value)) for name, value in given.items()}
+        parts = {name: value.split(micro_batch or len(value)) for name, value in inputs[number % len(inputs)].items()}
         for values in zip(*parts.values(), strict=True):
             forward(**dict(zip(parts, values, strict=True))).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -31,8 +31,7 @@ COMMANDS = {  # module, and what the command does
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Runs the command; returns its exit status."""
     if arguments and (name := arguments[0]) in COMMANDS:
-        module = importlib.import_module(f"bert.commands.{COMMANDS[name][0]}")
-        command = getattr(module, name.replace("-", "_"))
+        command = getattr(importlib.import_module(f"bert.commands.{COMMANDS[name][0]}"), name.replace("-", "_"))
         try:
             return run_command(command, f"bert {name}", f"bert {name}", arguments[1:], environ)
         except KeyboardInterrupt:

@@ -170,8 +170,7 @@ def _chosen(levels: Mapping[str, float], accused: Sequence[str]) -> list[str]:
         return [*levels]
     others = [name for name in sorted(levels, key=lambda name: levels[name]) if name not in accused]
     room = max(MAX_LINES - len(levels) + len(others), 2)
-    kept = {*accused, *others[: room // 2], *others[-(room - room // 2) :]}
-    return [name for name in levels if name in kept]
+    return [name for name in levels if name in (*accused, *others[: room // 2], *others[-(room - room // 2) :])]
 
 
 def _extremes(levels: Mapping[str, float]) -> str:

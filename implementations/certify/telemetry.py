@@ -56,7 +56,7 @@ class Gpus:
                 answers = {name: self.ask(question, device) for name, question in _QUESTIONS.items()}
                 row |= {name: _NAN if answer is None else float(answer) for name, answer in answers.items()}
                 events = self._events[number]
-                while events is not None and (event := self.ask(_wait, events)) is not None:
+                while events is not None and (event := self.ask(_next_event, events)) is not None:
                     self._xid[number] = [self._xid[number][0] + 1, float(event.eventData)]
                 row["xid_count"], row["xid_last"] = self._xid[number] if events is not None else (_NAN, _NAN)
             yield row
@@ -68,9 +68,8 @@ def _listen(nvml: Any, device: Any) -> Any:
     return events
 
 
-def _wait(nvml: Any, events: Any) -> Any:
-    wait = getattr(nvml, "nvmlEventSetWait_v2", None) or nvml.nvmlEventSetWait
-    return wait(events, 0)
+def _next_event(nvml: Any, events: Any) -> Any:
+    return (getattr(nvml, "nvmlEventSetWait_v2", None) or nvml.nvmlEventSetWait)(events, 0)
 
 
 def _throttle(nvml: Any, device: Any) -> int:

@@ -143,6 +143,5 @@ def _write_output(file: Any, target: Path, kind: str, fields: list[str]) -> None
             writer = csv.DictWriter(output, fields, lineterminator="\n", **(plain if kind == "tsv" else {}))
             writer.writeheader()
             for row in map(json.loads, file):
-                shares = row.pop("probabilities", {})
-                row |= {f"probability_{label}": f"{share:.6f}" for label, share in shares.items()}
+                row |= {f"probability_{label}": f"{share:.6f}" for label, share in row.pop("probabilities", {}).items()}
                 writer.writerow({name: x if isinstance(x, str) else json.dumps(x) for name, x in row.items()})

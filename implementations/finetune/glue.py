@@ -69,8 +69,7 @@ def prediction(scores: npt.NDArray[np.float32], labels: Sequence[str]) -> tuple[
     """Predicted label and the probability of each, from a sequence's scores; a number if there are no labels."""
     if not labels:
         return round(float(scores[0]), 6), {}
-    shares = dict(zip(labels, probabilities(scores).tolist(), strict=True))
-    return labels[int(scores.argmax())], shares
+    return labels[int(scores.argmax())], dict(zip(labels, probabilities(scores).tolist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from bert.core.files import write_text
 from bert.data.batch import Batch
 from bert.kernels import Kernels
 from bert.kernels.fp8 import Recipe, Scaling
-from bert.model.bert import BertModel
+from bert.model.bert import BertModel, fp32_at_least
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
 from bert.model.trainable import Trainable
@@ -72,7 +72,7 @@ class SpanPrediction(FineTuned):
         return [self.bert.embeddings, *self.bert.encoder.layer, self.qa_outputs]
 
     def scores(self, batch: Batch) -> Tensor:
-        return _at_least_fp32(self.qa_outputs(self.bert(batch)))
+        return fp32_at_least(self.qa_outputs(self.bert(batch)))
 
     def forward(self, batch: SpanBatch) -> SpanLosses:
         """-log softmax over the tokens of each sequence, at its start and end."""
@@ -89,8 +89,7 @@ class SpanPrediction(FineTuned):
         labels = torch.stack([batch.starts, batch.ends], dim=1)  # [S, 2]
         known = labels != IGNORE
         places = torch.where(known, labels + batch.cu_seqlens[:-1, None], 0)
-        losses = torch.where(known, log_sums - scores.gather(0, places), 0)
-        return SpanLosses(losses.sum() / known.sum().clamp(min=1))
+        return SpanLosses(torch.where(known, log_sums - scores.gather(0, places), 0).sum() / known.sum().clamp(min=1))
 
 
 class Classification(FineTuned):
@@ -107,7 +106,7 @@ class Classification(FineTuned):
         # A padding sequence may start at T, one past the last token; its label is ignored.
         first = batch.cu_seqlens[:-1].clamp(max=len(batch.input_ids) - 1)
         pooled = F.dropout(self.bert.pooler(self.bert(batch, first)), self.config.hidden_dropout_prob, self.training)
-        return _at_least_fp32(self.classifier(pooled))
+        return fp32_at_least(self.classifier(pooled))
 
     def forward(self, batch: LabelledBatch | NumberBatch) -> LabelLosses:
         scores = self.scores(batch)
@@ -117,10 +116,6 @@ class Classification(FineTuned):
             return LabelLosses(errors.square().sum() / known.sum().clamp(min=1))
         total = F.cross_entropy(scores, batch.labels, ignore_index=IGNORE, reduction="sum")
         return LabelLosses(total / (batch.labels != IGNORE).sum().clamp(min=1))
-
-
-def _at_least_fp32(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def initialize(model: FineTuned, seed: int) -> None:

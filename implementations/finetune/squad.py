@@ -188,8 +188,7 @@ def make_features(dataset: Dataset, tokenizer: WordPiece, limits: Limits, traini
                 start, end = (token - begin + len(query) + 2 for token in span)
             rows.append((number, begin, length, start, end))
     numbers, begins, lengths, starts, ends = np.array(rows, dtype=np.int32).reshape(-1, 5).T
-    found = (dataset, contexts, queries, numbers, begins, lengths, starts, ends, tokenizer)
-    return Features(*found), left_out
+    return Features(dataset, contexts, queries, numbers, begins, lengths, starts, ends, tokenizer), left_out
 
 
 def windows(num_tokens: int, query_length: int, limits: Limits) -> list[tuple[int, int]]:
@@ -209,8 +208,7 @@ def word_numbers(text: str) -> Integers:
     """Index of the word that each character belongs to or follows, -1 before the first word, int32."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     blank = np.isin(codes, _WHITESPACE_CODES)
-    starts = ~blank & np.concatenate([[True], blank[:-1]])
-    return (np.cumsum(starts) - 1).astype(np.int32)
+    return (np.cumsum(~blank & np.concatenate([[True], blank[:-1]])) - 1).astype(np.int32)
 
 
 def answer_tokens(

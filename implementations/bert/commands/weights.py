@@ -32,8 +32,7 @@ class Source(Hardware):
         self.dist.check()
         self.precision.check(self.device)
         choice, _ = self.kernels.choose(shape, self.numerics.dtype, False, world)  # no graph: sizes differ
-        model = BertForPreTraining(shape, select(choice, self.device))
-        return model.to(self.device, self.numerics.dtype).eval()
+        return BertForPreTraining(shape, select(choice, self.device)).to(self.device, self.numerics.dtype).eval()
 
 
 @dataclass(frozen=True, kw_only=True)

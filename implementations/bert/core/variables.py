@@ -122,10 +122,8 @@ def table(environ: Mapping[str, str], width: int | None = None) -> str:
             if len(start) > 42:
                 lines.append(start.rstrip())
                 start = " " * 42
-            meaning = textwrap.wrap(
-                entry.meaning.replace("`", ""), width, initial_indent=start, subsequent_indent=" " * 42
-            )
-            lines += meaning
+            meaning = entry.meaning.replace("`", "")
+            lines += textwrap.wrap(meaning, width, initial_indent=start, subsequent_indent=" " * 42)
     return "\n".join(lines)
 
 

@@ -42,8 +42,7 @@ def pack(
     sizes = np.asarray(lengths, dtype=np.int64)
     if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= max_tokens:
         raise DataError(f"sequences of {sizes.min()} to {sizes.max()} tokens do not fit rows of {max_tokens}")
-    histogram = np.bincount(sizes, minlength=max_tokens + 1)
-    patterns, counts = plan(histogram, max_tokens, max_sequences, program)
+    patterns, counts = plan(np.bincount(sizes, minlength=max_tokens + 1), max_tokens, max_sequences, program)
     # Slots and sequences, both longest first: the k-th sequence fits the k-th slot, as the plan covers the histogram.
     rows = np.repeat(patterns, counts, axis=0)
     slot_sizes = rows.reshape(-1)

@@ -168,8 +168,7 @@ class RowBatching:
             expanded = [row_sequences(self.source[file], rows) for file, rows in found]
             sequences, per_row = (np.concatenate(parts) for parts in zip(*expanded, strict=True))
             files = np.repeat([file for file, _ in found], [len(numbers) for numbers, _ in expanded])
-            chosen = Chosen(files, sequences, np.full(len(files), epoch))
-            bins.append(chosen.cut(offsets_of(per_row)[::count]))
+            bins.append(Chosen(files, sequences, np.full(len(files), epoch)).cut(offsets_of(per_row)[::count]))
         return [Chosen.joined(parts) for parts in zip(*bins, strict=True)]
 
 

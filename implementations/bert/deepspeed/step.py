@@ -183,8 +183,7 @@ class DeepSpeedStep:
 
     def state_tensors(self) -> list[Tensor]:
         """Masters and moments of this rank, on whatever device; ZeRO casts the weights from the masters."""
-        update = self.optimizer.update
-        return [flat for part in update.parts() for flat, _ in self.optimizer.flats(part)]
+        return [flat for part in self.optimizer.update.parts() for flat, _ in self.optimizer.flats(part)]
 
     def state_dict(self) -> dict[str, Any]:
         """As bert.training.step.Step's. A collective."""

@@ -224,19 +224,18 @@ class BertForPreTraining(Trainable):
         mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
         losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
         nsp = self._next_sentence(first)
-        return Scored(mlm[:, : self.config.vocab_size], losses, None if nsp is None else _fp32_at_least(nsp))
+        return Scored(mlm[:, : self.config.vocab_size], losses, None if nsp is None else fp32_at_least(nsp))
 
     def forward(self, batch: PretrainingBatch) -> Losses | MaskedLoss:
         """Losses of a batch, in fp32 at least. Labels of -100 are padding and ignored."""
         mlm, nsp = self._padded_logits(batch)
         token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)
-        num_masked = (batch.masked_labels != IGNORE).sum().clamp(min=1)
-        mlm_loss = token_losses.sum() / num_masked
+        mlm_loss = token_losses.sum() / (batch.masked_labels != IGNORE).sum().clamp(min=1)
         if nsp is None:
             return MaskedLoss(mlm_loss)
-        nsp_loss = F.cross_entropy(_fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE)
+        nsp_loss = F.cross_entropy(fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE)
         return Losses(mlm_loss, nsp_loss)
 
 
-def _fp32_at_least(values: Tensor) -> Tensor:
+def fp32_at_least(values: Tensor) -> Tensor:
     return values.float() if values.dtype in LOW_PRECISION else values

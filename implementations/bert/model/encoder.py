@@ -89,8 +89,7 @@ class SelfAttention(Product):
         bias = joined(self.query.bias, self.key.bias, self.value.bias)
         qkv = self.project(hidden.x, bias, hidden.x8)  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
-        context = self.attention(qkv, forward_pass, self.dropout if self.training else 0.0)
-        return context.reshape(hidden.x.shape)
+        return self.attention(qkv, forward_pass, self.dropout if self.training else 0.0).reshape(hidden.x.shape)
 
 
 class Residual(Product):

@@ -85,5 +85,4 @@ def use_placeholders(model: nn.Module, dtype: torch.dtype, device: torch.device)
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            number = torch.zeros((), dtype=dtype, device=device)
-            setattr(module, name, nn.Parameter(number.expand(parameter.shape)))
+            setattr(module, name, nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)))

@@ -75,8 +75,7 @@ def report(config: Config) -> str:
     weights = "random"
     saved = resume.newest(config.checkpoint)
     if saved is not None:
-        weights_of_run = ((name, saved["model"][name]) for name in saved["model"])
-        check_finite(weights_of_run, config.checkpoint.directory)
+        check_finite(saved["model"].items(), config.checkpoint.directory)
         changed = resume.check_identity(config, resume.pick_seed(config.seed, saved), saved)
         weights = f"step {saved['step']:,} of {config.checkpoint.directory}{f'; {changed}' if changed else ''}"
     elif path is not None:
@@ -153,8 +152,7 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     resume.check_data(config.checkpoint, saved, shards)
     if int(first.input_ids.max()) >= size:
         raise DataError(f"{variable}={folder}: token ids beyond vocab_size {size} of bert_config.json")
-    closed = config.mlperf.division == "closed"
-    unproved = closed and closed_division.data_sets(config, shards)["unproved"]
+    unproved = config.mlperf.division == "closed" and closed_division.data_sets(config, shards)["unproved"]
     make_batching(shards, Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size), data)
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
     if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:

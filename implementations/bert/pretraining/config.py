@@ -137,8 +137,7 @@ class Config(ModelFiles, Hardware):
     @property
     def evaluation_steps(self) -> set[int]:
         """Steps after which the model is evaluated."""
-        samples = self.max_steps * self.global_batch_size
-        return evaluate.evaluation_steps(self.evaluate, self.global_batch_size, samples)
+        return evaluate.evaluation_steps(self.evaluate, self.global_batch_size, self.max_steps * self.global_batch_size)
 
     @property
     def evaluates(self) -> bool:

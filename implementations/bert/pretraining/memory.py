@@ -116,8 +116,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     # Gradients held in a bucket during the backward pass, and the copies from which slices are reduced.
     buckets, layout, copied = engine.buckets, engine.layout, 0
     if plan.num_ranks > 1 and (buckets.whole is None or buckets.wire_dtype != buckets.whole.dtype):
-        sizes = sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:]
-        copied = sum(sizes) * buckets.wire_dtype.itemsize
+        copied = sum(sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:]) * buckets.wire_dtype.itemsize
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
     peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the previous micro-batch
     if not (plan.fused and settings.has_fused_update):

@@ -132,8 +132,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
             if ending.reason == LAST_STEP and last < config.max_steps:
                 ending = replace(ending, reason="STEPS_THIS_RUN")
             if not ending.stopped:
-                success = ending.reached or not config.evaluate.has_target
-                log.run_stop(ending.samples, evaluation.num_sequences, success)
+                log.run_stop(ending.samples, evaluation.num_sequences, ending.reached or not config.evaluate.has_target)
             if ending.batches > done_batches and config.checkpoint.directory is not None:
                 save_last(saver, ending, needed=ending.stopped or not config.evaluate.has_target)
         progress.summary(ending)
@@ -271,8 +270,7 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
     """Micro-batches of one step on synthetic data, as the data thread provides them."""
     size, length = config.data.batch_size, config.data.max_seq_length
     records = synthetic_records(size, length, config.model.vocab_size, config.data.packed, seed=0)
-    rows = np.arange(min(size, records.num_rows))
-    batch = make_batch(records, row_sequences(records, rows)[0], length)
+    batch = make_batch(records, row_sequences(records, np.arange(min(size, records.num_rows)))[0], length)
     return [finisher(config, world)(batch)] * config.data.gradient_steps
 
 

@@ -71,8 +71,7 @@ def train(parts: Parts) -> Ending:
         if due.checkpoint and not due.end and not reached and not stopped:
             parts.save(steps.done, steps.batches, progress.samples())
 
-    reason = TARGET if reached else stopped or LAST_STEP
-    return Ending(reason, steps.done, steps.batches, progress.samples())
+    return Ending(TARGET if reached else stopped or LAST_STEP, steps.done, steps.batches, progress.samples())
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
