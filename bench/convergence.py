@@ -197,8 +197,7 @@ def curve(variant: Variant, data: list[PretrainingBatch], seed: int = 0) -> np.n
     attention = "auto" if on_gpu and variant.precision != FP32 else "sdpa_loop"
     choice = kernels.Config(fused=variant.fused, attention=attention)
     model = new_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice, seed).to(device())
-    fused_update = "lamb" in choice.names(device())
-    step: Any = new_step(model, variant.precision, fused_update=fused_update, sharded=True)
+    step: Any = new_step(model, variant.precision, fused_update="lamb" in choice.names(device()), sharded=True)
     if on_gpu:
         data = [batch.pin_memory() for batch in data]
     if variant.graph:
@@ -331,8 +330,7 @@ def hugging_faces(trial: Trial) -> Trained:
     with torch.no_grad():
         batch = padded(make_batch(records(HELD_OUT, seed=2), np.arange(HELD_OUT), LENGTH))
         guesses = model.eval()(**batch).prediction_logits.argmax(dim=-1)
-    known = batch["labels"] != IGNORE
-    return Trained(windows(losses), float((guesses == batch["labels"])[known].double().mean()))
+    return Trained(windows(losses), float((guesses == batch["labels"])[batch["labels"] != IGNORE].double().mean()))
 
 
 def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trained, Trained]:

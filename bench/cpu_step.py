@@ -159,8 +159,7 @@ def network_rank(
         ranks_per_node=ranks_per_node, device="cpu",
     )  # fmt: skip
     groups = {"all": layout.world_size, "node": ranks_per_node}
-    small = mock.patch.dict(Sharded.__init__.__kwdefaults__ or {}, bucket_bytes=SMALL_BUCKET)
-    with World(layout) as world, small:
+    with World(layout) as world, mock.patch.dict(Sharded.__init__.__kwdefaults__ or {}, bucket_bytes=SMALL_BUCKET):
         (batch,) = packed_batches(options.rows, 1, config, seed=rank)
         spent: dict[str, list[list[float]]] = {name: [] for name in groups}
 

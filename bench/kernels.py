@@ -172,8 +172,7 @@ def lamb_update() -> tuple[Call, float]:
     scalars = torch.tensor([1e-6, 1.0, 1 / (1 - BETA1), 1 / (1 - BETA2)], device=device())
 
     def step(_: int) -> None:
-        norm = lamb.squared_norm(gradient).sqrt()
-        scalars[1] = (1.0 / (norm + 1e-6)).clamp(max=1.0)
+        scalars[1] = (1.0 / (lamb.squared_norm(gradient).sqrt() + 1e-6)).clamp(max=1.0)
         norms = lamb.moments(layout, gradient, master, first, second, scalars, BETA1, BETA2, EPS)
         lamb.update(layout, master, first, second, low, norms, scalars, EPS)
 

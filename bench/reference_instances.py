@@ -43,8 +43,7 @@ def main() -> None:
     )
     made = time.process_time()
     create.write_instance_to_example_files(instances, tokenizer, OPTIONS["max_seq_length"], MAX_PREDICTIONS, [output])
-    written = time.process_time()
-    print(json.dumps({"instances": made - begin, "write": written - made, "sequences": len(instances)}))
+    print(json.dumps({"instances": made - begin, "write": time.process_time() - made, "sequences": len(instances)}))
 
 
 if __name__ == "__main__":

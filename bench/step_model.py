@@ -239,8 +239,7 @@ def _bytes(tensors: list[Tensor]) -> float:
 
 def recipe() -> Recipe:
     """The fp8 recipe of a run with this environment."""
-    settings = dataclasses.replace(from_env(PrecisionConfig, os.environ), precision="fp8")
-    found = settings.resolve(META).fp8
+    found = dataclasses.replace(from_env(PrecisionConfig, os.environ), precision="fp8").resolve(META).fp8
     assert found is not None
     return found
 
@@ -429,9 +428,8 @@ def markdown(config: BertConfig, rows: int) -> str:
         f"{precision} {gpu.upper()}": predict(config, rows, precision, GPUS[gpu])
         for precision, gpu in itertools.product(("bf16", "fp8"), ("h100", "h200"))
     }
-    names = list(dict.fromkeys(name for column in columns.values() for name in column["milliseconds"]))
     lines = [f"| ms, modelled | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name in names:
+    for name in dict.fromkeys(name for column in columns.values() for name in column["milliseconds"]):
         figures = [column["milliseconds"].get(name, 0.0) for column in columns.values()]
         if any(figures):
             lines.append(f"| {name} | {' | '.join(f'{figure:.1f}' for figure in figures)} |")

@@ -215,8 +215,7 @@ def prepare(variant: Variant, config: BertConfig, batches: list[PretrainingBatch
     used = torch.cuda.memory_allocated() if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    ours = variant.peer is None
-    run = build_ours(variant, config, batches) if ours else build_peer(config, batches, **variant.peer)
+    run = build_peer(config, batches, **variant.peer) if variant.peer else build_ours(variant, config, batches)
     for number in range(NUM_BATCHES):
         run(number)
     synchronize()
