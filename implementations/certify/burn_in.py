@@ -99,7 +99,7 @@ class BurnIn:
         """Repeats until the time is over. sampler: already started; stopped here."""
         refuse_other(self.folder, self.meeting, self.facts)
         saved = time.monotonic()
-        trainee = self.load.trainee_alone()
+        trainee = self.load.trainee(self.load.alone)
         count = self.load.count_steps(trainee, self.load.config.rounds)
         # All ranks resume from the same repeat, with the checksums of the first.
         reference, repeat, elapsed = self._progress()
@@ -113,8 +113,7 @@ class BurnIn:
                 checksums = self.load.take_steps(trainee, count, drill=bool(reference)).tolist()
                 seconds = statistics.median(trainee.recorder.take().sum(axis=1).tolist())
             if not reference:  # the first repeat of most ranks
-                answers = Counter(self.meeting.exchange(json.dumps(checksums)))
-                reference = json.loads(answers.most_common(1)[0][0])
+                reference = json.loads(Counter(self.meeting.exchange(json.dumps(checksums))).most_common(1)[0][0])
                 self._write_first(reference)
             pairs = enumerate(zip(checksums, reference, strict=True))
             different = next((step for step, (own, first) in pairs if own != first), -1)

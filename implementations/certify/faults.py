@@ -158,8 +158,7 @@ def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
     found: Facts = {}
     for (kind, name), given in values.items():
         common, count = Counter(given).most_common(1)[0]
-        near = sum(_same(common, one) for one in given)
-        if 2 * max(count, near) > max(len(given), len(hardware)):
+        if 2 * max(count, sum(_same(common, one) for one in given)) > max(len(given), len(hardware)):
             found.setdefault(kind, {})[name] = common
     return found
 

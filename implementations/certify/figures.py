@@ -14,7 +14,7 @@ import numpy as np
 from certify.comparison import MIN_EXCESS, MIN_PEERS, OF_MEDIAN
 from certify.journal import Reason
 from certify.records import Records, known
-from certify.schema import ALL_NODES, COLLECTIVES, COPIES, LABELS, PROBES, TOOLS, Expected, Facts
+from certify.schema import ALL_NODES, COLLECTIVES, COPIES, LABELS, PARTS, PROBES, TOOLS, Expected, Facts
 from review.logs.output import ReviewError
 
 WARN, FAIL = 0.03, 0.05  # slower by this fraction, and by more than noise explains
@@ -107,7 +107,8 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
     if name in ("parallel", "together"):
         if name not in records.stages:
             return {}
-        rates = records.rates(name)
+        seconds, sequences = records.by_step(name, *PARTS), records.by_step(name, "sequences", missing=0)
+        rates = sequences.sum(axis=2) / np.nansum(seconds, axis=2, dtype=np.float64)  # [ranks, rounds]
         if name == "together":
             return {EVERYONE: rates.sum(axis=0).tolist()}
         return dict(zip(records.names, rates.tolist(), strict=True))
@@ -128,14 +129,12 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
 
 def bus_bandwidth(records: Records, name: str, size: int) -> float:
     """Bus GB moved by an all-reduce of ``size`` ranks; over its seconds, the bus bandwidth of nccl-tests."""
-    amount = float(records.measured(name)["amount"][0])
-    return 2 * (size - 1) / size * amount / _UNITS[GBPS]
+    return 2 * (size - 1) / size * float(records.measured(name)["amount"][0]) / _UNITS[GBPS]
 
 
 def _judge(who: str, name: str, expected: float, rounds: Sequence[float]) -> Reached:
     measured = statistics.median(rounds)
-    spread = statistics.stdev(rounds) if len(rounds) > 1 else 0.0
-    error = OF_MEDIAN * spread / len(rounds) ** 0.5 / expected
+    error = OF_MEDIAN * (statistics.stdev(rounds) if len(rounds) > 1 else 0.0) / len(rounds) ** 0.5 / expected
     short = 1 - measured / expected
     return Reached(who, name, expected, measured, short, error, state_of(short, error))
 

@@ -112,7 +112,7 @@ class Load:
     def run(self) -> None:
         """Runs all stages, each for about CERTIFY_SECONDS."""
         meeting, rounds = self.meeting, self.config.rounds
-        trainee = self.trainee_alone()
+        trainee = self.trainee(self.alone)
         count = self.count_steps(trainee, rounds)
         self.check_drill(count)
         meeting.say(f"certify: single, parallel: {count} steps in each round")
@@ -151,7 +151,7 @@ class Load:
         """Runs rounds of a process group of these ranks. A rank that rests joins the barriers only."""
         self.meeting.barrier()
         with self.meeting.world(ranks) as world:
-            trainee = self._trainee(world)
+            trainee = self.trainee(world)
             count = self.count_steps(trainee, rounds or len(numbers))
             self.meeting.say(f"certify: {stage}: {count} steps in each round")
             for number in numbers:
@@ -164,12 +164,10 @@ class Load:
                         self._probe(f"reduce_{stage}", number, allreduce.measure(size, world), size, partner)
             self.meeting.barrier()
 
-    def trainee_alone(self) -> Trainee:
-        """A model trained by this rank alone, as in a benchmark run: with a CUDA graph where that uses one."""
-        return self._trainee(self.alone, self.trainer.uses_graph)
-
-    def _trainee(self, world: World, graphed: bool = False) -> Trainee:
+    def trainee(self, world: World) -> Trainee:
+        """A model trained by the ranks of ``world``; alone as in a benchmark run, with a CUDA graph if it uses one."""
         torch.manual_seed(SEED)
+        graphed = world is self.alone and self.trainer.uses_graph
         model, step = train.build(self.trainer, world, SEED)
         assert isinstance(step, Step)
         recorder = Recorder(self.device)

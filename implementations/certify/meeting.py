@@ -80,8 +80,7 @@ class Meeting:
 
     def members(self, *nodes: int) -> list[int]:
         """Ranks of these nodes."""
-        names = {self.nodes[node] for node in nodes}
-        return [place.rank for place in self.places if place.node in names]
+        return [place.rank for place in self.places if self.nodes.index(place.node) in nodes]
 
     def world(self, ranks: Sequence[int]) -> World:
         """Process group of these ranks, this one included. Several groups may be created at the same time."""

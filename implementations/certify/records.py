@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from certify import schema
-from certify.schema import ALONE, PARTS, PROBES, STAGES, TOOLS, UNREADABLE, VERSION, Columns, Facts, Place
+from certify.schema import ALONE, PROBES, STAGES, TOOLS, UNREADABLE, VERSION, Columns, Facts, Place
 from review.logs.output import ReviewError
 
 
@@ -63,18 +63,12 @@ class Records:
 
     def seconds(self, stage: str, whole: bool = False) -> np.ndarray:
         """Seconds of each rank's own work [ranks, rounds, steps]: without the wait for other ranks unless ``whole``."""
-        wait = ("wait",) if whole or stage in ALONE else ()
-        return self.by_step(stage, "data", "compute", "update", *wait)
+        return self.by_step(stage, "data", "compute", "update", *(("wait",) if whole or stage in ALONE else ()))
 
     def relative(self, stage: str) -> np.ndarray:
         """``seconds``, each over the median of that step over all ranks and rounds, because steps differ."""
         seconds = self.seconds(stage).astype(np.float64)
         return seconds / np.nanmedian(seconds, axis=(0, 1))
-
-    def rates(self, stage: str) -> np.ndarray:
-        """Sequences per second [ranks, rounds]."""
-        seconds, sequences = self.by_step(stage, *PARTS), self.by_step(stage, "sequences", missing=0)
-        return sequences.sum(axis=2) / np.nansum(seconds, axis=2, dtype=np.float64)
 
     def measured(self, name: str) -> Columns:
         """Columns of one probe."""

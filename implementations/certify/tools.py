@@ -212,10 +212,9 @@ def read_nvbandwidth(text: str) -> Reading:
             words = " ".join(str(case.get("error", "")).split())
             found.faults.append(("", "fail", f"{name}: {': '.join(filter(None, (case['status'], words)))}"))
         else:
-            between = name.startswith("device_to_device")
             for row, cells in enumerate(case["bandwidth_matrix"]):
                 for column, cell in enumerate(cells):
-                    gpu, peer = (row, column) if between else (column, NOBODY)
+                    gpu, peer = (row, column) if name.startswith("device_to_device") else (column, NOBODY)
                     if cell != "N/A" and (rate := float(cell)) > 0:  # N/A: a GPU with itself
                         found.rates.append((name, gpu, peer, 1e9, rate))
     return found

@@ -133,8 +133,7 @@ def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
     def render(state: State, _: Console) -> RenderableType:
         from rich.text import Text
 
-        style = {"pass": "green", "warn": "yellow", "fail": "red"}.get(state.verdict, "")
-        return Text("\n".join(state.lines()), style)
+        return Text("\n".join(state.lines()), {"pass": "green", "warn": "yellow", "fail": "red"}.get(state.verdict, ""))
 
     states = output.follow(watched.poll, lambda state: state.done or state.broken is not None, interval)
     state = output.show_states(states, say, news, render, as_json=as_json, once=once)
