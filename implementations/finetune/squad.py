@@ -252,8 +252,7 @@ def has_most_context(windows_of_question: Sequence[tuple[int, int]], num_tokens:
     for row, (begin, length) in zip(scores, windows_of_question, strict=True):
         inside = tokens[begin : begin + length]
         row[inside] = np.minimum(inside - begin, begin + length - 1 - inside) + 0.01 * length
-    best = scores.argmax(axis=0)
-    return (best[None, :] == np.arange(len(windows_of_question))[:, None]) & (scores >= 0)
+    return (scores.argmax(axis=0) == np.arange(len(windows_of_question))[:, None]) & (scores >= 0)
 
 
 class Logits(NamedTuple):

@@ -206,9 +206,8 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     if len(known) < 2:
         raise DataError(f"{path}: every label is {known[0]!r}: expected at least two different ones")
     each = [f"{count:,} {name:.30}" for name, count in counts.most_common()]
-    share = max(counts.values()) / len(found)
     summary += f"{len(known)} classes: {', '.join(each[:10])}{', ...' if len(each) > 10 else ''} "
-    summary += f"({share:.2%} the first)"
+    summary += f"({max(counts.values()) / len(found):.2%} the first)"
     return Table(texts, np.array([ids[label] for label in found], dtype=np.int64), known, columns, summary)
 
 
