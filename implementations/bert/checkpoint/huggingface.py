@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import safetensors.torch
 from torch import Tensor
 
 from bert.core.env import ConfigError
-from bert.core.files import whole_file, write_text
+from bert.core.files import object_of, whole_file, write_text
 from bert.model.config import BertConfig
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -36,10 +35,9 @@ def config_beside(weights: Path) -> Path | None:
 
 def lower_case(vocab_file: Path) -> bool:
     """Whether text is lower-cased for this vocabulary: by tokenizer_config.json beside it, or by its words."""
-    with suppress(OSError, ValueError, AttributeError):
-        config = json.loads((vocab_file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
-        if isinstance(config.get("do_lower_case"), bool):
-            return bool(config["do_lower_case"])
+    given = object_of(vocab_file.parent / "tokenizer_config.json").get("do_lower_case")
+    if isinstance(given, bool):
+        return given
     return all(word == word.lower() or (word[0], word[-1]) == ("[", "]") for word in _words(vocab_file))
 
 

@@ -215,8 +215,7 @@ def load_newest(config: Config) -> dict[str, Any] | None:
     if not found:
         return None
     try:
-        state: dict[str, Any] = read_checkpoint(found[-1])
-        return state
+        return read_checkpoint(found[-1])
     except Exception as error:
         why = f"damaged checkpoint ({damage(error)})"
         raise ConfigError(f"{step_path(found[-1])}: {why}: remove it to resume from the one before") from None

@@ -57,8 +57,7 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
     parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
     options = parser.parse_args(arguments)
     config = from_env(Config, environ)
-    given = environ.get("NUM_EVAL_EXAMPLES", "").strip()
-    samples = options.samples or (config.evaluate.num_examples if given else 0)
+    samples = options.samples or (config.evaluate.num_examples if environ.get("NUM_EVAL_EXAMPLES", "").strip() else 0)
     if samples < 0:
         raise ConfigError(f"--samples {samples}: expected at least 1")
     evaluator, paths = CheckpointEvaluator(config, samples, options.bert_config, options.general), options.paths

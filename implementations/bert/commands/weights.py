@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from bert.checkpoint.save import is_ours, saved_checkpoints, step_path
 from bert.checkpoint.weights import load_weights, read_state_dict, vocabulary_of
 from bert.core.dist import World
 from bert.core.env import ConfigError
-from bert.core.files import damage
+from bert.core.files import damage, object_of
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -134,8 +133,5 @@ def vocabulary(trained: Trained, given: Path | None = None) -> Path:
 
 def _settings(folder: Path) -> dict[str, Any]:
     """config.json of a run's folder; empty for other folders."""
-    try:
-        settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return settings if isinstance(settings, dict) and isinstance(settings.get("checkpoint"), dict) else {}
+    settings = object_of(folder / "config.json")
+    return settings if isinstance(settings.get("checkpoint"), dict) else {}

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 unfinished: set[Path] = set()  # files this process is writing, to be removed if it is ended meanwhile
 
@@ -77,6 +79,14 @@ def text_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""
+
+
+def object_of(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if it cannot be read, or is none."""
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
 
 
 def name_folder(hidden: Path, path: Path) -> None:

@@ -213,22 +213,17 @@ def _misspelt(name: str, known: str) -> int:
         return 0
     if max(len({*name} - {*known}), len({*known} - {*name})) > limit:
         return 0  # an edit adds or removes one letter at most; this saves thousands of distances at every start
-    edits = _distance(name, known)
-    return edits if edits <= limit else 0
-
-
-def _distance(a: str, b: str) -> int:
-    """Optimal string alignment distance: letters inserted, deleted, changed or swapped with their neighbour."""
+    # Optimal string alignment distance: letters inserted, deleted, changed or swapped with their neighbour.
     before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, letter in enumerate(a, 1):
+    row = list(range(len(known) + 1))
+    for i, letter in enumerate(name, 1):
         older, before, row = before, row, [i]
-        for j, other in enumerate(b, 1):
+        for j, other in enumerate(known, 1):
             edits = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != other))
-            if i > 1 and j > 1 and letter == b[j - 2] and a[i - 2] == other:
+            if i > 1 and j > 1 and letter == known[j - 2] and name[i - 2] == other:
                 edits = min(edits, older[j - 2] + 1)
             row.append(edits)
-    return row[-1]
+    return row[-1] if row[-1] <= limit else 0
 
 
 if __name__ == "__main__":

@@ -21,14 +21,9 @@ PREFETCHED = 2  # steps that DALI holds ready
 _KEPT = 4  # steps whose tensors are kept alive: copies of up to two may be in flight when the next is requested
 
 
-def is_installed() -> bool:
-    """Whether DALI is installed; PyPI's nvidia-dali, which is not NVIDIA's, has no such module."""
-    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
-
-
 def check() -> None:
-    """Raises ConfigError if DALI is not installed."""
-    if not is_installed():
+    """Raises ConfigError if DALI is not installed; PyPI's nvidia-dali, which is not NVIDIA's, has no such module."""
+    if not (importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")):
         cure = "pip install -r requirements/dali.txt, or unset DATA_LOADER"
         raise ConfigError(f"DATA_LOADER=dali: NVIDIA DALI is not installed: {cure}")
 

@@ -67,8 +67,7 @@ class Config:
         """
         sequences = self.batch_size * (self.max_sequences_per_row if self.packed or self.batching == "online" else 1)
         room = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
-        more = margin(room.tokens) if self.masking != "static" else 0
-        return dataclasses.replace(room, masked=room.masked + more)
+        return dataclasses.replace(room, masked=room.masked + (margin(room.tokens) if self.masking != "static" else 0))
 
     @property
     def for_unpacked(self) -> str:
@@ -128,7 +127,7 @@ def open_masks(
     """
     if config.masking == "static":
         return None
-    tokens = MaskTokens.synthetic(vocab_size)
+    tokens = MaskTokens(-1, -1, vocab_size - 1, vocab_size)  # for synthetic records, whose tokens mean nothing
     if not config.synthetic:
         if phase1 is None:
             raise ConfigError(f"MASKING={config.masking} needs vocab.txt: set CHECKPOINTDIR_PHASE1 to its folder")

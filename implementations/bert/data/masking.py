@@ -33,7 +33,7 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class MaskTokens:
-    """Ids of a vocabulary's special tokens and of those that continue a word (##), and its size."""
+    """Ids of a vocabulary's special tokens and of those that continue a word (##), and its size. -1: has no such."""
 
     cls: int
     sep: int
@@ -55,11 +55,6 @@ class MaskTokens:
             raise DataError(f"MASKING: the training data were made with another vocabulary than {path}")
         continuing = frozenset(number for word, number in words.ids.items() if word.startswith("##"))
         return cls(words.cls, words.sep, words.mask, words.size, continuing)
-
-    @classmethod
-    def synthetic(cls, vocab_size: int) -> MaskTokens:
-        """For synthetic records, whose tokens mean nothing."""
-        return cls(-1, -1, vocab_size - 1, vocab_size)
 
 
 def margin(tokens: int) -> int:
@@ -115,5 +110,4 @@ def _mixed(words: Words) -> Words:
 
 def _uniform(states: Words, draw: int) -> npt.NDArray[np.float64]:
     """The draw of every state, in [0, 1)."""
-    words = _mixed(states + _GAMMA * np.uint64(draw + 1))
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (_mixed(states + _GAMMA * np.uint64(draw + 1)) >> np.uint64(11)).astype(np.float64) * 2.0**-53

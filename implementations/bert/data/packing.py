@@ -51,9 +51,8 @@ def pack(
     assert (slot_sizes[slots] >= sizes[by_length]).all()
     row_of = np.empty(len(sizes), dtype=np.int64)
     row_of[by_length] = slots // max_sequences
-    order = np.argsort(row_of, kind="stable")
     per_row = np.bincount(row_of, minlength=len(rows))
-    return order, offsets_of(per_row[per_row > 0])
+    return np.argsort(row_of, kind="stable"), offsets_of(per_row[per_row > 0])
 
 
 def plan(

@@ -237,5 +237,4 @@ def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _lengths_of(records: Records, sequences: np.ndarray) -> np.ndarray:
-    found: np.ndarray = records.sequence_offsets[sequences + 1] - records.sequence_offsets[sequences]
-    return found
+    return records.sequence_offsets[sequences + 1] - records.sequence_offsets[sequences]

@@ -60,13 +60,11 @@ class ZeroRule(torch.optim.Optimizer):
         for group in self.param_groups:
             for flat in group["params"]:
                 if id(flat) in self.rules and flat.grad is not None:
-                    self._update(self.rules[id(flat)], flat.grad, group["lr"])
-
-    def _update(self, rule: Piecewise, gradient: Tensor, lr: Tensor | float) -> None:
-        rule.gradients = rule.shard.views(gradient)
-        squares = self._sum(rule.measure()) if rule.needs_norms else None
-        rule.step(lr.to(gradient.device) if isinstance(lr, Tensor) else lr, 1.0, None, squares, self._sum)
-        rule.gradients = []
+                    rule, lr = self.rules[id(flat)], group["lr"]
+                    rule.gradients = rule.shard.views(flat.grad)
+                    squares = self._sum(rule.measure()) if rule.needs_norms else None
+                    rule.step(lr.to(flat.grad.device) if isinstance(lr, Tensor) else lr, 1.0, None, squares, self._sum)
+                    rule.gradients = []
 
     def _sum(self, values: Tensor) -> Tensor:
         """Sum over the ranks; by way of the device, as offloaded partitions are on the CPU, without collectives."""
@@ -113,9 +111,6 @@ class ZeroState:
     def __init__(self, zero: Any, update: ZeroRule, shapes: Mapping[str, torch.Size], world: World) -> None:
         self.zero, self.update, self.shapes, self.world = zero, update, shapes, world
         self.names = list(shapes)
-
-    def set_loss_scale(self, scale: Tensor) -> None:
-        self.zero.loss_scaler.cur_scale = float(scale)
 
     def flats(self, part: str) -> list[tuple[Tensor, list[Segment]]]:
         """The flat buffers of the masters or of a state, and their segments."""

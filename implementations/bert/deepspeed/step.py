@@ -158,7 +158,7 @@ class DeepSpeedStep:
         finite = torch.isfinite(norm)
         if self.scaler.enabled:
             self.scaler.update(finite)
-            self.optimizer.set_loss_scale(self.scaler.scale)
+            self.optimizer.zero.loss_scaler.cur_scale = float(self.scaler.scale)
             if not finite:
                 self.optimizer.gather_persistent()
         return StepResult(losses._make(totals), norm, finite)
@@ -194,4 +194,4 @@ class DeepSpeedStep:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.scaler.enabled:
-            self.optimizer.set_loss_scale(self.scaler.scale)
+            self.optimizer.zero.loss_scaler.cur_scale = float(self.scaler.scale)

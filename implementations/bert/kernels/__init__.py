@@ -104,8 +104,7 @@ class Config:
             shown = [trial for trial in results if trial.name not in (trials.ASSEMBLY, *QUACK)]
             tried = "; ".join(f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in shown)
             backends = list(attention.BACKENDS)
-            best = trials.fastest(results, in_graph) or "sdpa_loop"
-            name = backends[world.broadcast_int(backends.index(best))]
+            name = backends[world.broadcast_int(backends.index(trials.fastest(results, in_graph) or "sdpa_loop"))]
             if name == "sdpa_loop" and in_graph:
                 raise ConfigError(f"no attention backend works here ({tried}): set CUDA_GRAPH=0, or ATTENTION")
             words, fallback = f"{name} (tried: {tried})", trials.fallback(name, results)

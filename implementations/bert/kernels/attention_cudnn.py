@@ -194,8 +194,7 @@ class _Attention(torch.autograd.Function):
         sums = torch.empty(rows, dtype=torch.float32, device=qkv.device)
         context = qkv.new_empty(sizes.num_tokens, sizes.num_heads, sizes.width)
         q, k, v = qkv.unbind(1)
-        given = {"q": q, "k": k, "v": v, "context": context, "sums": sums, **shared}
-        plans.run(plans.forward, given)
+        plans.run(plans.forward, {"q": q, "k": k, "v": v, "context": context, "sums": sums, **shared})
         ctx.names, ctx.plans = list(shared), plans
         ctx.save_for_backward(qkv, context, sums, *shared.values())
         if not plans.tried:  # so that errors of the backward pass come now, while another backend can take over
@@ -233,5 +232,4 @@ def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     )  # fmt: skip
     plans = _plans(sizes, qkv.device)
     shared = _offsets(forward_pass, sizes) | (_seeds(forward_pass, dropout) if dropout else {})
-    context: Tensor = _Attention.apply(qkv, plans, shared)
-    return context
+    return _Attention.apply(qkv, plans, shared)

@@ -59,10 +59,9 @@ def cudnn(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     # Contiguous, since PyTorch computes cuDNN's offsets into the gradients from the strides of the inputs.
     query, key, value = (part.contiguous() for part in qkv.unbind(1))
     offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
-    context: Tensor = torch.ops.aten._cudnn_attention_forward(
+    return torch.ops.aten._cudnn_attention_forward(
         query, key, value, None, offsets, offsets, longest, longest, True, dropout, False, False
     )[0]
-    return context
 
 
 def cudnn_absent() -> str | None:
@@ -77,10 +76,9 @@ def cudnn_absent() -> str | None:
 def flash(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """FlashAttention-2 as built into PyTorch."""
     offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
-    context: Tensor = torch.ops.aten._flash_attention_forward(
+    return torch.ops.aten._flash_attention_forward(
         *qkv.unbind(1), offsets, offsets, longest, longest, dropout, False, False
     )[0]
-    return context
 
 
 def flash_absent() -> str | None:
@@ -117,15 +115,13 @@ def parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     Their gradients are combined without a copy if a library has written them side by side into one tensor; else they
     are stacked.
     """
-    found: tuple[Tensor, Tensor, Tensor] = _Parts.apply(qkv)
-    return found
+    return _Parts.apply(qkv)
 
 
 def flash_attn_2(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """The flash-attn package, version 2: its packed function takes qkv whole, and writes one gradient."""
     run = importlib.import_module("flash_attn").flash_attn_varlen_qkvpacked_func
-    context: Tensor = run(qkv, forward_pass.cu_seqlens, forward_pass.max_seqlen, dropout_p=dropout)
-    return context
+    return run(qkv, forward_pass.cu_seqlens, forward_pass.max_seqlen, dropout_p=dropout)
 
 
 def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:

@@ -222,5 +222,4 @@ def update(
 
     ``parameters`` (of any floating type, or None) receives the rounded result; norms: of ``moments``, over all ranks.
     """
-    given = parameters is not None
-    launch(_update, layout, master, first, second, parameters, norms, scalars, eps, given)
+    launch(_update, layout, master, first, second, parameters, norms, scalars, eps, parameters is not None)

@@ -155,8 +155,7 @@ class LossScaler:
             return
         grow = self.num_good_steps == self.growth_interval
         self.num_good_steps.mul_(~grow)
-        factor = torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)
-        self.scale.mul_(factor).clamp_(min=1.0)
+        self.scale.mul_(torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)).clamp_(min=1.0)
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor that a step changes."""

@@ -30,8 +30,7 @@ def is_offered(weight: Tensor) -> bool:
 
 def sources(weight: Tensor) -> tuple[Tensor, ...]:
     """The parameters of ``weight``: itself, or those that were joined."""
-    found: tuple[Tensor, ...] = getattr(weight, SOURCES, (weight,))
-    return found
+    return getattr(weight, SOURCES, (weight,))
 
 
 def take(parameters: Sequence[Tensor]) -> Tensor | None:
@@ -112,6 +111,5 @@ class _Linear(torch.autograd.Function):
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear of x [T, K], weight [N, K], whose gradient is written to the memory offered for it."""
     if torch.is_grad_enabled() and is_offered(weight):
-        result: Tensor = _Linear.apply(x, weight, bias)
-        return result
+        return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)

@@ -202,8 +202,7 @@ class BertForPreTraining(Trainable):
         first = batch.cu_seqlens[:-1].clamp(max=batch.input_ids.shape[0] - 1).to(masked)
         rows = torch.cat([masked, first])
         padding = -len(rows) % ROW_MULTIPLE if self.bert.encoder.fp8_scaling is not None else 0
-        hidden = self.bert(batch, F.pad(rows, (0, padding)))
-        return hidden.split([len(masked), len(first), padding])[:2]
+        return self.bert(batch, F.pad(rows, (0, padding))).split([len(masked), len(first), padding])[:2]
 
     def _padded_logits(self, batch: PretrainingBatch) -> Logits:
         masked, first = self._read(batch)
@@ -233,8 +232,7 @@ class BertForPreTraining(Trainable):
         mlm_loss = token_losses.sum() / (batch.masked_labels != IGNORE).sum().clamp(min=1)
         if nsp is None:
             return MaskedLoss(mlm_loss)
-        nsp_loss = F.cross_entropy(fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE)
-        return Losses(mlm_loss, nsp_loss)
+        return Losses(mlm_loss, F.cross_entropy(fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE))
 
 
 def fp32_at_least(values: Tensor) -> Tensor:

@@ -86,8 +86,7 @@ class SelfAttention(Product):
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
         """Context [T, D]."""
-        bias = joined(self.query.bias, self.key.bias, self.value.bias)
-        qkv = self.project(hidden.x, bias, hidden.x8)  # (T, 3D)
+        qkv = self.project(hidden.x, joined(self.query.bias, self.key.bias, self.value.bias), hidden.x8)  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
         return self.attention(qkv, forward_pass, self.dropout if self.training else 0.0).reshape(hidden.x.shape)
 

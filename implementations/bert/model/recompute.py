@@ -53,11 +53,10 @@ class Recomputation:
             finally:
                 sites.num_sites, sites.seed = end
 
-        found: Tensors = checkpoint(
+        return checkpoint(
             segment,
             *inputs,
             use_reentrant=False,
             preserve_rng_state=self.random_state,
             context_fn=lambda: (contextlib.nullcontext(), again()),
         )
-        return found

@@ -35,7 +35,3 @@ class Trainable(nn.Module, ABC):
     def recompute(self, recomputation: Recomputation) -> None:
         """Recomputes activations from now on. Raises ConfigError if unsupported."""
         raise ConfigError(f"RECOMPUTE_LAYERS: {type(self).__name__} has no layers to recompute: set it to 0")
-
-
-def loss_names(losses: tuple[Tensor, ...]) -> tuple[str, ...]:
-    return losses._fields  # type: ignore[attr-defined]

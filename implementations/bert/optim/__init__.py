@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from bert.core.dist import World
 from bert.core.env import ConfigError, env
+from bert.model.trainable import Trainable
 from bert.optim import apex, rules
 from bert.optim.flat import FlatLamb, FlatLans, Piecewise, Shard
 from bert.optim.rules import Pieces, Rule
-from bert.optim.sharded import Clipping, Sharded
+from bert.optim.sharded import Sharded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +76,6 @@ class Config:
                     raise ConfigError(f"{setting} needs our own sharded optimizer: set SHARD_OPTIMIZER=1")
         if self.shard_gradients and self.clip == "before":
             raise ConfigError("SHARD_GRADIENTS=1 with CLIP=before, which needs whole gradients: set CLIP=after")
-
-    @property
-    def clipping(self) -> Clipping:
-        return Clipping(when=self.clip, max_norm=self.max_grad_norm)
 
     @property
     def is_apex(self) -> bool:
@@ -148,8 +145,7 @@ RULES: dict[str, Callable[[Pieces, Config], Rule]] = {
 
 def build(
     config: Config,
-    model: nn.Module,
-    stages: Sequence[nn.Module],
+    model: Trainable,
     masters: dict[str, Tensor] | None,
     world: World,
     *,
@@ -157,7 +153,7 @@ def build(
     fused: bool,
     first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
 ) -> Sharded:
-    """The optimizer of ``model``, on its device. stages, masters, accumulate, first_weights: as in Sharded.
+    """The optimizer of ``model``, on its device. masters, accumulate, first_weights: as in Sharded.
 
     Raises ConfigError if SHARD_GROUP=node and ranks are numbered round-robin over the nodes.
     """
@@ -168,7 +164,7 @@ def build(
         raise ConfigError(f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: {cure}")
     return Sharded(
         model.named_parameters(), lambda shard: config.flat_rule(shard, fused and is_sharded), world,
-        stages=stages, masters=masters, first_weights=first_weights, side_by_side=side_by_side(model),
+        stages=model.stages(), masters=masters, first_weights=first_weights, side_by_side=side_by_side(model),
         accumulate=accumulate, clip_each=config.clip == "before", low_wire=config.allreduce_dtype == "weights",
         shard_gradients=config.shard_gradients, group_size=group_size, by_parameter=not is_sharded,
     )  # fmt: skip

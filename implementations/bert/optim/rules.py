@@ -110,11 +110,10 @@ class MomentRule(Rule):
 
     def descend(self, updates: list[Tensor], lr: Scalar, keep: Tensor | None) -> None:
         """masters -= lr * updates."""
-        masters = self.pieces.masters
         if keep is not None:
             updates = [torch.where(keep, update, 0.0) for update in updates]
         torch._foreach_mul_(updates, self.rate(lr))
-        torch._foreach_sub_(masters, updates)
+        torch._foreach_sub_(self.pieces.masters, updates)
 
     def correction(self, beta: float) -> Tensor:
         """1 - beta^t (0-d), or 1 without bias correction."""

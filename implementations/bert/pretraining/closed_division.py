@@ -20,6 +20,7 @@ from bert.checkpoint import weights
 from bert.core import rundir
 from bert.core.dist import pick_device
 from bert.core.env import ConfigError, settings
+from bert.core.files import object_of
 from bert.data.format import open_records
 from bert.data.sampler import RowSource
 from bert.data.shards import list_shards
@@ -114,11 +115,7 @@ def starting_weights(path: Path) -> dict[str, Any]:
     Raises ConfigError if they are not those that were converted.
     """
     found, note = weights.identity(path), path.with_suffix(".json")
-    try:
-        noted = json.loads(note.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        noted = {}
-    noted = noted if isinstance(noted, dict) else {}
+    noted = object_of(note)
     if noted.get("tensors", found) != found:
         raise ConfigError(f"INIT_CHECKPOINT={path}: not the weights that {note} describes: convert them again")
     proved = "tensors" in noted and noted.get("source") == SOURCE_MD5

@@ -101,8 +101,7 @@ class Config(ModelFiles, Hardware):
         device, fp32 = self.device, self.numerics.dtype == torch.float32
         works = self.kernels.attention != "sdpa_loop" and not (fp32 and self.kernels.attention == "auto")
         works &= not self.recompute.layers or self.recomputes_in_graph
-        packed = self.data.packed or self.data.batching == "online"
-        return device.type == "cuda" and packed and works
+        return device.type == "cuda" and works and (self.data.packed or self.data.batching == "online")
 
     @property
     def bert_config_path(self) -> Path:

@@ -110,7 +110,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None
     world = World(DistConfig(device="cpu"))  # rank 0 of num_ranks, whose collectives send nothing
     world.size, world.ranks_per_node, world.device = plan.num_ranks, plan.num_ranks, META
-    engine = optim.build(settings, model, model.stages(), masters, world, accumulate=plan.accumulate, fused=False)
+    engine = optim.build(settings, model, masters, world, accumulate=plan.accumulate, fused=False)
     # The decoder's gradient of the word embeddings is held until the embeddings' own is there.
     peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
     # Gradients held in a bucket during the backward pass, and the copies from which slices are reduced.
@@ -154,8 +154,8 @@ def activations(plan: Plan) -> int:
     if k := plan.recompute_layers:
         inputs = (2 if shape.layer_norm_large_model else 1) * tokens * width * b
         kept = -(-layers // k) * inputs + min(k, layers) * layer
-    scores = plan.masked * (shape.padded_vocab_size * 2 * b + 6 * width * b)  # the logits and their gradient
-    return kept + 2 * tokens * width * b + scores
+    # The heads keep the logits and their gradient.
+    return kept + 2 * tokens * width * b + plan.masked * (shape.padded_vocab_size * 2 * b + 6 * width * b)
 
 
 def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) -> int:

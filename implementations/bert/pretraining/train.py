@@ -31,7 +31,6 @@ from bert.model.init import Chunk, fill, first_weights, uninitialized, use_place
 from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
 from bert.pretraining.memory import meta_model
-from bert.training import evaluate
 from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.training.graph import graph_capacity, ready, static_batch
@@ -116,9 +115,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
         evaluations=config.evaluation_steps | ({0} if config.evaluate.initial else set()),
     )  # fmt: skip
-    evaluation = Evaluation(
-        config.evaluate, settings.max_seq_length, world, log, step, source.vocab_md5, evaluation_graph, sinks
-    )
+    evaluation = Evaluation(config, world, log, step, source.vocab_md5, evaluation_graph, sinks)
     saver = resume.Saver(config, step, world, seed, source, shard_order)
     note = config.run.run_dir / f"step_{config.run.trial}.txt" if config.run.run_dir else None
     try:
@@ -134,7 +131,12 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
             if not ending.stopped:
                 log.run_stop(ending.samples, evaluation.num_sequences, ending.reached or not config.evaluate.has_target)
             if ending.batches > done_batches and config.checkpoint.directory is not None:
-                save_last(saver, ending, needed=ending.stopped or not config.evaluate.has_target)
+                saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
+                # Needed by a run that was stopped, and by one without a target, which is run for its weights.
+                if not saver.finish() and (ending.stopped or not config.evaluate.has_target):
+                    where = f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}"
+                    failure = f"its checkpoint cannot be written ({saver.writer.error or 'another rank says why'})"
+                    raise TrainingError(f"{where}, and {failure}: RESUME=1 continues from the one before")
         progress.summary(ending)
         take_step = unprofiled(take_step)
         if config.sustained_minutes and not ending.stopped:
@@ -150,19 +152,6 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         data.close()
         saver.writer.wait()
     return ending
-
-
-def save_last(saver: resume.Saver, ending: Ending, needed: bool) -> None:
-    """Saves a run that is over. A collective.
-
-    Raises TrainingError if the checkpoint cannot be written and is needed: by a run that was stopped, and by one
-    without a target, which is run for its weights.
-    """
-    saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
-    if not saver.finish() and needed:
-        last = f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}"
-        failure = f"its checkpoint cannot be written ({saver.writer.error or 'another rank says why'})"
-        raise TrainingError(f"{last}, and {failure}: RESUME=1 continues from the one before")
 
 
 def resolve_kernels(config: Config, world: World) -> Config:
@@ -278,8 +267,7 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
 class Evaluation:
     """Evaluates, logs, and tells whether the target is reached. Opens the data set at the first evaluation."""
 
-    config: evaluate.Config
-    max_seq_length: int
+    config: Config
     world: World
     log: MlperfLog
     trained: resume.Trainer
@@ -291,7 +279,7 @@ class Evaluation:
     @property
     def num_sequences(self) -> int:
         """Size of the evaluation set; before the first evaluation NUM_EVAL_EXAMPLES."""
-        return self.config.num_examples if self.evaluator is None else self.evaluator.num_sequences
+        return self.config.evaluate.num_examples if self.evaluator is None else self.evaluator.num_sequences
 
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
@@ -299,12 +287,11 @@ class Evaluation:
             begin = time.monotonic()
             self.log.eval_start(samples)
             if self.evaluator is None:
-                self.evaluator = Evaluator(
-                    self.config, self.max_seq_length, model.config.vocab_size, self.vocab_md5, self.world, self.graph
-                )
+                sizes = self.config.data.max_seq_length, model.config.vocab_size
+                self.evaluator = Evaluator(self.config.evaluate, *sizes, self.vocab_md5, self.world, self.graph)
             result = self.evaluator(model)
             self.log.eval_stop(samples, result.accuracy)
-            seconds, target = time.monotonic() - begin, self.config.target
+            seconds, target = time.monotonic() - begin, self.config.evaluate.target
             reached = 0 < target <= result.accuracy
             if self.world.is_main:
                 outcome = "reached" if reached else f"{target:.4f}" if target else "none"
@@ -312,7 +299,6 @@ class Evaluation:
                 when = f"evaluation at step {step}, {samples:,} samples"
                 accuracy = f"accuracy {result.accuracy:.5f} (target {outcome}), loss {result.mlm_loss:.4f}"
                 print(f"{when}: {accuracy}, {pairs}{seconds:.1f} s", file=sys.stderr, flush=True)
-            figures = result.figures() | {"seconds": seconds}
             for sink in self.sinks:
-                sink("evaluation", {"step": step, "samples": samples, **figures})
+                sink("evaluation", {"step": step, "samples": samples, **result.figures(), "seconds": seconds})
             return reached

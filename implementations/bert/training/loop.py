@@ -104,8 +104,7 @@ class StepSchedule:
     def after(self, step: int) -> Triggers:
         """What is due after ``step`` (1 is the first). An evaluation and the end are preceded by a report."""
         evaluate, end = step in self.evaluations, step >= self.last
-        report = evaluate or end or step % self.report_every == 0
-        return Triggers(report, evaluate, self.checkpoint(step), end)
+        return Triggers(evaluate or end or step % self.report_every == 0, evaluate, self.checkpoint(step), end)
 
 
 class StepCounter:

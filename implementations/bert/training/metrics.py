@@ -26,7 +26,6 @@ from bert.core.env import ConfigError, env
 from bert.core.files import write_text
 from bert.core.start import PROCESS_STARTED
 from bert.data.batch import Batch
-from bert.model.trainable import loss_names
 from bert.training.step import StepResult
 from bert.training.stop import Ending, TrainingError
 
@@ -173,10 +172,9 @@ class Progress:
     def add(self, result: StepResult, batches: Sequence[Batch]) -> None:
         """Adds a step; one whose gradient overflowed counts no samples. Does not wait for the device."""
         if not self.names:
-            self.names = loss_names(result.losses)
+            self.names = result.losses._fields  # type: ignore[attr-defined]
             self.totals = torch.zeros(len(self.names) + 1, device=self.world.device)
-        norm = torch.where(result.finite, result.norm, 0).to(self.totals.dtype)
-        self.totals += torch.stack([*result.losses, norm])
+        self.totals += torch.stack([*result.losses, torch.where(result.finite, result.norm, 0).to(self.totals.dtype)])
         self.span_steps += 1
         self.local_samples += result.finite * sum(batch.num_sequences for batch in batches)
         self.overflows += ~result.finite

@@ -84,8 +84,7 @@ def mlperf(step: int, config: Config) -> float:
     only if it is kept.
     """
     warmup, start = config.warmup
-    offset = 1 if start == 0 else 0
-    progress = step - offset
+    progress = step - 1 if start == 0 else step
     if progress - start < warmup:
         return config.lr * max(0.0, (progress - start) / warmup)
     remaining = max(0.0, 1.0 - progress / config.length)

@@ -60,10 +60,10 @@ def build_step(
     masters = cast_with_masters(model, precision.dtype) if first_weights is None else None
     fp8 = model.use_fp8(precision.fp8, world.device) if precision.fp8 is not None else None
     updater = optim.build(
-        optimizer, model, model.stages(), masters, world,
-        accumulate=accumulate, fused=fused_update, first_weights=first_weights,
-    )  # fmt: skip
-    return Step(model, updater, optimizer.clipping, LossScaler(precision, world.device), fp8, world)
+        optimizer, model, masters, world, accumulate=accumulate, fused=fused_update, first_weights=first_weights
+    )
+    clipping = Clipping(when=optimizer.clip, max_norm=optimizer.max_grad_norm)
+    return Step(model, updater, clipping, LossScaler(precision, world.device), fp8, world)
 
 
 @contextlib.contextmanager

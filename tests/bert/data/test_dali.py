@@ -85,8 +85,11 @@ def _stand_in(monkeypatch):
 def pipelines(request, monkeypatch):
     if request.param == "stand-in":
         _stand_in(monkeypatch)
-    elif not dali.is_installed():
-        pytest.skip("NVIDIA DALI is not installed: requirements/dali.txt")
+    else:
+        try:
+            dali.check()
+        except ConfigError:
+            pytest.skip("NVIDIA DALI is not installed: requirements/dali.txt")
 
 
 @pytest.fixture
