@@ -207,12 +207,8 @@ def compare(results: Sequence[Result]) -> list[Comparison]:
 def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Logged hyper-parameters that differ between the results' first logs."""
     logged = [result.runs[0].hyperparameters if result.runs else {} for result in results]
-    found = {}
-    for key in HYPERPARAMETERS:
-        values = [hyperparameters.get(key) for hyperparameters in logged]
-        if any(value != values[0] for value in values):
-            found[key] = values
-    return found
+    every = {key: [hyperparameters.get(key) for hyperparameters in logged] for key in HYPERPARAMETERS}
+    return {key: values for key, values in every.items() if any(value != values[0] for value in values)}
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:

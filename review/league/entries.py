@@ -173,10 +173,9 @@ def read_digest(path: Path = PUBLISHED) -> list[Entry]:
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         known: dict[str, Any] = {name: row.get(name) or "" for name in COLUMNS}
         known |= {name: float(known[name]) if known[name] else None for name in _FORMATS}
+        known["checked"] = known["checked"] == "yes"
         values = {key: float(row[key]) for key in HYPERPARAMETERS if row.get(key)}
-        found.append(
-            Entry(**known | {"checked": known["checked"] == "yes"}, hyperparameters=values, folder=row["folder"])
-        )
+        found.append(Entry(**known, hyperparameters=values, folder=row["folder"]))
     return found
 
 
@@ -253,12 +252,11 @@ def _read(checkout: Path, round_: str) -> tuple[str, list[Entry]]:
     changed = git("status", "--porcelain", "--untracked-files=all", "--", *parts).splitlines()
     if changed:
         raise ReviewError(f"{checkout}: {changed[0][3:]} and {len(changed) - 1} others differ from the commit")
-    logs = [name for name in git("ls-files", "-z", "--", *parts).split("\0") if _LOG.fullmatch(name)]
-    absent = [name for name in logs if not (checkout / name).is_file()]
+    logs = [log for name in git("ls-files", "-z", "--", *parts).split("\0") if (log := _LOG.fullmatch(name))]
+    absent = [log[0] for log in logs if not (checkout / log[0]).is_file()]
     if absent:
         raise ReviewError(f"{checkout}: {absent[0]} and {len(absent) - 1} others are not checked out")
-    folders = sorted({checkout / found[1] for name in logs if (found := _LOG.fullmatch(name))})
+    folders = sorted({checkout / log[1] for log in logs})
     results = [result for folder in folders for result in load_results(folder, f"{round_}.0")]
-    return git("rev-parse", "HEAD").strip(), [
-        entry_of(result, round_, checkout) for result in results if not result.other_benchmark
-    ]
+    found = [entry_of(result, round_, checkout) for result in results if not result.other_benchmark]
+    return git("rev-parse", "HEAD").strip(), found
