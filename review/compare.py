@@ -61,12 +61,10 @@ def trimmed_mean(values: Sequence[float], trim: int = 1) -> Mean:
         raise ValueError("nothing to average")
     h = len(kept)
     mean = math.fsum(kept) / h
-    if h < 2:
-        return Mean(value=mean, error2=None, counted=h)
     winsorised = [kept[0]] * trim + kept + [kept[-1]] * trim
     center = math.fsum(winsorised) / len(winsorised)
     squares = math.fsum((value - center) ** 2 for value in winsorised)
-    return Mean(value=mean, error2=squares / (h * (h - 1)), counted=h)
+    return Mean(value=mean, error2=squares / (h * (h - 1)) if h > 1 else None, counted=h)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -342,22 +341,8 @@ def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Ma
     return count, metadata.source[0][1]
 
 
-def _make(job: Job, tasks: Sequence[Task], jobs: int) -> dict[str, Made]:
-    """Makes the instances of these texts; the result is by text name."""
-    weights = [text.stat().st_size for text, _ in tasks]
-    made = run_tasks("instances", partial(_make_instances, job.words, job.config), tasks, jobs=jobs, weights=weights)
-    return {text.name: found for (text, _), found in zip(tasks, made, strict=True)}
-
-
-def make_evaluation_instances(job: Job) -> None:
-    """Makes the instances of the evaluation text only."""
-    job.eval_instances.parent.mkdir(parents=True, exist_ok=True)
-    compile_first(job.words, job.config)
-    _make(job, [(job.inputs.eval_text, job.eval_instances)], 1)
-
-
-def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
-    """Makes the instances of all texts; returns the md5 of each text.
+def make_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
+    """Makes the instances of all texts, the evaluation text last; returns the md5 of each text.
 
     Args:
         job: the preparation.
@@ -373,11 +358,11 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, st
         stale.unlink(missing_ok=True)
     tasks = list(zip(job.inputs.all_texts, targets, strict=True))[part[0] :: part[1]]
     compile_first(job.words, job.config)
-    made = _make(job, tasks, job.options.jobs)
-    total = sum(count for name, (count, _) in made.items() if name != job.inputs.eval_text.name)
-    if not total and part[1] == 1:
+    make, weights = partial(_make_instances, job.words, job.config), [text.stat().st_size for text, _ in tasks]
+    made = run_tasks("instances", make, tasks, jobs=job.options.jobs, weights=weights)
+    if part[1] == 1 and not sum(count for count, _ in made[:-1]):
         raise DataError(f"the text in {job.inputs.texts[0].parent} has no words; check the part files")
-    return {name: md5 for name, (_, md5) in made.items()}
+    return {text.name: md5 for (text, _), (_, md5) in zip(tasks, made, strict=True)}
 
 
 def make_evaluation_set(job: Job) -> tuple[Path, int]:

@@ -152,13 +152,11 @@ class Bundle:
         return raw
 
     def object_names(self) -> dict[str, str]:
-        """Checkpoint key -> variable name of a TensorFlow 2 checkpoint; empty for TensorFlow 1.
+        """Checkpoint key -> variable name of a TensorFlow 2 checkpoint.
 
         Raises:
             DataError: the graph is damaged.
         """
-        if OBJECT_GRAPH not in self.entries:
-            return {}
         raw = self.read_bytes(OBJECT_GRAPH).tobytes()
         names: dict[str, str] = {}
         try:

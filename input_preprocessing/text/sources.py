@@ -19,7 +19,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -294,9 +294,7 @@ def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Itera
 
     def wrong(what: str) -> DataError:
         with open(path, "rb") as file:
-            before = sum(block.count(b"\n") for block in islice(iter(lambda: file.read(CHUNK), b""), begin // CHUNK))
-            file.seek(begin // CHUNK * CHUNK)
-            before += file.read(begin % CHUNK).count(b"\n")
+            before = sum(file.read(min(CHUNK, begin - at)).count(b"\n") for at in range(0, begin, CHUNK))
         return DataError(f"{path}: line {before + number} {what}")
 
     for number, line in enumerate(lines, 1):  # noqa: B007 (of the message)

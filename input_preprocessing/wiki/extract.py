@@ -21,7 +21,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 from xml.etree import ElementTree
 
 from bert.data.format import atomic_file
@@ -37,12 +37,7 @@ _READ = 1 << 18
 _OPEN, _CLOSE = b"<page>", b"</page>"
 
 
-class Page(NamedTuple):
-    """An article's wikitext."""
-
-    number: int
-    title: str
-    text: str
+Page = dict[str, Any]  # an article: id, title and text, its wikitext
 
 
 def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = CHUNK_BYTES) -> int:
@@ -103,7 +98,7 @@ def read_pages(path: Path) -> Iterator[Page]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 page = json.loads(line)
-                yield Page(page["id"], page["title"], page["text"])
+                yield {name: page[name] for name in ("id", "title", "text")}
     except (OSError, EOFError, ValueError, KeyError) as error:
         again = "remove it and run python -m input_preprocessing extract"
         raise DataError(f"{path} is damaged ({error}); {again}") from error
@@ -116,8 +111,7 @@ def write_pages(path: Path, pages: Iterable[Page | None]) -> None:
         zipped = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0)
         with zipped, io.TextIOWrapper(zipped, encoding="utf-8", errors="ignore", newline="\n") as text:
             for page in filter(None, pages):
-                line = {"id": page.number, "title": page.title, "text": page.text}
-                text.write(json.dumps(line, ensure_ascii=False) + "\n")
+                text.write(json.dumps(page, ensure_ascii=False) + "\n")
 
 
 def _extract_range(task: tuple[Path, int, int, Path]) -> None:
@@ -199,7 +193,7 @@ def parse_page(xml: bytes, path: Path) -> Page | None:
     text = page.findtext("revision/text")
     if page.findtext("ns", "0") != "0" or page.find("redirect") is not None or not text:
         return None
-    return Page(number, page.findtext("title", ""), text)
+    return {"id": number, "title": page.findtext("title", ""), "text": text}
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

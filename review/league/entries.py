@@ -80,8 +80,7 @@ class Entry:
         return f"{self.samples:.0f}", f"{self.sequences_per_second:.1f}", f"{self.batch_size}"
 
     def as_dict(self) -> dict[str, Any]:
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**found, "sequences_per_second_per_accelerator": self.per_accelerator}
+        return {**vars(self), "sequences_per_second_per_accelerator": self.per_accelerator}
 
 
 COLUMNS = tuple(one.name for one in fields(Entry) if one.name not in ("hyperparameters", "folder"))
@@ -91,7 +90,6 @@ _ALL_COLUMNS = (*COLUMNS, *HYPERPARAMETERS, "folder")
 def entry_of(result: Result, label: str, root: Path) -> Entry:
     """Entry of a result. ``label``: its round. ``root``: folder that ``Entry.folder`` is relative to."""
     described, division = tree.description(result.folder), (result.division or "").casefold()
-    checked = result.score is not None and not result.obstacles
     kept = result.kept if result.score is not None else result.reached_kept
     nodes = number(tree.count(described.get("number_of_nodes")))
     run = next((run for run in result.runs if run.log.events), None)
@@ -110,7 +108,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         runs=len(result.runs),
         minutes=result.score if result.score is not None else result.reached_minutes,
         published_minutes=None if mean is None else mean * (1.0 if committed is None else committed),
-        checked=checked,
+        checked=result.official,
         samples=_mean([_samples(one) for one in kept]),
         sequences_per_second=_mean([_samples(one) and one.sequences_per_second for one in kept]),
         training_rate=_mean([_samples(one) and one.training_rate for one in kept]),

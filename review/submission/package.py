@@ -256,7 +256,17 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
         what = "fetch it, or give another with --commit"
         raise ReviewError(f"{repository} has no commit {text(wanted)}: {what}") from None
     files = _git(repository, "ls-tree", "-r", "--name-only", "-z", full).decode("utf-8", "replace").split("\0")
-    return Code(repository, full, _config(files, runs, config))
+    if config is not None:
+        name = config if config in files else f"configs/{Path(config).name}"
+        if name not in files:
+            raise ReviewError(f"--config {config}: the commit that ran has no such file")
+    else:  # that of the system in config.json
+        system = read_json(runs / "config.json", "mlperf").get("system")
+        name = f"configs/config_{system}.sh"
+        if not isinstance(system, str) or name not in files:
+            what = "give it with --config, such as configs/FILE.sh"
+            raise ReviewError(f"{runs / 'config.json'} does not record which config ran: {what}")
+    return Code(repository, full, name)
 
 
 def _recorded_commit(repository: Path, runs: Path) -> str:
@@ -273,21 +283,6 @@ def _recorded_commit(repository: Path, runs: Path) -> str:
     if commit not in _git(repository, "tag", "--list").decode("utf-8", "replace").split("\n"):
         raise ReviewError(f"{runs / 'environment.json'}: {text(commit)!r} is not a commit: give it with --commit")
     return f"refs/tags/{commit}"
-
-
-def _config(files: list[str], runs: Path, config: str | None) -> str:
-    """configs/config_SYSTEM.sh: the given one, or that of the system in the run's config.json."""
-    if config is not None:
-        name = config if config in files else f"configs/{Path(config).name}"
-        if name not in files:
-            raise ReviewError(f"--config {config}: the commit that ran has no such file")
-        return name
-    system = read_json(runs / "config.json", "mlperf").get("system")
-    name = f"configs/config_{system}.sh"
-    if not isinstance(system, str) or name not in files:
-        what = "give it with --config, such as configs/FILE.sh"
-        raise ReviewError(f"{runs / 'config.json'} does not record which config ran: {what}")
-    return name
 
 
 def _git(repository: Path, *arguments: str) -> bytes:

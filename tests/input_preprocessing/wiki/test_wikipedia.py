@@ -83,7 +83,7 @@ def dump(tmp_path: Path, xml: bytes) -> Path:
 
 
 def numbers(folder: Path) -> list[int]:
-    return [found.number for path in sorted(folder.glob("pages-*")) for found in read_pages(path)]
+    return [found["id"] for path in sorted(folder.glob("pages-*")) for found in read_pages(path)]
 
 
 @given(st.lists(st.integers(1, 5999), max_size=12), st.integers(200, 4000))
@@ -94,7 +94,7 @@ def test_every_page_is_in_exactly_one_range(tmp_path_factory, cuts, step):
     path.write_bytes(streams(data, [cut for cut in cuts if cut < len(data)]))
     size = path.stat().st_size
     found = [xml for begin in range(0, size, step) for xml in read_dump(path, begin, begin + step)]
-    assert [parse_page(xml, path).number for xml in found] == list(range(20))
+    assert [parse_page(xml, path)["id"] for xml in found] == list(range(20))
     assert list(read_dump(path)) == found
 
 
@@ -103,7 +103,7 @@ def test_articles_come_out_once_and_in_order(dump, tmp_path, chunk_bytes):
     extract([dump], tmp_path / "pages", jobs=1, chunk_bytes=chunk_bytes)
     assert numbers(tmp_path / "pages") == ARTICLES
     first = next(read_pages(tmp_path / "pages" / "pages-00000.jsonl.gz"))
-    assert (first.title, first.text) == ("Title & 1", article(1))
+    assert (first["title"], first["text"]) == ("Title & 1", article(1))
 
 
 def test_a_dump_of_one_stream_gives_the_same_articles(tmp_path, xml):
