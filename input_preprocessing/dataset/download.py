@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.manifest import NUM_PARTS, PUBLISHED, TEXT_MD5, md5_of
+from input_preprocessing.stage.manifest import NUM_PARTS, PUBLISHED, TEXT_MD5, hash_of, md5_of
 from input_preprocessing.stage.parallel import Progress, run_tasks
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
@@ -51,7 +51,7 @@ class PublicFile:
     def digest_of(self, path: Path) -> str:
         """Digest of a local file in the format of ``digest``. Raises DataError if it cannot be read."""
         kind = self.digest.partition(" ")[0]
-        return f"{kind} {md5_of(path, kind)}" if kind else ""
+        return f"{kind} {hash_of(path, kind)}" if kind else ""
 
 
 FILES = tuple(PublicFile(**file) for file in PUBLISHED["benchmark"])

@@ -58,7 +58,7 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            needs = steps.public_needs(config, options.jobs, share=share)
+            needs = steps.needs_of(steps.PUBLIC_SIZES, config, options.jobs, share=share, download=steps.PUBLIC_BYTES)
             steps.check_needs(needs, outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
     inputs = steps.find_inputs(folder, outputdir / "phase1", options.vocab_file)

@@ -34,10 +34,11 @@ _BYTES_PER_TEXT_BYTE = 15  # memory per byte of a text file while its instances 
 _GROUP_BYTES = shards.SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
 
 # The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow and the converted checkpoint.
-PUBLIC_TEXT_BYTES = 13_200_000_000
-_LARGEST_PUBLIC_TEXT = 32_851_144
+_TEXT_BYTES = 13_200_000_000
+_LARGEST_TEXT = 32_851_144
+PUBLIC_SIZES = [_LARGEST_TEXT, *[(_TEXT_BYTES - _LARGEST_TEXT) // manifest.NUM_PARTS] * manifest.NUM_PARTS]
 CHECKPOINT = "model.ckpt-28252"
-_OTHER_DOWNLOADS_BYTES = 5_500_000_000 + 4_035_000_000 + 1_350_000_000
+PUBLIC_BYTES = float(_TEXT_BYTES + 5_500_000_000 + 4_035_000_000 + 1_350_000_000)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,7 +159,7 @@ def needs_of(
         jobs: processes per node.
         nodes: machines that share the work.
         share: of the disk for instances and shards that is needed.
-        download: bytes to download first.
+        download: bytes to download first; not in the time.
     """
     total, workers = sum(sizes), min(jobs, -(-len(sizes) // nodes))
     records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
@@ -168,13 +169,6 @@ def needs_of(
         text_bytes=total, num_files=len(sizes), disk=share * (2 * records + 10_000_000) + download, download=download,
         memory=workers * worker, seconds=seconds, workers=workers,
     )  # fmt: skip
-
-
-def public_needs(config: SamplingConfig, jobs: int, *, share: float = 1.0) -> Needs:
-    """Needs for the benchmark's text before it is downloaded; the time excludes the download."""
-    count = manifest.NUM_PARTS
-    sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // count] * count]
-    return needs_of(sizes, config, jobs, share=share, download=float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES))
 
 
 def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
@@ -201,9 +195,6 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
 
 
 UNPACKED_FOLDER = "training"  # of unpacked shards with --phases, whatever their number, since configs refer to it
-
-Task = tuple[Path, Path]  # a text and the file of its instances
-Made = tuple[int, str]  # sequences of a text and its md5
 
 
 def download_folder(options: argparse.Namespace) -> Path:
@@ -326,8 +317,8 @@ class Job:
         return [*targets, converted] if converted.is_file() else targets
 
 
-def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Made:
-    """Writes the instances of a text unless up to date."""
+def _make_instances_of(words: Vocabulary, config: SamplingConfig, task: tuple[Path, Path]) -> tuple[int, str]:
+    """Writes the instances of a text to a file unless up to date; returns their number and the md5 of the text."""
     source, target = task
     try:
         found, metadata = open_records(target)
@@ -358,7 +349,7 @@ def make_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
         stale.unlink(missing_ok=True)
     tasks = list(zip(job.inputs.all_texts, targets, strict=True))[part[0] :: part[1]]
     compile_first(job.words, job.config)
-    make, weights = partial(_make_instances, job.words, job.config), [text.stat().st_size for text, _ in tasks]
+    make, weights = partial(_make_instances_of, job.words, job.config), [text.stat().st_size for text, _ in tasks]
     made = run_tasks("instances", make, tasks, jobs=job.options.jobs, weights=weights)
     if part[1] == 1 and not sum(count for count, _ in made[:-1]):
         raise DataError(f"the text in {job.inputs.texts[0].parent} has no words; check the part files")

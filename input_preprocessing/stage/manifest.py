@@ -83,8 +83,12 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def md5_of(path: Path, kind: str = "md5") -> str:
-    """Digest of a file, or another one of hashlib's (``kind``). Raises DataError if it cannot be read."""
+def md5_of(path: Path) -> str:
+    return hash_of(path, "md5")
+
+
+def hash_of(path: Path, kind: str) -> str:
+    """Digest of a file by one of hashlib's algorithms. Raises DataError if it cannot be read."""
     digest = hashlib.new(kind)
     with readable(path, "check that it is there and readable"), open(path, "rb") as file:
         while chunk := file.read(1 << 20):

@@ -162,9 +162,7 @@ class Bundle:
         try:
             length, at = read_varint(raw, 0)
             for number, node in fields(raw[at + 4 : at + 4 + length]):  # after the length comes its checksum
-                if number != 1 or not isinstance(node, bytes):
-                    continue
-                for kind, attribute in fields(node):
+                for kind, attribute in fields(node) if number == 1 and isinstance(node, bytes) else ():
                     if kind == 2 and isinstance(attribute, bytes):
                         parts = dict(fields(attribute))  # 2 full_name, 3 checkpoint_key
                         name, key = (value if isinstance(value := parts.get(n), bytes) else b"" for n in (2, 3))

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import cramjam
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
@@ -55,7 +54,6 @@ _ABBREVIATION = re.compile(
 
 
 Document = list[str]
-Table = npt.NDArray[np.uint64]  # of documents: bytes, characters and hash; (N, 3)
 
 
 class Source(NamedTuple):
@@ -177,7 +175,7 @@ def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1)
 
 def _split(text_key: str, task: tuple[Source, int, int, Path]) -> None:
     source, begin, end, part = task
-    rows = []
+    rows = []  # bytes, characters and hash of each document
     with atomic_file(part) as partial_file, open(partial_file, "wb") as output:
         for document in _documents(source, text_key, begin, end):
             data = ("\n".join(document) + "\n\n").encode("utf-8", "ignore")

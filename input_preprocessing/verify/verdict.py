@@ -187,7 +187,7 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
 
     # No row has more sequences than allowed. Tokens per row are checked on reading.
     most, allowed = max((audit.most_per_row for audit in audits), default=0), made.recipe["max_sequences_per_row"]
-    capacity = sum(audit.capacity for audit in audits)
+    capacity = sum(audit.rows * audit.metadata.max_seq_length for audit in audits)
     filled = f"{totals['tokens'] / capacity if capacity else 0:.2%} of token slots filled"
     problem = f"a row has {most} sequences, at most {allowed} are allowed" if most > int(str(allowed)) else ""
     rows = _check("rows", f"at most {most} sequence{'s' * (most > 1)} in a row, {filled}", problem)

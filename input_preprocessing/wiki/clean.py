@@ -167,7 +167,6 @@ class _Text:
         return text
 
 
-PATTERN = "text-*.txt"
 _RULES = 2  # increase with any change to what is kept
 
 
@@ -181,7 +180,7 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
     pages = finished_files(source, "extract")
     libraries = [f"{name} {importlib.metadata.version(name)}" for name in MODULES]
     recipe = {"pages": contents_of(pages, "check pages", jobs), "libraries": libraries, "rules": _RULES}
-    folder = StageFolder(target, "clean", [PATTERN], recipe)
+    folder = StageFolder(target, "clean", ["text-*.txt"], recipe)
     names = [path.name.replace("pages", "text").replace(".jsonl.gz", ".txt") for path in pages]
     failures = 0
     if not folder.finished:

@@ -31,7 +31,6 @@ from input_preprocessing.stage.manifest import PUBLISHED, StageFolder, contents_
 from input_preprocessing.stage.parallel import run_tasks
 
 CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"]["default"]  # of the dump per file: 555 files for enwiki 2020
-PATTERN = "pages-*.jsonl.gz"
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # header of a stream and of its first block: ten bytes, byte-aligned
 _READ = 1 << 18
 _OPEN, _CLOSE = b"<page>", b"</page>"
@@ -53,7 +52,7 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
         raise DataError(f"cannot read the dump {error.filename}: {error.strerror}; check --source") from error
     contents = contents_of(dumps, "check dumps", jobs)
     _check_known(contents)
-    folder = StageFolder(target, "extract", [PATTERN], {"dumps": contents, "chunk_bytes": chunk_bytes})
+    folder = StageFolder(target, "extract", ["pages-*.jsonl.gz"], {"dumps": contents, "chunk_bytes": chunk_bytes})
     files = [target / f"pages-{number:05d}.jsonl.gz" for number in range(len(ranges))]
     if not folder.finished:
         for path in dumps:
@@ -88,8 +87,7 @@ def _check_known(contents: dict[str, str]) -> None:
 
 def find_dumps(folder: Path) -> list[Path]:
     """Dumps in a folder, in page order."""
-    found = [path for path in folder.glob("*.xml.bz2") if path.is_file()] if folder.is_dir() else []
-    return sorted(found, key=_natural)
+    return sorted((path for path in folder.glob("*.xml.bz2") if path.is_file()), key=_natural)
 
 
 def read_pages(path: Path) -> Iterator[Page]:

@@ -84,7 +84,6 @@ class Entry:
 
 
 COLUMNS = tuple(one.name for one in fields(Entry) if one.name not in ("hyperparameters", "folder"))
-_ALL_COLUMNS = (*COLUMNS, *HYPERPARAMETERS, "folder")
 
 
 def entry_of(result: Result, label: str, root: Path) -> Entry:
@@ -157,7 +156,7 @@ def to_rows(entries: Iterable[Entry]) -> list[list[str]]:
     def cell(value: Any, form: str = "") -> str:
         return "" if value is None else ("no", "yes")[value] if isinstance(value, bool) else f"{value:{form}}"
 
-    rows = [list(_ALL_COLUMNS)]
+    rows = [[*COLUMNS, *HYPERPARAMETERS, "folder"]]
     for entry in entries:
         known = [cell(getattr(entry, name), _FORMATS.get(name, "")) for name in COLUMNS]
         rows.append([*known, *(cell(entry.hyperparameters.get(key), ".10g") for key in HYPERPARAMETERS), entry.folder])
@@ -193,10 +192,9 @@ def same_hyperparameters(result: Result) -> list[Entry]:
     itself = (text(result.organization or "").casefold(), text(result.name))
 
     def same(other: dict[str, float]) -> bool:
-        return all(
-            math.isclose(own[key], other[key], rel_tol=1e-6) if key in own and key in other else not required
-            for key, required in _BORROWED.items()
-        )
+        both = {key for key in _BORROWED if key in own and key in other}
+        close = all(math.isclose(own[key], other[key], rel_tol=1e-6) for key in both)
+        return close and all(key in both for key, required in _BORROWED.items() if required)
 
     found = [one for one in published() if same(one.hyperparameters)]
     others = [one for one in found if (one.submitter.casefold(), one.system) != itself]
