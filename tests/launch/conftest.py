@@ -127,6 +127,11 @@ def copy_scripts(repository: Path, root: Path) -> None:
 @pytest.fixture
 def checkout(repository: Path, tmp_path: Path) -> Checkout:
     """The scripts with stand-ins, and an environment in which they run: 2 ranks, 1 trial, results in a new folder."""
+    return make_checkout(repository, tmp_path)
+
+
+def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
+    """The same in any folder."""
     root = tmp_path / "a checkout"
     copy_scripts(repository, root)
     (tmp_path / "bin").mkdir()
