@@ -36,9 +36,11 @@ finetune-demo: $(RUN)
 pretrain-demo: $(RUN)
 	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/pretrain_demo.sh
 
-## make test              lint and the CPU tests, about eight minutes on 2 cores
-test: $(DEV) lint
-	@$(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'
+## make test              lint and the CPU tests beside it, about six minutes on 2 cores
+test: $(DEV)
+	@$(MAKE) --no-print-directory lint & \
+	$(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'; tests=$$?; \
+	wait $$! || { echo 'make test: lint failed, see above' >&2; exit 1; }; exit $$tests
 
 ## make test-pythons      make test with every Python from 3.10 to 3.13 found here: PATH's, pyenv's, the system's
 test-pythons:

@@ -117,6 +117,11 @@ class Command:
         self._process.join()
 
 
+def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """``python -m module arguments...`` in this environment, when it has ended."""
+    return Command(module, os.environ, tuple(map(str, arguments))).finish()
+
+
 # What a script calls: it hands its words, environment, folder and streams over, passes signals on, and ends as the
 # other process does. Killed, it takes that with it, since the connection breaks.
 CLIENT = """
