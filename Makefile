@@ -8,6 +8,8 @@ DEV := $(VENV)/.dev-ready
 DEEPSPEED := $(VENV)/.deepspeed-ready
 # Each of the many processes of the tests would compile this repository anew.
 export PYTHONDONTWRITEBYTECODE :=
+RUFF := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+LINT := $(VENV)/bin/mypy & ./launch/tools/lint_shell.sh $(VENV)/bin; shell=$$?; wait $$! && exit $$shell
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/tools/setup_venv.sh
 
 .PHONY: help setup demo finetune-demo pretrain-demo test test-pythons test-slow test-slurm test-deepspeed test-gpu lint format variables configs doctor clean
@@ -36,11 +38,11 @@ finetune-demo: $(RUN)
 pretrain-demo: $(RUN)
 	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/pretrain_demo.sh
 
-## make test              lint and the CPU tests beside it, about six minutes on 2 cores
+## make test              lint and the CPU tests side by side, about six minutes on 2 cores
 test: $(DEV)
-	@$(MAKE) --no-print-directory lint & \
-	$(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'; tests=$$?; \
-	wait $$! || { echo 'make test: lint failed, see above' >&2; exit 1; }; exit $$tests
+	@$(RUFF)
+	@($(LINT)) & $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'; \
+	tests=$$?; wait $$! || { echo 'make test: lint failed, see above' >&2; exit 1; }; exit $$tests
 
 ## make test-pythons      make test with every Python from 3.10 to 3.13 found here: PATH's, pyenv's, the system's
 test-pythons:
@@ -69,8 +71,8 @@ test-gpu: $(DEV)
 
 ## make lint              ruff, mypy, shellcheck and shfmt
 lint: $(DEV)
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy & ./launch/tools/lint_shell.sh $(VENV)/bin; shell=$$?; wait $$! && exit $$shell
+	@$(RUFF)
+	@$(LINT)
 
 ## make format            apply ruff's and shfmt's formatting
 format: $(DEV)

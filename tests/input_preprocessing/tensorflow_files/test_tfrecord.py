@@ -196,8 +196,9 @@ def test_examples_of_something_else_are_refused_in_one_line(tmp_path: Path, name
 def test_the_command_writes_a_tfrecord_file(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n")
     (tmp_path / "text").write_text("the cat\nthe cat the\n\ncat\n")
-    line = ["--input-file", tmp_path / "text", "--vocab-file", tmp_path / "vocab.txt", "--output-file", tmp_path / "out",
-            "--format", "tfrecord", "--max-seq-length", 16, "--max-predictions-per-seq", 5]  # fmt: skip
+    line = ["--input-file", tmp_path / "text", "--vocab-file", tmp_path / "vocab.txt"]
+    line += ["--output-file", tmp_path / "out", "--format", "tfrecord"]
+    line += ["--max-seq-length", 16, "--max-predictions-per-seq", 5]
     done = forked.run("input_preprocessing", "instances", *line)
     assert done.returncode == 0, done.stderr
     config = SamplingConfig(max_seq_length=16, max_predictions_per_seq=5)
