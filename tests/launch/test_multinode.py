@@ -48,6 +48,7 @@ def run(machines, after: str = "", **env: str) -> subprocess.CompletedProcess[st
 
 
 def test_ranks_of_all_machines_are_one_world(machines):
+    del machines.env["BINDING"]
     done = run(machines, "export NEXP=2 SEED=5", NCCL_TEST="")
     assert done.returncode == 0, done.stderr
     assert last_line(done.stderr) == f"run: all 2 trials reached the target: {machines.run_dir}"
