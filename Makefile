@@ -6,7 +6,7 @@ VENV ?= .venv
 RUN := $(VENV)/.run-ready
 DEV := $(VENV)/.dev-ready
 DEEPSPEED := $(VENV)/.deepspeed-ready
-# Each of the many processes of the tests would compile this repository anew.
+# Otherwise each of the many test processes would recompile this repository.
 export PYTHONDONTWRITEBYTECODE :=
 RUFF := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 LINT := $(VENV)/bin/mypy & ./launch/tools/lint_shell.sh $(VENV)/bin; shell=$$?; wait $$! && exit $$shell
@@ -17,7 +17,7 @@ REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/tools/setup
 help:
 	@sed -n 's/^## //p' Makefile
 
-## make setup             a virtual environment in VENV (.venv) with all that a run needs; PYTHON=python3.12 chooses
+## make setup             create a virtual environment for runs in VENV (.venv); PYTHON=python3.12 chooses
 setup: $(RUN)
 
 $(RUN): $(REQUIREMENTS)
@@ -34,7 +34,7 @@ demo: $(RUN)
 finetune-demo: $(RUN)
 	@DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/finetune_demo.sh
 
-## make pretrain-demo     published weights continued on a text, beside from scratch, under 10 minutes on 2 cores
+## make pretrain-demo     continue published weights on a text, compare with from scratch, under 10 minutes on 2 cores
 pretrain-demo: $(RUN)
 	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/pretrain_demo.sh
 
@@ -44,11 +44,11 @@ test: $(DEV)
 	@($(LINT)) & $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'; \
 	tests=$$?; wait $$! || { echo 'make test: lint failed, see above' >&2; exit 1; }; exit $$tests
 
-## make test-pythons      make test with every Python from 3.10 to 3.13 found here: PATH's, pyenv's, the system's
+## make test-pythons      make test with every Python from 3.10 to 3.13 found on PATH, in pyenv or in /usr/bin
 test-pythons:
 	@./launch/tools/test_pythons.sh
 
-## make test-slow         the tests marked slow; installs DeepSpeed into VENV, as the next two do
+## make test-slow         the slow tests; installs DeepSpeed into VENV, as do the next two
 test-slow: $(DEEPSPEED)
 	@$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'slow and not gpu and not slurm'
 	@$(VENV)/bin/python -m pytest -m 'slow and slurm' tests/launch
@@ -65,7 +65,7 @@ $(DEEPSPEED): requirements/deepspeed.txt $(DEV)
 	@$(VENV)/bin/python -m pip --disable-pip-version-check install -q -r requirements/deepspeed.txt
 	@touch $@
 
-## make test-gpu          the tests marked gpu, on a machine with an NVIDIA GPU
+## make test-gpu          the GPU tests, on a machine with an NVIDIA GPU
 test-gpu: $(DEV)
 	@$(VENV)/bin/python -m pytest -m gpu
 
@@ -83,14 +83,14 @@ variables:
 	@PYTHONPATH=implementations $(firstword $(wildcard $(VENV)/bin/python) python3) -m bert --variables markdown >docs/variables.md.new
 	@mv -- docs/variables.md.new docs/variables.md
 
-## make configs [A=.. B=..]   all configs in a table, or what differs between two of them
+## make configs [A=.. B=..]   print all configs as a table, or compare two
 configs:
 	@./launch/tools/configs.sh $(A) $(B)
 
-## make doctor            is this machine ready for run.sub?
+## make doctor            check whether this machine is ready for run.sub
 doctor: $(RUN)
 	@./launch/doctor.sh
 
-## make clean             remove the demo's files and the environment
+## make clean             remove the demo's files and the virtual environment
 clean:
 	rm -rf $(VENV) $(DEMO_DIR) .cache

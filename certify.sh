@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Is every GPU of this machine as fast as its peers, and do all compute the same? The benchmark's training step on made-up
-# data, without checkpoint or data set: docs/certify.md.
+# Is every GPU of this machine as fast as its peers, and do all compute the same? Runs the benchmark's training step on
+# synthetic data, without checkpoint or data set: docs/certify.md.
 #   [source configs/config_<SYSTEM>_....sh;] ./certify.sh [--quick]   the config's batch and model, or BERT-large on all GPUs
-# --quick: stages of 2 seconds, no other tools, and one line with the verdict, for a health check between jobs.
+# --quick: stages of 2 seconds, no other tools, and a one-line verdict, for a health check between jobs.
 # Exit status: 0 pass, 3 pass with warnings, 1 fail, 2 bad input.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)

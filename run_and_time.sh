@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One rank of one timed run: binds to its CPUs and becomes the trainer, or the module RANK_MODULE (as for the test before the
-# trials). torchrun sets the rank variables; under srun they follow from Slurm's.
+# One rank of one timed run: binds to its CPUs and executes the trainer, or the module RANK_MODULE (such as the test before the
+# trials). torchrun sets the rank variables; under srun they are derived from Slurm's.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=launch/node/binding.sh
@@ -13,17 +13,17 @@ if [[ -z ${RANK:-} && -n ${SLURM_PROCID:-} ]]; then
   export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS LOCAL_WORLD_SIZE=${DGXNGPU:-0}
 fi
 readonly RANKS_OF_NODE=${DGXNGPU:-1}
-# The order in which nvidia-smi, and so the binding, numbers the GPUs.
+# nvidia-smi, and so the binding, numbers the GPUs in this order.
 export CUDA_DEVICE_ORDER=${CUDA_DEVICE_ORDER:-PCI_BUS_ID}
 if [[ ${RANK:-0} == 0 ]]; then binding::table "$RANKS_OF_NODE" >&2 || true; fi
-# Threads of a CPU rank: Slurm's tasks share the node; run_local.sh sets them for torchrun.
+# CPU threads of a rank: Slurm's tasks share the node; run_local.sh sets them for torchrun.
 if [[ -z ${OMP_NUM_THREADS:-} ]]; then OMP_NUM_THREADS=$(binding::threads "$RANKS_OF_NODE"); fi
 export OMP_NUM_THREADS
 binding::apply "${LOCAL_RANK:-0}" "$RANKS_OF_NODE"
 binding::nics "${LOCAL_RANK:-0}"
 kernel_cache::export
 export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
-# Where NCCL ends ranks that wait in vain, PyTorch leaves their last collectives here.
+# When NCCL aborts ranks on a timeout, PyTorch dumps their last collectives here.
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=${RUN_DIR:-.}/nccl_${TRIAL:-0}_rank_
 export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$TORCH_FR_DUMP_TEMP_FILE # its older name
 declare -a profile=()

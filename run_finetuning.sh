@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fine-tunes: trains, predicts and scores, once per seed; results in LOGDIR/RUN_NAME.
+# Fine-tuning: trains, predicts and scores, once per seed; results in LOGDIR/RUN_NAME.
 #   ./run_finetuning.sh squad INIT_CHECKPOINT=model.ckpt-28252.pt DATA=/data/squad BATCHSIZE=32 LR=4.6e-5
 #   ./run_finetuning.sh glue TASK=MRPC SEEDS=1,2,3,4,5 INIT_CHECKPOINT=... DATA=... BATCHSIZE=16 LR=1.8e-5 EPOCHS=3
-# Here in the current Python environment, or first: --docker, in containers of the image CONT; --ssh, on the machines HOSTS;
-# --slurm, as a job of run.sub. NAME=VALUE sets any variable of docs/variables.md: DGXNGPU is the number of GPUs, or
-# processes, per node (1). The name of an earlier run continues it: RUN_NAME=...
+# Runs here in the current Python environment, or with a first option: --docker, in containers of the image CONT; --ssh, on
+# the machines HOSTS; --slurm, as a job of run.sub. NAME=VALUE sets any variable of docs/variables.md: DGXNGPU is the number
+# of GPUs, or processes, per node (1). RUN_NAME=<earlier run> continues that run.
 # Or source a config (configs/finetune_*.sh), export DATA and INIT_CHECKPOINT, and start any run script.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
@@ -32,7 +32,7 @@ case ${1:-} in
   -h | --help | help) usage 0 ;;
   '') usage 2 >&2 ;;
   [Ss][Qq]*) log::die "$1: did you mean squad?" ;;
-  *) log::die "$1: expected squad or glue first, then NAME=VALUE; one's own table is glue TASK=table" ;;
+  *) log::die "$1: expected squad or glue first, then NAME=VALUE; for your own table: glue TASK=table" ;;
 esac
 for setting in "${@:2}"; do
   [[ $setting != --@(docker|ssh|slurm) ]] || log::die "$setting goes first: ./run_finetuning.sh $setting $1 ..."

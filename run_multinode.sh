@@ -2,9 +2,10 @@
 # NEXP timed trials on several machines over ssh, without Slurm: hosts[0] runs rank 0.
 #   source env.sh; source configs/config_<SYSTEM>_....sh; HOSTS='node1 node2' ./run_multinode.sh
 # Or with the names of Samsung's script: PYTHON, DGXSYSTEM (a config's name), INPUT_DIR, EVAL_DIR, CHECKPOINTDIR_PHASE1, NEXP.
-# CONT set: in containers of that image (docker, or CONTAINER_RUNTIME=apptainer); empty: with PYTHON of the machines.
+# CONT set: in containers of that image (docker, or CONTAINER_RUNTIME=apptainer); empty: with the machines' PYTHON.
 set -euo pipefail
-# The machines: edit this line, or export HOSTS, or HOSTFILE, a hostfile as DeepSpeed reads it. A user is written user@host, other options in SSH_OPTIONS.
+# The machines: edit this line, or export HOSTS, or HOSTFILE (a hostfile in DeepSpeed's format). user@host names a user; other
+# ssh options go into SSH_OPTIONS.
 hosts=()
 
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
@@ -42,7 +43,7 @@ runner::trial() {
   ssh::together runner::ranks
 }
 
-# The ranks of one machine, by its number.
+# Sets the command that starts the ranks of machine number $1.
 # shellcheck disable=SC2034 # for ssh::together
 runner::ranks() {
   command=("${container[@]}" "$PYTHON" "$REPO_DIR/launch/run/torchrun.py" --nnodes "$DGXNNODES" --node-rank "$1"

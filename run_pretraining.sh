@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Pretrains in the phases of a config: phase 1, then phase 2 from its weights and optimizer state; of NUM_PHASES=1 the first alone.
+# Pretrains in the phases of a config: phase 1, then phase 2 from its weights and optimizer state; with NUM_PHASES=1 only phase 1.
 #   source env.sh; ./run_pretraining.sh configs/pretrain_large_H100_1x8 [--slurm | --check]
 # The suffix _1x8 is 1 node of 8 GPUs: pretrain_large_H100.sh with DGXNNODES=1 DGXNGPU=8.
 # Results are in LOGDIR/RUN_NAME/phase1 and phase2 (RUN_NAME: the config's name). After any interruption the same
 # command continues from the newest checkpoint. --slurm submits both phases as jobs, the second dependent on the first. --check
-# says what phase 1 would be: steps, tokens, hours, memory, and whether the text is enough.
+# prints what phase 1 would be: steps, tokens, hours, memory, and whether the text is enough.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
@@ -32,7 +32,7 @@ LOGDIR=${LOGDIR:-results}
 FOLDER=$(realpath -m -- "$LOGDIR/$RUN_NAME")
 readonly FOLDER
 
-# Exports the settings of a phase: those of the config, and where it starts from and writes to.
+# Exports the settings of a phase: the config's, its start and its output folders.
 pretraining::settings() {
   export PHASE=$1 CONTINUED_BY="the same ./run_pretraining.sh with RUN_NAME=$RUN_NAME continues"
   # shellcheck source=configs/pretrain_large_H100.sh
@@ -51,7 +51,7 @@ pretraining::check() {
 
 pretraining::start() { pretraining::settings "$1" && exec "$REPO_DIR/run_local.sh"; }
 
-# Runs a phase here, to its end. One that is complete already says so and trains nothing.
+# Runs a phase here, to its end. A complete phase trains nothing.
 pretraining::run() {
   local status=0
   log::info "phase $1 of $CONFIG_FILE"
@@ -70,7 +70,7 @@ pretraining::submit() (
 
 if [[ $MODE == --check ]]; then pretraining::check; fi
 phases=$(pretraining::settings 1 2>/dev/null && echo "${NUM_PHASES:-2}") || {
-  pretraining::settings 1 # says why
+  pretraining::settings 1 # prints the reason
   exit 2
 }
 if [[ $MODE == --slurm ]]; then

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# One-time set-up (MLPerf's name for this step): what a run needs on this machine besides the data.
+# One-time set-up (MLPerf's name for this step) of this machine, except for the data.
 #
 # usage: setup.sh                 a virtual environment in .venv, for runs without an image
 #        setup.sh docker [IMAGE]  the container image, default mlperf-bert
-#        setup.sh enroot [IMAGE]  the same as IMAGE.sqsh, for run.sub with pyxis
+#        setup.sh enroot [IMAGE]  the same, as IMAGE.sqsh for run.sub with pyxis
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")"
 readonly KIND=${1:-venv} IMAGE=${2:-mlperf-bert}

@@ -24,7 +24,7 @@ every evaluation, and the largest differences of fp8 from bf16 and of bf16 from 
 errors: by chance each word that only one of two precisions got right is as likely to be gained as lost, which makes the
 standard error of d such words sqrt(d).
 
-usage: python bench/convergence.py [--steps 300] [--only fp8]
+usage: python bench/convergence.py [--steps 300] [--only fp8] [--seed 0]
        python bench/convergence.py --against huggingface [--steps 500] [--precision fp32] [--peak-lr 0.02] [--dropout 3]
        python bench/convergence.py --against huggingface --text demo [--steps 50] [--dropout 3]
        python bench/convergence.py --evaluation [--steps 300] [--sequences 4000] [--seed 0]
@@ -192,11 +192,11 @@ def windows(losses: Iterable[Tensor]) -> np.ndarray:
     return torch.stack(list(losses)).double().cpu().numpy().reshape(-1, WINDOW).mean(axis=1)
 
 
-def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
+def curve(variant: Variant, data: list[PretrainingBatch], seed: int = 0) -> np.ndarray:
     on_gpu = device().type == "cuda"
     attention = "auto" if on_gpu and variant.precision != FP32 else "sdpa_loop"
     choice = kernels.Config(fused=variant.fused, attention=attention)
-    model = new_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice).to(device())
+    model = new_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice, seed).to(device())
     fused_update = "lamb" in choice.names(device())
     step: Any = new_step(model, variant.precision, fused_update=fused_update, sharded=True)
     if on_gpu:
@@ -206,13 +206,13 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
     return windows(train(step, data, rates_of(len(data)), itertools.count()))
 
 
-def compare(steps: int, only: str = "") -> dict[str, Any]:
+def compare(steps: int, only: str = "", seed: int = 0) -> dict[str, Any]:
     """Curves and verdict by pair, of pairs whose name has ``only`` in it."""
     data = batches(steps, records(2 * ROWS * steps, seed=1))
     wanted = {name: pair for name, pair in pairs(torch.cuda.is_available()).items() if only in name}
     with emulated_fast_sums():
         variants = dict.fromkeys(variant for fast, plain, _ in wanted.values() for variant in (fast, plain))
-        curves = {variant: curve(variant, data) for variant in variants}
+        curves = {variant: curve(variant, data, seed) for variant in variants}
     found: dict[str, Any] = {}
     for name, (fast, plain, allowed) in wanted.items():
         gap = float(np.abs(curves[fast] - curves[plain]).max())
@@ -492,7 +492,7 @@ def main() -> None:
     parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name has this in it, such as fp8")
     parser.add_argument("--evaluation", action="store_true", help="evaluations in fp8, bf16 and fp32 instead")
     parser.add_argument("--sequences", type=integer, default=4000, help="with --evaluation: held out (default 4000)")
-    parser.add_argument("--seed", type=natural, default=0, help="with --evaluation: of weights and data (default 0)")
+    parser.add_argument("--seed", type=natural, default=0, help="of weights; with --evaluation of data too (default 0)")
     options = parser.parse_args()
     if (options.steps or 0) % 25:
         parser.error(f"--steps {options.steps}: expected a multiple of 25")
@@ -511,7 +511,7 @@ def main() -> None:
         runs = [continued(options.text, steps, peak_lr, seed) for seed in range(options.dropout or 3)]
         found = overlap([mine for mine, _ in runs], [others for _, others in runs])
     elif not options.against:
-        found = compare(steps, options.only)
+        found = compare(steps, options.only, options.seed)
     elif options.dropout:
         found = with_dropout(trial, options.dropout)
     else:

@@ -13,7 +13,8 @@ systems, for which two constants are fitted: the share of the modelled rate that
 collective; with --large one of the large models on 8 to 128 H100. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION count as
 for a run.
 
-usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat] [--markdown]
+usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat] [--quack]
+       python bench/step_model.py [--rows 48] --markdown
        python bench/step_model.py --published|--large
 """
 
@@ -21,11 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import itertools
 import json
 import math
 import os
 import statistics
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -46,7 +49,7 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import from_env
 from bert.data.batch import PretrainingBatch
-from bert.kernels import fp8_feed_forward, fp8_linear, lamb, launches, triton_support
+from bert.kernels import feed_forward, fp8_feed_forward, fp8_linear, lamb, launches, triton_support
 from bert.kernels.fp8 import Recipe
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
@@ -190,6 +193,43 @@ class Recording(TorchDispatchMode):
         return output
 
 
+@dataclass
+class Quack:
+    """In place of quack-kernels: products that take no longer for what follows in them than memory does."""
+
+    recording: Recording
+    gelu_tanh_approx = gelu_erf = dgelu_tanh_approx = dgelu_erf = None
+
+    def modules(self) -> dict[str, Any]:
+        """Its module that is imported when it is used, and the trainer's that imports the others, by name."""
+        stubs = dict.fromkeys(("quack.activation", "quack.epilogue.frontend", "quack.epilogue.ops"), self)
+        name = "bert.kernels.quack_epilogues"
+        with mock.patch.dict(sys.modules, stubs):
+            return {"quack.gemm_interface": self, name: importlib.import_module(name)}
+
+    def ColVecReduce(self, *_: Any, **__: Any) -> None: ...
+
+    RowVecReduce = ColVecReduce
+
+    def gemm_epilogue(self, **_: Any) -> Any:
+        return lambda function: self
+
+    def gemm_act(self, a: Tensor, b: Tensor, *, bias: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+        linear, activated = (a.new_empty(len(a), b.shape[1]) for _ in range(2))
+        self.recording.product(a, b, "bf16", _bytes([a, b, bias, linear, activated]))
+        return linear, activated
+
+    def __call__(self, a: Tensor, b: Tensor, c: Tensor, **_: Any) -> dict[str, Tensor]:
+        inner, activated = torch.empty_like(c), torch.empty_like(c)
+        sums = c.new_empty(-(-len(c) // 128), c.shape[1], dtype=torch.float32)
+        self.recording.product(a, b, "bf16", _bytes([a, b, c, inner, activated, sums]))
+        return {"D": inner, "activated": activated, "bias": sums.sum(0)}
+
+    def gemm(self, a: Tensor, b: Tensor, *rest: Tensor, epi_args: Any, post_init_attrs: Any, **_: Any) -> None:
+        precision = "fp8_exact" if dict(post_init_attrs)["fp8_slow_accum"] else "fp8_fast"
+        self.recording.product(a, b.t(), precision, _bytes(_tensors([a, b, rest, epi_args])))
+
+
 def _tensors(values: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
@@ -225,23 +265,30 @@ def attention_instructions(config: BertConfig, lengths: Any, architecture: int) 
 
 
 def record(
-    config: BertConfig, batch: PretrainingBatch, precision: str, architecture: int = 90, whole: bool = False
-) -> list[Launch]:
+    config: BertConfig, batch: PretrainingBatch, precision: str, architecture: int = 90, whole: bool = False,
+    by_quack: bool = False,
+) -> list[Launch]:  # fmt: skip
     """The launches of a step on a batch as a graph takes it: forward, backward, LAMB.
 
-    whole: the last layer is computed for all tokens.
+    whole: the last layer is computed for all tokens. by_quack: the feed-forward is QuACK's.
     """
     lengths = np.diff(batch.cu_seqlens.numpy())  # padding is sequences of its own
     launches.assumed = architecture
     recording = Recording(config, attention_instructions(config, lengths, architecture))
+    packages = mock.Mock(import_module=Quack(recording).modules().__getitem__)
     with (
         mock.patch.object(JITFunction, "run", lambda *args, **kwargs: recording.triton(*args, **kwargs)),
         mock.patch.object(fp8_feed_forward, "product", recording.scaled_product),
         mock.patch.object(fp8_linear, "product", recording.scaled_product),
+        mock.patch.object(feed_forward, "importlib", packages),
+        mock.patch.object(fp8_feed_forward, "importlib", packages),
         triton_support.interpreted(),
         META,
     ):
-        model = BertForPreTraining(config, kernels.select(kernels.Config(fused="all", attention="triton"), META))
+        chosen = kernels.select(kernels.Config(fused="all", attention="triton"), META)
+        if by_quack:
+            chosen = dataclasses.replace(chosen, feed_forward=feed_forward.fused, fp8_feed_forward=True)
+        model = BertForPreTraining(config, chosen)
         model.to(torch.bfloat16)
         if precision == "fp8":
             model.use_fp8(recipe(), META).calibrated = True
@@ -314,12 +361,12 @@ ALONE = Cluster()
 
 @functools.cache
 def recorded_step(
-    config: BertConfig, rows: int, precision: str, architecture: int, whole: bool
+    config: BertConfig, rows: int, precision: str, architecture: int, whole: bool, by_quack: bool
 ) -> tuple[list[Launch], int]:
     """The launches of a step on packed rows, and their sequences."""
     batch = packed_batches(rows, 1, config)[0]
     room = capacity(rows, config.max_position_embeddings)
-    found = record(config, static_batch(batch, room), precision, architecture=architecture, whole=whole)
+    found = record(config, static_batch(batch, room), precision, architecture, whole, by_quack)
     return found, batch.num_sequences
 
 
@@ -334,14 +381,14 @@ def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
 
 def predict(
     config: BertConfig, rows: int, precision: str, rates: Rates, cluster: Cluster = ALONE, accumulate: int = 1,
-    recompute: bool = False, whole: bool = False,
+    recompute: bool = False, whole: bool = False, by_quack: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Milliseconds by part, their sum and sequences a second and GPU, for ``rows`` packed rows a batch.
 
     accumulate: such batches a step, which updates and communicates once, gradients in fp32 then. recompute: the
-    backward pass repeats the forward pass. whole: the last layer is computed for all tokens.
+    backward pass repeats the forward pass. whole, by_quack: see ``record``.
     """
-    found, num_sequences = recorded_step(config, rows, precision, rates.architecture, whole)
+    found, num_sequences = recorded_step(config, rows, precision, rates.architecture, whole, by_quack)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
     for launch in found:
@@ -505,6 +552,7 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=positive, help="per second, such as 7e14")
     parser.add_argument("--published", action="store_true", help="a table of the league's systems instead")
     parser.add_argument("--large", action="store_true", help="a table of the large models on 8 to 128 GPUs instead")
+    parser.add_argument("--quack", action="store_true", help="its feed-forward, as fast as its products alone")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
     parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
     options = parser.parse_args()
@@ -524,8 +572,8 @@ def main() -> None:
         dataclasses.replace(GPUS[options.gpu], **changed),
         Cluster(options.gpus, options.nodes, options.layout),
     )
-    found = predict(config, options.rows, options.precision, rates, cluster, options.accumulate)
-    names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout", "accumulate")
+    found = predict(config, options.rows, options.precision, rates, cluster, options.accumulate, by_quack=options.quack)
+    names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout", "accumulate", "quack")
     settings = {name: getattr(options, name) for name in names}
     if options.precision == "fp8":
         settings["fp8"] = dataclasses.asdict(recipe())

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What every config begins with: forgets the config sourced before, and remembers what you exported, which wins.
+# First line of every config: unsets the previous config's exports and saves your own, which win.
 # shellcheck source=launch/run/exports.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/../launch/run/exports.sh"
 exports::begin CONFIG

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What every config ends with: your own exports back in place, then names and times that follow from them.
+# Last line of every config: restores your own exports, then derives names and times from them.
 
 # Name of the system: config_<DGXSYSTEM>.sh
 DGXSYSTEM=$(basename -- "${BASH_SOURCE[1]}" .sh)
 export DGXSYSTEM=${DGXSYSTEM#config_}
 exports::restore
 
-# Minutes that Slurm grants: each trial, its start and its checks.
+# Minutes of the Slurm job: the trials, their start-up and checks.
 export WALLTIME=${WALLTIME:-$((5 + ${NEXP:-1} * (${WALLTIME_RUNANDTIME:?} + 5)))}
 export SBATCH_TIMELIMIT=${SBATCH_TIMELIMIT:-$WALLTIME}
 exports::record CONFIG

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # BERT-5B with the tokenizer's own vocabulary on 32 H100: 32 sequences of 128 tokens per GPU, 12 times a step.
-# Global batch 12,288 sequences. Hyper-parameters: Habana's (large_model.sh). How fast it is has not been measured.
-# The published 5B has 512,035 words, of which the tokenizer makes 30,522: the other rows, a fifth of all parameters, are
-# never read, yet every step computes their scores, reduces their gradients and updates them. This one leaves them out.
+# Global batch 12,288 sequences. Hyper-parameters: Habana's (large_model.sh). Speed not measured.
+# The published 5B has a vocabulary of 512,035, but only 30,522 ids occur. The other rows, a fifth of all parameters, are never
+# read, yet every step computes their logits, reduces their gradients and updates them. This config leaves them out.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=4 DGXNGPU=8 BATCHSIZE=32 GRADIENT_STEPS=12

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # DGX H100: 8 nodes of 8 GPUs, 36 packed rows per GPU, global batch 4,608 sequences.
 # Hyper-parameters: NVIDIA, v3.1.
-# The warm-up is a flat rate for 330 steps, then the decay as if it had run from step 0: the rate drops to half.
+# Warm-up is a constant rate for 330 steps; then the decay continues as if from step 0, so the rate drops by half.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=8 DGXNGPU=8

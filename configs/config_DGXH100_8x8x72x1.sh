@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # DGX H100: 8 nodes of 8 GPUs, 72 sequences per GPU, global batch 4,608 sequences.
 # Hyper-parameters: NVIDIA, v3.0 to v4.1.
-# The warm-up is a flat rate for 330 steps, then the decay as if it had run from step 0: the rate drops to half.
-# EXCHANGE_GROUP balances sequence lengths among the GPUs of a step, so that all get as many tokens.
+# Warm-up is a constant rate for 330 steps; then the decay continues as if from step 0, so the rate drops by half.
+# EXCHANGE_GROUP balances sequence lengths among the GPUs of a step, so that all get the same number of tokens.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=8 DGXNGPU=8

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # GB200 NVL72: 128 nodes of 4 GPUs, 8 packed rows per GPU, global batch 8,192 sequences.
 # Hyper-parameters: NVIDIA, v5.0.
-# START_WARMUP_STEP lies further back than WARMUP_STEPS reaches: no warm-up, the decay from step 1.
+# START_WARMUP_STEP is further back than WARMUP_STEPS: no warm-up, decay from step 1.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=128 DGXNGPU=4

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # H200 141 GB: 1 node, 1 GPU, 96 packed rows per GPU x 4 accumulated, global batch 768 sequences.
-# CLIP=before clips every micro-batch by its own norm: 96 rows are less noisy than 8 GPUs' 48.
+# CLIP=before clips every micro-batch by its own norm: 96 rows are less noisy than the 48 of 8 GPUs.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=1 BATCHSIZE=96 GRADIENT_STEPS=4

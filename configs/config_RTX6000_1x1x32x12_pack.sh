@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # RTX 6000 or another GPU of 48 GB: 1 node, 1 GPU, 32 packed rows per GPU x 12 accumulated, global batch 768 sequences.
-# CLIP=before clips every micro-batch by its own norm: 32 rows are noisier than 8 GPUs' 48.
+# CLIP=before clips every micro-batch by its own norm: 32 rows are noisier than the 48 of 8 GPUs.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=1 BATCHSIZE=32 GRADIENT_STEPS=12

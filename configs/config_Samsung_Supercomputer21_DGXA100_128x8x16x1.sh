@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Samsung's 1,024 A100 of v1.1: 128 nodes of 8 GPUs, 16 sequences per GPU, global batch 16,384 sequences.
-# Open division: Adam. Data in four bins of length (prepare_data.sh --binned-data), with a fixed count of each in a
+# Open division: Adam. Data in four length bins (prepare_data.sh --binned-data), with a fixed count of each in a
 # batch, balanced by length within a node: DATADIR_PHASE2 is the folder hdf5/bins.
-# Samsung's own learning-rate rule: after step 65 the rate leaves the warm-up for the line of the decay, 16% above.
+# Samsung's learning-rate rule: after step 65 the rate jumps from the warm-up to the decay line, 16% higher.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export SUBMISSION_DIVISION=open

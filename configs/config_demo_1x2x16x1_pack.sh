@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make demo: a small BERT on 2 processes of any machine. Open division, since its target is its own.
+# make demo: a small BERT on 2 processes of any machine. Open division, since it has its own target.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=2 DEVICE=auto

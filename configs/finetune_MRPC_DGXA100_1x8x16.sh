@@ -4,7 +4,7 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export RANK_MODULE=finetune TASK=MRPC SEEDS=1,2,3,4,5,6,7,8,9,10 DATA=${DATADIR:-/data/bert}/MRPC
 export DGXNNODES=1 DGXNGPU=8 BATCHSIZE=16 GRADIENT_STEPS=1 MAX_SEQ_LENGTH=128
-# These recipes do not clip: a norm that is never reached.
+# No clipping in these recipes: this norm is never reached.
 export LR=1.8e-5 WARMUP_PROPORTION=0.3 EPOCHS=3 MAX_GRAD_NORM=1e30
 export LR_SCHEDULE=linear OPTIMIZER=adamw OPT_ADAM_BIAS_CORRECTION=0
 export WALLTIME_RUNANDTIME=40

@@ -4,7 +4,7 @@
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export RANK_MODULE=finetune TASK=SST-2 DATA=${DATADIR:-/data/bert}/SST-2
 export DGXNNODES=1 DGXNGPU=8 BATCHSIZE=128 GRADIENT_STEPS=1 MAX_SEQ_LENGTH=128
-# These recipes do not clip: a norm that is never reached.
+# No clipping in these recipes: this norm is never reached.
 export LR=1e-5 WARMUP_PROPORTION=0.1 EPOCHS=3 MAX_GRAD_NORM=1e30
 export LR_SCHEDULE=linear OPTIMIZER=adamw OPT_ADAM_BIAS_CORRECTION=0
 export WALLTIME_RUNANDTIME=20

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# BERT-1.5B and 5B from scratch as Habana trains them: LANS on 12,288 sequences of 128 tokens, 20 of them to predict.
-# Exports only; sourced by the configs of these models, which export BERT_CONFIG, the name of a file of models/, before.
+# BERT-1.5B and 5B from scratch with Habana's recipe: LANS on 12,288 sequences of 128 tokens, 20 of them masked.
+# Exports only; sourced by the configs of these models, which first export BERT_CONFIG, the name of a file in models/.
 BERT_CONFIG=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/models" && pwd -P)/$BERT_CONFIG
 export BERT_CONFIG
 export SUBMISSION_DIVISION=open INIT_CHECKPOINT='' CHECK_COMPLIANCE=0 CLEAR_CACHES=0

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A BERT-base or large of the Hub continued on 1 to 8 H100 (80 GB); rate modelled for BERT-large (bench/step_model.py).
+# Continues a BERT-base or large from the Hub on 1 to 8 H100 (80 GB); rate modelled for BERT-large (bench/step_model.py).
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export ROWS=32 RATE=930

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A BERT-base or large of the Hub continued on RTX 4090 (24 GB); rate for BERT-large, modelled as in pretrain_day_RTX4090.sh.
+# Continues a BERT-base or large from the Hub on RTX 4090 (24 GB); rate for BERT-large, modelled as in pretrain_day_RTX4090.sh.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export ROWS=8 RATE=60

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A BERT-base or large of the Hub continued on RTX 6000 (48 GB); rate for BERT-large, as of an RTX 4090, assumed.
+# Continues a BERT-base or large from the Hub on RTX 6000 (48 GB); rate for BERT-large assumed equal to an RTX 4090's.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export ROWS=16 RATE=60

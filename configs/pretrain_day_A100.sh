@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A BERT-large of a text of one's own in a day of 1 to 8 A100 (80 GB); rate published by DeepLearningExamples (docs/train.md).
+# A BERT-large trained on your own text in a day on 1 to 8 A100 (80 GB); rate published by DeepLearningExamples (docs/train.md).
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export ROWS=256 RATE=570 LR=4e-4

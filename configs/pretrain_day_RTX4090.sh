@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A BERT-base of a text of one's own in a day of RTX 4090 (24 GB); rate by an A100's, the peaks of both and the size of BERT-base.
+# A BERT-base trained on your own text in a day on RTX 4090 (24 GB); rate scaled from an A100's by the peaks of both and the size of BERT-base.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export ROWS=64 RATE=1000 LR=6e-4

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A BERT-base of a text of one's own in a day of RTX 6000 (48 GB); rate of one as of an RTX 4090, assumed.
+# A BERT-base trained on your own text in a day on RTX 6000 (48 GB); rate of one assumed equal to an RTX 4090's.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export ROWS=128 RATE=1000 LR=6e-4

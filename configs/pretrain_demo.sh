@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make pretrain-demo: a model of 6 layers on 2 processes of any machine, masked-LM alone, continued from INIT_CHECKPOINT or from scratch.
+# make pretrain-demo: 6 layers on 2 processes of any machine, masked-LM only, continued from INIT_CHECKPOINT or from scratch.
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=2 DEVICE=auto SEED=1 MAX_SEQ_LENGTH=128 LR=5e-4 MAX_STEPS=100 INIT_CHECKPOINT=${INIT_CHECKPOINT-}

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The recipe of NVIDIA DeepLearningExamples for BERT from scratch: PHASE=1 at 128 tokens with a global batch of 65,536
 # sequences, then PHASE=2 at 512 tokens with 32,768, on DGXNNODES nodes (1) of DGXNGPU GPUs (8), which you may export.
-# Exports only; sourced by configs/pretrain_*.sh, which export PHASE1_BATCHSIZE, the sequences of 128 tokens that a GPU takes
-# at once. PACKED=1, the default, packs them into rows: of 512 tokens two, on average; PACKED=0 takes exactly the batch.
+# Exports only; sourced by configs/pretrain_*.sh, which export PHASE1_BATCHSIZE, the micro-batch of a GPU at 128 tokens.
+# PACKED=1, the default, packs sequences into rows (two per row of 512 tokens on average); PACKED=0 gives exactly the batch.
 export DGXNNODES=${DGXNNODES:-1} DGXNGPU=${DGXNGPU:-8} PACKED=${PACKED:-1} PACKING_FACTOR=1
 export SUBMISSION_DIVISION=open INIT_CHECKPOINT='' CHECK_COMPLIANCE=0 CLEAR_CACHES=0 EVAL_ITER_SAMPLES=0
 export OPTIMIZER=lamb CLIP=after OPT_LAMB_BETA_1=0.9 OPT_LAMB_BETA_2=0.999 WEIGHT_DECAY_RATE=0.01 LR_SCHEDULE=dle

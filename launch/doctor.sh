@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Is this site ready for the run scripts? A table of pass, warn, fail and skip, each failure with the command to fix it.
+# Is this site ready for the run scripts? Prints pass, warn, fail or skip for each check, and the command that fixes a failure.
 #   source env.sh; source configs/config_<SYSTEM>_....sh; launch/doctor.sh
-# Without a config, what depends on one is skipped.
-# usage: doctor.sh [help] [slurm] [container] [ssh] [machine] [gpu] [data] [verify]     all but verify when none is named
+# Without a config, checks that need one are skipped.
+# usage: doctor.sh [help] [slurm] [container] [ssh] [machine] [gpu] [data] [verify]     default: all except verify
 # On the compute nodes: srun --nodes=2 --ntasks-per-node=1 launch/doctor.sh machine gpu data
-# Exit status: 0 when nothing failed, 1 when something did, 2 for wrong usage.
+# Exit status: 0 if nothing failed, 1 if something did, 2 for wrong usage.
 set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR GROUPS_ALL=(slurm container ssh machine gpu data)
@@ -13,7 +13,7 @@ for part in run/log run/variables run/answers node/binding container/container c
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
-# Several nodes at once: each puts its name before every line.
+# With several nodes at once, each prefixes its lines with its name.
 NODE=''
 if ((${SLURM_STEP_NUM_TASKS:-1} > 1)); then NODE="${SLURMD_NODENAME:-$(uname -n)}:"; fi
 readonly NODE
@@ -21,52 +21,52 @@ declare -i failed=0 warned=0
 # shellcheck disable=SC2034 # hosts.sh fills it
 declare -a hosts=()
 
-# One row. Arguments: pass, warn, fail or skip; what was looked at; what was found; a command that helps.
+# Prints one row. Arguments: pass, warn, fail or skip; name of the check; finding; command that fixes it.
 doctor::row() {
-  local -r result=$1 check=$2 finding=$3 cure=${4:-}
+  local -r result=$1 check=$2 finding=$3 fix=${4:-}
   local colour='' plain=''
   if [[ -t 1 ]]; then
     plain=$'\e[0m'
     case $result in pass) colour=$'\e[32m' ;; warn) colour=$'\e[33m' ;; fail) colour=$'\e[31m' ;; *) colour=$'\e[2m' ;; esac
   fi
   printf '%s %s%-4s%s  %-21s %s\n' "$NODE" "$colour" "$result" "$plain" "$check" "$finding"
-  if [[ $cure ]]; then printf '%s       %-21s -> %s\n' "$NODE" '' "$cure"; fi
+  if [[ $fix ]]; then printf '%s       %-21s -> %s\n' "$NODE" '' "$fix"; fi
   case $result in fail) failed+=1 ;; warn) warned+=1 ;; esac
 }
 
-# Runs one of the run scripts' own checks; its complaint is the row's finding. Arguments: name of the row, finding if it
+# Runs one of the run scripts' own checks; its error becomes the row's finding. Arguments: name of the row, finding if it
 # passes, the check.
-doctor::same_check() {
+doctor::run_check() {
   local -r name=$1 fine=$2
   shift 2
-  local said
-  if said=$("$@" 2>&1 >/dev/null); then
+  local output
+  if output=$("$@" 2>&1 >/dev/null); then
     doctor::row pass "$name" "$fine"
   else
-    doctor::row fail "$name" "${said##*run: error: }"
+    doctor::row fail "$name" "${output##*run: error: }"
   fi
 }
 
-# Is this a compute node, rather than one from which jobs are submitted?
+# Is this a compute node, rather than a submit node?
 doctor::on_compute_node() { [[ -n ${SLURM_PROCID:-} || -e /dev/nvidiactl ]] || ! command -v sbatch >/dev/null; }
 
-# Free space where a path is or will be, in GB; nothing if not even its root exists.
+# Free space at a path that may not exist yet, in GB; nothing if not even its root exists.
 doctor::free_gb() { df --output=avail -BG -- "$(doctor::existing "$1")" 2>/dev/null | sed -n '2s/[^0-9]//gp'; }
 
-# A folder, or the nearest one above it that is there.
+# The folder, or its nearest existing parent.
 doctor::existing() {
   local folder=$1
   while [[ ! -e $folder && $folder != . && $folder != / ]]; do folder=$(dirname -- "$folder"); done
   echo "$folder"
 }
 
-# In a subshell, which a complaint ends.
+# In a subshell, which an error ends.
 doctor::names_check() (variables::check_names)
 
 doctor::has_config() { [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]]; }
 
 # The row of a check that needs a config, if none was sourced.
-doctor::wants_config() { doctor::row skip "$1" 'no config was sourced' 'source env.sh; source configs/config_<SYSTEM>_....sh'; }
+doctor::needs_config() { doctor::row skip "$1" 'no config was sourced' 'source env.sh; source configs/config_<SYSTEM>_....sh'; }
 
 doctor::main() {
   local group
@@ -84,8 +84,8 @@ doctor::main() {
   if [[ -z ${EVALDIR:-} ]]; then source "$REPO_DIR/env.sh"; fi
   : "${PYTHON:=python}" "${DGXNNODES:=1}"
   printf '%s %s\n' "$NODE" "$(uname -n)${DGXSYSTEM:+, $DGXSYSTEM}"
-  doctor::same_check variables 'no exported name looks misspelt' doctor::names_check
-  # A typo is told above; the rest of the table does without it.
+  doctor::run_check variables 'no exported name looks misspelt' doctor::names_check
+  # A typo is reported above, once.
   if doctor::has_config; then
     variables::check_names() { :; }
     variables::load

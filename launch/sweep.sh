@@ -4,8 +4,7 @@
 #   launch/sweep.sh configs/config_DGXH100_4x8x48x1_pack.sh DGXNNODES=1,2,4                   weak scaling
 #   launch/sweep.sh configs/config_DGXH100_4x8x48x1_pack.sh DGXNNODES:GRADIENT_STEPS=1:4,2:2,4:1   the same global batch
 #   launch/sweep.sh --local configs/config_demo_1x2x16x1_pack.sh LR=0.005,0.01 SEED=1,2,3
-# Names joined by colons change together. All runs go to LOGDIR/sweep_DATESTAMP; python -m review compare sets them side
-# by side.
+# Names joined by colons change together. All runs go to LOGDIR/sweep_DATESTAMP; python -m review compare compares them.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR
@@ -34,7 +33,7 @@ sweep::arguments() {
   ((${#configs[@]})) || log::die 'sweep: no config given: launch/sweep.sh configs/config_....sh NAME=VALUE,VALUE'
 }
 
-# Makes combinations: settings NAME=VALUE joined by spaces, one entry a run.
+# Sets combinations: settings NAME=VALUE joined by spaces, one entry per run.
 sweep::combine() {
   local axis names values value combination grown i
   local -a next name part
@@ -59,7 +58,7 @@ sweep::combine() {
 }
 
 # shellcheck disable=SC2329 # child::run calls it
-# One run, in a subshell of its own. Arguments: config, settings.
+# One run, in a separate subshell. Arguments: config, settings.
 sweep::start() {
   local -r config=$1
   local -a settings
@@ -70,7 +69,7 @@ sweep::start() {
     grep -qE "^$name( |$)" "$REPO_DIR/launch/variables.txt" || log::die "sweep: $name: no such variable; docs/variables.md lists them"
     export "${setting?}"
   done
-  # The settings win over the config, which need not say so for each run.
+  # Without the config's message that the settings override it.
   # shellcheck source=/dev/null
   source "$config" 2>/dev/null
   RUN_NAME=$DGXSYSTEM${2:+_${2//[ \/]/_}}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs image.txt beside what a container's base image has. That stays as it was built and tested: its versions are
-# constraints, but for what image.txt pins itself. The base's own list (PIP_CONSTRAINT) also names what it has not.
+# Installs image.txt into a container's base image without changing the packages tested there: their versions are constraints,
+# except for those that image.txt pins. The base's own constraints (PIP_CONSTRAINT) also list packages that it lacks.
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")"
 base=$(mktemp)

@@ -23,12 +23,12 @@ class Module:
 
     @property
     def package(self) -> str:
-        """What a relative import of one dot starts from."""
+        """Package that a relative import with one dot starts from."""
         return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
 
 
 def modules_of(folder: Path) -> dict[str, Module]:
-    """Every module below a package's folder, its tests and data files aside."""
+    """Every module below a package's folder, except tests and data files."""
     found = {}
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder.parent).with_suffix("").parts
@@ -39,7 +39,7 @@ def modules_of(folder: Path) -> dict[str, Module]:
 
 @cache
 def imports(module: Module) -> tuple[tuple[str, int], ...]:
-    """(dotted name, line) of all that a module imports: at its top, in functions, relatively, by name at run time."""
+    """(dotted name, line) of a module's imports: top-level, in functions, relative, and by name at run time."""
     return tuple(_imports(module))
 
 
@@ -61,7 +61,7 @@ def _imports(module: Module) -> Iterator[tuple[str, int]]:
 
 
 def imported_modules(module: Module, modules: Mapping[str, Module]) -> dict[str, int]:
-    """Modules of the same package that an import runs, with a line: those named, and the packages that hold them."""
+    """Modules of the same package that imports run, with line: those named, and their parent packages."""
     found: dict[str, int] = {}
     for name, line in imports(module):
         while name and name not in modules:
@@ -75,7 +75,7 @@ def imported_modules(module: Module, modules: Mapping[str, Module]) -> dict[str,
 
 
 def upward_imports(modules: Mapping[str, Module], layers: Sequence[Collection[str]]) -> list[str]:
-    """Imports of a higher layer, modules that belong to none, and entries of the table that name nothing.
+    """Imports of a higher layer, modules without a layer, and table entries without a module.
 
     Args: layers: lowest first; names below the package, the longest that fits counts. The package's own
     ``__init__`` belongs to none and may be imported by all.
@@ -105,14 +105,14 @@ def upward_imports(modules: Mapping[str, Module], layers: Sequence[Collection[st
     return problems
 
 
-def circles(modules: Mapping[str, Module], known: Collection[frozenset[str]] = ()) -> list[str]:
-    """Groups of modules that import each other, whatever their layers; and known ones that are gone."""
+def cycles(modules: Mapping[str, Module], known: Collection[frozenset[str]] = ()) -> list[str]:
+    """Import cycles between modules of any layer, and known cycles that are gone."""
     graph = {name: set(imported_modules(module, modules)) for name, module in modules.items()}
     reached = {name: _reachable(graph, name) for name in graph}
     groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
     found = {group for group in groups if group}
-    problems = [f"a circle of imports: {', '.join(sorted(group))}" for group in sorted(found - set(known), key=sorted)]
-    return problems + [f"no longer a circle: {', '.join(sorted(group))}" for group in set(known) - found]
+    problems = [f"an import cycle: {', '.join(sorted(group))}" for group in sorted(found - set(known), key=sorted)]
+    return problems + [f"no longer a cycle: {', '.join(sorted(group))}" for group in set(known) - found]
 
 
 def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
@@ -129,7 +129,7 @@ def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
 def foreign_imports(
     modules: Mapping[str, Module], forbidden: Iterable[str], allowed: Mapping[str, Collection[str]]
 ) -> list[str]:
-    """Imports of packages that these modules must do without.
+    """Imports of packages that are forbidden to these modules.
 
     Args: forbidden: names of packages and modules; allowed: what may be imported of them all the same, and by which
     modules (names, with all below them; "" for every one).
@@ -148,7 +148,7 @@ def _within(name: str, other: str) -> bool:
 
 
 def environment_readers(modules: Mapping[str, Module], allowed: Collection[str]) -> list[str]:
-    """Modules that touch the process's environment through ``os``, under whatever name they import it."""
+    """Modules that access the process's environment through ``os``, under any name."""
     problems = []
     for module in modules.values():
         if module.name not in allowed:
@@ -192,7 +192,7 @@ def _first_text(arguments: Sequence[ast.expr]) -> str | None:
 
 
 def dead_links(path: Path) -> list[str]:
-    """Links of a page to a file that is not there, or to a heading that its file has not."""
+    """Links of a page to a missing file or heading."""
     problems = []
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text(encoding="utf-8")):
         name, _, heading = target.partition("#")
@@ -207,13 +207,13 @@ def dead_links(path: Path) -> list[str]:
 
 
 def _headings(page: Path) -> set[str]:
-    """Of a page, as links name them."""
+    """Headings of a page, as links name them."""
     found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
 
 
 def unfit_for_the_tree(path: Path, is_test: bool) -> list[str]:
-    """A file of over 1 MB, a test's of over 100 KB, or a binary that is not a test's."""
+    """Files over 1 MB (tests: 100 KB), and binaries outside tests."""
     data = path.read_bytes()
     most = 100_000 if is_test else 1_000_000
     if len(data) >= most:
@@ -236,7 +236,7 @@ def tables(text: str, header: str) -> list[list[str]]:
 
 
 def table_problems(rows: Sequence[Sequence[str]], expected: Mapping[str, Sequence[str] | None]) -> list[str]:
-    """Rows that are missing, doubled, of nothing that exists (ghosts), or other than what they must say.
+    """Missing, duplicate, wrong and ghost rows (of nothing that exists).
 
     Args: expected: the cells of each name's row, None where only the name matters.
     """
@@ -253,5 +253,5 @@ def table_problems(rows: Sequence[Sequence[str]], expected: Mapping[str, Sequenc
 
 
 def names(row: Sequence[str]) -> list[str]:
-    """What the first cell of a row names, in backquotes: one thing or several."""
+    """Names in the first cell of a row, in backquotes."""
     return re.findall(r"`([^`]+)`", row[0])

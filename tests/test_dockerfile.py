@@ -1,4 +1,4 @@
-"""The image: its file is lint-clean, sets nothing of ours, and installs what the requirements of a run name."""
+"""The image: its Dockerfile is lint-clean, sets none of our variables, and installs the requirements of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bert.pretraining.config import Config
 
 
 def requirements(path: Path) -> dict[str, str]:
-    """Requirement by name, such as ``==1.2`` or nothing."""
+    """Version constraint by name, such as ``==1.2``, or empty."""
     lines = [line.split(";")[0].strip() for line in path.read_text().splitlines() if line and line[0] not in "#-"]
     return {re.split(r"[=<>]", line)[0]: line[len(re.split(r"[=<>]", line)[0]) :] for line in lines}
 
@@ -54,8 +54,8 @@ def test_the_base_is_named_by_tag_and_by_digest_on_demand(repository):
     assert f"From: nvcr.io/nvidia/pytorch:{tag}\n" in (repository / "apptainer.def").read_text()
 
 
-def test_packages_of_the_base_image_keep_their_versions_but_for_those_that_are_pinned(repository, tmp_path):
-    """With a stand-in for pip that shows what it is told."""
+def test_packages_of_the_base_image_keep_their_versions_except_pinned_ones(repository, tmp_path):
+    """With a stand-in for pip that prints its arguments."""
     listed = "torch==2.7.0a0+79aa17489c.nv25.4\\nnumpy==1.26.4\\nH5py==3.1\\nrich==13.9\\n"
     (tmp_path / "pip").write_text(
         f'#!/bin/sh\nif [ "$1" = list ]; then printf "{listed}"; else echo "$@"; cat "$PIP_CONSTRAINT"; fi\n'
@@ -71,7 +71,7 @@ def test_packages_of_the_base_image_keep_their_versions_but_for_those_that_are_p
     ]
 
 
-def test_the_image_leaves_out_nothing_that_is_tracked_but_tests_and_continuous_integration(repository):
+def test_the_image_has_all_tracked_files_except_tests_and_continuous_integration(repository):
     tracked = subprocess.run(["git", "-C", repository, "ls-files"], capture_output=True, text=True, check=False)
     if tracked.returncode:
         pytest.skip("not a git checkout")
@@ -82,7 +82,7 @@ def test_the_image_leaves_out_nothing_that_is_tracked_but_tests_and_continuous_i
 
 @pytest.mark.slow
 def test_the_packages_of_the_image_resolve_beside_those_of_its_base(repository, tmp_path):
-    """As the Dockerfile does, for the Python and the numpy of the base image. Asks the package registry."""
+    """Like the Dockerfile, for the Python and numpy of the base image. Queries the package registry."""
     constraints = tmp_path / "base.txt"
     constraints.write_text("numpy==1.26.4\n")
     options = ["--dry-run", "--ignore-installed", "--python-version", "3.12", "--only-binary", ":all:"]

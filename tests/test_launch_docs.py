@@ -1,4 +1,4 @@
-"""The list of variables is what scripts and trainer read; docs/launch.md names only what is there."""
+"""The list of variables matches what scripts and trainer read; docs/launch.md names only what exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bert.core import env, variables
 from bert.pretraining.config import Config
 from finetune.config import Config as FineTuning
 
-# Set by Slurm, by ssh or by the launcher itself; or another place of a system's file, for tests.
+# Set by Slurm, by ssh or by the launcher itself; or paths of system files that tests replace.
 NOT_FOR_USERS = {
     *(
         "SLURM_JOB_ID",
@@ -52,14 +52,14 @@ def scripts() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def table() -> dict[str, str]:
-    """Default by variable, of those that the list describes itself."""
+    """Default by variable, for those that the list itself describes."""
     declared = variables.declared()
     entries = [entry for group in variables.groups().values() for entry in group]
     return {entry.name: entry.default for entry in entries if declared.get(entry.name) != entry}
 
 
 def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
-    """Variables that a script reads with a default or a complaint, with their defaults."""
+    """Variables that scripts read with a default or an error, with their defaults."""
     found: dict[str, set[str]] = {}
     for text in scripts.values():
         for name, default in re.findall(r"\$\{([A-Z][A-Z0-9_]+):?[-+?=]([^{}$]*)", text):
@@ -69,13 +69,13 @@ def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
     return found
 
 
-def test_every_variable_of_the_launcher_is_listed_or_is_the_trainers(scripts, table):
+def test_every_variable_of_the_launcher_is_listed_or_the_trainers(scripts, table):
     trainer = {variable.name for kind in (Config, FineTuning) for _, variable, _ in env.variables(kind)}
     missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
     assert not missing, f"launch/variables.txt says nothing of {sorted(missing)}"
 
 
-def test_the_list_names_no_variable_that_nobody_reads(scripts, table):
+def test_the_list_names_no_unread_variable(scripts, table):
     text = "".join(text for name, text in scripts.items() if name != "launch/variables.txt")
     unread = {name for name in table if not re.search(rf"\b{name}\b", text)}
     assert not unread
@@ -100,7 +100,7 @@ def test_the_page_of_variables_is_up_to_date(repository):
     assert page == variables.markdown() + "\n", "run: make variables"
 
 
-def test_every_script_and_config_that_is_named_exists(repository):
+def test_every_script_and_config_in_the_launch_page_exists(repository):
     text = (repository / "docs" / "launch.md").read_text()
     for name in set(re.findall(r"\b[\w/]+\.sh\b|run\.sub", text)) - {"prepare_data.sh"}:
         assert (repository / name).is_file(), name
@@ -108,7 +108,7 @@ def test_every_script_and_config_that_is_named_exists(repository):
         assert (repository / "configs" / f"config_{part}.sh").is_file(), part
 
 
-def test_every_file_that_contributing_names_exists(repository):
+def test_every_file_in_contributing_exists(repository):
     text = re.sub(r"[<*]\S*|native_\.\.\.", "", (repository / "CONTRIBUTING.md").read_text())
     files = [f"/{path.relative_to(repository)}" for path in repository.rglob("*.*") if ".venv" not in path.parts]
     named = set(re.findall(r"`([\w./]+\.(?:py|sh|sub|md|txt|json))`", text))
@@ -116,7 +116,7 @@ def test_every_file_that_contributing_names_exists(repository):
     assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
 
 
-def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts):
+def test_every_message_in_the_launch_page_is_printed_by_a_script(repository, scripts):
     text = (repository / "docs" / "launch.md").read_text()
     messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("\n## ")[0], re.M)
     sources = "\n".join(scripts.values())
@@ -126,6 +126,6 @@ def test_every_message_in_the_list_is_one_that_a_script_says(repository, scripts
     )
     assert len(messages) > 6
     for message in messages:
-        # What varies (a number, a name, a value) splits the message into parts that stand in the source.
+        # Variable parts (numbers, names, values) split the message into parts that the source contains.
         parts = re.split(r"\.\.\.|\d+(?:\.\d+)?|node\d|output_\S+|compliance_\S+|SIG\w+", message)
         assert all(part.strip() in sources for part in parts), message

@@ -1,4 +1,4 @@
-"""The code base keeps its shape: imports run one way, tables name what there is.
+"""The structure of the code base: imports go one way, tables name what exists.
 
 The rules themselves are in structure.py; test_structure_rules.py breaks each of them.
 """
@@ -18,7 +18,7 @@ from bert.core import variables
 
 from . import structure
 
-# Lowest first; a module imports its own layer or lower ones, and what is below a name belongs with it.
+# Lowest first; a module imports its own layer or lower ones. A name includes its submodules.
 LAYERS: dict[str, list[set[str]]] = {
     "implementations/bert": [
         {"core"},
@@ -76,9 +76,9 @@ LAYERS: dict[str, list[set[str]]] = {
         {"__main__"},
     ],
 }
-# Circles that are known; one that is gone must be taken out of this list.
-KNOWN_CIRCLES: list[frozenset[str]] = []
-# What a package must do without: names, and what may be imported of them all the same by whom ("": by every module).
+# Known cycles; remove one from this list when it is gone.
+KNOWN_CYCLES: list[frozenset[str]] = []
+# Packages that a package must not import, with exceptions by module ("": every module).
 FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
     "implementations/bert": (
         {"certify", "finetune", "input_preprocessing", "review", "mlperf_logging"},
@@ -143,7 +143,7 @@ def test_imports_run_one_way(packages, folder):
 @pytest.mark.parametrize("folder", LAYERS)
 def test_no_modules_import_each_other(packages, folder):
     package = Path(folder).name
-    _none(structure.circles(packages[folder], [group for group in KNOWN_CIRCLES if min(group).startswith(package)]))
+    _none(structure.cycles(packages[folder], [group for group in KNOWN_CYCLES if min(group).startswith(package)]))
 
 
 @pytest.mark.parametrize("folder", FORBIDDEN)
@@ -158,7 +158,7 @@ def test_only_env_reads_the_environment(packages):
             _none(structure.environment_readers(modules, READ_THE_ENVIRONMENT))
 
 
-def test_links_of_the_pages_lead_somewhere(repository, tmp_path):
+def test_links_of_the_pages_are_valid(repository, tmp_path):
     pages = _tracked(repository, "*.md")
     assert sum("](" in page.read_text(encoding="utf-8") for page in pages) > 5
     _none([line for page in pages for line in structure.dead_links(page)])
@@ -171,7 +171,7 @@ def test_links_of_the_pages_lead_somewhere(repository, tmp_path):
     ]
 
 
-def test_the_tree_holds_no_large_file_and_no_binary_but_small_test_data(repository):
+def test_the_tree_has_no_large_files_and_no_binaries_except_small_test_data(repository):
     tests = repository / "tests"
     for path in _tracked(repository):
         _none(structure.unfit_for_the_tree(path, is_test=path.is_relative_to(tests)))
@@ -189,7 +189,7 @@ def test_the_suite_refuses_the_packages_of_another_checkout(repository, tmp_path
 
 
 def test_only_programs_can_be_run_and_libraries_are_sourced(repository):
-    """A program sets the shell's options for itself; a file that is sourced leaves those of its user."""
+    """A program sets its own shell options; a sourced file leaves those of its user."""
     scripts = _tracked(repository, "*.sh", "*.sub")
     assert len(scripts) > 50
     for path in scripts:
@@ -205,7 +205,7 @@ def test_tables_of_variables_have_a_row_for_each_and_no_other(repository):
     _none(structure.table_problems(rows, dict.fromkeys(listed)))
 
 
-def test_other_tables_name_what_there_is(repository):
+def test_other_tables_name_what_exists(repository):
     from review.__main__ import parser
 
     def rows(page: str, header: str) -> list[list[str]]:
@@ -222,7 +222,7 @@ def test_other_tables_name_what_there_is(repository):
     _none([f"bench/{name}: no such script" for name in scripts if not (repository / "bench" / name).is_file()])
 
 
-def test_the_page_of_validity_names_files_and_tests_that_are_there(repository):
+def test_the_validity_tables_name_existing_files_and_tests(repository):
     rows = structure.tables((repository / "docs" / "evidence.md").read_text(encoding="utf-8"), "rule")
     assert len(rows) > 20
     problems = []

@@ -1,4 +1,4 @@
-"""Each rule of the structure finds what breaks it: small source trees with one fault each, and the same without."""
+"""Each structure rule finds violations: small source trees with one fault each, and without."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOUND = {
 
 
 def tree(folder: Path, **changed: str) -> dict[str, structure.Module]:
-    """Modules of the package ``pack``: the sound one, with other text for some modules (``__`` in a name for a dot)."""
+    """Modules of the valid package ``pack``, with other text for some modules (``__`` in a name for a dot)."""
     for name, text in {**SOUND, **{name.replace("__", "."): text for name, text in changed.items()}}.items():
         path = folder / "pack" / Path(*name.replace(".init.", ".__init__").split(".")).with_suffix(".py")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def test_a_sound_tree_breaks_no_rule(tmp_path):
     modules = tree(tmp_path)
     assert set(modules) == {"pack", "pack.low", "pack.room", "pack.room.a", "pack.room.b", "pack.high"}
     assert structure.upward_imports(modules, LAYERS) == []
-    assert structure.circles(modules) == []
+    assert structure.cycles(modules) == []
     assert structure.foreign_imports(modules, {"torch"}, {}) == []
     assert structure.environment_readers(modules, ()) == []
 
@@ -64,12 +64,12 @@ def test_an_import_of_a_higher_layer_is_found_however_it_is_written(tmp_path, te
 
 
 @pytest.mark.parametrize("text", ["from ..high import thing", "from .. import high"])
-def test_an_upward_import_out_of_a_room_is_found(tmp_path, text):
+def test_an_upward_import_out_of_a_folder_is_found(tmp_path, text):
     (problem,) = structure.upward_imports(tree(tmp_path, room__b=text), LAYERS)
     assert problem == "pack.room.b:1 imports pack.high, a layer above it"
 
 
-def test_an_upward_import_of_a_rooms_own_init_is_found(tmp_path):
+def test_an_upward_import_of_a_folders_own_init_is_found(tmp_path):
     (tmp_path / "pack/room").mkdir(parents=True)
     modules = tree(tmp_path)
     (tmp_path / "pack/room/__init__.py").write_text("from ..high import thing")
@@ -101,21 +101,21 @@ def test_a_module_without_a_layer_and_a_layer_without_a_module_are_found(tmp_pat
         ({"low": "from .room import b"}, "pack.low, pack.room.b"),
     ],
 )
-def test_a_circle_is_found(tmp_path, changed, members):
-    assert structure.circles(tree(tmp_path, **changed)) == [f"a circle of imports: {members}"]
+def test_an_import_cycle_is_found(tmp_path, changed, members):
+    assert structure.cycles(tree(tmp_path, **changed)) == [f"an import cycle: {members}"]
 
 
-def test_a_circle_through_the_package_that_holds_a_module_is_found(tmp_path):
+def test_a_cycle_through_the_package_of_a_module_is_found(tmp_path):
     tree(tmp_path, room__a="", room__b="", low="from .room.a import thing")
     (tmp_path / "pack/room/__init__.py").write_text("from .. import low")  # runs when room.a is imported
     modules = structure.modules_of(tmp_path / "pack")
-    assert structure.circles(modules) == ["a circle of imports: pack.low, pack.room"]
+    assert structure.cycles(modules) == ["an import cycle: pack.low, pack.room"]
 
 
-def test_a_known_circle_is_allowed_and_must_go_from_the_list_when_it_is_gone(tmp_path):
+def test_a_known_cycle_is_allowed_and_must_leave_the_list_when_it_is_gone(tmp_path):
     known = [frozenset({"pack.room.a", "pack.room.b"})]
-    assert structure.circles(tree(tmp_path, room__b="from .a import thing"), known) == []
-    assert structure.circles(tree(tmp_path, room__b=""), known) == ["no longer a circle: pack.room.a, pack.room.b"]
+    assert structure.cycles(tree(tmp_path, room__b="from .a import thing"), known) == []
+    assert structure.cycles(tree(tmp_path, room__b=""), known) == ["no longer a cycle: pack.room.a, pack.room.b"]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_known_circle_is_allowed_and_must_go_from_the_list_when_it_is_gone(tmp
         "import importlib\nimportlib.import_module('torch.nn')",
     ],
 )
-def test_an_import_of_a_forbidden_package_is_found_but_where_it_is_allowed(tmp_path, text):
+def test_an_import_of_a_forbidden_package_is_found_except_where_allowed(tmp_path, text):
     modules = tree(tmp_path, low=text)
     (problem,) = structure.foreign_imports(modules, {"torch"}, {"torch": ["pack.high"]})
     assert problem.startswith("pack.low:")
@@ -165,14 +165,14 @@ def test_only_the_parts_of_a_forbidden_package_that_are_allowed_pass(tmp_path):
         "__import__('os').environ",
     ],
 )
-def test_a_look_at_the_environment_is_found_however_it_is_written(tmp_path, text):
+def test_reading_the_environment_is_found_however_it_is_written(tmp_path, text):
     modules = tree(tmp_path, low=text)
     (problem,) = structure.environment_readers(modules, {"pack.high"})
     assert problem.startswith("pack.low:")
     assert structure.environment_readers(modules, {"pack.low"}) == []
 
 
-def test_other_uses_of_os_and_of_the_word_are_no_look_at_the_environment(tmp_path):
+def test_other_uses_of_os_and_of_the_word_are_allowed(tmp_path):
     lines = [
         "import os",
         "import os.path as p",
@@ -231,7 +231,7 @@ def test_ghost_rows_missing_rows_and_wrong_rows_are_found(expected, problem):
     assert found.startswith(problem)
 
 
-def test_a_sound_table_has_no_problem_and_a_doubled_row_is_found():
+def test_a_valid_table_has_no_problem_and_a_duplicate_row_is_found():
     rows = structure.tables(PAGE, "variable")
     expected = {"LR": ["`LR`", "`0.1`"], "SEED": None, "STEPS": None, "TRIAL": None}
     assert structure.table_problems(rows, expected) == []

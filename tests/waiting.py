@@ -1,4 +1,4 @@
-"""Waiting for other processes, however slow the machine is: until something is true, never for a fixed time."""
+"""Waiting for other processes on machines of any speed: until a condition holds, never for a fixed time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-# Below the ports of outgoing connections, any of which may be taken before a process under test listens on one that was
-# free; and below those of launch/run/port.sh. Each process of tests begins elsewhere and takes none twice.
+# Below the ports of outgoing connections, any of which may be taken before a process under test listens on it, and
+# below those of launch/run/port.sh. Each test process starts at another number and takes no port twice.
 _PORTS, _LAST_PORT = 10_000, 20_000
 _next_port = itertools.count(os.getpid() * 997)
 
 
 def wait_until(what: Callable[[], object], seconds: float = 240) -> None:
-    """Waits until what() is true; fails after ``seconds``, less than a test's own limit."""
+    """Waits until what() is true; fails after ``seconds``, less than a test's time limit."""
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, f"waited {seconds} s in vain"
@@ -25,19 +25,19 @@ def wait_until(what: Callable[[], object], seconds: float = 240) -> None:
 
 
 def state(pid: int) -> str:
-    """The state of a process as /proc has it, such as R, S, T (stopped) and Z (ended); empty where there is none."""
+    """State of a process in /proc, such as R, S, T (stopped) and Z (zombie); empty if there is none."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     return ""
 
 
 def running(pid: int) -> bool:
-    """Whether it has not ended: one that only waits for its parent to ask after it has."""
+    """Whether a process is alive; zombies are not."""
     return state(pid) not in ("", "Z", "X")
 
 
 def free_ports(count: int = 1) -> int:
-    """The first of ``count`` free ports in a row."""
+    """First of ``count`` consecutive free ports."""
     for _ in range(1000):
         first = _PORTS + next(_next_port) * count % (_LAST_PORT - _PORTS - count)
         with ExitStack() as stack, suppress(OSError):

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Apptainer (or Singularity), by the interface of container.sh: each command runs in the image, which nothing changes.
+# Apptainer (or Singularity), by the interface of container.sh: each command runs in the image, which stays unchanged.
 # Variables of the host pass through; the image's own win.
 # shellcheck disable=SC2154 # container and mounts are of container.sh
 
@@ -18,15 +18,15 @@ container::check() {
   esac
 }
 
-# Nothing to make: sees that every node runs the image.
+# Nothing to create: checks that every node can run the image.
 container::create() {
   answers::everywhere "$APPTAINER" exec "$CONT" true ||
-    log::die "CONT=$CONT: $APPTAINER does not run it on every node: $(answers::why "$answers_said")"
+    log::die "CONT=$CONT: $APPTAINER cannot run it on every node: $(answers::why "$answers_output")"
 }
 
 container::arguments() {
   local mount
-  # The home folder stays outside: packages of ~/.local would come before the image's.
+  # The home folder is not mounted: packages of ~/.local would come before the image's.
   container=("$APPTAINER" exec --no-home --pwd "$REPO_DIR" --env PYTHONNOUSERSITE=1)
   if [[ ${DEVICE:-auto} != cpu ]]; then container+=(--nv); fi
   container::mounts

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # The container of a run, behind one interface. CONTAINER_RUNTIME (pyxis, apptainer, docker, none) names the file of
-# launch/container/ that defines these functions; CONT empty is none: straight on the node.
-#   container::check      stops in one line when the runtime or the image cannot be used; changes nothing
-#   container::create     makes this run's container once on every node, for all later commands
-#   container::arguments  sets the array container: the words that come before a command to run it inside (for pyxis
-#                         options of srun, so they stand last among srun's). Called again for each command, since
-#                         folders and exported variables change between commands
-#   container::remove     removes what create made and nothing else; may run twice or before create; never fails
+# launch/container/ that defines these functions; an empty CONT means none: directly on the node.
+#   container::check      stops with one line if the runtime or the image cannot be used; changes nothing
+#   container::create     creates this run's container once on every node, for all later commands
+#   container::arguments  sets the array container: the prefix that runs a command inside (for pyxis options of srun,
+#                         which must come last among srun's). Called again for each command, since folders and
+#                         exported variables change between commands
+#   container::remove     removes only what create created; may run twice or before create; never fails
 # Paths are the same inside and outside, so no variable is translated: container::mounts gives the list.
 # shellcheck disable=SC2034,SC2154 # container and mounts are for the runtime's file and the run script; variables_outputs is of variables.sh
 
 declare -a container=() mounts=()
-# Variables whose paths a command reads; fine-tuning adds its own.
+# Variables with paths that commands read; fine-tuning adds its own.
 declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT
   DEEPSPEED_CONFIG REHEARSAL_BAND EXPECTED_INVENTORY)
 
-# Sources the runtime. Argument: the runtime taken when CONT is set and CONTAINER_RUNTIME is not.
+# Sources the runtime. Argument: the default of CONTAINER_RUNTIME if CONT is set.
 container::load() {
   if [[ -z ${CONT:-} ]]; then CONTAINER_RUNTIME=none; fi
   variables::default CONTAINER_RUNTIME "$1"
@@ -34,7 +34,7 @@ container::create() { :; }
 container::arguments() { container=(); }
 container::remove() { :; }
 
-# Makes the mounted paths absolute, as the trainer will see them, and refuses what mount lists cannot express.
+# Makes the mounted paths absolute, as the trainer will see them, and refuses paths that mount lists cannot express.
 container::paths() {
   local name
   variables::default KERNEL_CACHE "${LOGDIR%/}/.kernels"
@@ -51,11 +51,11 @@ container::mountable() {
   [[ $2 != *[[:space:],:]* ]] || log::die "$1=$2: a path that is mounted in a container has no space, comma or colon"
 }
 
-# Is a path there on the nodes? run_multinode.sh, which may run on none of them, asks one.
+# Does a path exist on the nodes? run_multinode.sh, which may run on none of them, asks one node.
 container::exists() { [[ -e $1 ]]; }
 
-# Sets the array mounts, an entry SOURCE:TARGET:ro or SOURCE:TARGET:rw for each file, folder or device that a command may need
-# and that exists: the repository, data, weights, results and InfiniBand devices at their own paths, and CONTAINER_MOUNTS.
+# Sets the array mounts: SOURCE:TARGET:ro or SOURCE:TARGET:rw for each existing file, folder or device that a command may need:
+# the repository, data, weights, results and InfiniBand devices at their own paths, and CONTAINER_MOUNTS.
 container::mounts() {
   local name entry path
   local -a writable=()
@@ -65,7 +65,7 @@ container::mounts() {
   mounts=("$REPO_DIR:$REPO_DIR:ro")
   for name in "${container_inputs[@]}"; do
     path=${!name:-}
-    # Beside the weights or the config that fine-tuning starts from is the vocabulary, beside an index what it lists.
+    # Fine-tuning also needs the vocabulary beside its weights or config, and an index the files that it lists.
     if [[ $path == *.index.json || ($name =~ ^(INIT_CHECKPOINT|BERT_CONFIG)$ && ${RANK_MODULE:-} == finetune) ]] &&
       ! container::exists "$path/."; then path=$(dirname -- "$path"); fi
     container::add mounts "$path" ro
@@ -76,7 +76,7 @@ container::mounts() {
   if [[ -d /dev/infiniband ]]; then mounts+=(/dev/infiniband:/dev/infiniband:rw); fi
 }
 
-# Adds a path that is there to an array, unless a writable folder has it or it is in the array: docker refuses it twice.
+# Adds an existing path to an array, unless it is there or within a writable folder: docker refuses duplicates.
 container::add() {
   local -n list=$1
   local entry
@@ -86,7 +86,7 @@ container::add() {
   if [[ $2 ]] && container::exists "$2"; then list+=("$2:$2:$3"); fi
 }
 
-# Adds an entry of CONTAINER_MOUNTS, as pyxis writes them: SOURCE[:TARGET][:ro|:rw].
+# Adds an entry of CONTAINER_MOUNTS, in pyxis' syntax: SOURCE[:TARGET][:ro|:rw].
 container::mount() {
   local source target mode more
   IFS=: read -r source target mode more <<<"$1"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Docker, by the interface of container.sh: each command runs in a container of its own, removed when it ends.
+# Docker, by the interface of container.sh: each command runs in a separate container, removed when it ends.
 # shellcheck disable=SC2154 # mounts is of container.sh
 # shellcheck source=launch/run/environment.sh
 source "$REPO_DIR/launch/run/environment.sh"
@@ -11,26 +11,26 @@ docker_limits=(--ulimit memlock=-1 --ulimit stack=67108864) # not declared: this
 
 container::check() {
   [[ $CONT != *.sqsh && $CONT != *.sif ]] ||
-    log::die "CONT=$CONT: docker takes the name of an image, such as mlperf-bert; this file is for another CONTAINER_RUNTIME"
+    log::die "CONT=$CONT: docker expects an image name, such as mlperf-bert; this file is for another CONTAINER_RUNTIME"
 }
 
-# Nothing to make: sees that every node has docker and the image, and that such a container starts there.
+# Nothing to create: checks that every node has docker and the image, and that a container starts there.
 container::create() {
   answers::everywhere docker version --format '{{.Server.Version}}' ||
-    log::die "docker does not answer: $(answers::why "$answers_said"); start it, or join the group docker"
+    log::die "docker does not answer: $(answers::why "$answers_output"); start it, or join the group docker"
   answers::everywhere docker image inspect --format '{{.Id}}' "$CONT" ||
     log::die "CONT=$CONT: no such image on every node: docker build -t $CONT . (or docker pull $CONT)"
   docker::starts && return
   # A daemon without CAP_SYS_RESOURCE, such as a rootless one, cannot raise limits.
-  if grep -qiE 'rlimit|ulimit|memlock' <<<"$answers_said"; then
+  if grep -qiE 'rlimit|ulimit|memlock' <<<"$answers_output"; then
     docker_limits=()
-    docker::starts && log::warn 'docker may not raise the limits memlock and stack here; InfiniBand may need them' && return
+    docker::starts && log::warn 'docker cannot raise the limits memlock and stack here; InfiniBand may need them' && return
   fi
-  if [[ ${DEVICE:-auto} != cpu ]] && grep -qiE 'gpu|nvidia|device driver' <<<"$answers_said"; then
-    log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$answers_said"):" \
+  if [[ ${DEVICE:-auto} != cpu ]] && grep -qiE 'gpu|nvidia|device driver' <<<"$answers_output"; then
+    log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$answers_output"):" \
       'install the NVIDIA container toolkit, or set DEVICE=cpu'
   fi
-  log::die "CONT=$CONT: its container does not start on every node: $(answers::why "$answers_said")"
+  log::die "CONT=$CONT: its container does not start on every node: $(answers::why "$answers_output")"
 }
 
 docker::starts() {
@@ -54,13 +54,13 @@ container::arguments() {
       *) container+=(--volume "$mount") ;;
     esac
   done
-  # An empty home would be /, where caches cannot be written; the user needs a name, which the image does not know.
+  # Without HOME it would be /, where caches cannot be written; the user needs a name, which the image lacks.
   container+=(--env HOME=/tmp --env "USER=$(id -un)")
   for name in $(docker::environment); do container+=(--env "$name"); done
   container+=(--entrypoint '' "$CONT")
 }
 
-# Names that the container is given: not those that the image sets, like pyxis; and the place of a rank under srun.
+# Names of the variables passed to the container: without those that the image sets (as in pyxis), plus a rank's place under srun.
 docker::environment() {
   local -r image=$(docker image inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "$CONT" 2>/dev/null | sed 's/=.*//')
   environment::names | grep -vxF -- "${image:-HOME}"

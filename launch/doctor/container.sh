@@ -7,7 +7,7 @@ source "$REPO_DIR/launch/doctor/pyxis.sh"
 readonly ENROOT_CONF=${ENROOT_CONF:-/etc/enroot/enroot.conf}
 
 doctor::container() {
-  local runtime=docker said
+  local runtime=docker output
   if command -v sbatch >/dev/null; then runtime=pyxis; fi
   if [[ -z ${CONT:-} ]]; then
     doctor::row skip container 'CONT is empty: runs use the Python environment of the machine'
@@ -19,17 +19,17 @@ doctor::container() {
     doctor::enroot
     doctor::sqsh
   fi
-  # The run's own check, with what it would say; where pyxis passes it, nothing has run yet.
+  # The run's own check and message; passing it with pyxis has not run anything yet.
   if [[ $runtime != pyxis ]]; then
-    doctor::same_check "$runtime" "runs $CONT" doctor::runtime_check "$runtime"
-  elif said=$(doctor::runtime_check "$runtime" 2>&1 >/dev/null); then
+    doctor::run_check "$runtime" "runs $CONT" doctor::runtime_check "$runtime"
+  elif output=$(doctor::runtime_check "$runtime" 2>&1 >/dev/null); then
     doctor::pyxis_runs
   else
-    doctor::row fail pyxis "${said##*run: error: }"
+    doctor::row fail pyxis "${output##*run: error: }"
   fi
 }
 
-# Each run makes its container; docker and Apptainer start one here.
+# Docker and Apptainer start a container here.
 doctor::runtime_check() (
   # shellcheck disable=SC2329 # the runtime's file calls it
   runner::everywhere() { "$@"; }
@@ -41,17 +41,17 @@ doctor::runtime_check() (
 )
 
 doctor::enroot() {
-  local said path variable free
+  local output path variable free
   if ! command -v enroot >/dev/null; then
     if doctor::on_compute_node; then
       doctor::row fail enroot 'not on PATH' 'install enroot on every node'
     else
-      doctor::row skip enroot 'not on this machine, which need not have it' 'srun launch/doctor.sh container'
+      doctor::row skip enroot 'not on this machine; only compute nodes need it' 'srun launch/doctor.sh container'
     fi
     return
   fi
-  if ! said=$(enroot list 2>&1); then
-    doctor::row fail enroot "enroot list: ${said##*$'\n'}" "ENROOT_DATA_PATH and ENROOT_RUNTIME_PATH in $ENROOT_CONF: folders this user can write"
+  if ! output=$(enroot list 2>&1); then
+    doctor::row fail enroot "enroot list: ${output##*$'\n'}" "ENROOT_DATA_PATH and ENROOT_RUNTIME_PATH in $ENROOT_CONF: folders this user can write"
     return
   fi
   doctor::row pass enroot "version $(enroot version)"
@@ -60,17 +60,17 @@ doctor::enroot() {
     [[ $path ]] || continue
     free=$(doctor::free_gb "$path")
     if [[ ! $free ]]; then
-      doctor::row fail "$variable" "$path: no such folder, and none above it" "in $ENROOT_CONF: another folder"
+      doctor::row fail "$variable" "$path: no such folder, and no parent of it" "in $ENROOT_CONF: another folder"
     elif [[ $variable != ENROOT_DATA_PATH ]] || ((free >= 60)); then
       doctor::row pass "$variable" "$path, $free GB free"
     else
-      doctor::row warn "$variable" "$path has $free GB free, and an unpacked image takes some 40" "in $ENROOT_CONF: a larger disk"
+      doctor::row warn "$variable" "$path has $free GB free, and an unpacked image takes about 40" "in $ENROOT_CONF: a larger disk"
     fi
   done
 }
 
-# A path of enroot's settings: of the environment, or of its file with the usual words in it resolved.
-# shellcheck disable=SC2016 # those words are looked for, not expanded
+# A path of enroot's settings: from the environment, or from its file with the usual variables resolved.
+# shellcheck disable=SC2016 # searched for literally
 doctor::enroot_path() {
   local -r name=$1
   local path=${!name:-}

@@ -17,23 +17,23 @@ doctor::data() {
 }
 
 doctor::folder() {
-  local -r variable=$1 cure=$2
+  local -r variable=$1 fix=$2
   local -r folder=${!variable:-}
   local count outside
   if [[ ! $folder ]]; then
     doctor::row fail "$variable" 'not set' 'source env.sh'
   elif [[ ! -d $folder || ! -r $folder ]]; then
-    doctor::row fail "$variable" "$folder: no such folder here that can be read" "$cure"
-  elif outside=$(doctor::outside "$folder") && [[ $outside && ${CONT:-} ]]; then
+    doctor::row fail "$variable" "$folder: no such folder here, or not readable" "$fix"
+  elif outside=$(doctor::linked_outside "$folder") && [[ $outside && ${CONT:-} ]]; then
     doctor::row fail "$variable" "$folder has links to $outside, which is not mounted in the container" "CONTAINER_MOUNTS=$outside:ro"
   else
     count=$(find -L "$folder" -maxdepth 2 -type f | wc -l)
-    doctor::row "$( ((count)) && echo pass || echo fail)" "$variable" "$folder, $count files" "$( ((count)) || echo "$cure")"
+    doctor::row "$( ((count)) && echo pass || echo fail)" "$variable" "$folder, $count files" "$( ((count)) || echo "$fix")"
   fi
 }
 
-# The first folder outside of a data folder that its links lead to, but for those of CONTAINER_MOUNTS.
-doctor::outside() {
+# The first folder outside a data folder that its links lead to, except those in CONTAINER_MOUNTS.
+doctor::linked_outside() {
   local -r mounted=${CONTAINER_MOUNTS:-}
   local path entry
   while IFS= read -r path; do
@@ -44,14 +44,14 @@ doctor::outside() {
   done < <(find "$1" -maxdepth 2 -type l -exec realpath -m -- {} +)
 }
 
-# prepare_data.sh leaves its record above the data; what it holds is verified by reading all of it.
+# prepare_data.sh writes its manifest above the data; `verify` compares the contents with it.
 doctor::manifest() {
   local -r folder=$1
   local root=$folder
   [[ -d $folder ]] || return 0
   while [[ $root != / ]] && ! compgen -G "$root/prepared-*.json" >/dev/null; do root=$(dirname -- "$root"); done
   if [[ $root == / ]]; then
-    doctor::row warn 'data manifest' "$folder was not made by prepare_data.sh, or not to its end" "./verify_dataset.sh $folder"
+    doctor::row warn 'data manifest' "$folder was not prepared by prepare_data.sh, or is incomplete" "./verify_dataset.sh $folder"
   else
     doctor::row pass 'data manifest' "$(compgen -G "$root/prepared-*.json" | paste -sd' ')" "contents: ./launch/doctor.sh verify"
   fi
@@ -59,29 +59,29 @@ doctor::manifest() {
 
 # Reads the whole data set.
 doctor::verify() {
-  local folder=${DATADIR:-} said
+  local folder=${DATADIR:-} output
   if [[ ! -d $folder ]]; then
     doctor::row fail 'data verified' "DATADIR=$folder: no such folder" 'in env.sh: export DATADIR=<--outputdir of prepare_data.sh>'
-  elif said=$("$REPO_DIR/verify_dataset.sh" "$folder" 2>&1); then
-    doctor::row pass 'data verified' "${said##*$'\n'}"
+  elif output=$("$REPO_DIR/verify_dataset.sh" "$folder" 2>&1); then
+    doctor::row pass 'data verified' "${output##*$'\n'}"
   else
-    doctor::row fail 'data verified' "${said##*$'\n'}" "./verify_dataset.sh $folder"
+    doctor::row fail 'data verified' "${output##*$'\n'}" "./verify_dataset.sh $folder"
   fi
 }
 
-# What every run begins with: settings, data, vocabulary, weights, by the trainer itself.
+# The trainer's own check of settings, data, vocabulary and weights.
 doctor::trainer() {
-  local said
+  local output
   local -r check=(env "PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR" "$PYTHON" -m bert --check)
   if ! doctor::has_config; then
-    doctor::wants_config 'checkpoint, run'
+    doctor::needs_config 'checkpoint, run'
   elif ! "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null; then
     doctor::row "$([[ -n ${CONT:-} ]] && echo skip || echo fail)" 'checkpoint, run' "$PYTHON has no torch" \
       "$([[ -n ${CONT:-} ]] && echo 'run.sub does this in the container before it starts' || echo 'make setup')"
-  elif said=$(RUN_DIR='' "${check[@]}" 2>&1); then
-    doctor::row pass weights "$(sed -n 's/^weights *//p' <<<"$said")"
-    doctor::row pass run "$(sed -n 's/^global batch *//p' <<<"$said")"
+  elif output=$(RUN_DIR='' "${check[@]}" 2>&1); then
+    doctor::row pass weights "$(sed -n 's/^weights *//p' <<<"$output")"
+    doctor::row pass run "$(sed -n 's/^global batch *//p' <<<"$output")"
   else
-    doctor::row fail 'checkpoint, run' "${said##*bert: error: }" 'python -m bert --check'
+    doctor::row fail 'checkpoint, run' "${output##*bert: error: }" 'python -m bert --check'
   fi
 }

@@ -3,23 +3,23 @@
 # shellcheck disable=SC2154
 
 doctor::gpu() {
-  local said
+  local output
   if [[ ${DEVICE:-auto} == cpu ]]; then
     doctor::row skip GPUs 'DEVICE=cpu'
   elif ! doctor::on_compute_node; then
-    doctor::row skip GPUs 'this machine sends jobs' 'srun --exclusive launch/doctor.sh machine gpu data'
+    doctor::row skip GPUs 'this node submits jobs' 'srun --exclusive launch/doctor.sh machine gpu data'
   elif ! command -v nvidia-smi >/dev/null; then
     doctor::row fail GPUs 'nvidia-smi is not on PATH: no NVIDIA driver' 'install the driver, or: export DEVICE=cpu'
-  elif ! said=$(doctor::query 2>&1); then
-    doctor::row fail GPUs "${said##*$'\n'}" 'sudo nvidia-smi -q; reload the driver or restart the machine'
+  elif ! output=$(doctor::query 2>&1); then
+    doctor::row fail GPUs "${output##*$'\n'}" 'sudo nvidia-smi -q; reload the driver or restart the machine'
   else
-    doctor::gpus "$said"
+    doctor::gpus "$output"
     doctor::gpu_users
     doctor::nvlink
   fi
 }
 
-# Prints a line of fields for each GPU. Drivers before 535 call the last one by an older name.
+# Prints a line of fields for each GPU. Drivers before 535 have another name for the last field.
 doctor::query() {
   local -r fields=name,memory.total,driver_version,persistence_mode,clocks.max.sm format=csv,noheader,nounits
   nvidia-smi --query-gpu="$fields,clocks_event_reasons.active" --format="$format" 2>/dev/null ||
@@ -37,7 +37,7 @@ doctor::gpus() {
   else
     doctor::row pass GPUs "$count x $kinds, $((memory / 1024)) GB"
   fi
-  if [[ $kinds == */* ]]; then doctor::row warn 'GPU models' "$kinds: the slowest sets the pace" 'CUDA_VISIBLE_DEVICES=<those alike>'; fi
+  if [[ $kinds == */* ]]; then doctor::row warn 'GPU models' "$kinds: the slowest sets the pace" 'CUDA_VISIBLE_DEVICES=<those of one model>'; fi
   doctor::row pass driver "$driver, CUDA $(nvidia-smi | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p')"
   if [[ $persistence != Enabled ]]; then
     doctor::row warn persistence 'off: the first use of a GPU takes seconds' 'sudo nvidia-smi -pm 1'
@@ -45,7 +45,7 @@ doctor::gpus() {
   doctor::clocks "$clock" "$(cut -d, -f6 <<<"${1//, /,}")"
 }
 
-# Arguments: highest SM clock; a bit set for each GPU of why it runs slower. Idle (1) and settings (2) are no complaint.
+# Arguments: highest SM clock; for each GPU a bit mask of throttle reasons. Idle (1) and settings (2) are fine.
 doctor::clocks() {
   local -r clock=$1
   local bits slowed=0

@@ -13,7 +13,7 @@ doctor::machine() {
   if doctor::on_compute_node; then doctor::python; fi
 }
 
-# CPUs that the cluster reserves (WekaIO, system cores) are left out by the binding.
+# The binding leaves out CPUs that the cluster reserves (WekaIO, system cores).
 doctor::cpus() {
   local -r allowed=$(topology::allowed | wc -l)
   local -r online=$(topology::expand "$(cat "$SYSFS/devices/system/cpu/online")" | wc -l)
@@ -42,7 +42,7 @@ doctor::infiniband() {
   local -r ports=$(cat "$SYSFS"/class/infiniband/*/ports/*/state 2>/dev/null)
   local -r active=$(grep -c ACTIVE <<<"$ports")
   if [[ ! $ports ]]; then
-    doctor::row skip InfiniBand 'none: several nodes talk over Ethernet'
+    doctor::row skip InfiniBand 'none: nodes communicate over Ethernet'
   elif ((active == 0)); then
     doctor::row warn InfiniBand "none of $(wc -l <<<"$ports") ports is active" 'ibstat; is the subnet manager running?'
   else
@@ -50,7 +50,7 @@ doctor::infiniband() {
   fi
 }
 
-# Whether the page caches could be dropped, without dropping them.
+# Could the page caches be dropped? Does not drop them.
 doctor::drop_caches() {
   local -a command
   read -ra command <<<"${DROPCACHE_CMD:-sudo -n /sbin/sysctl -q vm.drop_caches=3}"
@@ -75,12 +75,12 @@ doctor::results() {
 }
 
 doctor::python() {
-  local said
+  local output
   if [[ -n ${CONT:-} ]]; then
     doctor::row skip Python 'in the container'
-  elif said=$("$PYTHON" -c 'import torch, h5py, mlperf_logging; print("torch", torch.__version__)' 2>&1); then
-    doctor::row pass Python "$PYTHON: $said"
+  elif output=$("$PYTHON" -c 'import torch, h5py, mlperf_logging; print("torch", torch.__version__)' 2>&1); then
+    doctor::row pass Python "$PYTHON: $output"
   else
-    doctor::row fail Python "$PYTHON: ${said##*$'\n'}" "make setup, and export PYTHON=$REPO_DIR/.venv/bin/python"
+    doctor::row fail Python "$PYTHON: ${output##*$'\n'}" "make setup, and export PYTHON=$REPO_DIR/.venv/bin/python"
   fi
 }

@@ -5,17 +5,17 @@
 source "$REPO_DIR/launch/doctor/slurm_nodes.sh"
 
 doctor::slurm() {
-  local said
+  local output
   if ! command -v sbatch >/dev/null; then
     doctor::row skip slurm 'no sbatch here: run_local.sh, run_with_docker.sh and run_multinode.sh need none'
     return
   fi
-  if ! said=$(timeout 20 sinfo --noheader --format='%R|%a|%D|%G' 2>&1); then
-    doctor::row fail slurm "sinfo: ${said##*: }" 'SLURM_CONF, or /etc/slurm/slurm.conf: the right cluster? There: systemctl status slurmctld munge'
+  if ! output=$(timeout 20 sinfo --noheader --format='%R|%a|%D|%G' 2>&1); then
+    doctor::row fail slurm "sinfo: ${output##*: }" 'SLURM_CONF, or /etc/slurm/slurm.conf: the right cluster? There: systemctl status slurmctld munge'
     return
   fi
-  doctor::row pass slurm "$(sinfo --version), $(wc -l <<<"$said") partitions"
-  doctor::partition "$said"
+  doctor::row pass slurm "$(sinfo --version), $(wc -l <<<"$output") partitions"
+  doctor::partition "$output"
   doctor::mpi
   doctor::pyxis
 }
@@ -52,7 +52,7 @@ doctor::mpi() {
   if [[ $wanted == none || " $known" == *" $wanted "* ]]; then
     doctor::row pass 'MPI type' "$wanted"
   else
-    doctor::row warn 'MPI type' "SLURM_MPI_TYPE=$wanted is not among:$known" 'in env.sh: unset SLURM_MPI_TYPE (ranks need none)'
+    doctor::row warn 'MPI type' "SLURM_MPI_TYPE=$wanted is not among:$known" 'in env.sh: unset SLURM_MPI_TYPE (ranks need no MPI)'
   fi
 }
 
@@ -70,7 +70,7 @@ doctor::pyxis() {
       doctor::row fail pyxis 'srun has no option --container-image, and CONT is set' \
         'install pyxis, or: export CONTAINER_RUNTIME=apptainer, or: export CONT='
     else
-      doctor::row skip pyxis 'not installed; jobs run straight on the nodes'
+      doctor::row skip pyxis 'not installed; jobs run directly on the nodes'
     fi
   elif [[ $missing ]]; then
     doctor::row fail pyxis "srun lacks$missing" 'install pyxis 0.11 or newer'

@@ -12,9 +12,9 @@ doctor::gres() {
     if [[ $part == "$wanted:"* || $part == "$wanted" ]]; then count+=$([[ ${part##*:} =~ ^[0-9]+$ ]] && echo "${part##*:}" || echo 1); fi
   done
   if [[ $wanted == none || ${DEVICE:-auto} == cpu ]]; then
-    doctor::row pass gres 'steps ask for no GPUs'
+    doctor::row pass gres 'steps request no GPUs'
   elif [[ $1 != *gpu* ]]; then
-    doctor::row pass gres 'no GPUs among the gres: steps ask for none, and see all of a node'
+    doctor::row pass gres 'no GPUs among the gres: steps request none, and see all of a node'
   elif ((count == 0)); then
     doctor::row fail gres "the nodes have no $wanted, but $gres" 'in env.sh: export GPU_GRES=none (or gpu:TYPE)'
   elif ((count < ${DGXNGPU:-1})); then
@@ -24,8 +24,7 @@ doctor::gres() {
   fi
 }
 
-# CPUs that Slurm keeps from jobs (for WekaIO, say). The binding goes around them; ranks get their share of the others.
-# Argument: the partition.
+# CPUs that Slurm reserves (for WekaIO, say), which the binding leaves out. Argument: the partition.
 doctor::reserved_cpus() {
   local node known list count
   node=$(sinfo --noheader --partition="$1" --format=%n | sed -n 1p)
@@ -33,7 +32,7 @@ doctor::reserved_cpus() {
   list=$(sed -n 's/^CPUSpecList=//p' <<<"$known")
   count=$(sed -n 's/^CoreSpecCount=//p' <<<"$known")
   if [[ $list || ${count:-0} != 0 ]]; then
-    doctor::row pass 'reserved CPUs' "${list:-$count cores} of $node: kept from jobs by Slurm"
+    doctor::row pass 'reserved CPUs' "${list:-$count cores} of $node: reserved by Slurm"
   elif [[ -n ${RESERVED_CPUS:-} ]]; then
     doctor::row pass 'reserved CPUs' "RESERVED_CPUS=$RESERVED_CPUS: no rank is bound there"
   fi

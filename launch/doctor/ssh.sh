@@ -8,8 +8,8 @@ doctor::ssh() {
     return
   fi
   hosts::load
-  if doctor::has_config; then doctor::same_check hosts "${#hosts[@]} machines" doctor::hosts_check; fi
-  doctor::same_check ssh "${hosts[*]}: reached, with the repository" doctor::ssh_check
+  if doctor::has_config; then doctor::run_check hosts "${#hosts[@]} machines" doctor::hosts_check; fi
+  doctor::run_check ssh "${hosts[*]}: reachable, with the repository" doctor::ssh_check
 }
 
 doctor::hosts_check() (hosts::check)

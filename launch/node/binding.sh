@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The CPUs of a rank: those near its GPU that this process may use. Never fatal.
+# Binds a rank to allowed CPUs near its GPU. Never fatal.
 #   BINDING=numa       all allowed CPUs of the GPU's NUMA node, shared by its ranks
-#   BINDING=exclusive  whole cores of them for each rank alone
-#   BINDING=none       as the launcher left it
-# Distances are read from sysfs. SYSFS and PROC_STATUS name other trees, for tests.
+#   BINDING=exclusive  separate whole cores of these for each rank
+#   BINDING=none       as set by the launcher
+# Distances come from sysfs. SYSFS and PROC_STATUS name other trees, for tests.
 
-# A CPU list such as 0-3,8 as one number a line, and back.
+# Converts a CPU list such as 0-3,8 to one number per line, and back.
 topology::expand() {
   local part
   for part in ${1//,/ }; do seq "${part%-*}" "${part#*-}"; done
@@ -17,19 +17,19 @@ topology::compress() {
     END { if (NR) printf "%s%s\n", first, (last > first ? "-" last : "") }'
 }
 
-# CPUs this process may use, one a line: without those that Slurm, a container or RESERVED_CPUS (a list) keeps for others.
+# CPUs this process may use, one per line: without those reserved by Slurm, a container or RESERVED_CPUS (a list).
 topology::allowed() {
   local -r file=${PROC_STATUS:-/proc/self/status}
   topology::expand "$(sed -n 's/^Cpus_allowed_list:[[:space:]]*//p' "$file")" |
     grep -vxF -f <(topology::expand "${RESERVED_CPUS:-}" && echo none)
 }
 
-# Asks the driver once for the GPUs: lines of index, UUID and PCI address.
+# Queries the driver once for the GPUs: lines of index, UUID and PCI address.
 topology::read_gpus() {
   TOPOLOGY_GPUS=${TOPOLOGY_GPUS-$(nvidia-smi --query-gpu=index,uuid,pci.bus_id --format=csv,noheader 2>/dev/null || true)}
 }
 
-# PCI address (as in sysfs) of the GPU of local rank $1, as CUDA_VISIBLE_DEVICES orders them; nothing where there is none.
+# PCI address (as in sysfs) of the GPU of local rank $1, in the order of CUDA_VISIBLE_DEVICES; empty if there is none.
 topology::gpu() {
   local -a visible=()
   local address
@@ -53,7 +53,7 @@ topology::gpus_of_sysfs() {
   done
 }
 
-# CPUs near local rank $1 of $2 as a list: those of its GPU, or its share of the NUMA nodes where it has none.
+# List of CPUs near local rank $1 of $2: those of its GPU ($3), or without one those of its share of the NUMA nodes.
 topology::near() {
   local -r file=${SYSFS:-/sys}/bus/pci/devices/$3/local_cpulist
   local node list
@@ -78,7 +78,7 @@ topology::cores() {
 topology::numa_node() { cat -- "${SYSFS:-/sys}/bus/pci/devices/$1/numa_node" 2>/dev/null || true; }
 
 # Names of the active InfiniBand or RoCE cards that share the longest PCI path with the device at PCI address $1, joined by
-# commas; of those as far away, only the ones of its NUMA node. - for none.
+# commas; ties go to those of its NUMA node. - for none.
 topology::nics() {
   local card path best=- common most=0
   local -r mine=$(realpath -- "${SYSFS:-/sys}/bus/pci/devices/$1" 2>/dev/null)
@@ -104,7 +104,7 @@ binding::threads() {
   echo $((count > 1 ? count : 1))
 }
 
-# CPU list of local rank $1 of $2 for BINDING $3; empty where nothing can be said.
+# CPU list of local rank $1 of $2 for BINDING $3; empty if unknown.
 binding::cpus() {
   local -r rank=$1 ranks=$2 mode=$3
   local -a cpus=() share=()
@@ -125,7 +125,7 @@ binding::cpus() {
   if ((${#cpus[@]})); then printf '%s\n' "${cpus[@]}" | topology::compress; fi
 }
 
-# The whole cores of share $1 of $2 of the CPUs that follow, one CPU a line; nothing when the cores are too few.
+# Whole cores of share $1 of $2 of the CPUs that follow, one CPU per line; empty if there are too few cores.
 binding::share() {
   local -r index=$1 peers=$2
   shift 2
@@ -134,7 +134,7 @@ binding::share() {
     END { for (i = 1; i <= count; i++) if (cores >= peers && int(of[i] * peers / cores) == share) print cpu[i] }'
 }
 
-# Binds this process, which becomes the rank. If it cannot, it says so and runs unbound.
+# Binds this process, which becomes the rank. If that fails, warns and runs unbound.
 binding::apply() {
   local -r rank=$1 ranks=$2 mode=${BINDING:-numa}
   local cpus
@@ -144,20 +144,20 @@ binding::apply() {
   if [[ -z $cpus ]]; then
     echo "run: warning: local rank $rank is not bound: no CPU near its GPU is allowed here" >&2
   elif ! taskset -pc "$cpus" $$ >/dev/null 2>&1; then
-    echo "run: warning: local rank $rank is not bound: taskset does not take the CPUs $cpus" >&2
+    echo "run: warning: local rank $rank is not bound: taskset rejects the CPUs $cpus" >&2
   fi
 }
 
-# With NIC_BINDING=nearest, NCCL's traffic of a rank takes the cards nearest to its GPU. The user's NCCL_IB_HCA wins.
+# NIC_BINDING=nearest: a rank's NCCL traffic uses the cards nearest to its GPU. The user's NCCL_IB_HCA wins.
 binding::nics() {
   local gpu nics
   if [[ ${NIC_BINDING:-none} == none || -n ${NCCL_IB_HCA:-} ]]; then return 0; fi
   gpu=$(topology::gpu "$1")
   nics=$(topology::nics "${gpu:-none}")
   if [[ $gpu && $nics != - ]]; then
-    export NCCL_IB_HCA="=$nics" # the sign makes it a list of whole names: mlx5_1 is not mlx5_10
+    export NCCL_IB_HCA="=$nics" # "=" matches exact names: mlx5_1 is not mlx5_10
   else
-    echo "run: warning: NIC_BINDING=nearest: local rank $1 has no GPU or no active card that sysfs knows: NCCL chooses" >&2
+    echo "run: warning: NIC_BINDING=nearest: local rank $1 has no GPU or no active card in sysfs: NCCL chooses" >&2
   fi
 }
 

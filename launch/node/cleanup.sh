@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# On one node, outside containers: undoes what a run changed there. Usage: cleanup.sh now | guard | leftovers
-#   now        GPU clocks (GPU_CLOCKS), staged data (STAGED, a folder) and the container (PYXIS_NAME) of this run, as far as
-#              they were changed and are not undone yet
-#   guard      the same as soon as its input or the job ends: after scancel, a requeue or the time limit no step could be
-#              started to do it
-#   leftovers  before a run, with a line for each: containers and staged data that jobs of this user left because the node lost its power, or
-#              because Slurm's KillWait cut the removal short; only of jobs that Slurm no longer knows, and of earlier starts
-#              of this one
+# On one node, outside containers: undoes a run's changes to the node. Usage: cleanup.sh now | guard | leftovers
+#   now        resets GPU clocks (GPU_CLOCKS), removes staged data (STAGED, a folder) and the container (PYXIS_NAME) of this run,
+#              if not done yet
+#   guard      the same as soon as its input or the job ends: after scancel, a requeue or the time limit no step can be started
+#              for it
+#   leftovers  before a run: removes containers and staged data, a line each, that jobs of this user left after a power loss or
+#              because Slurm's KillWait cut the removal short; only of jobs that Slurm no longer knows, and of earlier starts of
+#              this one
 set -uo pipefail
 FOLDER=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly FOLDER NODE=${SLURMD_NODENAME:-$(uname -n)}
-# pyxis hands enroot none of these, so that a user's ENROOT_DATA_PATH names another folder than the one of the containers.
+# pyxis passes none of these to enroot, so a user's ENROOT_DATA_PATH is not the folder of the containers.
 unset ENROOT_LIBRARY_PATH ENROOT_SYSCONF_PATH ENROOT_RUNTIME_PATH ENROOT_CACHE_PATH ENROOT_DATA_PATH ENROOT_TEMP_PATH
 
 cleanup::containers() { if command -v enroot >/dev/null; then enroot list 2>/dev/null; fi; }
 
-# Removes the containers named on stdin, one a line.
+# Removes the containers named on stdin, one per line.
 cleanup::remove() {
   local name
   while IFS= read -r name; do enroot remove --force -- "$name" </dev/null >/dev/null; done
@@ -26,7 +26,7 @@ cleanup::now() {
   if [[ ${GPU_CLOCKS:-} ]]; then "$FOLDER/clocks.sh" reset; fi
   if [[ ${STAGED:-} == */bert_* ]]; then rm -rf -- "$STAGED"; fi
   if [[ ${PYXIS_NAME:-} ]]; then
-    # pyxis puts a prefix before the name: pyxis_ or, where containers end with their job, pyxis_JOB_; old ones put none.
+    # pyxis prefixes the name with pyxis_ or, if containers end with their job, with pyxis_JOB_; old versions add nothing.
     cleanup::containers | grep -xE "(pyxis_)?(${SLURM_JOB_ID:-}_)?$PYXIS_NAME" | cleanup::remove
   fi
   exit 0
@@ -34,18 +34,18 @@ cleanup::now() {
 
 cleanup::guard() {
   trap cleanup::now TERM INT HUP
-  cat <&0 >/dev/null & # bash acts on a signal at once only while it waits
+  cat <&0 >/dev/null & # bash handles a signal at once only in wait
   wait "$!"
   cleanup::now
 }
 
-# Of the names on stdin, those of jobs that are over. Each ends in bert_JOB_RESTART.
+# Filters the names on stdin, each ending in bert_JOB_RESTART, for jobs that have ended.
 cleanup::of_dead_jobs() {
   local -a names
   local name job restart known
   mapfile -t names < <(grep -E '(^|_|/)bert_[0-9]+_[0-9]+$')
   if ((${#names[@]} == 0)); then return; fi
-  # Asked after the names were listed, so that no job may have begun in between; without an answer nothing is removed.
+  # After listing the names, so that no job can start in between; without an answer nothing is removed.
   known=$(squeue --noheader --format=%A 2>/dev/null) || return
   for name in "${names[@]}"; do
     IFS=_ read -r job restart <<<"${name##*bert_}"
@@ -57,12 +57,12 @@ cleanup::of_dead_jobs() {
   done
 }
 
-# Removes what is named on stdin by a command; where a limit of time ends this, it says so.
+# Removes what is named on stdin with a command; reports if a time limit interrupts it.
 cleanup::sweep() {
   local name
-  trap 'echo "run: $NODE: $name was not removed in time: the next job goes on" >&2; exit 1' TERM
+  trap 'echo "run: $NODE: $name was not removed in time: the next job continues" >&2; exit 1' TERM
   while IFS= read -r name; do
-    echo "run: $NODE: removing $name, left by a job that is over" >&2
+    echo "run: $NODE: removing $name, left by a job that has ended" >&2
     "$@" "$name" </dev/null >/dev/null
   done
 }

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# The clocks of this node's GPUs, as root or by sudo. Usage: clocks.sh set | reset
-# set locks the SM clocks to GPU_CLOCKS (MHz: one number, or LOWEST,HIGHEST); reset gives them back to the driver.
+# Sets the clocks of this node's GPUs, as root or by sudo. Usage: clocks.sh set | reset
+# set locks the SM clocks to GPU_CLOCKS (MHz: one number, or LOWEST,HIGHEST); reset returns them to the driver.
 set -uo pipefail
 readonly CLOCKS=${GPU_CLOCKS:?}
 
-# The tool of a broken driver hangs.
+# nvidia-smi hangs with a broken driver.
 clocks::smi() { timeout -k 5 60 "$@" 2>&1 </dev/null; }
 
-# nvidia-smi ends with 0 even if it set nothing ("not supported ... treating as warning"), so its messages are counted.
+# nvidia-smi exits with 0 even if it set nothing ("not supported ... treating as warning"), so its messages are counted.
 clocks::ask() { clocks::smi nvidia-smi "$@" || clocks::smi sudo -n nvidia-smi "$@"; }
 
 clocks::set() {
-  local said count
+  local output count
   count=$(clocks::smi nvidia-smi --query-gpu=index --format=csv,noheader | grep -c '^[0-9]')
-  said=$(clocks::ask --lock-gpu-clocks="$CLOCKS")
-  if ((count == 0 || $(grep -c '^GPU clocks set to' <<<"$said") < count)); then
+  output=$(clocks::ask --lock-gpu-clocks="$CLOCKS")
+  if ((count == 0 || $(grep -c '^GPU clocks set to' <<<"$output") < count)); then
     clocks::ask --reset-gpu-clocks >/dev/null
-    echo "${SLURMD_NODENAME:-$(uname -n)}: $(clocks::complaint "$said")" >&2
+    echo "${SLURMD_NODENAME:-$(uname -n)}: $(clocks::error "$output")" >&2
     return 1
   fi
 }
 
-clocks::complaint() {
+clocks::error() {
   grep -v '^GPU clocks set to\|^All done\|^Treating as\|^[[:space:]]*$' <<<"$1" | grep . | head -n 1 | grep . || echo 'nvidia-smi sees no GPU'
 }
 

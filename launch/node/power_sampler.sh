@@ -2,8 +2,8 @@
 # Samples the power of this node. Usage: power_sampler.sh FOLDER | check
 # Writes lines TIME_MS,WATTS to FOLDER/NODE.csv until FOLDER/stop appears, its folder goes, or its parent ends.
 #   POWER_SOURCE=ipmi  the whole node, at the wall, from its power supplies (ipmitool dcmi; as root or by sudo)
-#   POWER_SOURCE=nvml  the GPUs alone: not what the rules want of a submission
-#   POWER_SOURCE=auto  ipmi where it answers, else nvml
+#   POWER_SOURCE=nvml  the GPUs only: not valid for a submission
+#   POWER_SOURCE=auto  ipmi if it works, else nvml
 set -uo pipefail
 readonly FOLDER=${1:?folder or check} SOURCE=${POWER_SOURCE:?} INTERVAL=${POWER_INTERVAL:?}
 
@@ -26,11 +26,11 @@ sampler::choose() {
     fi
   done
   echo "${SLURMD_NODENAME:-$(uname -n)}: POWER_SOURCE=$SOURCE: neither ipmitool dcmi power reading (as root or by sudo -n)" \
-    'nor nvidia-smi answers with watts' >&2
+    'nor nvidia-smi reports watts' >&2
   return 1
 }
 
-# Readings take time themselves: they begin every INTERVAL seconds, and are not INTERVAL seconds apart.
+# Readings start every INTERVAL seconds, however long each takes.
 sampler::wait() {
   local -r now=$(date +%s%3N)
   due=$((due + interval))

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Hardware of this node, for the record of a run: GPUs and their topology, network cards, CPUs, limits. Each line
-# begins with the node's name, since many nodes say it at once. What is not installed is left out. Usage: record.sh
+# Prints the hardware of this node: GPUs and their topology, network cards, CPUs, limits. Each line begins with the node's
+# name, since many nodes print at once. Missing tools are skipped. Usage: record.sh
 set -uo pipefail
 NODE=${SLURMD_NODENAME:-$(uname -n)}
 readonly NODE
 
-# Runs a command where it is installed, at most 30 s: tools of a broken driver may hang.
+# Runs a command if it is installed, for at most 30 s: tools may hang with a broken driver.
 show() {
   command -v "$1" >/dev/null || return 0
   echo "== $*"

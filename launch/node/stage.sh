@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Copies data to a disk of this node. Usage: stage.sh TARGET NAME=SOURCE...     makes TARGET/NAME of each folder SOURCE
-# Every file is read back from the disk and compared by SHA-256 with what was read of the source. Prints
+# Copies data to a disk of this node. Usage: stage.sh TARGET NAME=SOURCE...     copies each folder SOURCE to TARGET/NAME
+# Every file is read back from the disk and compared by SHA-256 with what was read from the source. Prints
 # "staged FILES files, BYTES bytes, sha256 DIGEST", by which nodes are compared. Leaves nothing behind if it fails.
 set -euo pipefail
 readonly TARGET=$1 WORKERS=${STAGE_WORKERS:-8}
@@ -22,7 +22,7 @@ stage_file() {
   sync -- "$2/$3"
   dd if="$2/$3" iflag=nocache count=0 status=none # so that it is read from the disk
   written=$(sha256sum <"$2/$3")
-  [[ $read == "$written" ]] || { echo "$3: the copy reads differently than what was written" >&2 && exit 255; }
+  [[ $read == "$written" ]] || { echo "$3: the copy differs from what was written" >&2 && exit 255; }
   echo "${read%% *}  ${2##*/}/$3"
 }
 export -f stage_file
@@ -41,7 +41,7 @@ for entry in "$@"; do
   [[ -d ${entry#*=} && -r ${entry#*=} ]] || fail "${entry%%=*}=${entry#*=}: no such folder here"
   bytes=$((bytes + $(du -sbL -- "${entry#*=}" | cut -f 1)))
 done
-mkdir -p -- "$TARGET" 2>/dev/null || fail "$TARGET: cannot make this folder"
+mkdir -p -- "$TARGET" 2>/dev/null || fail "$TARGET: cannot create this folder"
 free=$(df --output=avail -B1 -- "$TARGET" | tail -n 1)
 ((bytes < free)) || fail "$((bytes >> 20)) MB to stage and $((free >> 20)) MB free in $TARGET"
 list=$(stage_all "$@" 2>"$TARGET/.errors") ||

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What a run changes on its nodes, GPU clocks and staged data; cleanup.sh undoes it however the run ends.
-# Sourced by the run scripts. run.sub, which cannot start a step once Slurm ends its job, has guards on the nodes for it.
-# shellcheck disable=SC2154 # answers_said is of answers.sh
+# A run's changes to its nodes: GPU clocks and staged data; cleanup.sh undoes them however the run ends. Sourced by the run
+# scripts. run.sub cannot start a step once Slurm ends its job, so it runs guards on the nodes.
+# shellcheck disable=SC2154 # answers_output is of answers.sh
 
 # Checks the settings, before anything is changed.
 node_state::check() {
   local clocks=${GPU_CLOCKS:-}
   [[ ! $clocks || $clocks =~ ^[1-9][0-9]*(,[1-9][0-9]*)?$ ]] ||
     log::die "GPU_CLOCKS='$clocks': expected MHz, or LOWEST,HIGHEST, as nvidia-smi --lock-gpu-clocks takes them"
-  [[ ! ${STAGE_DIR:-} || $STAGE_DIR == /* ]] || log::die "STAGE_DIR=$STAGE_DIR: expected an absolute path, of a disk of each node"
+  [[ ! ${STAGE_DIR:-} || $STAGE_DIR == /* ]] || log::die "STAGE_DIR=$STAGE_DIR: expected an absolute path on a local disk of each node"
   if [[ ${STAGE_DIR:-} ]]; then
     [[ ${SYNTH_DATA:-0} != 1 ]] || log::die 'STAGE_DIR is set, and SYNTH_DATA=1 reads no data: unset one of them'
     export STAGED=${STAGE_DIR%/}/bert_${SLURM_JOB_ID:-$$}_${SLURM_RESTART_COUNT:-0}
@@ -18,11 +18,11 @@ node_state::check() {
 node_state::lock_clocks() {
   if [[ ! ${GPU_CLOCKS:-} ]]; then return 0; fi
   answers::everywhere "$REPO_DIR/launch/node/clocks.sh" set ||
-    log::die "GPU_CLOCKS=$GPU_CLOCKS: not set on every node: $(answers::why "$answers_said")"
+    log::die "GPU_CLOCKS=$GPU_CLOCKS: not set on every node: $(answers::why "$answers_output")"
   log::info "GPU clocks locked to $GPU_CLOCKS MHz on every node until the end"
 }
 
-# Copies the data to every node, if STAGE_DIR asks for it, and has all that follows read the copies.
+# With STAGE_DIR, copies the data to every node, and points the data variables to the copies.
 node_state::stage() {
   local variable=DATADIR_PHASE2 name
   local -a sources=()
@@ -35,10 +35,10 @@ node_state::stage() {
   done
   log::info "staging to $STAGED on every node: ${sources[*]}"
   answers::everywhere "$REPO_DIR/launch/node/stage.sh" "$STAGED" "${sources[@]}" ||
-    log::die "STAGE_DIR=$STAGE_DIR: not staged on every node: $(answers::why "$answers_said")"
-  local -r digests=$(sed -n 's/^staged //p' <<<"$answers_said" | sort -u)
+    log::die "STAGE_DIR=$STAGE_DIR: not staged on every node: $(answers::why "$answers_output")"
+  local -r digests=$(sed -n 's/^staged //p' <<<"$answers_output" | sort -u)
   (($(wc -l <<<"$digests") == 1)) ||
-    log::die "STAGE_DIR=$STAGE_DIR: the nodes have read different data: $(paste -sd';' <<<"$digests"); see launch/doctor.sh verify"
+    log::die "STAGE_DIR=$STAGE_DIR: the nodes read different data: $(paste -sd';' <<<"$digests"); see launch/doctor.sh verify"
   log::info "staged $digests"
 }
 
@@ -46,7 +46,7 @@ node_state::undo() {
   if [[ ${GPU_CLOCKS:-}${STAGED:-} ]]; then runner::everywhere "$REPO_DIR/launch/node/cleanup.sh" now; fi
 }
 
-# Drops the page caches, as the rules ask before each trial. True only if they were dropped on every node.
+# Drops the page caches, as the rules require before each trial. True only if they were dropped on every node.
 node_state::drop_caches() {
   case $CLEAR_CACHES in
     0) return 1 ;;

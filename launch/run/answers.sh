@@ -1,36 +1,36 @@
 #!/usr/bin/env bash
-# Did a command run on every node? Only what the nodes themselves say counts: where a plugin of Slurm fails on a node, its
-# srun may start nothing there and still end with status 0. A command that succeeded on a node prints "answer NODE" there
-# (launch/run/answer.sh). Sourced by the run scripts; runner::everywhere is theirs, and runner::nodes where they know the names.
+# Did a command run on every node? Only the nodes' own output counts: if a Slurm plugin fails on a node, srun may start nothing
+# there and still end with status 0. A command that succeeded on a node prints "answer NODE" there (launch/run/answer.sh).
+# Sourced by the run scripts, which define runner::everywhere and, if they know the names, runner::nodes.
 
-declare answers_said=''
+declare answers_output=''
 
-# Runs a command on every node; true only if each reports success. answers_said: all output.
+# Runs a command on every node; true only if each reports success. answers_output: all output.
 answers::everywhere() {
-  answers_said=$(runner::everywhere "$REPO_DIR/launch/run/answer.sh" "$@" 2>&1) && answers::complete "$answers_said"
+  answers_output=$(runner::everywhere "$REPO_DIR/launch/run/answer.sh" "$@" 2>&1) && answers::complete "$answers_output"
 }
 
-# Runs a command and shows its output, but not the answers, on stderr as it comes; sets answers_said. Status: the command's.
-answers::shown() {
+# Runs a command and streams its output, without the answers, to stderr; sets answers_output. Status: the command's.
+answers::streamed() {
   local line=''
-  answers_said=''
+  answers_output=''
   while IFS= read -r line || [[ $line ]]; do
     if [[ $line != 'answer '* ]]; then printf '%s\n' "$line" >&2; fi
-    answers_said+=$line$'\n'
+    answers_output+=$line$'\n'
   done < <("$@" 2>&1)
   wait "$!"
 }
 
-# Does every node answer in this text?
+# Does this text have an answer from every node?
 answers::complete() { (($(grep -c '^answer ' <<<"$1") >= DGXNNODES)); }
 
-# Why not, in a line: missing nodes, if not all are, and the complaint.
+# Why not, in one line: the missing nodes, unless all are missing, and the error.
 answers::why() {
-  answers::named "$1" "$(answers::reason "$1")"
+  answers::with_nodes "$1" "$(answers::reason "$1")"
 }
 
-# A reason (the second argument) after the names of the nodes that did not answer; where none did, of those that srun names.
-answers::named() {
+# Prefixes a reason ($2) with the names of the nodes that did not answer; if none did, with those that srun names.
+answers::with_nodes() {
   local reason=$2 missing=''
   if grep -q '^answer ' <<<"$1" && declare -F runner::nodes >/dev/null; then
     missing=$(runner::nodes | grep -vxF -f <(sed -n 's/^answer //p' <<<"$1") | paste -sd' ') || missing=''
@@ -43,11 +43,11 @@ answers::named() {
 
 # The line that best explains why a step failed: the program's own rather than srun's.
 answers::reason() {
-  local said
-  said=$(grep -v '^answer ' <<<"$1" | grep -v '^[[:space:]]*$') || said='nothing was said'
+  local text
+  text=$(grep -v '^answer ' <<<"$1" | grep -v '^[[:space:]]*$') || text='no output'
   {
-    grep -v '^srun: \|^slurmstepd: ' <<<"$said" | tail -n 1 | grep . ||
-      grep '^srun: error: ' <<<"$said" | grep -v 'Exited with exit code\|Terminated$' | tail -n 1 | grep . ||
-      tail -n 1 <<<"$said"
+    grep -v '^srun: \|^slurmstepd: ' <<<"$text" | tail -n 1 | grep . ||
+      grep '^srun: error: ' <<<"$text" | grep -v 'Exited with exit code\|Terminated$' | tail -n 1 | grep . ||
+      tail -n 1 <<<"$text"
   } | sed 's/^srun: error: //'
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shared by certify.sh and certify.sub: the load without a config, its start and failure.
+# Shared by certify.sh and certify.sub: default load without a config, start, failure.
 # shellcheck disable=SC2034,SC2154 # RUN_DIR is of variables.sh, CONTINUED_BY is for ending.sh
 
 # Defaults without a config: BERT-large on every GPU of a node, or a small model on two CPU ranks.
@@ -18,7 +18,7 @@ certify::defaults() {
   export RANK_MODULE=certify
 }
 
-# Checks the settings and makes the folder. Needs RUN_NAME.
+# Checks the settings and creates the run folder. Needs RUN_NAME.
 certify::prepare() {
   [[ $CERTIFY_SECONDS =~ ^[0-9]*[.]?[0-9]+$ && $CERTIFY_SECONDS =~ [1-9] ]] ||
     log::die "CERTIFY_SECONDS='$CERTIFY_SECONDS': expected a number above 0"
@@ -27,7 +27,7 @@ certify::prepare() {
     export BERT_CONFIG=$RUN_DIR/bert_config.json
     certify::model "$CERTIFY_SIZE" "$((CERTIFY_SIZE / 64))" >"$BERT_CONFIG"
   fi
-  CONTINUED_BY=$(if [[ ${DURATION:-} ]]; then echo "RUN_NAME=$RUN_NAME continues the burn-in"; else echo 'nothing was judged'; fi)
+  CONTINUED_BY=$(if [[ ${DURATION:-} ]]; then echo "RUN_NAME=$RUN_NAME continues the burn-in"; else echo 'no verdict'; fi)
   rm -f -- "$RUN_DIR/error_0.txt" "$RUN_DIR/output.txt" "$RUN_DIR/status"
   # An interrupted burn-in continues.
   if [[ ! ${DURATION:-} || ! -f $RUN_DIR/burn_in.json ]]; then

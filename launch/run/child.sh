@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Processes that end with the script that started them, whatever ends it, or after a time. Sourced.
+# Child processes that end with the script that started them, however it ends, or after a time limit. Sourced.
 
 declare child='' child_ended=''
 
-# Ends a background job, and its process group if it has its own, once its starter is gone: killed outright, that could not.
-# Arguments: the job; the process that it shall not outlive (this script); what to run then (nothing).
+# Ends a background job, with its process group if it has its own, once its starter is gone, which works even if that was
+# killed. Arguments: the job; the process that it must not outlive (this script); a command to run afterwards (none).
 child::bind() {
   local -r job=$1 starter=${2:-$$}
   (
     set +e
     trap '' TERM INT HUP QUIT USR1
-    exec </dev/null >/dev/null 2>&1 3>&- {never}<> <(:) # waits without a process a second beside timed ranks
+    exec </dev/null >/dev/null 2>&1 3>&- {never}<> <(:) # waits without starting a process every second next to timed ranks
     if [[ ${lock_file:-} ]]; then exec {lock_file}>&-; fi
     while child::lives "$job" && child::lives "$starter"; do read -rt 1 -u "$never"; done
     if child::lives "$starter"; then exit; fi
@@ -19,8 +19,8 @@ child::bind() {
   ) &
 }
 
-# Asks a job to end, and its process group if it has its own, and kills it after so many seconds. Does not wait for that: a call
-# that hangs in a driver ends for nobody.
+# Terminates a job ($1), with its process group if it has its own, and kills it after $2 seconds. Does not wait for the kill: a
+# process that hangs in a driver call cannot be killed.
 child::stop() {
   local target=$1 i
   if kill -0 -- "-$1" 2>/dev/null; then target=-$1; fi
@@ -32,8 +32,8 @@ child::stop() {
   kill -KILL -- "$target" 2>/dev/null || true
 }
 
-# Waits for a background job of this shell, at most so many seconds; then ends it, within some more (1), and returns 124. Else
-# its exit status.
+# Waits for a background job ($1) of this shell for at most $2 seconds; then ends it within $3 (1) seconds and returns 124.
+# Otherwise returns its exit status.
 child::wait() {
   local -r end=$((SECONDS + $2))
   while kill -0 "$1" 2>/dev/null; do
@@ -46,8 +46,8 @@ child::wait() {
   wait "$1"
 }
 
-# Does a process live, or of -N one of the group N? Not one that has ended and that nobody asks for: the first process of a
-# container, which adopts orphans (srun leaves one), may never do so.
+# Is a process, or for -N any process of group N, alive? Zombies do not count: the first process of a container, which adopts
+# orphans (srun leaves one), may never reap them.
 child::lives() {
   local line
   if [[ $1 == -* ]]; then
@@ -58,14 +58,14 @@ child::lives() {
   fi
 }
 
-# Runs a command, which ends with this script: to be used with `trap child::end TERM INT HUP QUIT`. Exit status: the
-# command's, and never 0 after a signal.
+# Runs a command that ends with this script; use with `trap child::end TERM INT HUP QUIT`. Exit status: the command's, but
+# never 0 after a signal.
 child::run() {
   local status=0
   "$@" &
   child=$!
   child::bind "$child"
-  if [[ $child_ended ]]; then child::end; fi # a signal came before there was a command to end
+  if [[ $child_ended ]]; then child::end; fi # the signal came before the command had started
   wait "$child" || status=$?
   while kill -0 "$child" 2>/dev/null; do wait "$child" || status=$?; done
   child=''

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# How the trial loop ends: the last line and the exit status give the result, the line also the reason.
+# End of the trial loop: exit status and last line give the result, the last line also the reason.
 # shellcheck disable=SC2034,SC2154 # group is of ranks.sh, too; RUN_DIR and LOGDIR are of variables.sh
 
-# State of the loop: what failed so far, the trial that runs, its process group, and the reason of each trial that failed.
+# State of the loop: failures so far, reason per failed trial, current trial, its process group.
 declare -a failures=() reasons=()
 declare current='' group=''
-declare -i patience=20 deadline=0 # seconds for the ranks to end in, once this script is told to; their last one
+declare -i patience=20 deadline=0 # seconds that ranks get to end after a signal to this script; when that time is over
 
 trial::conclude() {
   local list at text
-  while read -r at text; do log::info "was begun again at $at, $text"; done < <(cut -f 4,5 -- "$RUN_DIR/restarts.txt" 2>/dev/null)
+  while read -r at text; do log::info "restarted at $at, $text"; done < <(cut -f 4,5 -- "$RUN_DIR/restarts.txt" 2>/dev/null)
   if ((${#failures[@]})); then
     printf -v list '; %s' "${failures[@]}"
     log::error "${#failures[@]} of $NEXP trials failed: ${list#; }"
@@ -18,12 +18,12 @@ trial::conclude() {
   log::info "$(trainer::success): $RUN_DIR"
 }
 
-# Whatever ends this script is told in its last line, and what runner::prepare made is removed.
+# However this script ends, the last line gives the reason, and what runner::prepare created is removed.
 trial::traps() {
   local signal
   trap 'runner::cleanup >/dev/null 2>&1 || true' EXIT
   for signal in HUP INT QUIT TERM; do
-    # shellcheck disable=SC2064 # the signal of now
+    # shellcheck disable=SC2064 # expand now
     trap "trial::interrupted $signal $((128 + $(kill -l "$signal")))" "$signal"
   done
 }
@@ -33,7 +33,7 @@ trial::interrupted() {
   local reason="interrupted by SIG$signal"
   deadline=$((SECONDS + patience))
   trap '' INT TERM HUP QUIT USR1
-  trial::ask_group "$signal"
+  trial::signal_group "$signal"
   if declare -F runner::why >/dev/null; then reason=$(runner::why "$signal"); fi
   trial::end_group "$deadline"
   rm -rf -- "${RUN_DIR:-$REPO_DIR/no run yet}/running_nccl_test"
@@ -46,29 +46,28 @@ trial::interrupted() {
   exit "$status"
 }
 
-# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder. The first of: what this
-# script knows, a rank's own reason, Slurm's, a full disk, the last complaint in the output.
+# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder. The first available of: a
+# reason known to this script, a rank's own, Slurm's, a full disk, the last error in the output.
 trial::reason() {
   local -r trial=$1 status=$2 folder=$3
-  local said=${reasons[trial]:-}
-  if [[ ! $said ]]; then said=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
-  if [[ ! $said || $said == *' was killed by SIG'* ]]; then said=$(trial::absent "$RUN_DIR/output_$trial.txt" "$folder/hang_$trial.txt" "$said"); fi
-  if [[ ! $said && $status -gt 128 ]] && declare -F runner::why >/dev/null; then
-    said=$(runner::why "$(kill -l "$status")")
-    if [[ $said == interrupted* ]]; then said=''; fi
+  local reason=${reasons[trial]:-}
+  if [[ ! $reason ]]; then reason=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
+  if [[ ! $reason || $reason == *' was killed by SIG'* ]]; then reason=$(trial::missing_ranks "$RUN_DIR/output_$trial.txt" "$folder/hang_$trial.txt" "$reason"); fi
+  if [[ ! $reason && $status -gt 128 ]] && declare -F runner::why >/dev/null; then
+    reason=$(runner::why "$(kill -l "$status")")
+    if [[ $reason == interrupted* ]]; then reason=''; fi
   fi
-  if [[ ! $said ]] && trial::disk_full; then said="no space left on LOGDIR=$LOGDIR"; fi
-  if [[ ! $said ]]; then
-    said=$(tail -n 200 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null | grep -a 'error: .' | tail -n 1 |
+  if [[ ! $reason ]] && trial::disk_full; then reason="no space left on LOGDIR=$LOGDIR"; fi
+  if [[ ! $reason ]]; then
+    reason=$(tail -n 200 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null | grep -a 'error: .' | tail -n 1 |
       sed 's/.*error: //') || true
   fi
-  echo "${said:-no reason was left (exit status $status), see output_$trial.txt}"
+  echo "${reason:-no reason given (exit status $status), see output_$trial.txt}"
 }
 
-# NCCL's watchdog aborts each rank that waits longer than DIST_TIMEOUT, with a line; without one are those who did not come.
-# Arguments: the output of the ranks; a file that is to say so, too, and then a line for each of them; what is said where no
-# rank waited.
-trial::absent() {
+# NCCL's watchdog aborts each rank that waits longer than DIST_TIMEOUT, and prints a line; ranks without that line are the
+# missing ones. Arguments: output of the ranks; file for the collective and a line per missing rank; text if no rank waited.
+trial::missing_ranks() {
   local -r waits='s/.*Rank \([0-9]*\)\] Watchdog caught collective operation timeout: .*OpType=\([A-Z_]*\).*/\1 \2/p'
   local -r waited=$(sed -n "$waits" -- "$1" 2>/dev/null | sort -u)
   local -a nodes=("${hosts[@]-$(uname -n)}") absent=()

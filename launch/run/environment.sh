@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# The variables that a container or another machine gets: all exported ones, as with pyxis, except those of this login, of
-# this machine's programs and of its Slurm job, and any that look like secrets. No name or value ever appears on a command
-# line that others can read.
+# Variables passed to a container or another machine: all exported ones, as with pyxis, except those of this login, this
+# machine's programs and its Slurm job, and any that look like secrets. Names and values never appear on a command line that
+# others can read.
 
 ENVIRONMENT_LOGIN='_|HOME|HOST|HOSTNAME|LOGNAME|USER|MAIL|SHELL|SHLVL|TERM.*|COLORTERM|PWD|OLDPWD|LANG|LC_.*|TZ|EDITOR|PAGER|DISPLAY'
 ENVIRONMENT_SESSION='SUDO_.*|SSH_.*|XDG_.*|DBUS_.*|GPG_.*|TMUX.*|STY|LS_COLORS|SLURM.*|SBATCH_.*|DOCKER_.*|PBS_.*'
 ENVIRONMENT_PROGRAMS='PATH|MANPATH|INFOPATH|TMPDIR|TMP|TEMP|LD_.*|LIBRARY_PATH|CPATH|PYTHONHOME|PYTHONPATH|VIRTUAL_ENV.*|CONDA_.*|PYENV.*|PIP_.*|MODULE.*|BASH_.*|.*CA_BUNDLE|SSL_CERT_.*'
 ENVIRONMENT_SECRET='.*(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_KEY|ACCESS_KEY).*'
 
-# Prints the names, one a line.
+# Prints the names, one per line.
 environment::names() {
   compgen -e | grep -vxE "$ENVIRONMENT_LOGIN|$ENVIRONMENT_SESSION|$ENVIRONMENT_PROGRAMS|$ENVIRONMENT_SECRET"
 }
 
-# Prints NAME=VALUE entries, each ended by a NUL, and an empty one at the end.
+# Prints NUL-terminated NAME=VALUE entries, and an empty one at the end.
 environment::print() {
   local name
   for name in $(environment::names); do printf '%s=%s\0' "$name" "${!name}"; done

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Your own exports win over env.sh and a config, whatever the order; exports of a config sourced before do not, so that one
-# config after another leaves nothing of the first. Sourced by env.sh, configs/begin.sh and common.sh.
+# The user's exports win over env.sh and a config, in any order; exports of a previous config do not, so that sourcing another
+# config leaves nothing of the first. Sourced by env.sh, configs/begin.sh and common.sh.
 #   exports::begin WHO    before a file exports; WHO is SITE (env.sh) or CONFIG
-#   exports::restore      gives back what was the user's, and says so
-#   exports::record WHO   after it: WHO_EXPORTS keeps NAME=VALUE of all that the file exported, to be known again
+#   exports::restore      restores and reports the user's values
+#   exports::record WHO   after a file exports: saves NAME=VALUE of all its exports in WHO_EXPORTS
 EXPORTS_SEPARATOR=$'\x1f'
 
-# Prints NAME=VALUE of all exported variables but the two records, and without values of several lines.
+# Prints NAME=VALUE of all exported variables except the two records and multi-line values.
 exports::list() {
   local name
   for name in $(compgen -e); do
@@ -14,7 +14,7 @@ exports::list() {
   done
 }
 
-# Whether the files of WHO ($1) exported NAME=VALUE ($2).
+# Did WHO ($1) export NAME=VALUE ($2)?
 exports::recorded() {
   local -r record=$1_EXPORTS
   [[ $EXPORTS_SEPARATOR${!record-} == *"$EXPORTS_SEPARATOR$2$EXPORTS_SEPARATOR"* ]]
@@ -27,7 +27,7 @@ exports::begin() {
     name=${entry%%=*}
     if exports::recorded "$1" "$entry"; then
       unset "$name"
-      # Where a config had taken the place of env.sh's value, that value is back.
+      # Restores env.sh's value if a config had overridden it.
       if [[ $1 == CONFIG && $site == *"$EXPORTS_SEPARATOR$name="* ]]; then
         entry=${site#*"$EXPORTS_SEPARATOR$name="}
         export "$name=${entry%%"$EXPORTS_SEPARATOR"*}"
@@ -42,7 +42,7 @@ exports::restore() {
   while IFS= read -r entry; do
     name=${entry%%=*}
     if [[ $name && ${!name-} != "${entry#*=}" ]] && ! exports::recorded SITE "$entry"; then
-      echo "config: $entry is exported in this shell and stands; ${BASH_SOURCE[2]##*/} has '${!name-}' (unset $name to take it)" >&2
+      echo "config: $entry is exported in this shell and overrides '${!name-}' of ${BASH_SOURCE[2]##*/} (unset $name to use that)" >&2
       export "${entry?}"
     fi
   done <<<"$EXPORTS_BEFORE"

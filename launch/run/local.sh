@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# How the ranks run on this machine, in the current Python environment or in containers: the functions that trial.sh asks for.
+# Ranks on this machine, in the current Python environment or in containers: the functions that trial.sh needs.
 # Sourced by run_local.sh, run_with_docker.sh and certify.sh.
 # shellcheck source=launch/container/container.sh
 source "$REPO_DIR/launch/container/container.sh"

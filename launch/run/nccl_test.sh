@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Before the first trial, with NCCL_TEST=1: all ranks all-reduce vectors whose sum is known. A broken network, driver
-# or node shows here by name in a minute, rather than in the middle of a timed run. Sourced by trial.sh.
+# NCCL_TEST=1: before the first trial all ranks all-reduce vectors whose sum is known. This names a broken network, driver
+# or node within a minute, rather than in the middle of a timed run. Sourced by trial.sh.
 # shellcheck disable=SC2154 # RUN_DIR, the variables' defaults and trial::ranks are of the other files
 
 nccl_test::run() {
@@ -11,7 +11,7 @@ nccl_test::run() {
   rm -rf -- "$folder"
   mkdir -- "$folder"
   log::info "all-reduce test of $WORLD_SIZE ranks, at most $NCCL_TEST_TIMEOUT s"
-  # The ranks have the limit too, and know who is missing; the launcher's is for ranks that hang.
+  # The ranks enforce the limit too, and know which rank is missing; the launcher's limit is for ranks that hang.
   local -r limit=$((NCCL_TEST_TIMEOUT + 60)) start=$SECONDS output=$RUN_DIR/nccl_test.txt
   rm -f -- "$output"
   trial::ranks "$folder" "$output" "$limit" || status=$?

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A TCP port for the rendezvous of the ranks.
+# TCP port for the rendezvous of the ranks.
 
-# Prints MASTER_PORT, or a port on which nothing listens on this node, below the range of outgoing connections. A job of
-# Slurm starts from a number of its own, so that two jobs that share a node do not take the same one.
+# Prints MASTER_PORT, or a port free on this node, below the range of outgoing connections. Slurm jobs search from different
+# numbers, so that two jobs sharing a node do not take the same port.
 port::free() {
   local port i first=$((${SLURM_JOB_ID:-RANDOM} * 16))
   if [[ -n ${MASTER_PORT:-} ]]; then

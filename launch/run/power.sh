@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # POWER=1: samples the power of every node while a trial runs. Sourced by trial.sh. RUN_DIR/power/result_N/node_J.txt are the
-# files of the MLPerf power rules, made by review.results.energy from the samples that lie between run_start and run_stop.
+# files of the MLPerf power rules, written by review.results.energy from the samples between run_start and run_stop.
 # shellcheck disable=SC2154 # RUN_DIR and lock_file are of variables.sh, deadline is of ending.sh
 
-readonly POWER_PATIENCE=60 # seconds from the sign to stop, besides an interval, after which a reading hangs
+readonly POWER_PATIENCE=60 # seconds after the stop request, plus one interval, after which a reading counts as hung
 declare power_job='' power_folder=''
 
 # Stops with one line if a node cannot read its power.
 power::check() {
   if [[ $POWER != 1 ]]; then return 0; fi
   answers::everywhere "$REPO_DIR/launch/node/power_sampler.sh" check ||
-    log::die "POWER=1: not every node can tell its power: $(answers::why "$answers_said")"
+    log::die "POWER=1: not every node can measure its power: $(answers::why "$answers_output")"
 }
 
 power::start() {
   if [[ $POWER != 1 ]]; then return 0; fi
-  power_folder=$RUN_DIR/running_$1$again/power_$1
+  power_folder=$RUN_DIR/running_$1$restart_suffix/power_$1
   mkdir -- "$power_folder"
   set -m
   {
@@ -27,7 +27,7 @@ power::start() {
   set +m
 }
 
-# Ends the sampling by a file that the samplers watch for: killing the launcher would lose its last sample.
+# Stops the sampling by a file that the samplers watch for: killing the launcher would lose the last sample.
 power::stop() {
   if [[ -z $power_job ]]; then return 0; fi
   touch -- "$power_folder/stop"
@@ -41,7 +41,7 @@ power::stop() {
   [[ -s $power_folder/errors ]] || rm -f -- "$power_folder/errors"
 }
 
-# The rules' files of trial $1. A failure here does not affect the trial.
+# Writes the power rules' files of trial $1. A failure here does not affect the trial.
 power::report() {
   if [[ $POWER != 1 || ! -f $RUN_DIR/result_$1.txt ]]; then return 0; fi
   runner::python -m review.results.energy --efficiency "$POWER_CONVERSION_EFF" "$RUN_DIR/power_$1" "$RUN_DIR/result_$1.txt" \

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Checked and recorded once, before the first trial. Sourced by trial.sh.
-# shellcheck disable=SC2154 # answers_said, RUN_DIR and variables_outputs are of answers.sh and variables.sh
+# Checks and records made once, before the first trial. Sourced by trial.sh.
+# shellcheck disable=SC2154 # answers_output, RUN_DIR and variables_outputs are of answers.sh and variables.sh
 
-# The trainer's own check, shown as it comes. The reason of a failure is its last complaint; one without output did not run,
-# whatever its exit status.
+# The trainer's own check, with its output. The reason of a failure is its last error; without output it did not run, whatever
+# the exit status.
 preflight::check() {
   local reason
   log::info 'checking the configuration'
-  if RUN_DIR='' answers::shown runner::python -m "${RANK_MODULE:-bert}" --check && grep -q '^global batch ' <<<"$answers_said"; then return 0; fi
-  reason=$(grep 'error: ' <<<"$answers_said" | grep -v '^srun: ' | tail -n 1 | sed 's/.*error: //') || reason=''
-  log::die "this configuration cannot run: ${reason:-$(answers::reason "$answers_said")}"
+  if RUN_DIR='' answers::streamed runner::python -m "${RANK_MODULE:-bert}" --check && grep -q '^global batch ' <<<"$answers_output"; then return 0; fi
+  reason=$(grep 'error: ' <<<"$answers_output" | grep -v '^srun: ' | tail -n 1 | sed 's/.*error: //') || reason=''
+  log::die "this configuration cannot run: ${reason:-$(answers::reason "$answers_output")}"
 }
 
-# The folders that ranks write to, on every node: what is first made in a container ends with it. Those within LOGDIR, which
-# all nodes see or which each has for itself, ranks make.
+# Creates the folders that ranks write to on every node, since a folder first created in a container ends with it. Ranks
+# create those within LOGDIR themselves.
 preflight::outputs() {
   local name
   for name in "${variables_outputs[@]}"; do
@@ -22,12 +22,12 @@ preflight::outputs() {
     if [[ ${!name} == "$(realpath -ms -- "$LOGDIR")"/* ]]; then continue; fi
     # shellcheck disable=SC2016 # of the inner shell
     answers::everywhere bash -c 'mkdir -p -- "$1" && { [[ $2 != CHECKPOINT_DIR ]] || { probe=$(mktemp -d -p "$1") && rmdir -- "$probe"; }; }' \
-      - "${!name}" "$name" || log::die "$name=${!name}: not a folder on every node: $(answers::why "$answers_said")"
+      - "${!name}" "$name" || log::die "$name=${!name}: not a folder on every node: $(answers::why "$answers_output")"
   done
 }
 
-# RUN_DIR/topology.txt: the hardware of each node in turn. Failing to record it stops nothing.
+# RUN_DIR/topology.txt: the hardware of each node in turn. A failure is only a warning.
 preflight::record() {
   runner::everywhere "$REPO_DIR/launch/node/record.sh" 2>/dev/null | sort -s -t : -k 1,1 >"$RUN_DIR/topology.txt" ||
-    log::warn 'not every node said what it is made of, see topology.txt'
+    log::warn 'the hardware of some nodes was not recorded, see topology.txt'
 }

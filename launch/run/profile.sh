@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# NVTX_FLAG=1: Nsight Systems around the ranks that PROFILE_RANKS names, a report each beside the trial's log.
+# NVTX_FLAG=1: runs the ranks in PROFILE_RANKS under Nsight Systems, with one report each beside the trial's log.
 # Sourced by run_and_time.sh.
 
 # Sets the array profile, the prefix of the trainer's command.
@@ -8,12 +8,12 @@ profile::command() {
   profile=()
   if [[ ${NVTX_FLAG:-0} == 0 || ",${PROFILE_RANKS:-0}," != *",$rank,"* ]]; then return 0; fi
   if ! command -v nsys >/dev/null; then
-    echo "run: error: NVTX_FLAG=1, and nsys is not on PATH here: install Nsight Systems, or set NVTX_FLAG=0" >&2
+    echo "run: error: NVTX_FLAG=1, but nsys is not on PATH here: install Nsight Systems, or set NVTX_FLAG=0" >&2
     exit 2
   fi
   profile=(nsys profile "--trace=cuda,nvtx" --sample=none --cpuctxsw=none --force-overwrite=true
     --output="${RUN_DIR:-.}/profile_${TRIAL:-0}_rank$rank")
-  # Newer ones name PyTorch's operations themselves.
+  # Newer versions name PyTorch's operations themselves.
   if grep -q -- --pytorch <<<"$(nsys profile --help 2>&1)"; then profile+=(--pytorch=autograd-nvtx); fi
   local -a more
   read -ra more <<<"${NSYS_OPTIONS:-}"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One rank under a launcher (torchrun, srun): run_and_time.sh, and how it ended.
-# RUN_DIR/status is the exit status of the first rank that failed, RUN_DIR/error_N.txt its reason in one line.
+# One rank under a launcher (torchrun, srun): runs run_and_time.sh and reports its failure. RUN_DIR/status gets the exit status
+# of the first rank that failed, RUN_DIR/error_N.txt its reason in one line.
 set -uo pipefail
 # shellcheck source=launch/run/child.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/child.sh"
@@ -12,9 +12,9 @@ report() {
   if ((status > 128)); then
     local -r killed="$who was killed by SIG$(kill -l "$status")"
     case $status in
-      # Most likely by the launcher, because of another rank.
+      # Most likely killed by the launcher because another rank failed.
       129 | 130 | 143) (set -o noclobber && echo "$killed" >"$error") ;;
-      # Its peers complain of broken connections; this is the cause.
+      # The other ranks report broken connections; this is the cause.
       *) echo "$killed" >"$error" ;;
     esac
   fi
@@ -23,7 +23,7 @@ report() {
   [[ -s $error ]] || echo "$who ended with exit status $status, see output_${TRIAL:-0}.txt" >"$error"
 }
 
-# Every shard and connection needs a file; many systems have a soft limit of 1024. Never lowered, never fatal.
+# Every shard and connection needs a file descriptor; many systems have a soft limit of 1024. Never lowers the limit, never fails.
 raise_open_files() {
   local limit
   limit=$(ulimit -Hn)
@@ -31,9 +31,9 @@ raise_open_files() {
   if [[ $(ulimit -Sn) != unlimited ]] && (($(ulimit -Sn) < limit)); then ulimit -Sn "$limit" || true; fi
 }
 
-# Puts the rank before each line of several ranks' output.
+# Prefixes each line of output with the rank, if there are several.
 label() {
-  trap '' TERM INT HUP USR1 # what the rank says at its end is shown, too
+  trap '' TERM INT HUP USR1 # so that the rank's last lines are shown too
   exec sed -u "s/^/$NUMBER: /" 3>&-
 }
 
@@ -56,21 +56,21 @@ if ((${RANK_LABELS:-1} && ${WORLD_SIZE:-${SLURM_NTASKS:-1}} > 1)); then
   trap end_label EXIT
 fi
 status=0 ended=0 trainer=''
-# A launcher that ends this rank because of another one signals this shell, not the trainer. The trap only says so: a wait
-# within it, inside of the one below, may never end (bash 5.2).
+# A launcher that ends this rank because of another one signals this shell, not the trainer. The trap only passes the signal on:
+# a wait inside the trap, nested in the one below, may never end (bash 5.2).
 trap 'ended=1; [[ ! $trainer ]] || kill -TERM "$trainer" 2>/dev/null' TERM INT HUP USR1
 "$(dirname -- "${BASH_SOURCE[0]}")/../../run_and_time.sh" 3>&- &
 trainer=$!
-# torchrun has put this rank into a session of its own: what kills torchrun does not reach it.
+# torchrun starts each rank in a new session, so a signal that kills torchrun does not reach it.
 child::bind "$trainer" "$PPID"
-if ((ended)); then kill -TERM "$trainer" 2>/dev/null; fi # the signal came before there was a trainer to pass it on to
+if ((ended)); then kill -TERM "$trainer" 2>/dev/null; fi # the signal came before the trainer had started
 wait "$trainer" || status=$?
 while ((ended)) && kill -0 "$trainer" 2>/dev/null; do wait "$trainer"; done
 ((ended)) && exit 143
 if ((status)) && [[ -n ${RUN_DIR:-} ]]; then
-  ((status == NOT_REACHED && NUMBER > 0)) && exit 0 # rank 0 says it for all
+  ((status == NOT_REACHED && NUMBER > 0)) && exit 0 # rank 0 reports it for all
   report "$status" 2>/dev/null
-  # A complete run short of its target is not a crash, which launchers answer with tracebacks and kills.
+  # A complete run that missed its target is not a crash, to which launchers react with tracebacks and kills.
   if ((status == NOT_REACHED)) && [[ -s $RUN_DIR/status ]]; then status=0; fi
 fi
 exit "$status"

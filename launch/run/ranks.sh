@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# All ranks of one run as a process group of their own. Sourced by trial.sh.
+# All ranks of one run as a separate process group. Sourced by trial.sh.
 # shellcheck disable=SC2154 # group and lock_file are of ending.sh and variables.sh
 
-# Runs the ranks as a job of their own, so that a signal to this script reaches it at once and ends them all.
+# Runs the ranks as a background job, so that a signal to this script is handled at once and ends them all.
 # Arguments: their folder, the file of their output, the seconds after which they are ended (0: never).
 trial::ranks() {
   local -r folder=$1 output=$2 limit=$3
@@ -11,7 +11,7 @@ trial::ranks() {
   set -m
   {
     exec {lock_file}>&-
-    # Slurm signals every process of a job: if this one ended before its ranks, the last line would not be the last.
+    # Slurm signals every process of a job: if this one ended before its ranks, the reason would not be the last line.
     trap : INT TERM HUP USR1
     RUN_DIR=$folder runner::trial 2>&1 | (
       trap '' INT TERM HUP USR1
@@ -27,17 +27,17 @@ trial::ranks() {
   return "$status"
 }
 
-# Asks the ranks of a running trial to end. Argument: the signal that this script got.
-trial::ask_group() {
+# Signals the ranks of a running trial to end. Argument: the signal that this script got.
+trial::signal_group() {
   local signal=TERM
-  # It may have come just as they were started.
+  # The signal may have come just as they were started.
   if [[ ! $group && ${before+set} && ${!:-} != "$before" ]]; then group=$!; fi
-  if [[ $1 == USR1 ]]; then signal=USR1; fi # to srun, TERM is the end of the step within KillWait
+  if [[ $1 == USR1 ]]; then signal=USR1; fi # srun answers TERM by ending the step within KillWait
   if [[ $group ]]; then kill -"$signal" -- "-$group" 2>/dev/null || true; fi
 }
 
-# Waits for their end and kills what is left when SECONDS has come to the argument. By the clock: whoever ends this script
-# kills it soon after, and the reason would go unsaid.
+# Waits for the ranks to end, and kills the rest when SECONDS reaches the argument. By the clock, because this script itself may
+# be killed soon after its signal, before it could print the reason.
 trial::end_group() {
   if [[ ! $group ]]; then return 0; fi
   while child::lives "-$group" && ((SECONDS < $1 + 2)); do

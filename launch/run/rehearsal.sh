@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# REHEARSAL=1: one trial of the start of a run, then go, or what is wrong. Sourced by trial.sh.
+# REHEARSAL=1: one trial of the start of a run, then the verdict: go, or the likeliest fault. Sourced by trial.sh.
 # shellcheck disable=SC2034,SC2154 # failures and current settings are shared with the other files
 
 # A rehearsal is one trial, never part of a submission.
 rehearsal::settings() {
   if [[ $REHEARSAL == 0 ]]; then return 0; fi
   export NEXP=1 CHECK_COMPLIANCE=0
-  [[ ! ${REHEARSAL_BAND:-} || -r $REHEARSAL_BAND ]] || log::die "REHEARSAL_BAND=$REHEARSAL_BAND: no file that can be read"
+  [[ ! ${REHEARSAL_BAND:-} || -r $REHEARSAL_BAND ]] || log::die "REHEARSAL_BAND=$REHEARSAL_BAND: not a readable file"
 }
 
-# After the trial: holds it to the published runs, or to REHEARSAL_BAND. Ends the script with 0 if it is go.
+# After the trial: compares it with published runs, or with REHEARSAL_BAND. Exits with 0 if the verdict is go.
 rehearsal::judge() {
   if [[ $REHEARSAL == 0 || ! -f $RUN_DIR/result_0.txt ]]; then return 0; fi
   if runner::python -m review rehearsal "$RUN_DIR" ${REHEARSAL_BAND:+--band "$REHEARSAL_BAND"}; then
     log::info "rehearsal: go: $RUN_DIR"
     exit 0
   fi
-  failures+=("the rehearsal is not as published, see above")
+  failures+=("the rehearsal differs from published runs, see above")
 }

@@ -1,33 +1,33 @@
 #!/usr/bin/env bash
-# START_TEST=1: before the first trial the nodes are certified, as certify.sh --quick does it for one machine. One that fails is
-# left out where the run can go on without it, else the run ends. Sourced by trial.sh.
+# START_TEST=1: certifies the nodes before the first trial, like certify.sh --quick on one machine. A node that fails is left out
+# if the run can continue without it, otherwise the run ends. Sourced by trial.sh.
 # shellcheck disable=SC2034,SC2154 # RUN_DIR and the variables' defaults are of the other files
 
 start_test::run() {
   if [[ $START_TEST != 1 ]]; then return 0; fi
   local -r folder=$RUN_DIR/start_test
-  local said='' status=0
+  local verdict='' status=0
   log::info "start test of $WORLD_SIZE ranks"
   rm -rf -- "$folder"
   mkdir -- "$folder"
   start_test::load || status=$?
-  if ((status == 0 || status == 3)); then log::info "start test: $said" && return 0; fi
-  sed -n 's/.* nodename=\([^ ]*\) state=drain.*/\1/p' <<<"$said" | tr ',' '\n' | sed 's/^/node /' >>"$folder/hang_0.txt"
-  if declare -F runner::restart >/dev/null; then runner::restart "the start test: ${said%; scontrol update *}" "$folder/hang_0.txt"; fi
-  log::error "the start test failed: $said; see $folder, or set START_TEST=0"
+  if ((status == 0 || status == 3)); then log::info "start test: $verdict" && return 0; fi
+  sed -n 's/.* nodename=\([^ ]*\) state=drain.*/\1/p' <<<"$verdict" | tr ',' '\n' | sed 's/^/node /' >>"$folder/hang_0.txt"
+  if declare -F runner::restart >/dev/null; then runner::restart "the start test: ${verdict%; scontrol update *}" "$folder/hang_0.txt"; fi
+  log::error "the start test failed: $verdict; see $folder, or set START_TEST=0"
   exit 1
 }
 
-# Sets said and returns the status of the verdict.
+# Runs the test load; sets verdict and returns the status of the verdict.
 start_test::load() {
   local -x SYNTH_DATA SUBMISSION_DIVISION INIT_CHECKPOINT NEXP NCCL_TEST STAGE_DIR TRIAL RANK_MODULE SPARE_NODES
   local -x CERTIFY_SECONDS=2 DURATION='' EVAL_ITER_SAMPLES=1000000 EVAL_ITER_START_SAMPLES=1000000
   certify::defaults
   if ! trial::ranks "$folder" "$folder/output.txt" 0 >/dev/null || [[ -s $folder/status ]]; then
-    said="the load did not run: $(head -n 1 -- "$folder/error_0.txt" 2>/dev/null || tail -n 1 -- "$folder/output.txt")"
+    verdict="the load did not run: $(head -n 1 -- "$folder/error_0.txt" 2>/dev/null || tail -n 1 -- "$folder/output.txt")"
     return 1
   fi
-  said=$(runner::python -m review certify "$folder" --line) || status=$?
-  said=${said:-no verdict, see above}
+  verdict=$(runner::python -m review certify "$folder" --line) || status=$?
+  verdict=${verdict:-no verdict, see above}
   return "$status"
 }

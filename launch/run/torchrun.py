@@ -1,4 +1,4 @@
-"""torchrun, which a signal ends without a traceback: whoever sent it knows why, and the script's last line says so."""
+"""torchrun that ends without a traceback on a signal; the launch script's last line gives the reason."""
 
 import sys
 

@@ -24,7 +24,7 @@ trainer::complete() { [[ -s $2/model_$1/figures.json ]]; }
 trainer::verify() { :; }
 
 trainer::show() {
-  if ! compgen -G "$RUN_DIR/model_*/figures.json" >/dev/null; then return 0; fi # the last line says why there is none
+  if ! compgen -G "$RUN_DIR/model_*/figures.json" >/dev/null; then return 0; fi # the last line gives the reason
   runner::python -m finetune seeds "$RUN_DIR"
 }
 

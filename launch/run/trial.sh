@@ -2,12 +2,13 @@
 # shellcheck disable=SC2034,SC2154 # the state is shared with ending.sh and variables.sh
 # The one loop over NEXP trials, shared by all run scripts, which define five functions:
 #   runner::prepare        checks and containers, before anything is written
-#   runner::everywhere C.. runs a command on every node, outside containers, also beside a trial
+#   runner::everywhere C.. runs a command on every node, outside containers, also during a trial
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
-#   runner::cleanup        removes what prepare made, also after a failure; optionally also runner::nodes and runner::why
-# All ranks run launch/run/rank.sh: the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or before the first trial
-# with NCCL_TEST=1 a test in its place.
+#   runner::cleanup        removes what prepare created, also after a failure
+# and optionally runner::nodes and runner::why.
+# All ranks run launch/run/rank.sh with the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or with a test before
+# the first trial (NCCL_TEST=1).
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
 for part in run/log run/variables run/answers run/port run/ending run/child run/ranks run/preflight \
   run/nccl_test run/certify run/start_test run/power run/rehearsal node/state; do
@@ -18,7 +19,7 @@ done
 # shellcheck source=/dev/null
 source "$REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh"
 
-declare again='' # in the names of folders of a run that was begun again: ranks of before, on a node that is cut off, may still write
+declare restart_suffix='' # suffix of folders after a restart: old ranks on a node that is cut off may still write to theirs
 
 trial::main() {
   rehearsal::settings
@@ -30,7 +31,7 @@ trial::main() {
   preflight::check
   preflight::outputs
   variables::make_run_dir
-  if [[ -s $RUN_DIR/restarts.txt ]]; then again=_$(wc -l <"$RUN_DIR/restarts.txt"); fi
+  if [[ -s $RUN_DIR/restarts.txt ]]; then restart_suffix=_$(wc -l <"$RUN_DIR/restarts.txt"); fi
   log::info "results go to $RUN_DIR"
   preflight::record
   nccl_test::run
@@ -42,14 +43,14 @@ trial::main() {
     trainer::complete "$trial" "$RUN_DIR" || trial::run "$trial" || status=$?
     if ((status == 1)) && declare -F runner::restart >/dev/null; then runner::restart "${reasons[trial]}" "$RUN_DIR/hang_$trial.txt"; fi
     trial::verify "$trial"
-    if ((status == 2)); then break; fi # bad input: the next trial would meet it too
+    if ((status == 2)); then break; fi # bad input: the next trial would fail too
   done
   trainer::show || log::warn 'no table of results, see above'
   rehearsal::judge
   trial::conclude
 }
 
-# A trial that is done counts where it is of these settings and data, which its trainer says: it knows its folder.
+# Finished trials count only if their settings and data are the same, which the trainer's check of the run folder decides.
 trial::check_finished() {
   local -x TRIAL
   for ((TRIAL = 0; TRIAL < NEXP; TRIAL++)); do
@@ -59,7 +60,7 @@ trial::check_finished() {
   done
 }
 
-# Each trial has a seed of its own.
+# Each trial has its own seed.
 trial::export_seed() { if [[ -n ${SEED:-} ]]; then export SEED=$((SEED + TRIAL)); fi; }
 
 # One trial: returns 0 (target reached), 3 (not reached), 2 (bad input) or 1 (crashed).
@@ -68,13 +69,13 @@ trial::run() {
   local launched=0 status=0 cleared=0 figures
   node_state::drop_caches && cleared=1
   mkdir -p -- "$RUN_DIR/.begun_$trial"
-  if [[ ${RESUME:-} == 1 ]]; then # the figures that it appends to, of before it ended or was killed
+  if [[ ${RESUME:-} == 1 ]]; then # keeps the metrics that a resumed trial appends to
     for figures in "$RUN_DIR"/{,running_"$trial"/,running_"$trial"_*/}{metrics_"$trial".jsonl,tensorboard_"$trial"}; do
       if [[ -e $figures ]]; then cp -rup -t "$RUN_DIR/.begun_$trial" -- "$figures"; fi
     done
   fi
   rm -rf -- "$RUN_DIR"/{running_"$trial",running_"$trial"_*,{error,failed,hang,step}_"$trial".txt,{power,model,tensorboard}_"$trial"}
-  mv -T -- "$RUN_DIR/.begun_$trial" "$RUN_DIR/running_$trial$again" || exit 1
+  mv -T -- "$RUN_DIR/.begun_$trial" "$RUN_DIR/running_$trial$restart_suffix" || exit 1
   log::info "trial $((trial + 1)) of $NEXP starts: result_$trial.txt"
   power::start "$trial"
   trial::launch "$trial" "$cleared" || launched=$?
@@ -87,24 +88,24 @@ trial::launch() {
   local -rx TRIAL=$1 CACHE_CLEARED=$2
   if [[ -n ${SEED:-} ]]; then local -x SEED=$((SEED + TRIAL)); fi
   current=$TRIAL
-  trial::ranks "$RUN_DIR/running_$TRIAL$again" "$RUN_DIR/output_$TRIAL.txt" 0
+  trial::ranks "$RUN_DIR/running_$TRIAL$restart_suffix" "$RUN_DIR/output_$TRIAL.txt" 0
 }
 
-# Moves the trial's files into RUN_DIR, under names that tell complete logs from broken ones.
+# Moves the trial's files into RUN_DIR; names distinguish complete logs from broken ones.
 trial::collect() {
-  local -r trial=$1 staging=$RUN_DIR/running_$1$again
+  local -r trial=$1 staging=$RUN_DIR/running_$1$restart_suffix
   local status=$2 log=failed_$1.txt
   current='' # read by trial::interrupted
   power::stop
   if [[ -s $staging/status ]]; then status=$(<"$staging/status"); fi
-  # A run that was asked to stop has saved and ends with 0, but is not complete, and leaves the reason.
+  # A run that was asked to stop has saved and exits with 0, but is incomplete, and leaves the reason.
   if [[ $status == 0 && -s $staging/error_$trial.txt ]]; then status=1; fi
   if [[ $status == [03] ]]; then
     if trainer::complete "$trial" "$staging"; then log=result_$trial.txt; else status=1; fi
   fi
   if ((status)); then
     reasons[trial]=$(trial::reason "$trial" "$status" "$staging")
-    # Beside the results; the disk may be full.
+    # The disk may be full.
     { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
   fi
   rm -f -- "$staging/status"

@@ -3,7 +3,7 @@
 # The trainer's variables have their defaults in Python (python -m bert --variables).
 # shellcheck disable=SC2034 # variables_outputs is of preflight.sh and container.sh, too
 
-# Folders that ranks write to, besides LOGDIR; the last ones are compilers', if the user exports them.
+# Folders that ranks write to, besides LOGDIR; the last four are compiler caches, if exported by the user.
 declare -a variables_outputs=(CHECKPOINT_DIR KERNEL_CACHE TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR CUDA_CACHE_PATH NUMBA_CACHE_DIR)
 
 variables::default() {
@@ -12,15 +12,15 @@ variables::default() {
   export "${name?}"
 }
 
-# Stops for exported names that nothing reads and that look meant for a run (BATCHSZIE). Any Python from 3.8 on can check; a
-# node without one leaves it to the trainer's own check, in the container and before the first trial.
+# Refuses exported names that look like misspelt settings (BATCHSZIE). Any Python from 3.8 on can check this; on a node without
+# one, the trainer's own check does it, in the container and before the first trial.
 variables::check_names() {
-  local python said status
+  local python output status
   for python in "${PYTHON:-python}" "$REPO_DIR/.venv/bin/python" python3; do
     status=0
-    said=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.core.variables 2>&1) || status=$?
+    output=$(PYTHONPATH=$REPO_DIR/implementations "$python" -B -m bert.core.variables 2>&1) || status=$?
     if ((status == 0)); then return; fi
-    if [[ $status == 2 && $said == 'run: error: '* ]]; then log::die "${said#run: error: }"; fi
+    if [[ $status == 2 && $output == 'run: error: '* ]]; then log::die "${output#run: error: }"; fi
   done
 }
 
@@ -90,11 +90,11 @@ variables::one_of() {
   [[ " $* " == *" ${!name} "* ]] || log::die "$name='${!name}': expected one of $*"
 }
 
-# Makes and locks the run's folder: LOGDIR/RUN_NAME. With the RUN_NAME of an earlier run, that run is continued.
+# Creates and locks the run's folder, LOGDIR/RUN_NAME. The RUN_NAME of an earlier run continues that run.
 variables::make_run_dir() {
   [[ -n ${RUN_NAME:-} ]] || RUN_NAME=${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}
   if [[ $REHEARSAL == 1 && $RUN_NAME != *_rehearsal ]]; then RUN_NAME+=_rehearsal; fi
-  mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot make this folder; choose one you can write to"
+  mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot create this folder; choose one you can write to"
   LOGDIR=$(cd -- "$LOGDIR" && pwd -P)
   RUN_DIR=$LOGDIR/$RUN_NAME
   export LOGDIR RUN_NAME RUN_DIR

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The Slurm job of a run: does the allocation fit the config, how do its steps start, how and why does Slurm end it?
-# Sourced by run.sub and certify.sub.
+# The Slurm job of a run: checks that the allocation fits the config, prepares srun, and finds out how and why Slurm ends the
+# job. Sourced by run.sub and certify.sub.
 # shellcheck disable=SC2034,SC2154 # patience is of ending.sh
 
-declare -a nodes=() others=() # of this job: those that run the ranks, rank 0's first, and the others
+declare -a nodes=() others=() # nodes of this job: those that run the ranks (rank 0's first), and the rest
 
 slurm::check() {
   local -r wanted=$((DGXNNODES + SPARE_NODES))
@@ -13,12 +13,12 @@ slurm::check() {
     log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES$( ((SPARE_NODES)) &&
       echo ", with SPARE_NODES $wanted"): sbatch -N $wanted run.sub"
   if ! slurm::choose_nodes; then
-    log::warn "too few nodes are left without $(restart::left_out | paste -sd' '): they are taken again"
+    log::warn "too few nodes remain without $(restart::excluded | paste -sd' '): using them again"
     nodes=("${nodes[@]:0:DGXNNODES}")
   fi
   if [[ ${DEVICE:-auto} == cpu ]]; then return 0; fi
   if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then
-    # Without gres in Slurm every job sees all GPUs. With it, this one sees none and would train on CPUs.
+    # Without gres every job sees all GPUs; with gres, this one sees none and would train on CPUs.
     ! grep -q ' Gres=[^ ]*gpu' <<<"$(scontrol --oneliner show node "${SLURMD_NODENAME:-}" 2>/dev/null)" ||
       log::die "this job has no GPUs: sbatch --gres=${GPU_GRES:-gpu}:$DGXNGPU run.sub (or export SBATCH_GRES);" \
         'on CPUs, DEVICE=cpu'
@@ -29,33 +29,33 @@ slurm::check() {
       'sbatch --exclusive, or another config'
 }
 
-# Sets nodes to the first DGXNNODES of this job that were not left out, and others to the rest. False, with all of them, where
-# too few are left.
+# Sets nodes to the first DGXNNODES of this job that are not excluded, and others to the rest. If too few remain, sets nodes to
+# all of them and fails.
 slurm::choose_nodes() {
-  local -r list=$(slurm::job | sed -n 's/.* NodeList=\([^ ]*\).*/\1/p') # without those that Slurm has lost
+  local -r list=$(slurm::job | sed -n 's/.* NodeList=\([^ ]*\).*/\1/p') # without nodes that Slurm has lost
   local -a all
   mapfile -t all < <(scontrol show hostnames "${list:-$SLURM_JOB_NODELIST}")
-  mapfile -t nodes < <(printf '%s\n' "${all[@]}" | grep -vxF -f <(restart::left_out))
+  mapfile -t nodes < <(printf '%s\n' "${all[@]}" | grep -vxF -f <(restart::excluded))
   if ((${#nodes[@]} < DGXNNODES)); then
     nodes=("${all[@]}")
     return 1
   fi
   nodes=("${nodes[@]:0:DGXNNODES}")
-  # srun, too, takes the list that the job began with for its own.
+  # srun also uses the node list with which the job started.
   mapfile -t others < <(scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF -f <(printf '%s\n' "${nodes[@]}"))
 }
 
-# Sets the array srun: the command that all steps of this job begin with. Starts one step to see that such steps start.
+# Sets the array srun, the command prefix of all steps of this job, and starts a step to test it.
 slurm::srun_command() {
   local -r gres=${GPU_GRES:-gpu} config=$(scontrol show config)
-  # What sbatch was given for tasks and GPUs would otherwise hold for each step too, besides or against what is asked here.
+  # Otherwise sbatch's options for tasks and GPUs would apply to each step too, or contradict it.
   unset SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
     SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
   srun=(srun --distribution=block --input=none --nodes="$DGXNNODES")
   if ((${#others[@]})); then srun+=(--exclude="$(paste -sd, < <(printf '%s\n' "${others[@]}"))"); fi
-  # What a step held that ended with a lost node is not free again.
-  if [[ $(restart::left_out) ]]; then srun+=(--overlap); fi
-  # Slurm's own binding knows nothing of GPUs; run_and_time.sh binds.
+  # Resources of a step that ended with a lost node are not released.
+  if [[ $(restart::excluded) ]]; then srun+=(--overlap); fi
+  # Slurm's own binding ignores GPUs; run_and_time.sh binds.
   if grep -q '^TaskPlugin.*affinity' <<<"$config"; then srun+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.
   if [[ ${DEVICE:-auto} != cpu && $gres != none && -n ${SLURM_GPUS_ON_NODE:-} ]]; then srun+=(--gres="$gres:$DGXNGPU"); fi
@@ -64,26 +64,26 @@ slurm::srun_command() {
   srun+=(--mpi="$(slurm::mpi_type)")
 }
 
-# One step on every node: do steps start as asked, and does each node see the repository?
+# Runs one step on every node: do steps start, and does each node see the repository?
 slurm::check_nodes() {
-  local -r blind=9
-  local said status=0
+  local -r not_seen=9
+  local output status=0
   # shellcheck disable=SC2016 # $1 belongs to the inner shell
-  said=$("${srun[@]}" --mpi=none --ntasks="$DGXNNODES" --ntasks-per-node=1 \
+  output=$("${srun[@]}" --mpi=none --ntasks="$DGXNNODES" --ntasks-per-node=1 \
     bash -c 'node=${SLURMD_NODENAME:-a node}; [[ -x $1/launch/run/rank.sh ]] && echo "answer $node" || { echo "$node" && exit "$2"; }' \
-    - "$REPO_DIR" "$blind" 2>&1) || status=$?
-  if ((status == blind)); then
-    log::die "$(grep -v -m 1 '^answer \|^srun: ' <<<"$said") does not see $REPO_DIR: put the repository on storage that all nodes share"
+    - "$REPO_DIR" "$not_seen" 2>&1) || status=$?
+  if ((status == not_seen)); then
+    log::die "$(grep -v -m 1 '^answer \|^srun: ' <<<"$output") does not see $REPO_DIR: put the repository on storage that all nodes share"
   fi
-  if ((status == 0)) && answers::complete "$said"; then return; fi
-  log::die "GPU_GRES=${GPU_GRES:-gpu}: a step with ${srun[*]:1} does not start: $(answers::why "$said")"
+  if ((status == 0)) && answers::complete "$output"; then return; fi
+  log::die "GPU_GRES=${GPU_GRES:-gpu}: a step with ${srun[*]:1} does not start: $(answers::why "$output")"
 }
 
 # Does a step with these options of srun start?
 slurm::starts() { [[ $("$@" echo started 2>/dev/null) == *started* ]]; }
 
-# The ranks find each other by MASTER_ADDR, so none is enough; where a site wants another, the nearest one that works:
-# srun also lists types whose library is missing.
+# The ranks find each other by MASTER_ADDR, so `none` is enough; for another SLURM_MPI_TYPE, prints the nearest one that works,
+# since srun also lists types whose library is missing.
 slurm::mpi_type() {
   local -r wanted=${SLURM_MPI_TYPE:-none} known=" $(srun --mpi=list 2>&1 | tr -s '[:space:]' ' ') "
   local type why='is not in srun --mpi=list'
@@ -97,7 +97,7 @@ slurm::mpi_type() {
   echo "$type"
 }
 
-# Address of the first node, as the other nodes reach it: where rank 0 listens.
+# Address of the first node, as seen by the other nodes: rank 0 listens there.
 slurm::master_address() {
   local address ip
   address=$(scontrol show node "${nodes[0]}" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
@@ -107,7 +107,7 @@ slurm::master_address() {
   if [[ -z $ip || ($ip == 127.* && $DGXNNODES -gt 1) ]]; then echo "$address"; else echo "$ip"; fi
 }
 
-# Name of the run's folder: a requeued job finds the one it began with.
+# Name of the run's folder; a requeued job finds its earlier one.
 slurm::run_name() {
   local folder
   if ((${SLURM_RESTART_COUNT:-0})); then
@@ -118,21 +118,21 @@ slurm::run_name() {
   echo "${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}_${SLURM_JOB_ID:-}"
 }
 
-# Sets how long the ranks may take to end: KillWait seconds after its first signal Slurm kills this script as well, and the last
-# line must be said before. Argument: Slurm's configuration.
+# Sets how long the ranks may take to end: Slurm kills this script too, KillWait seconds after its first signal, and the last
+# line must be printed before. Argument: Slurm's configuration.
 slurm::patience() {
   local -r kill_wait=$(sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p' <<<"$1")
   patience=$((${kill_wait:-30} * 2 / 3))
 }
 
-# This job as Slurm shows it, in one line; nothing if the controller does not answer in time.
+# This job as shown by Slurm, in one line; nothing if the controller does not answer in time.
 slurm::job() {
   timeout --signal=KILL "$((patience < 18 ? patience / 2 + 1 : 10))" \
     scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
 }
 
-# At SIGUSR1: the ranks have the time that is left, ten minutes at most, less what the rest of the end may take.
-slurm::time_is_short() {
+# At SIGUSR1: the ranks get the remaining time, at most ten minutes, minus 30 seconds for the rest.
+slurm::time_limit_near() {
   local -r end=$(slurm::job | sed -n 's/.* EndTime=\([^ ]*\).*/\1/p')
   local left=0
   if [[ $end == ????-??-??T* ]]; then left=$(($(date -d "$end" +%s) - $(date +%s) - 30)); fi
@@ -140,13 +140,13 @@ slurm::time_is_short() {
   trial::interrupted USR1 143
 }
 
-# The nodes of the ranks that Slurm has lost, or that do not answer it, between spaces.
+# Nodes of the ranks that Slurm has lost or that do not respond, separated by spaces.
 slurm::lost_nodes() {
   timeout --signal=KILL 5 sinfo --noheader --Node --nodes="$(paste -sd, < <(printf '%s\n' "${nodes[@]}"))" --format='%N %T' 2>/dev/null |
     awk '$2 ~ /[*]$|^down/ { print $1 }' | sort -u | paste -sd' '
 }
 
-# Why, in words. Argument: the signal that this script got.
+# Why the job ends, in words. Argument: the signal that this script got.
 slurm::why() {
   local -r job=$(slurm::job)
   local -r state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job") reason=$(sed -n 's/.* Reason=\([^ ]*\).*/\1/p' <<<"$job")
@@ -154,12 +154,12 @@ slurm::why() {
   if [[ $1 == USR1 || $state == TIMEOUT || $reason == TimeLimit ]]; then
     echo "the job reached its time limit${limit:+ of $limit}"
   elif ((${restarts:-0} > ${SLURM_RESTART_COUNT:-0})) || [[ $state == REQUEUE* || $state == PENDING ]]; then
-    echo "the job was requeued${lost:+ ($lost: down, or no answer)}"
+    echo "the job was requeued${lost:+ ($lost: down or not responding)}"
   else
     case $state in
       CANCELLED) echo 'the job was cancelled' ;;
       PREEMPTED) echo 'the job was preempted' ;;
-      NODE_FAIL) echo "a node of the job failed${lost:+ ($lost: down, or no answer)}" ;;
+      NODE_FAIL) echo "a node of the job failed${lost:+ ($lost: down or not responding)}" ;;
       COMPLETING) echo 'the job was cancelled or ended by Slurm' ;;
       '') echo "interrupted by SIG$1 (Slurm's controller did not say why)" ;;
       *) echo "interrupted by SIG$1" ;;

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# How a Slurm job runs its ranks: the functions that trial.sh asks for, and a guard on every node (cleanup.sh guard), outside
-# containers, which undoes at the end what the run did there. The guards' input ends with this script or by node_guard::end.
-# Sourced by run.sub and certify.sub, after job.sh.
+# Ranks in a Slurm job: the functions that trial.sh needs, and a guard on every node (cleanup.sh guard), outside containers, which
+# undoes the run's changes at the end. The guards' input closes with this script or by node_guard::end. Sourced by run.sub and
+# certify.sub, after job.sh.
 # shellcheck disable=SC2034,SC2154 # the state is shared with job.sh, container.sh, ending.sh and variables.sh
 declare -a srun=() container=()
 readonly SWEEP_PATIENCE=60 GUARD_PATIENCE=300 # seconds: containers and staged data are large
 
 runner::prepare() {
-  trap slurm::time_is_short USR1 # two minutes before the time limit, see --signal in run.sub
+  trap slurm::time_limit_near USR1 # two minutes before the time limit, see --signal in run.sub
   RUN_NAME=${RUN_NAME:-$(slurm::run_name)}
   slurm::check
   container::load pyxis
@@ -20,8 +20,8 @@ runner::prepare() {
   container::create
 }
 
-# Removes what dead jobs left on the nodes, a line for each. As a job of its own, so that a signal to this script is met at
-# once and its last line is shown; with a limit, as a large container takes minutes: the next job goes on with it.
+# Removes what dead jobs left on the nodes, a line for each. In the background, so that a signal to this script is handled at
+# once and its last line is shown; with a time limit, since a large container takes minutes: the next job continues.
 runner::sweep() {
   set -m
   {
@@ -29,7 +29,7 @@ runner::sweep() {
   } &
   group=$! # trial::interrupted ends it
   set +m
-  child::wait "$group" "$((SWEEP_PATIENCE + 30))" || log::warn 'what dead jobs left on the nodes could not be removed'
+  child::wait "$group" "$((SWEEP_PATIENCE + 30))" || log::warn 'leftovers of dead jobs could not be removed from the nodes'
   group=''
 }
 
@@ -40,15 +40,15 @@ runner::why() { slurm::why "$1"; }
 # At the time limit.
 runner::continue() { if restart::resumes; then restart::begin "$1"; fi; }
 
-# After a failure. Arguments: its reason, the file that names ranks or nodes to blame, a line each. A node that Slurm has
-# lost is always left out, another one where the run is to outlive it; not for a rank's own error, of which the others, too,
-# say only that it did not come.
+# After a failure. Arguments: its reason, a file with lines naming the ranks or nodes to blame. A node that Slurm has lost is
+# always excluded; a hung or failed one only with SPARE_NODES or RESUME. A rank's own error excludes no node, although the
+# other ranks report it as missing.
 runner::restart() {
   local -a blamed
   local reason=$1 rank
   read -ra blamed <<<"$(slurm::lost_nodes)"
   if ((${#blamed[@]})); then
-    reason='Slurm has lost it' # and may have killed the others
+    reason='lost by Slurm' # which may have killed the others
     if [[ $1 == *' did not come to '* ]]; then reason+=", ${1%%, DIST_TIMEOUT=*}"; fi
   elif [[ $1 == *' did not come to '* || $1 == 'the start test'* ]] && { ((SPARE_NODES)) || restart::resumes; }; then
     mapfile -t blamed < <({
@@ -61,7 +61,7 @@ runner::restart() {
 
 runner::everywhere() { "${srun[@]}" --overlap --ntasks="$DGXNNODES" --ntasks-per-node=1 "$@"; }
 
-# Images and their hooks set some variables of PyTorch themselves, and theirs would win over exported ones.
+# Images and their hooks set some of PyTorch's variables, which would win over exported ones.
 runner::python() {
   container::arguments
   "${srun[@]}" --nodes=1 --ntasks=1 "${container[@]}" env RANK=0 LOCAL_RANK=0 WORLD_SIZE="$WORLD_SIZE" \
@@ -88,11 +88,11 @@ node_guard::needed() { [[ ${PYXIS_NAME:-}${GPU_CLOCKS:-}${STAGED:-} ]]; }
 node_guard::start() {
   if ! node_guard::needed; then return 0; fi
   if ! slurm::starts "${srun[@]}" --overlap --nodes=1 --ntasks=1; then
-    log::warn 'no step can run beside another (srun --overlap): after scancel or the time limit, what this job makes on the' \
+    log::warn 'steps cannot overlap (srun --overlap): after scancel or the time limit, what this job creates on the' \
       'nodes stays there until the next one removes it'
     return 0
   fi
-  # GPUs are left to the other steps, but for a guard that resets their clocks.
+  # A guard takes GPUs only if it resets their clocks.
   local -a options=()
   if [[ ! ${GPU_CLOCKS:-} ]]; then options=(--gres=none); fi
   exec {node_guard_input}> >(exec "${srun[@]}" "${options[@]}" --input=all --overlap --ntasks="$DGXNNODES" \
@@ -100,7 +100,7 @@ node_guard::start() {
   node_guard=$!
 }
 
-# Ends the guards and waits for them; where there are none, a step does their work.
+# Ends the guards and waits for them; without guards, a step does their work.
 node_guard::end() {
   if [[ $node_guard ]]; then
     exec {node_guard_input}>&-

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The machines of run_multinode.sh, and the names that Samsung's script has for its settings.
+# The machines of run_multinode.sh, and its settings under the names of Samsung's script.
 # shellcheck disable=SC2154 # hosts is run_multinode.sh's
 
 declare -a slots=()
@@ -11,7 +11,7 @@ hosts::load() {
   elif [[ -n ${HOSTFILE:-} ]]; then
     hosts::read "$HOSTFILE"
   fi
-  # DGXSYSTEM alone names a config; a config that was sourced has set the batch as well.
+  # DGXSYSTEM without BATCHSIZE names a config to source.
   if [[ -n ${DGXSYSTEM:-} && -z ${BATCHSIZE:-} ]]; then
     [[ -f $config ]] || log::die "DGXSYSTEM=$DGXSYSTEM: no such config: $config"
     # shellcheck source=/dev/null
@@ -26,11 +26,11 @@ hosts::load() {
   fi
 }
 
-# A hostfile as DeepSpeed reads it, "node1 slots=8" a line, rank 0 first; comments begin with #.
+# Reads a hostfile in DeepSpeed's format: lines "node1 slots=8", rank 0 first; comments begin with #.
 hosts::read() {
   local -r file=$1
   local line number=0
-  [[ -f $file && -r $file ]] || log::die "HOSTFILE=$file: no file that can be read: give one with a line a machine"
+  [[ -f $file && -r $file ]] || log::die "HOSTFILE=$file: not a readable file; it needs one line per machine"
   hosts=() slots=()
   while IFS= read -r line || [[ -n $line ]]; do
     ((++number))
@@ -39,15 +39,15 @@ hosts::read() {
     [[ $line =~ ^[[:space:]]*([^[:space:]-][^[:space:]]*)[[:space:]]+slots=([0-9]+)[[:space:]]*(#.*)?$ ]] ||
       log::die "HOSTFILE=$file, line $number: '$line': expected a machine and its GPUs: node1 slots=8"
     [[ " ${hosts[*]-} " != *" ${BASH_REMATCH[1]} "* ]] ||
-      log::die "HOSTFILE=$file, line $number: ${BASH_REMATCH[1]} stands there twice"
+      log::die "HOSTFILE=$file, line $number: ${BASH_REMATCH[1]} is listed twice"
     hosts+=("${BASH_REMATCH[1]}")
     slots+=("$((10#${BASH_REMATCH[2]}))")
   done <"$file"
-  ((${#hosts[@]})) || log::die "HOSTFILE=$file: no machine in it: a line is node1 slots=8"
+  ((${#hosts[@]})) || log::die "HOSTFILE=$file: no machine in it; expected lines such as node1 slots=8"
 }
 
-# Of a hostfile the first DGXNNODES machines take part, each with all its GPUs.
-hosts::of_file() {
+# Takes the first DGXNNODES machines of a hostfile, each with all its GPUs.
+hosts::from_file() {
   local number
   ((${#hosts[@]} >= DGXNNODES)) ||
     log::die "HOSTFILE=$HOSTFILE: ${#hosts[@]} machines and the config wants DGXNNODES=$DGXNNODES: add some, or lower it"
@@ -63,8 +63,8 @@ hosts::check() {
   for host in "${hosts[@]}"; do # ssh would take it for an option
     [[ $host != -* ]] || log::die "HOSTS=${hosts[*]}: $host is not the name of a machine"
   done
-  if ((${#slots[@]})); then hosts::of_file; fi
+  if ((${#slots[@]})); then hosts::from_file; fi
   ((${#hosts[@]} == DGXNNODES)) ||
     log::die "${#hosts[@]} machines and the config wants DGXNNODES=$DGXNNODES: HOSTS='node1 node2 ...', or HOSTFILE"
-  (($(printf '%s\n' "${hosts[@]}" | sort -u | wc -l) == DGXNNODES)) || log::die "HOSTS=${hosts[*]}: a machine stands there twice"
+  (($(printf '%s\n' "${hosts[@]}" | sort -u | wc -l) == DGXNNODES)) || log::die "HOSTS=${hosts[*]}: a machine is listed twice"
 }

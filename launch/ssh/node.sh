@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# One machine of run_multinode.sh, started over ssh. Takes the variables of the run from stdin, then runs a command.
+# One machine of run_multinode.sh, started over ssh. Reads the variables of the run from stdin, then runs a command.
 #   node.sh run COMMAND...     becomes that command
 #   node.sh watch COMMAND...   ends it when stdin ends, that is when the connection or its other end is gone. All output goes
-#                              to stderr; stdout gets the exit status and reason of a rank that failed
+#                              to stderr; stdout gets the exit status and reason of a failed rank
 set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 # shellcheck source=launch/run/environment.sh
@@ -17,12 +17,12 @@ readonly MODE=$1
 shift
 if [[ $MODE == run ]]; then exec "$@" </dev/null; fi
 
-# A machine that does not share LOGDIR has a folder of its own, for the reason of a failure only.
+# A machine that does not share LOGDIR gets a temporary folder, just for the reason of a failure.
 own=''
 if [[ ! -d $RUN_DIR ]]; then own=$RUN_DIR && mkdir -p -- "$RUN_DIR"; fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(binding::threads "$DGXNGPU")}
 
-set -m # a process group of its own, to be ended as a whole
+set -m # a separate process group, to be ended as a whole
 "$@" >&2 </dev/null &
 readonly COMMAND=$!
 (

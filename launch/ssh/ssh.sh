@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Commands on the machines of the array hosts, over ssh, with the variables of this shell. Sourced by run_multinode.sh.
-# The repository lies at the same path on all of them, and hosts[0], which runs rank 0, sees LOGDIR.
+# Runs commands on the machines of the array hosts, over ssh, with the variables of this shell. Sourced by run_multinode.sh.
+# The repository has the same path on all of them, and hosts[0], which runs rank 0, shares LOGDIR.
 # shellcheck disable=SC2154 # hosts is run_multinode.sh's
 # shellcheck source=launch/run/environment.sh
 source "$REPO_DIR/launch/run/environment.sh"
 declare -a ssh=()
 
-# Sets the array ssh: how every machine is called. It never asks for a password, and notices one that is gone.
+# Sets the array ssh, the command prefix for every machine. It never asks for a password, and detects lost connections.
 ssh::command() {
   local -a options
   read -ra options <<<"${SSH_OPTIONS:-}"
@@ -23,7 +23,7 @@ ssh::run() {
   environment::print | "${ssh[@]}" "$host" "$(ssh::quote "$REPO_DIR/launch/ssh/node.sh" run "$@")"
 }
 
-# Runs a command on every machine at once; fails where one of them fails.
+# Runs a command on every machine at once; fails if one of them fails.
 ssh::everywhere() {
   local host pid status=0
   local -a pids=()
@@ -35,41 +35,41 @@ ssh::everywhere() {
   return "$status"
 }
 
-# Stops with one line if a machine cannot take part: the first such one, though all are asked at once.
+# Checks all machines at once; stops with one line about the first that cannot take part.
 ssh::check() {
-  local number complaints
-  complaints=$(
-    for number in "${!hosts[@]}"; do ssh::complaint "${hosts[number]}" | sed "s/^/$number /" & done
+  local number problems
+  problems=$(
+    for number in "${!hosts[@]}"; do ssh::problem "${hosts[number]}" | sed "s/^/$number /" & done
     wait
   )
-  complaints=$(sort -n <<<"$complaints")
-  complaints=${complaints%%$'\n'*}
-  [[ -z $complaints ]] || log::die "${complaints#* }"
+  problems=$(sort -n <<<"$problems")
+  problems=${problems%%$'\n'*}
+  [[ -z $problems ]] || log::die "${problems#* }"
 }
 
-# Prints in one line what keeps a machine from taking part; nothing if all is well.
-ssh::complaint() {
+# Prints in one line why a machine cannot take part; nothing if it can.
+ssh::problem() {
   local -r host=$1
-  local said status=0
-  said=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh/node.sh")" 2>&1 </dev/null) || status=$?
+  local output status=0
+  output=$("${ssh[@]}" "$host" "$(ssh::quote test -x "$REPO_DIR/launch/ssh/node.sh")" 2>&1 </dev/null) || status=$?
   if ((status == 255)); then
-    echo "$host: ssh does not get in (${said##*$'\n'}): try ${ssh[*]} $host true"
+    echo "$host: ssh cannot connect (${output##*$'\n'}): try ${ssh[*]} $host true"
   elif ((status)); then
     echo "$host does not see $REPO_DIR: put the repository there, or on shared storage"
   elif [[ $CONTAINER_RUNTIME == none ]] &&
     ! ssh::run "$host" "$PYTHON" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null; then
-    echo "$host: PYTHON=$PYTHON is not there or has no torch; give the path of one that has"
+    echo "$host: PYTHON=$PYTHON does not exist or has no torch; give the path of one with torch"
   fi
 }
 
 # Stops if hosts[0] would write the results elsewhere.
 ssh::check_results() {
   local probe status=0
-  mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot make this folder; choose one you can write to"
+  mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot create this folder; choose one you can write to"
   LOGDIR=$(cd -- "$LOGDIR" && pwd -P)
   export LOGDIR
   probe=$(mktemp -- "$LOGDIR/.probe.XXXXXX") || log::die "LOGDIR=$LOGDIR: cannot write there; choose another folder"
-  (ssh::run "${hosts[0]}" test -w "$probe") 2>/dev/null || status=$? # a trap's last line is not for there
+  (ssh::run "${hosts[0]}" test -w "$probe") 2>/dev/null || status=$? # in a subshell: a trap's message must not go there
   rm -f -- "$probe"
   rmdir --ignore-fail-on-non-empty -- "$LOGDIR"
   ((status == 0)) || log::die "LOGDIR=$LOGDIR is not the same folder on ${hosts[0]}:" \

@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# The ranks of one trial on the machines of the array hosts. Sourced by run_multinode.sh, after ssh.sh.
+# Ranks of one trial on the machines of the array hosts. Sourced by run_multinode.sh, after ssh.sh.
 # shellcheck disable=SC2154 # hosts, ssh and command are the run script's
 declare -a inputs=()
 
-# A command for each machine, ended on all of them when one fails or this shell dies. Argument: name of a function that sets
-# the array command for the number of a machine.
+# Runs a command on each machine, and ends it on all of them when one fails or this shell dies. Argument: name of a function
+# that sets the array command for the number of a machine.
 ssh::together() {
   local -r make=$1
   local work node status fd ended
   local -a command
   work=$(mktemp -d)
-  # shellcheck disable=SC2064 # the folder of now
+  # shellcheck disable=SC2064 # expand now
   trap "rm -rf -- '$work'" EXIT
   mkfifo "$work/ended"
   exec {ended}<>"$work/ended"
@@ -24,8 +24,8 @@ ssh::together() {
       echo "$node $status" >&"$ended"
     ) &
   done
-  trap '' PIPE # a machine that is gone already is met below
-  # These descriptors stay open as long as this shell lives: where they end, the commands are ended.
+  trap '' PIPE # ssh::wait handles a machine that is gone already
+  # These descriptors stay open as long as this shell lives; when they close, the commands are ended.
   for node in "${!hosts[@]}"; do
     exec {fd}>"$work/in.$node"
     { environment::print >&"$fd"; } 2>/dev/null || true
@@ -34,7 +34,7 @@ ssh::together() {
   ssh::wait "$work" "$ended"
 }
 
-# Waits for every machine. The first that fails gives the exit status and, where LOGDIR is not shared, the reason.
+# Waits for every machine. The first failure gives the exit status and, if LOGDIR is not shared, the reason.
 ssh::wait() {
   local -r work=$1 ended=$2
   local node status fd first=0 left=${#hosts[@]}
@@ -50,11 +50,11 @@ ssh::wait() {
 }
 
 ssh::reason() {
-  local -r host=$1 status=$2 said=$3 error=$RUN_DIR/error_$TRIAL.txt
+  local -r host=$1 status=$2 reason=$3 error=$RUN_DIR/error_$TRIAL.txt
   [[ -s $error ]] && return
-  if [[ $said ]]; then
-    echo "${said%% *}" >"$RUN_DIR/status"
-    echo "${said#* }" >"$error"
+  if [[ $reason ]]; then
+    echo "${reason%% *}" >"$RUN_DIR/status"
+    echo "${reason#* }" >"$error"
   elif ((status == 255)); then
     echo "$host: the ssh connection ended, see output_$TRIAL.txt" >"$error"
   else

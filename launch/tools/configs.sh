@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The configs as a table, or what differs between two of them.
-#   launch/tools/configs.sh                                   a row for each config
-#   launch/tools/configs.sh DGXH100_4x8x48 H100_1x1x48x8_pack  every variable in which the two differ; a unique part of a name will do
+# Prints all configs as a table, or the differences between two of them.
+#   launch/tools/configs.sh                                    a row for each config
+#   launch/tools/configs.sh DGXH100_4x8x48 H100_1x1x48x8_pack  variables in which the two differ; a unique part of a name is enough
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 

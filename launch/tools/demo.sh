@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # make demo: text -> prepared data -> timed runs of a small BERT -> table of results, on this machine.
-# CORPUS=file takes your own text (one sentence per line with a blank line between documents, or plain prose).
+# CORPUS=file uses your own text (one sentence per line with a blank line between documents, or plain prose).
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=launch/tools/demo_begin.sh
@@ -35,7 +35,7 @@ demo::set() { if exports::recorded CONFIG "$1=${!1}"; then export "$1=$2"; fi; }
 demo::set NUM_EVAL_EXAMPLES "$("$PYTHON" -c 'import json, sys; print(json.load(open(sys.argv[1]))["eval_samples"])' \
   "$DATADIR/prepared-packed.json")"
 gpus=$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')
-# A GPU takes one process; without any, the two processes share the CPUs.
+# One process per GPU; without GPUs, two processes share the CPUs.
 if ((gpus == 1)); then
   demo::set DGXNGPU 1
   demo::set GRADIENT_STEPS 2
@@ -53,6 +53,6 @@ What to do next:
   python -m review show $RESULTS
   python -m review watch $RESULTS --once
   python -m review report $RESULTS -o report.html
-  LR=0.02 make demo               # with a setting of your own; python -m bert --variables lists them
+  LR=0.02 make demo               # with your own setting; python -m bert --variables lists them
 NEXT
 exit "$status"

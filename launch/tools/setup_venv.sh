@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a virtual environment with pinned packages. Usage: setup_venv.sh FOLDER run|dev
-# Honours pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) and PYTHON=interpreter.
+# Creates a virtual environment with pinned packages. Usage: setup_venv.sh FOLDER run|dev
+# Respects pip's own settings (PIP_INDEX_URL, PIP_FIND_LINKS, ...) and PYTHON=interpreter.
 set -euo pipefail
 readonly VENV=${1:?folder} KIND=${2:?run or dev}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -25,7 +25,7 @@ find_python() {
 
 make_venv() {
   local -r python=$1
-  # Debian and Ubuntu keep venv's pip in a package of its own; virtualenv and uv bring theirs.
+  # Debian and Ubuntu ship venv's pip in a separate package; virtualenv and uv include it.
   "$python" -m venv "$VENV" >/dev/null 2>&1 && return
   rm -rf "$VENV"
   "$python" -m virtualenv -q "$VENV" 2>/dev/null && return
@@ -40,7 +40,7 @@ if [[ ! -x $VENV/bin/python ]] || ! supported "$VENV/bin/python"; then
   echo "setup: virtual environment $VENV with $("$python" --version)"
   make_venv "$python"
 fi
-# A terminal gets pip's progress bars; a log gets a line for each package.
+# On a terminal, shows pip's progress bars; in a log, a line for each package.
 install() {
   local -r pip=("$VENV/bin/python" -m pip --disable-pip-version-check install)
   if [[ -t 1 ]]; then "${pip[@]}" "$@"; else

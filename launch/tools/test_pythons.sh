@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make test with every supported Python of this machine, each in an environment of its own, .cache/pythons/VERSION.
+# Runs make test with every supported Python of this machine, each in its own environment, .cache/pythons/VERSION.
 # Usage: test_pythons.sh [--list] [INTERPRETER...]; without interpreters: those on PATH, pyenv's, the system's.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -13,7 +13,7 @@ candidates() {
   compgen -G "$(pyenv root 2>/dev/null || echo "$HOME/.pyenv")/versions/*/bin/python" || true
 }
 
-# The version of a supported interpreter and the file that it is, whatever shim, link or environment it was started by.
+# Version and real path of a supported interpreter, through shims, links and environments.
 identify() {
   "$1" -c '
 import os, platform, sys
@@ -21,7 +21,7 @@ if (3, 10) <= sys.version_info[:2] <= (3, 13):
     print(platform.python_version(), os.path.realpath(getattr(sys, "_base_executable", sys.executable)))' 2>/dev/null
 }
 
-# Lines "VERSION INTERPRETER", one for each version, the first that was found.
+# Lines "VERSION INTERPRETER", the first found of each version.
 find_pythons() {
   local name
   for name in "$@"; do
@@ -47,7 +47,7 @@ for line in "${pythons[@]}"; do
   echo "test_pythons: Python $version, $python"
   started=$SECONDS result=passed
   folder=.cache/pythons/$version
-  # PYTHON is for the environment alone: the launch scripts that are tested read it too.
+  # PYTHON is only for creating the environment: the launch scripts under test read it too.
   { PYTHON=$python make "VENV=$folder" "$folder/.dev-ready" && env -u PYTHON make "VENV=$folder" test; } ||
     result=FAILED failed=1
   results+=("$version $result in $((SECONDS - started)) s, $python")

@@ -86,7 +86,7 @@ def test_a_signal_ends_all_ranks_and_says_so(repository, tmp_path, quick_python)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 143
-    assert errors.splitlines()[-1] == "run: error: interrupted by SIGTERM; nothing was judged"
+    assert errors.splitlines()[-1] == "run: error: interrupted by SIGTERM; no verdict"
     assert "Traceback" not in (tmp_path / "results" / "test" / "output.txt").read_text()
     wait_until(lambda: not processes_with(tmp_path), 60)
 

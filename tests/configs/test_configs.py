@@ -1,4 +1,4 @@
-"""Every config sources clean, says only what somebody reads, and describes a run that --check accepts."""
+"""Every config sources cleanly, exports only names that are read, and describes a run that --check accepts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BERT_LARGE = {
 
 
 def exports(config: Path, **before: str) -> dict[str, str]:
-    """What sourcing a config exports into an empty environment, under ``set -eu``."""
+    """Variables that a config exports into an empty environment, under ``set -eu``."""
     script = 'set -eu; before=$(compgen -e); source "$1"; comm -13 <(sort <<<"$before") <(compgen -e | sort) | ' + (
         'while read -r name; do printf "%s=%s\\0" "$name" "${!name}"; done'
     )
@@ -56,7 +56,7 @@ def exported() -> dict[str, dict[str, str]]:
 
 @pytest.fixture
 def load(tmp_path, exported):
-    """load(config, **site) -> the run it describes, on made-up data and with BERT-large's shape."""
+    """load(config, **site) -> the run it describes, on synthetic data and with BERT-large's shape."""
     (tmp_path / "bert_config.json").write_text(json.dumps(BERT_LARGE))
 
     def load(path: Path, **site: str) -> Config:
@@ -173,7 +173,7 @@ def test_the_order_of_site_and_config_does_not_matter(repository):
 
 @pytest.mark.parametrize("path", SYSTEMS, ids=lambda path: path.stem)
 def test_a_published_config_keeps_every_rule_of_its_division(path, load, tmp_path):
-    """On the files of a site, with the caches dropped, it starts."""
+    """With a site's files and dropped caches it starts."""
     folder, weights = str(tmp_path), tmp_path / "model.ckpt-28252.pt"
     weights.touch()
     site = {"SYNTH_DATA": "0", "DATADIR_PHASE2": folder, "DATADIR_PHASE2_PACKED": folder, "EVALDIR": folder}
@@ -192,7 +192,7 @@ def test_the_time_limit_grows_with_the_number_of_trials():
 
 
 def test_the_table_of_configs_in_the_documentation_is_theirs(repository, exported):
-    """docs/launch.md: a row for each recipe, with the configs that have it; system and size are in their names."""
+    """docs/launch.md: a row per recipe, with its configs; system and size are in their names."""
     text = (repository / "docs" / "launch.md").read_text()
     for path in SYSTEMS:
         values = exported[path.name]
@@ -206,7 +206,7 @@ def test_the_table_of_configs_in_the_documentation_is_theirs(repository, exporte
 
 
 def test_the_table_of_large_models_in_the_documentation_is_theirs(repository, exported):
-    """docs/train.md: a row a config."""
+    """docs/train.md: a row per config."""
     text = (repository / "docs" / "train.md").read_text()
     for path in LARGE:
         values = exported[path.name]

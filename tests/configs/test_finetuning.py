@@ -1,4 +1,4 @@
-"""The configs of fine-tuning are the published recipes, and export only what is read."""
+"""The fine-tuning configs are the published recipes, and export only names that are read."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NODES, BATCH = (1, 4, 8, 16, 32), {"1": 65_536, "2": 32_768}
 
 @pytest.fixture(scope="module")
 def exported():
-    """Of each recipe, phase, PACKED and number of nodes: what sourcing the config leaves in an empty environment."""
+    """Exports by recipe, phase, PACKED and number of nodes: from sourcing the config in an empty environment."""
     cases = list(itertools.product([path.name for path in RECIPES], "12", "01", map(str, NODES)))
     script = (
         'set -eu; while read -r name PHASE PACKED DGXNNODES; do (export PHASE PACKED DGXNNODES; source "./$name"; '
@@ -54,7 +54,7 @@ def test_every_recipe_has_the_published_batches_and_schedules(exported):
         assert (rates.lr, rates.max_steps) == {"1": (6e-3, 7038), "2": (4e-3, 1563)}[phase]
 
 
-def test_a_gpu_takes_at_once_what_fits_its_memory_and_its_share(exported):
+def test_a_micro_batch_fits_the_gpus_memory_and_share(exported):
     tokens = {"A100": 32_768, "H100": 32_768, "H200": 65_536, "B200": 65_536}
     for (name, phase, _, nodes), values in exported.items():
         model, gpu = re.fullmatch(r"pretrain_(\w+)_(\w+)\.sh", name).groups()
@@ -89,7 +89,7 @@ def test_every_exported_name_is_read(exported, repository):
 
 
 def test_the_table_of_recipes_in_the_documentation_is_theirs(exported, repository):
-    """docs/train.md: a row a recipe, rows at once x accumulated on one node, of both phases."""
+    """docs/train.md: a row per recipe, with rows x accumulation on one node, of both phases."""
     text = (repository / "docs" / "train.md").read_text()
     for path in RECIPES:
         one, two = (exported[path.name, phase, "1", "1"] for phase in "12")
@@ -99,7 +99,7 @@ def test_the_table_of_recipes_in_the_documentation_is_theirs(exported, repositor
 
 @pytest.mark.parametrize("name", ["day_RTX4090", "day_RTX6000", "day_A100", "day_H100"])
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
-def test_a_day_takes_its_hours_and_the_published_batch(name, gpus):
+def test_a_day_plans_its_hours_with_the_published_batch(name, gpus):
     values = sourced(name, DGXNGPU=str(gpus))
     data, rates = from_env(loader.Config, values), from_env(schedule.Config, values)
     assert data.rows_per_step * gpus == 4096
@@ -111,7 +111,7 @@ def test_a_day_takes_its_hours_and_the_published_batch(name, gpus):
 
 
 @pytest.mark.parametrize("gpu", ["RTX4090", "RTX6000", "A100", "H100"])
-def test_a_model_is_continued_from_its_folder_alone(gpu):
+def test_a_model_is_continued_from_its_folder(gpu):
     for gpus in (1, 4, 8):
         values = sourced(f"continue_{gpu}", DGXNGPU=str(gpus), INIT_CHECKPOINT="/models/bert-base-uncased")
         data = from_env(loader.Config, values)
@@ -123,7 +123,7 @@ def test_a_model_is_continued_from_its_folder_alone(gpu):
 
 
 def sourced(name: str, **before: str) -> dict[str, str]:
-    """What a recipe for a text of one's own exports."""
+    """Exports of a recipe for your own text."""
     done = subprocess.run(
         ["bash", "-c", f'set -eu; source "./pretrain_{name}.sh"; env -0'], cwd=CONFIGS, check=True, text=True,
         env={"PATH": "/usr/bin:/bin", "DATADIR": "/data"} | before, capture_output=True,

@@ -62,16 +62,16 @@ class Checkout:
         return folder
 
     def calls(self, program: str) -> list[str]:
-        """What the stand-ins of ``program`` were called with."""
+        """Arguments with which the stand-ins of ``program`` were called."""
         lines = self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == program]
 
     def ranks(self) -> list[dict[str, Any]]:
-        """What each rank that trained saw of its environment."""
+        """Environment recorded by each rank that trained."""
         return [json.loads(line) for line in self.calls("rank")]
 
     def command(self, script: str, config: str = CONFIG, after: str = "") -> list[str]:
-        """The user's line: source both files, change what ``after`` says, start the script."""
+        """The user's command line: source both files, run ``after``, start the script."""
         return ["bash", "-c", f"set -e; source ./env.sh; source {config}; export DGXNGPU=2; {after}\nexec {script}"]
 
     def popen(self, script: str, *, config: str = CONFIG, after: str = "", **env: str) -> subprocess.Popen[str]:
@@ -92,14 +92,14 @@ class Checkout:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def stand_in(self, name: str, script: str) -> None:
-        """Puts a program first on PATH that records its arguments, one word quoted as the shell would, and runs."""
+        """Puts a program first on PATH that records its arguments, quoted as by the shell, and runs."""
         path = self.root.parent / "bin" / name
         path.write_text(f'#!/usr/bin/env bash\necho {name} "${{*@Q}}" >>"{self.calls_file}"\n{script}\n')
         path.chmod(0o755)
 
 
 def copy_scripts(repository: Path, root: Path) -> None:
-    """The scripts of the repository, and stand-ins where they call Python."""
+    """The repository's scripts, with stand-ins for Python."""
     root.mkdir(parents=True)
     for name in ("launch", "configs"):
         shutil.copytree(repository / name, root / name)
@@ -192,7 +192,7 @@ class Job:
         raise AssertionError(f"job {self.number} is {state}, or did not come so far in five minutes:\n{self.output}")
 
     def wait(self) -> Job:
-        """Waits until it is over, its processes gone."""
+        """Waits until the job has ended and its processes are gone."""
         self.wait_for(lambda: self.field("JobState") in OVER and self.field("EndTime") != "Unknown")
         return self
 
@@ -209,7 +209,7 @@ class Slurm:
     folder: Path  # the test's own
 
     def submit(self, *options: str, after: str = "", config: str = CONFIG, **env: str) -> Job:
-        """The user's line: source both files, change what ``after`` says, submit run.sub."""
+        """The user's command line: source both files, run ``after``, submit run.sub."""
         output = self.folder / "job.out"
         words = " ".join(shlex.quote(word) for word in ("--parsable", f"--output={output}", *options))
         done = self.checkout.run(f'sbatch -N "$DGXNNODES" {words} run.sub', config=config, after=after, **env)
@@ -223,7 +223,7 @@ class Slurm:
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A running Slurm cluster; its slurm.conf. Skips where it cannot be installed."""
+    """slurm.conf of a running cluster; skips if Slurm cannot be installed."""
     script = Path(__file__).with_name("slurm_cluster.sh")
     if os.geteuid() != 0:
         pytest.skip("a Slurm cluster needs root")
@@ -259,7 +259,7 @@ source {configs}/common.sh
 
 @pytest.fixture
 def tiny(repository: Path, tmp_path: Path) -> Path:
-    """The name of a pretraining config of two phases of 40 and 80 steps of a tiny model, with its data."""
+    """Name of a pretraining config with two phases of 40 and 80 steps of a tiny model, with its data."""
     for name in ("packed", "phase1"):
         (tmp_path / name).mkdir()
     metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)

@@ -51,7 +51,7 @@ def test_trials_run_in_the_image_with_gpus_data_and_results(apptainer):
     assert trial["--env"] == ["PYTHONNOUSERSITE=1"]
 
 
-def test_singularity_takes_its_place(apptainer):
+def test_singularity_is_used_without_apptainer(apptainer):
     folder = apptainer.root.parent / "bin"
     (folder / "singularity").write_text((folder / "apptainer").read_text().replace("apptainer ", "singularity "))
     (folder / "singularity").chmod(0o755)
@@ -67,7 +67,7 @@ def test_an_image_that_does_not_run_stops_before_anything_is_written(apptainer):
     (apptainer.root.parent / "bin" / "apptainer").write_text("#!/bin/sh\necho 'FATAL: no squashfs' >&2\nexit 255\n")
     done = apptainer.run(SCRIPT)
     assert done.returncode == 2
-    assert last_line(done.stderr).endswith("bert.sif: apptainer does not run it on every node: FATAL: no squashfs")
+    assert last_line(done.stderr).endswith("bert.sif: apptainer cannot run it on every node: FATAL: no squashfs")
     assert not apptainer.logdir.exists()
 
 
@@ -78,7 +78,7 @@ def test_an_image_that_does_not_run_stops_before_anything_is_written(apptainer):
         ("bert.sqsh", "an enroot image; for Apptainer: apptainer build"),
     ],
 )
-def test_an_image_that_cannot_be_used_is_named_with_its_cure(apptainer, cont, reason):
+def test_an_unusable_image_is_named_with_the_fix(apptainer, cont, reason):
     done = apptainer.run(SCRIPT, CONT=cont)
     assert done.returncode == 2
     assert f"CONT={cont}: {reason}" in last_line(done.stderr)

@@ -1,4 +1,4 @@
-"""Ranks run near their GPUs on made-up sysfs trees: the CPUs they may use, never others, and never a failure."""
+"""Ranks are bound near their GPUs, on synthetic sysfs trees: only to allowed CPUs, and never with a failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write(path: Path, text: str) -> None:
 
 @dataclass
 class Node:
-    """A node by its sysfs: sockets of cores with two hardware threads each, numbered as Linux does."""
+    """sysfs of a node: sockets of cores with two hardware threads each, numbered as by Linux."""
 
     root: Path
     repository: Path
@@ -101,7 +101,7 @@ def make_node(tmp_path: Path, repository: Path) -> Callable[..., Node]:
 
 @pytest.fixture
 def dgx(make_node) -> Node:
-    """Eight GPUs, four a socket, each behind a switch of its own with a network card."""
+    """Eight GPUs, four per socket, each behind its own switch with a network card."""
     node = make_node()
     for number, address in enumerate(ADDRESSES):
         node.gpu(address, number // 4, under=f"0000:{number:02x}:01.0")
@@ -123,13 +123,13 @@ def test_cpus_reserved_by_the_cluster_are_left_alone(dgx):
     assert dgx.cpus(8, "numa", RESERVED_CPUS="84-95,180-191") == [FIRST] * 4 + ["48-83,144-179"] * 4
 
 
-def test_exclusive_binding_deals_whole_cores_and_leaves_none_out(dgx):
+def test_exclusive_binding_assigns_whole_cores_and_all_of_them(dgx):
     shares = dgx.cpus(8, "exclusive")
     assert shares[:2] == ["0-11,96-107", "12-23,108-119"]
     assert shares[7] == "84-95,180-191"
 
 
-def test_exclusive_binding_deals_what_is_allowed(dgx):
+def test_exclusive_binding_assigns_only_allowed_cpus(dgx):
     dgx.allow("0-83,96-179")
     shares = dgx.cpus(8, "exclusive")
     assert shares[4:] == ["48-56,144-152", "57-65,153-161", "66-74,162-170", "75-83,171-179"]
@@ -147,7 +147,7 @@ def test_ranks_follow_the_order_of_the_visible_devices(dgx):
     assert dgx.cpus(2, "numa", CUDA_VISIBLE_DEVICES="GPU-5a,GPU-1a", TOPOLOGY_GPUS=driver) == [SECOND, FIRST]
 
 
-def test_the_driver_knows_the_order_of_the_gpus_better_than_sysfs(dgx):
+def test_the_drivers_order_of_gpus_wins_over_that_of_sysfs(dgx):
     driver = "\n".join(f"{i}, GPU-{i}a, 0000{a}" for i, a in enumerate(reversed(ADDRESSES)))
     assert dgx.cpus(8, "numa", TOPOLOGY_GPUS=driver) == [SECOND] * 4 + [FIRST] * 4
 
@@ -164,7 +164,7 @@ def test_cpu_ranks_spread_over_the_sockets(make_node):
     assert node.cpus(4, "numa") == ["0-3,8-11"] * 2 + ["4-7,12-15"] * 2
 
 
-def test_no_sysfs_at_all_binds_nothing_and_fails_nothing(tmp_path, repository):
+def test_without_sysfs_nothing_is_bound_and_nothing_fails(tmp_path, repository):
     node = Node(tmp_path, repository, num_cpus=0, num_numa=0)
     node.allow("0-3")
     assert node.cpus(2, "numa") == ["", ""]
@@ -213,11 +213,11 @@ def test_a_refused_binding_is_a_warning(dgx):
     (dgx.root / "bin" / "taskset").write_text("#!/bin/sh\nexit 1\n")
     (dgx.root / "bin" / "taskset").chmod(0o755)
     assert dgx.call("binding::apply 4 8; echo on") == (
-        f"on\nrun: warning: local rank 4 is not bound: taskset does not take the CPUs {SECOND}"
+        f"on\nrun: warning: local rank 4 is not bound: taskset rejects the CPUs {SECOND}"
     )
 
 
-def test_no_binding_is_asked_for_and_none_happens(dgx):
+def test_binding_none_binds_nothing(dgx):
     (dgx.root / "bin" / "taskset").write_text("#!/bin/sh\necho called\n")
     (dgx.root / "bin" / "taskset").chmod(0o755)
     assert dgx.call("binding::apply 0 8", BINDING="none") == ""
@@ -227,7 +227,7 @@ def nics(node: Node, rank: int, **env: str) -> str:
     return node.call(f'binding::nics {rank}; echo "${{NCCL_IB_HCA-unset}}"', NIC_BINDING="nearest", **env)
 
 
-def test_a_rank_takes_the_cards_nearest_to_its_gpu_and_names_them_whole(dgx):
+def test_a_rank_uses_the_cards_nearest_to_its_gpu_by_exact_name(dgx):
     dgx.nic("mlx5_10", "0000:01:03.0", 0, under="0000:01:01.0")
     assert [nics(dgx, rank) for rank in (0, 1, 7)] == ["=mlx5_0", "=mlx5_1,mlx5_10", "=mlx5_7"]
 
@@ -236,12 +236,12 @@ def test_a_rank_follows_the_visible_devices_to_its_cards(dgx):
     assert nics(dgx, 0, CUDA_VISIBLE_DEVICES="6,2") == "=mlx5_6"
 
 
-def test_the_users_own_choice_of_cards_stands_and_none_is_made_unasked(dgx):
+def test_the_users_choice_of_cards_wins_and_none_is_made_by_default(dgx):
     assert nics(dgx, 0, NCCL_IB_HCA="mlx5_5") == "mlx5_5"
     assert dgx.call('binding::nics 0; echo "${NCCL_IB_HCA-unset}"') == "unset"
 
 
-def test_where_no_card_is_active_nccl_chooses_and_the_log_says_so(make_node):
+def test_without_an_active_card_nccl_chooses_with_a_warning(make_node):
     node = make_node(num_cpus=8)
     node.gpu(ADDRESSES[0], 0, under="0000:05:01.0")
     node.nic("mlx5_0", "0000:05:02.0", 0, under="0000:05:01.0", state="1: DOWN")

@@ -1,4 +1,4 @@
-"""certify.sub on a real Slurm of four separate nodes: each culprit is named with its stage, and nobody without one."""
+"""certify.sub on a real Slurm of four separate nodes: each culprit is named with its stage, and nobody else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from certify.verdict import Certificate, certify
 from ..certify.test_tools import nccl_tests
 from ..waiting import wait_until
 
-# They want a machine without much other work: that may take more from one node than from another.
+# These tests need a machine without much other load, which may slow some nodes more than others.
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 NODES, RANKS = 4, 1
@@ -34,20 +34,20 @@ SETTINGS = {"MAX_SEQ_LENGTH": "128", "BATCHSIZE": "2", "DEVICE": "cpu", "OMP_NUM
 JOB_SECONDS = 300
 SECONDS = 10  # of a stage
 GROUPS = Path("/sys/fs/cgroup")
-# A node has a quota of one CPU, not a share of what others leave: its speed is its own. As all four have the same CPU,
-# what slows that slows them alike. What else runs has the other CPUs and a third of this one, so that a node gets what
-# is due to it, and what it did not get in a period it gets in the next.
+# A node has a quota of one CPU, not a share of what others leave, so it is independent of them. All four have the same
+# CPU, so what slows it slows them equally. Everything else has the other CPUs and a third of this one, so that a
+# node gets its quota, if not in one period then in the next.
 PERIOD = 10_000  # microseconds; a step takes many of them
 QUOTA, SLOWED = 1600, 1440
 SHARES = 4096
 CPU = (os.cpu_count() or 1) - 1
-# Keeps that CPU awake: from idle it comes back slowly, which the node that runs first in a period would pay for.
+# Keeps that CPU awake: waking from idle is slow and would delay the node that runs first in a period.
 FILLER = f"import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)); os.sched_setaffinity(0, [{CPU}])"
 
 
 @dataclass
 class Nodes:
-    """Four machines of their own: namespaces with a slurmd in each."""
+    """Four separate machines: namespaces with a slurmd in each."""
 
     script: Path
     folder: Path
@@ -55,24 +55,24 @@ class Nodes:
 
     @property
     def prolog(self) -> Path:
-        """Runs before each job on its nodes, as root; a test writes it."""
+        """Script that runs before each job on its nodes, as root; written by tests."""
         return self.folder / "prolog.sh"
 
     @property
     def env(self) -> dict[str, str]:
-        """Of the cluster's script and of Slurm's commands."""
+        """Environment of the cluster's script and of Slurm's commands."""
         known = {"SLURM_DIR": str(self.folder), "SLURM_CONF": str(self.folder / "slurm.conf")}
         prolog = f"Prolog={self.prolog}\nPrologFlags=Alloc\nMessageTimeout=100"
         return os.environ | known | {"NODES": str(NODES), "CPUS": "8", "EXTRA": prolog}
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of the cluster's script."""
+        """Runs a command of the cluster's script."""
         return subprocess.run(
             [self.script, *words], env=self.env, capture_output=True, text=True, check=False, timeout=180
         )
 
     def certify(self, name: str, slowed: int | None = None) -> Certificate:
-        """A job on all nodes; what its records say. slowed: a node with a tenth less of a CPU."""
+        """Runs a job on all nodes; returns its records. slowed: a node with a tenth less CPU."""
         over = threading.Event()
         limit = threading.Thread(target=self.limit, args=(self.folder / "results" / name, slowed, over), daemon=True)
         limit.start()
@@ -86,7 +86,7 @@ class Nodes:
             filler.wait(30)
 
     def limit(self, results: Path, slowed: int | None, over: threading.Event) -> None:
-        """Gives each node its part of the CPU once its ranks have met."""
+        """Sets each node's share of the CPU once its ranks have connected."""
         while not (results / "config.json").exists():
             if over.wait(0.2):
                 return
@@ -102,7 +102,7 @@ class Nodes:
                     (group(setting, node) / "cgroup.procs").write_text(str(process))
 
     def run(self, name: str, **more: str) -> Certificate:
-        """The job itself."""
+        """Runs the job."""
         (self.folder / "model.json").write_text(json.dumps(MODEL))
         settings = SETTINGS | {"BERT_CONFIG": str(self.folder / "model.json"), "PYTHON": sys.executable}
         settings |= {"LOGDIR": str(self.folder / "results"), "RUN_NAME": name, "CERTIFY_SECONDS": str(SECONDS)} | more
@@ -117,7 +117,7 @@ class Nodes:
         return found
 
     def slurm(self, *command: str, limit: float = 60, **settings: str) -> str:
-        """What one of Slurm's commands says."""
+        """Output of a Slurm command."""
         done = subprocess.run(
             command, cwd=self.repository, env=self.env | settings, capture_output=True, text=True, timeout=limit
         )
@@ -125,7 +125,7 @@ class Nodes:
         return done.stdout
 
     def wait(self, job: str) -> int:
-        """The exit status of a job; sbatch --wait looks twice a minute only."""
+        """Exit status of a job; sbatch --wait polls only twice a minute."""
         end = time.monotonic() + JOB_SECONDS
         while time.monotonic() < end:
             told = dict(
@@ -138,7 +138,7 @@ class Nodes:
         raise AssertionError(f"job {job} has not ended in {JOB_SECONDS} s")
 
     def ranks(self, node: int) -> list[int]:
-        """Processes of the ranks of a node, by local rank."""
+        """Processes of a node's ranks, by local rank."""
         first = (self.folder / "node" / str(node) / "first").read_text().strip()
         space, found = os.readlink(f"/proc/{first}/ns/pid"), {}
         for entry in Path("/proc").glob("[0-9]*"):
@@ -153,7 +153,7 @@ class Nodes:
 
     @contextlib.contextmanager
     def paused(self, node: int, seconds: float, every: float) -> Iterator[None]:
-        """The first rank of a node stands still for so many seconds in each ``every`` seconds."""
+        """Stops the first rank of a node for so many seconds in every ``every`` seconds."""
         over = threading.Event()
 
         def pause() -> None:
@@ -174,7 +174,7 @@ class Nodes:
 
 
 def group(setting: str, node: int) -> Path:
-    """The control group of a node's ranks that has the setting."""
+    """Control group of a node's ranks that has the setting."""
     return GROUPS / setting.partition(".")[0] / f"certify_node{node}"
 
 
@@ -186,7 +186,7 @@ def send(processes: list[int], number: signal.Signals) -> None:
 
 @pytest.fixture(scope="module")
 def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """The cluster, made once."""
+    """The cluster, created once."""
     script = shared / "tools" / "slurm_nodes.sh"
     if os.geteuid() != 0 or not script.is_file() or not (GROUPS / "cpu" / "cgroup.procs").is_file():
         pytest.skip(
@@ -208,7 +208,7 @@ def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFacto
 
 
 def remove_groups() -> None:
-    """Those that no process is in any more, with their settings."""
+    """Control groups without processes, with their settings."""
     for made in GROUPS.glob("cpu*/certify_node*"):
         with contextlib.suppress(OSError):
             made.rmdir()
@@ -216,7 +216,7 @@ def remove_groups() -> None:
 
 @contextlib.contextmanager
 def slow_network(nodes: Nodes, node: int) -> Iterator[None]:
-    """The node's only card is slow: a delay, or where the kernel has none a rate."""
+    """Slows the node's only card: by a delay or, if the kernel supports none, a rate limit."""
     card = ("tc", "qdisc", "replace", "dev", "eth0", "root")
     if nodes.call("enter", str(node), *card, "netem", "delay", "5ms").returncode:
         done = nodes.call("enter", str(node), *card, "tbf", "rate", "40mbit", "burst", "32kbit", "latency", "400ms")
@@ -231,7 +231,7 @@ PORTS = ("mlx5_0", "mlx5_1")
 
 
 def machine(nodes: Nodes, node: int, cpus: int = 16, gib: int = 64, ports: tuple[str, ...] = PORTS) -> None:
-    """What the kernel tells of CPUs, memory and InfiniBand on a node, in its own mount namespace."""
+    """Replaces the kernel's information on CPUs, memory and InfiniBand of a node, in its mount namespace."""
     told = nodes.folder / f"machine{node}"
     for port in ports:
         folder = told / "class/infiniband" / port / "ports/1"
@@ -247,7 +247,7 @@ def machine(nodes: Nodes, node: int, cpus: int = 16, gib: int = 64, ports: tuple
 
 @contextlib.contextmanager
 def machines(nodes: Nodes, odd: dict[int, dict]) -> Iterator[None]:
-    """All nodes have the same parts but the odd ones."""
+    """All nodes have the same parts, except the odd ones."""
     for node in range(1, NODES + 1):
         machine(nodes, node, **odd.get(node, {}))
     try:
@@ -268,7 +268,7 @@ def nothing(nodes: Nodes) -> contextlib.AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class Culprit:
-    """What is wrong, and what the verdict must say of whom. slowed: the node that has a tenth less of its CPU."""
+    """A fault, and the expected verdict. slowed: the node with a tenth less CPU."""
 
     name: str
     what: tuple[str, ...]
@@ -287,12 +287,12 @@ CULPRITS = {
 
 
 @pytest.mark.timeout(2 * JOB_SECONDS)
-def test_a_node_with_a_slow_network_is_named_and_nobody_where_nothing_is_wrong(nodes):
+def test_a_node_with_a_slow_network_is_named_and_no_node_without_a_fault(nodes):
     check(nodes, "nothing", "network")
 
 
 @pytest.mark.timeout(2 * JOB_SECONDS)
-def test_a_node_with_less_of_a_cpu_and_a_rank_that_sleeps_now_and_then_are_named(nodes):
+def test_a_node_with_less_cpu_and_a_rank_that_sleeps_at_times_are_named(nodes):
     check(nodes, "CPUs", "pauses")
 
 
@@ -311,7 +311,7 @@ def check(nodes: Nodes, *names: str) -> None:
 
 
 @pytest.mark.timeout(2 * JOB_SECONDS)
-def test_of_four_nodes_the_ones_of_other_parts_are_named_with_what_differs(nodes):
+def test_nodes_with_different_parts_are_named_with_the_difference(nodes):
     odd = {1: {"gib": 48}, 2: {"cpus": 12}, 3: {"ports": PORTS[:1]}}
     for name, parts in {"parts": odd, "alike": {}}.items():
         with machines(nodes, parts):
@@ -333,7 +333,7 @@ def test_of_four_nodes_the_ones_of_other_parts_are_named_with_what_differs(nodes
 
 @pytest.mark.timeout(2 * JOB_SECONDS)
 def test_collectives_over_all_nodes_are_started_by_srun_within_the_job(nodes):
-    """A stand-in that is a rank of nothing: each process of it tells its place, and the first prints the table."""
+    """A stand-in for nccl-tests: each process reports its place, and the first prints the table."""
     words = nccl_tests(ranks=NODES).replace("'", "")
     tool = nodes.folder / "all_reduce_perf_mpi"
     tool.write_text(
@@ -349,7 +349,7 @@ def test_collectives_over_all_nodes_are_started_by_srun_within_the_job(nodes):
 
 
 @pytest.mark.timeout(2 * JOB_SECONDS)
-def test_as_a_prolog_a_quick_test_keeps_jobs_from_a_node_whose_parts_are_not_those_of_a_good_one(nodes):
+def test_as_a_prolog_a_quick_test_keeps_jobs_off_a_node_with_unexpected_parts(nodes):
     good = {"node": {"CPUs": 16, "memory GiB": 64.0}, "mlx5_0/1": {"state": "ACTIVE"}}
     (nodes.folder / "good.json").write_text(json.dumps(good))
     (nodes.folder / "model.json").write_text(json.dumps(MODEL))

@@ -1,4 +1,4 @@
-"""CONT_FILE: a registry's image is imported once, whole, and every job takes the same file."""
+"""CONT_FILE: a registry's image is imported once, completely, and every job uses the same file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from ..waiting import wait_until
 
 IMAGE = "nvcr.io#nvidia/pytorch:25.04-py3"
-# Writes what it is asked for in two pieces, between which it waits for the file HELD to go; with CUT it ends there.
+# Writes the image in two pieces, and waits in between until the file HELD is removed; with CUT it ends there.
 ENROOT = """while [[ $1 != docker://* ]]; do if [[ $1 == --output ]]; then file=$2; fi; shift; done
 printf 'hsqs%s' "$1" >"$file"
 [[ ! ${CUT:-} ]] || { echo "[ERROR] curl: (6) Could not resolve host: nvcr.io" >&2; exit 1; }
@@ -48,13 +48,13 @@ def test_an_image_is_imported_once_with_its_checksum(enroot):
     assert Path(f"{file_of(enroot)}.sha256").read_text() == f"{digest} {IMAGE}\n"
 
 
-def test_jobs_that_want_it_at_the_same_time_wait_for_the_one_that_imports(enroot):
+def test_concurrent_jobs_wait_for_the_one_that_imports(enroot):
     held = enroot.root.parent / "held"
     held.touch()
     first = start(enroot, HELD=str(held))
     wait_until(lambda: enroot.calls("enroot"))
     second = start(enroot)
-    assert second.stderr.readline() == f"CONT_FILE={file_of(enroot)}: another job imports it; waiting\n"
+    assert second.stderr.readline() == f"CONT_FILE={file_of(enroot)}: another job is importing it; waiting\n"
     held.unlink()
     assert finish(second) == (0, "")
     assert finish(first) == (0, "")
@@ -76,7 +76,7 @@ def test_a_file_that_changed_is_imported_again(enroot):
     assert file_of(enroot).read_text().endswith("end")
 
 
-def test_a_file_of_another_image_or_of_somebody_else_is_not_taken_for_it(enroot):
+def test_a_file_of_another_image_or_origin_is_refused(enroot):
     finish(start(enroot))
     status, errors = finish(start(enroot, "other:1"))
     assert status == 1

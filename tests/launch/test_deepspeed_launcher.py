@@ -1,4 +1,4 @@
-"""DeepSpeed's own launcher with a hostfile of two addresses, over a real ssh server: as its users start things."""
+"""DeepSpeed's own launcher with a hostfile of two addresses, over a real ssh server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.deepspeed, pytest.mark.timeout(800)]
 
 
 class Launch:
-    """``deepspeed --hostfile F --module bert`` in a process group of its own, and what it prints."""
+    """``deepspeed --hostfile F --module bert`` in a separate process group, and its output."""
 
     def __init__(self, folder: Path, environ: dict[str, str], options: list[str]) -> None:
         self.output = folder / "output"
@@ -48,7 +48,7 @@ class Launch:
 
 @pytest.fixture
 def launch(sshd, repository, tmp_path):
-    """launch(**variables): a run to its target on tiny data, on two addresses of this machine."""
+    """launch(**variables): runs to the target on tiny data, on two addresses of this machine."""
     if not shutil.which("pdsh"):
         pytest.skip("needs pdsh, by which the launcher reaches other machines")
     (tmp_path / "hostfile").write_text("127.0.0.1 slots=1\n127.0.0.2 slots=1\n")
@@ -90,7 +90,7 @@ def launch(sshd, repository, tmp_path):
 
 
 def rank_of(folder: Path, number: str) -> int | None:
-    """The process of that rank of the run in ``folder``, where it has begun."""
+    """Process of that rank of the run in ``folder``, if it has started."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command, environ = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().split(b"\0")

@@ -40,7 +40,7 @@ def demo(checkout):
 
 @pytest.mark.parametrize("script", ["demo.sh", "pretrain_demo.sh", "finetune_demo.sh"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_a_demo_has_started_ends_with_it(demo, checkout, script, number):
+def test_processes_of_a_demo_end_with_it(demo, checkout, script, number):
     folder = checkout.root.parent
     held = f'touch "{folder}/there"; exec -a "{folder}/held" sleep 900'
     python = PYTHON.replace("exit 0", held).replace("*input_preprocessing*", "*input_preprocessing* | *finetune.demo*")
@@ -62,7 +62,7 @@ def test_a_misspelt_name_stops_a_demo_before_it_prepares_anything(demo, checkout
     assert not [call for call in checkout.calls("demo_python") if "input_preprocessing" in call or "finetune" in call]
 
 
-def test_fine_tunings_demo_saves_and_goes_on_after_a_kill(demo, checkout):
+def test_the_fine_tuning_demo_saves_and_continues_after_a_kill(demo, checkout):
     checkout.stand_in("demo_python", PYTHON.replace("*input_preprocessing*", "*finetune.demo*"))
     (checkout.root / "run_finetuning.sh").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
     settings = {"PYTHON": str(checkout.root.parent / "bin" / "demo_python"), "DEMO_DIR": "d", "RUN_NAME": "mine"}
@@ -88,18 +88,18 @@ def test_your_own_settings_reach_the_runs(demo, checkout):
     assert done.returncode == 0, done.stderr
     assert [(rank["LR"], rank["WORLD_SIZE"]) for rank in checkout.ranks()] == [("0.02", "1")]
     assert (
-        "config: LR=0.02 is exported in this shell and stands; config_demo_1x2x16x1_pack.sh has '0.01'" in done.stderr
+        "config: LR=0.02 is exported in this shell and overrides '0.01' of config_demo_1x2x16x1_pack.sh" in done.stderr
     )
     assert "NUM_EVAL_EXAMPLES=99 is exported" in done.stderr
 
 
-def test_one_gpu_takes_one_process(demo, checkout):
+def test_one_gpu_runs_one_process(demo, checkout):
     assert demo(GPUS="1", NEXP="1").returncode == 0
     assert [rank["WORLD_SIZE"] for rank in checkout.ranks()] == ["1"]
 
 
-def test_a_site_and_a_config_sourced_before_do_not_reach_it(demo, checkout):
-    """The demo has data and settings of its own, whatever this shell has been used for."""
+def test_a_site_and_a_config_sourced_before_do_not_affect_it(demo, checkout):
+    """The demo uses its own data and settings, whatever was sourced in this shell."""
     done = checkout.run(
         "launch/tools/demo.sh", after="unset DGXNGPU", NEXP="1", DEMO_DIR=str(checkout.root.parent / "demo"),
         PYTHON=str(checkout.root.parent / "bin" / "demo_python"), LOOK_FOR="",
@@ -109,7 +109,7 @@ def test_a_site_and_a_config_sourced_before_do_not_reach_it(demo, checkout):
     assert "stands" not in done.stderr
 
 
-def test_run_local_takes_the_environment_of_the_checkout_where_the_current_python_has_no_torch(checkout):
+def test_run_local_uses_the_checkouts_environment_if_the_current_python_has_no_torch(checkout):
     venv = checkout.root / ".venv" / "bin"
     venv.mkdir(parents=True)
     shutil.move(checkout.root.parent / "bin" / "python", venv / "python")

@@ -1,4 +1,4 @@
-"""run_with_docker.sh: what the container is given is enough for the run and no more, and none is left behind."""
+"""run_with_docker.sh: the container gets what the run needs and no more, and none is left behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def last_line(text: str) -> str:
 
 
 def _with_docker(checkout):
-    """The checkout, with a docker that runs commands with nothing but what its options hand over."""
+    """The checkout, with a docker that runs commands with only what its options pass."""
     folder = checkout.root.parent
     checkout.stand_in("docker", "")
     (folder / "bin" / "docker").write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" docker "$@"\n')
@@ -56,12 +56,12 @@ CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "
 
 
 def caches_of(rank: dict) -> dict:
-    """Where the compilers of a rank keep what they make, by the variable."""
+    """Compiler cache folders of a rank, by variable."""
     return {name: rank[name] for name in CACHES if rank[name]}
 
 
 def runs(checkout) -> list[dict]:
-    """The containers that were started, but for the first, which only shows that they start."""
+    """The containers that were started, except the first, which only tests that they start."""
     started = [call for call in map(json.loads, checkout.calls("docker")) if "image" in call]
     return [call for call in started if call["command"] != ["true"]]
 
@@ -89,20 +89,20 @@ def test_a_container_has_the_gpus_the_host_network_and_shared_memory(succeeded):
         assert options["--entrypoint"] == [""]
 
 
-def test_without_gpus_none_is_asked_for(docker):
+def test_without_gpus_none_are_requested(docker):
     done = docker.run(DOCKER, after="export DEVICE=cpu")
     assert done.returncode == 0, done.stderr
     assert not any("--gpus" in run["options"] for run in runs(docker))
 
 
-def test_a_daemon_that_may_not_raise_limits_runs_without_them(docker):
+def test_a_daemon_that_cannot_raise_limits_runs_without_them(docker):
     done = docker.run(DOCKER, NO_LIMITS="1")
     assert done.returncode == 0, done.stderr
-    assert "warning: docker may not raise the limits" in done.stderr
+    assert "warning: docker cannot raise the limits" in done.stderr
     assert not any("--ulimit" in run["options"] for run in runs(docker))
 
 
-def test_what_the_site_adds_is_mounted_as_pyxis_writes_it(docker):
+def test_site_mounts_use_the_syntax_of_pyxis(docker):
     one, two, three, four = (docker.root.parent / name for name in ("one", "two", "three", "four"))
     for folder in (one, two, three, four):
         folder.mkdir()
@@ -112,7 +112,7 @@ def test_what_the_site_adds_is_mounted_as_pyxis_writes_it(docker):
     assert expected <= set(runs(docker)[-1]["options"]["--volume"])
 
 
-def test_data_is_mounted_to_read_and_results_to_write(succeeded):
+def test_data_is_mounted_read_only_and_results_writable(succeeded):
     docker, _ = succeeded
     folder = docker.root.parent
     volumes = set(runs(docker)[-1]["options"]["--volume"])
@@ -121,7 +121,7 @@ def test_data_is_mounted_to_read_and_results_to_write(succeeded):
     assert not any("training-4320" in volume for volume in volumes), "what does not exist is not mounted"
 
 
-def test_compiled_kernels_lie_beside_the_results(succeeded):
+def test_compiled_kernels_are_kept_beside_the_results(succeeded):
     docker, _ = succeeded
     folder = docker.logdir / ".kernels"
     assert folder.is_dir()
@@ -131,7 +131,7 @@ def test_compiled_kernels_lie_beside_the_results(succeeded):
     assert docker.run_dir.is_dir(), "the only run"
 
 
-def test_compiled_kernels_may_lie_on_a_disk_of_the_node_and_one_compilers_elsewhere(docker):
+def test_compiled_kernels_can_be_kept_on_a_local_disk_and_one_compilers_elsewhere(docker):
     folder = docker.root.parent / "scratch" / "kernels"
     done = docker.run(DOCKER, KERNEL_CACHE=str(folder), TRITON_CACHE_DIR="/dev/shm")
     assert done.returncode == 0, done.stderr
@@ -140,8 +140,8 @@ def test_compiled_kernels_may_lie_on_a_disk_of_the_node_and_one_compilers_elsewh
     assert caches_of(docker.ranks()[0]) == expected
 
 
-def test_every_path_that_ranks_write_is_made_and_mounted_before_the_first_trial(docker):
-    """Made by a rank, it would end with the rank's container."""
+def test_every_output_folder_is_created_and_mounted_before_the_first_trial(docker):
+    """A folder created by a rank would end with the rank's container."""
     folder, names = docker.root.parent, ("CHECKPOINT_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR")
     outputs = {name: str(folder / "new" / name) for name in names}
     inside = {"INIT_CHECKPOINT": outputs["CHECKPOINT_DIR"], "EVALDIR": str(folder / "results")}
@@ -179,7 +179,7 @@ def test_checkpoints_that_cannot_be_written_stop_the_run_before_it_starts(docker
     assert not docker.logdir.exists()
 
 
-def test_variables_are_handed_over_by_name_without_those_of_the_login_or_the_image(succeeded):
+def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(succeeded):
     docker, _ = succeeded
     given = set(runs(docker)[-1]["options"]["--env"])
     assert {"LR", "BATCHSIZE", "NCCL_DEBUG", "DATADIR_PHASE2_PACKED", "DGXSYSTEM", "PYTHON", "HOME=/tmp"} <= given
@@ -193,7 +193,7 @@ def test_variables_are_handed_over_by_name_without_those_of_the_login_or_the_ima
     [
         ({"CONT": ""}, "CONT is not set"),
         ({"NO_IMAGE": "mlperf-bert"}, "CONT=mlperf-bert: no such image on every node: docker build -t mlperf-bert ."),
-        ({"CONT": "/images/bert.sqsh"}, "docker takes the name of an image"),
+        ({"CONT": "/images/bert.sqsh"}, "docker expects an image name"),
         ({"NO_DAEMON": "1"}, "docker does not answer: permission denied"),
         ({"NO_GPUS": "1"}, "install the NVIDIA container toolkit, or set DEVICE=cpu"),
         ({"CONTAINER_MOUNTS": "/nowhere:/data"}, "CONTAINER_MOUNTS: /nowhere: no such file or folder"),
@@ -218,21 +218,21 @@ def test_several_nodes_are_refused(docker):
     assert (done.returncode, "runs on one machine" in last_line(done.stderr)) == (2, True)
 
 
-def _nothing_stays(docker):
+def _check_removed(docker):
     calls = [call["words"] for call in map(json.loads, docker.calls("docker")) if "words" in call]
     (label,) = {run["options"]["--label"][0] for run in runs(docker)}
     assert ["ps", "--all", "--quiet", "--filter", f"label={label}"] in calls
     assert calls[-1] == ["rm", "--force", "0123abc"]
 
 
-def test_no_container_stays(succeeded):
-    _nothing_stays(succeeded[0])
+def test_a_run_that_succeeds_removes_its_containers(succeeded):
+    _check_removed(succeeded[0])
 
 
-def test_a_failure_inside_fails_the_run_and_no_container_stays(docker):
+def test_a_failure_inside_fails_the_run_and_removes_the_container(docker):
     done = docker.run(DOCKER, TRIAL_0="crash:1")
     assert done.returncode == 1, done.stderr
-    _nothing_stays(docker)
+    _check_removed(docker)
 
 
 def test_a_signal_reaches_the_container(docker):

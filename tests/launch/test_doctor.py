@@ -1,4 +1,4 @@
-"""The doctor passes a site in order, and names what is not with the command to fix it."""
+"""The doctor passes a healthy site, and names each problem with the command to fix it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-# What the scripts call besides the stand-ins.
+# Tools that the scripts call besides the stand-ins.
 TOOLS = (
     "awk basename bash cat cut date dirname env find getent grep head id mktemp paste realpath rm rmdir sed seq "
     "sort stat tail timeout tr uname wc"
@@ -52,7 +52,7 @@ print("weights       /d/w.pt")
 
 @pytest.fixture
 def site(checkout):
-    """A compute node of a cluster in order, with nothing on PATH but stand-ins and plain tools."""
+    """A compute node of a healthy cluster, with only stand-ins and plain tools on PATH."""
     bin_folder = checkout.root.parent / "bin"
     for tool in TOOLS.split():
         path = shutil.which(tool)
@@ -112,7 +112,7 @@ def doctor(site, *groups: str, after: str = "", **env: str) -> subprocess.Comple
 
 
 def rows(text: str) -> dict[str, tuple[str, str, str]]:
-    """Result, finding and cure of each check."""
+    """Result, finding and fix of each check."""
     found: dict[str, tuple[str, str, str]] = {}
     for line in text.splitlines():
         if row := re.match(r" (pass|warn|fail|skip)  (.{21}) (.*)", line):
@@ -123,7 +123,7 @@ def rows(text: str) -> dict[str, tuple[str, str, str]]:
     return found
 
 
-def test_a_site_in_order_passes(site):
+def test_a_healthy_site_passes(site):
     done = doctor(site)
     found = rows(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -175,7 +175,7 @@ def test_a_misspelt_name_is_a_row_of_the_whole_table(site):
         ({"PYXIS": "--container-image --container-name"}, "pyxis", "srun lacks --container-mounts", "install pyxis"),
     ],
 )
-def test_what_is_wrong_with_slurm_is_named_with_its_cure(site, broken, check, finding, cure):
+def test_slurm_problems_are_named_with_the_fix(site, broken, check, finding, cure):
     assert_fails(doctor(site, "slurm", **broken), check, finding, cure)
 
 
@@ -197,14 +197,14 @@ def test_what_is_wrong_with_slurm_is_named_with_its_cure(site, broken, check, fi
             "task 0 launch failed: Plugin initialization failed",
             "srun launch/doctor.sh",
         ),
-        ({"FREE": ""}, "ENROOT_DATA_PATH", "no such folder, and none above it", "another folder"),
+        ({"FREE": ""}, "ENROOT_DATA_PATH", "no such folder, and no parent of it", "another folder"),
     ],
 )
-def test_what_is_wrong_with_containers_is_named_with_its_cure(site, broken, check, finding, cure):
+def test_container_problems_are_named_with_the_fix(site, broken, check, finding, cure):
     assert_fails(doctor(site, "container", **broken), check, finding, cure)
 
 
-def test_what_could_not_be_tried_does_not_pass(site):
+def test_a_check_that_could_not_run_does_not_pass(site):
     busy = {"CONTAINER": "srun: error: Unable to allocate resources: Requested nodes are busy", "CONTAINER_STATUS": "1"}
     result, finding, _ = rows(doctor(site, "container", **busy).stdout)["pyxis"]
     assert (result, finding[:47]) == ("skip", "not tried: no node was free within a minute (Un")
@@ -214,7 +214,7 @@ def test_nodes_without_gres_for_gpus_pass_as_run_sub_runs_there(site):
     assert rows(doctor(site, "slurm", GRES="(null)").stdout)["gres"][0] == "pass"
 
 
-def test_nodes_that_speak_at_once_each_give_their_name(site):
+def test_several_nodes_prefix_their_lines_with_their_names(site):
     lines = doctor(site, "slurm", SLURM_STEP_NUM_TASKS="2", SLURMD_NODENAME="dgx7").stdout.splitlines()
     assert all(line.startswith("dgx7: ") for line in lines)
 
@@ -224,13 +224,13 @@ def test_nodes_that_speak_at_once_each_give_their_name(site):
     [
         (
             {"SPEC": "CoreSpecCount=12 CPUSpecList=84-95,180-191 MemSpecLimit=0"},
-            "84-95,180-191 of dgx1: kept from jobs",
+            "84-95,180-191 of dgx1: reserved by Slurm",
         ),
-        ({"SPEC": "CoreSpecCount=4"}, "4 cores of dgx1: kept from jobs"),
+        ({"SPEC": "CoreSpecCount=4"}, "4 cores of dgx1: reserved by Slurm"),
         ({"RESERVED_CPUS": "0-3"}, "RESERVED_CPUS=0-3: no rank is bound there"),
     ],
 )
-def test_cpus_that_are_reserved_are_known_before_ranks_are_bound(site, setting, finding):
+def test_reserved_cpus_are_shown(site, setting, finding):
     result, found, _ = rows(doctor(site, "slurm", **setting).stdout)["reserved CPUs"]
     assert result == "pass"
     assert found.startswith(finding)
@@ -243,7 +243,7 @@ def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
     assert found[2].startswith("sudo sysctl -w user.max_user_namespaces=100000")
 
 
-def test_a_file_that_is_no_image_is_found_before_a_job_waits_for_it(site):
+def test_a_file_that_is_no_image_is_found(site):
     (site.root.parent / "bert.sqsh").write_text("<html>not found</html>")
     assert_fails(doctor(site, "container"), "image", "is not a squashfs image", "enroot import -o")
 
@@ -262,7 +262,7 @@ def test_a_file_that_is_no_image_is_found_before_a_job_waits_for_it(site):
         ({"UNFIT": "1"}, "checkpoint, run", "INIT_CHECKPOINT=/d/w.pt: not a checkpoint", "python -m bert --check"),
     ],
 )
-def test_what_is_wrong_with_a_machine_is_named_with_its_cure(site, broken, check, finding, cure):
+def test_machine_problems_are_named_with_the_fix(site, broken, check, finding, cure):
     assert_fails(doctor(site, "machine", "gpu", "data", CONT="", **broken), check, finding, cure)
 
 
@@ -275,7 +275,7 @@ def test_what_is_wrong_with_a_machine_is_named_with_its_cure(site, broken, check
         ({"APPS": "12, python\\n"}, "GPU processes", "1 others: 12, python"),
     ],
 )
-def test_what_slows_a_run_down_is_a_warning(site, odd, check, finding):
+def test_causes_of_slowness_are_warnings(site, odd, check, finding):
     done = doctor(site, "gpu", **odd)
     found = rows(done.stdout)
     assert done.returncode == 0, done.stdout
@@ -285,21 +285,21 @@ def test_what_slows_a_run_down_is_a_warning(site, odd, check, finding):
 
 
 @pytest.mark.parametrize("odd", [{"OLD_DRIVER": "1"}, {"REASONS": "[N/A]"}])
-def test_what_a_driver_does_not_tell_is_no_complaint(site, odd):
+def test_missing_driver_information_is_no_failure(site, odd):
     done = doctor(site, "gpu", **odd)
     assert done.returncode == 0, done.stdout
     assert rows(done.stdout)["clocks"][0] == "pass"
     assert not done.stderr
 
 
-def test_data_of_unknown_making_is_a_warning_with_the_command_that_verifies_it(site):
+def test_data_of_unknown_origin_is_a_warning_with_the_command_that_verifies_it(site):
     (site.root.parent / "data" / "prepared-packed.json").unlink()
     found = rows(doctor(site, "data").stdout)["data manifest"]
     assert found[0] == "warn"
     assert found[2] == f"./verify_dataset.sh {site.env['DATADIR']}/packed_data"
 
 
-def test_links_out_of_a_folder_that_is_mounted_are_named_with_what_mounts_where_they_lead(site):
+def test_links_out_of_a_mounted_folder_are_named_with_the_mount_they_need(site):
     folder = site.root.parent
     (folder / "disk").mkdir()
     (folder / "disk" / "shard").touch()
@@ -329,7 +329,11 @@ def test_a_login_node_is_not_blamed_for_having_no_gpu(site):
     if os.path.exists("/dev/nvidiactl"):
         pytest.skip("this machine has a GPU")
     assert done.returncode == 0, done.stdout
-    assert found["GPUs"] == ("skip", "this machine sends jobs", "srun --exclusive launch/doctor.sh machine gpu data")
+    assert found["GPUs"] == (
+        "skip",
+        "this node submits jobs",
+        "srun --exclusive launch/doctor.sh machine gpu data",
+    )
     assert found["enroot"][0] == "skip"
 
 
@@ -346,7 +350,7 @@ def test_without_a_config_only_what_needs_one_is_skipped(site):
 def test_machines_that_ssh_does_not_reach_fail(site):
     site.stand_in("ssh", "echo 'ssh: connect to host dgx1 port 22: No route to host' >&2; exit 255")
     done = doctor(site, "ssh", HOSTS="dgx1")
-    assert_fails(done, "ssh", "dgx1: ssh does not get in (ssh: connect to host dgx1 port 22: No route to host)", "")
+    assert_fails(done, "ssh", "dgx1: ssh cannot connect (ssh: connect to host dgx1 port 22: No route to host)", "")
 
 
 def test_an_unknown_group_is_wrong_usage(site):
@@ -379,7 +383,7 @@ def assert_fails(done, check: str, finding: str, cure: str) -> None:
         ({"CONT": "image"}, "pyxis", "pass", ""),
     ],
 )
-def test_a_real_slurm_is_judged_as_run_sub_would_meet_it(slurm, setting, check, result, finding):
+def test_a_real_slurm_is_checked_as_run_sub_uses_it(slurm, setting, check, result, finding):
     after = "".join(f"export {name}={value}; " for name, value in ({"DGXNGPU": "8"} | setting).items())
     done = slurm.checkout.run("./launch/doctor.sh slurm", after=after)
     found = rows(done.stdout)
@@ -390,7 +394,7 @@ def test_a_real_slurm_is_judged_as_run_sub_would_meet_it(slurm, setting, check, 
 
 
 @pytest.mark.slurm
-def test_the_nodes_of_a_real_slurm_are_looked_at_by_a_step(slurm):
+def test_the_nodes_of_a_real_slurm_are_checked_by_a_step(slurm):
     command = "srun --nodes=2 --ntasks-per-node=1 ./launch/doctor.sh machine gpu"
     done = slurm.checkout.run(command, after="export DEVICE=cpu", PYTHON="python", LOGDIR=str(slurm.folder))
     for node in ("dgx1", "dgx2"):

@@ -1,4 +1,4 @@
-"""Fine-tuning starts like every run: a trial is a seed, and the last line says what came of all."""
+"""Fine-tuning starts like every run: a trial is a seed, and the last line gives the result of all."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
         (("squad", "CHECK=bad"), "this configuration cannot run: LR='fast': expected a number"),
     ],
 )
-def test_what_cannot_run_is_one_line_and_leaves_nothing(site, words, message):
+def test_bad_input_is_one_line_and_leaves_nothing(site, words, message):
     done = finetune(site, *words)
     assert done.returncode == 2
     assert message in last_line(done.stderr)
@@ -108,10 +108,10 @@ def test_without_slurm_a_job_is_refused(site):
     for name in ("bash", "dirname"):
         (programs / name).symlink_to(shutil.which(name))
     done = finetune(site, "--slurm", "squad", PATH=str(programs))
-    assert (done.returncode, last_line(done.stderr)) == (2, "run: error: --slurm: there is no sbatch here")
+    assert (done.returncode, last_line(done.stderr)) == (2, "run: error: --slurm: no sbatch here")
 
 
-def test_without_a_kind_it_shows_how_it_is_used(site):
+def test_without_a_kind_it_prints_its_usage(site):
     done = finetune(site)
     assert done.returncode == 2
     assert "./run_finetuning.sh squad INIT_CHECKPOINT=" in done.stderr
@@ -123,7 +123,7 @@ def test_another_trainer_is_refused_by_name(site):
     assert last_line(done.stderr) == "run: error: RANK_MODULE=berd: expected bert or finetune"
 
 
-def test_in_a_container_the_data_and_what_lies_beside_the_weights_are_there(site):
+def test_a_container_mounts_the_data_and_the_files_beside_the_weights(site):
     site.stand_in("docker", "")
     docker = site.root.parent / "bin" / "docker"
     docker.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{FAKES / "container.py"}" docker "$@"\n')

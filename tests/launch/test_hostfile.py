@@ -1,4 +1,4 @@
-"""HOSTFILE: the machines of run_multinode.sh from a hostfile as DeepSpeed reads it."""
+"""HOSTFILE: the machines of run_multinode.sh from a hostfile in DeepSpeed's format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .test_multinode import sshd as sshd
 
 @pytest.fixture
 def machines(checkout):
-    """The checkout on machines that are this one, without HOSTS."""
+    """The checkout with stand-ins for ssh machines, without HOSTS."""
     checkout.stand_in("ssh", SSH)
     checkout.env |= {"NCCL_TEST": "0"}
     checkout.env.pop("HOSTS", None)
@@ -45,14 +45,14 @@ def test_hosts_wins(machines):
     [
         ("dgx1 slots=2\ndgx2 slots=two\n", "line 2: 'dgx2 slots=two': expected a machine and its GPUs: node1 slots=8"),
         ("dgx1 slots=2\n-oProxyCommand=x slots=2\n", "line 2: '-oProxyCommand=x slots=2': expected a machine"),
-        ("dgx1 slots=2\ndgx1 slots=2\n", "line 2: dgx1 stands there twice"),
+        ("dgx1 slots=2\ndgx1 slots=2\n", "line 2: dgx1 is listed twice"),
         ("dgx1 slots=2\n", "1 machines and the config wants DGXNNODES=2"),
         ("dgx1 slots=2\ndgx2 slots=08\n", "dgx2 slots=8 and DGXNGPU=2: they must be equal"),
         ("dgx1 slots=2\ndgx2 slots=4\n", "dgx2 slots=4 and DGXNGPU=2: they must be equal"),
         ("# none\n", "no machine in it"),
     ],
 )
-def test_a_hostfile_that_cannot_be_is_one_line(machines, text, words):
+def test_an_invalid_hostfile_is_one_line(machines, text, words):
     done = run(machines, HOSTFILE=_hostfile(machines, text))
     assert done.returncode != 0
     assert words in last_line(done.stderr)
@@ -61,9 +61,9 @@ def test_a_hostfile_that_cannot_be_is_one_line(machines, text, words):
     assert done.stderr.count("\n") == 1, done.stderr
 
 
-def test_what_is_no_hostfile_and_what_is_no_name_of_a_machine_is_one_line(machines):
+def test_an_unreadable_hostfile_and_an_invalid_machine_name_are_one_line(machines):
     for wrong, words in (
-        ({"HOSTFILE": str(machines.root)}, f"HOSTFILE={machines.root}: no file that can be read"),
+        ({"HOSTFILE": str(machines.root)}, f"HOSTFILE={machines.root}: not a readable file"),
         ({"HOSTS": "dgx1 -oProxyCommand=x"}, "-oProxyCommand=x is not the name of a machine"),
     ):
         done = run(machines, **wrong)

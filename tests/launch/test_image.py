@@ -1,4 +1,4 @@
-"""The Dockerfile is built for real, on a small base of this machine's own Python, and ``--check`` runs in the image."""
+"""The Dockerfile is really built, on a small base made of this machine's Python, and ``--check`` runs in the image."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROGRAMS = (
     *("bash", "sh", "env", "sed", "grep", "cat", "mktemp", "paste", "rm", "mkdir", "dirname", "ls", "uname", "id"),
     *("git", "ldconfig"),
 )
-# What neither the build nor --check needs.
+# Needed neither by the build nor by --check.
 LEFT_OUT = {"triton", "transformers", "mypy", "pandas", "playwright", "ruff", "test", "idlelib", "ensurepip", "include"}
 TREES = (sys.prefix, sys.base_prefix, "/usr/lib/git-core")
 SETTINGS = {
@@ -45,13 +45,13 @@ def docker(*words: str, **how) -> subprocess.CompletedProcess:
 
 
 def libraries(program: str) -> set[str]:
-    """A program and what the loader takes with it."""
+    """A program and its shared libraries."""
     said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
     return {program, *re.findall(r"(/\S+) \(0x", said)}
 
 
 def in_tree(file: Path) -> bool:
-    """Whether it is copied with its folder, so that a link there leads to what is copied, too."""
+    """Whether the file is copied with its folder, so that links into it are valid."""
     return any(file.is_relative_to(folder) for folder in TREES)
 
 
@@ -71,7 +71,7 @@ def files_of_base() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def base() -> Iterator[str]:
-    """A small base image; skips where docker does not run."""
+    """A small base image; skips if docker does not run."""
     if not shutil.which("docker") or docker("version").returncode:
         pytest.skip("docker does not run here")
     path = f"{sys.prefix}/bin:{sys.base_prefix}/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -98,7 +98,7 @@ def base() -> Iterator[str]:
     docker("image", "rm", "--force", IMAGE, BASE)
 
 
-def test_the_image_is_built_on_a_base_of_the_sites_own_and_checks_a_run(base, repository, tmp_path):
+def test_the_image_is_built_on_another_base_and_checks_a_run(base, repository, tmp_path):
     offline = ["--build-arg", "PIP_NO_INDEX=1"]  # all of image.txt is in the base, which keeps its versions
     command = ["build", "--network", "none", "--build-arg", f"BASE={base}", *offline, "-t", IMAGE, str(repository)]
     done = docker(*command, text=True)

@@ -1,4 +1,4 @@
-"""KERNEL_CACHE without a container (with one: test_docker.py): nothing is changed unless asked for, nothing is lost."""
+"""KERNEL_CACHE without a container (with one: test_docker.py): no change by default, no failure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from .test_docker import caches_of
 SCRIPT = "./run_local.sh"
 
 
-def test_without_a_container_each_compiler_keeps_its_own_place(checkout):
+def test_without_a_container_each_compiler_keeps_its_own_cache(checkout):
     assert checkout.run(SCRIPT).returncode == 0
     assert caches_of(checkout.ranks()[0]) == {}
     assert [path.name for path in checkout.logdir.iterdir()] == [checkout.run_dir.name]
 
 
-def test_a_folder_that_no_node_can_make_is_refused(checkout):
+def test_a_folder_that_cannot_be_created_is_refused(checkout):
     blocked = checkout.root.parent / "blocked"
     blocked.write_text("a file")
     done = checkout.run(SCRIPT, KERNEL_CACHE=str(blocked))
@@ -22,7 +22,7 @@ def test_a_folder_that_no_node_can_make_is_refused(checkout):
     assert not checkout.ranks()
 
 
-def test_a_folder_that_a_rank_cannot_write_costs_time_and_not_the_run(checkout):
+def test_a_folder_that_a_rank_cannot_write_costs_time_but_not_the_run(checkout):
     script = checkout.root / "launch" / "run" / "preflight.sh"
     script.write_text(script.read_text() + "preflight::outputs() { :; }\n")  # of a node whose folder went away
     done = checkout.run(SCRIPT, KERNEL_CACHE="/proc/no such folder")

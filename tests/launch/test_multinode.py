@@ -1,4 +1,4 @@
-"""run_multinode.sh: several machines over ssh train as one, and end as one, whatever happens to one of them."""
+"""run_multinode.sh: several machines over ssh train together, and end together whatever happens to one of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,9 @@ from ..waiting import free_ports, wait_until
 from .test_trial import processes
 
 MULTINODE = "./run_multinode.sh"
-# As the real one: the command runs in a session of its own, which outlives this client and gets no signal from it, only
-# the end of its input. A host in DOWN does not answer, one in BLIND has not the repository, one in APART not the
-# results, and the ranks of one in LOST end at once, with LOST_STATUS and what their machine SAYS.
+# Like the real ssh: the command runs in a separate session, which outlives this client and gets no signal from it, only
+# the end of its input. A host in DOWN does not answer, one in BLIND lacks the repository, one in APART the results, and
+# the ranks of one in LOST end at once, with LOST_STATUS and the output SAYS.
 SSH = """
 while [[ $1 == -* ]]; do case $1 in -o | -p) shift 2 ;; *) shift ;; esac; done
 host=$1
@@ -37,7 +38,7 @@ def last_line(text: str) -> str:
 
 @pytest.fixture
 def machines(checkout):
-    """The checkout on two machines, dgx1 and dgx2, which are this one."""
+    """The checkout on two machines, dgx1 and dgx2, which are both this one."""
     checkout.stand_in("ssh", SSH)
     checkout.env |= {"HOSTS": "dgx1 dgx2", "NCCL_TEST": "0"}
     return checkout
@@ -63,14 +64,14 @@ def test_ranks_of_all_machines_are_one_world(machines):
     assert all("--nnodes 2" in line and "--nproc-per-node 2" in line for line in torchrun)
 
 
-def test_every_machine_is_called_without_asking_for_a_password(machines):
+def test_ssh_never_asks_for_a_password(machines):
     run(machines, SSH_OPTIONS="-p 2222")
     calls = machines.calls("ssh")
     assert calls
     assert all("BatchMode=yes" in call and "'-p' '2222'" in call for call in calls)
 
 
-def test_values_reach_the_machines_as_they_are_and_not_on_a_command_line(machines):
+def test_values_reach_the_machines_unchanged_and_not_on_a_command_line(machines):
     odd = "two  spaces; $(exit 9) 'quoted' \"twice\"\nand a line"
     done = run(machines, NCCL_ODD=odd, MY_TOKEN="hidden")
     assert done.returncode == 0, done.stderr
@@ -106,7 +107,7 @@ def test_a_connection_that_breaks_ends_the_ranks_of_every_machine(machines):
     wait_until(lambda: not processes(machines.root))
 
 
-def test_a_machine_that_does_not_share_the_results_still_says_why_it_failed(machines):
+def test_a_machine_that_does_not_share_the_results_still_reports_why_it_failed(machines):
     said = "2 DATADIR_PHASE2: truncated\n"
     done = run(machines, "export NEXP=5", TRIAL_0="hang", LOST="dgx2", LOST_STATUS="1", SAYS=said)
     assert last_line(done.stderr) == "run: error: 1 of 5 trials failed: trial 0: DATADIR_PHASE2: truncated"
@@ -149,11 +150,11 @@ def test_a_signal_ends_the_ranks_of_every_machine(machines):
     ("changes", "reason"),
     [
         ({"HOSTS": "dgx1"}, "1 machines and the config wants DGXNNODES=2"),
-        ({"HOSTS": "dgx1,dgx1"}, "a machine stands there twice"),
-        ({"DOWN": "dgx2"}, "dgx2: ssh does not get in (ssh: connect to host dgx2 port 22: No route to host)"),
+        ({"HOSTS": "dgx1,dgx1"}, "a machine is listed twice"),
+        ({"DOWN": "dgx2"}, "dgx2: ssh cannot connect (ssh: connect to host dgx2 port 22: No route to host)"),
         ({"BLIND": "dgx2"}, "dgx2 does not see"),
         ({"APART": "dgx1"}, "is not the same folder on dgx1"),
-        ({"PYTHON": "/no/python"}, "dgx1: PYTHON=/no/python is not there or has no torch"),
+        ({"PYTHON": "/no/python"}, "dgx1: PYTHON=/no/python does not exist or has no torch"),
         ({"CONTAINER_RUNTIME": "pyxis", "CONT": "image"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
     ],
 )
@@ -237,7 +238,7 @@ def test_containers_of_the_image_run_on_every_machine(machines):
 
 @pytest.mark.slow
 def test_two_machines_really_train_together(repository, checkout, tmp_path):
-    """The trainer, torchrun and gloo; only ssh is a stand-in."""
+    """With the real trainer, torchrun and gloo; only ssh is a stand-in."""
     from bert.data.format import write_records
     from bert.data.records import Metadata
     from bert.data.synthetic import synthetic_records
@@ -289,7 +290,7 @@ def test_two_machines_really_train_together(repository, checkout, tmp_path):
 
 @pytest.fixture
 def sshd(checkout, tmp_path):
-    """The checkout on two addresses of this machine, with a real server on a port of its own."""
+    """The checkout on two addresses of this machine, with a real ssh server on its own port."""
     server = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
     if not server or not shutil.which("ssh") or os.getuid() != 0:
         pytest.skip("needs root, ssh and sshd (openssh-server)")
@@ -334,7 +335,7 @@ def test_a_real_ssh_server_starts_the_ranks(sshd):
     assert {rank["MASTER_ADDR"] for rank in sshd.ranks()} == {"127.0.0.1"}
 
 
-def test_a_real_ssh_server_ends_the_ranks_of_a_script_that_is_gone(sshd):
+def test_a_real_ssh_server_ends_the_ranks_of_a_killed_script(sshd):
     process = sshd.popen(MULTINODE, after="export DGXNNODES=2", TRIAL_0="hang")
     wait_until(lambda: len(sshd.ranks()) == 4)
     process.send_signal(signal.SIGTERM)
@@ -347,8 +348,9 @@ def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd):
     wait_until(lambda: len(sshd.ranks()) == 4)
     client = subprocess.run(["pgrep", "-f", "^ssh .* 127.0.0.2 .*watch"], capture_output=True, text=True, check=True)
     for number in client.stdout.split():
-        if str(sshd.root.parent) in Path(f"/proc/{number}/cmdline").read_text():
-            os.kill(int(number), signal.SIGKILL)
+        with suppress(FileNotFoundError, ProcessLookupError):  # another test's, which has ended
+            if str(sshd.root.parent) in Path(f"/proc/{number}/cmdline").read_text():
+                os.kill(int(number), signal.SIGKILL)
     _, errors = process.communicate(timeout=240)
     assert "trial 0: 127.0.0.2: the ranks ended with exit status 137" in last_line(errors)
     wait_until(lambda: not processes(sshd.root))

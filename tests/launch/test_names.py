@@ -1,4 +1,4 @@
-"""A name that looks misspelt stops every launch script; what you export wins over a config; configs switch cleanly."""
+"""A name that looks misspelt stops every launch script; your exports win over a config; configs switch cleanly."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ H100, DEMO, A100 = (
 
 
 @pytest.mark.parametrize("order", [f"source env.sh; {H100}", f"{H100} source env.sh;"])
-def test_what_you_export_wins_over_a_config_and_it_says_so(checkout, order):
+def test_your_exports_win_over_a_config_with_a_message(checkout, order):
     done = sourced(checkout, f"{order} echo $LR $BATCHSIZE $WALLTIME", LR="0.02", WALLTIME_RUNANDTIME="30")
     assert done.stdout == "0.02 48 40\n"
-    assert "config: LR=0.02 is exported in this shell and stands; " in done.stderr
-    assert "config_P8000H100_1x8x48x1_pack.sh has '0.00096' (unset LR to take it)" in done.stderr
+    assert "config: LR=0.02 is exported in this shell and overrides '0.00096' of config_P8000H" in done.stderr
+    assert "(unset LR to use that)" in done.stderr
     assert done.stderr.count("\n") == 2
 
 
-def test_what_you_export_after_a_config_stays_when_another_one_is_sourced(checkout):
+def test_exports_after_a_config_survive_sourcing_another_one(checkout):
     done = sourced(checkout, f"{H100} export LR=0.02; {A100} echo $LR $BATCHSIZE; unset LR; {H100} echo $LR")
     assert done.stdout == "0.02 56\n0.00096\n"
 
@@ -79,7 +79,7 @@ def test_one_config_after_another_leaves_nothing_of_the_first(checkout):
     assert after.stderr == alone.stderr == ""
 
 
-def test_what_you_export_wins_over_env_sh_and_an_edited_env_sh_over_its_former_self(checkout):
+def test_your_exports_win_over_env_sh_and_an_edited_env_sh_over_its_previous_version(checkout):
     edit = "sed -i s,/data/bert,/elsewhere, env.sh; source env.sh; echo $DATADIR $EVALDIR;"
     assert sourced(checkout, f"source env.sh; {edit}").stdout == "/elsewhere /elsewhere/eval\n"
     done = sourced(checkout, "source env.sh; echo $DATADIR $EVALDIR", EVALDIR="/mine")

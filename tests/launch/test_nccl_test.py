@@ -1,4 +1,4 @@
-"""The all-reduce test before the trials: what fails there ends the run before a trial starts, with the reason last."""
+"""The all-reduce test before the trials: a failure ends the run before a trial starts, with the reason last."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_is_skipped_when_switched_off_or_alone(checkout, setting):
     assert not checkout.calls("allreduce")
 
 
-def test_ranks_that_add_wrong_end_the_run_before_any_trial(checkout):
+def test_wrong_sums_end_the_run_before_any_trial(checkout):
     done = checkout.run(LOCAL, after="export NCCL_TEST=1", ALLREDUCE="fails:1")
     assert done.returncode == 1
     log = checkout.run_dir / "nccl_test.txt"

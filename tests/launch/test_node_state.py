@@ -1,4 +1,4 @@
-"""What a run changes on its nodes (clocks, staged data) is checked by what came of it, and given back at every end."""
+"""A run's changes to its nodes (clocks, staged data) are verified when made, and undone however the run ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from ..waiting import wait_until
 
 LOCAL = "./run_local.sh"
-# As the real one where a GPU cannot do it: a warning, and exit status 0. Without root: status 4 and a message.
+# Like the real nvidia-smi: without support of a GPU a warning and exit status 0; without root status 4 and a message.
 SMI = """
 case "$*" in
   *query-gpu=index*) for ((i = 0; i < ${GPUS:-2}; i++)); do echo $i; done ;;
@@ -49,7 +49,7 @@ def gpus(checkout):
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("success", 0), ("crash:1", 1), ("kill:0", 1)])
-def test_clocks_are_locked_once_and_reset_whatever_came_of_the_trials(gpus, outcome, status):
+def test_clocks_are_locked_once_and_reset_whatever_the_result(gpus, outcome, status):
     done = gpus.run(LOCAL, TRIAL_0=outcome)
     assert done.returncode == status, done.stderr
     assert clock_calls(gpus) == ["--lock-gpu-clocks=1410", "--reset-gpu-clocks"]
@@ -80,14 +80,14 @@ def test_clocks_that_were_not_set_on_every_gpu_end_the_run_whatever_nvidia_smi_r
     assert not gpus.ranks()
 
 
-def test_clocks_are_set_through_sudo_where_it_must_be(gpus):
+def test_clocks_are_set_through_sudo_if_needed(gpus):
     gpus.stand_in("sudo", 'shift; AS_ROOT=1 exec "$@"')
     done = gpus.run(LOCAL, NOT_ROOT="1")
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("value", ["fast", "1410,", "1410 1980"])
-def test_clocks_of_another_form_are_refused_before_anything_starts(gpus, value):
+def test_malformed_clocks_are_refused_before_anything_starts(gpus, value):
     done = gpus.run(LOCAL, GPU_CLOCKS=value)
     assert done.returncode == 2
     assert last_line(done.stderr).startswith(f"run: error: GPU_CLOCKS='{value}': expected MHz")
@@ -127,7 +127,7 @@ def stage(checkout, target: Path, **env: str):
     return checkout.run(f"./launch/node/stage.sh {target}/bert_1_0 {sources}", **env)
 
 
-def test_what_is_staged_is_the_source_with_the_digest_of_each_file(checkout, data):
+def test_staged_data_equals_the_source_with_the_digest_of_each_file(checkout, data):
     done = stage(checkout, data)
     assert done.returncode == 0, done.stderr
     assert (data / "bert_1_0/X/sub/b.hdf5").read_text() == "b" * 99999
@@ -136,11 +136,11 @@ def test_what_is_staged_is_the_source_with_the_digest_of_each_file(checkout, dat
     assert len(lines) == 3
 
 
-def test_a_copy_that_reads_differently_fails_and_leaves_nothing(checkout, data):
+def test_a_bad_copy_fails_and_leaves_nothing(checkout, data):
     checkout.stand_in("dd", 'printf x >>"${1#if=}"')  # a disk that changes what was written
     done = stage(checkout, data)
     assert done.returncode == 1
-    assert "the copy reads differently than what was written" in last_line(done.stderr)
+    assert "the copy differs from what was written" in last_line(done.stderr)
     assert list(data.iterdir()) == []
 
 
@@ -161,7 +161,7 @@ def test_a_disk_without_room_and_a_source_that_is_missing_are_one_line(checkout,
         ({"SYNTH_DATA": "1"}, "SYNTH_DATA=1 reads no data"),
     ],
 )
-def test_staging_that_makes_no_sense_is_refused(checkout, data, how, reason):
+def test_contradictory_staging_settings_are_refused(checkout, data, how, reason):
     done = checkout.run(LOCAL, **how)
     assert done.returncode == 2
     assert reason in last_line(done.stderr)
@@ -171,7 +171,7 @@ def test_nodes_that_read_different_data_end_the_run(checkout, data):
     script = checkout.root / "launch" / "node" / "stage.sh"
     script.write_text("#!/bin/sh\necho staged 3 files, 9 bytes, sha256 $RANDOM_DIGEST$$\n")
     done = checkout.run(LOCAL.replace("local", "multinode"), after="export DGXNNODES=2", **two_machines(checkout))
-    assert "the nodes have read different data: 3 files" in last_line(done.stderr)
+    assert "the nodes read different data: 3 files" in last_line(done.stderr)
 
 
 def two_machines(checkout) -> dict[str, str]:
@@ -187,7 +187,7 @@ TOOLS = {
 }
 
 
-def test_the_record_of_a_run_has_what_its_nodes_are_made_of(checkout):
+def test_the_hardware_of_the_nodes_is_recorded(checkout):
     for name, script in TOOLS.items():
         checkout.stand_in(name, script)
     done = checkout.run(LOCAL, after="export NCCL_TEST=0")
@@ -199,7 +199,7 @@ def test_the_record_of_a_run_has_what_its_nodes_are_made_of(checkout):
         assert f"{node}: {text}" in lines
 
 
-def test_output_of_several_ranks_says_which_and_of_one_does_not(checkout):
+def test_output_of_several_ranks_is_labelled_and_of_one_is_not(checkout):
     checkout.run(LOCAL, after="export NEXP=1 RUN_NAME=two")
     assert "1: rank 1 trains: success" in (checkout.logdir / "two/output_0.txt").read_text().splitlines()
     checkout.run(LOCAL, after="export RUN_NAME=none RANK_LABELS=0")
@@ -208,7 +208,7 @@ def test_output_of_several_ranks_says_which_and_of_one_does_not(checkout):
     assert "rank 0 trains: success" in (checkout.logdir / "one/output_0.txt").read_text().splitlines()
 
 
-def test_a_rank_may_open_as_many_files_as_the_system_lets_it(checkout):
+def test_a_rank_raises_the_limit_of_open_files(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
     trainer.write_text("import resource\nprint('files', *resource.getrlimit(7))\n" + trainer.read_text())
     done = checkout.run("bash -c 'ulimit -Sn 300; ulimit -Hn 4000; exec ./run_local.sh'")

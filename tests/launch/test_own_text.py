@@ -1,4 +1,4 @@
-"""From a text of one's own to predictions: the commands of docs/train.md, killed at ten moments and given again."""
+"""From your own text to predictions: the commands of docs/train.md, killed at ten moments and run again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..bert.states import newest, same
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROWS = 9000  # two whole chunks of predictions, and a part of one
 
-# Name -> its command, in a shell in the checkout; MINE is the folder of all that is made.
+# Name -> its command, in a shell in the checkout; MINE is the folder of all output.
 WAY = {
     "prepare": "input_preprocessing/prepare_data.sh --outputdir $MINE/data --packed-data --nsp 0 --dupe-factor 1 "
     "--max-seq-length 64 --max-predictions-per-seq 10 --input pydoc --vocab-file $MINE/../model/vocab.txt --jobs 2",
@@ -46,7 +46,7 @@ MOMENTS = [  # a file, and the bytes that it has at least
 
 
 def kill(folder: Path) -> None:
-    """kill -9 of all that has the folder in its environment."""
+    """Kills (-9) all processes that have the folder in their environment."""
     mark = f"MINE={folder}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -55,7 +55,7 @@ def kill(folder: Path) -> None:
 
 
 def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> None:
-    """The whole way; before a command comes to its end, it is killed at each of its moments and given again."""
+    """Runs all commands; each is killed at each of its moments and run again."""
     folder.mkdir()
     environ = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(folder), "MINE": str(folder),
@@ -86,7 +86,7 @@ def digests(folder: Path, *patterns: str) -> dict[str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path, repository: Path) -> Path:
-    """With a model of the Hub, a config, a table and a file to predict."""
+    """A folder with a model in the Hub's layout, a config, a table and a file to predict."""
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     words = [*SPECIAL, *characters, *(f"##{character}" for character in characters if character.isalnum())]
     config = transformers.BertConfig(
@@ -113,7 +113,7 @@ source {repository}/configs/common.sh
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_at_ten_moments_of_the_whole_way_all_that_is_made_is_that_of_an_undisturbed_one(folder, repository):
+def test_killed_at_ten_moments_all_results_equal_those_of_an_undisturbed_run(folder, repository):
     whole, parts = folder / "whole", folder / "parts"
     go(whole, repository, [])
     go(parts, repository, MOMENTS)

@@ -1,4 +1,4 @@
-"""What hangs on a node, such as a tool of a broken driver, does not keep a run from its end."""
+"""A hung process on a node, such as a tool of a broken driver, does not keep a run from ending."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HANGS = 'exec -a "$0" sleep 900'  # found by its name
 
 
 def shorten(checkout, name: str, text: str, shorter: str) -> None:
-    """Has a file of launch/ wait less long."""
+    """Shortens a time limit in a file of launch/."""
     path = checkout.root / "launch" / name
     assert text in path.read_text()
     path.write_text(path.read_text().replace(text, shorter))
@@ -31,7 +31,7 @@ def shorten(checkout, name: str, text: str, shorter: str) -> None:
     [("exit 7", 100, 7), ("sleep 900 & sleep 900", 1, 124), ("trap '' TERM; while :; do sleep 1; done", 1, 124)],
     ids=["ends", "hangs", "ignores SIGTERM"],
 )
-def test_a_job_is_waited_for_as_long_as_was_said_and_then_ended_with_all_it_started(job, seconds, status, repository):
+def test_a_job_that_exceeds_its_time_is_ended_with_all_its_processes(job, seconds, status, repository):
     line = f"source launch/run/child.sh; set -m; ({job}) & echo $!; child::wait $! {seconds}"
     with subprocess.Popen(["bash", "-c", line], cwd=repository, stdout=subprocess.PIPE, text=True) as shell:
         number = int(shell.stdout.readline())
@@ -40,8 +40,8 @@ def test_a_job_is_waited_for_as_long_as_was_said_and_then_ended_with_all_it_star
     wait_until(lambda: not running(number))
 
 
-def test_a_group_of_which_only_a_zombie_is_left_lives_no_more(repository):
-    """Such as the child of srun where the node's first process waits for no orphans."""
+def test_a_group_with_only_a_zombie_left_is_not_alive(repository):
+    """Such as srun's child if the node's first process does not reap orphans."""
     with subprocess.Popen(["sleep", "900"], start_new_session=True) as child:
         line = ["bash", "-c", f"source launch/run/child.sh; child::lives -{child.pid}"]
         assert subprocess.run(line, cwd=repository, check=False).returncode == 0
@@ -50,7 +50,7 @@ def test_a_group_of_which_only_a_zombie_is_left_lives_no_more(repository):
         assert subprocess.run(line, cwd=repository, check=False).returncode == 1
 
 
-def test_a_reading_of_power_that_hangs_is_left(checkout):
+def test_a_hung_power_reading_is_abandoned(checkout):
     shorten(checkout, "run/power.sh", "POWER_PATIENCE=60", "POWER_PATIENCE=1")
     checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}" ]]; then {HANGS}; fi\n{IPMI}')
     done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05")
@@ -59,7 +59,7 @@ def test_a_reading_of_power_that_hangs_is_left(checkout):
     wait_until(lambda: not processes(checkout.root.parent))
 
 
-def test_an_nvidia_smi_that_hangs_at_the_reset_of_the_clocks_is_left(checkout):
+def test_an_nvidia_smi_that_hangs_at_the_clock_reset_is_abandoned(checkout):
     shorten(checkout, "node/clocks.sh", "timeout -k 5 60", "timeout -k 5 1")
     said = "echo GPU clocks set to 1410"
     checkout.stand_in("nvidia-smi", f"case $* in *query*) echo 0 ;; *--lock*) {said} ;; *--reset*) {HANGS} ;; esac")
@@ -68,7 +68,7 @@ def test_an_nvidia_smi_that_hangs_at_the_reset_of_the_clocks_is_left(checkout):
     wait_until(lambda: not processes(checkout.root.parent))
 
 
-def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
+def test_a_hung_guard_is_abandoned(pyxis):
     shorten(pyxis, "slurm/runner.sh", "GUARD_PATIENCE=300", "GUARD_PATIENCE=4")
     pyxis.stand_in("enroot", f"case $1 in list) echo pyxis_bert_7_0 ;; remove) {HANGS} ;; esac")
     pyxis.stand_in("squeue", "echo 7")
@@ -80,7 +80,7 @@ def test_a_guard_of_a_job_that_hangs_is_left(pyxis):
 
 
 @pytest.mark.parametrize("signalled", [False, True])
-def test_a_sweep_of_leftovers_that_takes_long_is_told_and_left_and_a_signal_meanwhile_too(pyxis, signalled):
+def test_a_slow_removal_of_leftovers_is_reported_and_abandoned_also_at_a_signal(pyxis, signalled):
     if not signalled:
         shorten(pyxis, "slurm/runner.sh", "SWEEP_PATIENCE=60", "SWEEP_PATIENCE=1")
     there = pyxis.root.parent / "there"
@@ -98,12 +98,12 @@ def test_a_sweep_of_leftovers_that_takes_long_is_told_and_left_and_a_signal_mean
         assert errors.splitlines()[-1].startswith("run: error: interrupted by SIGTERM"), errors
     else:
         assert process.returncode == 0, errors
-        assert "removing pyxis_bert_99_0, left by a job that is over" in told[0]
-        assert "pyxis_bert_99_0 was not removed in time: the next job goes on" in told[1]
+        assert "removing pyxis_bert_99_0, left by a job that has ended" in told[0]
+        assert "pyxis_bert_99_0 was not removed in time: the next job continues" in told[1]
     subprocess.run(["pkill", "-KILL", "-f", str(pyxis.root.parent)], check=False)
 
 
-def test_a_reading_that_hangs_does_not_keep_the_last_line_until_slurm_kills_an_interrupted_run(checkout):
+def test_a_hung_reading_does_not_delay_the_last_line_of_an_interrupted_run(checkout):
     shorten(checkout, "run/ending.sh", "patience=20", "patience=1")
     checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}/ended" ]]; then {HANGS}; fi\n{IPMI}')
     process = checkout.popen(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 RUN_NAME=ended", TRIAL_0="hang")

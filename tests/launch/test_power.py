@@ -44,8 +44,8 @@ def test_the_power_of_a_run_is_sampled_and_reported(checkout, program, text, sou
     assert not list(checkout.run_dir.glob("running_*"))
 
 
-def test_readings_begin_at_a_fixed_beat_however_long_one_takes(tmp_path, repository):
-    """With a clock that a reading takes 0.3 s of; the sampler's own sleep ends the run at the third."""
+def test_readings_start_at_fixed_intervals_however_long_one_takes(tmp_path, repository):
+    """With a fake clock: a reading takes 0.3 s; the sampler's sleep ends the run at the third."""
     tools = {
         "ipmitool": f'echo $(($(cat {tmp_path}/now) + 300)) >{tmp_path}/now\n' + IPMI,
         "date": f"cat {tmp_path}/now",
@@ -66,7 +66,7 @@ def test_readings_begin_at_a_fixed_beat_however_long_one_takes(tmp_path, reposit
     assert [later - earlier for earlier, later in pairwise(times)] == [1000, 1000]
 
 
-def test_ipmi_is_asked_through_sudo_where_it_must_be(checkout):
+def test_ipmi_is_queried_through_sudo_if_needed(checkout):
     checkout.stand_in("ipmitool", "exit 1")
     checkout.stand_in("sudo", 'shift; [[ $1 == ipmitool ]] || exit 1\necho "Instantaneous power reading: 700 Watts"')
     done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 POWER_SOURCE=ipmi", TRIAL_0="measured")
@@ -75,17 +75,17 @@ def test_ipmi_is_asked_through_sudo_where_it_must_be(checkout):
     assert "-n ipmitool dcmi power reading" in checkout.calls("sudo")[0].replace("'", "")
 
 
-def test_a_node_that_cannot_tell_its_power_stops_the_run_before_it_starts(checkout):
+def test_a_node_that_cannot_measure_its_power_stops_the_run_before_it_starts(checkout):
     for program in ("ipmitool", "nvidia-smi"):
         checkout.stand_in(program, "echo '[N/A]'")
     done = checkout.run(LOCAL, after="export POWER=1")
     assert done.returncode == 2
-    assert last_line(done.stderr).startswith("run: error: POWER=1: not every node can tell its power: ")
+    assert last_line(done.stderr).startswith("run: error: POWER=1: not every node can measure its power: ")
     assert "POWER_SOURCE=auto: neither ipmitool dcmi power reading (as root or by sudo -n) nor" in done.stderr
     assert not checkout.logdir.exists()
 
 
-def test_samples_that_miss_the_run_are_a_warning_and_take_nothing_from_it(checkout):
+def test_samples_that_miss_the_run_are_only_a_warning(checkout):
     checkout.stand_in("ipmitool", IPMI)
     done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05")  # its log has no run_start
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""run_pretraining.sh: phase 1, hand-over, phase 2; interrupted at any moment, the same command continues."""
+"""run_pretraining.sh: phase 1, warm start of phase 2; interrupted at any moment, the same command continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_phase_that_fails_ends_the_command_and_says_how_to_continue(checkout):
     assert {rank["PHASE"] for rank in checkout.ranks()} == {"1"}
 
 
-def test_a_chain_that_is_killed_outright_takes_its_phase_with_it_and_an_interrupted_one_says_how_to_continue(checkout):
+def test_a_killed_chain_ends_its_phase_and_an_interrupted_one_says_how_to_continue(checkout):
     process = checkout.popen(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
     phase = checkout.logdir / "pretrain_large_H100" / "phase1"
     wait_until((phase / "running_0" / "result_0.txt").exists)
@@ -54,8 +54,8 @@ def test_a_chain_that_is_killed_outright_takes_its_phase_with_it_and_an_interrup
     wait_until(lambda: not processes(checkout.root), 60)
 
 
-def test_a_signal_before_there_is_a_phase_to_end_is_not_lost(checkout):
-    """It comes as the script says which phase it begins."""
+def test_a_signal_before_the_phase_has_started_is_not_lost(checkout):
+    """The signal comes as the script announces the phase."""
     with open(checkout.root / "launch" / "run" / "log.sh", "a") as log:
         log.write('\nlog::info() { [[ $* != "phase 1 of "* ]] || kill -TERM "$$"; }\n')
     finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
@@ -70,7 +70,7 @@ QUEUES = (f"{COMMAND} --slurm", "./run_finetuning.sh --slurm squad", f"launch/sw
 
 @pytest.mark.parametrize("command", QUEUES)
 @pytest.mark.parametrize("cause", ["misspelt", "no cluster"])
-def test_a_command_that_queues_jobs_stops_in_one_line_where_none_can_run(checkout, command, cause):
+def test_without_a_working_slurm_submission_stops_in_one_line(checkout, command, cause):
     checkout.stand_in("sbatch", NO_CLUSTER)
     wrong = {"BATCHSZIE": "3"} if cause == "misspelt" else {}
     finished = checkout.run(command, config="/dev/null", **wrong)
@@ -82,7 +82,7 @@ def test_a_command_that_queues_jobs_stops_in_one_line_where_none_can_run(checkou
     assert bool(checkout.calls("sbatch")) != bool(wrong), "nothing is queued that would fail"
 
 
-def test_a_second_phase_that_cannot_be_submitted_takes_the_first_back(checkout):
+def test_if_the_second_phase_cannot_be_submitted_the_first_is_cancelled(checkout):
     checkout.stand_in("sbatch", f"if [[ $PHASE == 1 ]]; then echo 41; exit; fi; {NO_CLUSTER}")
     checkout.stand_in("scancel", "")
     assert checkout.run(f"{COMMAND} --slurm", config="/dev/null").returncode == 2
@@ -97,7 +97,7 @@ def test_a_second_phase_that_cannot_be_submitted_takes_the_first_back(checkout):
         ("./run_pretraining.sh configs/none", "configs/none: no such config: ls configs/pretrain_*"),
     ],
 )
-def test_wrong_use_is_one_line(checkout, command, message):
+def test_wrong_usage_is_one_line(checkout, command, message):
     finished = checkout.run(command)
     assert finished.returncode == 2
     assert finished.stderr.splitlines()[-1] == f"run: error: {message}"
@@ -132,7 +132,7 @@ def test_a_run_that_was_asked_to_stop_is_not_complete(checkout):
     assert not (phase / "result_0.txt").exists()
 
 
-def test_the_ending_of_a_name_is_nodes_and_gpus(checkout):
+def test_the_suffix_of_a_name_is_nodes_and_gpus(checkout):
     finished = checkout.run(f"{COMMAND}_1x2", config="/dev/null", after="unset DGXNGPU")
     assert finished.returncode == 0, finished.stderr
     first, second = [rank for rank in checkout.ranks() if rank["RANK"] == "0"]
@@ -142,7 +142,7 @@ def test_the_ending_of_a_name_is_nodes_and_gpus(checkout):
 
 
 class Tour:
-    """Runs of run_pretraining.sh on the tiny config that are ended at chosen moments and given again."""
+    """Runs of run_pretraining.sh on the tiny config, ended at chosen moments and started again."""
 
     def __init__(self, repository: Path, config: Path, results: Path) -> None:
         self.repository, self.config, self.results = repository, config, results
@@ -160,7 +160,7 @@ class Tour:
         )  # fmt: skip
 
     def last_state(self, name: str, how: signal.Signals, moments: list[str]) -> dict[str, object]:
-        """The last checkpoint of a run that is ended at each moment: as soon as a file of a name is there."""
+        """Last checkpoint of a run that is ended at each moment: as soon as a file of a given name exists."""
         folder = self.results / name
         for pattern in moments:
             process = self.start(name)
@@ -177,7 +177,7 @@ class Tour:
         return newest(folder / "phase2" / "checkpoints")
 
     def end(self, process: subprocess.Popen[str], how: signal.Signals) -> None:
-        """SIGTERM goes to the script, which passes it on; SIGKILL to it and to all that it has started."""
+        """SIGTERM goes to the script, which passes it on; SIGKILL to it and to all its processes."""
         if how == signal.SIGTERM:
             process.send_signal(how)
             return
@@ -210,7 +210,7 @@ MOMENTS = [
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
 def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(how, repository, tiny, tmp_path):
-    """In both phases, at the hand-over and at the end: weights, masters and moments bit for bit."""
+    """In both phases, between them and at the end: weights, masters and moments bit for bit."""
     tour = Tour(repository, tiny, tmp_path / "results")
     tour.results.mkdir()
     whole = tour.last_state("whole", how, [])

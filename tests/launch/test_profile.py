@@ -1,4 +1,4 @@
-"""NVTX_FLAG=1 puts Nsight Systems around the ranks that are named, and around no other."""
+"""NVTX_FLAG=1 runs the named ranks under Nsight Systems, and no others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ while [[ $1 != */python ]]; do [[ $1 == --output=* ]] && touch "${1#--output=}.n
 exec "$@" """
 
 
-def test_the_named_ranks_are_profiled_and_their_reports_lie_with_the_results(checkout):
+def test_the_named_ranks_are_profiled_with_reports_beside_the_results(checkout):
     checkout.stand_in("nsys", NSYS)
     checkout.env["PYTHON"] = str(checkout.root.parent / "bin" / "python")
     done = checkout.run(
@@ -24,7 +24,7 @@ def test_the_named_ranks_are_profiled_and_their_reports_lie_with_the_results(che
     assert reports == ["profile_0_rank1.nsys-rep", "profile_0_rank3.nsys-rep"]
 
 
-def test_pytorchs_own_ranges_are_asked_for_where_nsys_knows_them(checkout):
+def test_pytorchs_ranges_are_requested_if_nsys_supports_them(checkout):
     checkout.stand_in("nsys", NSYS)
     checkout.env["PYTHON"] = str(checkout.root.parent / "bin" / "python")
     done = checkout.run("./run_local.sh", after="export NVTX_FLAG=1", NSYS_HELP="  --pytorch=none")
@@ -42,5 +42,5 @@ def test_two_profilers_at_once_are_refused(checkout):
 def test_without_nsys_the_trial_says_what_is_missing(checkout):
     done = checkout.run("./run_local.sh", after="export NVTX_FLAG=1 DGXNGPU=1")
     assert done.returncode == 1
-    assert "run: error: NVTX_FLAG=1, and nsys is not on PATH here" in done.stdout
+    assert "run: error: NVTX_FLAG=1, but nsys is not on PATH here" in done.stdout
     assert not checkout.ranks()

@@ -1,4 +1,4 @@
-"""REHEARSAL=1: one trial, then go or what is wrong; its folder and exit status say which."""
+"""REHEARSAL=1: one trial, then the verdict, also in the exit status."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_a_rehearsal_is_one_trial_that_is_judged(checkout):
     assert done.stderr.splitlines()[-1] == f"run: rehearsal: go: {checkout.run_dir}"
 
 
-def test_a_rehearsal_outside_of_the_published_runs_fails_and_says_so_last(checkout):
+def test_a_rehearsal_outside_the_published_runs_fails_with_that_as_its_last_line(checkout):
     band = checkout.root / "a band.json"
     band.touch()
     done = checkout.run("./run_local.sh", REHEARSAL="1", REVIEW_FAILS="rehearsal", REHEARSAL_BAND=str(band))
@@ -20,13 +20,13 @@ def test_a_rehearsal_outside_of_the_published_runs_fails_and_says_so_last(checko
     assert f"rehearsal {checkout.run_dir} --band {band}" in done.stdout.splitlines()
     last = done.stderr.splitlines()[-1]
     assert last.startswith("run: error: ")
-    assert last.endswith("the rehearsal is not as published, see above")
+    assert last.endswith("the rehearsal differs from published runs, see above")
 
 
-def test_a_band_that_is_not_there_stops_a_rehearsal_before_its_trial(checkout):
+def test_a_missing_band_stops_a_rehearsal_before_its_trial(checkout):
     done = checkout.run("./run_local.sh", REHEARSAL="1", REHEARSAL_BAND="/a band.json")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "run: error: REHEARSAL_BAND=/a band.json: no file that can be read"
+    assert done.stderr.splitlines()[-1] == "run: error: REHEARSAL_BAND=/a band.json: not a readable file"
     assert not checkout.ranks()
 
 
@@ -37,7 +37,7 @@ def test_a_rehearsal_that_crashes_is_not_judged(checkout):
     assert f"rehearsal {checkout.run_dir}" not in done.stdout.splitlines()
 
 
-def test_a_run_is_no_rehearsal_unless_it_is_asked_for(checkout):
+def test_a_run_is_no_rehearsal_by_default(checkout):
     done = checkout.run("./run_local.sh")
     assert done.returncode == 0, done.stderr
     assert not checkout.run_dir.name.endswith("_rehearsal")

@@ -1,4 +1,4 @@
-"""run.sub by its commands, with stand-ins of Slurm's: what the real one of the test cluster cannot be made to do."""
+"""run.sub with stand-ins for Slurm's commands: situations that the test cluster cannot produce."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def last_line(text: str) -> str:
 def ended(
     slurm, signal: str, *, job: str, trial: str, kill_wait: int = 30, first: Callable[[int], None] | None = None
 ) -> str:
-    """What a job says that gets this signal while its trial runs; ``job`` is how ``scontrol show job`` answers.
+    """Output of a job that gets this signal while its trial runs; ``job`` is the answer of ``scontrol show job``.
 
     first: what happens before to the process of this number, that of the script.
     """
@@ -48,9 +48,9 @@ def ended(
 
 
 def signal_the_ranks_shell(script: int) -> None:
-    """Ends the parent of the ranks' processes, if it can be, and gives the script the time to notice."""
+    """Kills the parent of the ranks' processes, if possible, and gives the script time to notice."""
     children = subprocess.run(["pgrep", "-P", str(script)], capture_output=True, text=True, check=True)
-    for child in children.stdout.split():  # the other one watches over the ranks
+    for child in children.stdout.split():  # the other one is the watcher of the ranks
         os.kill(int(child), signal_module.SIGTERM)
     time.sleep(0.5)
 
@@ -67,7 +67,7 @@ def slurm(checkout):
 
 @pytest.fixture
 def pyxis(slurm):
-    """The same at paths without spaces, which mount lists know not, with an image and pyxis's options."""
+    """The same at paths without spaces (mount lists allow none), with an image and pyxis' options."""
     folder = slurm.root.parent
     slurm.root = slurm.root.rename(folder / "checkout")
     slurm.env |= {"LOGDIR": str(folder / "results"), "PYTHONPATH": str(slurm.root)}
@@ -119,7 +119,7 @@ def test_slurms_own_binding_is_switched_off_where_there_is_one(slurm, plugin, bo
     assert all(("'--cpu-bind=none'" in call) == bound for call in steps)
 
 
-def test_what_sbatch_was_told_does_not_reach_the_steps(slurm):
+def test_options_of_sbatch_do_not_reach_the_steps(slurm):
     told = {"SLURM_GPUS_PER_TASK": "1", "SLURM_CPU_BIND": "cores", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
     slurm.stand_in("srun", 'env | grep -E "^SLURM_(GPUS_PER_TASK|CPU_BIND|NTASKS_PER_NODE)=" >&2 && exit 1\n' + srun())
     done = slurm.run("./run.sub", **told)
@@ -130,40 +130,40 @@ def srun() -> str:
     return (Path(__file__).parent / "fakes" / "srun.sh").read_text()
 
 
-def test_an_image_without_pyxis_ends_the_job_with_the_ways_out(pyxis):
+def test_an_image_without_pyxis_ends_the_job_with_the_alternatives(pyxis):
     done = pyxis.run("./run.sub", SRUN_HELP="  --overlap")
     assert done.returncode == 2
     assert last_line(done.stderr) == (
         "run: error: CONTAINER_RUNTIME=pyxis: srun has no option --container-image: install pyxis, "
-        "take CONTAINER_RUNTIME=apptainer, or CONT='' to run straight on the nodes"
+        "use CONTAINER_RUNTIME=apptainer, or CONT='' to run directly on the nodes"
     )
 
 
 @pytest.mark.parametrize(
     ("image", "reason"),
     [
-        ("bert.sif", "an image of Apptainer: set CONTAINER_RUNTIME=apptainer"),
+        ("bert.sif", "an Apptainer image: set CONTAINER_RUNTIME=apptainer"),
         ("dockerd://mlperf-bert", "only this node has it: enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert"),
     ],
 )
-def test_images_that_pyxis_cannot_take_are_refused_with_the_cure(pyxis, image, reason):
+def test_images_that_pyxis_cannot_use_are_refused_with_the_fix(pyxis, image, reason):
     done = pyxis.run("./run.sub", CONT=image)
     assert done.returncode == 2
     assert reason in last_line(done.stderr)
 
 
-def test_a_path_that_mount_lists_cannot_say_is_refused(pyxis):
+def test_a_path_that_mount_lists_cannot_express_is_refused(pyxis):
     done = pyxis.run("./run.sub", DATADIR="/data/with,comma")
     assert done.returncode == 2
     assert "a path that is mounted in a container has no space, comma or colon" in last_line(done.stderr)
 
 
-def test_a_slurm_whose_steps_cannot_share_a_node_is_told_what_may_stay_and_removes_it_in_the_end(pyxis):
+def test_if_steps_cannot_overlap_the_job_warns_what_may_stay_and_removes_it_in_the_end(pyxis):
     pyxis.stand_in("enroot", ENROOT)
     done = pyxis.run("./run.sub", SRUN_NO_OVERLAP="1", CLEAR_CACHES="0")
     assert done.returncode == 0, done.stderr
     assert removed(pyxis) == ["pyxis_bert_7_0"]
-    assert "run: warning: no step can run beside another (srun --overlap): after scancel" in done.stderr
+    assert "run: warning: steps cannot overlap (srun --overlap): after scancel" in done.stderr
 
 
 # Containers are kept where pyxis puts them, not where the user's own variable says.
@@ -175,7 +175,7 @@ def removed(checkout) -> list[str]:
     return [call.split("'")[-2] for call in checkout.calls("enroot") if call != "'list'"]
 
 
-def test_the_guard_of_the_containers_ends_with_the_job_wherever_the_user_keeps_his_own(pyxis):
+def test_the_guard_removes_containers_whatever_the_users_enroot_paths(pyxis):
     pyxis.stand_in("enroot", ENROOT)
     pyxis.stand_in("squeue", "printf '7\n70\n'")
     done = pyxis.run("./run.sub", ENROOT_DATA_PATH="/scratch/me", ENROOT_CACHE_PATH="/scratch/me")
@@ -186,7 +186,7 @@ def test_the_guard_of_the_containers_ends_with_the_job_wherever_the_user_keeps_h
 @pytest.mark.parametrize(
     ("known", "gone"), [("7 70", ["pyxis_bert_7_0"]), ("", ["pyxis_bert_7_0", "pyxis_7_bert_5_3"])]
 )
-def test_a_job_begins_with_the_removal_of_what_dead_jobs_and_its_own_earlier_starts_left(pyxis, known, gone):
+def test_a_job_first_removes_leftovers_of_dead_jobs_and_of_its_own_earlier_starts(pyxis, known, gone):
     pyxis.stand_in("enroot", ENROOT)
     pyxis.stand_in("squeue", f"[[ '{known}' ]] && printf '%s\\n' 5 {known} || echo 7")
     left = "pyxis_bert_7_0 pyxis_bert_7_1 pyxis_7_bert_5_3 other pyxis_bert_x_0"
@@ -195,7 +195,7 @@ def test_a_job_begins_with_the_removal_of_what_dead_jobs_and_its_own_earlier_sta
     assert removed(pyxis) == [*gone, "pyxis_bert_7_1"], "the last is this start's own, at its end"
 
 
-def test_where_squeue_does_not_answer_no_container_is_thought_dead(pyxis):
+def test_without_an_answer_of_squeue_no_container_is_removed(pyxis):
     pyxis.stand_in("enroot", ENROOT)
     pyxis.stand_in("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
     done = pyxis.run("./run.sub", CONTAINERS="pyxis_bert_5_0 pyxis_bert_7_0")
@@ -210,15 +210,15 @@ NOT_STARTED = "srun: error: task 0 launch failed: Plugin initialization failed"
     ("step", "message"),
     [
         ("--mpi=none --ntasks=1", "a step with .* does not start: task 0 launch failed: Plugin init"),
-        ("--container-image", "CONT=mlperf-bert: its container could not be made on every node: task 0 launch"),
+        ("--container-image", "CONT=mlperf-bert: its container could not be created on every node: task 0 launch"),
         ("--check", "this configuration cannot run: task 0 launch failed: Plugin initialization failed"),
         ("--kill-on-bad-exit", "the all-reduce test failed: task 0 launch failed: Plugin initialization failed; see"),
         ("drop_caches", "CLEAR_CACHES=require, and the page caches were not dropped"),
-        ("power_sampler", "POWER=1: not every node can tell its power: task 0 launch failed: Plugin"),
+        ("power_sampler", "POWER=1: not every node can measure its power: task 0 launch failed: Plugin"),
     ],
 )
-def test_a_preflight_of_which_nothing_ran_does_not_pass_though_srun_says_so(pyxis, step, message):
-    """As Slurm 22.05 does where a plugin fails on a node: nothing runs, and srun ends with 0."""
+def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(pyxis, step, message):
+    """As in Slurm 22.05 if a plugin fails on a node: nothing runs, and srun exits with 0."""
     pyxis.stand_in("srun", f'if [[ "$*" == *"{step}"* ]]; then echo "{NOT_STARTED}" >&2; exit 0; fi\n' + srun())
     pyxis.stand_in("ipmitool", "echo Instantaneous power reading: 5 Watts")
     done = pyxis.run("./run.sub", NCCL_TEST="1", CLEAR_CACHES="require", POWER="1", DROP_STATUS="0")
@@ -244,18 +244,18 @@ def test_a_preflight_of_which_nothing_ran_does_not_pass_though_srun_says_so(pyxi
         ("slurmstepd: error: pyxis: mkdir: No space left on device\n", "mkdir: No space left on device"),
     ],
 )
-def test_why_an_image_cannot_be_used_stands_on_the_last_line(pyxis, said, reason):
+def test_the_last_line_says_why_an_image_cannot_be_used(pyxis, said, reason):
     fails = f'if [[ "$*" == *--container-image* ]]; then printf "{said}" >&2; exit 1; fi\n'
     pyxis.stand_in("srun", fails + srun())
     done = pyxis.run("./run.sub")
-    assert last_line(done.stderr).endswith(f"could not be made on every node: {reason}")
+    assert last_line(done.stderr).endswith(f"could not be created on every node: {reason}")
 
 
 def test_a_requeued_job_names_the_node_that_was_lost(slurm):
     slurm.stand_in("sinfo", "echo node0 allocated; echo node1 'allocated*'; echo node2 down")
     job = "echo 'JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=1'"
     errors = ended(slurm, "TERM", job=job, trial="hang")
-    assert last_line(errors).startswith("run: error: the job was requeued (node1 node2: down, or no answer); ")
+    assert last_line(errors).startswith("run: error: the job was requeued (node1 node2: down or not responding); ")
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_requeued_job_names_the_node_that_was_lost(slurm):
         ),
     ],
 )
-def test_what_pyxis_complains_of_keeps_the_name_of_its_node(repository, said, reason):
+def test_an_error_of_pyxis_keeps_the_name_of_its_node(repository, said, reason):
     parts = "source launch/run/answers.sh; source launch/container/pyxis_errors.sh"
     line = f'{parts}; runner::nodes() {{ printf "%s\\n" dgx1 dgx2; }}; DGXNNODES=2; pyxis::reason "$1"'
     done = subprocess.run(["bash", "-c", line, "-", said], cwd=repository, capture_output=True, text=True, check=True)
@@ -308,20 +308,20 @@ def test_the_last_line_waits_for_the_ranks_when_slurms_signal_reaches_their_shel
     assert (slurm.run_dir / "saved").exists()
 
 
-def test_neither_a_controller_without_an_answer_nor_a_deaf_rank_keeps_the_last_line_until_slurm_kills_the_job(slurm):
+def test_neither_a_silent_controller_nor_a_hung_rank_delays_the_last_line_until_slurm_kills_the_job(slurm):
     busy = f"[[ ! -e '{slurm.logdir}/ended/running_0' ]] || exec sleep 300"
     errors = ended(slurm, "TERM", job=busy, trial="deaf", kill_wait=3)
     assert last_line(errors) == (
         "run: error: interrupted by SIGTERM (Slurm's controller did not say why); "
         "RUN_NAME=ended continues with the missing trials"
     )
-    # what watches over the ranks looks once a second whether it is still needed
+    # the watcher of the ranks checks once a second whether it is still needed
     wait_until(
         lambda: subprocess.run(["pgrep", "-f", str(slurm.root)], stdout=subprocess.DEVNULL, check=False).returncode
     )
 
 
-def test_before_the_time_limit_the_ranks_may_save_for_longer_than_slurm_waits_before_it_kills(slurm):
+def test_before_the_time_limit_the_ranks_may_save_for_longer_than_killwait(slurm):
     end = datetime.datetime.now() + datetime.timedelta(seconds=120)
     errors = ended(slurm, "USR1", job=f"echo 'JobId=7 x EndTime={end:%FT%T}'", trial="saves", kill_wait=3)
     assert last_line(errors).startswith("run: error: the job reached its time limit; ")
@@ -329,7 +329,7 @@ def test_before_the_time_limit_the_ranks_may_save_for_longer_than_slurm_waits_be
     assert slurm.calls("srun_got") == ["USR1"], "at SIGTERM srun would end the step by itself"
 
 
-def test_a_lost_node_is_left_out_also_where_slurm_kills_the_ranks_of_the_others(slurm):
+def test_a_lost_node_is_excluded_also_if_slurm_kills_the_other_ranks(slurm):
     slurm.stand_in("scontrol", SCONTROL.replace("*) exit 1", "'requeue 7') ;;\n  *) exit 1"))
     slurm.stand_in("sinfo", "echo node0 down")
     slurm.stand_in("sbatch", "")
@@ -339,19 +339,17 @@ def test_a_lost_node_is_left_out_also_where_slurm_kills_the_ranks_of_the_others(
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert last_line(errors) == (
-        "run: warning: job 7 is requeued, without node0: Slurm has lost it; the trial is repeated"
-    )
+    assert last_line(errors) == ("run: warning: job 7 is requeued, without node0: lost by Slurm; the trial is repeated")
 
 
-def test_two_minutes_before_its_time_limit_the_job_is_told(repository):
+def test_the_job_is_signalled_two_minutes_before_its_time_limit(repository):
     assert "#SBATCH --signal=B:USR1@120\n" in (repository / "run.sub").read_text()
 
 
 IMPORTS = """case "$*" in *import*) printf hsqs >"$3" ;; esac"""
 
 
-def test_an_image_is_imported_by_one_node_and_taken_from_the_file_by_all(pyxis):
+def test_an_image_is_imported_by_one_node_into_a_file_that_all_use(pyxis):
     file = pyxis.root.parent / "bert.sqsh"
     pyxis.stand_in("enroot", IMPORTS)
     pyxis.stand_in("sync", "")
@@ -371,7 +369,7 @@ def test_an_image_that_cannot_be_imported_into_its_file_ends_the_job_with_the_re
     assert last_line(done.stderr) == "run: error: CONT=mlperf-bert: not imported: [ERROR] Could not process JSON input"
 
 
-def test_a_file_needs_no_file_of_its_own(pyxis):
+def test_an_image_file_needs_no_cont_file(pyxis):
     image = pyxis.root.parent / "bert.sqsh"
     image.touch()
     done = pyxis.run("./run.sub", CONT=str(image), CONT_FILE="elsewhere.sqsh")

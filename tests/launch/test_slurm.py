@@ -1,4 +1,4 @@
-"""``sbatch run.sub`` on a real Slurm: the job's exit code and the last line of its output tell what came of it."""
+"""``sbatch run.sub`` on a real Slurm: the job's exit code and the last line of its output give the result."""
 
 from __future__ import annotations
 
@@ -68,12 +68,12 @@ def test_a_job_of_the_wrong_size_says_how_to_submit(slurm):
     assert job.last_line == "run: error: this job has 1 nodes and the config wants 2: sbatch -N 2 run.sub"
 
 
-def test_a_log_folder_that_cannot_be_made_ends_the_job(slurm):
+def test_a_log_folder_that_cannot_be_created_ends_the_job(slurm):
     (slurm.checkout.root / "file").touch()
     job = slurm.run(after="export LOGDIR=file/results")
     assert job.exit_code == 2
     assert job.last_line.startswith("run: error: LOGDIR=")
-    assert "cannot make this folder; choose one you can write to" in job.last_line
+    assert "cannot create this folder; choose one you can write to" in job.last_line
 
 
 def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
@@ -91,7 +91,7 @@ def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
     assert not left.stdout, "processes were left behind"
 
 
-def test_ranks_are_told_before_the_time_limit_and_save_before_they_end(slurm):
+def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(slurm):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="saves")
     job.wait_for(lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists())
     subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
@@ -127,7 +127,7 @@ def test_a_requeued_job_continues_with_the_missing_trials(slurm):
     kept = (slurm.checkout.run_dir / "result_0.txt").stat().st_mtime_ns
     subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
     job.wait_for(lambda: job.field("JobState") == "PENDING")
-    # Slurm holds a requeued job back for two minutes; an administrator need not.
+    # Slurm holds a requeued job for two minutes; an administrator can start it at once.
     subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now"], check=True)
     job.wait()
     assert job.exit_code == 0, job.output
@@ -136,16 +136,16 @@ def test_a_requeued_job_continues_with_the_missing_trials(slurm):
     assert [rank["TRIAL"] for rank in slurm.checkout.ranks()] == ["0"] * 4 + ["1"] * 8
 
 
-def test_a_node_that_the_start_test_names_is_left_out_for_the_spare(slurm):
+def test_a_node_that_the_start_test_names_is_replaced_by_the_spare(slurm):
     job = slurm.run("-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1")
     assert job.exit_code == 0, job.output
     why = "without dgx1: the start test: fail: node dgx1: slow; the trial is repeated"
-    assert f"run: warning: begins again on dgx2, {why}\n" in job.output
-    assert re.search(rf"\nrun: was begun again at \S+, {why}\nrun: the trial reached the target: .*\n$", job.output)
+    assert f"run: warning: restarts on dgx2, {why}\n" in job.output
+    assert re.search(rf"\nrun: restarted at \S+, {why}\nrun: the trial reached the target: .*\n$", job.output)
     assert {rank["SLURMD_NODENAME"] for rank in slurm.checkout.ranks()} == {"dgx2"}
 
 
-def test_before_the_time_limit_a_run_that_resumes_is_requeued_until_that_brings_no_checkpoint(slurm):
+def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_progress(slurm):
     folder = slurm.folder / "saved"
     after = f"export DGXNGPU=2 RUN_NAME=chain RESUME=1 CHECKPOINT_DIR={folder} NCCL_TEST=0"
     job = slurm.submit(after=after, TRIAL_0="saves")
@@ -169,12 +169,12 @@ def test_before_the_time_limit_a_run_that_resumes_is_requeued_until_that_brings_
     ]
     assert job.exit_code == 143
     *_, bound, last = job.output.splitlines()
-    assert bound == "run: warning: not begun again: 3 restarts have brought no new checkpoint after step 12"
+    assert bound == "run: warning: not restarted: 3 restarts brought no new checkpoint after step 12"
     assert last == f"run: error: {why}; RUN_NAME=chain continues with the missing trials"
 
 
 @pytest.mark.parametrize("gres", ["gpu", "gpu:h100"])
-def test_each_node_gives_the_gpus_that_the_config_asks_for(slurm, gres):
+def test_each_node_gives_the_gpus_that_the_config_requests(slurm, gres):
     job = slurm.run(after=f"export DGXNGPU=3 GPU_GRES={gres}")
     assert job.exit_code == 0, job.output
     assert {rank["CUDA_VISIBLE_DEVICES"] for rank in slurm.checkout.ranks()} == {"0,1,2"}
@@ -194,7 +194,7 @@ FEW_GPUS = "this job has 1 GPUs a node and the config wants DGXNGPU=2: sbatch --
 
 
 @pytest.mark.parametrize(("option", "expected"), [("--gres=none", NO_GPUS), ("--gres=gpu:1", FEW_GPUS)])
-def test_a_job_without_its_gpus_does_not_train_on_what_is_left(slurm, option, expected):
+def test_a_job_without_its_gpus_does_not_train_on_cpus(slurm, option, expected):
     script = slurm.checkout.root / "run.sub"
     script.write_text(script.read_text().replace("#SBATCH --exclusive\n", ""))
     job = slurm.run(option)
@@ -203,7 +203,7 @@ def test_a_job_without_its_gpus_does_not_train_on_what_is_left(slurm, option, ex
 
 
 def pmix() -> str:
-    """Slurm lists pmix when it was built with it; whether it works depends on a library it loads when asked."""
+    """Slurm lists pmix if it was built with it; whether it works depends on a library that it loads on demand."""
     try:
         ctypes.CDLL("libpmix.so")
     except OSError:
@@ -212,7 +212,7 @@ def pmix() -> str:
 
 
 @pytest.mark.parametrize(("wanted", "used"), [("pmi2", "pmi2"), ("pmix", pmix()), ("pmix_v9", "pmi2")])
-def test_steps_start_with_the_mpi_type_that_is_wanted_or_the_nearest_that_works(slurm, wanted, used):
+def test_steps_start_with_the_wanted_mpi_type_or_the_nearest_that_works(slurm, wanted, used):
     job = slurm.run(after=f"{TWO_NODES} SLURM_MPI_TYPE={wanted}")
     assert job.exit_code == 0, job.output
     assert {rank["SLURM_MPI_TYPE"] for rank in slurm.checkout.ranks()} == {used}
@@ -245,7 +245,7 @@ esac"""
 
 
 @pytest.mark.parametrize("ending", ["end", "scancel"])
-def test_clocks_and_staged_data_are_given_back_also_when_slurm_ends_the_job(slurm, ending):
+def test_clocks_and_staged_data_are_undone_also_when_slurm_ends_the_job(slurm, ending):
     slurm.checkout.stand_in("nvidia-smi", SMI)
     clocks = slurm.folder / "clocks"
     for name in ("data/packed_data", "data/eval", "nvme"):

@@ -48,11 +48,11 @@ def pyxis(slurm):
 
 
 def containers(slurm) -> list[str]:
-    """What is left on the nodes."""
+    """Containers that remain on the nodes."""
     return sorted(str(path.relative_to(slurm.folder / "enroot")) for path in (slurm.folder / "enroot").glob("*/*"))
 
 
-def test_one_container_a_node_is_made_used_by_all_ranks_and_removed(pyxis):
+def test_one_container_per_node_is_created_used_by_all_ranks_and_removed(pyxis):
     look_for = [pyxis.folder / "data" / name for name in ("packed_data", "eval", "phase1", "results")]
     look_for += [pyxis.checkout.root / "run.sub", pyxis.folder / "home", pyxis.folder / "image.sqsh"]
     job = pyxis.run(after=f"{TWO_NODES} NEXP=2", LOOK_FOR=":".join(map(str, look_for)))
@@ -71,8 +71,8 @@ def test_one_container_a_node_is_made_used_by_all_ranks_and_removed(pyxis):
     assert containers(pyxis) == OTHERS, "only this job's containers are removed"
 
 
-def test_containers_of_dead_jobs_are_removed_first_and_those_of_living_ones_stay(pyxis):
-    """A node that lost its power, or a removal that KillWait cut short, leaves them."""
+def test_containers_of_dead_jobs_are_removed_first_and_those_of_running_jobs_stay(pyxis):
+    """Containers stay after a power loss, or if KillWait cuts the removal short."""
     living = subprocess.run(
         ["sbatch", "--parsable", "--hold", "--wrap=true"], capture_output=True, text=True, check=True
     )
@@ -84,7 +84,7 @@ def test_containers_of_dead_jobs_are_removed_first_and_those_of_living_ones_stay
     assert containers(pyxis) == sorted([*OTHERS, stays])
 
 
-def test_scancel_while_leftovers_are_removed_is_told_in_the_last_line(pyxis):
+def test_scancel_while_leftovers_are_removed_is_reported_in_the_last_line(pyxis):
     there = pyxis.folder / "there"
     slow = f"remove) touch {there}; exec -a {pyxis.folder}/slow sleep 900; "
     pyxis.checkout.stand_in("enroot", ENROOT.replace("remove) ", slow))
@@ -93,12 +93,12 @@ def test_scancel_while_leftovers_are_removed_is_told_in_the_last_line(pyxis):
     job.wait_for(there.exists)
     subprocess.run(["scancel", str(job.number)], check=True)
     job.wait()
-    assert "run: dgx1: removing pyxis_bert_99999_0, left by a job that is over" in job.output
+    assert "run: dgx1: removing pyxis_bert_99999_0, left by a job that has ended" in job.output
     assert job.last_line.startswith("run: error: the job was cancelled")
     wait_until(lambda: not processes(pyxis.folder / "slow"))
 
 
-def test_a_checkpoint_folder_that_is_not_there_yet_is_made_and_mounted(pyxis):
+def test_a_missing_checkpoint_folder_is_created_and_mounted(pyxis):
     checkpoints = pyxis.folder / "disk" / "checkpoints"
     job = pyxis.run(after="export DGXNGPU=1", CHECKPOINT_DIR=str(checkpoints), LOOK_FOR=str(checkpoints))
     assert job.exit_code == 0, job.output
@@ -115,7 +115,7 @@ def test_what_the_image_and_its_hooks_set_does_not_misplace_the_ranks(pyxis):
     assert "1" not in {rank["MASTER_PORT"] for rank in ranks}
 
 
-def test_every_start_says_the_same_of_home_root_and_mounts(pyxis):
+def test_every_step_has_the_same_options_for_home_root_and_mounts(pyxis):
     job = pyxis.run(after="export DGXNGPU=2")
     assert job.exit_code == 0, job.output
     starts = [call for call in pyxis.checkout.calls("pyxis") if call.startswith("start ")]
@@ -147,7 +147,7 @@ def test_scancel_removes_the_containers(pyxis):
     job.wait_for(lambda: containers(pyxis) == OTHERS)
 
 
-def test_a_requeued_job_has_a_container_of_its_own(pyxis):
+def test_a_requeued_job_has_a_new_container(pyxis):
     job = pyxis.submit(after=TWO_NODES, TRIAL_0="hang")
     job.wait_for(lambda: list(pyxis.checkout.logdir.glob("*/running_0/result_0.txt")))
     subprocess.run(["scontrol", "requeue", str(job.number)], check=True)
@@ -164,11 +164,11 @@ def test_an_image_that_cannot_be_imported_ends_the_job_in_one_line(pyxis):
     job = pyxis.run(CONT="mlperf-bert")
     assert job.exit_code == 2
     reason = "[ERROR] URL https://auth.docker.io/token returned error code: 401 Unauthorized"
-    assert job.last_line == f"run: error: CONT=mlperf-bert: its container could not be made on every node: {reason}"
+    assert job.last_line == f"run: error: CONT=mlperf-bert: its container could not be created on every node: {reason}"
     assert containers(pyxis) == OTHERS
 
 
-def test_an_image_file_that_is_not_there_ends_the_job_before_any_container(pyxis):
+def test_a_missing_image_file_ends_the_job_before_any_container(pyxis):
     job = pyxis.run(CONT="missing.sqsh")
     assert job.exit_code == 2
     expected = f"run: error: CONT={pyxis.checkout.root / 'missing.sqsh'}: no such image: enroot import"
@@ -176,14 +176,14 @@ def test_an_image_file_that_is_not_there_ends_the_job_before_any_container(pyxis
     assert not pyxis.checkout.calls("pyxis")
 
 
-def test_images_of_registries_are_named_as_enroot_wants_them(pyxis):
+def test_registry_images_are_named_in_enroots_syntax(pyxis):
     job = pyxis.run(CONT="docker://nvcr.io/nvidia/pytorch:25.04-py3", after="export DGXNGPU=1")
     assert job.exit_code == 0, job.output
     made = [call.split()[3] for call in pyxis.checkout.calls("pyxis") if call.startswith("create ")]
     assert made == ["nvcr.io#nvidia/pytorch:25.04-py3"]
 
 
-def test_what_the_site_adds_is_mounted(pyxis):
+def test_site_mounts_are_mounted(pyxis):
     (pyxis.folder / "scratch").mkdir()
     look_for = str(pyxis.folder / "scratch")
     other = str(pyxis.folder / "elsewhere")

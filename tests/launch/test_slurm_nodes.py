@@ -1,4 +1,4 @@
-"""A run on a real Slurm of separate nodes, which lose their power, hang or are cut off: it ends as undisturbed."""
+"""A run on a real Slurm of separate nodes that lose power, hang or are cut off: it ends like an undisturbed one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = TO_A_TARGET | {
     "DIST_TIMEOUT": "30", "GLOO_SOCKET_IFNAME": "eth0",
 }  # fmt: skip
 CONFIG = "configs/config_demo_1x2x16x1_pack.sh"
-# Rank 1 stands still when a checkpoint of a pattern in STOP is there, once for each, and says on which node.
+# Rank 1 stops when a checkpoint matches a pattern in STOP, once for each, and records its node.
 SITE = """
 import glob, os, signal, threading, time
 
@@ -52,7 +52,7 @@ if os.environ.get("RANK") == "1":
 
 @dataclass
 class Nodes:
-    """Machines of their own: namespaces with a slurmd in each, all on one disk."""
+    """Separate machines: namespaces with a slurmd in each, all on one disk."""
 
     script: Path
     folder: Path
@@ -60,12 +60,12 @@ class Nodes:
     environ: dict[str, str]
 
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A command of the cluster's script."""
+        """Runs a command of the cluster's script."""
         line = ["bash", str(self.script), *words]
         return subprocess.run(line, env=self.environ, capture_output=True, text=True, check=False, timeout=180)
 
     def submit(self, name: str, **settings: str) -> Job:
-        """The user's line, for a run of that name."""
+        """Submits a run of that name, as a user would."""
         output, chosen = self.folder / f"{name}.out", SETTINGS | {"RUN_NAME": name} | settings
         exports = " ".join(f"{key}={value}" for key, value in chosen.items())
         count = int(chosen["DGXNNODES"]) + int(chosen.get("SPARE_NODES", 0))
@@ -85,28 +85,28 @@ class Nodes:
         return Job(int(done.stdout), output)
 
     def state(self, node: int) -> str:
-        """Slurm's word for it."""
+        """State of the node in Slurm."""
         line = ["sinfo", "--noheader", f"--nodes=node{node}", "--format=%T"]
         return subprocess.run(
             line, env=self.environ, capture_output=True, text=True, check=True, timeout=60
         ).stdout.strip()
 
     def names(self, words: str) -> list[str]:
-        """The nodes that Slurm writes as node[1,3-4]."""
+        """Expands Slurm's notation node[1,3-4]."""
         line = ["scontrol", "show", "hostnames", words]
         return subprocess.run(
             line, env=self.environ, capture_output=True, text=True, check=True, timeout=60
         ).stdout.split()
 
     def begin_again(self, job: Job) -> None:
-        """Waits for a requeue; Slurm holds such a job back for two minutes, an administrator need not."""
+        """Waits for a requeue and starts the job, as an administrator can; Slurm would hold it for two minutes."""
         restarts = job.field("Restarts")
         job.wait_for(lambda: job.field("JobState") == "PENDING" and job.field("Restarts") != restarts)
         subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"], check=True)
         job.wait_for(lambda: job.field("JobState") == "RUNNING")
 
     def stopped(self, name: str, number: int, job: Job) -> tuple[str, int]:
-        """The node and the process of the rank that stands still at a pattern of STOP, once it does."""
+        """Waits for the rank that stops at a pattern of STOP; returns its node and process."""
         mark = self.folder / f"{name}.{number}"
         job.wait_for(lambda: mark.exists() and mark.read_text())
         node, found = mark.read_text(), list[int]()
@@ -125,7 +125,7 @@ class Nodes:
         return node, found[0]
 
     def cut_off(self, node: str) -> None:
-        """Takes its link down."""
+        """Takes the node's network link down."""
         made = next(
             line for line in self.script.read_text().splitlines() if "ip link add" in line and " type veth " in line
         )
@@ -135,7 +135,7 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    """The cluster, made once, with data."""
+    """The cluster, created once, with data."""
     source, folder = shared / "tools" / "slurm_nodes.sh", tmp_path_factory.mktemp("nodes")
     if os.geteuid() != 0 or not source.is_file():
         pytest.skip("a Slurm of separate nodes needs root, and slurm_nodes.sh of the reference data")
@@ -165,7 +165,7 @@ def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def undisturbed(nodes: Nodes) -> dict[str, object]:
-    """The last checkpoint of a run on two nodes to which nothing happens."""
+    """Last checkpoint of an undisturbed run on two nodes."""
     job = nodes.submit("whole").wait()
     assert job.exit_code == 0, job.output
     return newest(nodes.folder / "whole")
@@ -173,18 +173,18 @@ def undisturbed(nodes: Nodes) -> dict[str, object]:
 
 STOP = "step_00000001*,step_00000004*,step_00000007*"
 NOT_COME = r"rank 1 on {0} did not come to gloo:all_reduce, collective \d+ at the latest"
-LOST = f"without {{0}}: (Slurm has lost it|(Slurm has lost it, )?{NOT_COME})"
+LOST = f"without {{0}}: (lost by Slurm|(lost by Slurm, )?{NOT_COME})"
 
 
 def told(job: Job) -> list[str]:
-    """The last lines, of which each but the last tells of a restart."""
-    lines = [line for line in job.output.splitlines() if line.startswith("run: was begun again at ")]
+    """The lines about restarts, which must come just before the last line."""
+    lines = [line for line in job.output.splitlines() if line.startswith("run: restarted at ")]
     assert job.output.splitlines()[-len(lines) - 1 : -1] == lines
     return [line.split(", ", 1)[1] for line in lines]
 
 
-def test_three_nodes_lost_in_a_row_end_no_run_that_has_three_spares(nodes, undisturbed):
-    """One loses its power, a rank of the next stands still, the third is cut off from the network."""
+def test_a_run_with_three_spares_survives_three_lost_nodes(nodes, undisturbed):
+    """One node loses power, a rank of the next hangs, the third is cut off from the network."""
     job = nodes.submit("spares", SPARE_NODES="3", STOP=STOP)
     lost = [nodes.stopped("spares", 0, job)[0]]
     assert nodes.call("poweroff", lost[0].removeprefix("node")).returncode == 0
@@ -222,9 +222,7 @@ def test_without_a_spare_the_job_is_requeued_elsewhere_after_a_lost_script_and_a
     job.wait()
     assert (job.exit_code, job.field("Restarts")) == (0, "3"), job.output
     first, second, third = told(job)
-    assert re.fullmatch(
-        rf"without {host}: Slurm has lost it, with the job's script; continues from step 1\d\d.*", first
-    )
+    assert re.fullmatch(rf"without {host}: lost by Slurm, with the job's script; continues from step 1\d\d.*", first)
     assert re.fullmatch(LOST.format(hung) + r"; continues from step 4\d\d.*", second)
     assert re.fullmatch(r"the job reached its time limit of 00:10:00; continues from step \d+.*", third)
     assert same(undisturbed, newest(nodes.folder / "requeued"))

@@ -1,4 +1,4 @@
-"""Both phases as a chain of jobs on a real Slurm: cancelled, submitted again, requeued, and still the same weights."""
+"""Both phases as a chain of jobs on a real Slurm: cancelled, resubmitted, requeued, and still the same weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
         return done.stderr
 
     def chain(moment):
-        """The two jobs, of which a trainer stands still at a file of that name."""
+        """Submits the two jobs, of which a trainer stops at a file of that name."""
         site = held.site(tmp_path / f"site_{moment[:6]}", str(folder / moment))
         said = run("chain", "--slurm", PYTHONPATH=str(site))
         numbers = re.search(r"phase 1 is job (\d+), phase 2 job (\d+) after it", said).groups()
@@ -58,7 +58,7 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
     assert first.field("JobState") == "COMPLETED", first.output
     subprocess.run(["scontrol", "requeue", str(second.number)], check=True)
     second.wait_for(lambda: second.field("JobState") == "PENDING")
-    # Slurm holds a requeued job back for two minutes; an administrator need not.
+    # Slurm holds a requeued job for two minutes; an administrator can start it at once.
     subprocess.run(["scontrol", "update", f"JobId={second.number}", "StartTime=now"], check=True)
     second.wait()
     assert (second.field("JobState"), second.exit_code) == ("COMPLETED", 0), second.output

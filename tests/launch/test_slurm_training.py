@@ -83,7 +83,7 @@ def test_a_data_set_that_is_missing_ends_the_job_naming_its_variable(training):
 
 
 def process_of_rank(number: str) -> int:
-    """The trainer of that rank."""
+    """Trainer process of that rank."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command, environment = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes().split(b"\0")
@@ -95,7 +95,7 @@ def process_of_rank(number: str) -> int:
 
 
 def test_a_rank_killed_while_it_trains_fails_the_job_with_its_name_last(training):
-    """That is no fault of its node: a run that could go on without it does not."""
+    """The node is not to blame: the run does not restart without it."""
     resumes = {"RESUME": "1", "CHECKPOINT_DIR": str(training.folder / "saved"), "CHECKPOINT_EVERY_STEPS": "9"}
     job = training.submit(config=CONFIG, after=settings(MAX_STEPS="100000", TARGET_MLM_ACCURACY="0.99", **resumes))
     job.wait_for(lambda: "sequences/s" in job.output)
@@ -105,7 +105,7 @@ def test_a_rank_killed_while_it_trains_fails_the_job_with_its_name_last(training
     assert job.last_line == "run: error: 1 of 1 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
 
 
-def test_fine_tuning_on_two_nodes_trains_each_seed_and_says_last_what_stops_it(training):
+def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(training):
     folder = training.folder
     words = ["red", "blue", "north", "here"]
     lines = [f"{word}\t{'colour' if word in words[:2] else 'place'}" for word in words]

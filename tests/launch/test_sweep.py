@@ -1,4 +1,4 @@
-"""A sweep is one run for each combination of settings, each under a name that says which."""
+"""A sweep is one run for each combination of settings, which names it."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def test_without_settings_each_config_is_one_run(checkout):
     assert done.stdout.splitlines() == ["P8000H100_1x8x48x1_pack: job 3", "demo_1x2x16x1_pack: job 3"]
 
 
-def test_local_runs_follow_each_other_and_a_failure_is_not_hidden(checkout):
+def test_local_runs_are_sequential_and_a_failure_is_not_hidden(checkout):
     done = sweep(checkout, "--local", CONFIG, "DGXNGPU=1,2", "SEED=7", TRIAL_0="crash")
     assert done.returncode == 1
-    assert [rank["WORLD_SIZE"] for rank in checkout.ranks()] == ["1", "2", "2"]
+    first, *others = [rank["WORLD_SIZE"] for rank in checkout.ranks()]
+    assert (first, set(others)) == ("1", {"2"})  # of two ranks one may be killed for the other's crash before it writes
     runs = sorted(path.name for path in next(checkout.logdir.iterdir()).iterdir())
     assert runs == [f"P8000H100_1x8x48x1_pack_DGXNGPU-{number}_SEED-7" for number in "12"]
     done = sweep(checkout, "--local", CONFIG, "DGXNGPU=1", TRIAL_0="success")
@@ -67,7 +68,7 @@ def test_a_dry_run_starts_nothing(checkout):
         (("--fast", CONFIG), "--fast: unknown option"),
     ],
 )
-def test_what_it_cannot_take_is_one_line(checkout, arguments, expected):
+def test_bad_input_is_one_line(checkout, arguments, expected):
     checkout.stand_in("sbatch", "echo 1")
     done = sweep(checkout, *arguments)
     assert done.returncode != 0
@@ -75,7 +76,7 @@ def test_what_it_cannot_take_is_one_line(checkout, arguments, expected):
     assert not checkout.calls("sbatch")
 
 
-def test_help_is_help(checkout):
+def test_help_prints_the_usage(checkout):
     done = sweep(checkout, "--help")
     assert done.returncode == 0
     assert "launch/sweep.sh [--local] [--dry-run] CONFIG" in done.stdout

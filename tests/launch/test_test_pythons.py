@@ -1,4 +1,4 @@
-"""make test-pythons: every supported Python once, each in an environment of its own; one failure fails all."""
+"""make test-pythons: every supported Python once, each in its own environment; one failure fails all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def program(path, text):
 
 @pytest.fixture
 def run(repository, tmp_path):
-    """Runs the script with a make that writes its arguments down and fails where they hold the word given."""
+    """Runs the script with a make that records its arguments and fails if they contain the given word."""
 
     def run(*arguments, fails="nothing"):
         tools = tmp_path / "tools"
@@ -38,11 +38,11 @@ def run(repository, tmp_path):
 
 @pytest.fixture
 def other(tmp_path):
-    """A Python that says it is 3.10.0."""
+    """A Python that claims to be 3.10.0."""
     return program(tmp_path / "python3.10", f"echo 3.10.0 {tmp_path}/python3.10")
 
 
-def test_every_version_is_listed_once_and_what_is_no_supported_python_is_left_out(run, other, tmp_path):
+def test_every_supported_version_is_listed_once(run, other, tmp_path):
     old = program(tmp_path / "python3.9", "exit 0")  # prints nothing: not supported
     shim = program(tmp_path / "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
     status, lines, _, calls = run("--list", sys.executable, old, shim, sys.executable, tmp_path / "none", other)
@@ -52,7 +52,7 @@ def test_every_version_is_listed_once_and_what_is_no_supported_python_is_left_ou
     assert calls == ""
 
 
-def test_each_python_is_tested_in_an_environment_of_its_own(run, other):
+def test_each_python_is_tested_in_its_own_environment(run, other):
     status, lines, _, calls = run(sys.executable, other)
     assert status == 0
     folder = ".cache/pythons/3.10.0"

@@ -1,4 +1,4 @@
-"""The trial loop: what fails makes the run fail and says so on the last line; only what is complete looks complete."""
+"""The trial loop: any failure fails the run and is named on the last line; only complete results look complete."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def last_line(text: str) -> str:
 
 
 def processes(folder: Path) -> str:
-    """What still runs of a folder, by the command lines."""
+    """Running processes with the folder in their command line."""
     return subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
 
 
@@ -55,7 +55,7 @@ def test_a_run_without_a_target_does_not_say_that_it_reached_one(checkout, setti
         ("exit:1", "rank 1 on {host} ended with exit status 7, see output_0.txt"),
         ("kill:0", "rank 0 on {host} was killed by SIGKILL"),
         ("kill:1", "rank 1 on {host} was killed by SIGKILL"),
-        ("no-result", "no reason was left (exit status 1), see output_0.txt"),
+        ("no-result", "no reason given (exit status 1), see output_0.txt"),
     ],
 )
 def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(checkout, outcome, reason):
@@ -71,14 +71,14 @@ def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(checkout, ou
     assert not list(checkout.run_dir.glob("running_*"))
 
 
-def test_a_run_short_of_its_target_fails_and_its_complete_log_stays(checkout):
+def test_a_run_that_misses_its_target_fails_and_its_complete_log_stays(checkout):
     done = checkout.run(LOCAL, TRIAL_0="not-reached")
     assert done.returncode == 1
     assert last_line(done.stderr).endswith("1 of 1 trials failed: trial 0: the target accuracy 0.72 was not reached")
     assert (checkout.run_dir / "result_0.txt").read_text() == "MLLOG whole\n"
 
 
-def test_all_failures_stand_on_the_one_last_line(checkout):
+def test_the_last_line_lists_all_failures(checkout):
     done = checkout.run(LOCAL, after="export NEXP=3", TRIAL_0="not-reached", TRIAL_2="crash")
     assert done.returncode == 1
     expected = (
@@ -109,7 +109,7 @@ def test_bad_settings_stop_before_anything_is_written(checkout):
     assert not checkout.ranks()
 
 
-def test_bad_input_met_by_a_rank_ends_the_loop(checkout):
+def test_bad_input_reported_by_a_rank_ends_the_loop(checkout):
     done = checkout.run(LOCAL, after="export NEXP=5", TRIAL_0="bad-input")
     assert done.returncode == 1
     assert last_line(done.stderr) == "run: error: 1 of 5 trials failed: trial 0: DATADIR_PHASE2: truncated"
@@ -131,7 +131,7 @@ def test_compliance_is_not_checked_when_it_is_switched_off(checkout):
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("success", 0), ("crash", 1)])
-def test_a_table_that_cannot_be_made_hides_no_status(checkout, outcome, status):
+def test_a_failed_results_table_hides_no_status(checkout, outcome, status):
     done = checkout.run(LOCAL, REVIEW="fails", TRIAL_0=outcome)
     assert done.returncode == status
     assert "no table of results" in done.stderr
@@ -160,8 +160,8 @@ def test_a_continued_run_still_counts_the_trial_that_missed_its_target(checkout)
 
 
 @pytest.mark.parametrize("resume", ["1", ""])
-def test_a_trial_that_goes_on_has_the_figures_of_before_it_was_killed(checkout, resume):
-    """Those in the folder of the trial that was killed are newer than those of the one that was stopped before."""
+def test_a_resumed_trial_keeps_its_earlier_metrics(checkout, resume):
+    """The metrics in the killed trial's folder are newer than those of the earlier, stopped one."""
     folder = checkout.logdir / "figures"
     for number, place in enumerate((folder, folder / "running_0")):
         (place / "tensorboard_0").mkdir(parents=True)
@@ -178,7 +178,7 @@ def test_a_trial_that_goes_on_has_the_figures_of_before_it_was_killed(checkout, 
     assert not (folder / ".begun_0").exists()
 
 
-def test_the_end_tells_of_every_time_that_the_run_was_begun_again_also_without_a_lost_node(checkout):
+def test_the_end_lists_every_restart_also_without_a_lost_node(checkout):
     folder = checkout.logdir / "again"
     folder.mkdir(parents=True)
     lines = [
@@ -188,8 +188,8 @@ def test_the_end_tells_of_every_time_that_the_run_was_begun_again_also_without_a
     (folder / "restarts.txt").write_text("".join("\t".join(line) + "\n" for line in lines))
     done = checkout.run(LOCAL, after="export NEXP=1 RUN_NAME=again")
     assert done.returncode == 0, done.stderr
-    told = [line for line in (done.stdout + done.stderr).splitlines() if "was begun again" in line]
-    assert told == [f"run: was begun again at {at}, {text}" for *_, at, text in lines]
+    told = [line for line in (done.stdout + done.stderr).splitlines() if "restarted at" in line]
+    assert told == [f"run: restarted at {at}, {text}" for *_, at, text in lines]
 
 
 def test_two_launchers_do_not_share_a_folder(checkout):
@@ -219,7 +219,7 @@ def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, sta
 
 
 @pytest.mark.parametrize(("victim", "outcome"), [("script", "hang"), ("script", "saves"), ("torchrun.py", "deaf")])
-def test_what_is_killed_outright_takes_the_ranks_with_it(checkout, victim, outcome):
+def test_a_killed_script_ends_its_ranks(checkout, victim, outcome):
     if outcome == "deaf":  # it is killed after less than the 20 seconds that a rank has to save
         child = checkout.root / "launch" / "run" / "child.sh"
         text = child.read_text()
@@ -238,7 +238,7 @@ def test_what_is_killed_outright_takes_the_ranks_with_it(checkout, victim, outco
     )
 
 
-def test_each_trial_has_a_seed_of_its_own(checkout):
+def test_each_trial_has_its_own_seed(checkout):
     checkout.run(LOCAL, after="export NEXP=2 SEED=5")
     assert [rank["SEED"] for rank in checkout.ranks() if rank["RANK"] == "0"] == ["5", "6"]
     checkout.calls_file.unlink()
@@ -249,7 +249,7 @@ def test_each_trial_has_a_seed_of_its_own(checkout):
 @pytest.mark.parametrize(
     ("setting", "dropped", "told"), [("1", True, "1"), ("1", False, "0"), ("0", True, "0"), ("require", True, "1")]
 )
-def test_the_log_is_told_of_dropped_caches_only_when_they_were(checkout, setting, dropped, told):
+def test_the_log_reports_dropped_caches_only_if_they_were(checkout, setting, dropped, told):
     done = checkout.run(LOCAL, after=f"export CLEAR_CACHES={setting}", DROP_STATUS=str(int(not dropped)))
     assert done.returncode == 0, done.stderr
     assert {rank["CACHE_CLEARED"] for rank in checkout.ranks()} == {told}
@@ -263,7 +263,7 @@ def test_required_cache_drops_that_fail_stop_the_run(checkout):
     assert not checkout.ranks()
 
 
-def test_ranks_get_an_absolute_folder_and_their_place(checkout):
+def test_ranks_get_an_absolute_folder_and_their_rank_variables(checkout):
     done = checkout.run(LOCAL, after="export LOGDIR=relative; export DGXNGPU=3")
     assert done.returncode == 0, done.stderr
     ranks = checkout.ranks()
@@ -272,15 +272,15 @@ def test_ranks_get_an_absolute_folder_and_their_place(checkout):
     assert all(rank["RUN_DIR"].startswith(f"{checkout.root}/relative/P8000H100_1x8x48x1_pack_") for rank in ranks)
 
 
-def test_a_check_that_says_nothing_has_not_run(checkout):
+def test_a_check_without_output_has_not_run(checkout):
     (checkout.root / "implementations" / "bert" / "__main__.py").write_text("")
     done = checkout.run(LOCAL)
     assert done.returncode == 2
-    assert last_line(done.stderr) == "run: error: this configuration cannot run: nothing was said"
+    assert last_line(done.stderr) == "run: error: this configuration cannot run: no output"
 
 
-def test_a_full_disk_is_the_reason_though_nothing_could_be_written(checkout, tmp_path):
-    """On a file system that fills up as the trials begin."""
+def test_a_full_disk_is_named_although_nothing_could_be_written(checkout, tmp_path):
+    """On a file system that fills up as the trials start."""
     results = tmp_path / "small"
     with small_disk(results, 65_536):
         fill = (
@@ -297,7 +297,7 @@ def test_a_full_disk_is_the_reason_though_nothing_could_be_written(checkout, tmp
         assert last_line(done.stderr) == f"run: error: 2 of 2 trials failed: trial 0: {reason}; trial 1: {reason}"
 
 
-def test_the_last_complaint_of_the_output_is_the_reason_where_no_rank_left_one(checkout):
+def test_the_last_error_of_the_output_is_the_reason_if_no_rank_left_one(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
     said = "print('srun: error: dgx2: task 1 launch failed: no')"
     said = f"import os, sys\nif '--check' not in sys.argv:\n    {said}\n    sys.exit()\n"
@@ -312,7 +312,7 @@ WATCHDOG = (
 )
 
 
-def test_where_nccl_aborts_the_ranks_that_waited_the_last_line_names_who_did_not_come(checkout):
+def test_after_an_nccl_timeout_the_last_line_names_the_missing_ranks(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
     waits = (
         f"    if os.environ['RANK'] == '0':\n        print('{WATCHDOG.format(0)}', flush=True)\n        os.abort()\n"
@@ -335,17 +335,17 @@ def test_where_nccl_aborts_the_ranks_that_waited_the_last_line_names_who_did_not
         ([], "rank 3 on dgx2 was killed by SIGKILL"),
     ],
 )
-def test_who_did_not_come_is_who_nccl_does_not_name_with_its_node(waited, said, repository, tmp_path):
+def test_missing_ranks_are_those_nccl_does_not_name_with_their_nodes(waited, said, repository, tmp_path):
     (tmp_path / "output").write_text("".join(f"{rank}: {WATCHDOG.format(rank)}\n" * 2 for rank in waited))
     nodes = "runner::nodes() { printf '%s\\n' dgx1 dgx2; }; WORLD_SIZE=4 DGXNGPU=2"
-    absent = f"trial::absent {tmp_path}/output {tmp_path}/hang 'rank 3 on dgx2 was killed by SIGKILL'"
+    absent = f"trial::missing_ranks {tmp_path}/output {tmp_path}/hang 'rank 3 on dgx2 was killed by SIGKILL'"
     line = ["bash", "-euc", f"source launch/run/ending.sh; {nodes}; {absent}"]
     assert subprocess.run(line, cwd=repository, capture_output=True, text=True, check=True).stdout.startswith(said)
     named = (tmp_path / "hang").read_text().splitlines()[1:] if waited else []
     assert named == [f"rank {rank}" for rank in range(4) if waited and rank not in waited] or len(waited) == 4
 
 
-def test_a_trainer_that_was_told_to_stop_and_ends_with_0_is_no_result(checkout):
+def test_a_trainer_asked_to_stop_that_exits_with_0_is_no_result(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
     text = trainer.read_text().replace(
         "    return 0\n\n\nsys.exit", "    return fail(folder, trial, 0, 'stopped at step 9')\n\n\nsys.exit"

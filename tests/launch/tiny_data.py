@@ -1,4 +1,4 @@
-"""Records, a model and settings of a run that comes to its target within seconds."""
+"""Records, a model and settings of a run that reaches its target within seconds."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ TO_A_TARGET = {
 
 
 def records(num_rows: int, packed: bool, seed: int) -> Records:
-    """Made-up records of which half the labels are one word, so that there is something to learn."""
+    """Synthetic records in which half the labels are one word, so that there is something to learn."""
     made = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
     common = np.arange(len(made.masked_lm_ids)) % 2 == 0
     return dataclasses.replace(made, masked_lm_ids=np.where(common, 7, made.masked_lm_ids).astype(np.int16))
 
 
 def write(folder: Path) -> None:
-    """packed_data, eval and phase1 in the folder."""
+    """Writes packed_data, eval and phase1 to the folder."""
     metadata = Metadata(max_seq_length=LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
     for name in ("packed_data", "eval", "phase1"):
         (folder / name).mkdir()

@@ -35,9 +35,12 @@ OPERATIONS: dict[str, ModuleType] = {
     "cross_entropy": cross_entropy,
 }
 FUSABLE = (*OPERATIONS, "lamb", "fp8_cast")
-FEED_FORWARD = "feed_forward"  # by QuACK, where it is installed and trials find it right and faster
+# By QuACK, where it is installed and trials find it right and faster: in 16 bits and in fp8. Name: why it cannot run.
+QUACK = {trials.FEED_FORWARD: feed_forward.missing, trials.FP8_FEED_FORWARD: feed_forward.missing_in_fp8}
 # The casts to fp8 are done inside the kernels whose results they are.
-NEEDED: dict[str, tuple[str, ...]] = {"fp8_cast": ("dropout_add_layer_norm", "bias_gelu")}
+NEEDED: dict[str, tuple[str, ...]] = {
+    "fp8_cast": ("dropout_add_layer_norm", "bias_gelu"), trials.FP8_FEED_FORWARD: ("fp8_cast",),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +56,20 @@ class Config:
         reason = triton_support.missing(device)
         if self.fused == "none" or (self.fused == "auto" and reason):
             return set()
-        known, absent_quack = (*FUSABLE, FEED_FORWARD), feed_forward.missing(device)
+        absent = {name: why for name, missing in QUACK.items() if (why := missing(device))}
+        known = (*FUSABLE, *QUACK)
         wanted = {name.strip() for name in self.fused.split(",")}
         if self.fused in ("auto", "all"):
-            wanted = set(FUSABLE if absent_quack else known)
+            wanted = set(known) - set(absent)
         if unknown := sorted(wanted - set(known)):
             raise ConfigError(f"FUSED names {', '.join(unknown)}: known are all, none, auto, {', '.join(known)}")
         if reason:
             raise ConfigError(f"FUSED asks for {', '.join(sorted(wanted))}, but {reason}: set FUSED=auto or FUSED=none")
-        if FEED_FORWARD in wanted and absent_quack:
-            raise ConfigError(f"FUSED names {FEED_FORWARD}, but {absent_quack}: drop it")
+        for name in wanted & absent.keys():
+            raise ConfigError(f"FUSED names {name}, but {absent[name]}: drop it")
         for name in wanted & NEEDED.keys():
-            if absent := [other for other in NEEDED[name] if other not in wanted]:
-                raise ConfigError(f"FUSED={name} requires {' and '.join(absent)}: add that, or drop {name}")
+            if left_out := [other for other in NEEDED[name] if other not in wanted]:
+                raise ConfigError(f"FUSED={name} requires {' and '.join(left_out)}: add that, or drop {name}")
         return wanted
 
     def describe(self, device: torch.device) -> str:
@@ -76,7 +80,8 @@ class Config:
             return f"plain PyTorch ({reason})"
         plain = [name for name in FUSABLE if name not in fused]
         text = f"Triton for {', '.join(name for name in FUSABLE if name in fused)}"
-        text += f"; QuACK for {FEED_FORWARD}" if FEED_FORWARD in fused else ""
+        if by_quack := [name for name in QUACK if name in fused]:
+            text += f"; QuACK for {', '.join(by_quack)}"
         return f"{text}; plain PyTorch for {', '.join(plain)}" if plain else text
 
     def choose(self, model: trials.Model, dtype: torch.dtype, in_graph: bool, world: World) -> tuple[Config, str]:
@@ -96,7 +101,7 @@ class Config:
         heads = trials.Heads(num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype)
         results = trials.trials(device, heads, name)
         if name == "auto":
-            shown = [trial for trial in results if trial.name not in (trials.ASSEMBLY, trials.FEED_FORWARD)]
+            shown = [trial for trial in results if trial.name not in (trials.ASSEMBLY, *QUACK)]
             tried = "; ".join(f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in shown)
             backends = list(attention.BACKENDS)
             best = trials.fastest(results, in_graph) or "sdpa_loop"
@@ -112,13 +117,16 @@ class Config:
         if world.any(bool(wrong)):
             triton_support.do_without_assembly()
             words += f"; all kernels do without assembly, wrong on this GPU ({wrong or 'no: on another one'})"
-        fused, used, problem = self.fused, self.names(device), trials.problem_of(trials.FEED_FORWARD, results)
-        if FEED_FORWARD in used and world.any(bool(problem)):
-            problem = problem or "on another rank's GPU"
-            if fused not in ("auto", "all"):
-                raise ConfigError(f"FUSED names {FEED_FORWARD}, which trials advise against ({problem}): drop it")
-            fused = ",".join(sorted(used - {FEED_FORWARD}))
-            words += f"; the feed-forward in separate kernels (QuACK's: {problem})"
+        fused, used = self.fused, self.names(device)
+        for one in QUACK:
+            problem = trials.problem_of(one, results)
+            if one in used and world.any(bool(problem)):
+                problem = problem or "on another rank's GPU"
+                if self.fused not in ("auto", "all"):
+                    raise ConfigError(f"FUSED names {one}, which trials advise against ({problem}): drop it")
+                used -= {one}
+                fused = ",".join(sorted(used))
+                words += f"; {one} in separate kernels (QuACK's: {problem})"
         return dataclasses.replace(self, fused=fused, attention=name, attention_fallback=fallback), words
 
 
@@ -126,8 +134,9 @@ class Config:
 class Kernels:
     """The operations of one model, bound. Signatures: the ``reference`` of each file.
 
-    fp8_cast: kernels cast their results to fp8 for the next product where the scale is known in advance; feed_forward:
-    both products with the GELU between them as one operation, in 16 bits; None: one after the other.
+    fp8_cast: kernels cast their results to fp8 for the next product where the scale is known in advance;
+    fp8_feed_forward: those of the feed-forward inside its products, with GELU (quack_epilogues.py); feed_forward: both
+    products with the GELU between them as one operation, in 16 bits; None: one after the other.
     """
 
     embeddings: Callable[..., Tensor]
@@ -136,6 +145,7 @@ class Kernels:
     cross_entropy: Callable[..., Tensor]
     attention: attention.Attention
     fp8_cast: bool
+    fp8_feed_forward: bool = False
     feed_forward: Callable[..., Tensor] | None = None
 
 
@@ -146,10 +156,13 @@ def select(config: Config, device: torch.device) -> Kernels:
         name = trials.default_backend(device)
         if device.type == "cuda":
             second = trials.fallback(name, trials.trials(device))
-            fused -= {FEED_FORWARD} if trials.problem_of(trials.FEED_FORWARD, trials.trials(device)) else set()
+            fused -= {one for one in QUACK if trials.problem_of(one, trials.trials(device))}
     if name not in attention.BACKENDS:
         raise ConfigError(f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}")
     bound = {name: module.fused if name in fused else module.reference for name, module in OPERATIONS.items()}
     run = attention.with_fallback(name, second) if second else attention.BACKENDS[name]
-    both = feed_forward.fused if FEED_FORWARD in fused else None
-    return Kernels(attention=run, fp8_cast="fp8_cast" in fused, feed_forward=both, **bound)
+    both = feed_forward.fused if trials.FEED_FORWARD in fused else None
+    in_fp8 = trials.FP8_FEED_FORWARD in fused
+    return Kernels(
+        attention=run, fp8_cast="fp8_cast" in fused, fp8_feed_forward=in_fp8, feed_forward=both, **bound
+    )  # fmt: skip

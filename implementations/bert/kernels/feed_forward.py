@@ -21,6 +21,12 @@ from bert.kernels.weight_gradient import into, sources, take
 missing = needs((9, 0), package("quack", "quack-kernels"))
 
 
+def missing_in_fp8(device: torch.device) -> str | None:
+    """Why quack_epilogues.py cannot run: QuACK's products of both fp8 formats are Hopper's."""
+    later = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (10, 0)
+    return missing(device) or ("its fp8 needs compute capability 9.0" if later else None)
+
+
 def reference(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str) -> Tensor:
     """x [T, D], weight [F, D], bias [F], out_weight [D, F] -> GELU(x weight^T + bias) out_weight^T [T, D]."""
     return F.linear(F.gelu(F.linear(x, weight, bias), approximate=approximate), out_weight)
@@ -29,10 +35,9 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, appro
 class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str) -> Tensor:
-        ctx.activation = "gelu_tanh_approx" if approximate == "tanh" else "gelu_erf"
-        # tuned=False: which kernel runs, and with it the order of its sums, does not hang on a timing.
-        linear, activated = _quack().gemm_act(
-            x, weight.t(), bias=bias, activation=ctx.activation, store_preact=any(ctx.needs_input_grad), tuned=False
+        activation, ctx.approximate = "gelu_tanh_approx" if approximate == "tanh" else "gelu_erf", approximate
+        linear, activated = importlib.import_module("quack.gemm_interface").gemm_act(
+            x, weight.t(), bias=bias, activation=activation, store_preact=any(ctx.needs_input_grad), tuned=False
         )
         ctx.save_for_backward(x, weight, out_weight, linear)
         ctx.sources = sources(weight), sources(out_weight)
@@ -42,15 +47,12 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, out_weight, linear = ctx.saved_tensors
         gradient = gradient.contiguous()
-        inner, activated = _quack().gemm_dact(gradient, out_weight, linear, activation=ctx.activation, tuned=False)
+        epilogues = importlib.import_module("bert.kernels.quack_epilogues")
+        inner, activated, bias = epilogues.gelu_backward_of_product(gradient, out_weight, linear, ctx.approximate)
         out_gradient = into(take(ctx.sources[1]), lambda out: torch.mm(gradient.t(), activated, out=out))
         weight_gradient = into(take(ctx.sources[0]), lambda out: torch.mm(inner.t(), x, out=out))
         x_gradient = inner @ weight if ctx.needs_input_grad[0] else None
-        return x_gradient, weight_gradient, inner.sum(0), out_gradient, None
-
-
-def _quack() -> Any:
-    return importlib.import_module("quack.gemm_interface")
+        return x_gradient, weight_gradient, bias.to(x.dtype), out_gradient, None
 
 
 def fused(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str) -> Tensor:

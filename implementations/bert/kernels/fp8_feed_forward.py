@@ -27,6 +27,8 @@ order: by tiles, then over tiles. That gradient too is the same every time.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -114,9 +116,35 @@ def gelu_backward_cast(
     return cast, transposed, column_sums(partials, bias.dtype)
 
 
+def gelu_of_product(
+    x8: Tensor, weight: Tensor, inverses: tuple[Tensor, Tensor], bias: Tensor, approximate: str, target: Target
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x8 [R, D], weight [F, D], both fp8, and what undoes their scales: the linear result [R, F] without the bias, and
+    GELU of it with the bias in fp8 [R, F] and transposed [F, R]."""
+    inner = product(x8, weight.t(), *inverses, None, bias.dtype, fast=True)
+    cast, transposed = gelu_cast(inner, bias, approximate, target)
+    assert transposed is not None
+    return inner, cast, transposed
+
+
+def gelu_gradient_of_product(
+    g8: Tensor, weight: Tensor, inverses: tuple[Tensor, Tensor], inner: Tensor, bias: Tensor, approximate: str,
+    target: Target, fast: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """g8 [R, D], the gradient of what GELU's result is multiplied into, and that weight transposed [F, D], both fp8:
+    the gradient of ``inner`` in fp8 [R, F] and transposed [F, R], and that of the bias [F]."""
+    gradient = product(g8, weight.t(), *inverses, None, inner.dtype, fast)
+    return gelu_backward_cast(gradient, inner, bias, approximate, target)
+
+
+def kernels(by_quack: bool) -> Any:
+    """The module whose ``gelu_of_product`` and ``gelu_gradient_of_product`` are used."""
+    return importlib.import_module("bert.kernels.quack_epilogues") if by_quack else sys.modules[__name__]
+
+
 class Settings(NamedTuple):
     """Non-tensor arguments. following: cast target of the result, if the next product takes fp8; pre_norm: see
-    dropout_add_layer_norm."""
+    dropout_add_layer_norm; by_quack: GELU inside the products (quack_epilogues.py)."""
 
     first: Fp8Linear
     second: Fp8Linear
@@ -126,6 +154,7 @@ class Settings(NamedTuple):
     sites: DropoutSites
     following: Target | None
     pre_norm: bool = False
+    by_quack: bool = False
 
 
 class Weights(NamedTuple):
@@ -150,8 +179,9 @@ class _FeedForward(torch.autograd.Function):
         w1_target, w2_target = first.target(WEIGHT), second.target(WEIGHT)
         w1, w1_t, _ = cast_transpose(weight_1, w1_target)
         w2, w2_t, _ = cast_transpose(weight_2, w2_target)
-        inner = product(x8, w1.t(), x_inverse, w1_target.inverse, None, x.dtype, fast=True)  # (T, F)
-        a8, a8_t = gelu_cast(inner, bias_1, settings.approximate, a_target)
+        inner, a8, a8_t = kernels(settings.by_quack).gelu_of_product(
+            x8, w1, (x_inverse, w1_target.inverse), bias_1, settings.approximate, a_target
+        )  # (T, F)
         projected = product(a8, w2.t(), a_target.inverse, w2_target.inverse, None, x.dtype, fast=True)  # (T, D)
         ctx.drop = settings.sites.next(settings.dropout)
         operands = norm_kernels.Operands(projected, bias_2, residual, norm_weight, norm_bias)
@@ -177,9 +207,10 @@ class _FeedForward(torch.autograd.Function):
         g_inverse = target.inverse
         operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast
         weight_2 = into(take(ctx.weights[1:]), lambda out: product(*operands, out))
-        inner_gradient = product(g8, w2_t.t(), g_inverse, w2_inverse, None, dtype, fast)  # (T, F)
         target = settings.first.target(GRADIENT)
-        h8, h8_t, bias_1 = gelu_backward_cast(inner_gradient, inner, bias_1, settings.approximate, target)
+        h8, h8_t, bias_1 = kernels(settings.by_quack).gelu_gradient_of_product(
+            g8, w2_t, (g_inverse, w2_inverse), inner, bias_1, settings.approximate, target, fast
+        )  # (T, F)
         others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast
         weight_1 = into(take(ctx.weights[:1]), lambda out: product(*others, out))
         x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast)

@@ -165,7 +165,7 @@ class Layer(nn.Module):
         self.attention = Attention(config, kernels)
         self.intermediate = Intermediate(config, kernels)
         self.output = Residual(config, kernels, config.intermediate_size)
-        self.feed_forward = kernels.feed_forward
+        self.feed_forward, self.fp8_by_quack = kernels.feed_forward, kernels.fp8_feed_forward
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None) -> Hidden:
         """The last layer's result [T, D] -> this layer's, or its ``rows`` alone."""
@@ -182,7 +182,7 @@ class Layer(nn.Module):
         norm, following = second.LayerNorm, second.target(len(hidden.x))
         settings = fp8_feed_forward.Settings(
             first=first.fp8, second=second.fp8, approximate=first.approximation, eps=norm.eps, dropout=second.dropout,
-            sites=forward_pass.sites, following=following, pre_norm=second.pre_norm,
+            sites=forward_pass.sites, following=following, pre_norm=second.pre_norm, by_quack=self.fp8_by_quack,
         )  # fmt: skip
         products = first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias
         parameters = fp8_feed_forward.Weights(*products, norm.weight, norm.bias)

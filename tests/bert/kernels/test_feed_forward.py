@@ -6,7 +6,6 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-import sys
 
 import pytest
 import torch
@@ -21,15 +20,6 @@ from . import fake_quack
 
 CPU = torch.device("cpu")
 HEADS = trials.Heads(num_heads=2, head_size=8, dtype=torch.bfloat16)
-
-
-@pytest.fixture
-def quack(monkeypatch):
-    """The stand-in, imported as the package would be."""
-    monkeypatch.setitem(sys.modules, "quack.gemm_interface", fake_quack)
-    monkeypatch.setattr(trials, "LENGTHS", (48, 33, 1, 56))
-    monkeypatch.setattr(trials, "NUM_REPEATS", 1)
-    return fake_quack
 
 
 def _inputs():
@@ -79,17 +69,22 @@ def test_a_model_in_16_bits_uses_it_in_every_layer_and_no_other(quack, tiny, mak
     assert not calls
 
 
-@pytest.mark.parametrize("fault", ["", "gemm_act", "gemm_dact", "slow"])
+@pytest.mark.parametrize("fault", ["", "gemm_act", "gelu_backward_of_product", "slow"])
 def test_a_trial_finds_what_is_wrong_or_slower(quack, monkeypatch, fault):
     times = iter([2.0, 3.0 if fault == "slow" else 1.0])
-    monkeypatch.setattr(trials, "_milliseconds", lambda run, device: run(1) or next(times))
-    if fault.startswith("gemm"):
-        right = getattr(quack, fault)
-        wrong = lambda *arguments, **named: (right(*arguments, **named)[0], right(*arguments, **named)[1] * 1.1)  # noqa: E731
-        monkeypatch.setattr(quack, fault, wrong)
+    monkeypatch.setattr(trials, "_milliseconds", lambda run, device: (run(1), next(times))[1])
+    if fault.startswith("ge"):
+        place = quack if fault == "gemm_act" else importlib.import_module(fake_quack.EPILOGUES)
+        right = getattr(place, fault)
+
+        def wrong(*arguments, **named):
+            one, other, *rest = right(*arguments, **named)
+            return one, other * 1.1, *rest
+
+        monkeypatch.setattr(place, fault, wrong)
     expected = {
-        "": "", "slow": "slower: 3.00 ms, ours 2.00 ms", "gemm_act": "its result differs from fp32's by 0.1",
-        "gemm_dact": "its second weight's gradient differs from fp32's by 0.1",
+        "": "", "slow": "slower: 3.00 ms, ours 2.00 ms", "gemm_act": "its result differs from fp32's by 0.",
+        "gelu_backward_of_product": "its second weight's gradient differs from fp32's by 0.",
     }  # fmt: skip
     assert trials.attempt("feed_forward", CPU, HEADS).problem.startswith(expected[fault])
 
@@ -100,7 +95,10 @@ def test_it_is_named_only_where_it_is_there(device):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("quack") is None, reason="quack-kernels is not installed")
-@pytest.mark.parametrize("name", ["gemm_act", "gemm_dact"])
-def test_the_stand_in_takes_what_the_package_takes(name):
-    theirs = inspect.signature(getattr(importlib.import_module("quack.gemm_interface"), name)).parameters
-    assert set(inspect.signature(getattr(fake_quack, name)).parameters) <= set(theirs)
+def test_the_stand_in_takes_what_the_package_takes():
+    theirs = inspect.signature(importlib.import_module("quack.gemm_interface").gemm_act).parameters
+    assert set(inspect.signature(fake_quack.gemm_act).parameters) <= set(theirs)
+    epilogue = importlib.import_module("quack.epilogue.frontend").EpiMod
+    for name in ("gemm", "__call__"):
+        theirs = inspect.signature(getattr(epilogue, name)).parameters
+        assert set(inspect.signature(getattr(fake_quack.Epilogue, name)).parameters) <= set(theirs)

@@ -1,4 +1,4 @@
-"""Stands in for the all-reduce test: ALLREDUCE in the environment says how it goes."""
+"""Stand-in for the all-reduce test; ALLREDUCE in the environment sets the outcome."""
 
 import os
 import sys

@@ -53,7 +53,7 @@ def fail(folder: Path, trial: str, status: int, reason: str) -> int:
 
 
 def samples(folder: Path, trial: str, count: int) -> str:
-    """Waits until every node has so many more samples of its power; the time then, as an MLLOG field."""
+    """Waits until every node has so many more power samples; returns the time as an MLLOG field."""
     nodes, before = int(os.environ["DGXNNODES"]), None
     while True:
         lines = {file: len(file.read_text().splitlines()) for file in (folder / f"power_{trial}").glob("*.csv")}
@@ -65,7 +65,7 @@ def samples(folder: Path, trial: str, count: int) -> str:
 
 
 def measured(folder: Path, trial: str) -> str:
-    """A log whose run lies within the samples."""
+    """Log of a run that lies within the power samples."""
     start, stop = samples(folder, trial, 2), samples(folder, trial, 3)
     samples(folder, trial, 2)
     head = ':::MLLOG {"namespace": "", "event_type": "INTERVAL_END", '
@@ -79,7 +79,7 @@ def seeds() -> int:
 
 
 def whole(folder: Path, trial: str, text: str) -> None:
-    """The complete result."""
+    """Writes the complete result."""
     (folder / f"result_{trial}.txt").write_text(text)
     if os.environ.get("RANK_MODULE") == "finetune":
         (folder / f"model_{trial}").mkdir()
@@ -87,7 +87,7 @@ def whole(folder: Path, trial: str, text: str) -> None:
 
 
 def hear(outcome: str, folder: Path, trial: str) -> None:
-    """What signals do from now on: nothing, or the trainer saves for three seconds, as a large checkpoint takes."""
+    """Sets the reaction to signals: none, or saving for three seconds, like a large checkpoint."""
 
     def save(*_: object) -> None:
         for number in SIGNALS:

@@ -40,7 +40,7 @@ def covered(path: str, mounts: list[str]) -> bool:
 
 
 def refuse(options: dict[str, list[str]]) -> int:
-    """What a daemon without GPUs or without the right to raise limits says; 0 where it has nothing against it."""
+    """Exit status and message of a daemon that has no GPUs or cannot raise limits; 0 if it accepts."""
     if os.environ.get("NO_GPUS") and "--gpus" in options:
         print('docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].')
         return 125

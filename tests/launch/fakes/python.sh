@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Stands in for the interpreter: torchrun becomes a plain loop over the ranks, all else runs without site packages.
+# Stand-in for the interpreter: torchrun becomes a plain loop over the ranks, everything else runs without site packages.
 set -uo pipefail
 if [[ ${1:-} != */torchrun.py ]]; then exec "${REAL_PYTHON:?}" -S "$@"; fi
 echo "torchrun $*" >>"${FAKE_CALLS:?}"

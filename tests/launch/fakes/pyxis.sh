@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The other half of pyxis.c, as root in the mount namespace of one task. Of the folder PYXIS_TEST, the test's own, the task
-# sees only what --container-mounts says. Containers are folders in PYXIS_TEST/enroot/NODE, as the stand-in of enroot has them.
+# The other half of pyxis.c, as root in the mount namespace of one task. Of the test's folder PYXIS_TEST, the task sees only
+# what --container-mounts lists. Containers are folders in PYXIS_TEST/enroot/NODE, shared with the stand-in for enroot.
 set -euo pipefail
 readonly CONTAINERS=$PYXIS_TEST/enroot/$SLURMD_NODENAME/pyxis_$PYXIS_NAME STAGE=/mnt
 
