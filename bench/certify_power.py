@@ -1,13 +1,15 @@
-"""How surely an acceptance test names a rank that is 5% slow, and how often it names one of equals, by simulation.
+"""Statistical power of the acceptance test: how often it finds a rank that is 5% slow, and its false alarms, simulated.
 
-A test has four stages of six rounds, each asked by itself and all together, as certify asks them. The noise of a round
-is of a rank by itself (what all share cancels), independent or, with an autocorrelation of 0.8, each round like the
-one before it. Healthy ranks differ by 0.3%. Prints one JSON line, a row a number of ranks and noise.
+A test has four stages of six rounds, compared separately and all together, as certify does. The noise of a round is
+independent between ranks (common noise cancels) and between rounds, or has an autocorrelation of 0.8. Healthy ranks
+differ by 0.3%. Prints one JSON line, with a row per number of ranks and noise.
 
 usage: python bench/certify_power.py [--tests 1000] [--ranks 4,8,64,512]
 """
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 from lib import Parser, emit, integer
@@ -17,27 +19,19 @@ from certify.comparison import of_all, slow
 STAGES, ROUNDS, SLOW, BETWEEN = 4, 6, 0.05, 0.003
 
 
-def noise(generator: np.random.Generator, ranks: int, deviation: float, alike: float) -> np.ndarray:
-    """Shares of time [ranks, rounds] by an autoregressive process of the first order."""
-    found = deviation * generator.standard_normal((ranks, STAGES * ROUNDS))
-    for number in range(1, STAGES * ROUNDS):
-        found[:, number] = alike * found[:, number - 1] + (1 - alike**2) ** 0.5 * found[:, number]
-    return found
-
-
-def named(generator: np.random.Generator, ranks: int, deviation: float, alike: float, excess: float) -> set[str]:
-    """The ranks that one test names; rank 0 is slower than it would be by ``excess``."""
+def named(generator: np.random.Generator, ranks: int, deviation: float, correlation: float, excess: float) -> set[str]:
+    """Ranks that one test names; rank 0 is slowed by ``excess``."""
     level = 1 + BETWEEN * generator.standard_normal((ranks, 1))
     level[0] *= 1 + excess
-    table = level * (1 + noise(generator, ranks, deviation, alike))
+    noise = deviation * generator.standard_normal((ranks, STAGES * ROUNDS))  # first-order autoregressive process
+    for number in range(1, STAGES * ROUNDS):
+        noise[:, number] = correlation * noise[:, number - 1] + (1 - correlation**2) ** 0.5 * noise[:, number]
+    table = level * (1 + noise)
     stages = [*np.split(table, STAGES, axis=1), table]
-    known = {"least_excess": 0.03, "alike": of_all(stages[:-1])}
-    comparisons = 2 * ranks * len(stages)  # nodes and pauses are asked as well
-    return {
-        one.name
-        for rounds in stages
-        for one in slow({str(rank): own for rank, own in enumerate(rounds)}, comparisons, **known)
-    }
+    known = {"min_excess": 0.03, "correlation": of_all(stages[:-1])}
+    comparisons = 2 * ranks * len(stages)  # nodes and pauses are compared as well
+    tables = [{str(rank): own for rank, own in enumerate(rounds)} for rounds in stages]
+    return {one.name for values in tables for one in slow(values, comparisons, **known)}
 
 
 def main() -> None:
@@ -46,14 +40,12 @@ def main() -> None:
     parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",")], default=[4, 8, 64, 512])
     options = parser.parse_args()
     generator, rows = np.random.default_rng(0), []
-    for ranks in options.ranks:
-        for deviation in (0.005, 0.02, 0.05):
-            for alike in (0.0, 0.8):
-                case = (generator, ranks, deviation, alike)
-                alarms = sum(bool(named(*case, 0.0)) for _ in range(options.tests)) / options.tests
-                found = sum("0" in named(*case, SLOW) for _ in range(options.tests)) / options.tests
-                row = {"ranks": ranks, "noise": deviation, "autocorrelation": alike}
-                rows.append(row | {"false_alarms": alarms, "slow_rank_named": found})
+    for ranks, deviation, correlation in itertools.product(options.ranks, (0.005, 0.02, 0.05), (0.0, 0.8)):
+        case = (generator, ranks, deviation, correlation)
+        alarms = sum(bool(named(*case, 0.0)) for _ in range(options.tests)) / options.tests
+        found = sum("0" in named(*case, SLOW) for _ in range(options.tests)) / options.tests
+        row = {"ranks": ranks, "noise": deviation, "autocorrelation": correlation}
+        rows.append(row | {"false_alarms": alarms, "slow_rank_named": found})
     emit("certify_power", {"tests": options.tests, "rows": rows})
 
 

@@ -1,8 +1,7 @@
-"""What a checkpoint costs the steps: the pause for its copy, a step while it is written, and how long that takes.
+"""Cost of a checkpoint: the pause for its copy, steps while it is written in the background, and a blocking write.
 
-Of BERT-1.5B's width with fewer layers, on one process, fp32. In turns: steps with and without a checkpoint that is
-being written, the pause for its copy, and writing it while the steps wait. On a GPU the copies cross the bus. Prints
-one JSON line.
+A model of BERT-1.5B's width with fewer layers, one process, fp32; measured in turns. On a GPU the copies cross the bus.
+Prints one JSON line.
 
 usage: python bench/checkpoint.py [--layers 1] [--repeats 3] [--folder FOLDER]
 """
@@ -25,7 +24,7 @@ from bert.model.config import BertConfig
 
 
 def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
-    """Seconds of each part, medians; GB of the state."""
+    """Median seconds of each part; GB of the state."""
     step = new_step(new_model(config).to(device()), PrecisionConfig(precision="fp32"))
     short = dataclasses.replace(config, max_position_embeddings=128)
     batches = [batch.to(device()) for batch in packed_batches(1, 1, short)]
@@ -36,27 +35,23 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
             step(batches, 1e-6)
         synchronize()
 
-    def begin_to_write() -> None:
+    def start_writing() -> None:
         writer.start(1, step.state_dict())
 
-    def steps_while_it_is_written() -> float:
-        begin_to_write()
-        seconds = wall_seconds(take_steps)
-        writer.wait()
-        return seconds
-
     take_steps()
-    begin_to_write()  # the memory of the copy is kept from one to the next
+    start_writing()  # later copies reuse its memory
     writer.wait()
     times: dict[str, list[float]] = {}
     for _ in range(repeats):
         for name, run in {
-            "write_and_wait": lambda: wall_seconds(lambda: save_checkpoint(settings, 2, step.state_dict())),
-            "two_steps": lambda: wall_seconds(take_steps),
-            "two_steps_while_it_is_written": steps_while_it_is_written,
-            "pause": lambda: wall_seconds(begin_to_write),
+            "write_and_wait": lambda: save_checkpoint(settings, 2, step.state_dict()),
+            "two_steps": take_steps,
+            "two_steps_while_it_is_written": take_steps,
+            "pause": start_writing,
         }.items():
-            times.setdefault(name, []).append(run())
+            if name == "two_steps_while_it_is_written":
+                start_writing()
+            times.setdefault(name, []).append(wall_seconds(run))
             writer.wait()
     figures = {name: round(seconds, 3) for name, seconds in medians(times).items()}
     return {"gigabytes": round(num_bytes(step.state_dict()) / 1e9, 2), "seconds": figures}
@@ -66,8 +61,8 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--layers", type=integer, default=1, help="of BERT-1.5B's 48 (default 1: 5 GB of memory)")
     parser.add_argument("--repeats", type=integer, default=3, help="turns (default 3)")
-    parser.add_argument("--folder", type=new_folder, help="where checkpoints are written and removed (default /tmp)")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
+    parser.add_argument("--folder", type=new_folder, help="for temporary checkpoints (default /tmp)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     options = parser.parse_args()
     shape = json.loads((ROOT / "configs" / "models" / "bert_1.5b.json").read_text(encoding="utf-8"))
     shape |= TINY | {"max_position_embeddings": 128} if options.tiny else {"num_hidden_layers": options.layers}

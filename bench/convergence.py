@@ -1,28 +1,28 @@
-"""Do the fast paths train like the plain ones? 300 steps of a small BERT, curves compared window by window.
+"""Do the fast paths train like the plain ones? Compares loss curves of a small BERT over 300 steps, window by window.
 
-The words of a sequence are of one topic of three words, so a model that attends learns to narrow the masked ones down
-to three, and from the topic's number whether B follows A: from a loss of 4.9 to one of 1.1. Every variant starts from
-the same weights and sees the same batches. Prints one JSON line: mean loss of each window of 25 steps for every
+The words of a sequence come from one topic of three words: a model that attends learns to narrow masked words down to
+three, and from the topic's number whether B follows A, which takes the loss from 4.9 to 1.1. Every variant starts from
+the same weights and sees the same batches. Prints one JSON line: mean loss in each window of 25 steps for every
 variant, and the largest gap of each pair.
 
---against huggingface compares the trainer with an independent implementation instead, Hugging Face's BERT under a LAMB
-of a few lines: the same first weights, the same batches, no dropout; the losses of every window, and the accuracy on
-held-out sequences. Beside the gap of the two stands that of ours against itself from first weights that are one part in
-10^7 away: rounding grows in training, and faster at a high rate, so that no two programs can be closer than that.
+--against huggingface compares the trainer with an independent implementation instead, Hugging Face's BERT with a LAMB
+of a few lines: same initial weights, same batches, no dropout; losses of every window, and accuracy on held-out
+sequences. For comparison, it also prints the gap of ours to itself from initial weights that differ by one part in
+10^7: rounding errors grow in training, faster at a high learning rate, so no two programs can be closer than that.
 
---dropout SEEDS compares them with dropout, where no step can be the same: SEEDS runs of each side, each with a seed of
-its own for first weights and masks. The curves overlap where in every window the means of the two sides are no further
-apart than the largest and the smallest loss of one side's seeds.
+--dropout SEEDS compares them with dropout, where no step can be identical: SEEDS runs of each side, with different
+initial weights and masks. The curves overlap if in every window the means of the two sides differ by no more than the
+range of one side's losses over its seeds.
 
---text FOLDER compares them on a text of one's own: what `make pretrain-demo` leaves in FOLDER, its weights continued on
-its text, masked-LM alone, by AdamW, with dropout. Both sides see the same batches of the trainer's loader. The losses
-are those of the held-out text, before the first step and after every 25.
+--text FOLDER compares them on your own text: the weights that `make pretrain-demo` leaves in FOLDER, trained further on
+its text, masked-LM only, with AdamW and dropout. Both sides see the same batches from the trainer's loader. The losses
+are on held-out text, before the first step and after every 25.
 
---evaluation asks whether an evaluation in fp8 finds what one in bf16 finds: the model trains in fp8 and every 25 steps
-is evaluated on held-out sequences in fp8, in bf16 and, of the same weights, in fp32. Accuracy and masked-LM loss of
-every evaluation, and the largest differences of fp8 from bf16 and of bf16 from fp32. Those of accuracy also in standard
-errors: by chance each word that only one of two precisions got right is as likely to be gained as lost, which makes the
-standard error of d such words sqrt(d).
+--evaluation compares evaluations in fp8 and bf16: the model trains in fp8, and every 25 steps is evaluated on held-out
+sequences in fp8, bf16 and, with the same weights, fp32. Prints accuracy and masked-LM loss of every evaluation, and the
+largest differences of fp8 from bf16 and of bf16 from fp32; those of accuracy also in standard errors: a word that only
+one of two precisions predicts correctly is as likely gained as lost by chance, so the standard error of d such words is
+sqrt(d).
 
 usage: python bench/convergence.py [--steps 300] [--only fp8] [--seed 0]
        python bench/convergence.py --against huggingface [--steps 500] [--precision fp32] [--peak-lr 0.02] [--dropout 3]
@@ -93,12 +93,12 @@ class Variant:
 
 @contextmanager
 def emulated_fast_sums() -> Iterator[None]:
-    """Inside, fp8 products that may accumulate fast do so on a CPU too.
+    """Within this context, fp8 products with fast accumulation use it on a CPU too.
 
-    Hopper's tensor cores keep some 14 bits of a sum of fp8 products (DeepSeek-AI 2024, arXiv 2412.19437, section
-    3.3.2); an instruction adds 32 products. Exact sums move what they have to fp32 registers at short intervals, fast
-    ones never do. Here the sum is cut off to 14 bits after every 32 products. What a GPU does within an instruction is
-    not imitated.
+    Hopper's tensor cores keep about 14 bits of a sum of fp8 products (DeepSeek-AI 2024, arXiv 2412.19437, section
+    3.3.2); an instruction adds 32 products. Exact accumulation promotes to fp32 registers at short intervals, fast
+    accumulation never does. Here sums are truncated to 14 bits after every 32 products; rounding within an instruction
+    is not emulated.
     """
 
     def product(
@@ -119,7 +119,7 @@ def emulated_fast_sums() -> Iterator[None]:
 
 
 def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
-    """name -> (fast, plain, largest gap allowed between their windows, in nats of a loss that begins at 5.3)."""
+    """name -> (fast, plain, largest allowed gap between their windows, in nats; the loss starts at 5.3)."""
     fp32, bf16, fp8 = (Variant(precision=precision) for precision in (FP32, BF16, FP8))
     projected, fast_sums = (
         Variant(precision=dataclasses.replace(FP8, **more))
@@ -141,7 +141,7 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
 
 
 def records(num_sequences: int, seed: int) -> Records:
-    """Sequences of 8 to 32 words of a topic, two a row, 15% of them masked; next-sentence labels: is the topic odd?"""
+    """Sequences of 8 to 32 words of a topic, two per row, 15% masked; the next-sentence label is the topic's parity."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(8, LENGTH // 2 + 1, num_sequences)
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -168,7 +168,7 @@ def records(num_sequences: int, seed: int) -> Records:
 
 
 def batches(steps: int, data: Records) -> list[PretrainingBatch]:
-    """One batch of ROWS rows a step, filled up to a fixed size."""
+    """One batch of ROWS rows per step, padded to a fixed size."""
     tokens, sequences = ROWS * LENGTH, 3 * ROWS
     room = graph_capacity(PretrainingCapacity(tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)), ROWS)
     chosen = np.arange(2 * ROWS * steps).reshape(steps, -1)
@@ -176,12 +176,12 @@ def batches(steps: int, data: Records) -> list[PretrainingBatch]:
 
 
 def rates_of(steps: int, peak: float = PEAK_LR) -> list[float]:
-    """The learning rate of each step: up for 20, then down to the last."""
+    """Learning rate of each step: 20 steps of warm-up and a linear decay."""
     return [peak * min(1.0, (number + 1) / 20) * (1 - number / steps) for number in range(steps)]
 
 
 def train(step: Any, data: list[PretrainingBatch], rates: list[float], seeds: Iterable[int]) -> Iterator[Tensor]:
-    """The loss of each step, once it is taken."""
+    """Yields the loss of each step."""
     for batch, lr, seed in zip(data, rates, seeds, strict=False):
         torch.manual_seed(seed)
         yield sum(step([batch], lr).losses).detach()
@@ -207,7 +207,7 @@ def curve(variant: Variant, data: list[PretrainingBatch], seed: int = 0) -> np.n
 
 
 def compare(steps: int, only: str = "", seed: int = 0) -> dict[str, Any]:
-    """Curves and verdict by pair, of pairs whose name has ``only`` in it."""
+    """Curves and verdict by pair, for pairs whose name contains ``only``."""
     data = batches(steps, records(2 * ROWS * steps, seed=1))
     wanted = {name: pair for name, pair in pairs(torch.cuda.is_available()).items() if only in name}
     with emulated_fast_sums():
@@ -223,10 +223,9 @@ def compare(steps: int, only: str = "", seed: int = 0) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A training on the CPU that both implementations can do.
+    """A training run on the CPU that both implementations support.
 
-    dtype: of weights and all else; peak_lr: the highest rate; seed: of first weights and dropout; away: relative
-    distance of the first weights from those of the seed.
+    dtype: of all tensors; seed: of initial weights and dropout; away: relative offset of the initial weights.
     """
 
     steps: int
@@ -238,11 +237,9 @@ class Trial:
 
     @property
     def data(self) -> Records:
-        """Two sequences a row."""
-        return records(2 * ROWS * self.steps, seed=1)
+        return records(2 * ROWS * self.steps, seed=1)  # two sequences per row
 
     def model(self) -> BertForPreTraining:
-        """With the first weights."""
         dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout)
         made = new_model(dataclasses.replace(MODEL, **dropout), seed=self.seed).to(self.dtype)
         with torch.no_grad():
@@ -252,14 +249,14 @@ class Trial:
 
 
 class Trained(NamedTuple):
-    """Mean loss of each window of WINDOW steps, and the share of held-out masked words that is found."""
+    """Mean loss of each window of WINDOW steps, and accuracy on held-out masked words."""
 
     windows: np.ndarray
     accuracy: float
 
 
 def ours(trial: Trial) -> Trained:
-    """The training by this repository."""
+    """The run with this repository."""
     model = trial.model()
     seeds = (step_seed(trial.seed, number, 0) for number in range(trial.steps))
     step, data = new_step(model, FP32, sharded=False), batches(trial.steps, trial.data)
@@ -271,9 +268,9 @@ def ours(trial: Trial) -> Trained:
 
 
 class PlainLamb:
-    """Algorithm 2 of You et al. 2020 (arXiv 1904.00962) with the gradient clipped to a norm of 1.
+    """Algorithm 2 of You et al. 2020 (arXiv 1904.00962), with gradients clipped to norm 1.
 
-    Biases and LayerNorms have neither decay nor trust ratio, as in the benchmark's submissions.
+    No decay and no trust ratio for biases and LayerNorms, as in the benchmark's submissions.
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]], betas: tuple[float, float], decay: float) -> None:
@@ -302,12 +299,12 @@ class PlainLamb:
 
 
 def padded(batch: PretrainingBatch) -> dict[str, Tensor]:
-    """The arguments of BertForPreTraining for a batch, each sequence padded to the longest (S, L)."""
+    """Arguments of BertForPreTraining for a batch, each sequence padded to the longest (S, L)."""
     return inputs_of(batch, int(batch.cu_seqlens.diff().max()), packed=False, device=torch.device("cpu"))
 
 
 def peer_of(model: BertForPreTraining, architecture: str) -> Any:
-    """A model of Hugging Face's class of that name with the same weights, drawn heads included."""
+    """A model of this Hugging Face class with the same weights, including initialized heads."""
     import transformers
 
     with tempfile.TemporaryDirectory() as name:
@@ -319,7 +316,7 @@ def peer_of(model: BertForPreTraining, architecture: str) -> Any:
 
 
 def hugging_faces(trial: Trial) -> Trained:
-    """The training by others' code: of this repository are only the records, rates and first weights."""
+    """The run with independent code; only records, rates and initial weights come from this repository."""
     model = peer_of(trial.model(), "BertForPreTraining").to(trial.dtype).train()
     torch.manual_seed(trial.seed)
     data, rates, settings = trial.data, rates_of(trial.steps, trial.peak_lr), optim.Config().lamb
@@ -339,7 +336,7 @@ def hugging_faces(trial: Trial) -> Trained:
 
 
 def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trained, Trained]:
-    """Ours and theirs: as windows the held-out losses before the first step and after every WINDOW."""
+    """Ours and theirs; ``windows`` holds held-out losses, before the first step and after every WINDOW steps."""
     text, weights = folder / "pretraining", folder / "finetune" / "weights"
     shape = dataclasses.replace(BertConfig.from_json(weights / "config.json"), next_sentence=False)
     config = loader.Config(
@@ -367,7 +364,7 @@ def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trai
     def theirs(batch: PretrainingBatch) -> Any:
         return peer(**{name: values for name, values in padded(batch).items() if name != "next_sentence_label"})
 
-    points: list[tuple[float, float, float, float]] = []  # loss and accuracy of ours and of theirs
+    points: list[tuple[float, float, float, float]] = []  # loss and accuracy of ours, then theirs
     for number, lr in enumerate([*rates_of(steps, peak_lr), 0.0]):
         if number % WINDOW == 0:
             model.eval(), peer.eval()
@@ -393,7 +390,7 @@ def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trai
 
 
 def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
-    """Mean losses of each window of ours and theirs, the largest difference as a part of it, and both accuracies."""
+    """Mean loss of each window on both sides, the largest relative difference, and both accuracies."""
     return {
         "ours": mine.windows.round(5).tolist(),
         "huggingface": theirs.windows.round(5).tolist(),
@@ -404,14 +401,14 @@ def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
 
 
 def with_dropout(trial: Trial, seeds: int) -> dict[str, Any]:
-    """Both implementations from as many seeds, and whether their curves overlap."""
+    """Both implementations with several seeds, and whether their curves overlap."""
     trials = [dataclasses.replace(trial, dropout=0.1, seed=seed) for seed in range(seeds)]
     return overlap([ours(each) for each in trials], [hugging_faces(each) for each in trials])
 
 
 def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
-    """For several seeds of each side: losses by window, difference of the means, the larger of both sides' spreads, and
-    whether the difference is within it in every window.
+    """For several seeds of each side: losses by window, difference of the means, the larger range of both sides, and
+    whether the difference is within that range in every window.
     """
     sides = [np.array([run.windows for run in runs]) for runs in (mine, theirs)]
     apart = np.abs(sides[0].mean(axis=0) - sides[1].mean(axis=0))
@@ -428,7 +425,7 @@ def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
 
 @torch.no_grad()
 def evaluated(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> tuple[Tensor, float]:
-    """Which masked words are right (bool), and the mean loss of all: the model as it stands, in the mode it is in."""
+    """Which masked words are correct (bool), and the mean loss, in the model's current mode."""
     right, losses = [], []
     for batch in held_out:
         scored = model.scored(batch)
@@ -438,43 +435,36 @@ def evaluated(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> tu
     return torch.cat(right), float(torch.cat(losses).double().mean())
 
 
-def evaluation_point(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> dict[str, Any]:
-    """Accuracy and loss of the same weights in each precision, and the differences. It has taken a step in fp8."""
-    with model.evaluating():
-        assert model.evaluates_in_fp8
-        found = {"fp8": evaluated(model, held_out)}
-    model.eval()
-    found["bf16"] = evaluated(model, held_out)
-    found["fp32"] = evaluated(copy.deepcopy(model).float(), held_out)
-    model.train()
-    figures: dict[str, Any] = {
-        "accuracy": {name: round(float(right.double().mean()), 5) for name, (right, _) in found.items()},
-        "loss": {name: round(loss, 5) for name, (_, loss) in found.items()},
-    }
-    for pair in EVALUATED:
-        (a, a_loss), (b, b_loss) = (found[name] for name in pair.split(" against "))
-        gained, lost = (a & ~b).sum().item(), (b & ~a).sum().item()
-        figures[pair] = {
-            "accuracy": round((gained - lost) / len(a), 6),
-            "standard_errors": round((gained - lost) / math.sqrt(max(gained + lost, 1)), 2),
-            "relative_loss": round(a_loss / b_loss - 1, 6),
-        }
-    return figures
-
-
 def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
-    """Accuracies, losses and differences after every WINDOW steps."""
+    """Accuracy and loss of the same weights in each precision, and differences, after every WINDOW steps."""
     held = records(sequences, seed=2)
     order = np.array_split(np.arange(sequences), -(-sequences // 500))
     held_out = [make_batch(held, chosen, LENGTH).to(device()) for chosen in order]
     model = new_model(MODEL, seed=seed).to(device())
     step, data = new_step(model, FP8, sharded=True), batches(steps, records(2 * ROWS * steps, seed=3 + seed))
+    points: list[dict[str, Any]] = []
     with emulated_fast_sums():
-        points = [
-            {"step": number} | evaluation_point(model, held_out)
-            for number, _ in enumerate(train(step, data, rates_of(steps), itertools.count(1)), start=1)
-            if number % WINDOW == 0 or number == 1
-        ]
+        for number, _ in enumerate(train(step, data, rates_of(steps), itertools.count(1)), start=1):
+            if number % WINDOW and number > 1:
+                continue
+            with model.evaluating():
+                assert model.evaluates_in_fp8
+                found = {"fp8": evaluated(model, held_out)}
+            model.eval()
+            found["bf16"] = evaluated(model, held_out)
+            found["fp32"] = evaluated(copy.deepcopy(model).float(), held_out)
+            model.train()
+            point = {"step": number, "loss": {name: round(loss, 5) for name, (_, loss) in found.items()}}
+            point["accuracy"] = {name: round(float(right.double().mean()), 5) for name, (right, _) in found.items()}
+            for pair in EVALUATED:
+                (a, a_loss), (b, b_loss) = (found[name] for name in pair.split(" against "))
+                gained, lost = (a & ~b).sum().item(), (b & ~a).sum().item()
+                point[pair] = {
+                    "accuracy": round((gained - lost) / len(a), 6),
+                    "standard_errors": round((gained - lost) / math.sqrt(max(gained + lost, 1)), 2),
+                    "relative_loss": round(a_loss / b_loss - 1, 6),
+                }
+            points.append(point)
     largest = {
         pair: {name: max((p[pair][name] for p in points), key=abs) for name in points[0][pair]} for pair in EVALUATED
     }
@@ -484,20 +474,20 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--steps", type=integer, help="of each run, in 25s (default 300; 500 with --against)")
-    parser.add_argument("--against", choices=("huggingface",), help="the implementation to compare with")
-    parser.add_argument("--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: dropout")
-    parser.add_argument("--text", type=Path, metavar="FOLDER", help="with --against: continued on the demo's text")
+    parser.add_argument("--against", choices=("huggingface",), help="implementation to compare with")
+    parser.add_argument("--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: use dropout")
+    parser.add_argument("--text", type=Path, metavar="FOLDER", help="with --against: train on the demo's text")
     parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="with --against (default fp64)")
     parser.add_argument("--peak-lr", type=positive, help="with --against (default 0.005; 5e-4 with --text)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="pairs whose name has this in it, such as fp8")
-    parser.add_argument("--evaluation", action="store_true", help="evaluations in fp8, bf16 and fp32 instead")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only pairs whose name contains this, such as fp8")
+    parser.add_argument("--evaluation", action="store_true", help="compare evaluations in fp8, bf16 and fp32 instead")
     parser.add_argument("--sequences", type=integer, default=4000, help="with --evaluation: held out (default 4000)")
     parser.add_argument("--seed", type=natural, default=0, help="of weights; with --evaluation of data too (default 0)")
     options = parser.parse_args()
     if (options.steps or 0) % 25:
         parser.error(f"--steps {options.steps}: expected a multiple of 25")
     if options.text and not (options.against and (options.text / "finetune" / "weights").is_dir()):
-        parser.error(f"--text {options.text}: expected the folder of make pretrain-demo, and --against")
+        parser.error(f"--text {options.text}: expected the folder of make pretrain-demo, with --against")
     known = pairs(torch.cuda.is_available())
     if not any(options.only in name for name in known):
         parser.error(f"--only {options.only}: no such pair here: {', '.join(known)}")

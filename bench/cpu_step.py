@@ -1,12 +1,13 @@
-"""Training steps on this machine's CPU, in turns with what they are compared with. Prints one JSON line.
+"""Training steps on this machine's CPU, in turns with an alternative. Prints one JSON line.
 
-transformers  ours on packed rows of Wikipedia's mix of lengths (synthetic) against BertForPreTraining with AdamW on the
-              same sequences padded, at once and in micro-batches of 4 that fit the cache: wall time, BERT of 4 x 256
+transformers  ours on packed rows with Wikipedia's length distribution (synthetic) against BertForPreTraining with AdamW
+              on the same sequences padded, in one batch and in micro-batches of 4 that fit the cache: wall time,
+              4 layers x 256
 recompute     forward and backward pass by RECOMPUTE_LAYERS: CPU time, 4 layers as wide as BERT-1.5B on rows of 128
-last-layer    forward and backward pass of 4 layers x 256: the last one for the tokens that the heads read, against all
-              tokens: CPU time
+last-layer    forward and backward pass of 4 layers x 256, the last one only for the tokens that the heads read, against
+              all tokens: CPU time
 network       SHARD_GROUP=all against node, on two nodes of 1 and of 2 ranks: network namespaces with a rate limit
-              between them; wall time of a step, and how much of the reduction, timed by itself, the backward pass
+              between them; wall time of a step, and how much of the reduction, timed separately, the backward pass
               hides; fp32, 4 layers x 256, a vocabulary of 4,000, buckets of 4 MiB; needs root
 
 The ratios are the figures; the rates depend on the machine.
@@ -56,7 +57,7 @@ CLONE_NEWNET = 0x40000000
 
 
 def transformers(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
-    config = dataclasses.replace(config, hidden_act="gelu_erf")  # theirs by tanh is many operations
+    config = dataclasses.replace(config, hidden_act="gelu_erf")  # their tanh GELU is many operations
     (batch,) = packed_batches(options.rows, 1, config)
     ours = new_step(new_model(config), PrecisionConfig(precision="fp32"))
     peers = {"hugging_face_padded": 4, "hugging_face_padded_one_batch": batch.num_sequences}
@@ -70,7 +71,7 @@ def transformers(options: argparse.Namespace, config: BertConfig) -> dict[str, A
         "sequences": batch.num_sequences,
         "mean_length": round(batch.num_tokens / batch.num_sequences, 1),
         "sequences_per_second": {name: round(batch.num_sequences / span, 2) for name, span in fastest.items()},
-        # The fastest step of each is what the machine can do; slower ones had to share it.
+        # The fastest step shows what the machine can do; slower ones had to share it.
         "ratio": round(min(fastest[name] for name in peers) / fastest["ours_packed"], 2),
         "ratio_of_medians": round(min(middle[name] for name in peers) / middle["ours_packed"], 2),
         "seconds": {name: [round(span, 3) for span in spans] for name, spans in times.items()},
@@ -88,9 +89,8 @@ def recompute(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]
     runs = {f"recompute_{layers}": partial(both_passes, layers) for layers in (0, 1, 2, 4)}
     in_turns(runs, 1)
     times = in_turns(runs, options.repeats, cpu_seconds)
-    middle = medians(times)
     return {
-        name: {"seconds": round(middle[name], 2), "time_ratio": ratios(spans, times["recompute_0"])}
+        name: {"seconds": round(statistics.median(spans), 2), "time_ratio": ratios(spans, times["recompute_0"])}
         for name, spans in times.items()
     }
 
@@ -111,7 +111,7 @@ def last_layer(options: argparse.Namespace, config: BertConfig) -> dict[str, Any
 
 
 class Node(NamedTuple):
-    """A network namespace, the name of its card and that card's address."""
+    """A network namespace, the name of its network interface and that interface's address."""
 
     name: str
     card: str
@@ -120,7 +120,7 @@ class Node(NamedTuple):
 
 @contextlib.contextmanager
 def slow_nodes(megabits: float) -> Iterator[list[Node]]:
-    """Two nodes, each of which sends the other so many megabits a second."""
+    """Two nodes with a link of ``megabits`` per second each way."""
 
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
@@ -147,7 +147,7 @@ def slow_nodes(megabits: float) -> Iterator[list[Node]]:
 def network_rank(
     rank: int, options: argparse.Namespace, config: BertConfig, nodes: list[Node], ranks_per_node: int, folder: Path
 ) -> None:
-    """Both groupings in turns; rank 0 writes the figures: the slowest rank's."""
+    """Measures both groupings in turns; rank 0 writes the slowest rank's figures."""
     node = nodes[rank // ranks_per_node]
     with open(f"/run/netns/{node.name}", encoding="utf-8") as namespace:
         if ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET):
@@ -170,7 +170,7 @@ def network_rank(
 
         def turn(name: str, step: Step) -> None:
             """Seconds of the step, from the last rank's end of the backward pass to the end of the reduction, and of
-            the reductions by themselves; all ranks have the same clock.
+            the reductions alone; all ranks share a clock.
             """
             assert isinstance(step.optimizer, Sharded)
             buckets = step.optimizer.buckets
@@ -183,7 +183,7 @@ def network_rank(
 
             with mock.patch.object(buckets, "finish", watched):
                 whole = timed(lambda: step([batch], 1e-4))
-            buckets.num_sent = 0  # all of them once more
+            buckets.num_sent = 0  # send all again
             alone = timed(buckets.finish)
             most = world.max(torch.tensor([whole, *moments, alone], dtype=torch.float64)).tolist()
             spent[name].append([most[0], most[2] - most[1], most[3]])
@@ -204,8 +204,7 @@ def network(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"megabits": options.megabits}
     for ranks_per_node in (1, 2):
         with slow_nodes(options.megabits) as nodes, tempfile.TemporaryDirectory() as folder:
-            arguments = (options, config, nodes, ranks_per_node, Path(folder))
-            spawn(network_rank, args=arguments, nprocs=len(nodes) * ranks_per_node)
+            spawn(network_rank, (options, config, nodes, ranks_per_node, Path(folder)), len(nodes) * ranks_per_node)
             spent = json.loads((Path(folder) / "figures.json").read_text())
         steps = {name: [times[0] for times in turns] for name, turns in spent.items()}
         alone = {name: statistics.median(times[2] for times in turns) for name, turns in spent.items()}
@@ -228,8 +227,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=integer, default=6, help="turns (default 6)")
     parser.add_argument("--rows", type=integer, default=4, help="packed rows (default 4)")
     parser.add_argument("--threads", type=integer, default=1, help="of PyTorch (default 1)")
-    parser.add_argument("--megabits", type=positive, default=100.0, help="a second between nodes (default 100)")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
+    parser.add_argument("--megabits", type=positive, default=100.0, help="per second between nodes (default 100)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     options = parser.parse_args()
     if options.what == "network" and (os.geteuid() or not shutil.which("ip")):
         parser.error("network needs root and iproute2")

@@ -1,12 +1,12 @@
-"""Fine-tuning on real weights and real sentences: sequences a second and accuracy, ours beside Hugging Face's.
+"""Fine-tuning on real weights and sentences: sequences per second and accuracy, ours against Hugging Face's.
 
 Both start from the same weights and take the same batches of the demo's film reviews in the same order, with AdamW, the
-same rates and dropout. Hugging Face's loop is plain: transformers, padded to the longest of the batch, on the
-attention it chooses itself. It predicts in batches as they come, and once more in batches of neighbours in length, as
-ours always does. Speed is of CPU seconds, in turns in one process, so that it holds on a busy machine.
+same rates and dropout. Hugging Face's loop is a plain one: transformers with its default attention, padded to the
+longest sequence of the batch. It predicts once in the given order, and once sorted by length as ours always does. Speed
+is per CPU second, in turns in one process, so that it holds on a busy machine.
 
 usage: python bench/finetuning.py FOLDER [--batch-size 32] [--steps 8] [--repeats 5] [--seeds 0] [--sentences 0]
-       FOLDER is that of `make finetune-demo`, which makes it; --seeds 3 trains three times with each
+       FOLDER is the one that `make finetune-demo` creates; --seeds 3 trains each three times
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import argparse
 import itertools
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class Ours:
         self.run.step([self.run.task.train.batch(chosen)], lr)
 
     def predict(self, samples: tasks.Samples) -> np.ndarray:
-        """Predicted labels; batches of similar lengths."""
+        """Predicted labels; batches sorted by length."""
         return np.array([row.argmax() for row in predict(self.run.model, samples, self.run.world, 32)])
 
 
@@ -66,7 +66,7 @@ class HuggingFace:
 
     @staticmethod
     def padded(samples: tasks.Samples, chosen: list[int]) -> dict[str, Tensor]:
-        """Token ids and mask of a batch, padded to its longest."""
+        """Token ids and mask of a batch, padded to its longest sequence."""
         rows = [torch.from_numpy(samples.sequences[i][0]).long() for i in chosen]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         lengths = torch.tensor([len(row) for row in rows])
@@ -83,7 +83,7 @@ class HuggingFace:
 
     @torch.no_grad()
     def predict(self, samples: tasks.Samples, by_length: bool = False) -> np.ndarray:
-        """Predicted labels; batches in the order of the samples, or of similar lengths."""
+        """Predicted labels; batches in the order of the samples, or sorted by length."""
         self.model.eval()
         count = len(samples.sequences)
         order = np.argsort(-samples.lengths, kind="stable") if by_length else np.arange(count)
@@ -102,7 +102,7 @@ def some_of(samples: tasks.Samples, count: int) -> tasks.Samples:
 
 
 def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Ours, HuggingFace]:
-    """Both trainers, starting from the same weights."""
+    """Both trainers with the same initial weights."""
     environment = {
         "TASK": "TSV", "DATA": str(folder / "data"), "INIT_CHECKPOINT": str(folder / "weights" / "model.safetensors"),
         "BATCHSIZE": str(batch_size), "LR": str(_LR), "SEED": str(seed), "DEVICE": "cpu", "RUN_DIR": str(folder),
@@ -111,9 +111,7 @@ def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Our
     task = tasks.build(settings, WordPiece(settings.vocabulary))
     if sentences:
         for name in ("train", "test"):
-            whole = getattr(task, name)
-            # Spread over the table, in which one label comes first.
-            setattr(task, name, some_of(whole, sentences))
+            setattr(task, name, some_of(getattr(task, name), sentences))  # the table is sorted by label
     torch.manual_seed(seed)
     run = train.build(settings, environment, World(settings.dist), task)
     run.model.train()
@@ -122,28 +120,22 @@ def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Our
 
 
 def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[str, Any]:
-    """Sequences per CPU second in turns, medians and rounds, and the median ratio of ours to each of the others.
-
-    Of training, and of predictions with untrained heads.
+    """Sequences per CPU second of training, and of prediction with untrained heads: medians, all rounds, and the median
+    ratio of ours to each of the others.
     """
     ours, hugging_face = pair
     order, sequences = Order(len(ours.task.train.lengths), options.batch_size, 1, 1), options.steps * options.batch_size
     samples = some_of(ours.task.test, sequences)
 
-    def steps_of(loop: Ours | HuggingFace) -> Callable[[], None]:
-        numbers = itertools.count(1)
-
-        def run() -> None:
-            for number in itertools.islice(numbers, options.steps):
-                loop.step(order.step(number)[0], _LR)
-
-        return run
+    def take_steps(loop: Ours | HuggingFace, numbers: Iterator[int]) -> None:
+        for number in itertools.islice(numbers, options.steps):
+            loop.step(order.step(number)[0], _LR)
 
     predictions = {
         "ours": partial(ours.predict, samples), "hugging_face": partial(hugging_face.predict, samples),
         "hugging_face_by_length": partial(hugging_face.predict, samples, by_length=True),
     }  # fmt: skip
-    trainings = {name: steps_of(loop) for name, loop in zip(NAMES, pair, strict=True)}
+    trainings = {name: partial(take_steps, loop, itertools.count(1)) for name, loop in zip(NAMES, pair, strict=True)}
     figures: dict[str, Any] = {}
     for prefix, functions, count in (("inference_", predictions, len(samples.sequences)), ("", trainings, sequences)):
         times = in_turns(functions, options.repeats + 1)  # the first turn warms up
@@ -157,7 +149,7 @@ def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[
 
 
 def accuracies(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Test accuracy after a full training, one figure a seed."""
+    """Test accuracy after full training, by seed."""
     found: dict[str, list[float]] = {name: [] for name in NAMES}
     for seed, number in itertools.product(range(1, options.seeds + 1), range(len(NAMES))):
         loop = build(options.folder, options.batch_size, seed, options.sentences)[number]
@@ -176,12 +168,12 @@ def accuracies(options: argparse.Namespace) -> dict[str, list[float]]:
 def main() -> None:
     parser = Parser(__doc__)
     folder = folder_with("weights", "data", advice="make finetune-demo makes one")
-    parser.add_argument("folder", type=folder, help="of make finetune-demo")
+    parser.add_argument("folder", type=folder, help="created by make finetune-demo")
     parser.add_argument("--batch-size", type=integer, default=32, help="(default %(default)s)")
-    parser.add_argument("--steps", type=integer, default=8, help="of a round (default %(default)s)")
-    parser.add_argument("--repeats", type=natural, default=5, help="rounds; 0: accuracy alone (default %(default)s)")
-    parser.add_argument("--seeds", type=natural, default=0, help="whole trainings of each (default %(default)s)")
-    parser.add_argument("--sentences", type=natural, default=0, help="to train and to test on; 0: all")
+    parser.add_argument("--steps", type=integer, default=8, help="per round (default %(default)s)")
+    parser.add_argument("--repeats", type=natural, default=5, help="rounds; 0: only accuracy (default %(default)s)")
+    parser.add_argument("--seeds", type=natural, default=0, help="full trainings of each (default %(default)s)")
+    parser.add_argument("--sentences", type=natural, default=0, help="for training and for test; 0: all")
     parser.add_argument("--threads", type=integer, default=1, help="of PyTorch (default %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -193,8 +185,7 @@ def main() -> None:
         labels = task.test.labels["labels"]
         most = float(np.bincount(labels).max() / len(labels))
         figures |= {"accuracy": accuracies(options), "accuracy_of_the_majority": round(most, 4)}
-    data = f"film reviews, batches of {options.batch_size}, {options.threads} threads"
-    emit("finetuning", figures, data=data)
+    emit("finetuning", figures, data=f"film reviews, batches of {options.batch_size}, {options.threads} threads")
 
 
 if __name__ == "__main__":

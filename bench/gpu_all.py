@@ -1,18 +1,17 @@
-"""Everything that a GPU can check and measure, in one command and under nine minutes, from a plain checkout.
+"""Runs all GPU checks and benchmarks in one command and under nine minutes, from a plain checkout.
 
-Needs torch, triton, h5py and transformers (and their own dependencies); nothing is installed. Every item is a process
-of its own with a time limit, in the order of what its figures are worth, so that one that hangs, dies or cannot start
-loses no other item's figures. Under <output>, as they come: every line that an item prints in stages.log, with whole
-tracebacks; every result in results.jsonl, one JSON line each, an item's last one its exit. Step times also go to
-stderr; a short table and the best settings of this GPU, as exports, come last. Exit status: 1 where an item failed, 2
-where there is no GPU, at once.
+Needs torch, triton, h5py and transformers with their dependencies; installs nothing. Every item is a separate process
+with a time limit, the most valuable first, so that one that hangs, dies or cannot start loses no other item's figures.
+Written to <output> as they arrive: all output of the items in stages.log, with full tracebacks; all results in
+results.jsonl, one JSON line each, the last of an item being its exit. Step times also go to stderr; a short table and
+the best settings of this GPU, as exports, come last. Exit status: 1 if an item failed, 2, at once, if there is no GPU.
 
---tables writes the GPU tables of docs/evidence.md, between their markers: missing figures read "unmeasured", those of
-a group that was ended in its first turn or of kernels that self_check finds wrong are none. --config writes a config of
-the best settings; --results takes an earlier run's file for both. machine prints GPU, clocks, driver and versions.
-Items run within this script's guard: five seconds before the limit, when the process is killed, it dumps every thread's
-stack to stderr; an error is printed with its whole chain, root cause last (ending a CUDA graph capture raises an error
-of its own, which hides the cause).
+--tables updates the GPU tables in docs/evidence.md, between their markers; missing figures, those of a group killed in
+its first turn, and those of kernels that fail self_check read "unmeasured". --config writes a config with the best
+settings; --results uses the file of an earlier run for both. machine prints GPU, clocks, driver and versions.
+Items run under this script's guard: five seconds before the process is killed at its limit, it dumps every thread's
+stack to stderr; errors are printed with the whole chain, root cause last (ending a CUDA graph capture raises another
+error, which hides the cause).
 
 usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 ...] [--tiny] [--tables] [--config FILE]
        python bench/gpu_all.py --results bench_results/results.jsonl [--tables] [--config configs/config_MINE.sh]
@@ -21,7 +20,6 @@ usage: python bench/gpu_all.py [--output DIR] [--seconds 520] [--only steps_48 .
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import faulthandler
 import importlib.util
@@ -43,19 +41,19 @@ from lib import ROOT, Parser, emit, explain, file, new_folder, output_of, positi
 from bert.core.files import write_text
 
 BENCH = Path(__file__).resolve().parent
-KILLED = 124  # status of an item that ran past its limit
-LAST = 25  # seconds from where a step benchmark begins nothing more to its limit
-BEFORE = 5  # seconds from the stacks to the limit
+KILLED = 124  # exit status of an item that exceeded its limit
+LAST = 25  # seconds before its limit at which a step benchmark starts nothing more
+BEFORE = 5  # seconds before the limit at which stacks are dumped
 CONFIG_PARTS = ("begin.sh", "global_batch_768.sh", "common.sh")
 BEGIN, END = "<!-- gpu tables: begin (bench/gpu_all.py writes what is between) -->", "<!-- gpu tables: end -->"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Item:
-    """A process: a script of this folder with its arguments, or a module (``-m``), and the seconds it may take.
+    """A process: a script of this folder or a module (``-m``) with arguments, and its time limit in seconds.
 
-    tiny: arguments of a trial run without a GPU; None: not part of one. needs: packages without which it is skipped.
-    unless: it runs only if that item timed no step.
+    tiny: more arguments in a --tiny run; None: not part of it. needs: skipped without these packages. unless: runs only
+    if that item timed no step.
     """
 
     name: str
@@ -95,14 +93,14 @@ ITEMS = [
 
 
 class Recorder:
-    """Writes results to <folder>/results.jsonl as they arrive, and keeps them; stages.log is what the items print.
+    """Writes results to <folder>/results.jsonl as they arrive, and the items' output to stages.log.
 
-    defaults: environment variables of the items, where they are not set.
+    defaults: environment variables of the items, unless set.
     """
 
     def __init__(self, folder: Path, defaults: dict[str, str] | None = None) -> None:
         self.defaults, self.results = defaults or {}, list[dict[str, Any]]()
-        self.log = open(folder / "stages.log", "w+b", buffering=0)  # noqa: SIM115 (as long as the process)
+        self.log = open(folder / "stages.log", "w+b", buffering=0)  # noqa: SIM115 (open until the process ends)
         self.file = open(folder / "results.jsonl", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
 
     def result(self, name: str, values: dict[str, Any]) -> None:
@@ -119,7 +117,7 @@ def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
 
 
 def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, Any]:
-    """Runs an item to its end or its limit, and records how it ended."""
+    """Runs an item until it ends or exceeds its limit, and records how it ended."""
     paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
     environment = recorder.defaults | os.environ | {"PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -159,21 +157,21 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
         except subprocess.TimeoutExpired:
             status = KILLED
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it started as well, which could hold its pipes and the GPU
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver holds cannot be ended
+            os.killpg(process.pid, signal.SIGKILL)  # with its children, which could hold its pipes and the GPU
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process stuck in the driver cannot be killed
             process.wait(10)
-        thread.join(5)  # a process in a session of its own may hold the pipe: what it says from now on is lost
+        thread.join(5)  # a process in another session may hold the pipe: its further output is lost
         over.set()
-        said = Path(recorder.log.name).read_bytes()[start:].decode(errors="replace").splitlines()
-        reason = " | ".join([line.strip() for line in said if line.strip() and not line.startswith("{")][-3:])
+        output = Path(recorder.log.name).read_bytes()[start:].decode(errors="replace").splitlines()
+        reason = " | ".join([line.strip() for line in output if line.strip() and not line.startswith("{")][-3:])
         if status == KILLED:
-            reason = "ran past its limit (stages.log says where it stood)"
+            reason = "exceeded its limit (stages.log has the stacks)"
         elif status < 0:
-            reason = f"died by {signal.Signals(-status).name}: {reason}"
+            reason = f"killed by {signal.Signals(-status).name}: {reason}"
         elif status:
             reason = reason or f"exit status {status}"
         else:
-            reason = "its last line is cut short" if cut else ""
+            reason = "its last line is truncated" if cut else ""
     seconds = round(time.monotonic() - begin, 1)
     count = len(recorder.results) - before
     ending = {"status": status, "reason": reason, "ended": True, "seconds": seconds, "results": count}
@@ -182,7 +180,7 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
 
 
 def steps_in(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], dict[str, Any]]:
-    """Steps by (group, variant, rows); a later line of a group has all that an earlier one had."""
+    """Steps by (group, variant, rows); a later line of a group includes all of the earlier ones."""
     groups = [group for result in results for group in result.get("groups", {}).items()]
     return {(name, one["variant"], one["rows"]): one for name, group in groups for one in group}
 
@@ -191,20 +189,20 @@ STEP_COLUMNS = ("ms", "sequences/s", "tokens/s", "TFLOP/s", "of the ceiling", "p
 
 
 def doubt(results: list[dict[str, Any]]) -> str:
-    """Why figures of our kernels are none: what self_check found wrong, or that it did not end; empty if neither."""
+    """Why figures of our kernels do not count: what self_check found wrong, or that it did not finish; else empty."""
     checks = [result for result in results if result["stage"] == "self_check"]
     ended = next((result for result in checks if result.get("ended")), None)
     if ended is not None and not ended["status"]:
         return ""
     wrong = [name for check in checks for name, found in check.items() if isinstance(found, dict) and name != "machine"]
-    return f"unverified: self_check {'finds ' + ', '.join(dict.fromkeys(wrong)) if wrong else 'has not ended well'}"
+    return f"unverified: self_check {'failed: ' + ', '.join(dict.fromkeys(wrong)) if wrong else 'did not succeed'}"
 
 
 def figures_of(step: dict[str, Any], doubts: str = "") -> list[str]:
-    """Values of STEP_COLUMNS, or why there are none. doubts: of our own variants, see ``doubt``."""
+    """Values of STEP_COLUMNS, or why there are none. doubts: about our own variants, see ``doubt``."""
     reason = step.get("problem", "")
     if "milliseconds" in step:
-        reason = f"ended after one turn, of {step['milliseconds']:.1f} ms" if step.get("early") else ""
+        reason = f"only one turn, {step['milliseconds']:.1f} ms" if step.get("early") else ""
         reason = reason or (doubts if step["variant"].startswith("ours") else "")
     if reason or "milliseconds" not in step:
         return [f"unmeasured{f' ({reason[:80]})' if reason else ''}", *[""] * (len(STEP_COLUMNS) - 1)]
@@ -215,7 +213,7 @@ def figures_of(step: dict[str, Any], doubts: str = "") -> list[str]:
 
 
 def show(results: list[dict[str, Any]]) -> None:
-    """Prints how each item went, the steps, and the best settings."""
+    """Prints how each item ended, the steps, and the best settings."""
     for result in results:
         if result.get("ended"):
             verdict = "ok" if not result["status"] else f"FAILED ({result['status']})"
@@ -232,17 +230,17 @@ def show(results: list[dict[str, Any]]) -> None:
 
 
 class NoGpuError(Exception):
-    """No GPU to measure, with the reason."""
+    """No GPU to measure; the message says why."""
 
 
 def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> int:
-    """Runs the items that time allows; returns how many failed. Raises NoGpuError if the machine item finds no GPU."""
+    """Runs the items as time allows; returns how many failed. Raises NoGpuError if the machine item finds no GPU."""
     failed = 0
     for item in items:
-        stands_in_for = steps_in([result for result in recorder.results if result["stage"] == item.unless])
-        if any("milliseconds" in one for one in stands_in_for.values()):
+        replaced = steps_in([result for result in recorder.results if result["stage"] == item.unless])
+        if any("milliseconds" in one for one in replaced.values()):
             continue
-        patience = 3 if tiny else 1  # a busy CPU may be slow: nothing is measured there
+        patience = 3 if tiny else 1  # a busy CPU may be slow, and nothing is measured there
         limit = min(patience * item.seconds, end - time.monotonic())
         absent = [package for package in item.needs if importlib.util.find_spec(package) is None]
         ending: dict[str, Any] = {"ended": True, "seconds": 0}
@@ -250,7 +248,7 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
             ending |= {"status": KILLED, "reason": "no time left"}
             recorder.result(item.name, ending)
         elif absent:
-            ending |= {"status": 0, "reason": f"left out: no {', '.join(absent)} here"}
+            ending |= {"status": 0, "reason": f"skipped: {', '.join(absent)} not installed"}
             recorder.result(item.name, ending)
         else:
             print(f"{item.name} ...", file=sys.stderr, flush=True)
@@ -259,7 +257,9 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
         for result in recorder.results:
             if result.get("no_gpu") and not tiny:
                 seen = f"; nvidia-smi sees {result['driver']}" if result.get("driver") else ""
-                raise NoGpuError(f"no GPU: {result['no_gpu']}{seen}: nothing is measured; --tiny tries the command out")
+                raise NoGpuError(
+                    f"no GPU: {result['no_gpu']}{seen}: nothing was measured; --tiny tries out the command"
+                )
     return failed
 
 
@@ -268,13 +268,13 @@ def row(*cells: object) -> str:
 
 
 def document(results: list[dict[str, Any]]) -> str:
-    """The tables as Markdown; train_step.py says which rows a complete run has."""
+    """Tables as Markdown, with all rows of a complete run (train_step.py)."""
     from train_step import groups
 
     steps: dict[str, Any] = {}
     for result in results:
         steps |= result if "groups" in result else {}
-    intro = "No GPU run is recorded yet. `python bench/gpu_all.py --tables` measures all of this and fills it in."
+    intro = "No GPU run is recorded yet. `python bench/gpu_all.py --tables` measures this and fills it in."
     if steps.get("machine"):
         described = ", ".join(f"{name} {value}" for name, value in steps["machine"].items())
         ceiling = f"{steps['ceiling_tflops']:.0f} TFLOP/s"
@@ -287,7 +287,7 @@ def document(results: list[dict[str, Any]]) -> str:
         group, variant, count = key
         label = variant if key in expected else f"{variant} ({group})"
         lines.append(row(label, count, *figures_of(measured.get(key, {}), doubts)))
-    # Value of each fused kernel: the step without it relative to the full step of the same group.
+    # Step without each fused kernel, relative to the full step of the same group.
     fused = {variant: one for (group, variant, _), one in measured.items() if group == "kernels"}
     timed = {name: figures_of(one, doubts)[0] for name, one in fused.items()}
     whole = fused["ours"]["milliseconds"] if timed.get("ours", "u")[0] != "u" else None
@@ -300,7 +300,7 @@ def document(results: list[dict[str, Any]]) -> str:
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
-    """Raises ValueError where it is no results file."""
+    """Raises ValueError if it is not a results file."""
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except ValueError as error:
@@ -308,7 +308,7 @@ def read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def write_tables(results: list[dict[str, Any]], target: Path) -> None:
-    """Replaces what is between the markers of ``target``. Raises ValueError where it has no markers."""
+    """Replaces the text between the markers of ``target``. Raises ValueError if they are missing."""
     text = target.read_text(encoding="utf-8")
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{target}: expected the lines '{BEGIN}' and '{END}' once each")
@@ -317,9 +317,9 @@ def write_tables(results: list[dict[str, Any]], target: Path) -> None:
 
 
 def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
-    """Exports of the fastest of our variants that was timed in full, and the words for it.
+    """Exports for the fastest of our fully timed variants, and its description.
 
-    What changes the arithmetic of fp8 is not chosen but named. Raises ValueError where nothing was timed.
+    Variants with other fp8 arithmetic are mentioned but not chosen. Raises ValueError if nothing was timed.
     """
     from train_step import Variant, groups
 
@@ -331,7 +331,7 @@ def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
             rates[key] = step["sequences_per_second"], variant
     kept = {key: found for key, found in rates.items() if not found[1].fp8}
     if not kept:
-        raise ValueError(f"no step of ours was timed in full: no settings to choose{f' ({doubts})' if doubts else ''}")
+        raise ValueError(f"no step of ours was fully timed: no settings to choose{f' ({doubts})' if doubts else ''}")
     rate, best = max(kept.values(), key=lambda found: found[0])
     tried = [one for result in results for one in result.get("tried_attention", []) if one["milliseconds"]]
     backend = best.attention
@@ -351,7 +351,7 @@ def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
 
 
 def config_of(results: list[dict[str, Any]]) -> str:
-    """A config of one GPU with its best settings, for the global batch of 768. Raises ValueError as best_settings."""
+    """A config for one GPU with its best settings and a global batch of 768. Raises ValueError as best_settings."""
     chosen, words = best_settings(results)
     rows = int(chosen.pop("BATCHSIZE"))
     machines = [result["machine"] for result in results if result.get("machine")]
@@ -412,22 +412,32 @@ def main() -> int:
     parser = Parser(__doc__)
     folder = os.environ.get("OUT", "bench_results")
     parser.add_argument("--output", type=new_folder, default=folder, help="(default: $OUT, else bench_results)")
-    parser.add_argument("--seconds", type=positive, default=520, help="time for all of it (default 520)")
-    parser.add_argument("--only", nargs="+", choices=[item.name for item in ITEMS], help="these items")
-    parser.add_argument("--tiny", action="store_true", help="tiny sizes and what runs on a CPU, to try the command out")
-    parser.add_argument("--results", type=file, help="measure nothing: take this results.jsonl")
-    parser.add_argument("--tables", action="store_true", help="write the tables in --document as well")
+    parser.add_argument("--seconds", type=positive, default=520, help="total time limit (default 520)")
+    parser.add_argument("--only", nargs="+", choices=[item.name for item in ITEMS], help="run only these items")
+    parser.add_argument(
+        "--tiny", action="store_true", help="tiny sizes, items that run on a CPU; to try out the command"
+    )
+    parser.add_argument("--results", type=file, help="measure nothing, use this results.jsonl")
+    parser.add_argument("--tables", action="store_true", help="also write the tables in --document")
     parser.add_argument("--document", type=file, default=ROOT / "docs" / "evidence.md", help="file with the markers")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="write a config of the best settings")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="write a config with the best settings")
     options = parser.parse_args()
     if options.tiny and (options.tables or options.config):
-        parser.error("--tables and --config are for measured figures, and those of --tiny are none")
+        parser.error("--tables and --config need measured figures, which --tiny does not give")
     failed = 0
     try:
         if options.results:
             results = read_results(options.results)
         else:
-            failed, results = measure(options)
+            chosen = [item for item in ITEMS if not options.only or item.name in (*options.only, "machine")]
+            items = [item for item in chosen if item.tiny is not None or not options.tiny]
+            options.output.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+                # Triton needs a writable cache: without a home, use a temporary one.
+                homeless = not os.access(Path.home(), os.W_OK)
+                recorder = Recorder(options.output, {"TRITON_CACHE_DIR": cache} if homeless else {})
+                failed = run_all(items, time.monotonic() + options.seconds, options.tiny, recorder)
+            results = recorder.results
         show(results)
         if options.tables:
             write_tables(results, options.document)
@@ -437,20 +447,6 @@ def main() -> int:
         print(f"gpu_all: {error}", file=sys.stderr)
         return 2
     return int(failed > 0)
-
-
-def measure(options: argparse.Namespace) -> tuple[int, list[dict[str, Any]]]:
-    """Runs the chosen items; how many failed, and all results. Raises NoGpuError as run_all."""
-    chosen = [item for item in ITEMS if not options.only or item.name in (*options.only, "machine")]
-    if options.tiny:
-        chosen = [item for item in chosen if item.tiny is not None]
-    options.output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:
-        # Without a folder to keep kernels in Triton does nothing: where there is no home, this run has one.
-        homeless = not os.access(Path.home(), os.W_OK)
-        recorder = Recorder(options.output, {"TRITON_CACHE_DIR": cache} if homeless else {})
-        failed = run_all(chosen, time.monotonic() + options.seconds, options.tiny, recorder)
-    return failed, recorder.results
 
 
 if __name__ == "__main__":

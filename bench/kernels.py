@@ -1,14 +1,14 @@
-"""The kernels of BERT-large on one GPU, each in CUDA graphs that take turns. Prints one JSON line.
+"""Kernels of BERT-large on one GPU, timed in CUDA graphs that take turns. Prints one JSON line.
 
-All at 48 packed rows of 512 tokens with Wikipedia's mix of lengths, bf16, dropout 0.1 unless noted.
+All with 48 packed rows of 512 tokens with Wikipedia's length distribution, bf16, dropout 0.1 unless noted.
 
 attention   every backend, with and without dropout. TFLOP/s counts two products forward and five backward on the real
             lengths.
-gemm        the products of a layer, forward and backward, in bf16 and fp8, at 24,576 and 49,152 tokens of random data:
-            zeros run faster, because the chip is limited by power.
-operations  every fused operation in Triton, and PyTorch, at the sizes of its large case; the kernels
-            that cast to fp8; an update of LAMB. GB/s counts each input read once and each result written once (LAMB: 42
-            bytes a parameter); the ceiling is this GPU's own copy.
+gemm        the products of a layer, forward and backward, in bf16 and fp8, at 24,576 and 49,152 tokens of random data,
+            since zeros run faster under a power limit.
+operations  every fused operation in Triton and in PyTorch at the size of its large case; the kernels that cast to fp8;
+            a LAMB update. GB/s counts each input read once and each result written once (LAMB: 42 bytes per
+            parameter); the ceiling is a copy on the same GPU.
 
 usage: python bench/kernels.py attention|gemm|operations [--repeats 15]
 """
@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
+import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +35,6 @@ from torch_lib import (
     graphs_in_turns,
     matmul_ceiling,
     median_milliseconds,
-    require_gpu,
     spread,
 )
 
@@ -51,7 +53,7 @@ TOKENS, MASKED, VOCABULARY = ROWS * LENGTH, 4_096, 30_528
 BETA1, BETA2, EPS, DECAY = 0.60466, 0.85437, 1e-6, 0.1
 NUM_SETS = 4  # of inputs
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
-# The least bytes that an operation moves in bf16, forward and backward.
+# Minimum bytes that an operation moves in bf16, forward and backward.
 OPERATION_BYTES = {
     "embeddings": (TOKENS * 2 * 2 * HIDDEN, TOKENS * 2 * 2 * HIDDEN),
     "dropout_add_layer_norm": (TOKENS * 3 * 2 * HIDDEN, TOKENS * 6 * 2 * HIDDEN),
@@ -65,7 +67,7 @@ def normal(*shape: int, scale: float = 1.0) -> Tensor:
 
 
 def with_backward(forward: Call, leaves: Callable[[int], Any]) -> dict[str, Call]:
-    """Forward alone, and forward with backward."""
+    """Forward, and forward with backward."""
 
     def results(number: int) -> tuple[Tensor, ...]:
         result: Any = forward(number)
@@ -79,7 +81,7 @@ def with_backward(forward: Call, leaves: Callable[[int], Any]) -> dict[str, Call
 
 
 def bandwidths(functions: dict[str, tuple[Call, float]], ceiling: float, **options: int) -> dict[str, dict[str, float]]:
-    """Microseconds, GB/s and share of a copy's bandwidth, of calls with the bytes they move."""
+    """Microseconds, GB/s and fraction of a copy's bandwidth. functions: calls with the bytes they move."""
     figures = spread(graphs_in_turns({name: call for name, (call, _) in functions.items()}, **options))
     for name, figure in figures.items():
         rate = functions[name][1] / figure["us"] / 1e3
@@ -87,22 +89,17 @@ def bandwidths(functions: dict[str, tuple[Call, float]], ceiling: float, **optio
     return figures
 
 
-def attention_calls(run: Any, dropout: float) -> tuple[dict[str, Call], list[int]]:
-    """A backend forward and backward, and the lengths of its sequences, two a row."""
-    lengths = wikipedia_like_lengths(2 * ROWS, LENGTH, np.random.default_rng(0)).tolist()
+def measure_attention(options: argparse.Namespace) -> dict[str, Any]:
+    lengths = wikipedia_like_lengths(2 * ROWS, LENGTH, np.random.default_rng(0)).tolist()  # two sequences per row
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device())
     inputs = [normal(sum(lengths), 3, HEADS, HEAD_SIZE).requires_grad_() for _ in range(2)]
 
-    def forward(number: int) -> Tensor:
+    def forward(run: Any, dropout: float, number: int) -> Tensor:
         return run(inputs[number % 2], ForwardPass(offsets, LENGTH), dropout)
 
-    return with_backward(forward, lambda number: inputs[number % 2]), lengths
-
-
-def measure_attention(options: argparse.Namespace) -> dict[str, Any]:
     functions: dict[str, Call] = {}
     for (name, run), dropout in itertools.product(candidates(device()).items(), (0.0, DROPOUT)):
-        calls, lengths = attention_calls(run, dropout)
+        calls = with_backward(partial(forward, run, dropout), lambda number: inputs[number % 2])
         functions |= {f"{name} dropout={dropout:g} {what}": call for what, call in calls.items()}
     figures, ceiling = spread(graphs_in_turns(functions, repeats=options.repeats)), matmul_ceiling()
     operations = 4 * HEADS * HEAD_SIZE * sum(length**2 for length in lengths)
@@ -120,9 +117,9 @@ def unit_target(dtype: torch.dtype) -> Target:
 
 
 def product_rate(m: int, k: int, n: int, kind: str, precision: str) -> float:
-    """TFLOP/s of a product as a run does it: the layouts of bf16 operands differ between the three kinds.
+    """TFLOP/s of a product as in training: the layouts of bf16 operands differ between the three kinds.
 
-    fp8 is without the casts, with fast sums forward ("fp8") or in all ("fp8_fast").
+    fp8 excludes the casts, with fast accumulation in the forward pass ("fp8") or everywhere ("fp8_fast").
     """
     if precision == "bf16":
         a = normal(k, m).t() if kind == "weight_gradient" else normal(m, k)
@@ -137,27 +134,22 @@ def product_rate(m: int, k: int, n: int, kind: str, precision: str) -> float:
 
 
 def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
-    """Every product of a layer at one size, and the layer as a whole."""
+    """TFLOP/s of every product of a layer, and of the whole layer."""
     layers = {
         "qkv": (width, 3 * width), "output": (width, width), "intermediate": (width, inner),
         "feed_forward_output": (inner, width),
     }  # fmt: skip
+    shapes = {}
+    for name, (inputs, outputs) in layers.items():
+        shapes[name, "forward"] = tokens, inputs, outputs
+        shapes[name, "input_gradient"] = tokens, outputs, inputs
+        shapes[name, "weight_gradient"] = outputs, tokens, inputs
     table: dict[str, Any] = {}
     for precision in ("bf16", "fp8", "fp8_fast"):
-        operations = seconds = 0.0
-        rates: dict[str, float] = {}
-        for name, (inputs, outputs) in layers.items():
-            for kind, (m, k, n) in {
-                "forward": (tokens, inputs, outputs),
-                "input_gradient": (tokens, outputs, inputs),
-                "weight_gradient": (outputs, tokens, inputs),
-            }.items():
-                rate = product_rate(m, k, n, kind, precision)
-                rates[f"{name}.{kind}"] = round(rate, 4)
-                operations += 2.0 * m * k * n
-                seconds += 2.0 * m * k * n / rate
-        table[precision] = {"layer": round(operations / seconds, 4), **rates}
-
+        rates = {key: product_rate(*shape, key[1], precision) for key, shape in shapes.items()}
+        operations = {key: 2.0 * math.prod(shape) for key, shape in shapes.items()}
+        layer = sum(operations.values()) / sum(operations[key] / rate for key, rate in rates.items())
+        table[precision] = {"layer": round(layer, 4)} | {".".join(key): round(rate, 4) for key, rate in rates.items()}
     return table
 
 
@@ -168,7 +160,7 @@ def measure_gemm(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def lamb_update() -> tuple[Call, float]:
-    """The norm of the gradient and the two passes on flat buffers of a model's sizes, and the bytes they move."""
+    """Gradient norm and both passes of LAMB on flat buffers of BERT-large's sizes, and the bytes they move."""
     with torch.device("meta"):
         bound = kernels.select(kernels.Config(fused="none", attention="sdpa_loop"), torch.device("cpu"))
         model = BertForPreTraining(BertConfig(), bound)
@@ -186,12 +178,12 @@ def lamb_update() -> tuple[Call, float]:
         norms = lamb.moments(layout, gradient, master, first, second, scalars, BETA1, BETA2, EPS)
         lamb.update(layout, master, first, second, low, norms, scalars, EPS)
 
-    # The gradient is read twice, masters and moments are read twice and written once, parameters written.
+    # The gradient is read twice, masters and moments are read twice and written once, parameters are written.
     return step, 42.0 * sum(sizes.values())
 
 
 def operation_inputs(name: str) -> list[tuple[Any, ...]]:
-    """Arguments of the case of 48 rows, with dropout, NUM_SETS times."""
+    """NUM_SETS sets of arguments of the case of 48 rows, with dropout."""
     case = next(case for case in OPERATIONS[name].CASES if case.name == "48_rows_of_bert_large")
     sets = [case.arguments(device(), seed) for seed in range(NUM_SETS)]
     return [tuple(DROPOUT if isinstance(a, float) and a == 0 else a for a in arguments) for arguments in sets]
@@ -199,18 +191,17 @@ def operation_inputs(name: str) -> list[tuple[Any, ...]]:
 
 def operation_calls(name: str, function: Callable[..., Any]) -> dict[str, Call]:
     sets = operation_inputs(name)
+    leaves = [[a for a in arguments if isinstance(a, Tensor) and a.requires_grad] for arguments in sets]
 
     def forward(number: int) -> object:
-        chosen = sets[number % NUM_SETS]  # each call draws a seed of its own
+        chosen = sets[number % NUM_SETS]  # each call draws its own seed
         return function(*(DropoutSites(a.device) if isinstance(a, DropoutSites) else a for a in chosen))
 
-    return with_backward(
-        forward, lambda number: [a for a in sets[number % NUM_SETS] if isinstance(a, Tensor) and a.requires_grad]
-    )
+    return with_backward(forward, lambda number: leaves[number % NUM_SETS])
 
 
 def fp8_calls() -> dict[str, tuple[Call, float]]:
-    """Kernels with the cast inside, the cast alone and the transpose, and the bytes they move."""
+    """Kernels fused with the cast, the cast alone and the transpose, and the bytes they move."""
     inner, upstream = ([normal(TOKENS, FEED_FORWARD) for _ in range(NUM_SETS)] for _ in range(2))
     bias, norms = normal(FEED_FORWARD), operation_inputs("dropout_add_layer_norm")
     forward, backward = unit_target(FORWARD), unit_target(BACKWARD)
@@ -261,8 +252,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
     parser.add_argument("--tiny", action="store_true", help="gemm: a small size, to try it out on a CPU")
     options = parser.parse_args()
-    if not (options.kernel == "gemm" and options.tiny):
-        require_gpu()
+    if not torch.cuda.is_available() and not (options.kernel == "gemm" and options.tiny):
+        print("kernels.py: no GPU: this benchmark measures GPU kernels", file=sys.stderr)
+        sys.exit(2)
     emit(options.kernel, measures[options.kernel](options), data="random bf16")
 
 

@@ -1,10 +1,9 @@
 """Error of the time to train that certify.sh estimates: every published result predicted from all others.
 
-Of the closed results from round 1.0 on, every log once. `naive`: the mean samples of the others with the same batch
-size over the result's own rate. `by batch` and `by recipe` are those of review/league/estimate.py, from the same rate.
-`from training alone`: by recipe from the rate between evaluations, which are estimated as for a machine that was only
-certified; of the results whose logs time them. covered: share of the results in the interval of 90%.
-Prints one JSON line.
+On the closed results from round 1.0 on, every log once. `naive`: mean samples of the others with the same batch size
+over the result's own rate. `by batch` and `by recipe`: as in review/league/estimate.py, with the same rate. `from
+training alone`: by recipe, with the rate between evaluations; evaluations are estimated as for a certified machine;
+only results whose logs time them. covered: fraction of the results within the 90% interval. Prints one JSON line.
 
 usage: python bench/league_estimate.py
 """
@@ -27,12 +26,8 @@ def table() -> dict[str, dict[str, Any]]:
     minutes = np.array([one.minutes for one in results])
     rate = np.array([one.sequences_per_second for one in results])
     true = np.log(60 * minutes * rate)
-    naive = [
-        np.mean(same)
-        if (same := [o.samples for o in results if o is not one and o.batch_size == one.batch_size])
-        else 0
-        for one in results
-    ]
+    same = [[o.samples for o in results if o is not one and o.batch_size == one.batch_size] for one in results]
+    naive = [np.mean(samples) if samples else 0 for samples in same]
     peers = np.array(naive) > 0
     alone = [
         (*estimate.time_to_train(samples, spread, one.training_rate, one.batch_size), one.minutes)
@@ -49,11 +44,12 @@ def table() -> dict[str, dict[str, Any]]:
 
 def _row(errors: Iterable[float], spreads: Iterable[float] | None = None) -> dict[str, Any]:
     """errors, spreads: of logarithms."""
-    wrong, known = np.array(errors), spreads is not None
+    wrong = np.array(errors)
     median, ninth, worst = np.quantile(np.abs(np.expm1(wrong)), (0.5, 0.9, 1.0)).round(4).tolist()
     row = {"results": len(wrong), "median": median, "ninth_decile": ninth, "worst": worst}
-    inside = np.abs(wrong) < estimate.DEVIATIONS * np.array(spreads) if known else np.array([])
-    return row | ({"covered": round(float(inside.mean()), 3)} if known else {})
+    if spreads is not None:
+        row["covered"] = round(float((np.abs(wrong) < estimate.DEVIATIONS * np.array(spreads)).mean()), 3)
+    return row
 
 
 def main() -> None:

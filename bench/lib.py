@@ -1,4 +1,4 @@
-"""Helpers of every benchmark: command line, timing in turns, machine, one JSON line of results. Imports no torch."""
+"""Shared by all benchmarks: command line, interleaved timing, machine, one JSON line of results. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[1:1] = [str(ROOT / "implementations"), str(ROOT)]  # a plain checkout will do
+sys.path[1:1] = [str(ROOT / "implementations"), str(ROOT)]  # so that a plain checkout suffices
 PACKAGES = (
     "torch", "numpy", "numba", "scipy", "h5py", "tokenizers", "triton", "transformers", "mlperf-logging",
     "nvidia-dali-cuda130",
@@ -31,7 +31,7 @@ PACKAGES = (
 
 
 class Parser(argparse.ArgumentParser):
-    """Help is the script's docstring; an error is one line and exit status 2, before anything is measured."""
+    """Help shows the script's docstring; errors are one line and exit status 2, before anything is measured."""
 
     def __init__(self, description: str | None = None, **options: Any) -> None:
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
@@ -66,20 +66,20 @@ def positive(text: str) -> float:
 def file(text: str) -> Path:
     path = Path(text)
     if not path.is_file():
-        raise argparse.ArgumentTypeError(f"{text}: no such file: give one that is there")
+        raise argparse.ArgumentTypeError(f"{text}: no such file")
     return path
 
 
 def new_folder(text: str) -> Path:
-    """A writable folder, which need not exist."""
+    """A writable folder, existing or not."""
     path = Path(text)
     nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise argparse.ArgumentTypeError(f"{text}: cannot be written: choose a folder that can")
+        raise argparse.ArgumentTypeError(f"{text}: not writable: choose another folder")
     return path
 
 
-def folder_with(*names: str, advice: str = "give the folder that has it") -> Callable[[str], Path]:
+def folder_with(*names: str, advice: str = "give the folder that contains it") -> Callable[[str], Path]:
     def folder(text: str) -> Path:
         path = Path(text)
         missing = [name for name in names if not (path / name).exists()]
@@ -91,7 +91,7 @@ def folder_with(*names: str, advice: str = "give the folder that has it") -> Cal
 
 
 def explain(error: BaseException) -> str:
-    """The root cause in one line. Prints all tracebacks to stderr, and the GPU's memory where that was too small."""
+    """Root cause in one line. Prints all tracebacks to stderr, and a memory summary if the GPU ran out of memory."""
     from bert.core.process import root_cause
 
     traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
@@ -104,7 +104,7 @@ def explain(error: BaseException) -> str:
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
-    """User and system CPU seconds of a call, child processes included; wall time misleads on a shared machine."""
+    """User and system CPU seconds of a call, including child processes; wall time misleads on a shared machine."""
 
     def spent() -> float:
         usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -126,9 +126,9 @@ def in_turns(
     repeats: int,
     measure: Callable[[Callable[[], object]], float] = cpu_seconds,
 ) -> dict[str, list[float]]:
-    """Seconds of each function, called in turns, so that other load on the machine falls on all alike.
+    """Seconds of each function, called in turns, so that other load on the machine affects all equally.
 
-    Every other turn goes backwards: what comes first has the colder caches.
+    Every other turn runs backwards, since the first function has the coldest caches.
     """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for turn in range(repeats):
@@ -142,7 +142,7 @@ def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
 
 
 def ratios(times: list[float], others: list[float], digits: int = 3) -> list[float]:
-    """Median, least and most of the ratios of times taken in the same turns."""
+    """Median, minimum and maximum of the ratios of times taken in the same turns."""
     found = [a / b for a, b in zip(times, others, strict=True)]
     return [round(pick(found), digits) for pick in (statistics.median, min, max)]
 
@@ -157,7 +157,7 @@ def output_of(*command: str) -> str:
 
 @functools.cache
 def machine() -> dict[str, Any]:
-    """Hardware, commit and versions that figures depend on; of the GPU where torch is imported."""
+    """Hardware, commit and versions that figures depend on; the GPU only if torch is imported."""
     model = re.search(r"^model name\s*: (.*)", output_of("cat", "/proc/cpuinfo"), re.MULTILINE)
     found: dict[str, Any] = {
         "cpu": model[1] if model else platform.machine(),
@@ -179,7 +179,7 @@ def machine() -> dict[str, Any]:
 
 
 def emit(benchmark: str, figures: Mapping[str, Any], *, data: str = "") -> None:
-    """Prints the result as one JSON line; data: what was measured on, such as "Wikipedia mix (synthetic)"."""
+    """Prints the result as one JSON line. data: the input, such as "Wikipedia mix (synthetic)"."""
     line: dict[str, Any] = {
         "benchmark": benchmark,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

@@ -1,7 +1,7 @@
-"""The training loader: sequences a CPU second from files in the page cache into ready batches, and time to the first.
+"""The training loader: sequences per CPU second from files in the page cache to batches, and startup time.
 
-Files as `prepare_data.sh` leaves them, Wikipedia's mix of lengths (synthetic). Start is what a run does before its
-first step: list the folder, learn how many rows each file has, open the first.
+Files as written by `prepare_data.sh`, with Wikipedia's length distribution (synthetic). Startup is what a run does
+before its first step: list the folder, get the number of rows of each file, open the first.
 
 usage: python bench/loader.py [--rows-per-step 48] [--shards 4320] [--steps 400]
 """
@@ -28,7 +28,7 @@ _FILES, _ROWS_PER_FILE = 8, 18_149  # rows of one of the 4,320 real shards
 
 
 def write_files(folder: Path, records: Records, count: int) -> None:
-    """`count` files of these records with an index."""
+    """Writes `count` files with these records, and an index."""
     folder.mkdir()
     first = folder / f"part_{0:05d}_of_{count:05d}.hdf5"
     write_records(first, records, _METADATA)
@@ -38,11 +38,11 @@ def write_files(folder: Path, records: Records, count: int) -> None:
 
 
 def rate(config: Config, steps: int) -> dict[str, float]:
-    """Sequences a CPU second and tokens of a row, over steps in random order of rows, after a first pass."""
+    """Sequences per CPU second and tokens per row over steps in random order, after a first pass."""
     source = open_source(config, _VOCABULARY)
     sampler = Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1)
     data = TrainingData(source, sampler, config, _VOCABULARY, 1, lambda batch: batch)
-    taken: list[tuple[int, int]] = []  # sequences and tokens of each batch
+    taken: list[tuple[int, int]] = []  # (sequences, tokens) of each batch
 
     def run() -> None:
         taken.clear()
@@ -58,16 +58,16 @@ def rate(config: Config, steps: int) -> dict[str, float]:
 
 
 def start(config: Config) -> None:
-    """Data work of a run before its first step."""
+    """What a run does with its data before the first step."""
     source = open_source(config, _VOCABULARY)
     Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1).rows(1)
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--rows-per-step", type=integer, default=48, help="of a rank (default %(default)s)")
-    parser.add_argument("--shards", type=integer, default=4320, help="files to start with (default %(default)s)")
-    parser.add_argument("--steps", type=integer, default=400, help="measured (default %(default)s)")
+    parser.add_argument("--rows-per-step", type=integer, default=48, help="per rank (default %(default)s)")
+    parser.add_argument("--shards", type=integer, default=4320, help="files at startup (default %(default)s)")
+    parser.add_argument("--steps", type=integer, default=400, help="to measure (default %(default)s)")
     options = parser.parse_args()
     size = options.rows_per_step
     with tempfile.TemporaryDirectory() as name:
@@ -88,8 +88,7 @@ def main() -> None:
         (folder / "many" / INDEX).unlink()
         figures["start_cpu_seconds_without_index"] = round(cpu_seconds(lambda: start(many)), 3)
         assert len(list_shards(folder / "many", "")) == options.shards
-    data = "Wikipedia mix (synthetic), 8 files of the size of the real shards, page cache warm"
-    emit("loader", figures, data=data)
+    emit("loader", figures, data="Wikipedia mix (synthetic), 8 files of the size of the real shards, page cache warm")
 
 
 if __name__ == "__main__":

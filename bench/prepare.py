@@ -1,19 +1,19 @@
-"""The data preparation on a made-up corpus with the statistics of English Wikipedia that cost time. Prints a JSON line.
+"""Data preparation on a synthetic corpus with the statistics of English Wikipedia that matter for time. Prints JSON.
 
-all        text to packed shards: CPU seconds of each step, memory, disk. Extrapolates to the real corpus (13.2 GB,
-           501 files, 156.7 million sequences, 4,320 shards) on 64 cores by its bytes: tasks of a step go round by
-           round, a last round of few costs as much as a full one, and the last step counts as one process alone. Run
-           it twice to leave the compilation out, which each machine does once.
-instances  training instances (tokenise, pair, mask, digest, write): bytes a CPU second, memory. With
-           --reference, the start of the text in turns with MLCommons' create_pretraining_data.py as published: the
-           ratio of CPU seconds, start-up apart, and whether the instances are the same.
-packing    how full packed rows are on Wikipedia's mix of lengths (synthetic), and how long packing takes: offline and
-           online, by size of the buffer.
+all        text to packed shards: CPU seconds of each step, memory, disk. Extrapolates by bytes to the real corpus
+           (13.2 GB, 501 files, 156.7 million sequences, 4,320 shards) on 64 cores: the tasks of a step run in rounds,
+           an incomplete last round takes as long as a full one, and the last step is a single process. Run it twice
+           to exclude the compilation, which happens once per machine.
+instances  training instances (tokenize, pair, mask, digest, write): bytes per CPU second, memory. With --reference,
+           the beginning of the text in turns with MLCommons' published create_pretraining_data.py: ratio of CPU
+           seconds without startup, and whether the instances are identical.
+packing    fill rate of packed rows on Wikipedia's length distribution (synthetic), and time to pack: offline, and
+           online by size of the buffer.
 
-The corpus: word frequencies nearly after Zipf over 200,000 words, the frequent ones those of Python's own
-documentation, the rare ones made of syllables. Documents of log-normal length, 2 kB in the mean; every eighth sentence
-holds a character beyond ASCII. With a vocabulary of 30,522 trained on it: 0.227 tokens a byte, sequences of 256 tokens
-in the mean, 20% of them full (Wikipedia: 254.5 and 23.5%). Seeded.
+The corpus: nearly Zipfian word frequencies over 200,000 words, the frequent ones from Python's documentation, the rare
+ones made of syllables. Documents of log-normal length, 2 kB on average; every eighth sentence has a non-ASCII
+character. With a vocabulary of 30,522 trained on it: 0.227 tokens per byte, sequences of 256 tokens on average, 20% of
+them full (Wikipedia: 254.5 and 23.5%). Seeded.
 
 usage: python bench/prepare.py all [--megabytes 108] [--jobs 2] [--keep FOLDER]
        python bench/prepare.py instances [TEXT] [--vocab-file V] [--reference FOLDER --reference-python PYTHON]
@@ -23,6 +23,7 @@ usage: python bench/prepare.py all [--megabytes 108] [--jobs 2] [--keep FOLDER]
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -58,25 +59,13 @@ SHARD_BYTES = 27_000_000
 REAL_BYTES, REAL_FILES, REAL_SEQUENCES, REAL_SHARDS, CORES = 13_233e6, 501, 156_726_829, 4320, 64
 SEQUENCES_PER_GROUP = 1_200_000  # input_preprocessing.deal
 LENGTH = 512
-WORDS, SKEW = 200_000, 2.0  # words, and how much more frequent the frequent ones are than after Zipf
+WORDS, SKEW = 200_000, 2.0  # words, and how much more frequent the frequent ones are than in Zipf's law
 BEYOND_ASCII = ("–", "é", "ö", "’", "“", "ā", "č", "漢", "…", "°")
 VOCABULARY = 30_522
 
 
-def words() -> np.ndarray:
-    """The words, most frequent first."""
-    text = " ".join(sentence for document in pydoc_documents() for sentence in document)
-    real = [word for word, _ in Counter(re.findall(r"[A-Za-z']{1,12}", text)).most_common(8_000)]
-    generator = np.random.default_rng(1)
-    syllables = [a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s", "l")]
-    picked = generator.integers(0, len(syllables), (WORDS - len(real), 4)).tolist()
-    lengths = generator.integers(2, 5, len(picked)).tolist()
-    made = ["".join(syllables[i] for i in row[:n]) for row, n in zip(picked, lengths, strict=True)]
-    return np.array(real + made, dtype=object)
-
-
 def documents(generator: np.random.Generator, bank: np.ndarray) -> str:
-    """A hundred documents of words of the bank: one sentence per line, a blank line after each document."""
+    """A hundred documents with words of the bank: one sentence per line, a blank line after each document."""
     counts = np.maximum(1, generator.lognormal(np.log(9.0), 1.1, 100).astype(int))  # sentences
     lengths = np.maximum(3, generator.poisson(20.0, counts.sum()))  # words
     ranks = generator.random(lengths.sum()) ** SKEW * np.log(len(bank))
@@ -94,11 +83,19 @@ def documents(generator: np.random.Generator, bank: np.ndarray) -> str:
 
 
 def make_corpus(outputdir: Path, size: int) -> None:
-    """OUTPUTDIR/download as `prepare_data.sh --skip-download` takes it, `size` bytes of training text."""
+    """Writes OUTPUTDIR/download for `prepare_data.sh --skip-download`, with `size` bytes of training text."""
     download = outputdir / "download"
     folder = download / "results4"
     folder.mkdir(parents=True, exist_ok=True)
-    bank, files = words(), max(1, round(size / SHARD_BYTES))
+    # The words, the most frequent first.
+    text = " ".join(sentence for document in pydoc_documents() for sentence in document)
+    real = [word for word, _ in Counter(re.findall(r"[A-Za-z']{1,12}", text)).most_common(8_000)]
+    generator = np.random.default_rng(1)
+    syllables = [a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s", "l")]
+    picked = generator.integers(0, len(syllables), (WORDS - len(real), 4)).tolist()
+    lengths = generator.integers(2, 5, len(picked)).tolist()
+    made = ["".join(syllables[i] for i in row[:n]) for row, n in zip(picked, lengths, strict=True)]
+    bank, files = np.array(real + made, dtype=object), max(1, round(size / SHARD_BYTES))
 
     def write(path: Path, size: int, seed: int) -> None:
         generator, written = np.random.default_rng(seed), 0
@@ -118,18 +115,16 @@ def make_corpus(outputdir: Path, size: int) -> None:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files in a folder but the downloads."""
+    """Bytes of all files in a folder, except downloads."""
     total = 0
     for path in folder.rglob("*"):
-        try:
+        with contextlib.suppress(OSError):  # just renamed
             total += path.stat().st_size if path.is_file() and "download" not in path.parts else 0
-        except OSError:
-            continue  # renamed meanwhile
     return total
 
 
 def measure_all(options: argparse.Namespace) -> None:
-    """CPU seconds of each step, wall of all, peak memory of a process and disk of all."""
+    """CPU seconds of each step, total wall time, peak memory of a process and peak disk usage."""
     with tempfile.TemporaryDirectory() as name:
         outputdir = options.keep or Path(name)
         if not (outputdir / "download" / "bert_config.json").is_file():
@@ -176,7 +171,7 @@ def measure_all(options: argparse.Namespace) -> None:
 def measure_instances(options: argparse.Namespace) -> None:
     if shutil.which(options.reference_python) is None:
         name = options.reference_python
-        options.parser.error(f"--reference-python {name}: no such program: give a Python with TensorFlow")
+        options.parser.error(f"--reference-python {name}: no such program: give a Python that has TensorFlow")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.text is None or options.vocab_file is None:
@@ -190,7 +185,7 @@ def measure_instances(options: argparse.Namespace) -> None:
         memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
         words, config = vocabulary.load(vocab), SamplingConfig()
         write = functools.partial(write_instances, text, folder / "instances.hdf5", words, config)
-        sequences, _ = write()  # compiled, file cache warm
+        sequences, _ = write()  # compiles, warms the file cache
         times = in_turns({"ours": write}, options.repeats)
         figures = {
             "megabytes_of_text": round(len(data) / 1e6, 2),
@@ -207,7 +202,7 @@ def measure_instances(options: argparse.Namespace) -> None:
 
 
 def against_reference(text: Path, vocab: Path, folder: Path, options: argparse.Namespace) -> dict[str, object]:
-    """Ratios of CPU seconds of the published program to ours, in turns: instances alone, and with the TFRecord file."""
+    """Ratios of CPU seconds of the published program to ours, in turns: instances only, and with the TFRecord file."""
     ours, theirs = folder / "ours.tfrecord", folder / "theirs.tfrecord"
     script = Path(__file__).with_name("reference_instances.py")
     line = [options.reference_python, script, options.reference, text, vocab, theirs]
@@ -237,7 +232,7 @@ def measure_packing(options: argparse.Namespace) -> None:
     lengths = wikipedia_like_lengths(options.sequences, LENGTH, np.random.default_rng(0))
 
     def online(max_sequences: int, buffer_size: int) -> dict[str, float]:
-        """Fullness, rate and longest wait of the online packer over one epoch."""
+        """Fill rate, speed and longest wait of the online packer over one epoch."""
         epochs: Iterator[tuple[int, np.ndarray]] = ((epoch, np.arange(len(lengths))) for epoch in itertools.count())
         packer = OnlinePacker(epochs, lambda _, numbers: lengths[numbers], LENGTH, max_sequences, buffer_size)
         rows_wanted = int(lengths.sum() / LENGTH)
@@ -271,18 +266,18 @@ def main() -> None:
         added.set_defaults(function=function, parser=added)
         return added
 
-    of_all = command("all", measure_all)
-    of_all.add_argument("--megabytes", type=positive, default=108, help="of text, up to 1000 (default %(default)s)")
-    of_all.add_argument("--jobs", type=integer, default=2, help="(default %(default)s)")
-    of_all.add_argument("--keep", type=new_folder, help="folder that keeps the corpus for the next time")
+    everything = command("all", measure_all)
+    everything.add_argument("--megabytes", type=positive, default=108, help="of text, up to 1000 (default %(default)s)")
+    everything.add_argument("--jobs", type=integer, default=2, help="(default %(default)s)")
+    everything.add_argument("--keep", type=new_folder, help="folder to keep the corpus in for the next run")
     instances = command("instances", measure_instances)
-    instances.add_argument("text", type=file, nargs="?", help="one sentence per line (default: made up, 27 MB)")
-    instances.add_argument("--vocab-file", type=file, help="(default: the made-up corpus's)")
+    instances.add_argument("text", type=file, nargs="?", help="one sentence per line (default: 27 MB of the corpus)")
+    instances.add_argument("--vocab-file", type=file, help="(default: the corpus's)")
     instances.add_argument("--repeats", type=integer, default=3, help="(default %(default)s)")
     instances.add_argument("--sample-kilobytes", type=positive, default=150, help="for --reference (default 150)")
     reference = folder_with("create_pretraining_data.py", "tokenization.py")
     instances.add_argument("--reference", type=reference, help="folder of the reference's create_pretraining_data.py")
-    instances.add_argument("--reference-python", default=sys.executable, help="that has TensorFlow (default: this one)")
+    instances.add_argument("--reference-python", default=sys.executable, help="one with TensorFlow (default: this one)")
     packing = command("packing", measure_packing)
     packing.add_argument("--sequences", type=at_least(1000), default=1_000_000, help="(default %(default)s)")
     options = parser.parse_args()

@@ -1,6 +1,6 @@
-"""Runs the reference's create_pretraining_data.py as published, for bench/prepare.py; needs TensorFlow, 1 or 2.
+"""Runs the reference's published create_pretraining_data.py for bench/prepare.py; needs TensorFlow 1 or 2.
 
-Prints one JSON line: CPU seconds of its two steps (instances, TFRecord file), without the start of TensorFlow.
+Prints one JSON line: CPU seconds of its two steps (instances, TFRecord file), without TensorFlow's startup.
 
 usage: python bench/reference_instances.py FOLDER TEXT VOCAB OUTPUT
        FOLDER holds create_pretraining_data.py and tokenization.py of MLCommons' training repository
@@ -15,22 +15,9 @@ import sys
 import time
 from typing import Any
 
-# The benchmark's options, as the reference's README gives them.
+# The benchmark's options, from the reference's README.
 OPTIONS = {"max_seq_length": 512, "dupe_factor": 10, "short_seq_prob": 0.1, "masked_lm_prob": 0.15}
-MOST_PREDICTIONS, SEED = 76, 12345
-
-
-def import_reference(folder: str) -> tuple[Any, Any]:
-    """The two modules, on TensorFlow 1's interface."""
-    tensorflow = importlib.import_module("tensorflow.compat.v1")
-    tensorflow.logging.set_verbosity(tensorflow.logging.ERROR)
-    sys.modules["tensorflow"] = tensorflow
-    sys.path.insert(0, folder)
-    sys.argv = sys.argv[:1]
-    tensorflow.flags.FLAGS([sys.argv[0]], known_only=True)
-    create, tokenization = (importlib.import_module(name) for name in ("create_pretraining_data", "tokenization"))
-    tensorflow.flags.FLAGS.mark_as_parsed()
-    return create, tokenization
+MAX_PREDICTIONS, SEED = 76, 12345
 
 
 def main() -> None:
@@ -38,16 +25,24 @@ def main() -> None:
         sys.exit(__doc__)
     folder, text, vocab, output = sys.argv[1:]
     try:
-        create, tokenization = import_reference(folder)
+        tensorflow: Any = importlib.import_module("tensorflow.compat.v1")
+        tensorflow.logging.set_verbosity(tensorflow.logging.ERROR)
+        sys.modules["tensorflow"] = tensorflow  # the reference uses TensorFlow 1's API
+        sys.path.insert(0, folder)
+        sys.argv = sys.argv[:1]
+        tensorflow.flags.FLAGS([sys.argv[0]], known_only=True)
+        create: Any = importlib.import_module("create_pretraining_data")
+        tokenization: Any = importlib.import_module("tokenization")
     except ModuleNotFoundError as error:
-        sys.exit(f"reference_instances.py: {error}: run it by a Python that has TensorFlow")
+        sys.exit(f"reference_instances.py: {error}: run it with a Python that has TensorFlow")
+    tensorflow.flags.FLAGS.mark_as_parsed()
     begin = time.process_time()
     tokenizer = tokenization.FullTokenizer(vocab_file=vocab, do_lower_case=True)
     instances = create.create_training_instances(
-        [text], tokenizer, max_predictions_per_seq=MOST_PREDICTIONS, rng=random.Random(SEED), **OPTIONS
+        [text], tokenizer, max_predictions_per_seq=MAX_PREDICTIONS, rng=random.Random(SEED), **OPTIONS
     )
     made = time.process_time()
-    create.write_instance_to_example_files(instances, tokenizer, OPTIONS["max_seq_length"], MOST_PREDICTIONS, [output])
+    create.write_instance_to_example_files(instances, tokenizer, OPTIONS["max_seq_length"], MAX_PREDICTIONS, [output])
     written = time.process_time()
     print(json.dumps({"instances": made - begin, "write": written - made, "sequences": len(instances)}))
 

@@ -1,17 +1,16 @@
-"""How long a training step of BERT-large should take on a GPU that is not there: its launches recorded, rates given.
+"""Models the duration of a BERT-large training step on a GPU from its recorded launches and the GPU's rates.
 
 Every launch of forward, backward and update is recorded on the meta device at real sizes, with the bytes of its
 operands and the operations of its products. A product takes its operations over the rate of its precision, attention
-its instructions (tests/bert/kernels/compiled_kernels.json: a program's loop for each turn, the rest once) over the rate
-at which they issue, everything else its bytes over the memory's rate. On several GPUs gradients go out bucket by bucket
-while the backward pass runs, and parameters come back while the next forward pass does: what does not fit beside them
-is added. With --layout node, GPUs share an update within a node, and shards are averaged over nodes. A model, not a
-measurement.
+its instructions (tests/bert/kernels/compiled_kernels.json: a program's loop per iteration, the rest once) over the
+issue rate, everything else its bytes over the memory bandwidth. On several GPUs gradients are reduced bucket by bucket
+during the backward pass, and parameters gathered during the next forward pass; only exposed communication is added.
+With --layout node, GPUs shard an update within a node, and shards are averaged over nodes. A model, not a measurement.
 
-Prints one JSON line; with --markdown a table of both precisions on both GPUs, with --published one of the league's
-systems, for which two constants are fitted: the share of the modelled rate that they reach, and the latency of a
-collective; with --large one of the large models on 8 to 128 H100. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION count as
-for a run.
+Prints one JSON line; with --markdown a table of both precisions on both GPUs; with --published one of the league's
+systems, for which two constants are fitted: the fraction of the modelled rate that they reach, and the latency of a
+collective; with --large one of the large models on 8 to 128 H100. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION apply as in
+a run.
 
 usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat] [--quack]
        python bench/step_model.py [--rows 48] --markdown
@@ -35,7 +34,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-import triton  # noqa: F401  before bert, which takes Triton where it is there already
+import triton  # noqa: F401  before bert, which uses Triton only if it is imported already
 from lib import ROOT, Parser, at_least, emit, integer, positive
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -61,9 +60,9 @@ from review.league import entries
 
 META = torch.device("meta")
 TABLE = ROOT / "tests" / "bert" / "kernels" / "compiled_kernels.json"
-# A product's rows, inner dimension and columns that a program takes, and waves of them that are few: assumed.
+# Assumed: rows, inner dimension and columns of a product per program, and the number of waves that is few.
 TILE, FEW_WAVES = (128, 2048, 128), 4
-# Bodies of its loop that an attention kernel has: the last block of keys, cut short, has one of its own.
+# Loop bodies in an attention kernel: an incomplete last block of keys has a separate one.
 BODIES = {"_forward": 2, "_query_gradient": 2, "_key_gradient": 1}
 
 
@@ -71,28 +70,28 @@ BODIES = {"_forward": 2, "_query_gradient": 2, "_key_gradient": 1}
 class Rates:
     """Throughput of a GPU, per second.
 
-    bf16, fp8_fast, fp8_exact: operations of products; memory: bytes; issue: instructions of all its warps; launches:
-    kernels of a CUDA graph, one after the other.
+    bf16, fp8_fast, fp8_exact: operations of products; memory: bytes; issue: warp instructions; launches: consecutive
+    kernels of a CUDA graph.
     """
 
     bf16: float = 0.9 * 770e12
     fp8_fast: float = 0.9 * 1350e12
     fp8_exact: float = 0.9 * 1100e12
     memory: float
-    issue: float = 0.55 * 132 * 4 * 1.755e9  # 132 multiprocessors issue 4 a clock at best; 55% of that is assumed
+    issue: float = 0.55 * 132 * 4 * 1.755e9  # 132 multiprocessors issue at most 4 per clock; 55% of that is assumed
     launches: float = 5e5  # 2 us for the smallest is assumed
-    nvlink: float = 0.8 * 450e9  # bytes a second each way, within a node; the share reached of both is assumed
-    nic: float = 0.8 * 50e9  # of a GPU's share of its node's network: 8 of 400 Gbit/s for 8 GPUs
-    latency: float = 5e-6  # not a rate: seconds of a collective for each doubling of the ranks, see --published
-    hop: float = 5e-6  # nor this: seconds of a message to the next of a ring, assumed
+    nvlink: float = 0.8 * 450e9  # bytes per second each way, within a node; here and below 80% is assumed
+    nic: float = 0.8 * 50e9  # a GPU's share of its node's network: 8 x 400 Gbit/s for 8 GPUs
+    latency: float = 5e-6  # not a rate: seconds of a collective per doubling of the ranks, see --published
+    hop: float = 5e-6  # not a rate: seconds of a message to the next rank of a ring, assumed
     architecture: int = 90
     multiprocessors: int = 132
 
 
-# Products: 90%, for a layer's sizes, of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
+# Products: at a layer's sizes, 90% of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
 # measured copies.
-# A100 and B200 are not measured: the H100's share of their published peaks (bf16: 312 and 2,250 Tflop/s, 2 and 8 TB/s;
-# the B200's fp8 is twice its bf16 by the H100's ratio), their multiprocessors and clocks. An A100 has no fp8.
+# A100 and B200 are not measured: the H100's fraction of their published peaks (bf16: 312 and 2,250 Tflop/s, 2 and 8
+# TB/s; the B200's fp8 is twice its bf16 by the H100's ratio), their multiprocessors and clocks. An A100 has no fp8.
 GPUS = {
     "h100": Rates(memory=0.9 * 3.0e12),
     "h200": Rates(memory=0.9 * 4.3e12),
@@ -107,7 +106,7 @@ GPUS = {
     ),
 }  # fmt: skip
 
-IN_PLACE = {  # operands that are read and written
+IN_PLACE = {  # operands that are both read and written
     ("LAMB", "_moments"): ("first", "second"),
     ("LAMB", "_update"): ("master",),
     ("head, loss", "_backward"): ("logits",),
@@ -118,7 +117,7 @@ PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """One kernel: its part of the step, and what bounds it."""
+    """A kernel launch: its part of the step, and its cost."""
 
     part: str
     phase: str  # forward, backward or update
@@ -129,7 +128,7 @@ class Launch:
     instructions: float = 0.0
 
     def seconds(self, rates: Rates) -> float:
-        """By whatever takes longest. A product of few tiles takes whole waves of them."""
+        """The longest of its costs. Few tiles of a product are rounded up to whole waves."""
         product = self.operations / getattr(rates, self.precision) if self.precision else 0.0
         waves = self.tiles / rates.multiprocessors
         if 0 < waves < FEW_WAVES:
@@ -139,10 +138,10 @@ class Launch:
 
 @dataclass
 class Recording(TorchDispatchMode):
-    """Records the launches of what runs inside of it."""
+    """Records the launches within its context."""
 
     config: BertConfig
-    attention: dict[str, float]  # instructions of attention's kernels in a layer, all warps of them
+    attention: dict[str, float]  # warp instructions of the attention kernels of a layer
     launches: list[Launch] = field(default_factory=list)
     phase: str = "forward"
 
@@ -161,7 +160,7 @@ class Recording(TorchDispatchMode):
         return result
 
     def product(self, a: Tensor, b: Tensor, precision: str, num_bytes: float) -> None:
-        """A product of the last two dimensions."""
+        """Records a matrix product over the last two dimensions."""
         vocabulary = self.config.padded_vocab_size in (*a.shape, *b.shape)
         part = "head, loss" if vocabulary else "products"
         operations, tiles = 2.0 * a.numel() * b.shape[-1], 1
@@ -175,7 +174,7 @@ class Recording(TorchDispatchMode):
         )  # fmt: skip
 
     def triton(self, function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        """A Triton kernel, in place of its launch."""
+        """Records a Triton kernel instead of launching it."""
         part = PARTS[function.fn.__module__.rpartition(".")[2]]
         moved = _bytes(_tensors((positional, named)))
         given = dict(zip(function.arg_names, positional, strict=False)) | named
@@ -187,7 +186,7 @@ class Recording(TorchDispatchMode):
         self, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Any, dtype: torch.dtype, fast: bool,
         out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """In place of fp8.product, which without a GPU is many operations."""
+        """Replaces fp8.product, which is many operations without a GPU."""
         output = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device) if out is None else out
         self.product(a, b, "fp8_fast" if fast else "fp8_exact", _bytes([a, b, output]))
         return output
@@ -235,12 +234,12 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _bytes(tensors: list[Tensor]) -> float:
-    """Bytes of different tensors; one that is read and written counts once."""
+    """Bytes of distinct tensors."""
     return float(sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values()))
 
 
 def recipe() -> Recipe:
-    """How a run with the variables that are set would do its products in fp8."""
+    """The fp8 recipe of a run with this environment."""
     settings = dataclasses.replace(from_env(PrecisionConfig, os.environ), precision="fp8")
     found = settings.resolve(META).fp8
     assert found is not None
@@ -248,7 +247,7 @@ def recipe() -> Recipe:
 
 
 def attention_instructions(config: BertConfig, lengths: Any, architecture: int) -> dict[str, float]:
-    """Instructions of attention's kernels for a layer, by kernel: what their programs do once, and in their turns."""
+    """Warp instructions of the attention kernels of a layer: each program's loop iterations, and the rest once."""
     compiled = json.loads(TABLE.read_text(encoding="utf-8"))
     found = {}
     for name, counts in compiled[max(compiled)][str(architecture)].items():
@@ -268,11 +267,11 @@ def record(
     config: BertConfig, batch: PretrainingBatch, precision: str, architecture: int = 90, whole: bool = False,
     by_quack: bool = False,
 ) -> list[Launch]:  # fmt: skip
-    """The launches of a step on a batch as a graph takes it: forward, backward, LAMB.
+    """Launches of a step on a static batch: forward, backward, LAMB.
 
     whole: the last layer is computed for all tokens. by_quack: the feed-forward is QuACK's.
     """
-    lengths = np.diff(batch.cu_seqlens.numpy())  # padding is sequences of its own
+    lengths = np.diff(batch.cu_seqlens.numpy())  # padding forms sequences too
     launches.assumed = architecture
     recording = Recording(config, attention_instructions(config, lengths, architecture))
     packages = mock.Mock(import_module=Quack(recording).modules().__getitem__)
@@ -297,7 +296,7 @@ def record(
         data = batch.to(META)
         world = World(DistConfig(device="cpu"))
         world.device = META
-        sharded = Sharded(  # of one GPU, for its flat buffers of weights and gradients
+        sharded = Sharded(  # for its flat buffers of weights and gradients
             model.named_parameters(), lambda shard: optim.Config().flat_rule(shard, fused=True), world,
             stages=model.stages(), side_by_side=optim.side_by_side(model),
         )  # fmt: skip
@@ -318,10 +317,10 @@ def record(
 
 
 def exposed_seconds(transfers: list[tuple[float, ...]], spans: list[float]) -> float:
-    """Seconds of transfers that a pass does not hide; transfer i can begin when its ``span`` ends.
+    """Seconds of transfers that a pass does not hide; transfer i can start when its ``span`` ends.
 
-    A transfer's parts follow each other; each has a link of its own. The same time holds for parameters that a pass
-    waits for, with the order of both turned around.
+    A transfer's parts are sequential, each on its own link. Reversed in order, the same holds for parameters that a
+    pass waits for.
     """
     sent, now = [0.0, 0.0], 0.0
     for parts, span in zip(transfers, spans, strict=True):
@@ -332,13 +331,13 @@ def exposed_seconds(transfers: list[tuple[float, ...]], spans: list[float]) -> f
 
 
 def transfer_seconds(num_bytes: float, rates: Rates, ranks: int, nodes: int, layout: str) -> tuple[float, float]:
-    """Seconds of a reduce-scatter or all-gather of a bucket in a group of GPUs, and of a reduction's other part.
+    """Seconds of a reduce-scatter or all-gather of a bucket in a group of GPUs, and of the all-reduce between groups.
 
-    flat: one ring over all ``ranks``, which the slower of NVLink and a node's NICs limits, and a message from each to
-    the next; node: within each of the ``nodes``, then an all-reduce of each GPU's shard between them, by trees.
+    flat: one ring over all ``ranks``, limited by the slower of NVLink and a node's NICs, with a message per hop; node:
+    within each of the ``nodes``, then an all-reduce of each GPU's shard between nodes, by trees.
     """
     local = ranks // nodes
-    between = rates.nic * local  # of a node
+    between = rates.nic * local  # per node
     if layout == "flat":
         rate = rates.nvlink if nodes == 1 else min(rates.nvlink, between)
         latency = rates.hop * (ranks - 1) if nodes > 1 else rates.latency * math.log2(ranks)
@@ -349,7 +348,7 @@ def transfer_seconds(num_bytes: float, rates: Rates, ranks: int, nodes: int, lay
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs that share an update, all of them (flat) or those of each node alone."""
+    """GPUs that shard an update: all of them (flat), or those of each node."""
 
     ranks: int = 1
     nodes: int = 1
@@ -363,7 +362,7 @@ ALONE = Cluster()
 def recorded_step(
     config: BertConfig, rows: int, precision: str, architecture: int, whole: bool, by_quack: bool
 ) -> tuple[list[Launch], int]:
-    """The launches of a step on packed rows, and their sequences."""
+    """Launches of a step on packed rows, and the number of sequences."""
     batch = packed_batches(rows, 1, config)[0]
     room = capacity(rows, config.max_position_embeddings)
     found = record(config, static_batch(batch, room), precision, architecture, whole, by_quack)
@@ -372,7 +371,7 @@ def recorded_step(
 
 @functools.cache
 def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
-    """Numbers in each slice of the buckets, in the order of the backward pass, and whether it is a bucket's first."""
+    """Elements of each slice of the buckets, in the order of the backward pass, and whether it is a bucket's first."""
     model = meta_model(config)
     elements = BUCKET_BYTES // torch.bfloat16.itemsize
     layout = layout_of(list(model.parameters()), sharers, elements, optim.side_by_side(model))
@@ -383,9 +382,9 @@ def predict(
     config: BertConfig, rows: int, precision: str, rates: Rates, cluster: Cluster = ALONE, accumulate: int = 1,
     recompute: bool = False, whole: bool = False, by_quack: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
-    """Milliseconds by part, their sum and sequences a second and GPU, for ``rows`` packed rows a batch.
+    """Milliseconds by part, their sum, and sequences per second and GPU, for batches of ``rows`` packed rows.
 
-    accumulate: such batches a step, which updates and communicates once, gradients in fp32 then. recompute: the
+    accumulate: batches per step, which updates and communicates once, with gradients in fp32 if above 1. recompute: the
     backward pass repeats the forward pass. whole, by_quack: see ``record``.
     """
     found, num_sequences = recorded_step(config, rows, precision, rates.architecture, whole, by_quack)
@@ -427,7 +426,7 @@ def predict(
 
 
 def markdown(config: BertConfig, rows: int) -> str:
-    """Both precisions on both GPUs, alone, as a table."""
+    """Table of both precisions on a single H100 and H200."""
     columns = {
         f"{precision} {gpu.upper()}": predict(config, rows, precision, GPUS[gpu])
         for precision, gpu in itertools.product(("bf16", "fp8"), ("h100", "h200"))
@@ -445,7 +444,7 @@ def markdown(config: BertConfig, rows: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Systems alike of the league: sequences a second and GPU, without the evaluations where the logs time them."""
+    """Equal systems of the league. rates: sequences per second and GPU, without evaluations if the logs time them."""
 
     gpu: str
     cluster: Cluster
@@ -462,9 +461,9 @@ class System:
 
 
 def systems() -> list[System]:
-    """Closed results from v1.1 on of nodes of 8 A100, H100 or H200 (SXM), those alike together; resubmissions once.
+    """Closed results from v1.1 on with nodes of 8 A100, H100 or H200 (SXM), equal ones together; resubmissions once.
 
-    Such nodes have a NIC for each GPU; those of nodes of 4 are not published.
+    Such nodes have a NIC per GPU; for nodes of 4 that is not published.
     """
     alike: dict[tuple[str, int, int, int], set[float]] = {}
     for one in entries.published():
@@ -474,7 +473,7 @@ def systems() -> list[System]:
         rate, nodes, batch = one.training_rate or one.sequences_per_second, one.nodes, one.batch_size
         if rate and nodes and batch and one.accelerators == 8 * nodes:
             ranks, steps = int(8 * nodes), int(one.hyperparameters.get("gradient_accumulation_steps", 1))
-            rows = max(round(batch / ranks / 2 / steps), 1)  # two sequences a row
+            rows = max(round(batch / ranks / 2 / steps), 1)  # two sequences per row
             alike.setdefault((gpu, ranks, rows, steps), set()).add(rate / ranks)
     return [
         System(gpu=gpu, cluster=Cluster(ranks, ranks // 8), rows=rows, accumulate=steps, rates=tuple(rates))
@@ -483,7 +482,7 @@ def systems() -> list[System]:
 
 
 def published() -> str:
-    """The league's systems beside the model, with both constants fitted: the least sum of squared logarithms."""
+    """Table of the league's systems and the model, both constants fitted by least squares of logarithms."""
     known = systems()
 
     def errors(latency: float) -> list[float]:
@@ -517,7 +516,7 @@ def published() -> str:
 
 
 def large() -> str:
-    """The large models' sequences a second and GPU on H100, as a share of those on 8: groups of a node, one group."""
+    """Sequences per second and GPU of the large models on H100, relative to 8 GPUs: groups of a node, one group."""
     gpus = (8, 16, 32, 64, 128)
     lines = [f"| modelled | {' | '.join(map(str, gpus))} |", "|---" * (len(gpus) + 1) + "|"]
     for name, recompute in (("1.5b", False), ("5b", True)):
@@ -539,27 +538,25 @@ def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--gpu", choices=list(GPUS), default="h200", help="(default h200)")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)")
-    parser.add_argument("--rows", type=integer, default=48, help="packed rows on each GPU (default 48)")
-    parser.add_argument("--length", type=at_least(8), default=512, help="tokens of a row (default 512)")
-    parser.add_argument("--gpus", type=integer, default=1, help="ranks that share the update (default 1)")
-    parser.add_argument("--accumulate", type=integer, default=1, help="such batches a step (default 1)")
-    parser.add_argument("--nodes", type=integer, default=1, help="they are on (default 1)")
-    parser.add_argument(
-        "--layout", choices=("flat", "node"), default="flat", help="who shares an update (default flat)"
-    )
+    parser.add_argument("--rows", type=integer, default=48, help="packed rows per GPU (default 48)")
+    parser.add_argument("--length", type=at_least(8), default=512, help="tokens per row (default 512)")
+    parser.add_argument("--gpus", type=integer, default=1, help="total number of GPUs (default 1)")
+    parser.add_argument("--accumulate", type=integer, default=1, help="batches per step (default 1)")
+    parser.add_argument("--nodes", type=integer, default=1, help="number of nodes (default 1)")
+    parser.add_argument("--layout", choices=("flat", "node"), default="flat", help="sharding group (default flat)")
     given = [rate.name for rate in dataclasses.fields(Rates) if rate.name not in ("architecture", "multiprocessors")]
     for name in given:
         parser.add_argument(f"--{name.replace('_', '-')}", type=positive, help="per second, such as 7e14")
-    parser.add_argument("--published", action="store_true", help="a table of the league's systems instead")
-    parser.add_argument("--large", action="store_true", help="a table of the large models on 8 to 128 GPUs instead")
+    parser.add_argument("--published", action="store_true", help="print a table of the league's systems instead")
+    parser.add_argument("--large", action="store_true", help="print a table of the large models on 8 to 128 GPUs")
     parser.add_argument("--quack", action="store_true", help="its feed-forward, as fast as its products alone")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
-    parser.add_argument("--markdown", action="store_true", help="a table of both precisions and GPUs instead")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
+    parser.add_argument("--markdown", action="store_true", help="print a table of both precisions and GPUs instead")
     options = parser.parse_args()
     if options.gpu == "a100" and options.precision == "fp8":
         parser.error("an A100 has no fp8: --precision bf16")
     if options.gpus % options.nodes:
-        parser.error(f"--gpus {options.gpus} --nodes {options.nodes}: as many on each node")
+        parser.error(f"--gpus {options.gpus} --nodes {options.nodes}: not divisible")
     if options.published or options.large:
         print(large() if options.large else published())
         return
@@ -568,10 +565,8 @@ def main() -> None:
         print(markdown(config, options.rows))
         return
     changed = {name: value for name in given if (value := getattr(options, name))}
-    rates, cluster = (
-        dataclasses.replace(GPUS[options.gpu], **changed),
-        Cluster(options.gpus, options.nodes, options.layout),
-    )
+    rates = dataclasses.replace(GPUS[options.gpu], **changed)
+    cluster = Cluster(options.gpus, options.nodes, options.layout)
     found = predict(config, options.rows, options.precision, rates, cluster, options.accumulate, by_quack=options.quack)
     names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout", "accumulate", "quack")
     settings = {name: getattr(options, name) for name in names}

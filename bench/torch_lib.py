@@ -1,4 +1,4 @@
-"""Helpers of the benchmarks that compute: small models, batches of Wikipedia's lengths, GPU timing and ceilings."""
+"""Shared by benchmarks that use torch: small models, batches with Wikipedia's lengths, GPU timing and ceilings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,38 +30,30 @@ TINY = {
     "vocab_size": 211, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
     "max_position_embeddings": 64,
 }  # fmt: skip
-SMALL = {  # for a CPU, with BERT's own vocabulary
+SMALL = {  # for a CPU, with BERT's vocabulary
     "vocab_size": 30522, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
     "intermediate_size": 1024, "max_position_embeddings": 512,
 }  # fmt: skip
-Call = Callable[[int], object]  # given the number of the call, to rotate among inputs: the cache does not hold them
+Call = Callable[[int], object]  # takes the number of the call, to rotate among inputs so that caches stay cold
 
 
 def device() -> torch.device:
-    """The GPU, or the CPU where there is none."""
+    """The GPU if there is one, else the CPU."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def require_gpu() -> torch.device:
-    """The GPU; without one, one line on stderr and exit status 2."""
-    if not torch.cuda.is_available():
-        print(f"{Path(sys.argv[0]).name}: no GPU: this benchmark measures GPU kernels", file=sys.stderr)
-        sys.exit(2)
-    return device()
 
 
 PLAIN = kernels.Config(fused="none", attention="sdpa_loop")
 
 
 def new_model(config: BertConfig, choice: kernels.Config = PLAIN, seed: int = 0) -> BertForPreTraining:
-    """The model that every run of a seed begins with, on the CPU."""
+    """The initial model of a run with this seed, on the CPU."""
     model = BertForPreTraining(config, kernels.select(choice, device()))
     initialize(model, seed)
     return model
 
 
 def whole_last_layer(of_rows: Callable[..., Any]) -> Callable[..., Any]:
-    """A BertModel's ``forward`` as one that computes the last layer of all tokens, and takes its rows then."""
+    """Wraps a BertModel's ``forward`` to compute the last layer for all tokens and select rows afterwards."""
     return lambda batch, rows: of_rows(batch).index_select(0, rows)
 
 
@@ -69,14 +61,14 @@ def new_step(
     model: BertForPreTraining, precision: PrecisionConfig, world: World | None = None, fused_update: bool = False,
     **optimizer: Any,
 ) -> Step:  # fmt: skip
-    """A step of the trainer, alone where there is no world; ``optimizer``: settings of optim.Config."""
+    """A step of the trainer, on one rank unless a world is given; ``optimizer``: settings of optim.Config."""
     world = world or World(DistConfig(device=next(model.parameters()).device.type))
     rules, resolved = optim.Config(**optimizer), precision.resolve(world.device)
     return build_step(model, resolved, rules, world, accumulate=False, fused_update=fused_update)
 
 
 def packed_batches(num_rows: int, count: int, config: BertConfig, seed: int = 0) -> list[PretrainingBatch]:
-    """``count`` batches of ``num_rows`` packed rows with Wikipedia's mix of lengths (synthetic), on the CPU."""
+    """``count`` batches of ``num_rows`` packed rows with Wikipedia's length distribution (synthetic), on the CPU."""
     length = config.max_position_embeddings
     records = synthetic_records(num_rows * count, length, config.vocab_size, packed=True, seed=seed)
     assert records.row_offsets is not None
@@ -86,10 +78,10 @@ def packed_batches(num_rows: int, count: int, config: BertConfig, seed: int = 0)
 
 
 def model_flops(config: BertConfig, batch: PretrainingBatch) -> float:
-    """Floating-point operations of forward and backward on the real tokens: 2 a multiply-add, backward twice forward.
+    """Floating-point operations of forward and backward on real tokens: 2 per multiply-add, backward twice forward.
 
-    Products only: encoder, attention (with each sequence's own length squared), masked-LM head on masked tokens with
-    the vocabulary unpadded, pooler and next-sentence head.
+    Matrix products only: encoder, attention (each sequence's length squared), masked-LM head on masked tokens with the
+    unpadded vocabulary, pooler and next-sentence head.
     """
     width, inner = config.hidden_size, config.intermediate_size
     lengths = np.diff(batch.cu_seqlens.numpy()[: batch.num_sequences + 1]).astype(np.float64)
@@ -107,7 +99,7 @@ def synchronize() -> None:
 
 
 def milliseconds(run: Callable[[], object], repeats: int) -> float:
-    """Time of one call among ``repeats`` back to back; on a GPU by its own clock."""
+    """Mean time of ``repeats`` calls back to back, by CUDA events on a GPU."""
     if not torch.cuda.is_available():
         begin = time.perf_counter()
         for _ in range(repeats):
@@ -123,53 +115,47 @@ def milliseconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def median_milliseconds(run: Callable[[], object], rounds: int = 5, repeats: int = 10) -> float:
-    """Median over rounds, after one to warm up."""
+    """Median over rounds, after a warm-up."""
     milliseconds(run, 3)
     return statistics.median(milliseconds(run, repeats) for _ in range(rounds))
 
 
 def matmul_ceiling(size: int = 8192) -> float:
-    """TFLOP/s of a large bf16 product of random numbers: what the chip gives, power limit included."""
-    dtype = torch.bfloat16 if torch.cuda.is_available() else torch.float32
-    size = size if torch.cuda.is_available() else 128
+    """TFLOP/s of a large bf16 product of random numbers: what the chip reaches within its power limit."""
+    dtype, size = (torch.bfloat16, size) if torch.cuda.is_available() else (torch.float32, 128)
     a, b = (torch.randn(size, size, device=device(), dtype=dtype) for _ in range(2))
     return 2 * size**3 / median_milliseconds(lambda: a @ b) / 1e9
 
 
 def copy_bandwidth() -> float:
-    """GB/s of a copy of 2 GiB within the GPU, bytes read plus bytes written: what memory-bound kernels can reach."""
+    """GB/s of a 2 GiB copy on the GPU, bytes read plus written: what memory-bound kernels can reach."""
     source = torch.randint(0, 127, (2**31,), dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / median_milliseconds(lambda: target.copy_(source), repeats=2) / 1e6
 
 
 def gpu_state() -> dict[str, str]:
-    """Clocks (MHz), power (W) and temperature (C) at this moment; empty without nvidia-smi."""
+    """Current clocks (MHz), power (W) and temperature (C); empty without nvidia-smi."""
     fields = ["clocks.sm", "clocks.mem", "power.draw", "temperature.gpu"]
     line = output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0")
     return dict(zip(fields, [value.strip() for value in line.split(",")], strict=False)) if line else {}
 
 
-def recorded(function: Call, num_calls: int) -> Callable[[], object]:
-    """``num_calls`` calls of a function as one CUDA graph: its replay."""
+def graphs_in_turns(functions: Mapping[str, Call], num_calls: int = 12, repeats: int = 15) -> dict[str, list[float]]:
+    """Microseconds per call of each function: CUDA graphs of ``num_calls``, replayed in turns after two warm-ups.
 
-    def calls(count: int) -> None:
+    A function that fails is reported on stderr and left out.
+    """
+    graphs = {}
+
+    def calls(function: Call, count: int) -> None:
         for call in range(count):
             function(call)
 
-    stream = warm_stream(lambda: calls(3), 1, device())  # compiles, picks algorithms
-    return record(lambda: calls(num_calls), stream).replay
-
-
-def graphs_in_turns(functions: Mapping[str, Call], num_calls: int = 12, repeats: int = 15) -> dict[str, list[float]]:
-    """Microseconds a call of each function, as CUDA graphs replayed in turns after two replays to warm up.
-
-    One that fails is reported on stderr and left out.
-    """
-    graphs = {}
     for name, function in functions.items():
         try:
-            graphs[name] = recorded(function, num_calls)
+            stream = warm_stream(partial(calls, function, 3), 1, device())  # compiles, selects algorithms
+            graphs[name] = record(partial(calls, function, num_calls), stream).replay
         except Exception as error:
             print(f"{name}: left out: {explain(error)}", file=sys.stderr)
         gc.collect()
@@ -178,7 +164,7 @@ def graphs_in_turns(functions: Mapping[str, Call], num_calls: int = 12, repeats:
 
 
 def spread(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Median, fastest and slowest of each, in microseconds."""
+    """Median, minimum and maximum of each, in microseconds."""
     return {
         name: {"us": round(statistics.median(spans), 2), "min": round(min(spans), 2), "max": round(max(spans), 2)}
         for name, spans in times.items()

@@ -1,10 +1,9 @@
-"""Training steps of BERT-large on one GPU: this trainer in its variants, and Hugging Face's, on the same sequences.
+"""Training steps of BERT-large on one GPU: variants of this trainer, and Hugging Face's, on the same sequences.
 
-Packed rows of 512 tokens with Wikipedia's mix of lengths (synthetic), dropout 0.1, forward, backward and update.
-Two variants at a time take turns, so that they share the chip's temperature and clocks, and are freed before the
-next two: a GPU of 80 GB holds them. Prints a JSON line once a variant has taken its first steps and after each two; a
-group's last one has all of its figures. --profile prints the kernels of a step of 48 rows by time instead, in bf16 and
-fp8.
+Packed rows of 512 tokens with Wikipedia's length distribution (synthetic), dropout 0.1, forward, backward and update.
+Variants take turns in pairs, so that they share the chip's temperature and clocks and fit a GPU of 80 GB. Prints a JSON
+line once a variant has taken its first steps and after each pair; a group's last line has all of its figures. --profile
+prints the kernels of a step of 48 rows by time instead, in bf16 and fp8.
 
 usage: python bench/train_step.py [--groups main peers ...] [--rounds 5] [--steps 4] [--deadline 300]
        python bench/train_step.py --profile
@@ -61,11 +60,11 @@ class Variant:
     attention: str = "auto"
     graph: bool = True
     fp8: dict[str, Any] = field(default_factory=dict)  # settings of precision.py
-    peer: dict[str, bool] | None = None  # Hugging Face's: packed, compiled
+    peer: dict[str, bool] | None = None  # of Hugging Face's: packed, compiled
 
 
 def groups(on_gpu: bool) -> dict[str, list[Variant]]:
-    """The variants that take turns, by group. On a CPU: those that run there."""
+    """Variants that take turns, by group. On a CPU: those that run there."""
     ours, fp8 = partial(Variant, name="ours"), partial(Variant, name="ours, fp8", precision="fp8")
     unfused = Variant(name="ours, FUSED=none", fused="none")
 
@@ -104,19 +103,19 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
 
 
 def without(name: str) -> str:
-    """FUSED with all but one kernel, and those that need it."""
+    """FUSED without a kernel and those that need it."""
     return ",".join(other for other in kernels.FUSABLE if other != name and name not in kernels.NEEDED.get(other, ()))
 
 
 def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> Call:
-    """step(n) of this trainer, as a run takes it: batches come from page-locked memory."""
+    """step(n) of this trainer as in a run, with batches in page-locked memory."""
     on_gpu = device().type == "cuda"
     fused, backend = (variant.fused, variant.attention) if on_gpu else ("none", "sdpa_loop")
     choice = kernels.Config(fused=fused, attention=backend)
     with torch.device("meta"):
         model = BertForPreTraining(config, kernels.select(choice, device()))
     model.to_empty(device=device())
-    with torch.no_grad():  # on the device: on the CPU, as a run does, it takes seconds
+    with torch.no_grad():  # initialized on the device: on the CPU, as in a run, it would take seconds
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0.0, 0.02)
@@ -139,15 +138,15 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
 
 
 def capacity(rows: int, length: int) -> PretrainingCapacity:
-    """As the trainer computes it for packed rows of at most 3 sequences."""
+    """The trainer's capacity for packed rows of at most 3 sequences."""
     return graph_capacity(PretrainingCapacity.of(rows * length, 3 * rows), rows)
 
 
 def inputs_of(batch: PretrainingBatch, length: int, packed: bool, device: torch.device) -> dict[str, Tensor]:
-    """The batch as Hugging Face's BertForPreTraining takes it, rows filled up to ``length``.
+    """Inputs of Hugging Face's BertForPreTraining for a batch, rows padded to ``length``.
 
-    packed: as many consecutive sequences to a row as fit, with a block-diagonal mask and positions that restart; else
-    one. The model pools the first token of a row only, so its next-sentence head sees one sequence a row: a little less
+    packed: as many consecutive sequences per row as fit, with a block-diagonal mask and restarting positions; else one.
+    The model pools only the first token of a row, so its next-sentence head sees one sequence per row: slightly less
     work than ours.
     """
     lengths = batch.cu_seqlens.diff()[: batch.num_sequences].long()
@@ -169,7 +168,7 @@ def inputs_of(batch: PretrainingBatch, length: int, packed: bool, device: torch.
     labels = torch.full((num_tokens,), IGNORE)
     labels[batch.masked_positions.long()[: batch.num_masked]] = batch.masked_labels[: batch.num_masked]
     sequence = table(torch.arange(batch.num_sequences).repeat_interleave(lengths), -1)
-    if packed:  # padding sees itself: no row without keys
+    if packed:  # padding attends to itself, so that no row is without keys
         mask = (sequence[:, None, :, None] == sequence[:, None, None, :]) & (sequence[:, None, None, :] >= 0)
         mask |= torch.eye(length, dtype=torch.bool)
     else:
@@ -187,9 +186,9 @@ def build_peer(
 ) -> Call:
     """step(n) of Hugging Face's model with AdamW and clipping; on a GPU in bf16 with the fused AdamW.
 
-    micro_batch: rows that are taken at once; 0: all of them.
+    micro_batch: rows per forward pass; 0: all.
     """
-    import transformers  # only where a peer is measured
+    import transformers  # only needed here
 
     on_gpu = device().type == "cuda"
     shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
@@ -212,7 +211,7 @@ def build_peer(
 
 
 def prepare(variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: dict[str, Any]) -> Call:
-    """Builds and warms up, and notes what that takes."""
+    """Builds and warms up a variant; records the time and memory that takes."""
     on_gpu, begin = torch.cuda.is_available(), time.monotonic()
     used = torch.cuda.memory_allocated() if on_gpu else 0
     if on_gpu:
@@ -231,9 +230,9 @@ def measure_together(
     variants: list[Variant], config: BertConfig, rounds: int, steps: int, ceiling: float, deadline: float,
     report: Callable[[list[dict[str, Any]]], None],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """One line a variant, of steps that took turns. Nothing of them is left in memory.
+    """Figures of each variant, from steps in turns. Frees all memory afterwards.
 
-    report: called with the lines of the variants that have taken their first steps, before the next one is built.
+    report: called with the figures of the variants that have taken their first steps, before the next one is built.
     """
     batches = packed_batches(variants[0].rows, NUM_BATCHES, config)
     sequences = sum(batch.num_sequences for batch in batches) / NUM_BATCHES
@@ -243,7 +242,7 @@ def measure_together(
     runs: dict[str, Call] = {}
 
     def turn(run: Call, steps: int) -> float:
-        """Milliseconds a step, over every batch equally often."""
+        """Milliseconds per step, over every batch equally often."""
         numbers = itertools.count()
         return milliseconds(lambda: run(next(numbers)), steps * NUM_BATCHES)
 
@@ -267,7 +266,7 @@ def measure_together(
         try:
             run = prepare(variant, config, batches, lines[variant.name])
             early.append(timed(variant.name, [turn(run, 1)]) | {"early": True})
-        except Exception as error:  # out of memory, no such backend, a library's own errors
+        except Exception as error:  # out of memory, no such backend, a library's errors
             lines[variant.name]["problem"] = explain(error)
         else:
             runs[variant.name] = run
@@ -275,7 +274,7 @@ def measure_together(
         run = None
         gc.collect()
     times: dict[str, list[float]] = {}
-    while runs:  # a variant that fails in its turn is taken out, and the others begin anew
+    while runs:  # if a variant fails in its turn, it is removed and the others start over
         name = ""
         try:
             for number in range(rounds):
@@ -290,23 +289,23 @@ def measure_together(
     clocks = gpu_state()
     runs.clear()
     gc.collect()
-    with contextlib.suppress(RuntimeError):  # of an error before, which a GPU keeps repeating
+    with contextlib.suppress(RuntimeError):  # an earlier error, which the GPU repeats
         torch.cuda.empty_cache()
     return [(timed(name, times[name]) if name in times else one) | {"clocks": clocks} for name, one in lines.items()]
 
 
 def together(variants: list[Variant]) -> list[list[Variant]]:
-    """The variants by twos; alone where two would not fit into 80 GB (44 GiB at 96 rows)."""
+    """Variants in pairs, or alone if two would not fit in 80 GB (44 GiB at 96 rows)."""
     count = 2 if variants[0].rows <= 48 else 1
     return [variants[begin : begin + count] for begin in range(0, len(variants), count)]
 
 
-PARTS = {  # by the module of bert.kernels, with which the name of each of its Triton kernels begins
+PARTS = {  # by module of bert.kernels, the prefix of the names of its Triton kernels
     "attention_triton": "attention", "dropout_add_layer_norm": "LayerNorm", "bias_gelu": "GELU", "fp8_cast": "casts",
     "fp8_feed_forward": "GELU", "embeddings": "embeddings", "scatter": "embeddings", "cross_entropy": "head, loss",
     "lamb": "LAMB", "lans": "LANS", "arithmetic": "sums over rows",
 }  # fmt: skip
-LIBRARIES = {  # other libraries' kernels, in this order
+LIBRARIES = {  # other libraries' kernels; the first match counts
     "attention": re.compile(r"sdpa|flash|fmha|mha_", re.IGNORECASE),
     "communication": re.compile(r"nccl", re.IGNORECASE),
     "products": re.compile(r"gemm|nvjet|cublas|cutlass|xmma", re.IGNORECASE),
@@ -314,7 +313,7 @@ LIBRARIES = {  # other libraries' kernels, in this order
 
 
 def by_part(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Sums of (name in a profile, milliseconds) by part of the step."""
+    """Sums (kernel name, milliseconds) by part of the step."""
     found: dict[str, float] = {}
     for name, spent in kernels:
         ours = (part for module, part in PARTS.items() if name.startswith(f"{module}_"))
@@ -325,7 +324,7 @@ def by_part(kernels: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:
-    """Over two steps, milliseconds a step by part, and the 40 kernels that take the most time."""
+    """Milliseconds per step by part, and the 40 slowest kernels, averaged over two steps."""
     from torch.profiler import ProfilerActivity, profile
 
     variant = Variant(name=f"ours, {precision}", rows=rows, precision=precision)
@@ -360,9 +359,9 @@ def main() -> None:
     parser.add_argument("--groups", nargs="+", choices=list(available), default=list(available), help="(default: all)")
     parser.add_argument("--rounds", type=integer, default=5, help="turns of each variant (default 5)")
     parser.add_argument("--steps", type=integer, default=4, help=f"passes over {NUM_BATCHES} batches (default 4)")
-    parser.add_argument("--deadline", type=positive, default=300, help="seconds to the last start (default 300)")
-    parser.add_argument("--profile", action="store_true", help="the kernels of a step by time instead")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try the script out")
+    parser.add_argument("--deadline", type=positive, default=300, help="seconds until the last start (default 300)")
+    parser.add_argument("--profile", action="store_true", help="print the kernels of a step by time instead")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     options = parser.parse_args()
     deadline = time.monotonic() + options.deadline
     config = BertConfig(**TINY) if options.tiny else BertConfig()
@@ -370,7 +369,7 @@ def main() -> None:
         for precision in ("bf16", "fp8"):
             try:
                 emit("step_profile", profiled(precision, 2 if options.tiny else 48, config))
-            except Exception as error:  # of one precision: the other one's is not lost
+            except Exception as error:  # keep the other precision's
                 emit("step_profile", {"problem": f"{precision}: {explain(error)}"})
         return
     ceiling = matmul_ceiling()
@@ -389,7 +388,7 @@ def main() -> None:
 
         for few in together(variants):
             lines = measure_together(few, config, options.rounds, options.steps, ceiling, deadline, report)
-            report(lines)  # at once: a process that is killed leaves what it has
+            report(lines)  # at once, so that it survives a kill
             measured += lines
 
 

@@ -1,4 +1,4 @@
-"""Data preparation, from text to packed records: `python -m input_preprocessing STAGE`, one module a stage."""
+"""Data preparation, from text to packed records: `python -m input_preprocessing STAGE`, one function per stage."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-# Name: the function that is the command, and what it does. In the order of a preparation.
+# Name: function of the command, summary. In the order of a preparation.
 STAGES = {
     "prepare": ("dataset.prepare.main", "all steps below that a data set needs; prepare_data.sh runs it"),
     "download": ("dataset.download.main", "fetch and check the benchmark's public files"),
-    "finetuning": ("dataset.finetuning.main", "fetch and check SQuAD or a task of GLUE, for run_finetuning.sh"),
-    "corpus": ("text.corpus.main", "sentences, vocabulary and model size from a text of your own"),
-    "extract": ("wiki.extract.main", "articles out of Wikipedia's dumps"),
-    "clean": ("wiki.clean.main", "sentences out of the articles' mark-up"),
+    "finetuning": ("dataset.finetuning.main", "fetch and check SQuAD or a GLUE task, for run_finetuning.sh"),
+    "corpus": ("text.corpus.main", "sentences, vocabulary and model size from your own text"),
+    "extract": ("wiki.extract.main", "articles from Wikipedia dumps"),
+    "clean": ("wiki.clean.main", "sentences from the articles' mark-up"),
     "split": ("wiki.split.main", "articles into part files and evaluation text"),
-    "instances": ("instances.command.main", "tokenise, pair and mask one text file"),
+    "instances": ("instances.command.main", "tokenise, pair and mask a text file"),
     "evalset": ("records.shards.evalset_main", "choose the evaluation samples"),
     "shuffle": ("records.shards.shuffle_main", "instances into shuffled shards"),
     "pack": ("records.shards.pack_main", "instances into shards of packed rows"),
     "bins": ("records.shards.bins_main", "instances into bins of similar length"),
-    "import_records": ("records.foreign.import_main", "TFRecord files and NVIDIA's HDF5 shards into records"),
-    "export_records": ("records.foreign.export_main", "records into TFRecord files and NVIDIA's HDF5 shards"),
-    "convert_checkpoint": ("checkpoints.convert.main", "TensorFlow and PyTorch checkpoints into one another"),
+    "import_records": ("records.foreign.import_main", "TFRecord files and NVIDIA's HDF5 shards to records"),
+    "export_records": ("records.foreign.export_main", "records to TFRecord files and NVIDIA's HDF5 shards"),
+    "convert_checkpoint": ("checkpoints.convert.main", "convert TensorFlow and PyTorch checkpoints"),
     "data_card": ("dataset.data_card.main", "write DATA_CARD.md of a prepared data set"),
     "verify": ("verify.verdict.main", "check a prepared data set"),
 }
@@ -38,7 +38,7 @@ class _StageFinder:
         package, _, module = name.partition(".")
         folder = Path(__file__).parent
         if package != __name__ or module.removesuffix(".__main__") not in STAGES or (folder / module).is_dir():
-            return None  # rooms may have the name of a stage: theirs is ROOM.__main__
+            return None  # for a folder with the name of a stage, the module is FOLDER.__main__
         return importlib.util.spec_from_file_location(name, folder / "__main__.py")
 
 

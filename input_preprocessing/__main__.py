@@ -1,4 +1,4 @@
-"""`python -m input_preprocessing STAGE`: runs a stage, which a signal ends with one line; --help lists the stages."""
+"""`python -m input_preprocessing STAGE`: runs a stage, with one-line messages on signals; --help lists the stages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from input_preprocessing.stage import interrupt
 
 
 def overview() -> str:
-    """Every stage with a line of what it does, in the order of a preparation."""
+    """Usage and a summary of every stage."""
     lines = [f"  {name:{max(map(len, STAGES))}}  {summary}" for name, (_, summary) in STAGES.items()]
     usage = "usage: python -m input_preprocessing STAGE [options]   (--help after a stage lists its options)"
     return "\n".join([usage, "", *lines])
@@ -29,7 +29,7 @@ def main() -> None:
     else:
         del sys.argv[1]
         interrupt.install(f"python -m input_preprocessing {name}")
-        from input_preprocessing.stage.cli import run_stage  # takes time: a signal ends it from here on
+        from input_preprocessing.stage.cli import run_stage  # imported after install(), as it takes time
 
         run_stage(name)
 
@@ -41,5 +41,5 @@ if __name__ == "__main__":
     try:
         main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prepares the whole data set; see --help. Runs on any machine with Python, needs no GPU.
+# Prepares a data set; see --help. Runs on any machine with Python, without a GPU.
 #
 # usage: prepare_data.sh --outputdir DIR --packed-data [--skip-download] [--shards N] [--jobs N] [more: --help]
 set -euo pipefail

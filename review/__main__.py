@@ -14,48 +14,44 @@ from typing import Any
 from certify import commands as certify_commands
 from certify import watch as certify_watch
 from review import compare, select, show, watch
-from review.league.entries import entry_of, published, to_rows, update
-from review.league.page import build_page, write_picture
-from review.league.ranking import League, parts
+from review.league import entries, page, ranking
 from review.logs.output import Heading, ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object, read_table
 from review.report.page import write_report
-from review.results import gate
+from review.results import gate, table
 from review.results.score import UNVERIFIED, Result, load_results
-from review.results.table import rcp_dict
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
 from review.submission.package import Request, package
-from review.verdict.checking import Checked, check
-from review.verdict.checking import parts as checked_parts
+from review.verdict import checking
 
 
 def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
-    """The results of BERT; others are named and left out. Raises ReviewError where there are only others."""
+    """BERT results; others are skipped with a message. Raises ReviewError if there are only others."""
     results = load_results(target, arguments.ruleset, getattr(arguments, "train_samples", False))
     others = [result.other_benchmark for result in results if result.other_benchmark]
     named = ", ".join(sorted(set(others)))
     if len(others) == len(results):
-        raise ReviewError(f"{target}: holds no result of BERT, but of {named}")
+        raise ReviewError(f"{target}: no BERT results, only {named}")
     if others:
-        print(f"review: left out of {target}: {len(others)} of other benchmarks ({named})", file=sys.stderr)
+        print(f"review: skipped in {target}: {len(others)} results of other benchmarks ({named})", file=sys.stderr)
     return [result for result in results if not result.other_benchmark]
 
 
-def _checked(arguments: argparse.Namespace) -> list[Checked]:
-    every = [check(target, arguments.ruleset, arguments.train_samples) for target in arguments.target]
-    return [one for checked in every for one in checked]
+def _checked(arguments: argparse.Namespace) -> list[checking.Checked]:
+    targets, given = arguments.target, (arguments.ruleset, arguments.train_samples)
+    return [one for target in targets for one in checking.check(target, *given)]
 
 
-def _tables(forms: ModuleType, arguments: argparse.Namespace) -> int:
-    """`show` and `compare`: the module has the forms of results."""
+def _tables(module: ModuleType, arguments: argparse.Namespace) -> int:
+    """`show` and `compare`, which differ in the module that formats the results."""
     results = [result for target in arguments.target for result in _results(target, arguments)]
     emit(
         arguments,
-        json=lambda: forms.as_json(results),
-        csv=lambda: forms.csv_rows(results),
-        parts=lambda width: forms.parts(results, width),
+        json=lambda: module.as_json(results),
+        csv=lambda: module.csv_rows(results),
+        parts=lambda width: module.parts(results, width),
     )
     return 0
 
@@ -64,7 +60,7 @@ def _check(arguments: argparse.Namespace) -> int:
     checked = _checked(arguments)
     passed = all(one.passed(arguments.strict) for one in checked)
     found = {"passed": passed, "checked": checked}
-    emit(arguments, json=lambda: found, parts=lambda _: checked_parts(checked, arguments.strict))
+    emit(arguments, json=lambda: found, parts=lambda _: checking.parts(checked, arguments.strict))
     return 0 if passed else 1
 
 
@@ -80,7 +76,7 @@ def _report(arguments: argparse.Namespace) -> int:
 def _select(arguments: argparse.Namespace) -> int:
     results = load_results(arguments.target, arguments.ruleset)
     if len(results) != 1 or arguments.target.is_file():
-        raise ReviewError(f"{arguments.target}: name the one folder that holds the runs of a system")
+        raise ReviewError(f"{arguments.target}: give the one folder that holds all runs of a system")
     selection = select.select(results[0])
     if arguments.output is not None:
         select.write(selection, arguments.output)
@@ -91,9 +87,9 @@ def _select(arguments: argparse.Namespace) -> int:
 def _league(arguments: argparse.Namespace) -> int:
     if arguments.update is not None:
         if arguments.target or arguments.published:
-            raise ReviewError("league --update rebuilds the published table and ranks nothing: give nothing else")
-        commits = update(arguments.update)
-        lines = [f"{round_}: {commit}" for round_, commit in commits.items()]
+            raise ReviewError("league --update only rebuilds the published table: no folders, no --published with it")
+        commits = entries.update(arguments.update)
+        lines = (f"{round_}: {commit}" for round_, commit in commits.items())
         emit(arguments, text=lambda: print(*lines, sep="\n"), json=lambda: commits)
         return 0
     if not arguments.target and not arguments.published:
@@ -101,25 +97,25 @@ def _league(arguments: argparse.Namespace) -> int:
     if arguments.top < 0:
         raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
     given = [(result, target) for target in arguments.target for result in _results(target, arguments)]
-    own = [entry_of(result, arguments.label, target) for result, target in given]
+    own = [entries.entry_of(result, arguments.label, target) for result, target in given]
     others = [
         entry
-        for entry in (published() if arguments.published else ())
+        for entry in (entries.published() if arguments.published else ())
         if entry.round in (arguments.round or [entry.round])
         and arguments.division in (None, entry.division)
         and arguments.accelerator.casefold() in entry.accelerator.casefold()
         and arguments.accelerators in (None, entry.accelerators)
     ]
-    league, top = League(tuple(own), tuple(others), arguments.by), arguments.top or None
+    league, top = ranking.League(tuple(own), tuple(others), arguments.by), arguments.top or None
     if arguments.output is not None:
-        write_whole(arguments.output, build_page(league))
+        write_whole(arguments.output, page.build_page(league))
     if arguments.svg is not None:
-        write_picture(league, arguments.svg)
+        page.write_picture(league, arguments.svg)
     emit(
         arguments,
         json=lambda: league,
-        csv=lambda: to_rows(league.submitted),
-        parts=lambda width: parts(league, top, width),
+        csv=lambda: entries.to_rows(league.submitted),
+        parts=lambda width: ranking.parts(league, top, width),
     )
     return 0
 
@@ -138,14 +134,14 @@ def _watch(arguments: argparse.Namespace) -> int:
         targets = [log]
     runs = watch.Runs(targets, arguments.ruleset, arguments.accuracy)
     if once and not runs.poll(0):
-        raise ReviewError(f"{targets[0]}: {watch.NO_LOG}; name the logs of runs, or their folder")
+        raise ReviewError(f"{targets[0]}: {watch.NO_LOG}; give the logs of runs, or their folder")
     return watch.watch(runs, interval, as_json=as_json, once=once)
 
 
 def _rcp(arguments: argparse.Namespace) -> int:
     if arguments.runs is not None:
         results = load_results(arguments.runs, arguments.ruleset, arguments.train_samples)
-        emit(arguments, json=lambda: list(map(rcp_dict, results)), parts=lambda _: show.rcp_parts(results))
+        emit(arguments, json=lambda: list(map(table.rcp_dict, results)), parts=lambda _: show.rcp_parts(results))
         return 0 if all(one.rcp_test is None or one.rcp_test.passed for one in results) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
@@ -165,7 +161,7 @@ def _rehearsal(arguments: argparse.Namespace) -> int:
 def _system(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     if output.exists() and not arguments.update:
-        raise ReviewError(f"{output} exists: --update fills in its blanks")
+        raise ReviewError(f"{output} exists: --update fills in its blank fields")
     given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
     if arguments.answers:
         given.append((str(arguments.answers), system.known(read_object(arguments.answers, _FIELDS), arguments.answers)))
@@ -177,8 +173,8 @@ def _system(arguments: argparse.Namespace) -> int:
     found = {"file": output, "blank": described.blanks, "fields": described.fields, "sources": described.sources}
     emit(arguments, json=lambda: found, text=lambda: print(output))
     if described.blanks and not arguments.json:
-        print(f"blank, though the rules want an answer: {', '.join(described.blanks)}", file=sys.stderr)
-        print("fill them in with --update and --set FIELD=VALUE, or in the file", file=sys.stderr)
+        print(f"still blank, but required by the rules: {', '.join(described.blanks)}", file=sys.stderr)
+        print("fill them in with --update and --set FIELD=VALUE, or edit the file", file=sys.stderr)
     return 0
 
 
@@ -190,13 +186,13 @@ def _package(arguments: argparse.Namespace) -> int:
     )
     made = package(request)
     files = [*map(str, made.files), f"the result is {UNVERIFIED}"] if made.files else ["nothing written"]
-    emit(arguments, json=lambda: made, parts=lambda _: [*checked_parts(made.checked), *map(Heading, files)])
+    emit(arguments, json=lambda: made, parts=lambda _: [*checking.parts(made.checked), *map(Heading, files)])
     return 0 if made.passed else 1
 
 
 _TYPES = {"path": Path, "int": int, "float": float}
 _FIELDS = 'such as {"cooling": "air", ...}'
-_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # by name in commands.yaml
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # names as in commands.yaml
     "show": partial(_tables, show), "check": _check, "compare": partial(_tables, compare), "watch": _watch,
     "rcp": _rcp, "rehearsal": _rehearsal, **certify_commands.COMMANDS, "select": _select, "league": _league,
     "report": _report, "system": _system, "package": _package,
@@ -204,9 +200,9 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # by name in comm
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line, by commands.yaml."""
+    """The command line that commands.yaml describes."""
     top = argparse.ArgumentParser(prog="python -m review", description="Review MLPerf BERT results.")
-    table = read_table(__file__, "commands.yaml")
+    options_of = read_table(__file__, "commands.yaml")
 
     def add(commands: Any, name: str, full_name: str, about: dict[str, Any]) -> None:
         made = commands.add_parser(name, help=about["help"])
@@ -221,14 +217,14 @@ def parser() -> argparse.ArgumentParser:
     def add_options(made: Any, options: dict[str, Any]) -> None:
         for flags, how in options.items():
             if how == "included":
-                add_options(made, table["of several"][flags])
+                add_options(made, options_of["shared"][flags])
             elif flags in ("either", "at most one"):
                 add_options(made.add_mutually_exclusive_group(required=flags == "either"), how)
             else:
                 made.add_argument(*flags.split(), **how | ({"type": _TYPES[how["type"]]} if "type" in how else {}))
 
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, about in table["commands"].items():
+    for name, about in options_of["commands"].items():
         add(commands, name, name, about)
     return top
 
@@ -240,7 +236,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         arguments = parser().parse_args(argv)
         if arguments.ruleset != DEFAULT_RULESET and arguments.ruleset not in rulesets():
-            raise ReviewError(f"--ruleset {arguments.ruleset}: no ruleset with BERT; there are {', '.join(rulesets())}")
+            raise ReviewError(f"--ruleset {arguments.ruleset}: unknown or without BERT; choose {', '.join(rulesets())}")
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code
@@ -249,7 +245,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader, such as head, has seen enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

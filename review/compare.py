@@ -1,13 +1,13 @@
-"""`compare`: results side by side, and how sure it is that one is faster than the first.
+"""`compare`: results side by side, and whether each differs significantly from the first.
 
-Three questions, each with its ratio, a 95% confidence interval and a test of trimmed means, such as the olympic mean of
-the score; a run that failed counts as infinitely slow, and needs no special case:
-- time to the target, what the score is made of: minutes of each run times the scaling factor, best and worst left out;
+Each measure has its ratio, a 95% confidence interval and a test of trimmed means, such as the olympic mean of the
+score; a failed run counts as infinitely slow and needs no special case:
+- time to the target, the basis of the score: minutes of each run times the scaling factor, best and worst left out;
 - time at the same convergence: minutes of each run x RCP mean of its batch size / its samples, so that a run that
   happened to converge early does not look fast. The official scaling factor does the same in one direction and for the
-  mean only (rcp_checker: RCP mean / mean samples, where that is above 1);
-- throughput: samples a second of each run, over the whole clock, evaluations included.
-Where both have power files, the joules of each run are compared as well.
+  mean only (rcp_checker: RCP mean / mean samples, if above 1);
+- throughput: samples per second of each run, over the whole timed span, evaluations included.
+If both have power files, the joules of each run are compared as well.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from review.verdict import checking
 MEASURES: dict[str, str] = table("measures")
 _MORE_IS_BETTER = ("throughput", "throughput_per_accelerator")
 LEVEL = 0.95  # of confidence intervals
-_LARGEST_REACH = 50.0  # of a logarithm; an interval beyond it says nothing
-_LARGEST = 1e100  # of any measure; squares of it can be computed with
-_LEAST_TRIMMED = 4  # runs; of fewer, none is left out, and nothing is claimed
-_SETTINGS = {  # of config.json: what trains and what is evaluated
+_LARGEST_REACH = 50.0  # half width in the logarithm; a wider interval is meaningless
+_LARGEST = 1e100  # of any measure, so that its square is finite
+_LEAST_TRIMMED = 4  # runs; with fewer, none is left out, and no significance is claimed
+_SETTINGS = {  # sections of config.json that define the task
     "data": ("synthetic", "datadir", "datadir_packed"),
     "evaluate": ("evaldir", "num_examples"),
     "model": ("vocab_size", "hidden_size", "num_hidden_layers"),
@@ -41,7 +41,7 @@ _SETTINGS = {  # of config.json: what trains and what is evaluated
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
-    """A trimmed mean: ``value``, the squared standard error of it and the values that it is the mean of."""
+    """A trimmed mean, its squared standard error (None if unknown) and the number of values averaged."""
 
     value: float
     error2: float | None
@@ -49,11 +49,11 @@ class Mean:
 
 
 def trimmed_mean(values: Sequence[float], trim: int = 1) -> Mean:
-    """Mean without the ``trim`` smallest and largest values, of which the largest may be infinite.
+    """Mean without the ``trim`` smallest and largest values; the trimmed ones may be infinite.
 
     The squared error is that of K. K. Yuen, "The two-sample trimmed t for unequal population variances", Biometrika
-    61 (1974): SSD_w / (h (h - 1)), with h values counted and SSD_w the squared deviations of the winsorised values.
-    None for fewer than two counted values. Raises ValueError where nothing is left.
+    61 (1974): SSD_w / (h (h - 1)), with h values counted and SSD_w the squared deviations of the winsorised values;
+    None if h < 2. Raises ValueError if no finite value is left.
     """
     ordered = sorted(values)
     kept = ordered[trim : len(ordered) - trim]
@@ -71,10 +71,7 @@ def trimmed_mean(values: Sequence[float], trim: int = 1) -> Mean:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ratio:
-    """A ratio of two means, its confidence interval, and the probability of such a difference by chance alone.
-
-    Without an interval (too few values, or a mean that may be 0) ``low`` and ``high`` are None.
-    """
+    """A ratio of two means, its confidence interval (None if unknown) and p-value."""
 
     value: float
     low: float | None = None
@@ -83,19 +80,18 @@ class Ratio:
 
     @property
     def significant(self) -> bool:
-        """Whether chance is unlikely at the level of the interval."""
         return self.p is not None and self.p < 1 - LEVEL
 
 
 def ratio(above: Mean, below: Mean) -> Ratio:
-    """``above`` / ``below``, two independent trimmed means of positive quantities. Raises ValueError for 0 below.
+    """``above`` / ``below``, independent trimmed means of positive quantities. Raises ValueError if ``below`` is 0.
 
-    The interval is that of the ratio's logarithm, by the delta method (the relative errors add), so that it holds no
-    ratio below 0 and that of a / b is that of b / a turned over; its degrees of freedom are Welch's, with the counts of
-    the trimmed means (Yuen 1974). p: the two-sided test of a logarithm of 0, so that p < 0.05 exactly where the
-    interval leaves out 1.
+    The interval is computed for the ratio's logarithm by the delta method (relative errors add): it contains no
+    negative ratio, and the interval of b / a is the inverse of that of a / b. Welch's degrees of freedom, with the
+    counts of the trimmed means (Yuen 1974). p: two-sided test that the logarithm is 0, so p < 0.05 exactly if the
+    interval excludes 1.
     """
-    from scipy.special import stdtr, stdtrit  # take a fifth of a second, which not every command needs
+    from scipy.special import stdtr, stdtrit  # imported here: takes 0.2 s, which most commands do not need
 
     if below.value == 0:
         raise ValueError("a ratio to zero")
@@ -115,9 +111,9 @@ def ratio(above: Mean, below: Mean) -> Ratio:
 
 
 def means(result: Result) -> dict[str, Mean | None]:
-    """The mean of each measure over the runs that count; None where a log does not have it.
+    """Mean of each measure over the counted runs; None if a log lacks it.
 
-    Of four runs or more without the best and the worst; a failed run is the worst.
+    From four runs on, the best and the worst are left out; a failed run is the worst.
     """
     factor, point = result.scaling_factor, result.rcp_point
     found: dict[str, Mean | None] = {}
@@ -142,20 +138,19 @@ def means(result: Result) -> dict[str, Mean | None]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A result against the baseline; ratios above 1 say that it is faster (of samples: that it needs fewer)."""
+    """A result against the baseline; a ratio above 1 means it is better (faster, or with fewer samples)."""
 
     baseline: Result
     other: Result
 
     @functools.cached_property
     def means(self) -> dict[str, tuple[Mean, Mean]]:
-        """Means of the other and of the baseline, of each measure that both have."""
+        """(other, baseline) of each measure that both have."""
         pairs = zip(MEASURES, means(self.other).values(), means(self.baseline).values(), strict=True)
         return {name: (one, base) for name, one, base in pairs if one and base and one.value > 0 and base.value > 0}
 
     @functools.cached_property
     def ratios(self) -> dict[str, Ratio]:
-        """Of each measure that both have."""
         found = {}
         enough = min(len(self.baseline.counted), len(self.other.counted)) >= _LEAST_TRIMMED
         for measure, (other, baseline) in self.means.items():
@@ -165,30 +160,29 @@ class Comparison:
 
     @functools.cached_property
     def unlike(self) -> list[str]:
-        """What the two results do not share, though a comparison of their times takes it for granted."""
+        """Task properties in which the results differ, so that their times are not comparable."""
         first, second = _task(self.baseline), _task(self.other)
         return [name for name in first if name in second and first[name] != second[name]]
 
     def verdict(self) -> str:
-        """One sentence."""
         found = self.ratios.get("time")
         if found is None:
             return "no times to compare"
         word, factor = ("faster", found.value) if found.value >= 1 else ("slower", 1 / found.value)
         faster = f"{factor:.1f} times {word}" if factor >= 2 else f"{100 * (factor - 1):.1f}% {word}"
         if self.unlike:
-            return f"not comparable, since they differ in {', '.join(self.unlike)}: {faster} as it stands"
+            return f"not comparable, they differ in {', '.join(self.unlike)}: nominally {faster}"
         if found.p is None:
-            return f"{faster}; too few runs to say more, {_LEAST_TRIMMED} a side are the least"
+            return f"{faster}; too few runs to tell whether by chance, at least {_LEAST_TRIMMED} each are needed"
         if found.significant:
             return f"{faster}, significant at 5% (p = {found.p:.2g})"
         return f"no significant difference in time: {faster}, p = {found.p:.2g}"
 
 
 def _task(result: Result) -> dict[str, Any]:
-    """What was trained to what: facts of the logs and, of this repository's runs, of config.json."""
+    """What was trained and to which target, from the logs and, for runs of this repository, config.json."""
     known: dict[str, Any] = {"division": result.division, "target": result.target}
-    if result.division == "closed":  # one data set for all, wherever a site keeps it
+    if result.division == "closed":  # the same data set for everybody, whatever its path
         return known
     run = next((run for run in result.runs if run.log.events), None)
     for key in ("submission_benchmark", "eval_samples", "max_sequence_length"):
@@ -204,14 +198,14 @@ def _task(result: Result) -> dict[str, Any]:
 
 
 def compare(results: Sequence[Result]) -> list[Comparison]:
-    """Every result after the first against the first. Raises ReviewError for fewer than two."""
+    """Every later result against the first. Raises ReviewError if there are fewer than two."""
     if len(results) < 2:
-        raise ReviewError("compare needs two results or more: name two folders of logs, or a folder above them")
+        raise ReviewError("compare needs at least two results: give two folders of logs, or a folder above them")
     return [Comparison(results[0], result) for result in results[1:]]
 
 
 def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]:
-    """Logged hyper-parameters that differ between the results, by the first log of each."""
+    """Logged hyper-parameters that differ between the results' first logs."""
     logged = [result.runs[0].hyperparameters if result.runs else {} for result in results]
     found = {}
     for key in HYPERPARAMETERS:
@@ -222,27 +216,26 @@ def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
-    """For JSON."""
     names, described, comparisons = _names(results), [], []
     for name, result in zip(names, results, strict=True):
         values = {measure: mean and mean.value for measure, mean in means(result).items()}
         described.append({**checking.as_dict(result), "name": name, "means": values})
     for name, one in zip(names[1:], compare(results), strict=True):
-        said = {"verdict": one.verdict(), "unlike": one.unlike, "ratios": one.ratios}
-        comparisons.append({"name": name, "baseline": names[0], **said})
+        outcome = {"verdict": one.verdict(), "unlike": one.unlike, "ratios": one.ratios}
+        comparisons.append({"name": name, "baseline": names[0], **outcome})
     differing = differing_hyperparameters(results)
     return {"results": described, "comparisons": comparisons, "differing_hyperparameters": differing}
 
 
 def _names(results: Sequence[Result]) -> list[str]:
-    """Names of the results, with their folder where two share one."""
+    """Names of the results, with the folder if two share a name."""
     names = [text(result.name) for result in results]
     pairs = zip(names, results, strict=True)
     return [f"{name} ({result.folder})" if names.count(name) > 1 else name for name, result in pairs]
 
 
 def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
-    """Headings and a row for each measure of each result, against the first: for a spreadsheet."""
+    """Headings, and a row per result and measure."""
     names = _names(results)
     headings = ["result", "baseline", "measure", "mean", "baseline_mean", "ratio", "low", "high", "p", "significant"]
     rows: list[list[Any]] = [headings]
@@ -254,7 +247,7 @@ def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
 
 
 def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
-    """The results, a table of their figures, and each after the first against the first."""
+    """The results, a table of their figures, and the comparison of each with the first."""
     from rich.text import Text
 
     names, comparisons = _names(results), compare(results)
@@ -262,7 +255,27 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
     columns = [Column("", wraps=True), *(Column(letter, right=True, wraps=True) for letter in letters)]
     titles = map("  ".join, zip(letters, names, strict=True))
     made: list[Part] = [Heading(title, one.subtitle) for title, one in zip(titles, results, strict=True)]
-    made.append(Table(columns, _figures(results)))
+    measured = [means(result) for result in results]
+
+    def row(label: str, cell: Callable[[Result], str]) -> list[str]:
+        return [label, *map(cell, results)]
+
+    def measure_row(measure: str, shown: Callable[[float | None], str]) -> list[str]:
+        return [MEASURES[measure], *(shown(mean.value if (mean := one[measure]) else None) for one in measured)]
+
+    figures = [
+        row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
+        row("score, minutes", lambda one: number_text(one.score, ",.4f")),
+        row("median minutes", lambda one: number_text(one.median_minutes, ",.4f")),
+        row("scaling factor", lambda one: f"{one.scaling_factor:.6f}"),
+        row("RCP test", lambda one: "-" if one.rcp_test is None else "passed" if one.rcp_test.passed else "failed"),
+        measure_row("normalized_time", lambda value: number_text(value, ",.4f")),
+        measure_row("samples", lambda value: number_text(value, ",.0f")),
+    ]
+    if any(result.energy for result in results):
+        joules = [result.energy.joules if result.energy else None for result in results]
+        figures.append(["energy, kJ", *(number_text(one and one / 1000, ",.1f") for one in joules)])
+    made.append(Table(columns, [*figures, *(measure_row(measure, rate_text) for measure in _MORE_IS_BETTER)]))
     headings = [Column("", wraps=True), *(Column(heading, right=True) for heading in ("speed-up", "95% interval", "p"))]
     for name, comparison in zip(names[1:], comparisons, strict=True):
         rows = []
@@ -276,28 +289,3 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
         logged = [[key, *("-" if one is None else text(one) for one in values)] for key, values in differing.items()]
         made += [Heading("hyper-parameters that differ"), Table(columns, logged)]
     return made
-
-
-def _figures(results: Sequence[Result]) -> list[list[str]]:
-    """A row for each figure of the results."""
-    found = [means(result) for result in results]
-
-    def row(label: str, cell: Callable[[Result], str]) -> list[str]:
-        return [label, *map(cell, results)]
-
-    def measured(measure: str, shown: Callable[[float | None], str]) -> list[str]:
-        return [MEASURES[measure], *(shown(mean.value if (mean := one[measure]) else None) for one in found)]
-
-    rows = [
-        row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
-        row("score, minutes", lambda one: number_text(one.score, ",.4f")),
-        row("median minutes", lambda one: number_text(one.median_minutes, ",.4f")),
-        row("scaling factor", lambda one: f"{one.scaling_factor:.6f}"),
-        row("RCP test", lambda one: "-" if one.rcp_test is None else "passed" if one.rcp_test.passed else "failed"),
-        measured("normalized_time", lambda value: number_text(value, ",.4f")),
-        measured("samples", lambda value: number_text(value, ",.0f")),
-    ]
-    if any(result.energy for result in results):
-        joules = [result.energy.joules if result.energy else None for result in results]
-        rows.append(["energy, kJ", *(number_text(None if one is None else one / 1000, ",.1f") for one in joules)])
-    return [*rows, *(measured(measure, rate_text) for measure in _MORE_IS_BETTER)]

@@ -1,12 +1,13 @@
-"""`select`: of more than ten runs, the ten consecutive ones that the training rules let a submitter hand in.
+"""`select`: from more than ten runs, the ten consecutive ones to submit under the training rules.
 
-A submitter may decide to make M runs where N = 10 are asked for. Every N consecutive runs, by their start times, are a
-set; each set has its score, and a set that would not count is infinitely slow. The set to submit is the one whose score
-is closest to the median of all sets: never the fastest. Of two that are as close it is the slower one.
+A submitter may decide beforehand to make M runs instead of N = 10. Every N consecutive runs, by start time, form a set
+with a score; a set that would not count is infinitely slow. The set to submit is the one whose score is closest to the
+median of all sets (never the fastest), the slower one in a tie.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -24,25 +25,24 @@ from review.logs.tree import copy_runs
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 
-_ALONG = ("config.json", "environment.json")  # of a run of this repository, which `package` reads
+_ALONG = ("config.json", "environment.json")  # written by this repository's runs, read by `package`
 RECORD = "selection.json"
 
 
 @dataclass(frozen=True)
 class RunSet:
-    """Ten consecutive runs. ``first`` counts from 0 in the order of their start."""
+    """Ten consecutive runs. ``first``: index of the first one in start order."""
 
     first: int
     result: Result
 
     @functools.cached_property
     def score(self) -> float:
-        """Minutes; infinite for a set that would not count."""
+        """Minutes; infinite if the set would not count."""
         score = self.result.score
         return math.inf if score is None or self.result.obstacles else score
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         runs = self.result.runs
         about = {"runs": [run.path.name for run in runs], "started": [_date(run) for run in (runs[0], runs[-1])]}
         return {**about, **pick(self, "score_minutes=score obstacles=result.obstacles")}
@@ -50,7 +50,7 @@ class RunSet:
 
 @dataclass(frozen=True)
 class Selection:
-    """Every set of a folder, and the one to submit."""
+    """All sets of a folder."""
 
     folder: Path
     sets: tuple[RunSet, ...]
@@ -58,19 +58,18 @@ class Selection:
 
     @functools.cached_property
     def median(self) -> float:
-        """Of the scores of all sets; infinite where half of them or more do not count."""
+        """Median score of all sets; infinite if half of them or more do not count."""
         return statistics.median(one.score for one in self.sets)
 
     @functools.cached_property
     def chosen(self) -> RunSet | None:
-        """The set closest to the median; None where the median is of sets that do not count."""
+        """The set closest to the median; None if the median is infinite."""
         if math.isinf(self.median):
             return None
         return min(self.sets, key=lambda one: (round(abs(one.score - self.median), 9), -one.score, one.first))
 
     @property
     def reason(self) -> str:
-        """Why this set, or why none."""
         invalid = sum(math.isinf(one.score) for one in self.sets)
         sets = "1 set" if len(self.sets) == 1 else f"{len(self.sets)} sets"
         without = f", {invalid} of which would not count" if invalid else ""
@@ -79,16 +78,15 @@ class Selection:
         return f"closest to the median of {sets}{without}: {self.chosen.score:.4f}, median {self.median:.4f} minutes"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return pick(self, "folder median_minutes=median chosen reason crashed=crashes sets")
 
 
 def select(result: Result) -> Selection:
-    """Chooses among the runs of a folder. Raises ReviewError for fewer than ten, or a log whose place is not known."""
+    """The sets of a folder. Raises ReviewError for fewer than ten runs, or a log that cannot be put in order."""
     for path, reason in result.unreadable.items():
-        raise ReviewError(f"{path} {reason}: every run counts, so each must be read")
+        raise ReviewError(f"{path} {reason}: every run counts, so each log must be readable")
     if len(result.runs) < REQUIRED_RUNS:
-        raise ReviewError(f"{result.folder}: holds {len(result.runs)} logs, a set has {REQUIRED_RUNS}")
+        raise ReviewError(f"{result.folder}: {len(result.runs)} logs, a set needs {REQUIRED_RUNS}")
     runs = tuple(sorted(result.runs, key=_start))
     starts = range(len(runs) - REQUIRED_RUNS + 1)
     sets = (RunSet(i, Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset)) for i in starts)
@@ -96,29 +94,28 @@ def select(result: Result) -> Selection:
 
 
 def _start(run: Run) -> float:
-    """When a run started: its run_start, or of a run that never came so far its first line."""
+    """Start time in ms: run_start, or the first event of a run that did not get that far."""
     event = run.run_start or next(iter(run.log.events), None)
     if event is None:
-        raise ReviewError(f"{run.path}: has no events, so its place among the runs is not known")
+        raise ReviewError(f"{run.path}: has no events, so its position among the runs is unknown")
     return event.time_ms
 
 
 def _date(run: Run) -> str:
-    try:
+    with contextlib.suppress(ValueError, OverflowError, OSError):
         return f"{datetime.fromtimestamp(_start(run) / 1000, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):
-        return "-"
+    return "-"
 
 
 def write(selection: Selection, output: Path) -> None:
-    """Writes the folder to submit: the logs from result_0.txt on, their power files, and how they were chosen.
+    """Writes the chosen set: logs renumbered from result_0.txt, their power files, and selection.json.
 
-    The folder appears whole or not at all. Raises ReviewError where it exists or cannot be written.
+    The folder appears whole or not at all. Raises ReviewError if it exists or cannot be written.
     """
     if selection.chosen is None:
         return
     if output.exists():
-        raise ReviewError(f"{output} exists: name another folder with -o")
+        raise ReviewError(f"{output} exists: give another folder with -o")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
@@ -135,7 +132,6 @@ def write(selection: Selection, output: Path) -> None:
 
 
 def parts(selection: Selection, output: Path | None) -> list[Part]:
-    """Every set and the one to submit."""
     chosen, rows = selection.chosen, []
     for one in selection.sets:
         runs = one.result.runs
@@ -152,5 +148,5 @@ def parts(selection: Selection, output: Path | None) -> list[Part]:
     ]
     if selection.crashes:
         failed = ", ".join(f"failed_{number}.txt" for number in selection.crashes)
-        made.append(Line("crashed", f"{failed}: left out, have the cause ready for the review", "yellow"))
+        made.append(Line("crashed", f"{failed}: left out; be ready to explain the cause in the review", "yellow"))
     return made if chosen is None or output is None else [*made, Line("written", str(output))]

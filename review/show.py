@@ -1,4 +1,4 @@
-"""`show`: one table for each result, one row for each run, and the score beneath."""
+"""`show`: a table of runs for each result, with the score below it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from review.league.entries import describe_same, same_hyperparameters
 from review.logs.mllog import text
-from review.logs.output import Heading, Line, Part, Table
+from review.logs.output import Heading, Line, Part, Table, pick
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.results.table import cells, columns, first_reason, rcp_lines
 from review.verdict import checking
@@ -20,7 +20,7 @@ _OF_SCORE = ("olympic_minutes", "scaling_factor", "official")
 
 
 def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
-    """Table and summary of every result, and why runs fail."""
+    """Table and summary of every result, and why runs failed."""
     made: list[Part] = []
     for result in results:
         made.append(Heading(text(result.name), result.subtitle, str(result.folder)))
@@ -34,17 +34,15 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The results for JSON."""
-    keys = ("round", "submitter", "system", "batch_size", "folder")
-    found = []
-    for result in results:
-        same = [{key: getattr(entry, key) for key in keys} for entry in same_hyperparameters(result)]
-        found.append({**checking.as_dict(result), "same_hyperparameters": same})
-    return found
+    keys = "round submitter system batch_size folder"
+    return [
+        {**checking.as_dict(result), "same_hyperparameters": [pick(one, keys) for one in same_hyperparameters(result)]}
+        for result in results
+    ]
 
 
 def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
-    """Headings and a row for each run, with its result's columns first."""
+    """Headings and a row per run, the columns of its result first."""
     records = []
     for whole in map(checking.as_dict, results):
         shared = {name: whole[name] for name in (*_OF_RESULT, *_OF_SCORE)}
@@ -54,7 +52,6 @@ def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
 
 
 def _table(result: Result) -> Table:
-    """A row for each run."""
     from rich.text import Text
 
     shown, records = columns(result), []
@@ -75,9 +72,9 @@ def _table(result: Result) -> Table:
 
 
 def summary(result: Result) -> list[Line]:
-    """The lines beneath the table."""
+    """The lines below the table."""
     if result.pretrains:
-        return [Line("pretraining", "to the last step: without a target there is no score")]
+        return [Line("pretraining", "runs to the last step; without a target accuracy there is no score")]
     lines, reasons, energy = [], checking.obstacles(result), result.energy
     official = ", official" if result.score is not None and not reasons else ""
     good = "bold green" if official else ""
@@ -90,12 +87,12 @@ def summary(result: Result) -> list[Line]:
     elif result.median_minutes is not None:
         lines.append(Line("median", f"{result.median_minutes:.4f} min, no olympic score yet"))
     elif result.reached_minutes is not None:
-        about = "not checked: the olympic mean of the runs that say they reached the target"
+        about = "not checked: olympic mean of the runs that report success"
         lines.append(Line("raw", f"{result.reached_minutes:.4f} min, {about}", "yellow"))
     if not official:
         lines.append(Line("unofficial", "; ".join(reasons) or "no score", "yellow"))
     if result.other_ruleset:
-        lines.append(Line("ruleset", f"the logs are of another round: try --ruleset {result.other_ruleset}", "yellow"))
+        lines.append(Line("ruleset", f"logs of another round: try --ruleset {result.other_ruleset}", "yellow"))
     minutes = [run.minutes for run in result.counted]
     if len(minutes) > 1:
         spread = f"median {result.median_minutes:.4f}, fastest {minutes[0]:.4f}, slowest {minutes[-1]:.4f} min"
@@ -103,7 +100,7 @@ def summary(result: Result) -> list[Line]:
     if energy is not None and energy.joules is None:
         lines.append(Line("energy", f"none: {energy.reason}", "yellow"))
     elif energy is not None:
-        line = f"{energy.joules:,.2f} J by the same runs, {energy.watts:,.0f} W on average"
+        line = f"{energy.joules:,.2f} J over the same runs, {energy.watts:,.0f} W on average"
         if against := checking.energy_obstacles(result):
             lines += [Line("energy", line), Line("", f"unofficial: {'; '.join(against)}", "yellow")]
         else:
@@ -136,7 +133,6 @@ def _rcp_lines(result: Result) -> list[Line]:
 
 
 def rcp_parts(results: Sequence[Result]) -> list[Part]:
-    """The RCP test of each result, and why it fails."""
     made: list[Part] = []
     for result in results:
         made += [Heading(text(result.name), result.subtitle), *_rcp_lines(result)]

@@ -1,10 +1,10 @@
-"""`watch`: follows the logs of live runs, a row each; of one alone also a bar and all its figures.
+"""`watch`: follows the logs of live runs, one row each; a single run also gets a progress bar and all its figures.
 
-Samples to the target are projected from two sources, weighted by the inverse of their variances. One is the RCP mean.
-The other is the accuracy of the last two evaluations: it rises on a curve of one shape over the share of the samples
-that a run needs in all (_CURVE). Of the 20 runs that the curve is made of, each projected half-way, at 60, 70 and 90%
-of the run, the errors are 13, 10, 6 and 4% (root mean square). Single published runs of other rounds with batches of
-448 and 3,072 are met as well; at 6,912, where the curve rises later, a run is overestimated by 10 to 20%.
+Samples to the target are projected from two estimates, weighted by inverse variance. One is the RCP mean. The other is
+the accuracy of the last two evaluations, which follows a curve of fixed shape over the share of the total samples
+(_ACCURACIES). On the 20 runs behind the curve, projections at 50, 60, 70 and 90% of the run are off by 13, 10, 6 and 4%
+(RMS). It also fits published runs of other rounds with batches of 448 and 3,072; at 6,912, where accuracy rises later,
+it overestimates by 10 to 20%.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 _RUNNING = re.compile(r"running_\d+(_\d+)?")
 NO_LOG = "no result_*.txt here or below"
-_IDLE_SECONDS = 60.0  # after the last run ended, until no further trial is waited for
-# Accuracies at 10, 15, ... 100% of the samples to the target: medians of the 20 runs of two published results of 5.0.
+_IDLE_SECONDS = 60.0  # to wait for another trial after the last run ended
+# Accuracies at 10, 15, ... 100% of the samples to the target: medians of the 20 runs of two published 5.0 results.
 # fmt: off
 _ACCURACIES = (
     0.3966, 0.4452, 0.5472, 0.6544, 0.7015, 0.7079, 0.7105, 0.7125, 0.7136, 0.7146,
@@ -48,21 +48,21 @@ _ACCURACIES = (
 )
 # fmt: on
 _SHARES = [(index + 2) / 20 for index in range(len(_ACCURACIES))]
-# Relative standard errors of a projection by the curve at shares of the run, larger than on the curve's own runs.
+# Relative standard error of a projection by the curve at a share of the run; larger than on the runs it was fitted to.
 _KNOWN_SHARES, _CURVE_ERRORS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (1.0, 0.4, 0.22, 0.14, 0.10, 0.07, 0.05, 0.04)
-_RCP_ERROR = 0.17  # relative standard error of the RCP mean as the projection of one run
-_FITTED = 4  # evaluations that the projection to another target is fitted to
+_RCP_ERROR = 0.17  # relative standard error of the RCP mean as a projection for a single run
+_FITTED = 4  # latest evaluations, for projections to a target other than 0.720
 _STALLED_SECONDS = 60.0
 
 
 def curve_share(accuracy: float) -> float:
-    """The share of its samples at which a run to 0.720 has this accuracy, by interpolation; 0 below the curve."""
+    """Share of its samples at which a run to 0.720 has this accuracy, by interpolation; 0 below the curve."""
     return float(np.interp(accuracy, _ACCURACIES, _SHARES, left=0.0))
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A run at ``now_ms``, a Unix time in milliseconds. None: not known yet."""
+    """State of a run at ``now_ms``, a Unix time in milliseconds. None: not known yet."""
 
     result: Result
     now_ms: float
@@ -70,7 +70,6 @@ class Standing:
 
     @property
     def run(self) -> Run:
-        """The one run of the result."""
         return self.result.runs[0]
 
     @functools.cached_property
@@ -87,12 +86,10 @@ class Standing:
 
     @property
     def reached(self) -> bool:
-        """Whether the last evaluation reached the target."""
         return not self.result.pretrains and (self.run.final_accuracy or 0) >= self.target
 
     @property
     def done(self) -> bool:
-        """Whether the run has ended."""
         return self.run.run_stop is not None
 
     @functools.cached_property
@@ -112,19 +109,19 @@ class Standing:
 
     @functools.cached_property
     def stalled(self) -> bool:
-        """Whether the log has been silent for over a minute, and over three times its longest silence so far."""
+        """Whether the log has been silent for more than a minute and three times its longest silence so far."""
         times = [event.time_ms for event in self.run.log.events]
         longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0) / 1000
         return self.silent is not None and self.silent > max(_STALLED_SECONDS, 3 * longest)
 
     @functools.cached_property
     def rate(self) -> float | None:
-        """Samples a second while training: the last measured span."""
+        """Sequences per second of the last measured training span."""
         return self.run.throughput[-1][1] if self.run.throughput else None
 
     @functools.cached_property
     def _counted(self) -> list[tuple[float, float]]:
-        """(samples, accuracy) of every evaluation that counts samples."""
+        """(samples, accuracy) of every evaluation with a sample count."""
         return [(e.samples, e.accuracy) for e in self.run.evaluations if e.samples]
 
     @functools.cached_property
@@ -134,7 +131,7 @@ class Standing:
 
     @functools.cached_property
     def samples(self) -> float | None:
-        """Samples trained by now: of the last event that counts them, and what the rate adds since."""
+        """Samples trained by now: the last logged count, extrapolated by the rate while training."""
         if self.done:
             return self.run.samples
         counted = [e.samples for e in self.run.evaluations if e.samples is not None]
@@ -143,7 +140,7 @@ class Standing:
             if event.key == "tracked_stats" and self.run.counts_samples:
                 counted.append(event.meta("epoch_num", "samples_count") or 0.0)
             if event.key in ("tracked_stats", "eval_stop", "eval_accuracy"):
-                since = max(since, event.time_ms)  # training goes on from here
+                since = max(since, event.time_ms)  # training continues from here
         if not counted:
             return 0.0 if self.run.run_start else None
         if self.rate is None or self.phase != "training":
@@ -153,9 +150,9 @@ class Standing:
 
     @functools.cached_property
     def projection(self) -> tuple[float, float] | None:
-        """(samples to the target, their standard error), by the accuracies so far and the RCP mean.
+        """(samples to the target, standard error), from the accuracies so far and the RCP mean.
 
-        Of a run without a target: to its last step.
+        Without a target: samples to the last step.
         """
         if self.result.pretrains:
             steps = number(tree.read_json(self.result.folder / "config.json", "schedule").get("max_steps"))
@@ -177,7 +174,7 @@ class Standing:
 
     @functools.cached_property
     def share(self) -> float | None:
-        """Share of the run that is done, by samples."""
+        """Share of the run that is done, by samples, 0 to 1."""
         if self.done:
             return 1.0
         if self.projection is None or self.samples is None or self.projection[0] <= 0:
@@ -186,7 +183,7 @@ class Standing:
 
     @functools.cached_property
     def eta(self) -> float | None:
-        """Seconds to the evaluation that will reach the target, evaluations on the way included."""
+        """Seconds to the evaluation that will reach the target, including the evaluations before it."""
         if self.done or self.stalled or self.projection is None or self.samples is None or not self.rate:
             return None
         end = self.projection[0]
@@ -199,18 +196,17 @@ class Standing:
 
     @functools.cached_property
     def rcp_margin(self) -> tuple[float, float] | None:
-        """(projected samples above the smallest mean that the RCP test accepts, standard error)."""
+        """(projected samples minus the smallest mean that the RCP test accepts, standard error)."""
         if self.result.rcp_point is None or self.projection is None or self.result.pretrains:
             return None
         return self.projection[0] - self.result.rcp_point.minimum, self.projection[1]
 
     @functools.cached_property
     def miss(self) -> Miss | None:
-        """The first evaluation outside the published runs, of a run to their target."""
+        """The first evaluation outside the range of published runs, if this run has the same target."""
         return first_miss(self.run) if self.target == TARGET_ACCURACY and not self.result.pretrains else None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         projected, error = self.projection or (None, None)
         return {
             **pick(self, "file=run.path phase done stalled elapsed_seconds=elapsed samples sequences_per_second=rate"),
@@ -224,7 +220,7 @@ class Standing:
         }
 
     def parts(self) -> list[str]:
-        """All that is known, in words."""
+        """Everything known, one phrase per item."""
         run, miss, expected, margin = self.run, self.miss, "", ""
         if self.rcp_margin is not None:
             above, error = self.rcp_margin
@@ -246,19 +242,18 @@ class Standing:
         }
         return [text(part) for part, known in parts.items() if known]
 
-    def line(self) -> str:
-        """The same in one line."""
-        return ", ".join(self.parts())
-
 
 def _extrapolate(counted: list[tuple[float, float]], target: float) -> tuple[float, float] | None:
-    """Where a straight line through accuracy over log samples meets the target; None where it does not rise."""
+    """Samples at which a straight line through accuracy over log(samples) meets the target, and standard error.
+
+    None if accuracy does not rise.
+    """
     x, y = [math.log(samples) for samples, _ in counted], [accuracy for _, accuracy in counted]
     if len(set(x)) < 2:
         return None
     rise, start = statistics.linear_regression(x, y)
     exponent = (target - start) / rise if rise > 0 else math.inf
-    if exponent > 50:  # beyond any run
+    if exponent > 50:  # more samples than any run takes
         return None
     projected = max(math.exp(exponent), counted[-1][0])
     residual = math.fsum((b - start - rise * a) ** 2 for a, b in zip(x, y, strict=True))
@@ -269,7 +264,7 @@ Watched: TypeAlias = "tuple[Follower, Standing]"
 
 
 def find_logs(target: Path) -> list[Path]:
-    """Every log at or below a path, those of trials under way included."""
+    """Every log at or below a path, including those of running trials."""
     if target.is_file():
         return [target]
     below = [Path(folder) / name for folder, _, names in os.walk(target) for name in names]
@@ -277,48 +272,48 @@ def find_logs(target: Path) -> list[Path]:
 
 
 def find_log(target: Path) -> Path:
-    """The log to follow: the file itself, or of a folder the newest, trials under way first. Raises ReviewError.
+    """The log to follow: the file itself, or the newest in a folder, running trials first. Raises ReviewError.
 
-    The folder of an acceptance test has none, and is followed itself.
+    The folder of an acceptance test, which has no log, is returned itself.
     """
     if not target.exists():
         raise ReviewError(f"{target}: no such file or folder")
 
     logs = []
     for path in find_logs(target):
-        with contextlib.suppress(OSError):  # removed a moment ago
+        with contextlib.suppress(OSError):  # removed meanwhile
             logs.append((bool(_RUNNING.fullmatch(path.parent.name)), path.stat().st_mtime, str(path)))
     if not logs and not is_test(target):
-        raise ReviewError(f"{target}: {NO_LOG}; name the log of a run, or its folder")
+        raise ReviewError(f"{target}: {NO_LOG}; give the log of a run, or its folder")
     return Path(max(logs)[2]) if logs else target
 
 
 def wait_for_log(target: Path, interval: float, sleep: Callable[[float], None] = time.sleep) -> Path:
-    """The log to follow, once there is one: a run may write its first line after minutes. Raises ReviewError."""
-    said = False
+    """Waits until there is a log to follow: a run may write its first line after minutes. Raises ReviewError."""
+    announced = False
     while True:
         try:
             return find_log(target)
         except ReviewError:
             if not target.is_dir():
                 raise
-        if not said:
+        if not announced:
             print(f"review: waiting for the first result_*.txt below {target}", file=sys.stderr, flush=True)
-            said = True
+            announced = True
         sleep(interval)
 
 
 class Follower:
-    """Reads a log as it grows, and where the launcher moves it when the trial ends."""
+    """Reads a growing log, and follows it to where the launcher moves it when the trial ends."""
 
     def __init__(self, path: Path, ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
         self.path, self.ruleset, self.target = path, ruleset, target
-        self.log = path  # its first place; the launcher moves it
+        self.log = path  # initial path; ``path`` changes when the launcher moves the log
         self._run: Run | None = None
-        self._read: object = None  # what the log was when it was read
+        self._read: object = None  # path and stamp of the log when it was last read
 
     def poll(self, now: float) -> Standing:
-        """The state at ``now``, Unix seconds, by the whole lines of the log. Raises ReviewError if the log is gone."""
+        """State at ``now``, Unix seconds, from the log's complete lines. Raises ReviewError if the log is gone."""
         try:
             stat = self.path.stat()
             found = (self.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
@@ -330,7 +325,7 @@ class Follower:
             folder, name = self.path.parent, self.path.name
             moved = [folder.parent / one for one in (name, name.replace("result_", "failed_", 1))]
             if not _RUNNING.fullmatch(folder.name) or not any(path.is_file() for path in moved):
-                raise ReviewError(f"{self.path}: is gone; the run was removed or did not leave a log") from None
+                raise ReviewError(f"{self.path}: is gone; the run was removed or left no log") from None
             self.path = next(path for path in moved if path.is_file())
             return self.poll(now)
         except OSError as error:
@@ -339,17 +334,17 @@ class Follower:
         return Standing(result, 1000 * now, result.target if self.target is None else self.target)
 
     def broken(self) -> str | None:
-        """Why the trial broke, once the launcher has said so."""
+        """Why the trial failed; None unless the launcher has recorded a failure."""
         number = re.fullmatch(r"failed_\D*(\d*).*", self.path.name)
         return tree.crashes(self.path.parent).get(int(number[1] or -1), "crashed") if number else None
 
     def ended(self, standing: Standing) -> bool:
-        """Whether the run is over, reached the target or not."""
+        """Whether the run is over, successful or not."""
         return standing.done or self.broken() is not None
 
 
 class Runs:
-    """The runs at or below some paths: those there are, and those that appear. Of one log: its run alone."""
+    """Runs at or below some paths, including those that appear later; for a single log, just its run."""
 
     def __init__(self, targets: Sequence[Path], ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
         for path in targets:
@@ -361,7 +356,7 @@ class Runs:
         self._now, self._idle_since = 0.0, math.inf
 
     def poll(self, now: float) -> list[Watched]:
-        """Every run as it stands; a log that was removed is left out, and an error where it is alone."""
+        """State of every run. Skips removed logs, but raises ReviewError for a single one."""
         found: list[Watched] = []
 
         def look(followers: Sequence[Follower]) -> None:
@@ -372,7 +367,7 @@ class Runs:
                     if self.alone:
                         raise
 
-        look(self._followers)  # first: they follow their logs to where they were moved
+        look(self._followers)  # first, since moved logs are known by their new paths afterwards
         known = {follower.path for follower, _ in found}
         new = sorted({path for target in self.targets for path in find_logs(target)} - known, key=str)
         look([Follower(path, self.ruleset, self.target) for path in new])
@@ -382,15 +377,15 @@ class Runs:
         return sorted(found, key=lambda pair: (str(pair[0].path.parent), tree.natural_order(pair[0].path)))
 
     def ended(self, found: list[Watched]) -> bool:
-        """Whether no run is under way, and none that may follow has begun for a minute."""
+        """Whether no run is active and no further one has started for a minute."""
         return self._now - self._idle_since >= (0 if self.alone else _IDLE_SECONDS)
 
 
 def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
-    """Shows the runs until they have ended: 0 if all reached the target (or are under way, with ``once``), else 1."""
+    """Shows the runs until they have ended. Returns 1 if one ended without reaching the target, else 0."""
     shown: dict[Path, object] = {}
 
-    def say(found: list[Watched]) -> None:
+    def report(found: list[Watched]) -> None:
         for follower, standing in found:
             news = len(standing.run.evaluations), standing.stalled, standing.phase, follower.broken()
             if shown.get(follower.log) == news:
@@ -399,13 +394,14 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
             if as_json:
                 print_json(standing, indent=None)
             else:
-                print("" if runs.alone else f"{text(str(follower.path))}: ", standing.line(), sep="", flush=True)
+                name = "" if runs.alone else f"{text(str(follower.path))}: "
+                print(name, ", ".join(standing.parts()), sep="", flush=True)
 
     states = output.follow(runs.poll, runs.ended, interval)
-    found = output.show_states(states, say, lambda _: object(), render, as_json=as_json, once=once)
+    found = output.show_states(states, report, lambda _: object(), render, as_json=as_json, once=once)
     for follower, _ in found:
         if (reason := follower.broken()) is not None:
-            print(f"review: {text(str(follower.path))}: the trial broke: {text(reason)}", file=sys.stderr)
+            print(f"review: {text(str(follower.path))}: the trial failed: {text(reason)}", file=sys.stderr)
     return 1 if any(follower.ended(standing) and not standing.run.converged for follower, standing in found) else 0
 
 
@@ -424,7 +420,7 @@ _CELLS: dict[Column, Callable[[Follower, Standing], str]] = {
 
 
 def render(found: list[Watched], out: Console) -> RenderableType:
-    """What a terminal shows: a row for each run, and of one alone a bar and all that is known of it."""
+    """Terminal view: a row per run; a single run also gets a progress bar and all its figures."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.text import Text
@@ -432,13 +428,10 @@ def render(found: list[Watched], out: Console) -> RenderableType:
     if not found:
         return Text("waiting for the first result_*.txt", "dim")
     rows = [[cell(*one) for cell in _CELLS.values()] for one in found]
-    ended = [follower.ended(standing) for follower, standing in found]
-    styles = [
-        "" if not over else "green" if standing.run.converged else "red"
-        for over, (_, standing) in zip(ended, found, strict=True)
-    ]
+    colours = (("red", "green")[standing.run.converged] for _, standing in found)
+    styles = [colour if one[0].ended(one[1]) else "" for one, colour in zip(found, colours, strict=True)]
     table, standing = output.table(*output.fit(list(_CELLS), rows, out.width), styles), found[0][1]
     if len(found) > 1:
         return table
     bar = ProgressBar(total=1.0, completed=standing.share or 0.0, width=min(60, out.width))
-    return Group(table, bar, Text("\n".join(["", *standing.parts()])))  # the bar does not end its line
+    return Group(table, bar, Text("\n".join(["", *standing.parts()])))  # "": the bar does not end its line

@@ -1,6 +1,6 @@
-"""``python -m bert``: one rank of one run, configured by environment variables; with a COMMAND, what comes after it.
+"""``python -m bert``: one rank of a run, configured by environment variables; with a COMMAND, that command.
 
-Any setting may be given as an option, which wins over the variable of its name: --lr 0.002 is LR=0.002.
+Any setting may also be given as an option, which overrides the variable of its name: --lr 0.002 is LR=0.002.
 
 Exit status: 0 the target was reached, 1 the run crashed, 2 bad input, 3 the run ended short of the target.
 """
@@ -16,15 +16,15 @@ from bert.core import variables
 from bert.core.env import ConfigError
 from bert.core.process import front, refuse, run_and_exit, run_command
 
-# PyTorch takes seconds to import: what needs no run answers before that.
-COMMANDS = {  # module, and what it does
-    "evaluate": ("evaluate", "accuracy and losses of checkpoints, or of those of a run that is still training"),
-    "export": ("export", "trained weights as Hugging Face's classes load them"),
-    "fill-mask": ("fill_mask", "the likeliest words for each [MASK] of a text"),
-    "compare-captures": ("compare_captures", "the first module that two runs with CAPTURE computed differently"),
-    "allreduce": ("allreduce", "whether all ranks reach each other and add right, and how fast"),
-    "deepspeed-config": ("deepspeed", "a DeepSpeed JSON as exports for our own engine; a .deepspeed_env file"),
-    "deepspeed-checkpoint": ("deepspeed", "a checkpoint of DeepSpeed's as a step_*.pt of our own"),
+# Modules are imported on use: PyTorch takes seconds to import.
+COMMANDS = {  # module, and what the command does
+    "evaluate": ("evaluate", "accuracy and losses of checkpoints, also of a run that is still training"),
+    "export": ("export", "export trained weights in Hugging Face's format"),
+    "fill-mask": ("fill_mask", "the most likely words for each [MASK] in a text"),
+    "compare-captures": ("compare_captures", "the first module whose results differ between two runs with CAPTURE"),
+    "allreduce": ("allreduce", "check that all ranks reach each other and add up correctly, and how fast"),
+    "deepspeed-config": ("deepspeed", "convert a DeepSpeed JSON to exports for our own engine; a .deepspeed_env file"),
+    "deepspeed-checkpoint": ("deepspeed", "convert a DeepSpeed checkpoint to a step_*.pt"),
 }
 
 

@@ -1,6 +1,6 @@
-"""``python -m certify``: one rank of an acceptance test. Its node's file is RUN_DIR/certify_<node>.npz.
+"""``python -m certify``: one rank of an acceptance test. Writes RUN_DIR/certify_<node>.npz, one file per node.
 
-Exit status: 0; 1 it crashed; 2 bad input.
+Exit status: 0 success, 1 crash, 2 bad input.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from certify.telemetry import Cpus, Gpus, Sampler
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Address):
-    """Where the ranks meet, and what their nodes are expected to be."""
+    """Rendezvous address, and the expected parts of each node."""
 
     node: str = env("SLURMD_NODENAME", "", doc="this node's name; set by Slurm")
-    inventory: Path | None = env("EXPECTED_INVENTORY", None, doc="parts of a good machine, as --expect wrote them")
+    inventory: Path | None = env("EXPECTED_INVENTORY", None, doc="parts of a good machine, written by --expect")
 
     def expected_parts(self) -> Any:
-        """What the file of EXPECTED_INVENTORY holds; None without one. Raises ConfigError."""
+        """Contents of EXPECTED_INVENTORY; None if unset. Raises ConfigError."""
         try:
             found = json.loads(self.inventory.read_text(encoding="utf-8")) if self.inventory else None
             if found is not None and not all(isinstance(facts, dict) for facts in {**found}.values()):
@@ -53,22 +53,22 @@ class Config(Address):
 
 
 def certify(load: Load, folder: Path, measure: Callable[[], tuple[Any, Any]] = lambda: ([], [])) -> None:
-    """The stages, unless a burn-in that continues has recorded them, and the burn-in if DURATION asks for one.
+    """Runs the stages, unless an earlier process recorded them, then the burn-in if DURATION is set.
 
-    measure: runs other tests first, while the GPUs are free; rows of ``probes``, and what ``about`` says of them.
+    measure: runs external tools first, while the GPUs are idle; returns rows of ``probes`` and entries of ``about``.
     """
     meeting, seconds = load.meeting, load.config.burn_in_seconds
     done = bool(seconds) and (folder / burn_in.FIRST).exists()
-    meeting.barrier()  # all have looked before any writes
+    meeting.barrier()  # every rank has checked before any writes
     if not done:
         about: dict[str, Any] = {}
-        if meeting.rank == meeting.members(meeting.node)[0]:
+        if meeting.leads_node:
             about["hardware"] = {"parts": hardware.inventory(Gpus([])), "before": hardware.health(Gpus([]))}
         rows, about["tools"] = measure()
         load.probes += rows
         sampler = telemetry(meeting)
         load.run()
-        write(folder, load, sampler.stop() if sampler else np.empty(0, schema.SAMPLE), about)
+        write(folder, load, sampler, about)
         load.rows.clear()
     if seconds:
         repeats = BurnIn(load, folder, seconds)
@@ -77,44 +77,41 @@ def certify(load: Load, folder: Path, measure: Callable[[], tuple[Any, Any]] = l
 
 
 def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | None:
-    """Samples the devices of a node on its first rank. earlier: rows of an earlier process."""
-    if meeting.rank != meeting.members(meeting.node)[0]:
+    """Starts sampling the node's devices on its first rank; None on others. earlier: rows of an earlier process."""
+    if not meeting.leads_node:
         return None
-    count = len(meeting.members(meeting.node)) if torch.cuda.is_available() else 0
+    count = len(meeting.node_ranks) if torch.cuda.is_available() else 0
     uuids = [str(getattr(torch.cuda.get_device_properties(number), "uuid", "")) for number in range(count)]
     sampler = Sampler([Gpus(uuids), Cpus()], earlier=earlier)
     sampler.start()
     return sampler
 
 
-def write(folder: Path, load: Load, samples: np.ndarray, told: Mapping[str, Any]) -> None:
-    """The first rank of each node writes what its ranks have measured. Every rank calls it. told: by its devices."""
+def write(folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str, Any]) -> None:
+    """Writes the measurements of a node's ranks, on its first rank. A collective. about: hardware and tools."""
     meeting = load.meeting
     own = {"steps": np.concatenate(load.rows), "probes": np.array(load.probes, schema.PROBE)}
     for name, rows in own.items():
-        meeting.store.set(f"{name}/{meeting.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes will do
+        meeting.store.set(f"{name}/{meeting.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes work too
     devices = meeting.exchange(burn_in.device_name(load.device))
-    members = meeting.members(meeting.node)
-    if meeting.rank == members[0]:
-        tables = {"telemetry": samples}
+    if sampler is not None:
+        tables = {"telemetry": sampler.stop()}
         for name, rows in own.items():
-            parts = [np.frombuffer(meeting.store.get(f"{name}/{rank}"), rows.dtype) for rank in members]
+            parts = [np.frombuffer(meeting.store.get(f"{name}/{rank}"), rows.dtype) for rank in meeting.node_ranks]
             tables[name] = np.concatenate(parts)
-        node = meeting.nodes[meeting.node]
-        ranks = [
-            {"rank": rank, "local_rank": meeting.places[rank].local_rank, "device": devices[rank]} for rank in members
-        ]
-        about = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
-        about |= {"on_cpus": load.device.type == "cpu", "tools": told["tools"]}
-        about["hardware"] = {**told["hardware"], "after": hardware.health(Gpus([]))}
-        schema.write(folder / f"certify_{node}.npz", about, tables)
+        node, places = meeting.nodes[meeting.node], [meeting.places[rank] for rank in meeting.node_ranks]
+        ranks = [{"rank": one.rank, "local_rank": one.local_rank, "device": devices[one.rank]} for one in places]
+        record = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
+        record |= {"on_cpus": load.device.type == "cpu", "tools": about["tools"]}
+        record["hardware"] = {**about["hardware"], "after": hardware.health(Gpus([]))}
+        schema.write(folder / f"certify_{node}.npz", record, tables)
     meeting.barrier()
     for name in own:
         meeting.store.delete_key(f"{name}/{meeting.rank}")
 
 
 def main(environ: Mapping[str, str]) -> int:
-    """Runs the stages on this rank; returns the exit status."""
+    """Runs the test on this rank; returns the exit status."""
     run = rundir.Config()
     try:
         run = from_env(rundir.Config, environ)
@@ -123,19 +120,19 @@ def main(environ: Mapping[str, str]) -> int:
         wanted, parts = from_env(tools.Config, environ), config.expected_parts()
         programs = wanted.programs(trainer.device.type == "cuda")
         trainer.check()
-        load.check(trainer.dist.world_size)
-        if trainer.zero.is_deepspeed:
-            raise ConfigError("ENGINE=deepspeed: machines are certified with our own engine: unset ENGINE")
-        if run.run_dir is None:
-            raise ConfigError("RUN_DIR is not set: start it by certify.sh")
         ranks = trainer.dist
+        if load.flipped and load.flipped[0] >= ranks.world_size:  # nothing would flip, and the test would pass
+            raise ConfigError(f"CERTIFY_FLIP={load.flip}: ranks are 0 to {ranks.world_size - 1}")
+        if trainer.zero.is_deepspeed:
+            raise ConfigError("ENGINE=deepspeed: certify uses the trainer's own engine: unset ENGINE")
+        if run.run_dir is None:
+            raise ConfigError("RUN_DIR is not set: start it with certify.sh")
         store = config.store("certify", ranks.rank, ranks.world_size, ranks.timeout_seconds)
-        meeting = Meeting(ranks, store, config.node or platform.node())  # waits for all
+        meeting = Meeting(ranks, store, config.node or platform.node())  # waits for all ranks
         if load.burn_in_seconds:
             burn_in.refuse_other(run.run_dir, meeting, burn_in.facts(trainer, meeting) if meeting.rank == 0 else {})
         if meeting.rank == 0:
-            derived = {"expected": figures, "burn_in_seconds": load.burn_in_seconds}
-            derived |= {"expected_parts": parts}
+            derived = {"expected": figures, "expected_parts": parts, "burn_in_seconds": load.burn_in_seconds}
             rundir.write_description(run, trainer, derived | burn_in.derived(trainer))
         meeting.barrier()
         measure = partial(tools.run, wanted, programs, meeting, run.run_dir, environ)
@@ -146,9 +143,9 @@ def main(environ: Mapping[str, str]) -> int:
 
 
 if __name__ == "__main__":
-    words = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m certify",
-        description="One rank of an acceptance test, as ./certify.sh starts it, settings by environment variables.",
-        epilog="of the results: python -m review certify | baseline | watch, each with --help; docs/certify.md",
+        description="One rank of an acceptance test, started by ./certify.sh and configured by environment variables.",
+        epilog="results: python -m review certify | baseline | watch, each with --help; docs/certify.md",
     )
-    run_and_exit(lambda: main(os.environ) if words.parse_args() else 2)
+    run_and_exit(lambda: main(os.environ) if parser.parse_args() else 2)

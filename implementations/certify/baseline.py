@@ -1,4 +1,4 @@
-"""Figures of a test saved by name, and later tests held to them (`python -m review baseline`), or to one another."""
+"""Figures of a test saved by name, and later tests compared with them (`python -m review baseline`)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from certify import schema
 from certify.comparison import OF_MEDIAN
 from certify.faults import usual_parts
 from certify.figures import STEP, digits, state_of
-from certify.journal import worst
 from certify.records import Records, known, median
 from certify.schema import REDUCTIONS
 from certify.verdict import Certificate
 from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, write_whole
+from review.logs.tree import read_object
 
 WHOLE = "together_whole"
 LABELS = schema.LABELS | {WHOLE: f"{schema.LABELS['together']}, with the wait"}
-# What must be the same for a comparison of times to mean anything.
+# Facts that must match for times to be comparable.
 _DATA = ("batch_size", "gradient_steps", "max_seq_length", "packed")
 LOAD = ("model", "precision", "optimizer", *_DATA)
 _SAME = ("devices", "ranks_per_node", *LOAD)
@@ -36,7 +36,7 @@ _SAME_LOAD_ONLY = (STEP, "sequences/s")
 
 @dataclass(frozen=True)
 class Baseline:
-    """A test's figures. metrics: (seconds, their standard error) by name; machine: what they were measured on."""
+    """Figures of a test. metrics: (seconds, standard error) by name; machine: hardware and load."""
 
     name: str
     saved: str
@@ -48,7 +48,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Change:
-    """A figure against the baseline's. change: as a share, above 0 is slower; state: pass, warn, fail."""
+    """A figure against the baseline's. change: fraction, positive is slower; state: pass, warn or fail."""
 
     name: str
     before: float
@@ -59,18 +59,18 @@ class Change:
 
 
 def measure(records: Records, name: str) -> Baseline:
-    """The figures of a test: of each stage and part of the load the median of all ranks, and of each all-reduce.
+    """Figures of a test: of each stage, probe and all-reduce, the median over all ranks.
 
-    A figure of one round is left out: nothing says how well it repeats. Raises ReviewError.
+    Figures of a single round are left out, since their noise is unknown. Raises ReviewError.
     """
-    config = _json(records.folder / "config.json")
+    config = read_object(records.folder / "config.json")
     model, precision = config.get("model"), config.get("settled_precision")
     if not model or not precision:
         raise ReviewError(
-            f"{records.folder / 'config.json'}: does not say what model of what precision was trained, as an earlier "
-            "certify.sh wrote it: run the test again"
+            f"{records.folder / 'config.json'}: lacks model and precision (written by an earlier version): "
+            "run the test again"
         )
-    environment = _json(records.folder / "environment.json")
+    environment = read_object(records.folder / "environment.json")
     machine = {
         "host": environment.get("host"),
         "devices": sorted({place.device for place in records.places.values()}),
@@ -96,22 +96,14 @@ def measure(records: Records, name: str) -> Baseline:
 
 
 def _by_rank(steps: np.ndarray) -> np.ndarray:
-    """Median seconds of a step [ranks, rounds], nan where a rank rests."""
+    """Median seconds per step [ranks, rounds], nan where a rank rests."""
     return np.apply_along_axis(median, 2, steps)
 
 
 def _typical(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The median over rounds of each round's median, and its standard error by how much the rounds differ."""
+    """Median over rounds of each round's median, and its standard error from the spread of rounds."""
     of_rounds = [float(np.median(times)) for times in rounds]
     return statistics.median(of_rounds), OF_MEDIAN * statistics.stdev(of_rounds) / len(of_rounds) ** 0.5
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ReviewError(f"{path}: missing or not JSON; a test that ran to its end leaves it") from None
-    return found
 
 
 def save(records: Records, name: str, folder: Path) -> Path:
@@ -126,25 +118,25 @@ def save(records: Records, name: str, folder: Path) -> Path:
 
 
 def load(path: Path) -> Baseline:
-    """Raises ReviewError for a file that is missing or no baseline."""
+    """Raises ReviewError for a missing or invalid file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         metrics = {name: (float(value), float(error)) for name, (value, error) in found.pop("metrics").items()}
         return Baseline(**found, metrics=metrics)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ReviewError(f"{path}: no baseline; make one with: python -m review baseline save") from None
+        raise ReviewError(f"{path}: not a baseline; save one with: python -m review baseline save") from None
 
 
 def load_all(folder: Path) -> list[Baseline]:
-    """The oldest first. Raises ReviewError for a folder without any."""
+    """All baselines of a folder, the oldest first. Raises ReviewError if there are none."""
     found = sorted((load(path) for path in folder.glob("*.json")), key=lambda one: one.saved)
     if not found:
-        raise ReviewError(f"{folder}: no baselines; make one with: python -m review baseline save")
+        raise ReviewError(f"{folder}: no baselines; save one with: python -m review baseline save")
     return found
 
 
 def choose(now: Baseline, folder: Path, name: str | None) -> Baseline:
-    """The baseline of that name, else the newest of the same system and load. Raises ReviewError."""
+    """The named baseline, else the newest of the same system and load. Raises ReviewError."""
     baselines = load_all(folder) if name is None else [load(folder / f"{name}.json")]
     for one in reversed(baselines):
         other = next((key for key in _SAME if one.machine.get(key) != now.machine.get(key)), None)
@@ -152,14 +144,14 @@ def choose(now: Baseline, folder: Path, name: str | None) -> Baseline:
             return one
         if name is not None:
             raise ReviewError(
-                f"baseline {name} is of {other} {one.machine.get(other)}, and this test of {now.machine.get(other)}: "
+                f"baseline {name} has {other} {one.machine.get(other)}, this test {now.machine.get(other)}: "
                 "their times cannot be compared"
             )
     raise ReviewError(f"{folder}: no baseline of the same devices, model and batch; save one of this system first")
 
 
 def check(now: Baseline, before: Baseline) -> list[Change]:
-    """Every figure that both have; those of stages of several nodes only if there are as many nodes."""
+    """Every figure that both have; those of several nodes only if the number of nodes is the same."""
     other_size = now.machine["nodes"] != before.machine["nodes"]
     found = []
     for name, (value, error) in now.metrics.items():
@@ -171,25 +163,21 @@ def check(now: Baseline, before: Baseline) -> list[Change]:
     return found
 
 
-def verdict(changes: Sequence[Change]) -> str:
-    return worst(change.state for change in changes)
-
-
-def print_changes(before: Baseline, changes: Sequence[Change], failed: Sequence[str]) -> None:
-    """A line a figure, why the test failed by itself, and the verdict on the last line."""
+def print_changes(before: Baseline, changes: Sequence[Change], failed: Sequence[str], state: str) -> None:
+    """Prints a line per figure, why the test itself failed, and the verdict on the last line."""
     print(f"against {before.name} of {before.saved[:10]} (commit {(before.commit or 'unknown')[:12]})")
     for one in changes:
-        state = "" if one.state == "pass" else f"  {one.state}"
         times = f"{one.before * 1e3:10.3f} to {one.now * 1e3:10.3f} ms"
-        print(f"  {LABELS[one.name]:<44} {times}  {one.change:+7.1%} ± {one.error:.1%}{state}")
+        flag = "" if one.state == "pass" else f"  {one.state}"
+        print(f"  {LABELS[one.name]:<44} {times}  {one.change:+7.1%} ± {one.error:.1%}{flag}")
     for reason in failed:
         print(f"  the test itself failed: {reason}")
-    print("fail" if failed else verdict(changes))
+    print(state)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A figure of both: medians over ranks, of B over A, and how far that may be off; None: one round tells nothing."""
+    """A figure of both tests: medians over ranks, B over A, and its standard error; None for a single round."""
 
     name: str
     label: str
@@ -202,7 +190,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Comparison:
-    """names, states, ended: of both; differences: (what, of A, of B); left_out: what cannot be compared, and why."""
+    """names, states, ended: of A and B; differences: (fact, A, B); left_out: what cannot be compared, and why."""
 
     names: tuple[str, str]
     states: tuple[str, str]
@@ -211,27 +199,26 @@ class Comparison:
     differences: list[tuple[str, Any, Any]]
     left_out: str
 
-    def parts(self, width: int | None) -> list[Part]:
-        """For a terminal or Markdown, whatever its width."""
+    def parts(self, _: int | None) -> list[Part]:
+        """Tables for a terminal or Markdown."""
         columns = [Column("figure", wraps=True), *(Column(name, right=True) for name in "AB"), Column("unit", drop=1)]
         rows = []
         for one in self.figures:
-            off = "" if one.error is None else f" ± {INTERVAL * one.error:.3f}"
-            rows.append((one.label, digits(one.a), digits(one.b), one.unit, f"{one.ratio:.3f}{off}"))
-        found: list[Part] = [
+            error = "" if one.error is None else f" ± {INTERVAL * one.error:.3f}"
+            rows.append((one.label, digits(one.a), digits(one.b), one.unit, f"{one.ratio:.3f}{error}"))
+        facts = [("verdict", *self.states), ("ended", *self.ended), *self.differences]
+        differing = [tuple("unknown" if one is None else str(one) for one in row) for row in facts if row[1] != row[2]]
+        return [
             Heading("Two acceptance tests", f"A: {self.names[0]}, B: {self.names[1]}"),
             Table([*columns, Column("B / A, 95%", right=True)], rows),
+            *([Line("left out", self.left_out)] if self.left_out else []),
+            Heading("What differs"),
+            Table([Column("what"), Column("A", wraps=True), Column("B", wraps=True)], differing),
         ]
-        found += [Line("left out", self.left_out)] if self.left_out else []
-        told = [("verdict", *self.states), ("ended", *self.ended), *self.differences]
-        found += [Heading("What differs"), Table([Column("what"), Column("A", wraps=True), Column("B", wraps=True)], [
-            tuple("unknown" if one is None else str(one) for one in row) for row in told if row[1] != row[2]
-        ])]  # fmt: skip
-        return found
 
 
 def compare(a: Certificate, b: Certificate) -> Comparison:
-    """Figures that both have; those of a training step only where both trained the same. Raises ReviewError."""
+    """Compares figures that both tests have; training steps only if both had the same load. Raises ReviewError."""
     both = [measure(one.records, one.records.folder.resolve().name) for one in (a, b)]
     machines = [one.machine for one in both]
     other_load = [name for name in LOAD if machines[0][name] != machines[1][name]]
@@ -248,10 +235,10 @@ def compare(a: Certificate, b: Certificate) -> Comparison:
             found.append(Pair(one.name, one.label, one.unit, before, now, now / before, error))
     parts = [usual_parts(one.records.hardware) for one in (a, b)]
     facts = []
-    for test, machine, of in zip((a, b), machines, parts, strict=True):
+    for test, machine, devices in zip((a, b), machines, parts, strict=True):
         model = {f"model's {name}": value for name, value in machine.pop("model").items()}
-        pieces = {f"{device}: {name}": value for device, told in of.items() for name, value in told.items()}
-        facts.append(machine | model | test.versions | {"commit": test.tested["commit"]} | pieces)
+        hardware = {f"{device}: {name}": value for device, own in devices.items() for name, value in own.items()}
+        facts.append(machine | model | test.versions | {"commit": test.tested["commit"]} | hardware)
     names = dict.fromkeys([*facts[0], *facts[1]])
     return Comparison(
         names=(both[0].name, both[1].name),
@@ -259,5 +246,5 @@ def compare(a: Certificate, b: Certificate) -> Comparison:
         ended=(a.tested["ended"], b.tested["ended"]),
         figures=found,
         differences=[(name, x, y) for name in names if (x := facts[0].get(name)) != (y := facts[1].get(name))],
-        left_out=f"the training step: of another {', '.join(other_load)}" if other_load else "",
+        left_out=f"the training step: different {', '.join(other_load)}" if other_load else "",
     )

@@ -1,7 +1,8 @@
 """Burn-in: hours of the same steps, each repeat bit for bit equal to the first.
 
-RUN_DIR/burn_in.json is the first repeat, burn_in_<node>.jsonl has a line for each repeat, burn_in_<node>.npz the node's
-telemetry. A test continues from them if its facts are the same: other machines or settings compute other bits.
+RUN_DIR/burn_in.json holds the checksums of the first repeat, burn_in_<node>.jsonl a line per repeat,
+burn_in_<node>.npz the node's telemetry. A test resumes from them only with the same machines, settings and versions:
+others compute other bits.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from certify.meeting import Meeting
 from certify.telemetry import Gpus, Sampler
 
 FIRST = "burn_in.json"
-SAVE_SECONDS = 300.0  # between two writings of the telemetry
+SAVE_SECONDS = 300.0  # between writes of the telemetry
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def derived(trainer: TrainerConfig) -> dict[str, Any]:
-    """For config.json: the model itself, as its file may go, and the precision that `auto` resolves to here."""
+    """Entries of config.json: the model itself, whose file may change, and the precision that `auto` resolves to."""
     model = dataclasses.asdict(trainer.model) | {"gelu_form": trainer.model.gelu_form}
     return {"model": model, "settled_precision": precision.resolved(trainer.precision.precision, trainer.device)}
 
 
 def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
-    """All that decides the bits of the weights but the choice of kernels: ranks, settings, devices and versions."""
+    """Everything but the choice of kernels that determines the weights bit for bit: ranks, settings, versions."""
     described, environment = derived(trainer), rundir.environment()
     found: dict[str, Any] = {"ranks": meeting.size, "nodes": ", ".join(meeting.nodes)}
     for group in (trainer.optim, trainer.recompute, trainer.data, trainer.zero, trainer.graph, trainer.precision):
@@ -57,28 +58,27 @@ def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a rank's device in records and baselines."""
+    """Name of a rank's device in records and baselines."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
 
 
 def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> None:
-    """Raises ConfigError on all ranks if the burn-in in this folder was begun with other facts."""
+    """Raises ConfigError on all ranks if the burn-in in this folder was started with other facts."""
     reason, path = "", folder / FIRST
     if meeting.rank == 0 and path.exists():
         earlier = json.loads(path.read_text(encoding="utf-8")).get("facts", {})
         name = next((name for name, value in facts.items() if earlier.get(name, facts) != value), None)
         if name is not None:
-            known = f"its {name} is {earlier.get(name)}, and now {facts[name]}"
-            words = known if name in earlier else f"nothing is known of its {name}"
-            reason = f"{folder} has a burn-in that cannot continue: {words}: choose another RUN_NAME"
+            words = f"{name}={earlier[name]}, now {facts[name]}" if name in earlier else f"{name} is not recorded"
+            reason = f"{folder} has a burn-in that cannot be resumed: {words}: choose another RUN_NAME"
     meeting.refuse(reason)
 
 
 class BurnIn:
-    """Every rank makes it and calls ``run``."""
+    """The burn-in of one rank. Every rank creates one and calls ``run``."""
 
     def __init__(self, load: Load, folder: Path, duration: float) -> None:
-        """duration: seconds in total, those of earlier processes included."""
+        """duration: seconds in total, including earlier processes."""
         self.load, self.meeting, self.duration = load, load.meeting, duration
         self.folder, self.first = folder, folder / FIRST
         self.facts: dict[str, Any] = {}
@@ -86,10 +86,9 @@ class BurnIn:
             self.facts = facts(load.trainer, self.meeting) | settings(load.trainer.kernels)
         self.node = self.meeting.nodes[self.meeting.node]
         self.journal, self.samples = (folder / f"burn_in_{self.node}.{kind}" for kind in ("jsonl", "npz"))
-        self.members = self.meeting.members(self.meeting.node)
 
     def sampled(self) -> np.ndarray:
-        """Telemetry of an earlier process."""
+        """Telemetry saved by an earlier process."""
         columns = schema.read(self.samples)[1]["telemetry"] if self.samples.exists() else {"time": ()}
         found = np.empty(len(columns["time"]), schema.SAMPLE)
         for name, column in columns.items():
@@ -97,28 +96,31 @@ class BurnIn:
         return found
 
     def run(self, sampler: Sampler | None = None) -> None:
-        """Repeats until the time is over. sampler: has begun; it ends here."""
+        """Repeats until the time is over. sampler: already started; stopped here."""
         refuse_other(self.folder, self.meeting, self.facts)
         saved = time.monotonic()
         trainee = self.load.trainee_alone()
         count = self.load.count_steps(trainee, self.load.config.rounds)
-        # All go on from the same repeat, and none of them forgets what it has done.
-        reference, repeat, elapsed = self._known()
+        # All ranks resume from the same repeat, with the checksums of the first.
+        reference, repeat, elapsed = self._progress()
         count = len(reference) or count
         self.load.check_drill(count)
         started = time.monotonic() - elapsed
-        # Elapsed is what all agree on: whoever stopped by its own clock would leave the others waiting.
+        # All ranks agree on elapsed: one that stopped by its own clock would leave the others waiting.
         while not reference or elapsed < self.duration:
             self.meeting.barrier()
             with trainee.step.rollback():
                 checksums = self.load.take_steps(trainee, count, drill=bool(reference)).tolist()
                 seconds = statistics.median(trainee.recorder.take().sum(axis=1).tolist())
-            reference = reference or self._agree(checksums)
+            if not reference:  # the first repeat of most ranks
+                answers = Counter(self.meeting.exchange(json.dumps(checksums)))
+                reference = json.loads(answers.most_common(1)[0][0])
+                self._write_first(reference)
             pairs = enumerate(zip(checksums, reference, strict=True))
             different = next((step for step, (own, first) in pairs if own != first), -1)
             repeat += 1
-            elapsed = self.meeting.most(time.monotonic() - started)
-            self._tell(repeat, elapsed, seconds, different)
+            elapsed = self.meeting.max(time.monotonic() - started)
+            self._report(repeat, elapsed, seconds, different)
             if sampler is not None and time.monotonic() - saved >= SAVE_SECONDS:
                 self._save(sampler.rows())
                 saved = time.monotonic()
@@ -128,51 +130,38 @@ class BurnIn:
     def _save(self, samples: np.ndarray) -> None:
         schema.write(self.samples, {"node": self.node, "after": hardware.health(Gpus([]))}, {"telemetry": samples})
 
-    def _lines(self) -> list[str]:
-        """This node's journal; a last line that was half written when the power failed is cut off."""
-        if not self.journal.exists():
-            return []
-        text = self.journal.read_text(encoding="utf-8")
+    def _progress(self) -> tuple[list[int], int, float]:
+        """Checksums of the first repeat, and repeats and seconds done by earlier processes; the same on all ranks."""
+        done: tuple[list[int], int, float] = [], 0, 0.0
+        text = self.journal.read_text(encoding="utf-8") if self.meeting.leads_node and self.journal.exists() else ""
         whole = text[: text.rfind("\n") + 1]
-        if whole != text:
+        if whole != text:  # the last line is incomplete after a power failure
             write_text(self.journal, whole)
-        return whole.splitlines()
-
-    def _known(self) -> tuple[list[int], int, float]:
-        """Checksums of the first repeat, repeats and seconds of an earlier process; the same on all ranks."""
-        known: tuple[list[int], int, float] = [], 0, 0.0
-        lines = self._lines() if self.meeting.rank == self.members[0] else []
         if self.meeting.rank == 0 and self.first.exists():
             checksums = json.loads(self.first.read_text(encoding="utf-8"))["checksums"]
             self._write_first(checksums)
-            last = json.loads(lines[-1]) if lines else {}
-            known = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
-        reference, repeat, elapsed = json.loads(self.meeting.exchange(json.dumps(known))[0])
+            last = json.loads(whole.splitlines()[-1]) if whole else {}
+            done = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
+        reference, repeat, elapsed = json.loads(self.meeting.exchange(json.dumps(done))[0])
         return reference, repeat, elapsed
 
-    def _agree(self, checksums: list[int]) -> list[int]:
-        """The first repeat of most ranks, which rank 0 writes down."""
-        said = self.meeting.exchange(json.dumps(checksums))
-        reference: list[int] = json.loads(Counter(said).most_common(1)[0][0])
-        if self.meeting.rank == 0:
-            self._write_first(reference)
-        return reference
-
     def _write_first(self, checksums: list[int]) -> None:
-        """The first repeat, the facts that it was computed with, and the duration of the burn-in."""
-        about = {"duration": self.duration, "checksums": checksums, "facts": self.facts}
-        write_text(self.first, json.dumps(about) + "\n")
+        """Writes burn_in.json on rank 0."""
+        if self.meeting.rank == 0:
+            about = {"duration": self.duration, "checksums": checksums, "facts": self.facts}
+            write_text(self.first, json.dumps(about) + "\n")
 
-    def _tell(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
-        """A line in this node's journal, and rank 0's on stderr. different: the first step that is, or -1."""
-        said = [json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]))]
-        if self.meeting.rank == self.members[0]:
-            line = {"repeat": repeat, "elapsed": elapsed, "seconds": {rank: said[rank][0] for rank in self.members}}
-            line["different"] = {rank: said[rank][1] for rank in self.members if said[rank][1] >= 0}
+    def _report(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
+        """Appends a line to this node's journal; rank 0 prints one. different: first step that differs, or -1."""
+        answers = [json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]))]
+        if self.meeting.leads_node:
+            own = {rank: answers[rank] for rank in self.meeting.node_ranks}
+            line = {"repeat": repeat, "elapsed": elapsed, "seconds": {rank: spent for rank, (spent, _) in own.items()}}
+            line["different"] = {rank: step for rank, (_, step) in own.items() if step >= 0}
             with open(self.journal, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-        wrong = [rank for rank, (_, step) in enumerate(said) if step >= 0]
-        words = f"rank {', '.join(map(str, wrong))} computed something else" if wrong else "all the same"
+        wrong = [rank for rank, (_, step) in enumerate(answers) if step >= 0]
+        words = f"rank {', '.join(map(str, wrong))} differs from the first" if wrong else "all identical"
         self.meeting.say(f"burn-in {clock(elapsed)} of {clock(self.duration)}: repeat {repeat}, {words}")

@@ -1,4 +1,4 @@
-"""The commands `certify` and `baseline` of `python -m review`. What they need is imported when one runs."""
+"""The commands `certify` and `baseline` of `python -m review`. Imports happen when a command runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import shlex
 
-from certify.journal import EXIT
+from certify.journal import EXIT, worst
 from review.logs.output import ReviewError, emit, write_whole
 
 
@@ -18,7 +18,7 @@ def _certify(arguments: argparse.Namespace) -> int:
 
     if arguments.other:
         if any((arguments.output, arguments.csv, arguments.line, arguments.expected, arguments.expect)):
-            raise ReviewError("of two tests there is a comparison alone: leave out all options but --json")
+            raise ReviewError("two tests are compared, which takes no option but --json")
         from certify.baseline import compare
 
         both = compare(certify(arguments.target), certify(arguments.other))
@@ -26,7 +26,7 @@ def _certify(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.expected:
         if arguments.csv or arguments.output or arguments.expect:
-            raise ReviewError("--expected prints figures for a config alone: leave out --csv, --output and --expect")
+            raise ReviewError("--expected only prints figures for a config: remove --csv, --output and --expect")
         figures = exports(read(arguments.target))
         lines = [
             f"export {name}={shlex.quote(f'{value:.10g}' if isinstance(value, float) else value)}"
@@ -54,8 +54,8 @@ def _save(arguments: argparse.Namespace) -> int:
     found = certify(arguments.target)
     if found.state == "fail" and not arguments.force:
         raise ReviewError(
-            f"{arguments.target}: the test failed ({found.reasons()[0]}), and later ones would be held to it: "
-            "--force keeps it all the same"
+            f"{arguments.target}: the test failed ({found.reasons()[0]}), and later ones would be compared with it: "
+            "--force saves it anyway"
         )
     path = save(found.records, arguments.name, arguments.folder)
     emit(arguments, text=lambda: print(path), json=lambda: {"file": path})
@@ -63,17 +63,17 @@ def _save(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from certify.baseline import check, choose, measure, print_changes, verdict
+    from certify.baseline import check, choose, measure, print_changes
     from certify.verdict import certify
 
     found = certify(arguments.target)
     now = measure(found.records, arguments.target.name)
     before = choose(now, arguments.folder, arguments.name)
     changes, failed = check(now, before), [one.text() for one in found.why() if one.state == "fail"]
-    state = "fail" if failed else verdict(changes)
+    state = "fail" if failed else worst(change.state for change in changes)
     emit(
         arguments,
-        text=lambda: print_changes(before, changes, failed),
+        text=lambda: print_changes(before, changes, failed, state),
         json=lambda: {"state": state, "baseline": before.name, "changes": changes, "failed": failed},
     )
     return EXIT[state]

@@ -1,4 +1,4 @@
-"""The statistics: which ranks, nodes or links stand out among those that did the same work, and how sure that is."""
+"""Statistics: which ranks, nodes or links stand out among those that did the same work, and with what confidence."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from certify.records import Records, known
-from certify.schema import ALONE, BURN_IN
+from certify.schema import ALONE, BURN_IN, PARTS
 
-LEAST = 4  # to tell which is the odd one
-LEAST_ROUNDS = 3  # to tell how well one repeats
-FALSE_ALARMS = 0.01  # share of whole tests of healthy machines, whatever their number of comparisons
-HEALTHY_SPREAD = 0.01  # prior standard deviation between healthy GPUs, as a share
-PRIOR_FREEDOM = 6  # degrees of freedom of that prior
+MIN_PEERS = 4  # to tell which one is odd
+MIN_ROUNDS = 3  # to estimate repeatability
+FALSE_ALARMS = 0.01  # per whole test of healthy machines, whatever the number of comparisons
+PRIOR_FREEDOM = 6  # degrees of freedom of the prior SPREAD
 AUTOCORRELATIONS = np.linspace(0, 0.95, 96)
 _TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of a normal distribution
 OF_MEDIAN = 1.2533  # standard error of a median over that of a mean
-LEAST_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # below it an excess does not matter
+MIN_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # smaller ones do not matter
 SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}  # prior standard deviation between healthy ones
-HESITATION = 1.25  # times the typical step: time beyond that is lost
+HESITATION = 1.25  # of a typical step; time beyond it is lost
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """One that is far above the others.
+    """A rank, node or link far above the others.
 
-    excess: over the median, as a share; measure: such as "9 deviations" (of a healthy one); chance: expected number of
-    such findings in a whole test of healthy machines, so that 0.001 is one in 1,000 tests; state: a warning among few.
+    excess: over the median, as a fraction; measure: such as "9 deviations" (of healthy ones); chance: expected number
+    of such findings per whole test of healthy machines (0.001: one in 1,000 tests); state: a warning if peers are few.
     """
 
     name: str
@@ -44,82 +43,87 @@ def slow(
     values: Mapping[str, Sequence[float]],
     comparisons: int,
     *,
-    least_excess: float,
-    spread: float = HEALTHY_SPREAD,
+    min_excess: float,
+    spread: float = SPREAD["slow"],
     paired: bool = True,
-    alike: float = 0.0,
+    correlation: float = 0.0,
 ) -> list[Outlier]:
-    """Those whose value is far above the others', the farthest first; none if there are too few to compare.
+    """Those far above the others, the farthest first. Fewer than MIN_PEERS are compared with the fastest (``behind``).
 
-    values: of each, by round, nan for a round without it. paired: the rounds ran at the same time, so that common
-    disturbances cancel. comparisons: of the whole test, these included (Bonferroni). alike: the least autocorrelation
-    of rounds, as the whole test shows it: a few rounds show it badly.
+    values: by name and round, nan where missing. paired: the rounds ran at the same time, so that common disturbances
+    cancel. comparisons: in the whole test, these included (Bonferroni). correlation: lower bound of the autocorrelation
+    of rounds, estimated over the whole test because a few rounds show it badly.
 
-    The center is the median over all. A healthy one's variance has two parts: the spread between them, from the median
-    absolute deviation and, as a prior with PRIOR_FREEDOM degrees of freedom, from ``spread`` (the moderated variance of
-    Smyth 2004); and repeatability, from its own rounds or those of all, whichever is worse. As both are uncertain, the
-    limit is Student's quantile with the degrees of freedom of their sum (Welch and Satterthwaite): many rounds tell the
-    noise of a round well, few ranks tell their spread badly. Rounds that are like the one before them tell less: the
-    variance of the mean of n of them is g / n times that of one, and they vary about it by 1 - g / n of that alone,
-    where g = 1 + 2 sum (1 - k / n) r^k over k < n (Bayley and Hammersley 1946).
+    The center is the median over all. The variance of a healthy one has two parts: the spread between healthy ones,
+    from the median absolute deviation and, as a prior with PRIOR_FREEDOM degrees of freedom, from ``spread`` (moderated
+    variance, Smyth 2004); and repeatability, from its own rounds or from all rounds, whichever is worse. Both are
+    estimates, so the limit is Student's quantile with the degrees of freedom of their sum (Welch-Satterthwaite): many
+    rounds estimate the noise of a round well, few ranks estimate their spread badly. Autocorrelated rounds carry less
+    information: the mean of n of them has g / n times the variance of one, and they vary about it by only 1 - g / n of
+    that, where g = 1 + 2 sum (1 - k / n) r^k over k < n (Bayley and Hammersley 1946).
     """
     from scipy.stats import t  # slow to import, and only needed here
 
-    if len(values) < LEAST:
-        return behind(values, comparisons, least_excess=least_excess, spread=spread) if paired else []
+    if len(values) < MIN_PEERS:
+        return behind(values, comparisons, min_excess=min_excess, spread=spread) if paired else []
     table, level = relative(np.array([*values.values()], np.float64), paired)
-    if table.shape[1] < LEAST_ROUNDS:
+    if table.shape[1] < MIN_ROUNDS:
         return []
     errors = table - level[:, None]
     rounds = np.maximum(np.sum(~np.isnan(table), axis=1), 1)
-    common, common_freedom = _common_noise(errors)
+    # Standard deviation of all rounds, outliers clipped, and its degrees of freedom.
+    limit = 3 * _TO_DEVIATION * float(np.nanmedian(np.abs(errors)))
+    clipped = np.clip(known(errors), -limit, limit)
+    common_freedom = max(len(clipped) - len(errors), 1)
+    common = math.sqrt(float(np.sum(clipped**2)) / common_freedom)
     own = _deviation(table, level[:, None], axis=1)
-    alike = max(alike, autocorrelation(errors))
+    correlation = max(correlation, autocorrelation(errors))
     freedom = PRIOR_FREEDOM + len(values) // 2 - 1
     between = (PRIOR_FREEDOM * spread**2 + (freedom - PRIOR_FREEDOM) * _deviation(level, 1.0, axis=0) ** 2) / freedom
     found = []
     for name, value, deviation, count in zip(values, level, own, rounds.tolist(), strict=True):
         of_rounds = common_freedom if deviation <= common else max(count - 1, 1)
-        of_rounds = max(of_rounds * (1 - alike) / (1 + alike), 1)
-        share = _inflation(alike, count) / count
+        of_rounds = max(of_rounds * (1 - correlation) / (1 + correlation), 1)
+        lags = np.arange(1, count)
+        share = (1 + 2 * float(np.sum((1 - lags / count) * correlation**lags))) / count
         error = (max(deviation, common) * OF_MEDIAN) ** 2 * (1 - 1 / count) * share / (1 - share) if count > 1 else 1.0
         deviations = float((value - 1) / math.sqrt(between + error))
         sum_freedom = (between + error) ** 2 / (between**2 / freedom + error**2 / of_rounds)
         chance = float(t.sf(deviations, sum_freedom)) * comparisons
-        if chance < FALSE_ALARMS and value - 1 > least_excess:
+        if chance < FALSE_ALARMS and value - 1 > min_excess:
             found.append(Outlier(name, float(value - 1), f"{deviations:.0f} deviations", chance))
     return sorted(found, key=lambda one: -one.excess)
 
 
 def behind(
-    values: Mapping[str, Sequence[float]], comparisons: int, *, least_excess: float, spread: float
+    values: Mapping[str, Sequence[float]], comparisons: int, *, min_excess: float, spread: float
 ) -> list[Outlier]:
-    """Of too few to outvote one another, those surely behind the quickest by more than ``least_excess``, as warnings.
+    """Among too few for a majority: those surely slower than the fastest by more than ``min_excess``, as warnings.
 
-    Healthy ones are taken to differ by ``spread``, as two tell nothing of it; the interval is of a whole test's level.
+    Healthy ones are assumed to differ by ``spread``. The confidence level of the interval is that of a whole test.
     """
     from scipy.stats import t
 
     table = np.array([*values.values()], np.float64)
-    quickest = int(np.argmin(np.nanmedian(table, axis=1)))
+    fastest = int(np.argmin(np.nanmedian(table, axis=1)))
     found = []
-    for name, ratios in zip(values, table / table[quickest], strict=True):
+    for name, ratios in zip(values, table / table[fastest], strict=True):
         rounds, excess = known(ratios), float(np.nanmedian(ratios)) - 1
-        if len(rounds) >= LEAST_ROUNDS and excess > least_excess:
+        if len(rounds) >= MIN_ROUNDS and excess > min_excess:
             repeats = (OF_MEDIAN * float(np.std(rounds, ddof=1))) ** 2 / len(rounds)
             between = 2 * spread**2
             freedom = (between + repeats) ** 2 * (len(rounds) - 1) / max(repeats**2, 1e-30)
             error = math.sqrt(between + repeats)
             half = float(t.isf(FALSE_ALARMS / comparisons, freedom)) * error
-            if excess - half > least_excess:
+            if excess - half > min_excess:
                 chance = float(t.sf(excess / error, freedom)) * comparisons
-                against = f"{excess - half:.1%} to {excess + half:.1%} behind {[*values][quickest]}"
-                found.append(Outlier(name, excess, against, chance, "warn"))
+                measure = f"{excess - half:.1%} to {excess + half:.1%} behind {[*values][fastest]}"
+                found.append(Outlier(name, excess, measure, chance, "warn"))
     return found
 
 
 def relative(table: np.ndarray, paired: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Each round [names, rounds], and the median over rounds [names], over the median of all names."""
+    """Values [names, rounds] and their medians over rounds [names], relative to the median of all names."""
     if paired:
         table = table / np.nanmedian(table, axis=0)
     level = np.nanmedian(table, axis=1)
@@ -127,15 +131,15 @@ def relative(table: np.ndarray, paired: bool = True) -> tuple[np.ndarray, np.nda
 
 
 def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: float) -> list[Outlier]:
-    """Those that lose time in more rounds than the others do, the worst first.
+    """Those that lose time in more rounds than the others, the worst first.
 
-    lost: share of each round's time, nan for a round without it; its excess over the round's median counts. Pauses are
-    rare and of any length, so no distribution is assumed: among equals the rounds that lost more than ``least`` fall on
-    anyone, and the number of one's own is hypergeometric (Fisher's exact test). One long pause is just one round.
+    lost: fraction of each round's time, nan where missing; its excess over the round's median counts. Pauses are rare
+    and of any length, so no distribution is assumed: among equals, rounds that lost more than ``least`` are spread at
+    random, and the number of one's own is hypergeometric (Fisher's exact test). A long pause counts as one round.
     """
     from scipy.stats import hypergeom  # slow to import, and only needed here
 
-    if len(lost) < LEAST:
+    if len(lost) < MIN_PEERS:
         return []
     table = np.array([*lost.values()], np.float64)
     table = table - np.nanmedian(table, axis=0)
@@ -151,22 +155,14 @@ def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: 
     return sorted(found, key=lambda one: -one.excess)
 
 
-def _common_noise(table: np.ndarray) -> tuple[float, float]:
-    """The standard deviation of a round of any of them, outliers cut off, and its degrees of freedom."""
-    limit = 3 * _TO_DEVIATION * float(np.nanmedian(np.abs(table)))
-    errors = np.clip(known(table), -limit, limit)
-    freedom = max(len(errors) - len(table), 1)
-    return math.sqrt(float(np.sum(errors**2)) / freedom), freedom
-
-
 def autocorrelation(errors: np.ndarray) -> float:
-    """Of rounds with those before them, 0 to 0.95, by their distances from their own median [names, rounds].
+    """Lag-1 autocorrelation of rounds, 0 to 0.95, from their distances to their own median [names, rounds].
 
-    Of a short series these come out too low; what they are expected to be is inverted. Half a standard error is taken
-    off, so that independent rounds count in full.
+    Short series show too little of it, which is corrected by inverting the expected value. Half a standard error is
+    subtracted, so that independent rounds count in full.
     """
     rounds, square = errors.shape[1], float(np.nanmean(errors**2))
-    if rounds <= LEAST_ROUNDS or square == 0:
+    if rounds <= MIN_ROUNDS or square == 0:
         return 0.0
     found = float(np.nanmean(errors[:, 1:] * errors[:, :-1])) / square - 0.5 / known(errors).size ** 0.5
     return float(np.interp(found, _expected(rounds), AUTOCORRELATIONS))
@@ -174,17 +170,11 @@ def autocorrelation(errors: np.ndarray) -> float:
 
 @functools.cache
 def _expected(rounds: int) -> np.ndarray:
-    """The autocorrelation that a series of so many rounds shows about its own mean, by AUTOCORRELATIONS."""
+    """Autocorrelation that a series of ``rounds`` shows about its own mean, for each of AUTOCORRELATIONS."""
     centered = np.eye(rounds) - 1 / rounds
     apart = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
-    shown = [centered @ alike**apart @ centered for alike in AUTOCORRELATIONS]
+    shown = [centered @ correlation**apart @ centered for correlation in AUTOCORRELATIONS]
     return np.array([np.trace(one, 1) / (rounds - 1) / (np.trace(one) / rounds) for one in shown])
-
-
-def _inflation(alike: float, rounds: int) -> float:
-    """By how much the variance of a mean is larger than that of independent rounds."""
-    after = np.arange(1, rounds)
-    return 1 + 2 * float(np.sum((1 - after / rounds) * alike**after))
 
 
 def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.ndarray:
@@ -193,35 +183,37 @@ def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.n
 
 @dataclass(frozen=True)
 class Question:
-    """Which of these stand out? kind: node, rank or link; values: by name and round; stages: of each round."""
+    """A comparison. what: slow, starved, hesitates or network; kind: node, rank or link; values: by name and round;
+    stages: of each round.
+    """
 
     what: str
     kind: str
     values: Mapping[str, Sequence[float]]
     stages: tuple[str, ...]
     paired: bool = True
-    alike: float = 0.0
+    correlation: float = 0.0
 
     def outliers(self, comparisons: int) -> list[Outlier]:
-        """comparisons: of the whole test."""
-        least = LEAST_EXCESS[self.what]
+        """comparisons: in the whole test."""
+        least = MIN_EXCESS[self.what]
         if self.what == "hesitates":
             return hesitating(self.values, comparisons, least=least)
-        known = {"spread": SPREAD[self.what], "alike": self.alike}
-        return slow(self.values, comparisons, least_excess=least, paired=self.paired, **known)
+        more = {"spread": SPREAD[self.what], "correlation": self.correlation}
+        return slow(self.values, comparisons, min_excess=least, paired=self.paired, **more)
 
     def ranking(self) -> dict[str, float]:
-        """Excess over the median, as a share, the slowest first."""
+        """Excess over the median, as a fraction, the slowest first."""
         level = relative(np.array([*self.values.values()]), self.paired)[1]
         excess = dict(zip(self.values, (level - 1).tolist(), strict=True))
         return dict(sorted(excess.items(), key=lambda one: -one[1]))
 
     def shown_in(self, name: str) -> list[str]:
-        """The stages that show it: of several, those with half of their rounds or more far above the median."""
+        """The stages that show it: those in which at least half of the rounds are far above the median."""
         stages = [*dict.fromkeys(self.stages)]
         if len(stages) == 1:
             return stages
-        hit = np.array(self.values[name]) - np.nanmedian([*self.values.values()], axis=0) > LEAST_EXCESS[self.what]
+        hit = np.array(self.values[name]) - np.nanmedian([*self.values.values()], axis=0) > MIN_EXCESS[self.what]
         share = {stage: float(np.mean(hit[np.array(self.stages) == stage])) for stage in stages}
         return [stage for stage in stages if share[stage] >= 0.5] or [max(stages, key=lambda stage: share[stage])]
 
@@ -229,41 +221,53 @@ class Question:
 def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Iterator[Question]:
     """All comparisons of the test, in the order of the stages. burn_in: seconds of its steps by rank and round.
 
-    Each stage is asked by itself, and all together: a small excess that is in all of them is surer in more rounds.
+    Each stage is compared separately, and all together: a small excess in all of them is clearer over more rounds.
     """
     everywhere: dict[str, dict[str, np.ndarray]] = {"slow": {}, "starved": {}, "hesitates": {}}
-    for stage in (one for one in records.stages if one != "pairs"):  # few rounds, and `node` has asked the same
+    for stage in (one for one in records.stages if one != "pairs"):  # few rounds, and `node` compares the same
         own = records.relative(stage)
         everywhere["slow"][stage] = np.apply_along_axis(_typical, 2, own)
         everywhere["hesitates"][stage] = np.apply_along_axis(_lost, 2, own)
-        if records.on_cpus and stage in ALONE:  # what a GPU's process does on its CPUs says nothing of the GPU
-            everywhere["starved"][stage] = np.apply_along_axis(_typical, 2, records.per_cpu_second(stage))
-    asked = {what: [*tables.values()] for what, tables in everywhere.items() if tables and what != "hesitates"}
-    alike = {what: of_all(tables) for what, tables in asked.items()}
+        if records.on_cpus and stage in ALONE:  # CPU time of a GPU's process says nothing about the GPU
+            per_cpu_second = records.by_step(stage, *PARTS) / np.maximum(records.by_step(stage, "cpu"), 1e-6)
+            relative_time = per_cpu_second / np.nanmedian(per_cpu_second)
+            everywhere["starved"][stage] = np.apply_along_axis(_typical, 2, relative_time)
+    correlation = {what: of_all([*everywhere[what].values()]) for what in ("slow", "starved") if everywhere[what]}
     for stage in everywhere["slow"]:
-        for what in asked:
+        for what in correlation:
             if stage in everywhere[what]:
-                yield from _ask(records, what, {stage: everywhere[what][stage]}, alike[what])
+                yield from _ask(records, what, {stage: everywhere[what][stage]}, correlation[what])
     for what, by_stage in everywhere.items():
-        yield from _ask(records, what, by_stage, alike.get(what, 0.0))
+        yield from _ask(records, what, by_stage, correlation.get(what, 0.0))
     for probe in records.probed:
         yield from _ask(records, "slow", {probe: records.probe(probe)})
-    yield from _of_network(records)
+    pairs = records.pairs()
+    meetings: dict[str, list[float]] = {}
+    for pair, seconds in pairs.items():
+        for node in pair:
+            meetings.setdefault(f"node {records.nodes[node]}", []).append(min(seconds))
+    most = max(map(len, meetings.values()), default=0)
+    filled = {node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()}
+    yield Question("network", "node", filled, ("pairs",) * most, paired=False)
+    links = {f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()}
+    yield Question("network", "link", links, ("pairs",), paired=False)
     if set(burn_in) >= set(records.places):
         yield from _ask(records, "slow", {BURN_IN: np.array([burn_in[rank] for rank in records.places])})
 
 
 def of_all(tables: Sequence[np.ndarray]) -> float:
-    """The autocorrelation of the rounds of all stages, each [ranks, rounds], about its own median."""
+    """Autocorrelation of the rounds of all stages [ranks, rounds], each about its own median."""
     levels = [relative(table) for table in tables]
     return autocorrelation(np.concatenate([table - level[:, None] for table, level in levels]))
 
 
-def _ask(records: Records, what: str, by_stage: Mapping[str, np.ndarray], alike: float = 0.0) -> Iterator[Question]:
-    """Of nodes and of ranks; of pauses only of ranks if each node has one. by_stage: values [ranks, rounds].
+def _ask(
+    records: Records, what: str, by_stage: Mapping[str, np.ndarray], correlation: float = 0.0
+) -> Iterator[Question]:
+    """Comparisons of nodes and of ranks; of pauses only of ranks if each node has one. by_stage: [ranks, rounds].
 
-    A node is as slow as the quicker half of its ranks: one slow rank does not make a slow node. What one rank measured
-    for its node is asked of nodes alone.
+    A node is as slow as the faster half of its ranks: one slow rank does not make a slow node. Measurements of one rank
+    for its node are compared between nodes only.
     """
     if not by_stage:
         return
@@ -275,33 +279,20 @@ def _ask(records: Records, what: str, by_stage: Mapping[str, np.ndarray], alike:
         of_nodes.setdefault(f"node {records.places[rank].node}", []).append(times)
     if what != "hesitates" or len(records.nodes) < len(records.places):
         typical = {name: np.sort(own, axis=0)[(len(own) - 1) // 2] for name, own in of_nodes.items()}
-        yield Question(what, "node", typical, stages, alike=alike)
+        yield Question(what, "node", typical, stages, correlation=correlation)
     if len(of_ranks) > len(of_nodes) or len(records.places) == len(records.nodes):
         of_names = {records.places[rank].name: times for rank, times in of_ranks.items()}
-        yield Question(what, "rank", of_names, stages, alike=alike)
-
-
-def _of_network(records: Records) -> Iterator[Question]:
-    pairs = records.pairs()
-    meetings: dict[str, list[float]] = {}
-    for pair, seconds in pairs.items():
-        for node in pair:
-            meetings.setdefault(f"node {records.nodes[node]}", []).append(min(seconds))
-    most = max(map(len, meetings.values()), default=0)
-    filled = {node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()}
-    yield Question("network", "node", filled, ("pairs",) * most, paired=False)
-    links = {f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()}
-    yield Question("network", "link", links, ("pairs",), paired=False)
+        yield Question(what, "rank", of_names, stages, correlation=correlation)
 
 
 def _typical(times: np.ndarray) -> float:
-    """The mean of the middle half: as robust to some disturbed steps as a median, with a smaller error."""
+    """Mean of the middle half: robust to a few disturbed steps like a median, with a smaller error."""
     times = known(times)
     cut = len(times) // 4
     return float(np.mean(np.sort(times)[cut : len(times) - cut])) if len(times) else np.nan
 
 
 def _lost(times: np.ndarray) -> float:
-    """The share of time that single steps took beyond what steps vary by."""
+    """Fraction of time lost in steps beyond HESITATION of the typical one."""
     times = known(times)
     return float(np.mean(np.clip(times / _typical(times) - HESITATION, 0, None))) if len(times) else np.nan

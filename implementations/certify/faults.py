@@ -1,4 +1,4 @@
-"""Faults besides slowness: weights that differ (silent data corruption), errors of devices, odd parts."""
+"""Faults other than slowness: differing weights (silent data corruption), device errors, odd parts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from certify.journal import Reason
 from certify.records import Records, known, median
 from certify.schema import ALL_NODES, ALONE, NODE, STAGES, TABLES, Columns, Facts
 
-LEAST_SAMPLES = 5
-LEAST_SHARE = 0.05  # of the seconds
-LINK_CHANGES = ("link_downed", "carrier_changes")  # a fail if they grow; other counters of ports: a warning
-VERSIONS = ("kernel", "driver", "VBIOS")  # a warning where they differ; other parts: a fail
+MIN_SAMPLES = 5
+MIN_SHARE = 0.05  # of the time
+LINK_CHANGES = ("link_downed", "carrier_changes")  # fail if they grow; other port counters: warn
+VERSIONS = ("kernel", "driver", "VBIOS")  # warn if they differ; other parts: fail
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """A rank whose weights differ from those of most, from a step on."""
+    """A rank whose weights differ from the majority's, from a step on."""
 
     name: str
     stage: str
@@ -31,20 +31,20 @@ class Corruption:
 
     def reason(self) -> Reason:
         where = f"first in step {self.step + 1} of round {self.round + 1}"
-        words = f"its weights differ from the same steps' elsewhere, {where}"
+        words = f"its weights differ from those of other ranks or rounds, {where}"
         return Reason(self.name, words, stage=STAGES[self.stage])
 
 
 def corrupt(records: Records) -> tuple[list[Corruption], bool]:
-    """The ranks that computed something else, each once, and whether anything could be compared.
+    """Ranks that computed something else, each once, and whether anything could be compared.
 
-    All took the same steps from the same weights. Of those that should agree more than half must, or the load does not
-    repeat on this system and proves nothing.
+    All took the same steps from the same weights. More than half of those that should agree must do so; otherwise the
+    load is not reproducible on this system and proves nothing.
     """
     found: dict[int, Corruption] = {}
     comparable = False
     for group in _groups(records):
-        # Pairs of nodes take as many steps as their time allows: compared are those that all have taken.
+        # Pairs of nodes take as many steps as their time allows: compare those that all have taken.
         shortest = min(len(checks) for _, _, _, checks in group)
         checksums = [tuple(checks[:shortest]) for _, _, _, checks in group]
         common, count = Counter(checksums).most_common(1)[0]
@@ -59,7 +59,7 @@ def corrupt(records: Records) -> tuple[list[Corruption], bool]:
 
 
 def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
-    """(stage, rank, round, checksum after each step) of the rounds that should agree."""
+    """Groups of rounds that should agree: (stage, rank, round, checksum after each step)."""
     groups: list[list[tuple[str, int, int, list[int]]]] = [[]]
     for stage in records.stages:
         checksums = records.by_step(stage, "checksum", missing=0)
@@ -73,20 +73,35 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
             groups[0] += everyone
         else:
             groups += by_rank
-        if stage == "together":  # where every rank has all weights, they are the same on all
+        if stage == "together":  # every rank has all weights
             groups.append(everyone)
     return [group for group in groups if group]
 
 
-def faults(records: Records) -> list[Reason]:
-    """Faults of all GPUs; none where a driver reports nothing."""
+def faults(records: Records) -> Iterator[Reason]:
+    """Throttling, errors and narrow buses of all GPUs; none where a driver reports nothing."""
     gpus = list(devices(records))
     typical = median(np.array([median(samples["sm_mhz"]) for _, samples in gpus]))
-    return [Reason(name, words, state) for name, samples in gpus for state, words in _of_one(samples, typical)]
+    for name, samples in gpus:
+        if reasons := throttled(samples, typical):
+            yield Reason(name, reasons, "warn")
+        for field, (words, state) in TABLES["counters"].items():
+            counts = known(samples[field])
+            # A counter restarts with its process or driver; ours of Xid errors starts at 0.
+            before = np.concatenate([[0.0] if field == "xid_count" else counts[:1], counts[:-1]])
+            more = float(np.sum(np.where(counts < before, counts, counts - before)))
+            if more > 0:
+                last = samples["xid_last"][-1] if field == "xid_count" else np.nan
+                which = "" if np.isnan(last) else f", the last Xid {last:.0f}"
+                yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
+        for field, words in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe lanes")):
+            now, most = (max(known(samples[column]), default=np.nan) for column in (field, f"{field}_most"))
+            if now < most:  # False for nan
+                yield Reason(name, f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support", "warn")
 
 
 def devices(records: Records) -> Iterator[tuple[str, Columns]]:
-    """The samples of each GPU, with the name of its rank."""
+    """Name of each GPU's rank, and its samples."""
     for place in records.places.values():
         table = records.telemetry.get(place.node)
         if table is not None:
@@ -96,67 +111,48 @@ def devices(records: Records) -> Iterator[tuple[str, Columns]]:
 
 
 def throttled(samples: Columns, typical: float = np.nan) -> str:
-    """The reasons for which a GPU throttles and how often; empty if it does not. typical: clock of the median GPU."""
+    """Why and how often a GPU throttles; empty if it does not. typical: clock of the median GPU."""
     masks = known(samples["throttle"]).astype(np.int64)
-    if len(masks) < LEAST_SAMPLES:
+    if len(masks) < MIN_SAMPLES:
         return ""
     shares = {reason: float(np.mean((masks & bit) != 0)) for bit, reason in TABLES["throttling"].items()}
-    said = [f"{reason} in {share:.0%} of the seconds" for reason, share in shares.items() if share >= LEAST_SHARE]
-    beside = f" (the median GPU {typical:,.0f})" if not np.isnan(typical) else ""
-    return f"throttles: {', '.join(said)}, at {median(samples['sm_mhz']):,.0f} MHz{beside}" if said else ""
+    reasons = [f"{reason} {share:.0%} of the time" for reason, share in shares.items() if share >= MIN_SHARE]
+    usual = f" (median GPU {typical:,.0f})" if not np.isnan(typical) else ""
+    return f"throttles: {', '.join(reasons)}, at {median(samples['sm_mhz']):,.0f} MHz{usual}" if reasons else ""
 
 
-def _of_one(samples: Columns, typical: float) -> Iterator[tuple[str, str]]:
-    if said := throttled(samples, typical):
-        yield "warn", said
-    for field, (words, state) in TABLES["counters"].items():
-        counts = known(samples[field])
-        # A counter begins again where a process or a driver does; that of Xid errors is ours, and begins at 0.
-        before = np.concatenate([[0.0] if field == "xid_count" else counts[:1], counts[:-1]])
-        more = float(np.sum(np.where(counts < before, counts, counts - before)))
-        if more > 0:
-            last = samples["xid_last"][-1] if field == "xid_count" else np.nan
-            which = "" if np.isnan(last) else f", the last one Xid {last:.0f}"
-            yield state, f"{more:.0f} {words} during the test{which}"
-    for field, words in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe lanes")):
-        now, most = (max(known(samples[name]), default=np.nan) for name in (field, f"{field}_most"))
-        if now < most:  # False for nan
-            yield "warn", f"{words}: {now:.0f}, of {most:.0f} that GPU and slot have"
-
-
-def remembered(records: Records) -> Iterator[Reason]:
-    """Faults of the past that GPUs and the kernel's log tell, and errors of network ports during the test."""
-    for node, told in records.hardware.items():
-        for device, counts in told.get("after", {}).items():
-            before = told.get("before", {}).get(device, {})
+def device_history(records: Records) -> Iterator[Reason]:
+    """Past faults reported by GPUs and the kernel log, and errors of network ports during the test."""
+    for node, hardware in records.hardware.items():
+        for device, counts in hardware.get("after", {}).items():
+            before = hardware.get("before", {}).get(device, {})
             for name, count in counts.items():
-                where = device if device == NODE else f"{device} of"
                 if device == NODE or device.startswith("GPU "):
                     if count:
-                        yield Reason(f"{where} {node}", f"{count} {name}", TABLES["remembered"].get(name, "warn"))
+                        yield Reason(_where(device, node), f"{count} {name}", TABLES["remembered"].get(name, "warn"))
                     continue
                 more = count - before.get(name, count)
-                more = count if more < 0 else more  # a counter begins again where a driver does
+                more = count if more < 0 else more  # a counter restarts with its driver
                 if more:
                     state = "fail" if name in LINK_CHANGES else "warn"
-                    yield Reason(f"{where} {node}", f"{name} grew by {more} during the test", state)
+                    yield Reason(_where(device, node), f"{name} grew by {more} during the test", state)
 
 
-def of_tools(records: Records) -> Iterator[Reason]:
-    """What other programs found, and that one of them did not measure."""
-    for node, told in records.tools.items():
-        for tool in told:
+def tool_faults(records: Records) -> Iterator[Reason]:
+    """Faults found by other programs, and programs that measured nothing."""
+    for node, tools in records.tools.items():
+        for tool in tools:
             name = tool["name"]
-            for who, state, what in tool["faults"]:
-                where = name if name.endswith(ALL_NODES) else f"{who or name} of {node}"
-                yield Reason(where, what, state, stage=name if who else "")
+            for device, state, what in tool["faults"]:
+                where = name if name.endswith(ALL_NODES) else f"{device or name} of {node}"
+                yield Reason(where, what, state, stage=name if device else "")
 
 
 def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
-    """What more than half of the nodes have, and of GPUs more than half of all, under the name GPU."""
+    """Parts of more than half of the nodes; of GPUs, of more than half of all GPUs, under the name GPU."""
     values: dict[tuple[str, str], list[Any]] = {}
-    for told in hardware.values():
-        for device, facts in told.get("parts", {}).items():
+    for node in hardware.values():
+        for device, facts in node.get("parts", {}).items():
             for name, value in facts.items():
                 values.setdefault((_kind(device), name), []).append(value)
     found: Facts = {}
@@ -169,35 +165,41 @@ def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
 
 
 def odd_parts(records: Records, expected: Facts | None = None) -> Iterator[Reason]:
-    """What differs from ``expected``, or from the parts of most; of two nodes that differ neither is the odd one."""
+    """Parts that differ from ``expected``, or from the majority's; of two nodes that differ, neither is the odd one."""
     usual = usual_parts(records.hardware) if expected is None else expected
     words = "elsewhere" if expected is None else "expected"
-    for node, told in records.hardware.items():
-        parts = told.get("parts", {})
+    for node, hardware in records.hardware.items():
+        parts = hardware.get("parts", {})
         missing: Facts = {kind: {} for kind in usual if kind != "GPU" and kind not in parts}
         for device, facts in (parts | missing).items():
             for name, wanted in usual.get(_kind(device), {}).items():
                 if not _same(facts.get(name), wanted):
                     has = facts.get(name, "unknown" if device in parts else "missing")
-                    where = device if device == NODE else f"{device} of"
-                    state = "warn" if name in VERSIONS else "fail"
-                    yield Reason(f"{where} {node}", f"{name} {has}, {words} {wanted}", state)
+                    yield Reason(_where(device, node), f"{name} {has}, {words} {wanted}", _part_state(name))
     if expected is None and len(records.hardware) == 2:
-        one, other = (usual_parts({node: told}) for node, told in records.hardware.items())
+        one, other = (usual_parts({node: hardware}) for node, hardware in records.hardware.items())
+        where = " and ".join(records.hardware)
         for kind, facts in one.items():
             for name, value in facts.items():
                 if not _same(value, has := other.get(kind, {}).get(name, "unknown")):
-                    state = "warn" if name in VERSIONS else "fail"
-                    yield Reason(f"{kind} of {' and '.join(records.hardware)}", f"{name} {value} and {has}", state)
+                    yield Reason(f"{kind} of {where}", f"{name} {value} and {has}", _part_state(name))
+
+
+def _part_state(name: str) -> str:
+    return "warn" if name in VERSIONS else "fail"
+
+
+def _where(device: str, node: str) -> str:
+    return f"{device} {node}" if device == NODE else f"{device} of {node}"
 
 
 def _kind(device: str) -> str:
-    """GPUs of a node are alike; other devices are compared by their name."""
+    """GPU for every GPU of a node, since they are the same; other devices by name."""
     return "GPU" if device.startswith("GPU ") else device
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Sizes of memory differ by what firmware keeps."""
+    """Equality; floats within 1%, since firmware reserves different amounts of memory."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=0.01)
     return bool(one == other)

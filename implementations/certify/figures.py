@@ -1,4 +1,4 @@
-"""Every number that a test has measured, in its unit and with its limits: those of the comparison and of a config."""
+"""Every number that a test measured, in its unit and with its limits: from the comparison and from the config."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from certify.comparison import LEAST, LEAST_EXCESS, OF_MEDIAN
+from certify.comparison import MIN_EXCESS, MIN_PEERS, OF_MEDIAN
 from certify.journal import Reason
 from certify.records import Records, known
 from certify.schema import ALL_NODES, COLLECTIVES, COPIES, LABELS, PROBES, TOOLS, Expected, Facts
 from review.logs.output import ReviewError
 
-WARN, FAIL = 0.03, 0.05  # slower by so much, and by more than the rounds of a test differ
+WARN, FAIL = 0.03, 0.05  # slower by this fraction, and by more than noise explains
 DEVIATIONS = 3.0
 EVERYONE = "all ranks"
 PEERS = "peers"  # source of a limit
@@ -25,7 +25,7 @@ STEP, GBPS = "ms a step", "GB/s"
 
 
 class Figure(NamedTuple):
-    """A rate that a config may expect. variable: its name in the config."""
+    """A rate that a config may expect, in ``variable``."""
 
     variable: str
     label: str
@@ -34,17 +34,17 @@ class Figure(NamedTuple):
 
 _UNIT_OF = {"parallel": "sequences/s", "together": "sequences/s", "matmul": "Tflop/s", "matmul_fp8": "Tflop/s"}
 _VARIABLES = {field.name: field.metadata["env"].name for field in fields(Expected)}
-OF_TOOLS = _VARIABLES.pop("tools")
+TOOLS_VARIABLE = _VARIABLES.pop("tools")
 FIGURES = {
     name: Figure(variable, LABELS[name], _UNIT_OF.get(name, GBPS))
-    for name, variable in (_VARIABLES | dict.fromkeys(TOOLS, OF_TOOLS)).items()
+    for name, variable in (_VARIABLES | dict.fromkeys(TOOLS, TOOLS_VARIABLE)).items()
 }
 _UNITS = {"Tflop/s": 1e12, GBPS: 1e9}
 
 
 @dataclass(frozen=True)
 class Reached:
-    """How much of an expected figure was reached. short: the missing share, below 0 if there is more than expected."""
+    """How much of an expected figure was reached. short: missing fraction, negative above expectation."""
 
     name: str
     figure: str
@@ -56,20 +56,20 @@ class Reached:
 
     def reason(self) -> Reason:
         figure = FIGURES[self.figure]
-        missing = "" if self.state == "pass" else f", {self.short:.1%} ± {self.error:.1%} too few"
+        missing = "" if self.state == "pass" else f", {self.short:.1%} ± {self.error:.1%} below"
         words = f"{digits(self.measured)} of {digits(self.expected)} {figure.unit} expected{missing}"
         return Reason(self.name, words, self.state, figure.label)
 
 
 def digits(value: float) -> str:
-    """To four significant digits, without an exponent."""
+    """Four significant digits, without an exponent."""
     return f"{float(f'{value:.4g}'):,.10g}"
 
 
 def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None]:
-    """Expected figures of the test in this folder, seconds of its burn-in (0 without one), expected parts of a node.
+    """Expected figures of the test in this folder, seconds of its burn-in (0: none), expected parts of a node.
 
-    Raises ReviewError for another file.
+    Raises ReviewError for an invalid config.json.
     """
     path = folder / "config.json"
     try:
@@ -78,13 +78,13 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None]:
         found = {name: float(figures[name]) for name in FIGURES if figures.get(name)}
         return found, float(config.get("burn_in_seconds", 0)), config.get("expected_parts")
     except (OSError, ValueError, TypeError, AttributeError):
-        raise ReviewError(f"{path}: no settings of a test; run certify.sh again") from None
+        raise ReviewError(f"{path}: not the settings of a test; run certify.sh again") from None
 
 
 def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached], list[str]]:
-    """Every expected figure, and notes on those that were not measured.
+    """Compares measurements with the expected figures; notes on those that were not measured.
 
-    One entry for each rank that falls short, or one for all ranks if most of them do or none does.
+    One entry for each rank that falls short, or one for all ranks if most or none of them do.
     """
     found, notes = [], []
     for name, value in expected.items():
@@ -92,18 +92,18 @@ def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached
         judged = [_judge(who, name, value, rounds) for who, rounds in measured.items()]
         short = [one for one in judged if one.state != "pass"]
         if not judged:
-            asked = f"{FIGURES[name].variable}={f'{name}=' * (name in TOOLS)}{value:g}"
-            notes.append(f"{asked}: was not measured here ({FIGURES[name].label})")
+            setting = f"{FIGURES[name].variable}={f'{name}=' * (name in TOOLS)}{value:g}"
+            notes.append(f"{setting}: not measured in this test ({FIGURES[name].label})")
         elif short and 2 * len(short) <= len(judged):
             found += short
         else:
-            everyone = [float(np.median(rounds)) for rounds in zip(*measured.values())]  # noqa: B905  # a tool may end early
+            everyone = [float(np.median(rounds)) for rounds in zip(*measured.values())]  # noqa: B905  # rounds may differ
             found.append(_judge(EVERYONE, name, value, everyone))
     return found, notes
 
 
 def measure(records: Records, name: str) -> dict[str, list[float]]:
-    """A figure in its unit by rank, or of all ranks, and round; empty if it was not measured."""
+    """A figure in its unit for each round, by rank or for all ranks; empty if it was not measured."""
     if name in ("parallel", "together"):
         if name not in records.stages:
             return {}
@@ -114,13 +114,12 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
     amount = records.measured(name)["amount"].max(initial=0)
     if not amount:
         return {}
-    if name == "reduce_together":  # the quickest of each round shows the network, the others what disturbed it
+    if name == "reduce_together":  # the fastest of each round shows the network, the others what disturbs it
         work = bus_bandwidth(records, name, len(records.places))
         return {EVERYONE: [work / min(times) for times in records.reductions(name).values()]}
     found = {}
-    for place, rates in zip(
-        records.places.values(), amount / records.probe(name) / _UNITS[FIGURES[name].unit], strict=True
-    ):
+    table = amount / records.probe(name) / _UNITS[FIGURES[name].unit]
+    for place, rates in zip(records.places.values(), table, strict=True):
         if len(kept := known(rates)):
             who = f"node {place.node}" if name in COLLECTIVES else EVERYONE if name.endswith(ALL_NODES) else place.name
             found[who] = kept.tolist()
@@ -128,7 +127,7 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
 
 
 def bus_bandwidth(records: Records, name: str, size: int) -> float:
-    """GB that count for an all-reduce of ``size`` ranks: by its seconds, the bus bandwidth as nccl-tests define it."""
+    """Bus GB moved by an all-reduce of ``size`` ranks; over its seconds, the bus bandwidth of nccl-tests."""
     amount = float(records.measured(name)["amount"][0])
     return 2 * (size - 1) / size * amount / _UNITS[GBPS]
 
@@ -142,25 +141,25 @@ def _judge(who: str, name: str, expected: float, rounds: Sequence[float]) -> Rea
 
 
 def state_of(share: float, error: float) -> str:
-    """pass, warn or fail: of a share that is missing or too much, and its standard error."""
-    sure = share > DEVIATIONS * error
-    return "fail" if sure and share > FAIL else "warn" if sure and share > WARN else "pass"
+    """pass, warn or fail for a deficit or excess, as a fraction, with its standard error."""
+    significant = share > DEVIATIONS * error
+    return "fail" if significant and share > FAIL else "warn" if significant and share > WARN else "pass"
 
 
 def exports(records: Records) -> dict[str, float | str]:
-    """The figures of this test by the variables of a config: the median of its ranks and rounds, to four digits."""
+    """Figures of this test as a config's variables: medians over ranks and rounds, to four digits."""
     found: dict[str, float | str] = {}
     for name, figure in FIGURES.items():
         if rounds := [one for own in measure(records, name).values() for one in own]:
             value = float(f"{np.median(rounds):.4g}")
-            tools = f"{found.get(OF_TOOLS, '')} {name}={value:.10g}".lstrip()
+            tools = f"{found.get(TOOLS_VARIABLE, '')} {name}={value:.10g}".lstrip()
             found[figure.variable] = tools if name in TOOLS else value
     return found
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A number by rank, or of all. name: a stage or a part of the load; limits: in words; sources: of each limit."""
+    """A measured number by rank, or of all ranks. name: a stage or probe; limits: in words; sources: of each limit."""
 
     name: str
     unit: str
@@ -178,39 +177,39 @@ class Measured:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """The lowest and the highest, to four digits or hundredths of a millisecond; the first empty if equal."""
+        """Lowest and highest value, to four digits or hundredths of a millisecond; the first empty if equal."""
         ends = min(self.values.values()), max(self.values.values())
         low, high = (f"{end:,.2f}" if self.unit == STEP else digits(end) for end in ends)
         return (low if low != high else ""), high
 
 
 def figures(records: Records, seconds: Mapping[str, np.ndarray], expected: Mapping[str, float]) -> list[Measured]:
-    """The seconds of each stage, then rates and the parts of the load. seconds: of a step by stage [ranks]."""
+    """Seconds of each stage, then rates and probes. seconds: per step by stage [ranks]."""
     words = "at most {:.0%} {} than the median, or by chance"
-    compared = ((words.format(LEAST_EXCESS["slow"], "slower"), PEERS),) if len(records.places) >= LEAST else ()
+    compared = ((words.format(MIN_EXCESS["slow"], "slower"), PEERS),) if len(records.places) >= MIN_PEERS else ()
     found = []
+
+    def add(name: str, unit: str, values: dict[str, float], limits: Sequence[tuple[str, str]]) -> None:
+        found.append(Measured(name, unit, values, *(tuple(column) for column in zip(*limits, strict=True))))
+
     for stage, own in seconds.items():
         values = dict(zip(records.names, (1e3 * own).tolist(), strict=True))
-        found.append(_held(stage, STEP, values, compared if stage != "pairs" else ()))
+        add(stage, STEP, values, compared if stage != "pairs" else ())
     for name, figure in FIGURES.items():
         values = {who: statistics.median(rounds) for who, rounds in measure(records, name).items()}
-        of_nodes = name in COLLECTIVES and len(records.nodes) >= LEAST
+        of_nodes = name in COLLECTIVES and len(records.nodes) >= MIN_PEERS
         limits = compared if of_nodes or name in PROBES or name in COPIES else ()
         if name in expected:
             least = f"at least {digits((1 - FAIL) * expected[name])} ({digits(expected[name])} expected)"
             limits = ((least, f"config, {figure.variable}"), *limits)
         if values:
-            found.append(_held(name, figure.unit, values, limits))
-    between = (words.format(LEAST_EXCESS["network"], "more time"), PEERS)
+            add(name, figure.unit, values, limits)
+    between = (words.format(MIN_EXCESS["network"], "more time"), PEERS)
     for name, nodes in (("reduce_node", 1), ("reduce_pairs", 2)):
         times = [one for groups in records.reductions(name).values() for one in groups]
         if times:
             rate = bus_bandwidth(records, name, nodes * records.ranks_per_node)
             ends = {"slowest": max(times), EVERYONE: statistics.median(times), "quickest": min(times)}
-            limits = (between,) if nodes == 2 and len(records.nodes) >= LEAST else ()
-            found.append(_held(name, GBPS, {who: rate / one for who, one in ends.items()}, limits))
+            limits = (between,) if nodes == 2 and len(records.nodes) >= MIN_PEERS else ()
+            add(name, GBPS, {who: rate / one for who, one in ends.items()}, limits)
     return found
-
-
-def _held(name: str, unit: str, values: dict[str, float], limits: Sequence[tuple[str, str]]) -> Measured:
-    return Measured(name, unit, values, tuple(words for words, _ in limits), tuple(source for _, source in limits))

@@ -1,6 +1,6 @@
-"""What a node is made of, and what its devices remember of faults: by NVML, /proc, /sys and the kernel's log.
+"""Parts of a node and the fault history of its devices: from NVML, /proc, /sys and the kernel log.
 
-What a driver or a system does not tell is left out. Imports no torch.
+What a driver or a system does not report is left out. Imports no torch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GPU: dict[str, Callable[[Any, Any], Any]] = {
     "MIG": lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
     "power limit W": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) // 1000,
 }
-REMEMBERED: dict[str, Callable[[Any, Any], int]] = {
+FAULTS: dict[str, Callable[[Any, Any], int]] = {
     "uncorrected memory errors before the test": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
         gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
     ),
@@ -49,59 +49,55 @@ _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 
 
 def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
-    """The parts of this node, which are alike on nodes of one kind."""
+    """Parts of this node; the same on all nodes of one kind."""
     cpuinfo = text_of(root / "proc/cpuinfo").splitlines()
     models = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
     memory = re.search(r"MemTotal: +(\d+) kB", text_of(root / "proc/meminfo"))
-    found: Facts = {NODE: {"kernel": platform.release(), "CPUs": len(models) or os.cpu_count()}}
-    if models:
-        found[NODE]["CPU"] = models[0]
-    if memory:
-        found[NODE]["memory GiB"] = round(int(memory[1]) / 2**20, 1)
+    facts: dict[str, Any] = {"kernel": platform.release(), "CPUs": len(models) or os.cpu_count()}
+    facts |= {"CPU": (models or [""])[0], "memory GiB": round(int(memory[1]) / 2**20, 1) if memory else None}
+    found: Facts = {NODE: _reported(facts)}
     if gpus.nvml:
-        found[NODE] |= _told({"driver": gpus.ask(lambda nvml: nvml.nvmlSystemGetDriverVersion())})
-        devices = _devices(gpus)
-        found[NODE]["GPUs"] = len(devices)
-        for number, gpu in enumerate(devices):
-            found[f"GPU {number}"] = _answers(gpus, gpu, _GPU)
+        devices = _gpu_facts(gpus, _GPU)
+        driver = gpus.ask(lambda nvml: nvml.nvmlSystemGetDriverVersion())
+        found[NODE] |= _reported({"driver": driver, "GPUs": len(devices)})
+        found |= devices
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         words = {name: text_of(port / name).rpartition(": ")[2] for name in ("state", "rate", "link_layer")}
-        found[f"{port.parents[1].name}/{port.name}"] = _told(words)
+        found[f"{port.parents[1].name}/{port.name}"] = _reported(words)
     for card in sorted((root / "sys/class/net").glob("*/device")):
         words = {"state": text_of(card.parent / "operstate"), "Mbit/s": text_of(card.parent / "speed")}
-        found[card.parent.name] = _told(words)
+        found[card.parent.name] = _reported(words)
     return found
 
 
 def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
-    """Counts of faults by device: of GPUs and the kernel's log those of the past, of network ports a running count."""
-    found: Facts = {}
-    for number, gpu in enumerate(_devices(gpus)):
-        found[f"GPU {number}"] = _answers(gpus, gpu, REMEMBERED)
+    """Fault counts by device: of GPUs and in the kernel log, those of the past; of network ports, running counters."""
+    found = _gpu_facts(gpus, FAULTS)
     for port in (root / "sys/class/infiniband").glob("*/ports/*"):
         counts = {name: _count(port / "counters" / name) for name in TABLES["port_counters"]}
-        found[f"{port.parents[1].name}/{port.name}"] = _told(counts)
+        found[f"{port.parents[1].name}/{port.name}"] = _reported(counts)
     for card in (root / "sys/class/net").glob("*/device"):
-        found[card.parent.name] = _told({"carrier_changes": _count(card.parent / "carrier_changes")})
+        found[card.parent.name] = _reported({"carrier_changes": _count(card.parent / "carrier_changes")})
     xids = Counter(number for _, number in _XID.findall(_kernel_log()))
     found[NODE] = {f"Xid {number} in the kernel's log": count for number, count in xids.items()}
     return found
 
 
 def _kernel_log() -> str:
-    """Empty where this user may not read it."""
+    """Empty if this user may not read it."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(["dmesg"], capture_output=True, timeout=20, check=True).stdout.decode(errors="replace")
     return ""
 
 
-def _devices(gpus: Gpus) -> list[Any]:
+def _gpu_facts(gpus: Gpus, questions: dict[str, Callable[[Any, Any], Any]]) -> Facts:
     count = gpus.ask(lambda nvml: nvml.nvmlDeviceGetCount()) if gpus.nvml else 0
-    return [gpus.ask(lambda nvml, number: nvml.nvmlDeviceGetHandleByIndex(number), one) for one in range(count or 0)]
-
-
-def _answers(gpus: Gpus, gpu: Any, questions: dict[str, Callable[[Any, Any], Any]]) -> dict[str, Any]:
-    return _told({name: gpus.ask(question, gpu) for name, question in questions.items()}) if gpu is not None else {}
+    found: Facts = {}
+    for number in range(count or 0):
+        gpu = gpus.ask(lambda nvml, number: nvml.nvmlDeviceGetHandleByIndex(number), number)
+        asked = {} if gpu is None else questions
+        found[f"GPU {number}"] = _reported({name: gpus.ask(question, gpu) for name, question in asked.items()})
+    return found
 
 
 def _count_nvlinks(nvml: Any, gpu: Any) -> int:
@@ -117,7 +113,7 @@ def _count(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _told(facts: dict[str, Any]) -> dict[str, Any]:
-    """Without what nobody told."""
+def _reported(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts without the missing ones; bytes decoded."""
     kept = {name: value.decode() if isinstance(value, bytes) else value for name, value in facts.items()}
     return {name: value for name, value in kept.items() if value not in (None, "")}

@@ -1,7 +1,7 @@
-"""The load of one rank: the benchmark's training step in stages, alone, with its node, in pairs of nodes, with all.
+"""The load of one rank: the benchmark's training step alone, with its node, in pairs of nodes, and with all ranks.
 
 Every rank takes the same steps, on the same batches with the same random numbers, and every round starts from the same
-weights: what differs between ranks or rounds is the machine, in time or in what it computed.
+weights: any difference between ranks or rounds, in time or in results, comes from the machine.
 """
 
 from __future__ import annotations
@@ -37,27 +37,28 @@ from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
 from certify.schema import NOBODY, PARTS, STAGES, STEP
 
-SEED = 0  # one for all ranks and rounds: the same work, bit for bit
+SEED = 0  # the same for all ranks and rounds: the same work, bit for bit
 LEARNING_RATE = 1e-4
 WARM_UP_STEPS = 3
-LEAST_STEPS = 4  # of a round
-MOST_PAIRINGS = 7
-LEAST_BYTES = 1 << 20  # of an all-reduce
-REDUCTIONS = 3  # measured one after the other: the quickest shows the network, the others what disturbs it
-SIZE, CPU_SIZE = 8192, 256  # of a square matrix
+MIN_STEPS = 4  # per round
+MAX_PAIRINGS = 7
+MIN_BYTES = 1 << 20  # size of an all-reduce
+REDUCTIONS = 3  # back to back: the fastest shows the network, the others what disturbs it
+SIZE, CPU_SIZE = 8192, 256  # rows and columns of a square matrix
 COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 1 << 24
 READ_BYTES = 1 << 24
 REPEATS = 10
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Length of the test, and a drill that it must notice."""
+    """Length of the test, and a drill that it must detect."""
 
-    seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds of a stage; set by the launcher")
-    rounds: int = env("CERTIFY_ROUNDS", 6, at_least=3, doc="parts into which a stage is divided; each is compared")
+    seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds per stage; set by the launcher")
+    rounds: int = env("CERTIFY_ROUNDS", 6, at_least=3, doc="rounds per stage; each is compared")
     duration: str = env("DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none")
-    flip: str = env("CERTIFY_FLIP", "", doc="drill: RANK:STEP (from 0, from 1) at which one bit of a weight flips")
+    flip: str = env("CERTIFY_FLIP", "", doc="drill: flips a bit of a weight at RANK:STEP (ranks from 0, steps from 1)")
 
     def __post_init__(self) -> None:
         if self.flip and not re.fullmatch(r"\d+:0*[1-9]\d*", self.flip):
@@ -73,21 +74,15 @@ class Config:
 
     @property
     def flipped(self) -> tuple[int, ...]:
-        """(rank, step) of the drill, both counted from 0; empty without one."""
+        """(rank, step) of the drill, both counted from 0; empty without a drill."""
         rank, _, step = self.flip.partition(":")
         return (int(rank), int(step) - 1) if self.flip else ()
-
-    def check(self, ranks: int) -> None:
-        """Raises ConfigError for a drill of a rank that is not there: nothing would flip, and the test would pass."""
-        if self.flipped and self.flipped[0] >= ranks:
-            raise ConfigError(f"CERTIFY_FLIP={self.flip}: there are {ranks} ranks, and the last is {ranks - 1}")
 
 
 @dataclass
 class Trainee:
-    """A model in training, of one rank or of a process group; take_step: ``step``, or its CUDA graph if ``graphed``."""
+    """A model in training on one rank or a process group. take_step: ``step``, or its CUDA graph if ``graphed``."""
 
-    world: World
     model: torch.nn.Module
     step: Step
     recorder: Recorder
@@ -96,11 +91,11 @@ class Trainee:
 
 
 class Load:
-    """Every rank makes it and calls ``run`` with the same settings; ``rows`` and ``probes`` are this rank's."""
+    """Every rank creates one and calls ``run`` with the same settings; ``rows`` and ``probes`` are this rank's."""
 
     def __init__(self, config: Config, trainer: TrainerConfig, meeting: Meeting) -> None:
         self.config, self.meeting = config, meeting
-        # By itself each rank does what rank 0 would, so that all do the same.
+        # Alone, each rank does what rank 0 would, so that all do the same.
         self.alone = World(dataclasses.replace(trainer.dist, rank=0, world_size=1))
         with meeting.world(range(meeting.size)) as everyone:
             facts = rundir.shared_facts(trainer) | settings(config) | {"BERT_CONFIG": trainer.model}
@@ -108,14 +103,14 @@ class Load:
             self.source = open_source(trainer.data, trainer.model.vocab_size)
             everyone.agree(self.source.identity(), "are the training data the same on every node?")
             self.trainer = train.resolve_kernels(trainer, everyone)
-            meeting.barrier()  # whoever leaves the group while another one still joins it breaks it
+            meeting.barrier()  # a rank that leaves the group while another still joins would break it
         self.device = self.alone.device
-        self.sequences: dict[int, int] = {}  # of each step; the same for all ranks, stages and rounds
+        self.sequences: dict[int, int] = {}  # by step; the same for all ranks, stages and rounds
         self.rows: list[np.ndarray] = []
-        self.probes: list[tuple[Any, ...]] = []  # of PROBE
+        self.probes: list[tuple[Any, ...]] = []  # rows of PROBE
 
     def run(self) -> None:
-        """All stages, each for about as long as the settings say."""
+        """Runs all stages, each for about CERTIFY_SECONDS."""
         meeting, rounds = self.meeting, self.config.rounds
         trainee = self.trainee_alone()
         count = self.count_steps(trainee, rounds)
@@ -130,30 +125,30 @@ class Load:
             self._round(trainee, "parallel", number, count, drill=number == rounds - 1)
         probes = build_probes(self.device, self.trainer.data, meeting.rank)
         for number in range(rounds):
-            for name, amount, work in probes:  # all ranks at the same time
+            for name, amount, work in probes:  # on all ranks at once
                 meeting.barrier()
                 self._probe(name, number, measure(work, self.device), amount)
         if len(meeting.nodes) > 1:
             self._group("node", meeting.members(meeting.node), range(rounds))
-            found = pairings(len(meeting.nodes), MOST_PAIRINGS)
-            for number, pairs in enumerate(found):  # all pairs at the same time
+            found = pairings(len(meeting.nodes), MAX_PAIRINGS)
+            for number, pairs in enumerate(found):  # all pairs at once
                 partner = (dict(pairs) | {b: a for a, b in pairs}).get(meeting.node, NOBODY)
                 members = [meeting.rank] if partner == NOBODY else meeting.members(meeting.node, partner)
                 self._group("pairs", members, [number], len(found), partner)
         self._group("together", range(meeting.size), range(rounds))
 
     def check_drill(self, count: int) -> None:
-        """Raises ConfigError on all ranks for a drill in a step that no round has. count: steps of a round."""
-        beyond = bool(self.config.flipped) and self.config.flipped[1] >= count
-        words = (
-            f"CERTIFY_FLIP={self.config.flip}: a round has {count} steps here: give an earlier step, or CERTIFY_SECONDS"
-        )
-        self.meeting.refuse(f"{words} more than {self.config.seconds:g}" if beyond else "")
+        """Raises ConfigError on all ranks for a drill in a step that no round has. count: steps per round."""
+        reason = ""
+        if self.config.flipped and self.config.flipped[1] >= count:
+            reason = f"CERTIFY_FLIP={self.config.flip}: a round has only {count} steps: give an earlier step, "
+            reason += f"or raise CERTIFY_SECONDS above {self.config.seconds:g}"
+        self.meeting.refuse(reason)
 
     def _group(
         self, stage: str, ranks: Sequence[int], numbers: Sequence[int], rounds: int = 0, partner: int = NOBODY
     ) -> None:
-        """Rounds of a process group of these ranks. A rank that rests in them meets the others all the same."""
+        """Runs rounds of a process group of these ranks. A rank that rests joins the barriers only."""
         self.meeting.barrier()
         with self.meeting.world(ranks) as world:
             trainee = self._trainee(world)
@@ -163,11 +158,14 @@ class Load:
                 self.meeting.barrier()
                 if stage != "pairs" or partner != NOBODY:
                     self._round(trainee, stage, number, count, partner)
-                    self._all_reduce(trainee, stage, number, partner)
+                    # All-reduces as large as the gradients in 16 bits; their sums are checked.
+                    size = max(MIN_BYTES, 2 * sum(parameter.numel() for parameter in trainee.model.parameters()))
+                    for _ in range(REDUCTIONS if world.size > 1 else 0):
+                        self._probe(f"reduce_{stage}", number, allreduce.measure(size, world), size, partner)
             self.meeting.barrier()
 
     def trainee_alone(self) -> Trainee:
-        """A model that this rank trains by itself, as a benchmark's run would: from a CUDA graph, where it uses one."""
+        """A model trained by this rank alone, as in a benchmark run: with a CUDA graph where that uses one."""
         return self._trainee(self.alone, self.trainer.uses_graph)
 
     def _trainee(self, world: World, graphed: bool = False) -> Trainee:
@@ -179,22 +177,22 @@ class Load:
             step.mark = recorder.mark
             recorder.watch(model)
         example = partial(train.dummy_batches, self.trainer, world)
-        return Trainee(world, model, step, recorder, ready(step, example, graph=graphed, rehearse=False), graphed)
+        return Trainee(model, step, recorder, ready(step, example, graph=graphed, rehearse=False), graphed)
 
     def count_steps(self, trainee: Trainee, rounds: int) -> int:
-        """Steps of a round: as many as the slowest rank takes in the time. Every rank calls it."""
+        """Steps per round: as many as the slowest rank takes in its time. A collective."""
         with trainee.step.rollback():
             self.take_steps(trainee, 1)
-            trainee.recorder.settle()
+            trainee.recorder.watch_last()
             self.take_steps(trainee, WARM_UP_STEPS)
             parts = trainee.recorder.take()
-        slowest = self.meeting.most(statistics.median(parts.sum(axis=1).tolist()))
-        return max(LEAST_STEPS, int(self.config.seconds / rounds / slowest))
+        slowest = self.meeting.max(statistics.median(parts.sum(axis=1).tolist()))
+        return max(MIN_STEPS, int(self.config.seconds / rounds / slowest))
 
     def _round(
         self, trainee: Trainee, stage: str, number: int, count: int, partner: int = NOBODY, drill: bool = False
     ) -> None:
-        """Takes ``count`` steps from the first weights and notes their rows. drill: may flip a bit."""
+        """Takes ``count`` steps from the initial weights and records their rows. drill: may flip a bit."""
         with trainee.step.rollback():
             checksums = self.take_steps(trainee, count, drill)
             parts = trainee.recorder.take()
@@ -208,7 +206,7 @@ class Load:
         self.rows.append(rows)
 
     def take_steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
-        """Takes steps; the checksums of the weights after each [count] int64, on the device."""
+        """Takes steps; returns the checksum of the weights after each, int64 [count], on the device."""
         data = self.trainer.data
         sampler = Sampler(self.source.row_counts(), data.rows_per_step, SEED, 0, 1)
         finish = train.finisher(self.trainer, self.alone)
@@ -231,19 +229,12 @@ class Load:
             batches.close()
         return checksums
 
-    def _all_reduce(self, trainee: Trainee, stage: str, number: int, partner: int) -> None:
-        """Times all-reduces as large as the gradients in 16 bit, and checks their sums."""
-        world = trainee.world
-        num_bytes = max(LEAST_BYTES, 2 * sum(parameter.numel() for parameter in trainee.model.parameters()))
-        for _ in range(REDUCTIONS if world.size > 1 else 0):
-            self._probe(f"reduce_{stage}", number, allreduce.measure(num_bytes, world), num_bytes, partner)
-
     def _probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:
         self.probes.append((self.meeting.rank, name.encode(), number, partner, seconds, amount))
 
 
 def measure(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one run among several, after one to warm up."""
+    """Mean seconds of several runs, after one to warm up."""
     for repeats in (1, REPEATS):
         begin = time.perf_counter()
         for _ in range(repeats):
@@ -254,7 +245,7 @@ def measure(work: Callable[[], object], device: torch.device) -> float:
 
 
 def build_probes(device: torch.device, data: DataConfig, rank: int) -> list[tuple[str, float, Callable[[], object]]]:
-    """(name in the record, operations or bytes, work), on random numbers: zeros take less power and run faster."""
+    """(name in the record, operations or bytes, work) on random numbers: zeros draw less power and run faster."""
     cuda = device.type == "cuda"
     size, num_bytes = (SIZE, COPY_BYTES) if cuda else (CPU_SIZE, CPU_COPY_BYTES)
     a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32) for _ in range(2))
@@ -279,7 +270,7 @@ def build_probes(device: torch.device, data: DataConfig, rank: int) -> list[tupl
 
 
 def _read(path: Path, count: int, turns: Iterator[int]) -> None:
-    """Reads from the disk, not from memory, at a place of each rank and run."""
+    """Reads from disk, past the page cache, at a different offset for each rank and run."""
     offset = next(turns) * 7919 * READ_BYTES % max(os.path.getsize(path) - count, 1)
     with open(path, "rb", buffering=0) as file:
         os.posix_fadvise(file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)
@@ -289,17 +280,15 @@ def _read(path: Path, count: int, turns: Iterator[int]) -> None:
 
 @torch.no_grad()
 def checksum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of the bits of all tensors as integers (int64, 0-d, on their device), which any flipped bit changes.
+    """Sum of all tensors' bits as integers (int64, 0-d, on their device); any flipped bit changes it.
 
-    The order of the sum makes no difference, so that it is the same on every device, and nothing waits for it.
+    Integer sums do not depend on their order, so they agree between devices. Does not synchronize.
     """
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    sums = [tensor.detach().view(integers[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors]
+    sums = [tensor.detach().view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors]
     return torch.stack(sums).sum()
 
 
 @torch.no_grad()
 def flip(tensor: torch.Tensor) -> None:
     """Flips the lowest bit of the first element."""
-    integers = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
-    tensor.detach().view(integers).view(-1)[0] ^= 1
+    tensor.detach().view(INTEGERS[tensor.element_size()]).view(-1)[0] ^= 1

@@ -1,4 +1,4 @@
-"""The page of an acceptance test: verdict, reasons, numbers, heat maps of nodes and GPUs, telemetry over time."""
+"""HTML page of an acceptance test: verdict, reasons, numbers, heat maps of nodes and GPUs, telemetry over time."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from review.report.chart import Axis, Chart, Point, Series
 
 HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}
 STYLES = {"pass": "good", "warn": "warn", "fail": "bad"}
-FULL = 0.10  # excess over the median that has the full colour
-MOST_LINES, MOST_POINTS, MOST_MAPS = 10, 80, 4
+FULL = 0.10  # excess over the median with full colour
+MAX_LINES, MAX_POINTS, MAX_MAPS = 10, 80, 4
 CLOCKS = TABLES["timelines"]
 
 
 def write_page(found: Certificate, output: Path) -> None:
-    """Writes the page of a test. Raises ReviewError."""
+    """Raises ReviewError."""
     records = found.records
     devices = ", ".join(sorted({place.device for place in records.places.values()}))
     rates = {
@@ -57,7 +57,7 @@ def write_page(found: Certificate, output: Path) -> None:
 
 
 def write_drift(baselines: Sequence[Baseline], output: Path) -> None:
-    """Writes the page of how baselines drift. Raises ReviewError."""
+    """Writes the page on the drift of baselines. Raises ReviewError."""
     _write(
         output,
         title="Baselines",
@@ -69,20 +69,20 @@ def write_drift(baselines: Sequence[Baseline], output: Path) -> None:
 
 
 def _write(output: Path, *, figures: Sequence[Chart], **content: Any) -> None:
-    """Fills in the template. Raises ReviewError if jinja2 is missing or the file cannot be written."""
+    """Renders the template. Raises ReviewError if jinja2 is missing or the file cannot be written."""
     from review.report.page import render
 
     if output.is_dir():
-        raise ReviewError(f"{output} is a folder: name the page itself, such as {output / 'certify.html'}")
+        raise ReviewError(f"{output} is a folder: name a file, such as {output / 'certify.html'}")
     most = max((len(chart.series) for chart in figures), default=0)
     write_whole(output, render("certify.html", figures=figures, most_lines=most, **content))
 
 
 def _numbers(found: Certificate) -> list[dict[str, str]]:
-    """Every number with its limit, and whether it keeps it.
+    """Every number with its limit, and whether it is within it.
 
-    A stage has a row for its seconds, which are compared, and one for its rate, which a config expects; a part of the
-    load has one for both.
+    A stage has a row for its seconds, which are compared between ranks, and one for its rate, which a config expects; a
+    probe has one row for both.
     """
     short = {one.figure: STYLES[one.state] for one in found.reached if one.state != "pass"}
     slow = {finding.stage: "bad" for finding in found.findings}
@@ -97,9 +97,9 @@ def _numbers(found: Certificate) -> list[dict[str, str]]:
 
 
 def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[str, Any]:
-    """A heat map: a row a node, a column a GPU; a cell's heat is its excess over the median.
+    """Heat map with a row per node and a column per GPU; a cell's heat is its excess over the median.
 
-    seconds: by rank; rate: the median in the unit of the figure, if it has one.
+    seconds: by rank; rate: median rate with its unit, if there is one.
     """
     center = float(np.nanmedian(seconds))
     rows: dict[str, list[dict[str, str]]] = {node: [] for node in records.nodes}
@@ -118,7 +118,7 @@ def _cell(text: str, excess: float, tip: str) -> dict[str, str]:
 
 
 def pairs(records: Records) -> list[dict[str, Any]]:
-    """Heat maps of copies between the GPUs of a node, of the nodes with the slowest; a row reads from the columns."""
+    """Heat maps of copies between a node's GPUs, for the slowest nodes; a row's GPU reads from the columns'."""
     found = []
     for name in COPIES:
         rows = records.measured(name)
@@ -126,13 +126,13 @@ def pairs(records: Records) -> list[dict[str, Any]]:
             continue
         rates = rows["amount"] / rows["seconds"] / 1e9
         typical = float(np.median(rates))
-        of = np.array([records.places[rank].node for rank in rows["rank"].tolist()])
-        for node in sorted({*of.tolist()}, key=lambda node: float(rates[of == node].min()))[:MOST_MAPS]:
+        nodes = np.array([records.places[rank].node for rank in rows["rank"].tolist()])
+        for node in sorted({*nodes.tolist()}, key=lambda node: float(rates[nodes == node].min()))[:MAX_MAPS]:
             cells: dict[str, list[dict[str, str]]] = {}
-            for rank in np.unique(rows["rank"][of == node]).tolist():
+            for rank in np.unique(rows["rank"][nodes == node]).tolist():
                 own = rows["rank"] == rank
                 gpu = records.places[rank].local_rank
-                for peer in range(max(int(rows["partner"][of == node].max()), gpu) + 1):
+                for peer in range(max(int(rows["partner"][nodes == node].max()), gpu) + 1):
                     rate = median(rates[own & (rows["partner"] == peer)])
                     text, heat = ("", 0.0) if math.isnan(rate) else (f"{rate:.0f}", typical / rate - 1)
                     tip = f"GPU {gpu} from GPU {peer} of {node}: {rate:.1f} GB/s" if text else ""
@@ -143,7 +143,7 @@ def pairs(records: Records) -> list[dict[str, Any]]:
 
 
 def curves(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
-    """Bus bandwidth over size of each collective, a line a node."""
+    """Bus bandwidth over message size of each collective, one line per node."""
     charts = []
     for name in TOOLS:
         rows = records.measured(name)
@@ -157,23 +157,19 @@ def curves(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
                 rate = float(np.median(rates[(rows["rank"] == rank) & (rows["amount"] == size)]))
                 lines.setdefault(who, []).append((size, rate, f"{who}: {rate:,.4g} GB/s at {size:,.0f} bytes"))
         peaks = {who: points[-1][1] for who, points in lines.items()}
-        shown = _chosen(peaks, accused)
-        words = f"Bus bandwidth by size, the median of its rounds. {_extremes(peaks)}"
+        words = f"Bus bandwidth by size, median of the rounds. {_extremes(peaks)}"
         title = LABELS[name][0].upper() + LABELS[name][1:]
-        charts.append(
-            _chart(
-                name.replace("_", "-"), title, words, "bytes", "GB/s", [(who, lines[who]) for who in shown], log=True
-            )
-        )
+        series = [(who, lines[who]) for who in _chosen(peaks, accused)]
+        charts.append(_chart(name.replace("_", "-"), title, words, "bytes", "GB/s", series, log=True))
     return charts
 
 
 def _chosen(levels: Mapping[str, float], accused: Sequence[str]) -> list[str]:
-    """Of more than fit in a chart, the accused and the extremes."""
-    if len(levels) <= MOST_LINES:
+    """All names, or if too many for a chart, the accused and the extremes."""
+    if len(levels) <= MAX_LINES:
         return [*levels]
     others = [name for name in sorted(levels, key=lambda name: levels[name]) if name not in accused]
-    room = max(MOST_LINES - len(levels) + len(others), 2)
+    room = max(MAX_LINES - len(levels) + len(others), 2)
     kept = {*accused, *others[: room // 2], *others[-(room - room // 2) :]}
     return [name for name in levels if name in kept]
 
@@ -183,13 +179,13 @@ def _extremes(levels: Mapping[str, float]) -> str:
     words = f"{low} has the lowest median, {high} the highest."
     if levels[low] == levels[high]:
         words = f"All have the same median, {levels[low]:,.0f}."
-    if len(levels) > MOST_LINES:
-        words += f" Of {len(levels)}, the accused and the extremes."
+    if len(levels) > MAX_LINES:
+        words += f" The accused and the extremes of {len(levels)} are shown."
     return words
 
 
 def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
-    """Clock, power and temperature by device over the test; of more than fit, the accused and the extremes."""
+    """Clock, power and temperature by device over the test; if too many, of the accused and the extremes."""
     ranks = {(place.node, place.local_rank): place.name for place in records.places.values()}
     series: dict[str, Columns] = {}
     for node, table in records.telemetry.items():
@@ -197,30 +193,25 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
             chosen = table["device"] == device
             name = f"CPUs of {node}" if device == CPUS else ranks.get((node, device), f"GPU {device} of {node}")
             series[name] = {field: column[chosen] for field, column in table.items()}
-    return [
-        _timeline(field, {name: one for name, one in series.items() if not np.isnan(one[field]).all()}, accused)
-        for field in CLOCKS
-        if not all(np.isnan(one[field]).all() for one in series.values())
-    ]
-
-
-def _timeline(field: str, series: dict[str, Columns], accused: Sequence[str]) -> Chart:
-    key, title, unit = CLOCKS[field]
-    begin = min(float(one["time"].min()) for one in series.values())
-    level = {name: median(one[field]) for name, one in series.items()}
-    shown = _chosen(level, accused)
-    lines = []
-    for name in shown:
-        one = series[name]
-        step = max(1, math.ceil(len(one["time"]) / MOST_POINTS))
-        minutes, values = (one["time"][::step] - begin) / 60, one[field][::step]
-        tips = (f"{name}: {y:,.0f} {unit} at {x:.1f} minutes" for x, y in zip(minutes, values, strict=True))
-        lines.append((name, list(zip(minutes.tolist(), values.tolist(), tips, strict=True))))
-    return _chart(key, title, f"{title} of each device, in {unit}. {_extremes(level)}", "minutes", unit, lines)
+    charts = []
+    for field, (key, title, unit) in CLOCKS.items():
+        level = {name: median(one[field]) for name, one in series.items() if not np.isnan(one[field]).all()}
+        begin = min((float(series[name]["time"].min()) for name in level), default=0.0)
+        lines = []
+        for name in _chosen(level, accused):
+            one = series[name]
+            step = max(1, math.ceil(len(one["time"]) / MAX_POINTS))
+            minutes, values = (one["time"][::step] - begin) / 60, one[field][::step]
+            tips = (f"{name}: {y:,.0f} {unit} at {x:.1f} minutes" for x, y in zip(minutes, values, strict=True))
+            lines.append((name, list(zip(minutes.tolist(), values.tolist(), tips, strict=True))))
+        if lines:
+            words = f"{title} of each device, in {unit}. {_extremes(level)}"
+            charts.append(_chart(key, title, words, "minutes", unit, lines))
+    return charts
 
 
 def drift(baselines: Sequence[Baseline]) -> Chart:
-    """Every figure of each baseline relative to the first that has it, the oldest first."""
+    """Every figure over the baselines, oldest first, relative to the first that has it."""
     lines = []
     for name in dict.fromkeys(name for one in baselines for name in one.metrics):
         label, points, first = BASELINE_LABELS[name], [], 0.0
@@ -245,7 +236,7 @@ def _chart(
     series: Sequence[tuple[str, Sequence[tuple[float, float, str]]]],
     log: bool = False,
 ) -> Chart:
-    """A chart of named lines of (x, y, tip); a point whose y is nan is left out."""
+    """A chart of named lines of (x, y, tip); points whose y is nan are left out."""
     lines = tuple(
         Series(run=run, name=name, points=tuple(Point(*point) for point in points if not math.isnan(point[1])))
         for run, (name, points) in enumerate(series)

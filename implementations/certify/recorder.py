@@ -1,6 +1,6 @@
-"""How long the parts of each step take: waiting for data, computing, waiting for others, the update.
+"""Duration of each part of a step: waiting for data, compute, waiting for other ranks, update.
 
-Nothing in a step waits for the device: a mark is an event on it, and events are read after the last step.
+Steps are not synchronized with the device: a mark is a CUDA event, read after the last step.
 """
 
 from __future__ import annotations
@@ -15,51 +15,49 @@ from torch import nn
 
 from certify.schema import PARTS
 
-_MARKS = ("start", "data", "gradients", "reduced", "updated")  # a part lies between two of them
+_MARKS = ("start", "data", "gradients", "reduced", "updated")  # a part lies between two marks
 
 
 class Recorder:
-    """Marks the parts of steps, from ``begin`` to the next; ``take`` turns them into seconds.
+    """Marks the parts of steps; ``take`` turns the marks into seconds.
 
-    compute is forward and backward, up to the gradient of the last parameter. What follows, until the gradients of all
-    ranks are one, is wait: for slower ranks, for the network, and for the norm that clips them.
+    compute: forward and backward, up to the gradient of the last parameter. wait: from there until the gradients are
+    reduced, that is for slower ranks, the network and the norm for clipping.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        # Seconds that this process used of CPUs in each step that was taken last.
-        self.cpu: np.ndarray = np.empty(0, np.float32)
+        self.cpu: np.ndarray = np.empty(0, np.float32)  # CPU seconds of this process in each step last taken
         self._steps: list[list[Any]] = []
         self._cpu: list[list[float]] = []
         self._free: list[torch.cuda.Event] = []
         self._hooks: dict[nn.Parameter, torch.utils.hooks.RemovableHandle] = {}
-        self._last: nn.Parameter | None = None
+        self._last: torch.Tensor | None = None
 
     def watch(self, model: nn.Module) -> None:
-        """Marks where the gradients of the model are complete. Call ``settle`` after the first step."""
-        for parameter in model.parameters():
-            self._hooks[parameter] = parameter.register_post_accumulate_grad_hook(self._gradient)
+        """Marks when the gradients of the model are complete. Call ``watch_last`` after the first step."""
 
-    def _gradient(self, parameter: torch.Tensor) -> None:
-        assert isinstance(parameter, nn.Parameter)
-        self._last = parameter
-        self.mark("gradients")
+        def mark(parameter: torch.Tensor) -> None:
+            self._last = parameter
+            self.mark("gradients")
 
-    def settle(self) -> None:
-        """Watches the parameter alone whose gradient comes last: the order is the same in every step."""
+        self._hooks = {one: one.register_post_accumulate_grad_hook(mark) for one in model.parameters()}
+
+    def watch_last(self) -> None:
+        """Keeps only the hook of the parameter whose gradient comes last: the order is the same in every step."""
         for parameter, hook in self._hooks.items():
             if parameter is not self._last:
                 hook.remove()
-        self._forget()
+        self._clear()
 
     def begin(self) -> None:
-        """A step begins."""
+        """Begins a step."""
         self._steps.append([None] * len(_MARKS))
         self._cpu.append([time.process_time()] * 2)
         self.mark("start")
 
     def mark(self, name: str) -> None:
-        """A part ends here, on the device; of marks of the same name in a step, the last one counts."""
+        """Ends a part here, on the device; of several marks of one name in a step, the last counts."""
         if not self._steps:
             return
         step, place = self._steps[-1], _MARKS.index(name)
@@ -71,7 +69,7 @@ class Recorder:
         step[place].record()
 
     def end(self, whole: bool = False) -> None:
-        """A step is over on the host. whole: it was one CUDA graph, all of it compute: no mark lies within a graph."""
+        """Ends a step on the host. whole: it was one CUDA graph, which has no marks inside and counts as compute."""
         if whole:
             for name in _MARKS[2:]:
                 self.mark(name)
@@ -79,7 +77,7 @@ class Recorder:
             self._cpu[-1][1] = time.process_time()
 
     def take(self) -> np.ndarray:
-        """Seconds by step and part [steps, 4] float32, and forgets them. Waits for the device."""
+        """Returns and clears the seconds by step and part, float32 [steps, 4]. Waits for the device."""
         taken = np.empty((len(self._steps), len(PARTS)), np.float32)
         if cuda := self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -88,9 +86,9 @@ class Recorder:
                 taken[number, part] = begin.elapsed_time(end) / 1e3 if cuda else end - begin
             self._free += marks if cuda else []
         self.cpu = np.array([end - begin for begin, end in self._cpu], np.float32)
-        self._forget()
+        self._clear()
         return taken
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._steps.clear()
         self._cpu.clear()

@@ -1,4 +1,4 @@
-"""The records of an acceptance test, certify_<node>.npz of every node, as tables by rank and round."""
+"""Records of an acceptance test: certify_<node>.npz of every node, as tables by rank and round."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from review.logs.output import ReviewError
 
 @dataclass(frozen=True)
 class Records:
-    """A whole test. steps, probes: columns; places: by rank, 0 to the last; telemetry: by node; on_cpus: no GPUs.
+    """A whole test. steps, probes: columns; places: by rank, in order; telemetry: by node; on_cpus: no GPUs.
 
-    hardware: of each node its parts, and what its devices remembered before and after; tools: of each node name,
-    version, faults and skipped tests of each. Both are empty in an older record.
+    hardware: by node, its parts and its devices' fault counts before and after; tools: by node, name, version, faults
+    and skipped tests of each tool. Both are empty in older records.
     """
 
     folder: Path
@@ -39,7 +39,6 @@ class Records:
 
     @property
     def names(self) -> list[str]:
-        """Names of the ranks."""
         return [place.name for place in self.places.values()]
 
     @property
@@ -49,11 +48,11 @@ class Records:
 
     @property
     def probed(self) -> list[str]:
-        """The parts of the load that ran by themselves, and tests of other tools."""
+        """The parts of the load that were measured separately, and tests of other tools."""
         return [name for name in PROBES | TOOLS if (self.probes["probe"] == name.encode()).any()]
 
     def by_step(self, stage: str, *columns: str, missing: float = np.nan) -> np.ndarray:
-        """The sum of the columns [ranks, rounds, steps] in their dtype; ``missing`` for a step that was not taken."""
+        """Sum of the columns in their dtype [ranks, rounds, steps]; ``missing`` for a step that was not taken."""
         chosen = self.steps["stage"] == list(STAGES).index(stage)
         place = tuple(self.steps[name][chosen] for name in ("rank", "round", "step"))
         values: np.ndarray = sum(self.steps[name][chosen] for name in columns)
@@ -68,31 +67,22 @@ class Records:
         return self.by_step(stage, "data", "compute", "update", *wait)
 
     def relative(self, stage: str) -> np.ndarray:
-        """The same, each over the median of that step over all ranks and rounds: no two steps are alike."""
+        """``seconds``, each over the median of that step over all ranks and rounds, because steps differ."""
         seconds = self.seconds(stage).astype(np.float64)
         return seconds / np.nanmedian(seconds, axis=(0, 1))
-
-    def per_cpu_second(self, stage: str) -> np.ndarray:
-        """Seconds for each second that the process had of CPUs, over the median of all [ranks, rounds, steps]."""
-        times = self.by_step(stage, *PARTS) / np.maximum(self.by_step(stage, "cpu"), 1e-6)
-        return times / np.nanmedian(times)
 
     def rates(self, stage: str) -> np.ndarray:
         """Sequences per second [ranks, rounds]."""
         seconds, sequences = self.by_step(stage, *PARTS), self.by_step(stage, "sequences", missing=0)
         return sequences.sum(axis=2) / np.nansum(seconds, axis=2, dtype=np.float64)
 
-    def waits(self, stage: str) -> np.ndarray:
-        """Median seconds a step that each rank waits for others and for the network [ranks]."""
-        return np.nanmedian(self.by_step(stage, "wait"), axis=(1, 2))
-
     def measured(self, name: str) -> Columns:
-        """The columns of ``probes``, of this one."""
+        """Columns of one probe."""
         chosen = self.probes["probe"] == name.encode()
         return {column: values[chosen] for column, values in self.probes.items()}
 
     def _by_node(self, name: str) -> Iterator[tuple[int, int, int, int, float]]:
-        """(round, rank, number of its node, of its partner, seconds) of each measurement."""
+        """(round, rank, node number, partner, seconds) of each measurement."""
         nodes = {rank: self.nodes.index(place.node) for rank, place in self.places.items()}
         measured = self.measured(name)
         columns = (measured[column].tolist() for column in ("round", "rank", "partner", "seconds"))
@@ -100,7 +90,7 @@ class Records:
             yield number, rank, nodes[rank], partner, seconds
 
     def probe(self, name: str) -> np.ndarray:
-        """Seconds of a part of the load by itself [ranks, rounds]: of its largest size, with the slowest partner."""
+        """Seconds of a probe at its largest size, with the slowest partner [ranks, rounds]."""
         rows = self.measured(name)
         largest = rows["amount"] == rows["amount"].max(initial=0)
         table = np.full((len(self.places), 1 + rows["round"].max(initial=-1)), np.nan)
@@ -108,7 +98,7 @@ class Records:
         return table
 
     def reductions(self, name: str) -> dict[int, list[float]]:
-        """Seconds of an all-reduce by round: the quickest of each group that did it, as the others were disturbed."""
+        """Seconds of an all-reduce by round: the fastest in each group of ranks, since the others were disturbed."""
         found: dict[int, dict[frozenset[int], float]] = {}
         for number, _, node, partner, seconds in self._by_node(name):
             group = frozenset() if name == "reduce_together" else frozenset({node, partner})
@@ -117,7 +107,7 @@ class Records:
         return {number: [*best.values()] for number, best in sorted(found.items())}
 
     def pairs(self) -> dict[tuple[int, int], list[float]]:
-        """Seconds of each all-reduce of every pair of nodes that met, by their numbers: those of its quickest rank."""
+        """Seconds of each all-reduce between two nodes, of its fastest rank, by the numbers of the nodes."""
         found: dict[tuple[int, int], dict[int, list[float]]] = {}
         for _, rank, node, partner, seconds in self._by_node("reduce_pairs"):
             pair = min(node, partner), max(node, partner)
@@ -128,56 +118,48 @@ class Records:
 
 
 def known(values: np.ndarray) -> np.ndarray:
-    """The values that are not nan."""
+    """Values that are not nan."""
     return values[~np.isnan(values)]
 
 
 def median(values: np.ndarray) -> float:
-    """The median of those that are not nan; nan if there are none."""
+    """Median of the values that are not nan; nan if there are none."""
     return float(np.median(known(values))) if len(known(values)) else np.nan
 
 
 def read(folder: Path) -> Records:
-    """All files of a test. Raises ReviewError for a file that is missing or no record."""
+    """Reads all files of a test. Raises ReviewError for a missing or invalid file."""
     files = [_read(path) for path in sorted(folder.glob("certify_*.npz"))]
     if not files:
-        raise ReviewError(f"{folder}: no certify_<node>.npz: give the folder that certify.sh or certify.sub named")
+        raise ReviewError(f"{folder}: no certify_<node>.npz: give the folder that certify.sh or certify.sub printed")
     first, columns = files[0]
-    ranks = [
-        Place(one["rank"], one["local_rank"], about["node"], one["device"])
-        for about, _ in files
-        for one in about["ranks"]
-    ]
-    missing = [node for node in first["nodes"] if node not in {about["node"] for about, _ in files}]
+    ranks: list[Place] = []
+    for about, _ in files:
+        ranks += [Place(one["rank"], one["local_rank"], about["node"], one["device"]) for one in about["ranks"]]
+    tools = {about["node"]: about.get("tools", []) for about, _ in files}
+    missing = [node for node in first["nodes"] if node not in tools]
     if missing or len(ranks) != first["size"]:
-        raise ReviewError(f"{folder}: nothing of {', '.join(missing) or 'some ranks'}: the test did not end there")
+        raise ReviewError(f"{folder}: no record of {', '.join(missing) or 'some ranks'}: the test did not finish there")
     steps, probes = (
         {column: np.concatenate([tables[name][column] for _, tables in files]) for column in columns[name]}
         for name in ("steps", "probes")
     )
-    places = {place.rank: place for place in sorted(ranks, key=lambda place: place.rank)}
     telemetry, hardware = {}, {}
     for about, tables in files:
-        node, told = about["node"], about.get("hardware")
-        telemetry[node], later = _telemetry(folder, node, tables["telemetry"])
-        if told:
-            hardware[node] = told | later
+        node, facts, samples = about["node"], about.get("hardware"), tables["telemetry"]
+        later: dict[str, Any] = {}
+        if (path := folder / f"burn_in_{node}.npz").exists():
+            try:
+                later, more = schema.read(path)
+                samples = {name: np.concatenate([old, more["telemetry"][name]]) for name, old in samples.items()}
+            except UNREADABLE:
+                raise ReviewError(f"{path}: not a burn-in's telemetry, or truncated") from None
+        telemetry[node] = samples
+        if facts:
+            hardware[node] = facts | {name: later[name] for name in ("after",) if name in later}
+    places = {place.rank: place for place in sorted(ranks, key=lambda place: place.rank)}
     on_cpus = all(about["on_cpus"] for about, _ in files)
-    tools = {about["node"]: about.get("tools", []) for about, _ in files}
     return Records(folder, places, first["nodes"], steps, probes, telemetry, on_cpus, hardware, tools)
-
-
-def _telemetry(folder: Path, node: str, samples: Columns) -> tuple[Columns, dict[str, Facts]]:
-    """The samples of a node, then those of its burn-in, after which its devices were asked again."""
-    path = folder / f"burn_in_{node}.npz"
-    if not path.exists():
-        return samples, {}
-    try:
-        about, tables = schema.read(path)
-        later = {name: np.concatenate([column, tables["telemetry"][name]]) for name, column in samples.items()}
-        return later, {name: about[name] for name in ("after",) if name in about}
-    except UNREADABLE:
-        raise ReviewError(f"{path}: no telemetry of a burn-in; it was cut short or is another file") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
@@ -189,5 +171,5 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
     except UNREADABLE:
         whole = False
     if not whole:
-        raise ReviewError(f"{path}: no record of a test that ran to its end; run certify.sh again")
+        raise ReviewError(f"{path}: not the record of a finished test; run certify.sh again")
     return about, tables

@@ -1,7 +1,7 @@
-"""The record of a test, its files and names; written by the load, read by the verdict. Imports no torch.
+"""Schema of a test's record, written by the load and read by the verdict. Imports no torch.
 
-certify_<node>.npz holds the tables ``steps``, ``probes`` and ``telemetry`` of a node, an array a column, and ``about``:
-JSON on the node and its ranks. burn_in_<node>.npz is the telemetry of a burn-in in the same form.
+certify_<node>.npz holds the tables ``steps``, ``probes`` and ``telemetry`` of a node, one array per column, and
+``about``: JSON on the node and its ranks. burn_in_<node>.npz holds the telemetry of a burn-in in the same format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TABLES = read_table(__file__, "tables.yaml")
 STAGES, PROBES, REDUCTIONS = TABLES["stages"], TABLES["probes"], TABLES["reductions"]
 COLLECTIVES, COPIES = TABLES["collectives"], TABLES["copies"]
 ALONE = ("single", "parallel")
-ALL_NODES = "_mpi"  # behind the name of a collective: over all nodes
+ALL_NODES = "_mpi"  # suffix of a collective's name: over all nodes
 NCCL_TESTS, NVBANDWIDTH, DIAGNOSTIC = "nccl-tests", "nvbandwidth", "dcgmi"
 TOOLS = (
     {name: f"{label} of each node, nccl-tests" for name, label in COLLECTIVES.items()}
@@ -37,13 +37,13 @@ TOOLS = (
     | COPIES
 )
 BURN_IN = "burn-in"
-LABELS = STAGES | PROBES | TOOLS | REDUCTIONS | {BURN_IN: "hours of the same steps"}
+LABELS = STAGES | PROBES | TOOLS | REDUCTIONS | {BURN_IN: "burn-in"}
 PARTS = ("data", "compute", "wait", "update")  # of a step
 NOBODY = -1  # partner of a node without one
-CPUS = -1  # device of the node's CPUs in the telemetry
+CPUS = -1  # device number of the node's CPUs in the telemetry
 
-# One row a step. partner: number of the other node of a pair; sequences: trained on; cpu: CPU seconds of the rank's
-# process; checksum: of the weights after the step.
+# One row per step. partner: number of the other node of a pair; cpu: CPU seconds of the rank's process; sequences: in
+# its batches; checksum: of the weights after the step.
 STEP = np.dtype(
     [
         *(("rank", np.int32), ("stage", np.int8), ("round", np.int16), ("partner", np.int16), ("step", np.int32)),
@@ -52,8 +52,8 @@ STEP = np.dtype(
         ("checksum", np.int64),
     ]
 )
-# One row a measurement: a matrix product, a copy, a read, an all-reduce, or one of TOOLS, by the first rank of its node
-# or that of its GPU. partner: number of the other node, or other GPU; amount: operations, or bytes that count.
+# One row per measurement: a matrix product, a copy, a read, an all-reduce, or one of TOOLS, which is entered for its
+# GPU's rank or the first of its node. partner: number of the other node or GPU; amount: operations or bytes.
 PROBE = np.dtype(
     [
         *(("rank", np.int32), ("probe", "S32"), ("round", np.int16), ("partner", np.int16)),
@@ -65,14 +65,14 @@ FIELDS = (
     *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
     *("pcie_generation", "pcie_generation_most", "pcie_width", "pcie_width_most", "pcie_replays", "nvlink_errors"),
 )
-# One row a second and device. device: the local rank of a GPU, or CPUS (sm_mhz, celsius, busy). throttle: NVML's bit
-# mask of reasons; exact in a float64.
+# One row per second and device. device: local rank of a GPU, or CPUS (sm_mhz, celsius, busy). throttle: NVML's bit mask
+# of reasons; exact in a float64.
 SAMPLE = np.dtype([("time", np.float64), ("device", np.int16), *((name, np.float64) for name in FIELDS)])
 
 
 @dataclass(frozen=True)
 class Place:
-    """Node, GPU and device of a rank."""
+    """Node, GPU number and device name of a rank."""
 
     rank: int
     local_rank: int
@@ -86,35 +86,31 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Figures that a healthy system reaches, as a config gives them; 0: none. Stages and parts of the load by name."""
+    """Figures that a healthy system reaches, set by a config; 0: none. Named as stages and probes."""
 
-    parallel: float = env("EXPECTED_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of each rank by itself, all at work")
+    parallel: float = env("EXPECTED_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of each rank alone, all ranks busy")
     together: float = env("EXPECTED_TOGETHER_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of all ranks on one model")
     matmul: float = env("EXPECTED_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product; bf16 on GPUs")
     matmul_fp8: float = env("EXPECTED_FP8_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product in fp8")
-    copy: float = env("EXPECTED_MEMORY_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy in memory, read and written")
+    copy: float = env("EXPECTED_MEMORY_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy in memory, read plus write")
     host_copy: float = env("EXPECTED_HOST_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy from the host")
     disk: float = env("EXPECTED_DISK_GBPS", 0.0, at_least=0, doc="GB/s of a rank's reads of the data set")
     reduce_together: float = env("EXPECTED_ALLREDUCE_GBPS", 0.0, at_least=0, doc="GB/s of bus bandwidth, all ranks")
-    tools: str = env(
-        "EXPECTED_TOOLS",
-        "",
-        doc="GB/s by test: `all_reduce_perf=480 host_to_device_memcpy_ce=55`; nccl-tests, nvbandwidth",
-    )
+    tools: str = env("EXPECTED_TOOLS", "", doc="GB/s by test: `all_reduce_perf=480 host_to_device_memcpy_ce=55`")
 
     def figures(self) -> dict[str, float]:
-        """What is expected, by name. Raises ConfigError for a tool's figure that is none."""
+        """Expected figures by name. Raises ConfigError for an invalid EXPECTED_TOOLS."""
         found = {name: value for name, value in vars(self).items() if name != "tools" and value}
         for word in self.tools.split():
             name, _, value = word.partition("=")
             if name not in TOOLS or not re.fullmatch(r"\d+(\.\d+)?", value) or not float(value):
-                raise ConfigError(f"EXPECTED_TOOLS: {word}: expected NAME=GB/s, of {', '.join(TOOLS)}")
+                raise ConfigError(f"EXPECTED_TOOLS: {word}: expected NAME=GB/s, with NAME one of {', '.join(TOOLS)}")
             found[name] = float(value)
         return found
 
 
 def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> None:
-    """Writes a file whole or not at all. about: the node and its ranks; tables: structured arrays by name."""
+    """Writes a file atomically. about: the node and its ranks; tables: structured arrays by name."""
     columns: dict[str, Any] = {
         f"{name}.{column}": rows[column] for name, rows in tables.items() for column in rows.dtype.names or ()
     }
@@ -123,7 +119,7 @@ def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
-    """``about`` and the columns of each table. Raises one of UNREADABLE."""
+    """Returns ``about`` and the columns of each table. Raises one of UNREADABLE."""
     tables: dict[str, Columns] = {}
     with np.load(path) as file:
         about: dict[str, Any] = json.loads(str(file["about"]))

@@ -1,13 +1,14 @@
-"""Clocks, power, temperatures and errors of a node's GPUs and CPUs, sampled once a second beside the load.
+"""Clocks, power, temperatures and errors of a node's GPUs and CPUs, sampled once a second during the load.
 
-GPUs by nvidia-ml-py, if it and a driver are installed; CPUs by /proc and /sys. What a driver or a system does not
-report is nan.
+GPUs through nvidia-ml-py, if it and a driver are installed; CPUs through /proc and /sys. Values that a driver or a
+system does not report are nan.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,63 +20,57 @@ import numpy as np
 
 from certify.schema import CPUS, FIELDS, SAMPLE
 
-MOST_SAMPLES = 20_000  # at twice as many every other one is dropped, and then every other second is sampled
+MAX_SAMPLES = 20_000  # at twice as many, every other sample is dropped and the interval doubles
 _NVLINKS, _NVLINK_COUNTERS = 18, 4
 _NAN = float("nan")
 
 
 class Gpus:
-    """The GPUs of this node as NVML reports them; none without nvidia-ml-py or a driver."""
+    """GPUs of this node through NVML; none without nvidia-ml-py or a driver."""
 
     def __init__(self, uuids: Sequence[str]) -> None:
-        """uuids: of the GPU of each local rank as PyTorch writes them, without NVML's prefix GPU-."""
+        """uuids: of each local rank's GPU, as PyTorch writes them, without NVML's prefix GPU-."""
         self.nvml: Any = None
         with contextlib.suppress(ImportError):
             nvml = importlib.import_module("pynvml")
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlInit()
                 self.nvml = nvml
-        self.devices = [self.ask(_find, uuid) for uuid in uuids] if self.nvml else []
+        handles = (f"GPU-{uuid}".encode() for uuid in uuids if self.nvml)
+        self.devices = [self.ask(lambda nvml, one: nvml.nvmlDeviceGetHandleByUUID(one), one) for one in handles]
         self._events = [self.ask(_listen, device) for device in self.devices]
-        self._xid = [[0.0, _NAN] for _ in self.devices]
+        self._xid = [[0.0, _NAN] for _ in self.devices]  # count since the start, and the last one
 
     def ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        """The answer of NVML; None if this driver, this GPU or this nvidia-ml-py has none."""
+        """NVML's answer; None if the driver, the GPU or nvidia-ml-py does not support the question."""
         try:
             return question(self.nvml, *arguments)
         except (self.nvml.NVMLError, AttributeError):
             return None
 
     def sample(self) -> Iterator[dict[str, float]]:
-        """A row of each GPU; only the number of one that NVML does not know."""
+        """A row per GPU; only its number if NVML does not know it."""
         for number, device in enumerate(self.devices):
             row: dict[str, float] = {"device": number}
             if device is not None:
                 answers = {name: self.ask(question, device) for name, question in _QUESTIONS.items()}
                 row |= {name: _NAN if answer is None else float(answer) for name, answer in answers.items()}
-                row["xid_count"], row["xid_last"] = self._errors(number)
+                events = self._events[number]
+                while events is not None and (event := self.ask(_wait, events)) is not None:
+                    self._xid[number] = [self._xid[number][0] + 1, float(event.eventData)]
+                row["xid_count"], row["xid_last"] = self._xid[number] if events is not None else (_NAN, _NAN)
             yield row
-
-    def _errors(self, number: int) -> tuple[float, float]:
-        """Xid errors since the start, and the number of the last one."""
-        events, (count, last) = self._events[number], self._xid[number]
-        if events is None:
-            return _NAN, _NAN
-        wait = getattr(self.nvml, "nvmlEventSetWait_v2", None) or self.nvml.nvmlEventSetWait
-        while (event := self.ask(lambda _: wait(events, 0))) is not None:
-            count, last = count + 1, float(event.eventData)
-        self._xid[number] = [count, last]
-        return count, last
-
-
-def _find(nvml: Any, uuid: str) -> Any:
-    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
 
 
 def _listen(nvml: Any, device: Any) -> Any:
     events = nvml.nvmlEventSetCreate()
     nvml.nvmlDeviceRegisterEvents(device, nvml.nvmlEventTypeXidCriticalError, events)
     return events
+
+
+def _wait(nvml: Any, events: Any) -> Any:
+    wait = getattr(nvml, "nvmlEventSetWait_v2", None) or nvml.nvmlEventSetWait
+    return wait(events, 0)
 
 
 def _throttle(nvml: Any, device: Any) -> int:
@@ -91,13 +86,12 @@ def _memory_celsius(nvml: Any, device: Any) -> int | None:
 
 
 def _nvlink_errors(nvml: Any, device: Any) -> int | None:
-    """Errors of all kinds of all links that are up."""
+    """Errors of all kinds on all active links."""
     errors = []
-    for link in range(_NVLINKS):
-        for counter in range(_NVLINK_COUNTERS):
-            with contextlib.suppress(nvml.NVMLError):
-                if nvml.nvmlDeviceGetNvLinkState(device, link):
-                    errors.append(nvml.nvmlDeviceGetNvLinkErrorCounter(device, link, counter))
+    for link, counter in itertools.product(range(_NVLINKS), range(_NVLINK_COUNTERS)):
+        with contextlib.suppress(nvml.NVMLError):
+            if nvml.nvmlDeviceGetNvLinkState(device, link):
+                errors.append(nvml.nvmlDeviceGetNvLinkErrorCounter(device, link, counter))
     return sum(errors) if errors else None
 
 
@@ -126,14 +120,13 @@ _QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
 
 
 class Cpus:
-    """The CPUs of this node: mean clock, hottest sensor, share of the time since the last sample that they work."""
+    """CPUs of this node: mean clock, hottest sensor, share of busy time since the last sample."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self.proc, self.sys = root / "proc", root / "sys"
         self._before = self._times()
 
     def sample(self) -> Iterator[dict[str, float]]:
-        """One row."""
         before, self._before = self._before, self._times()
         idle, total = (now - then for now, then in zip(self._before, before, strict=True))
         celsius = self._numbers("class/thermal/thermal_zone*/temp") or self._numbers("class/hwmon/hwmon*/temp*_input")
@@ -157,7 +150,7 @@ class Cpus:
         return found
 
     def _times(self) -> tuple[float, float]:
-        """Jiffies (idle, all) since the machine booted."""
+        """Jiffies (idle, total) since boot."""
         try:
             with open(self.proc / "stat", encoding="ascii") as file:
                 times = [float(word) for word in file.readline().split()[1:9]]
@@ -167,12 +160,12 @@ class Cpus:
 
 
 class Sampler:
-    """Samples on a thread of its own, from ``start`` to ``stop``; its memory is bounded."""
+    """Samples in a background thread, from ``start`` to ``stop``, in bounded memory."""
 
     def __init__(
         self, sources: Sequence[Gpus | Cpus], interval: float = 1.0, earlier: np.ndarray | None = None
     ) -> None:
-        """earlier: rows of an earlier process, which stay in front."""
+        """earlier: rows of an earlier process, kept in front."""
         self.sources, self.interval = sources, interval
         self._samples: list[np.ndarray] = []
         if earlier is not None and len(earlier):
@@ -184,13 +177,12 @@ class Sampler:
         self._thread.start()
 
     def stop(self) -> np.ndarray:
-        """Ends the thread; all rows (SAMPLE)."""
+        """Ends the thread; returns all rows (SAMPLE)."""
         self._over.set()
         self._thread.join(self.interval + 30)
         return self.rows()
 
     def rows(self) -> np.ndarray:
-        """All rows so far."""
         return np.concatenate([np.empty(0, SAMPLE), *self._samples])
 
     def _run(self) -> None:
@@ -198,11 +190,11 @@ class Sampler:
             self.sample()
 
     def sample(self) -> None:
-        """Takes one row of every device."""
+        """Takes a row of every device."""
         found = [values for source in self.sources for values in source.sample()]
         now = time.time()
         table = [(now, values["device"], *(values.get(name, _NAN) for name in FIELDS)) for values in found]
         self._samples.append(np.array(table, SAMPLE))
-        if len(self._samples) >= 2 * MOST_SAMPLES:
+        if len(self._samples) >= 2 * MAX_SAMPLES:
             self._samples = self._samples[::2]
             self.interval *= 2

@@ -1,7 +1,7 @@
-"""NVIDIA's own tests of bandwidth and health, where they are installed: nccl-tests, nvbandwidth, ``dcgmi diag``.
+"""NVIDIA's tests of bandwidth and health, where installed: nccl-tests, nvbandwidth, ``dcgmi diag``.
 
-They run before the load, on the first rank of each node, and over all nodes by CERTIFY_MPI. What they measure becomes
-rows of the table ``probes``, their versions and faults a part of ``about``; what they print stays in
+They run before the load, on the first rank of each node, and over all nodes through CERTIFY_MPI. Their measurements
+become rows of the table ``probes``, their versions and faults entries of ``about``; their output stays in
 RUN_DIR/tools_<node>.
 """
 
@@ -25,30 +25,26 @@ from bert.core.env import ConfigError, env
 from certify.meeting import Meeting
 from certify.schema import ALL_NODES, COLLECTIVES, COPIES, DIAGNOSTIC, NOBODY, NVBANDWIDTH
 
-ROUNDS = 3  # of each test of bandwidth, to know how well it repeats
-SIZES = ("-b", "1K", "-e", "1G", "-f", "2")  # of a collective
+ROUNDS = 3  # of each bandwidth test, to know how well it repeats
+SIZES = ("-b", "1K", "-e", "1G", "-f", "2")  # message sizes of a collective
 KNOWN = (DIAGNOSTIC, NVBANDWIDTH, *COLLECTIVES, *(name + ALL_NODES for name in COLLECTIVES))
 
 
 class ToolError(Exception):
-    """A tool that has measured nothing, and why."""
+    """A tool measured nothing; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Which tools run, and how."""
+    """Tools to run, and their options."""
 
-    tools: str = env("CERTIFY_TOOLS", "", doc="programs; `none`; unset: on GPUs those found")
-    seconds: float = env("CERTIFY_TOOL_SECONDS", 600.0, above=0, doc="seconds after which such a tool has failed")
-    mpi: str = env(
-        "CERTIFY_MPI", "", doc="starts nccl-tests on each GPU of all nodes: `srun --overlap --mpi=pmix -n 16`"
-    )
-    level: int = env(
-        "CERTIFY_DCGM_LEVEL", 2, at_least=1, at_most=4, doc="of `dcgmi diag`: 1 takes seconds, 3 half an hour"
-    )
+    tools: str = env("CERTIFY_TOOLS", "", doc="programs to run, or `none`; unset: those installed, on GPUs")
+    seconds: float = env("CERTIFY_TOOL_SECONDS", 600.0, above=0, doc="time limit of each tool, seconds")
+    mpi: str = env("CERTIFY_MPI", "", doc="launches nccl-tests on all GPUs: `srun --overlap --mpi=pmix -n 16`")
+    level: int = env("CERTIFY_DCGM_LEVEL", 2, at_least=1, at_most=4, doc="`dcgmi diag -r`: 1: seconds, 3: half an hour")
 
     def programs(self, on_gpus: bool) -> dict[str, str]:
-        """Path of each tool by name. Raises ConfigError for one that is asked for and cannot run."""
+        """Path of each tool by name. Raises ConfigError for a requested tool that cannot run."""
         if not self.tools:
             return {name: path for name in KNOWN if on_gpus and (path := shutil.which(name))}
         found = {}
@@ -57,14 +53,14 @@ class Config:
             if name not in KNOWN:
                 raise ConfigError(f"CERTIFY_TOOLS: {word}: expected `none` or some of {', '.join(KNOWN)}")
             if path is None:
-                raise ConfigError(f"CERTIFY_TOOLS: {word} is not installed here: give its path, or leave it out")
+                raise ConfigError(f"CERTIFY_TOOLS: {word} is not installed: give its path, or remove it")
             if name.endswith(ALL_NODES) and not self.mpi:
-                raise ConfigError(f"CERTIFY_TOOLS: {word} needs CERTIFY_MPI, the command that starts it on all nodes")
+                raise ConfigError(f"CERTIFY_TOOLS: {word} needs CERTIFY_MPI, the command that launches it on all nodes")
             found[name] = path
         return found
 
     def commands(self, programs: Mapping[str, str], gpus: int) -> Iterator[tuple[str, list[str]]]:
-        """(name of the test, command) of a node with so many GPUs; those over all nodes end in ALL_NODES."""
+        """(test name, command) for a node with ``gpus`` GPUs; names of tests over all nodes end in ALL_NODES."""
         for name, path in programs.items():
             if name == DIAGNOSTIC:
                 yield name, [path, "diag", "-j", "-r", str(self.level)]
@@ -80,10 +76,9 @@ class Config:
 
 @dataclass
 class Reading:
-    """What a tool has found.
+    """Results of a tool.
 
-    rates: (test, GPU, other GPU or NOBODY, bytes, GB/s); faults: (of which device or "", state, what); skipped: tests
-    that it did not do.
+    rates: (test, GPU, other GPU or NOBODY, bytes, GB/s); faults: (device or "", state, message); skipped: tests.
     """
 
     version: str
@@ -95,38 +90,37 @@ class Reading:
 def run(
     config: Config, programs: Mapping[str, str], meeting: Meeting, folder: Path, environ: Mapping[str, str]
 ) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
-    """Rows of ``probes`` and, for ``about``, name, version, faults and skipped tests of each tool; by this rank.
+    """Runs the tools that this rank is responsible for. A collective. programs: the same on all nodes.
 
-    Every rank calls it and waits. programs: the same on all nodes.
+    Returns rows of ``probes``, and for ``about`` the name, version, faults and skipped tests of each tool.
     """
-    members = meeting.members(meeting.node)
-    commands = dict(config.commands(programs, len(members)))
+    commands = dict(config.commands(programs, len(meeting.node_ranks)))
     patience = meeting.config.timeout_seconds + ROUNDS * config.seconds * len(commands)
     meeting.store.set_timeout(datetime.timedelta(seconds=patience))
     rows: list[tuple[Any, ...]] = []
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     for over_all in (False, True):
-        ranks = range(meeting.size) if over_all else members
-        # Whatever was said to the rank as one of a job would make a tool take itself for a rank, too.
+        ranks = range(meeting.size) if over_all else meeting.node_ranks
+        # With the launcher's variables of this rank, a tool would take itself for a rank of the job.
         foreign = ("PMI", "OMPI_") if over_all else ("PMI", "OMPI_", "SLURM_")
         own = {name: value for name, value in environ.items() if not name.startswith(foreign)}
         for name, command in commands.items():
             if name.endswith(ALL_NODES) == over_all and meeting.rank == ranks[0]:
                 path = folder / f"tools_{meeting.nodes[meeting.node]}" / name
                 about, rates = test(name, command, len(ranks), path, config.seconds, own)
-                told.append(about)
+                reports.append(about)
                 for number, what, gpu, peer, amount, rate in rates:
                     if gpu < len(ranks):
                         rows.append((ranks[gpu], what.encode(), number, peer, amount / rate / 1e9, amount))
         meeting.barrier()
     meeting.store.set_timeout(datetime.timedelta(seconds=meeting.config.timeout_seconds))
-    return rows, told
+    return rows, reports
 
 
 def test(
     name: str, command: Sequence[str], ranks: int, path: Path, seconds: float, environ: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
-    """Name, version, faults and skipped tests of a tool, and its rates, each with its round in front."""
+    """Runs a tool's rounds; its name, version, faults and skipped tests, and (round, *rate) of each of its rates."""
     about: dict[str, Any] = {"name": name, "version": "", "faults": [], "skipped": []}
     rates: list[tuple[Any, ...]] = []
     for number in range(1 if name == DIAGNOSTIC else ROUNDS):
@@ -142,7 +136,7 @@ def test(
 
 
 def execute(command: Sequence[str], path: Path, seconds: float, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Exit status and output of a tool, which goes to ``path``. Raises ToolError if it does not start, or not end."""
+    """Exit status and output of a tool; the output also goes to ``path``. Raises ToolError, on a timeout too."""
     path.parent.mkdir(exist_ok=True)
     errors = path.with_suffix(".err")
     with open(path, "wb") as out, open(errors, "wb") as err:
@@ -152,7 +146,7 @@ def execute(command: Sequence[str], path: Path, seconds: float, environ: Mapping
             )
         except OSError as error:
             raise ToolError(f"did not start: {error.strerror}") from None
-        with contextlib.suppress(OSError):  # the rank is bound to the CPUs beside its GPU
+        with contextlib.suppress(OSError):  # undo the rank's CPU binding
             os.sched_setaffinity(process.pid, range(os.cpu_count() or 1))
         try:
             status = process.wait(seconds)
@@ -166,7 +160,7 @@ def execute(command: Sequence[str], path: Path, seconds: float, environ: Mapping
 
 
 def read(name: str, status: int, text: str, ranks: int) -> Reading:
-    """What a tool has printed. ranks: that a collective must have had. Raises ToolError."""
+    """Parses a tool's output. ranks: the number that a collective must have had. Raises ToolError."""
     lines = [line.strip() for line in text.splitlines() if re.search("error|fail|invalid|unable|cannot", line, re.I)]
     ended = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
     try:
@@ -175,7 +169,7 @@ def read(name: str, status: int, text: str, ranks: int) -> Reading:
         else:
             found = read_nvbandwidth(text) if name == NVBANDWIDTH else read_nccl_tests(name, text, ranks)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
-        short = "its output is cut short or of an unknown form"
+        short = "its output is truncated or has an unknown format"
         raise ToolError(": ".join([ended if status else short, *lines[-1:]])) from None
     if status and all(state != "fail" for _, state, _ in found.faults):
         raise ToolError(": ".join([ended, *lines[-1:]]))
@@ -183,19 +177,18 @@ def read(name: str, status: int, text: str, ranks: int) -> Reading:
 
 
 def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
-    """The table of sizes; out of place, of which a row ends with time, algbw, busbw, #wrong, and the same in place."""
+    """Out-of-place bus bandwidths by size. A row ends with time, algbw, busbw, #wrong, and the same four in place."""
     version = re.search(r"nccl-tests version (\S+)(?:.*nccl-library=(\d+))?", text)
-    wrong = int(re.findall(r"Out of bounds values *: *(\d+)", text)[-1])  # among its last lines
+    wrong = int(re.findall(r"Out of bounds values *: *(\d+)", text)[-1])
     took_part = len({*re.findall(r"^# +Rank +(\d+)", text, re.M)})
     if took_part != ranks:
-        raise ToolError(f"had {took_part} ranks, not {ranks}: for several processes build it with MPI=1")
+        raise ToolError(f"had {took_part} ranks instead of {ranks}: for several processes, build it with MPI=1")
     found = Reading(version[1] if version else "")
     if version and version[2]:
         code = int(version[2])
         found.version += f" with NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) > 10 and words[0].isdigit() and (rate := float(words[-6])) > 0:  # small ones round to 0
+    for words in map(str.split, text.splitlines()):
+        if len(words) > 10 and words[0].isdigit() and (rate := float(words[-6])) > 0:  # small rates round to 0
             found.rates.append((name, 0, NOBODY, float(words[0]), rate))
     if not found.rates:
         raise ToolError("measured no bandwidth")
@@ -205,12 +198,12 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
 
 
 def read_nvbandwidth(text: str) -> Reading:
-    """Of ``-j``. Its exit status is 0 though a test case failed; one that the machine cannot do is waived."""
-    told = _document(text)["nvbandwidth"]
-    if error := told.get("error"):
+    """Parses ``-j``. The exit status is 0 even if a test case failed; one that the machine cannot run is waived."""
+    report = _document(text)["nvbandwidth"]
+    if error := report.get("error"):
         raise ToolError(" ".join(str(error).split()))
-    found = Reading(str(told["version"]))
-    cases = {case["name"]: case for case in told["testcases"]}
+    found = Reading(str(report["version"]))
+    cases = {case["name"]: case for case in report["testcases"]}
     for name in COPIES:
         case = cases.get(name, {"status": "Not Found"})
         if case["status"] == "Waived":
@@ -223,40 +216,41 @@ def read_nvbandwidth(text: str) -> Reading:
             for row, cells in enumerate(case["bandwidth_matrix"]):
                 for column, cell in enumerate(cells):
                     gpu, peer = (row, column) if between else (column, NOBODY)
-                    if cell != "N/A" and (rate := float(cell)) > 0:  # of a GPU with itself there is none
+                    if cell != "N/A" and (rate := float(cell)) > 0:  # N/A: a GPU with itself
                         found.rates.append((name, gpu, peer, 1e9, rate))
     return found
 
 
 def read_dcgmi(text: str) -> Reading:
-    """Of ``diag -j``, of DCGM 4 and 3. A test that passes may have warnings all the same."""
+    """Parses ``diag -j`` of DCGM 4 and 3. A test that passes may still have warnings."""
     document = _document(text)
-    told = document.get("DCGM Diagnostic") or document["DCGM GPU Diagnostic"]
-    if error := told.get("runtime_error"):
+    report = document.get("DCGM Diagnostic") or document["DCGM GPU Diagnostic"]
+    if error := report.get("runtime_error"):
         raise ToolError(" ".join(str(error).split()))
-    found = Reading(str(document.get("metadata", document).get("version") or told.get("version") or ""))
-    for test in (test for category in told["test_categories"] for test in category["tests"]):
+    found = Reading(str(document.get("metadata", document).get("version") or report.get("version") or ""))
+    for test in (test for category in report["test_categories"] for test in category["tests"]):
         name, results, summary = test["name"], test.get("results", []), test.get("test_summary", {})
         faults = [fault for result in results if (fault := _fault(name, result))]
-        found.faults += faults or ([fault] if summary and (fault := _fault(name, summary)) else [])  # it repeats theirs
+        # The summary repeats the faults of the results.
+        found.faults += faults or ([fault] if summary and (fault := _fault(name, summary)) else [])
         if all(str(result.get("status")).lower() == "skip" for result in results or [summary]):
             found.skipped.append(name)
     return found
 
 
 def _fault(name: str, result: dict[str, Any]) -> tuple[str, str, str] | None:
-    """(of which device, state, what) of a result of ``dcgmi diag``."""
-    state, told = str(result.get("status")).lower(), result.get("warnings", [])
-    said = [one if isinstance(one, str) else one.get("warning") or one.get("warnings") for one in told]
-    if state in ("pass", "skip") and not said:
+    """(device, state, message) of a result of ``dcgmi diag``; None if it passed without a warning."""
+    state, listed = str(result.get("status")).lower(), result.get("warnings", [])
+    warnings = [one if isinstance(one, str) else one.get("warning") or one.get("warnings") for one in listed]
+    if state in ("pass", "skip") and not warnings:
         return None
-    who = f"GPU {result['gpu_id']}" if "gpu_id" in result else ""
+    device = f"GPU {result['gpu_id']}" if "gpu_id" in result else ""
     if "entity_group" in result:
-        who = f"{result['entity_group']} {result['entity_id']}"
-    words = " ".join("; ".join(filter(None, said)).split())
-    return who, "fail" if state == "fail" else "warn", f"{name}: {words or state}"
+        device = f"{result['entity_group']} {result['entity_id']}"
+    words = " ".join("; ".join(filter(None, warnings)).split())
+    return device, "fail" if state == "fail" else "warn", f"{name}: {words or state}"
 
 
 def _document(text: str) -> dict[str, Any]:
-    """The JSON document in a tool's output, which may have other lines around it. Raises ValueError."""
+    """The JSON document in a tool's output, among other lines. Raises ValueError."""
     return json.JSONDecoder().raw_decode(text, text.index("{"))[0]

@@ -1,4 +1,4 @@
-"""`python -m review certify`: from the records of an acceptance test to a verdict."""
+"""`python -m review certify`: the verdict on the records of an acceptance test."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from certify import figures, schema
-from certify.comparison import LEAST, OF_MEDIAN, Outlier, Question, questions
-from certify.faults import Corruption, corrupt, devices, faults, odd_parts, of_tools, remembered, throttled
+from certify.comparison import MIN_PEERS, OF_MEDIAN, Outlier, Question, questions
+from certify.faults import Corruption, corrupt, device_history, devices, faults, odd_parts, throttled, tool_faults
 from certify.figures import STEP, Measured, Reached
 from certify.journal import BurnIn, Journal, Reason, worst
 from certify.records import Records, read
@@ -24,14 +24,14 @@ from review.league.estimate import Estimate, estimate
 from review.logs.output import csv_text, write_whole
 from review.logs.tree import read_json
 
-SHOWN = 4  # of a ranking; --json has all, --csv the ranks of every stage
+SHOWN = 4  # entries of a ranking; --json has all, --csv the ranks of every stage
 WORDS = schema.TABLES["slowness"]
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A node, rank or link that stands out. also: later stages in which it does."""
+    """A node, rank or link that stands out. also: later stages that show it."""
 
     what: str
     stage: str
@@ -45,10 +45,10 @@ class Finding:
         return self.outlier.name
 
     def reason(self) -> Reason:
-        chance = self.outlier.chance  # of such a finding in a whole test of healthy machines
+        chance = self.outlier.chance  # per whole test of healthy machines
         tests = "over 1,000,000" if chance < 1e-6 else f"{float(f'{1 / chance:.1g}'):,.0f}"
         also = f"also: {', '.join(self.also)}" if self.also else ""
-        words = WORDS[self.what] if self.outlier.state == "fail" else "slower than the quickest"
+        words = WORDS[self.what] if self.outlier.state == "fail" else "slower than the fastest"
         return Reason(
             self.name,
             f"{self.outlier.excess:.1%} {words}",
@@ -63,8 +63,8 @@ class Finding:
 class Certificate:
     """The result of a test.
 
-    seconds: median of a step by stage [ranks], without the wait for others; ranking: of nodes and of ranks, by how much
-    they are slower than their median by themselves while all work, the slowest first.
+    seconds: median per step by stage [ranks], without the wait for others; ranking: excess over the median of nodes and
+    of ranks in the stage ``parallel``, the slowest first.
     """
 
     records: Records
@@ -80,12 +80,12 @@ class Certificate:
 
     @cached_property
     def standing(self) -> Estimate | str:
-        """The time to train and its place among published results; a str says why there is none."""
+        """Time to train and its place among published results; a str says why there is none."""
         return standing(self.records)
 
     @cached_property
     def tools(self) -> dict[str, set[str]]:
-        """Versions of the other programs that ran."""
+        """Versions of the external programs that ran."""
         found: dict[str, set[str]] = {}
         for tool in (tool for tools in self.records.tools.values() for tool in tools):
             name = tool["name"] if tool["name"] in (DIAGNOSTIC, NVBANDWIDTH) else NCCL_TESTS
@@ -98,39 +98,37 @@ class Certificate:
 
     @property
     def versions(self) -> dict[str, str]:
-        known = self._environment
-        found = known.get("packages", {}) | {name: known.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
+        facts = self._environment
+        found = facts.get("packages", {}) | {name: facts.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
         found |= {name: " and ".join(sorted(versions)) for name, versions in self.tools.items()}
         return {name: str(version) for name, version in found.items() if version}
 
     @cached_property
     def tested(self) -> dict[str, str]:
-        """What was tested, with which versions, when, and what was not: for whoever signs."""
-        records = self.records
+        """What was tested, with which versions and when, and what was not."""
+        records, programs = self.records, self.tools
         done = {*records.stages, *records.probed, *(name for name in schema.REDUCTIONS if records.reductions(name))}
         done |= {BURN_IN} if self.burn_in else set()
-        others = self.tools
-        skipped = [
+        tested = [label for name, label in LABELS.items() if name in done]
+        tested += [f"{DIAGNOSTIC} diag"] if DIAGNOSTIC in programs else []
+        missing = [name for name in (NCCL_TESTS, NVBANDWIDTH, DIAGNOSTIC) if name not in programs]
+        # Tests of a missing program are not listed one by one.
+        left = [
+            label for name, label in LABELS.items()
+            if name not in done and not (name in TOOLS and label.rpartition(", ")[2] in missing)
+        ]  # fmt: skip
+        left += [f"{name} (not installed, or excluded)" for name in missing]
+        if not any("GPUs" in node.get("parts", {}).get(NODE, {}) for node in records.hardware.values()):
+            left.append("health of GPUs (no driver reports it)")
+        left += [
             f"{LABELS.get(one, one)} (skipped by {tool['name']})"
             for tools in records.tools.values() for tool in tools for one in tool["skipped"]
         ]  # fmt: skip
-        diagnosed = [f"{DIAGNOSTIC} diag"] if DIAGNOSTIC in others else []
-        of = {label: label.rpartition(", ")[2] for label in TOOLS.values()}
-        left = [
-            label for name, label in LABELS.items() if name not in done and of.get(label, label) in {label, *others}
-        ]
-        left += [
-            f"{name} (not installed, or left out)"
-            for name in (NCCL_TESTS, NVBANDWIDTH, DIAGNOSTIC)
-            if name not in others
-        ]
-        if not any("GPUs" in told.get("parts", {}).get(NODE, {}) for told in records.hardware.values()):
-            left.append("health of GPUs, of which no driver told")
         times = [float(table["time"].max()) for table in records.telemetry.values() if len(table["time"])]
         ended = datetime.fromtimestamp(max(times), timezone.utc).strftime("%Y-%m-%d %H:%M UTC") if times else "unknown"
         return {
-            "tested": "; ".join([*(label for name, label in LABELS.items() if name in done), *diagnosed]),
-            "not tested": "; ".join(dict.fromkeys(left + skipped)) or "nothing was left out",
+            "tested": "; ".join(tested),
+            "not tested": "; ".join(dict.fromkeys(left)) or "nothing",
             "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items()) or "unknown",
             "commit": self._environment.get("git_commit") or "unknown",
             "ended": ended,
@@ -142,7 +140,7 @@ class Certificate:
         return worst(one.state for one in self.why())
 
     def why(self) -> list[Reason]:
-        """Why the test does not pass: corruption, the slow, missed figures, faults of devices, a burn-in cut short."""
+        """Why the test does not pass: corruption, slowness, missed figures, device faults, an incomplete burn-in."""
         burnt = self.burn_in.reasons(self.records.folder.resolve().name) if self.burn_in else []
         return [
             *(one.reason() for one in self.corrupt),
@@ -158,7 +156,7 @@ class Certificate:
 
     @cached_property
     def figures(self) -> list[Measured]:
-        """Every number with its limit."""
+        """Every measured number with its limits."""
         return figures.figures(self.records, self.seconds, self.expected)
 
     def as_dict(self) -> dict[str, Any]:
@@ -167,7 +165,7 @@ class Certificate:
             "state": self.state,
             "ranks": len(names),
             "nodes": len(self.records.nodes),
-            "compared": len(names) >= LEAST,
+            "compared": len(names) >= MIN_PEERS,
             "reasons": self.reasons(),
             "findings": self.findings,
             "corrupt": self.corrupt,
@@ -186,7 +184,7 @@ class Certificate:
 
 
 def certify(folder: Path) -> Certificate:
-    """Judges the records in the folder of a test. Raises ReviewError for files that are missing or no records."""
+    """Judges the records in a test's folder. Raises ReviewError for missing or invalid files."""
     records = read(folder)
     expected, seconds, parts = figures.settings(folder)
     burnt = Journal(folder).read(records.places) or (BurnIn(0, 0.0, seconds, []) if seconds else None)
@@ -199,42 +197,42 @@ def judge(
     expected: Mapping[str, float] = MappingProxyType({}),
     parts: Facts | None = None,
 ) -> Certificate:
-    """The slow, the corrupt and the faulty, with notes on what cannot be judged."""
-    asked = [*questions(records, burnt.rounds if burnt else {})]
+    """Finds slow, corrupt and faulty parts, with notes on what cannot be judged."""
+    compared = [*questions(records, burnt.rounds if burnt else {})]
     broken, repeats = corrupt(records)
     notes = []
-    if len(records.places) < LEAST:
-        few = f"too few ranks to tell a slow one from the others, which takes {LEAST}"
-        notes.append(few if records.on_cpus else f"{few}: held against the quickest")
-    if 1 < len(records.nodes) < LEAST:
-        notes.append(f"too few nodes to tell a slow one from the others: {LEAST} or more")
+    if len(records.places) < MIN_PEERS:
+        few = f"fewer than {MIN_PEERS} ranks: too few to single out a slow one"
+        notes.append(few if records.on_cpus else f"{few}; compared with the fastest")
+    if 1 < len(records.nodes) < MIN_PEERS:
+        notes.append(f"fewer than {MIN_PEERS} nodes: too few to single out a slow one")
     if not repeats:
-        notes.append("the same steps do not repeat bit for bit here, so that nothing is said of silent corruption")
+        notes.append("steps do not repeat bit for bit on this system: silent corruption cannot be detected")
     reached, not_measured = figures.check(records, expected)
     notes += not_measured + [one.reason().text() for one in reached if one.state == "pass"]
     notes += [burnt.text()] if burnt else []
     return Certificate(
         records=records,
         seconds={stage: np.nanmedian(records.seconds(stage), axis=(1, 2)) for stage in records.stages},
-        findings=_findings(records, asked),
+        findings=_findings(records, compared),
         corrupt=broken,
-        faults=[*faults(records), *odd_parts(records, parts), *remembered(records), *of_tools(records)],
+        faults=[*faults(records), *odd_parts(records, parts), *device_history(records), *tool_faults(records)],
         notes=notes,
-        ranking={one.kind: one.ranking() for one in asked if one.what == "slow" and {*one.stages} == {"parallel"}},
+        ranking={one.kind: one.ranking() for one in compared if one.what == "slow" and {*one.stages} == {"parallel"}},
         burn_in=burnt,
         reached=reached,
         expected=expected,
     )
 
 
-def _findings(records: Records, asked: list[Question]) -> list[Finding]:
-    """Each culprit once, in the stage that shows it first; not the ranks and links of a node that is named itself."""
-    comparisons = sum(len(question.values) for question in asked)
+def _findings(records: Records, compared: list[Question]) -> list[Finding]:
+    """Each culprit once, in the stage that shows it first, without the ranks and links of a node that is named."""
+    comparisons = sum(len(question.values) for question in compared)
     found: dict[str, Finding] = {}
-    for question in asked:
+    for question in compared:
         for one in question.outliers(comparisons):
             if one.state == "warn" and records.on_cpus:
-                continue  # of two processes on shared CPUs one is often behind
+                continue  # of two processes on shared CPUs, one is often slower
             stage, *others = question.shown_in(one.name)
             if one.name in found:
                 first = found[one.name]
@@ -250,7 +248,7 @@ def _findings(records: Records, asked: list[Question]) -> list[Finding]:
 
 
 def _explained(name: str, kind: str, found: Mapping[str, Finding]) -> bool:
-    """Whether a node that is already named is the reason."""
+    """Whether a node that is already named explains it."""
     nodes = {one.removeprefix("node ") for one, finding in found.items() if finding.kind == "node"}
     if kind == "rank":
         return name.partition(" on ")[2] in nodes
@@ -258,27 +256,25 @@ def _explained(name: str, kind: str, found: Mapping[str, Finding]) -> bool:
 
 
 def _evidence(records: Records, stage: str, name: str) -> Iterator[str]:
-    """Why a rank or node may be slow, and how long the others wait for it."""
+    """Possible causes, and how long the others wait for a rank or node."""
     own = [rank for rank, place in records.places.items() if name in (place.name, f"node {place.node}")]
     names = {records.places[rank].name for rank in own}
-    yield from [said for who, samples in devices(records) if who in names and (said := throttled(samples))][:1]
+    yield from [words for rank, samples in devices(records) if rank in names and (words := throttled(samples))][:1]
     if own and len(own) < len(records.places) and "together" in records.stages and stage in (*ALONE, "node", BURN_IN):
-        waits = records.waits("together")
+        waits = np.nanmedian(records.by_step("together", "wait"), axis=(1, 2))  # [ranks]
         gap = np.median(np.delete(waits, own)) - np.median(waits[own])
         if gap > 0:
-            yield f"the others wait {gap * 1e3:.1f} ms a step longer than it does"
+            yield f"the others wait {gap * 1e3:.1f} ms per step longer than it does"
 
 
 def standing(records: Records) -> Estimate | str:
-    """The estimate from the stage with all ranks; in words why there is none."""
+    """Estimate from the stage with all ranks; a str says why there is none."""
     model, data, schedule = (read_json(records.folder / "config.json", one) for one in ("model", "data", "schedule"))
     if records.on_cpus:
-        return "nothing to compare with: the published results are of accelerators, and this was a test of CPUs"
+        return "nothing to compare with: published results are of accelerators, this test was of CPUs"
     if {name: model.get(name) for name in BERT_LARGE} != BERT_LARGE or data.get("max_seq_length") != 512:
-        return (
-            "nothing to compare with: the published results are of BERT-large at 512 tokens, and this was another model"
-        )
-    rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))  # seconds of a step
+        return "nothing to compare with: published results are of BERT-large at 512 tokens, this was another model"
+    rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))  # seconds per step
     step, ranks = float(np.median(rounds)), len(records.places)
     batch = data["batch_size"] * data["gradient_steps"] * data["packing_factor"] * ranks
     error = OF_MEDIAN * float(np.std(rounds, ddof=1)) / len(rounds) ** 0.5 / step
@@ -287,7 +283,7 @@ def standing(records: Records) -> Estimate | str:
 
 
 def write_csv(found: Certificate, path: Path) -> None:
-    """A row a stage and rank, the slowest of each stage first, then one a figure and rank. Raises ReviewError."""
+    """Writes a row per stage and rank, the slowest first, then one per figure and rank. Raises ReviewError."""
     headings = "stage,node,rank,local_rank,device,seconds_per_step,slower_than_median,figure,unit"
     rows: list[list[Any]] = [headings.split(",")]
     places = found.records.places
@@ -305,13 +301,13 @@ def write_csv(found: Certificate, path: Path) -> None:
 
 
 def print_certificate(found: Certificate) -> None:
-    """The numbers, notes and reasons, and the verdict on the last line."""
+    """Prints numbers, notes and reasons, and the verdict on the last line."""
     print(f"{len(found.records.places)} ranks on {len(found.records.nodes)} nodes")
     for one in found.figures:
         low, high = one.shown
         print(f"  {one.label:<40} {low:>10} {'to' if low else '':2} {high:>10} {one.unit:<11}  {one.limit}")
     for kind, ranks in found.ranking.items():
-        if len(ranks) >= LEAST:
+        if len(ranks) >= MIN_PEERS:
             shown = ", ".join(f"{name} {excess:+.1%}" for name, excess in list(ranks.items())[:SHOWN])
             print(f"  {f'{kind}s from the slowest':<40} {shown}{', ...' if len(ranks) > SHOWN else ''}")
     for name in ("tested", "not tested"):
@@ -323,15 +319,13 @@ def print_certificate(found: Certificate) -> None:
 
 
 def line(found: Certificate) -> str:
-    """The verdict, the first reason, and of a failed test the command that keeps Slurm from its nodes."""
-    where = f"{len(found.records.places)} ranks of {', '.join(found.records.nodes)}"
-    said = [one.text() for one in sorted(found.why(), key=lambda one: one.state != "fail")]
-    if not said:
-        return f"{found.state}: {where}"
+    """The verdict, the first reason, and if the test failed the command that drains its nodes in Slurm."""
+    reasons = [one.text() for one in sorted(found.why(), key=lambda one: one.state != "fail")]
+    if not reasons:
+        return f"{found.state}: {len(found.records.places)} ranks of {', '.join(found.records.nodes)}"
     failing = [one.name.split() for one in found.why() if one.state == "fail"]
     nodes = [node for node in found.records.nodes if any(node in words for words in failing)] or found.records.nodes
-    drain = shlex.join(
-        ["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", f"reason=certify: {said[0]}"]
-    )
-    more = f" and {len(said) - 1} more" if len(said) > 1 else ""
-    return f"{found.state}: {said[0]}{more}{f'; {drain}' if failing else ''}"
+    reason = f"reason=certify: {reasons[0]}"
+    drain = shlex.join(["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", reason])
+    more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
+    return f"{found.state}: {reasons[0]}{more}{f'; {drain}' if failing else ''}"

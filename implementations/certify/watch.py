@@ -1,4 +1,4 @@
-"""`watch` on the folder of an acceptance test: its stage, then the progress of the burn-in and the verdict so far."""
+"""`watch` for an acceptance test: its stage, then the progress of the burn-in and the verdict so far."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from certify.verdict import Certificate
 
 BROKEN = 2
-SILENT_SECONDS, SILENT_REPEATS = 60.0, 10  # without a new line for so long, and as many repeats: it has stalled
+SILENT_SECONDS, SILENT_REPEATS = 60.0, 10  # a burn-in without news for longer than both has stalled
 _STAGE = re.compile(r"certify: ([\w, ]+):")
 
 
 @dataclass(frozen=True)
 class State:
-    """How a test stands. stage: what it does; found: the verdict so far, None before the stages are over."""
+    """State of a test. stage: what it does now; found: the verdict so far, None before the stages are over."""
 
     stage: str
     found: Certificate | None
@@ -38,7 +38,7 @@ class State:
 
     @property
     def verdict(self) -> str:
-        """The verdict if the test ended now; empty before there is one."""
+        """Verdict if the test ended now; empty before there is one."""
         return self.found.state if self.found else ""
 
     @property
@@ -47,25 +47,17 @@ class State:
 
     @property
     def stands_still(self) -> bool:
-        """Whether a burn-in has said nothing for far longer than a repeat takes."""
+        """Whether a burn-in has been silent for far longer than a repeat takes."""
         repeat = self.burn.elapsed / self.burn.repeats if self.burn and self.burn.repeats else 0.0
         return self.burn is not None and not self.done and self.silent > max(SILENT_SECONDS, SILENT_REPEATS * repeat)
 
-    @property
-    def status(self) -> int:
-        """The exit status of the command, if it ended now."""
-        return BROKEN if self.broken is not None else EXIT[self.verdict or "pass"]
-
-    def line(self) -> str:
+    def lines(self) -> list[str]:
         parts = [self.burn.text() if self.burn else f"certify: {self.stage}"]
         if self.stands_still:
             parts.append(f"no new repeat for {duration(self.silent)}")
         if self.found is not None:
             parts.append(self.verdict if self.done else f"so far: {self.verdict}")
-        return "; ".join(parts)
-
-    def lines(self) -> list[str]:
-        return [self.line(), *(f"  {reason}" for reason in self.reasons)]
+        return ["; ".join(parts), *(f"  {reason}" for reason in self.reasons)]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -80,7 +72,7 @@ class State:
 
 
 class Watched:
-    """The folder of a test; its records are judged whenever they have changed, in a burn-in every few minutes."""
+    """A test's folder; its records are judged whenever they change, in a burn-in every few minutes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -88,12 +80,8 @@ class Watched:
         self._judged: list[tuple[str, int]] = []
         self._journal = Journal(folder)
 
-    def ended(self, state: State) -> bool:
-        """Whether the test has ended, or its load did not run."""
-        return state.done or state.broken is not None
-
     def poll(self, now: float) -> State:
-        """The state at ``now`` (seconds since the epoch). Raises ReviewError for files that are not a test's."""
+        """State at ``now`` (seconds since the epoch). Raises ReviewError for invalid files."""
         from certify.verdict import certify
 
         config = read_json(self.folder / "config.json")
@@ -102,7 +90,7 @@ class Watched:
         if judged != self._judged:
             try:
                 self._found = certify(self.folder)
-            except ReviewError:  # other nodes' files are on their way
+            except ReviewError:  # files of other nodes are still to come
                 self._found = None
             self._judged = judged if self._found else []
         burn = self._journal.read(self._found.records.places if self._found else {})
@@ -114,7 +102,7 @@ class Watched:
         error = text_of(self.folder / "error_0.txt")
         done = found is not None and (burn.elapsed >= seconds if burn is not None else not seconds)
         stage = "burn-in" if burn else "over" if done else "starting"
-        if stage == "starting":  # in a burn-in the load's output is not read: it grows with each repeat
+        if stage == "starting":  # not during a burn-in: the load's output grows with each repeat
             stage = [stage, *_STAGE.findall(text_of(self.folder / "output.txt"))][-1]
         state = State(stage, found, burn, now - max(changed, default=now), error or None, done)
         if found is not None and burn is not None and not state.stands_still:
@@ -123,13 +111,13 @@ class Watched:
 
 
 def is_test(folder: Path) -> bool:
-    """Whether certify.sh or certify.sub writes, or wrote, to this folder."""
+    """Whether this is the folder of an acceptance test."""
     begun = any(folder.glob("certify_*.npz")) or (folder / "burn_in.json").exists()
     return begun or "expected" in read_json(folder / "config.json")
 
 
 def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
-    """Shows the test until it ends; the exit status of `certify`, or 2 if the load did not run."""
+    """Shows the test until it ends; returns the exit status of `certify`, or 2 if the load did not run."""
 
     def say(state: State) -> None:
         if as_json:
@@ -137,20 +125,19 @@ def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
         else:
             print(*state.lines(), sep="\n", flush=True)
 
-    states = output.follow(watched.poll, watched.ended, interval)
-    state = output.show_states(states, say, _news, _render, as_json=as_json, once=once)
+    def news(state: State) -> object:
+        """A line is printed when any of these changes."""
+        percent = int(100 * state.burn.elapsed / state.burn.duration) if state.burn and state.burn.duration else 0
+        return state.stage, state.verdict, len(state.reasons), percent, state.stands_still, state.done
+
+    def render(state: State, _: Console) -> RenderableType:
+        from rich.text import Text
+
+        style = {"pass": "green", "warn": "yellow", "fail": "red"}.get(state.verdict, "")
+        return Text("\n".join(state.lines()), style)
+
+    states = output.follow(watched.poll, lambda state: state.done or state.broken is not None, interval)
+    state = output.show_states(states, say, news, render, as_json=as_json, once=once)
     if state.broken is not None:
         print(f"review: the load did not run: {text(state.broken.splitlines()[0])}", file=sys.stderr)
-    return state.status
-
-
-def _news(state: State) -> object:
-    """A line is printed when one of these changes."""
-    percent = int(100 * state.burn.elapsed / state.burn.duration) if state.burn and state.burn.duration else 0
-    return state.stage, state.verdict, len(state.reasons), percent, state.stands_still, state.done
-
-
-def _render(state: State, _: Console) -> RenderableType:
-    from rich.text import Text
-
-    return Text("\n".join(state.lines()), {"pass": "green", "warn": "yellow", "fail": "red"}.get(state.verdict, ""))
+    return BROKEN if state.broken is not None else EXIT[state.verdict or "pass"]

@@ -1,8 +1,8 @@
-"""``python -m finetune``: one rank of a run, configured by environment variables; with a COMMAND, what comes after it.
+"""``python -m finetune``: one rank of a run, configured by environment variables; or a COMMAND on fine-tuned models.
 
-Any setting may be given as an option, which wins over the variable of its name: --lr 3e-5 is LR=3e-5.
+Any setting may also be given as an option, which overrides the variable: --lr 3e-5 is LR=3e-5.
 
-Exit status: 0 done, 1 the run crashed, 2 bad input.
+Exit status: 0 success, 1 crash, 2 bad input.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from bert.core import variables
 from bert.core.env import ConfigError
 from bert.core.process import front, refuse, run_and_exit, run_command
 
-# PyTorch takes seconds to import: --help answers before that.
+# Listed here because PyTorch takes seconds to import, and --help should not.
 COMMANDS = {
-    "predict": "labels, numbers or answers for a file, or one text, by a fine-tuned model",
-    "benchmark": "latency and sequences a second of a fine-tuned model",
-    "seeds": "figures of a run's seeds, with mean and standard deviation",
+    "predict": "labels, numbers or answers of a fine-tuned model for a file or a text",
+    "benchmark": "latency and sequences per second of a fine-tuned model",
+    "seeds": "metrics of a run's seeds, with mean and standard deviation",
 }
 
 
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs the command; returns the exit status."""
     if arguments and (name := arguments[0]) in COMMANDS:
         from finetune import commands
 
@@ -35,9 +35,9 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     options, words = parser.parse_known_args(arguments)
     try:
         if words[:1] == ["--variables"]:
-            raise ConfigError("--variables: python -m bert --variables lists them, those of fine-tuning too")
+            raise ConfigError("--variables: use python -m bert --variables, which lists those of fine-tuning too")
         if words and not words[0].startswith("-") and not difflib.get_close_matches(words[0], COMMANDS):
-            raise ConfigError(f"{words[0]}: no such command: training needs none, only settings (--task squad ...)")
+            raise ConfigError(f"{words[0]}: no such command; training takes only settings (--task squad ...)")
         given = variables.from_options(words, [*COMMANDS, "--check", "--help"])
         from bert.training import schedule
         from finetune.train import Config, run

@@ -1,4 +1,4 @@
-"""Batches of whole sequences, end to end without padding, and the order in which a run takes them."""
+"""Batches of whole sequences, concatenated without padding, and the order in which a run takes them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IGNORE = -100
 
 @dataclass(frozen=True, kw_only=True)
 class SpanBatch(Batch):
-    """starts, ends: int64 [S], first and last token of the answer within its sequence; IGNORE: padding, or unknown."""
+    """starts, ends: int64 [S], first and last token of the answer in its sequence; IGNORE: padding or unknown."""
 
     starts: Tensor = padded("sequences", IGNORE)
     ends: Tensor = padded("sequences", IGNORE)
@@ -31,21 +31,21 @@ class SpanBatch(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledBatch(Batch):
-    """labels: int64 [S], the class of each sequence; IGNORE: padding, or unknown."""
+    """labels: int64 [S], class of each sequence; IGNORE: padding or unknown."""
 
     labels: Tensor = padded("sequences", IGNORE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberBatch(Batch):
-    """numbers: float32 [S], what is to be predicted of each sequence; NaN: padding, or unknown."""
+    """numbers: float32 [S], regression target of each sequence; NaN: padding or unknown."""
 
     numbers: Tensor = padded("sequences", math.nan)
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Training or test data of a task: N token sequences and their labels, by the name of the batch's field.
+    """Training or test data of a task: N token sequences, and labels by field of the batch.
 
     labels: "starts" and "ends" of answers; "labels", the classes; or "numbers" of a regression; each (N,).
     """
@@ -55,17 +55,16 @@ class Samples:
 
     @cached_property
     def lengths(self) -> Integers:
-        """Tokens of each sequence."""
         return np.array([len(ids) for ids, _ in self.sequences], dtype=np.int32)
 
     def digest(self) -> str:
-        """A checksum (32 bits) of the sequences and labels, which ranks compare."""
+        """CRC-32 of the sequences and labels, compared between ranks."""
         segments = np.array([begin for _, begin in self.sequences], dtype=np.int32)
         arrays = [self.lengths, segments, *(ids for ids, _ in self.sequences), *self.labels.values()]
         return f"{functools.reduce(lambda value, array: zlib.crc32(np.asarray(array).tobytes(), value), arrays, 0):08x}"
 
     def batch(self, chosen: np.ndarray) -> SpanBatch | LabelledBatch | NumberBatch:
-        """The batch of the sequences of these numbers."""
+        """Batch of the sequences with these indices."""
         sequences, lengths = [self.sequences[i] for i in chosen], self.lengths[chosen].astype(np.int64)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
@@ -86,27 +85,22 @@ class Samples:
 
 @dataclass(frozen=True)
 class Order:
-    """Sample order of a rank: epoch after epoch, each with its own permutation.
+    """Sample order of a rank: one permutation per epoch.
 
-    The ranks take the samples of a step in turn; nothing is left out where an epoch ends within a step.
+    Ranks take the samples of a step round-robin; an epoch may end within a step.
     """
 
     num_samples: int
-    batch_size: int  # sequences of a micro-batch
-    num_micro_batches: int  # of a step
+    batch_size: int  # sequences per micro-batch
+    num_micro_batches: int  # per step
     seed: int
     rank: int = 0
     world_size: int = 1
 
-    @property
-    def samples_per_step(self) -> int:
-        """Over all ranks."""
-        return self.batch_size * self.num_micro_batches * self.world_size
-
     def step(self, step: int) -> list[np.ndarray]:
-        """Numbers of the samples of each micro-batch of a step (1 is the first) on this rank."""
-        first = (step - 1) * self.samples_per_step
-        places = np.arange(first + self.rank, first + self.samples_per_step, self.world_size)
+        """Sample indices of each micro-batch of a step (counted from 1) on this rank."""
+        count = self.batch_size * self.num_micro_batches * self.world_size
+        places = np.arange((step - 1) * count + self.rank, step * count, self.world_size)
         epochs, within = np.divmod(places, self.num_samples)
         chosen = np.empty(len(places), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
@@ -121,24 +115,24 @@ def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Room:
-    """The fixed size of a run's micro-batches in a CUDA graph. The order is known, and with it the largest of them."""
+    """Fixed size of micro-batches in a CUDA graph: that of the largest, which the order determines."""
 
     capacity: Capacity
-    longest: int  # tokens of a sequence at most
-    mean: float  # tokens of a micro-batch
+    longest: int  # maximum tokens per sequence
+    mean: float  # mean tokens per micro-batch
 
     @classmethod
     def of(cls, lengths: Integers, order: Order, num_steps: int) -> Room:
-        """Size for the first ``num_steps`` steps; tokens are rounded up to a multiple of 16 for the matrix units."""
+        """Size for the first ``num_steps`` steps; tokens are rounded up to a multiple of 16 for the tensor cores."""
         steps = range(1, num_steps + 1)
         sums = np.array([lengths[chosen].sum(dtype=np.int64) for step in steps for chosen in order.step(step)])
         tokens, longest = -(-int(sums.max()) // 16) * 16, int(lengths.max())
         capacity = Capacity(tokens=tokens, sequences=order.batch_size)
-        # The padding tokens are sequences too, each as long as any may be.
+        # Padding tokens form sequences too, each at most the maximum length.
         return cls(graph_capacity(capacity, -(-(tokens - int(sums.min())) // longest)), longest, float(sums.mean()))
 
     def fill(self, batch: Batch) -> Batch:
-        """The batch at this size; losses and gradients stay what they were."""
+        """Pads the batch to this size; losses and gradients do not change."""
         return static_batch(dataclasses.replace(batch, max_seqlen=self.longest), self.capacity)
 
     def __str__(self) -> str:
@@ -147,14 +141,13 @@ class Room:
 
 
 class Source:
-    """The batches of a run, from a step on."""
+    """Batches of a run from a step on."""
 
     def __init__(self, samples: Samples, order: Order, next_step: int, room: Room | None, pin: bool) -> None:
-        """room: fill up to it; pin: into page-locked memory, from which a GPU copies without waiting."""
+        """room: size to pad to; pin: use page-locked memory, for asynchronous copies to a GPU."""
         self.samples, self.order, self.number, self.room, self.pin = samples, order, next_step, room, pin
 
     def next_step(self) -> list[Batch]:
-        """Micro-batches of the next step."""
         batches: list[Batch] = [self.samples.batch(chosen) for chosen in self.order.step(self.number)]
         self.number += 1
         if self.room is not None:

@@ -1,4 +1,4 @@
-"""The commands beside training: predict, benchmark, seeds."""
+"""The commands predict, benchmark and seeds."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ WARM_UP_BATCHES = 3
 
 
 def predict(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
-    """Predicts every row of a file, or one text: its label and each label's probability, a number, or an answer.
+    """Predicts every row of a file, or one text: its label with probabilities, a number, or an answer.
 
-    A file: CSV, TSV or JSON Lines with columns of text, or of question and context; SQuAD's JSON. It comes back with
-    what was predicted as columns beside its own, in its order. Run again, it goes on where it was killed.
+    The file is CSV, TSV or JSON Lines with columns of text, or of question and context, or SQuAD's JSON. The output has
+    its rows in order, with the predictions as additional columns. A killed command resumes when run again.
     """
     _add_model(parser)
     parser.add_argument("--input", help="file to predict; -: standard input")
-    parser.add_argument("--output", type=Path, help="X.csv, X.tsv or X.jsonl; answers also X.json, as SQuAD has them")
+    parser.add_argument("--output", type=Path, help="X.csv, X.tsv or X.jsonl; for answers also X.json, as in SQuAD")
     parser.add_argument("--text-columns", default="", help="one or two, joined by commas (default: as in training)")
-    parser.add_argument("--batch-size", type=natural, default=32, help="sequences in a batch (default %(default)s)")
+    parser.add_argument("--batch-size", type=natural, default=32, help="sequences per batch (default %(default)s)")
     parser.add_argument("--question", help="SQuAD: the question")
-    parser.add_argument("--context", help="SQuAD: the text that holds the answer")
+    parser.add_argument("--context", help="SQuAD: the text that contains the answer")
     parser.add_argument("--text", action="append", help="the text; twice for a pair")
     parser.add_argument("--n-best", type=natural, default=3, help="answers to show (default %(default)s)")
     options = parser.parse_args(arguments)
     if (options.input is None) != (options.output is None):
-        raise ConfigError("--input and --output go together: the file to predict, and the one to write")
+        raise ConfigError("--input needs --output, and --output needs --input")
     model = saved.load(options.folder, options.device)
     if options.input is not None:
         columns = tuple(name.strip() for name in options.text_columns.split(",") if name.strip())
@@ -45,25 +45,25 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapp
         if options.question is None or options.context is None:
             raise ConfigError(f"{options.folder} answers questions: give --question and --context, or --input FILE")
         if not options.context.strip():
-            raise ConfigError("--context is empty: give the text that holds the answer")
-        (said,) = model.say([(options.question, options.context)], n_best=options.n_best)
-        for entry in said["n_best"]:
+            raise ConfigError("--context is empty: give the text that contains the answer")
+        (found,) = model.predict([(options.question, options.context)], n_best=options.n_best)
+        for entry in found["n_best"]:
             print(f"{entry['probability']:.4f}  {entry['text'] or '(no answer)'}")
     else:
         count = model.facts.get("num_texts") or len(options.text or ())
         if not options.text or len(options.text) > 2 or len(options.text) != count:
             raise ConfigError(f"{options.folder} takes {count or 1} of --text, or --input FILE")
-        (said,) = model.say([tuple(options.text)])
-        if "probabilities" not in said:
-            print(said["prediction"])
-        for name, share in sorted(said.get("probabilities", {}).items(), key=lambda pair: -pair[1]):
+        (found,) = model.predict([tuple(options.text)])
+        if "probabilities" not in found:
+            print(found["prediction"])
+        for name, share in sorted(found.get("probabilities", {}).items(), key=lambda pair: -pair[1]):
             print(f"{share:.4f}  {name}")
 
 
 def benchmark(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
-    """Latency of batches in milliseconds, and sequences a second: a line of JSON a batch size.
+    """Latency in milliseconds and sequences per second, one JSON line per batch size.
 
-    Of made-up tokens of one length; with --input of a file's texts in their order, their tokenization included.
+    On random tokens of one length; with --input on the texts of a file, including tokenization.
     """
     _add_model(parser)
     parser.add_argument("--batch-sizes", type=natural, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
@@ -75,38 +75,42 @@ def benchmark(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
     shape = model.model.config
     length = min(options.length or model.facts["max_seq_length"], shape.max_position_embeddings)
     ids = np.random.default_rng(0).integers(1000 % shape.vocab_size, shape.vocab_size, length).astype(np.int32)
-    texts = files.texts_of(model, options.input) if options.input else []
+    texts: list[tuple[str, ...]] = []
+    if options.input:
+        columns, rows = files.read_rows(model, options.input, ())
+        if not (texts := [tuple(row[name] for name in columns) for row in rows]):
+            raise ConfigError(f"{options.input}: has no rows")
     for size in options.batch_sizes:
         samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
         for number in range(WARM_UP_BATCHES + options.batches):
             chosen = [texts[(number * size + i) % len(texts)] for i in range(size)] if texts else []
             begin = time.perf_counter()
             if texts:
-                model.say(chosen, size)
+                model.predict(chosen, size)
             else:
-                model.scores(samples, size)  # its scores come back to the host, so the device is done
+                model.scores(samples, size)  # synchronizes: the scores are copied to the host
             if number >= WARM_UP_BATCHES:
                 milliseconds.append(1000 * (time.perf_counter() - begin))
         figures = {f"p{percent}": float(np.percentile(milliseconds, percent)) for percent in (50, 90, 95, 99, 100)}
         mean = float(np.mean(milliseconds))
         figures |= {"mean": mean, "std": float(np.std(milliseconds)), "sequences_per_second": 1000 * size / mean}
         rounded = {name: round(value, 3) for name, value in figures.items()}
-        said = {"input": str(options.input)} if texts else {"tokens": length}
-        print(json.dumps({"batch_size": size, **said, "device": model.device.type, **rounded}), flush=True)
+        source = {"input": str(options.input)} if texts else {"tokens": length}
+        print(json.dumps({"batch_size": size, **source, "device": model.device.type, **rounded}), flush=True)
 
 
 def seeds(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
-    """A table of the figures of a run's trials, with mean and standard deviation."""
-    parser.add_argument("folder", type=Path, help="of the run, results/<RUN_NAME>")
+    """Table of the metrics of a run's trials, with mean and standard deviation."""
+    parser.add_argument("folder", type=Path, help="folder of the run, results/<RUN_NAME>")
     folder = parser.parse_args(arguments).folder
     paths = sorted(folder.glob("model_*/figures.json"), key=lambda path: int(path.parent.name[6:]))
     if not paths:
-        raise ConfigError(f"{folder}: no model_N/figures.json: name the folder of a run")
+        raise ConfigError(f"{folder}: no model_N/figures.json: give the folder of a run")
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    told = [{name: value for name, value in row.get("settings", {}).items() if name != "SEED"} for row in rows]
-    for path, other in zip(paths[1:], told[1:], strict=True):
-        if said := difference(told[0], other):
-            raise ConfigError(f"{paths[0]} is {said.replace('this one', str(path))}: no mean of different runs")
+    settings = [{name: value for name, value in row.get("settings", {}).items() if name != "SEED"} for row in rows]
+    for path, other in zip(paths[1:], settings[1:], strict=True):
+        if reason := difference(settings[0], other):
+            raise ConfigError(f"{paths[0]} is {reason.replace('this one', str(path))}: different runs have no mean")
     names = [name for name, value in rows[0].items() if isinstance(value, float)]
     width = max(len(name) for name in names)
     print(f"{'seed':<{width}}  " + "  ".join(f"{row['seed']:>10}" for row in rows) + f"  {'mean':>10}  {'std':>10}")
@@ -117,12 +121,12 @@ def seeds(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappin
 
 
 def natural(text: str) -> int:
-    """An option's whole number from 1 on."""
+    """A positive integer option."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number, at least 1")
     return int(text)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="of the run, results/<RUN_NAME>")
+    parser.add_argument("folder", type=Path, help="folder of the run, results/<RUN_NAME>")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="(default %(default)s)")

@@ -1,4 +1,4 @@
-"""The settings of fine-tuning: its own, and those of bert's components."""
+"""Settings of fine-tuning: its own, and those of bert's components."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bert.model.config import BertConfig
 from bert.training import metrics, schedule
 from bert.training.config import Hardware
 
-# What fine-tuning sets where you do not.
+# Fine-tuning's own defaults.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
 
-# What a run may change that it continues, beside rundir.OUTPUT. Of what lies somewhere the content counts.
+# What a resumed run may change, besides rundir.OUTPUT. Paths are compared by the content of their files.
 ROUNDING = (
     *("DEVICE", "BACKEND", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
     *("SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GROUP"),
@@ -33,36 +33,34 @@ PREDICTION = ("MODE", "EVAL_BATCHSIZE", "N_BEST_SIZE", "MAX_ANSWER_LENGTH", "NUL
 
 @dataclass(frozen=True, kw_only=True)
 class Config(Hardware):
-    """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like mean what they mean to bert, of sequences."""
+    """One task on one model. BATCHSIZE, MAX_SEQ_LENGTH and the like are as in bert, in sequences."""
 
     task: str = env(
         "TASK",
         choices=("squad", "MRPC", "SST-2", "CoLA", "MNLI", "QQP", "QNLI", "RTE", "STS-B", "WNLI", "table", "TSV"),
-        doc="fine-tuning: the task; table, or TSV: one's own",
+        doc="fine-tuning: the task; table (or TSV): your own table",
     )
     data: Path = env("DATA", doc="fine-tuning: folder of the task's files")
-    mode: str = env(
-        "MODE", "train-eval", choices=("train-eval", "train", "eval", "prediction"), doc="fine-tuning: what to do"
-    )
+    mode: str = env("MODE", "train-eval", choices=("train-eval", "train", "eval", "prediction"), doc="fine-tuning mode")
     squad_version: str = env("SQUAD_VERSION", "1.1", choices=("1.1", "2.0"), doc="2.0: questions may have no answer")
-    text_columns: str = env("TEXT_COLUMNS", "", doc="tables: names of the one or two columns of text, joined by commas")
-    label_column: str = env("LABEL_COLUMN", "", doc="tables: name of the column to predict; unset: label, or the last")
+    text_columns: str = env("TEXT_COLUMNS", "", doc="tables: one or two text columns, joined by commas")
+    label_column: str = env("LABEL_COLUMN", "", doc="tables: column to predict; unset: label, or the last")
     regression: bool | None = env("REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals")
     epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
-    keep_best: bool = env("KEEP_BEST", False, doc="fine-tuning: 1 keeps the best epoch on dev instead of the last")
+    keep_best: bool = env("KEEP_BEST", False, doc="fine-tuning: 1 keeps the epoch that is best on dev, not the last")
     vocab_file: Path | None = env("VOCAB_FILE", None, doc="vocab.txt; unset: the one beside BERT_CONFIG")
-    do_lower_case: bool | None = env("DO_LOWER_CASE", None, doc="0 for a cased vocabulary; unset: as the model's is")
-    max_query_length: int = env("MAX_QUERY_LENGTH", 64, at_least=1, doc="SQuAD: tokens of a question at most")
-    doc_stride: int = env("DOC_STRIDE", 128, at_least=1, doc="SQuAD: tokens from one window of a context to the next")
+    do_lower_case: bool | None = env("DO_LOWER_CASE", None, doc="0 for a cased vocabulary; unset: as the model")
+    max_query_length: int = env("MAX_QUERY_LENGTH", 64, at_least=1, doc="SQuAD: maximum tokens per question")
+    doc_stride: int = env("DOC_STRIDE", 128, at_least=1, doc="SQuAD: tokens between the starts of windows")
     n_best: int = env("N_BEST_SIZE", 20, at_least=1, doc="SQuAD: answers to choose from")
-    max_answer_length: int = env("MAX_ANSWER_LENGTH", 30, at_least=1, doc="SQuAD: tokens of an answer at most")
-    null_threshold: float = env("NULL_SCORE_DIFF_THRESHOLD", 0.0, doc='SQuAD 2.0: by how much "no answer" must win')
+    max_answer_length: int = env("MAX_ANSWER_LENGTH", 30, at_least=1, doc="SQuAD: maximum tokens per answer")
+    null_threshold: float = env("NULL_SCORE_DIFF_THRESHOLD", 0.0, doc='SQuAD 2.0: margin by which "no answer" must win')
     seeds: str = env("SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED")
     seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: 1, then 2, ...")
     batch_size: int = env("BATCHSIZE", at_least=1, doc="sequences per GPU in one micro-batch")
     gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
     eval_batch_size: int = env("EVAL_BATCHSIZE", 32, at_least=1, doc="sequences per GPU in a prediction batch")
-    max_seq_length: int | None = env("MAX_SEQ_LENGTH", None, at_least=8, doc="tokens of a sequence at most")
+    max_seq_length: int | None = env("MAX_SEQ_LENGTH", None, at_least=8, doc="maximum tokens per sequence")
     bert_config: Path | None = env("BERT_CONFIG", None, doc="the model's config.json; unset: beside INIT_CHECKPOINT")
     log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
 
@@ -71,7 +69,7 @@ class Config(Hardware):
     observers: metrics.Config = field(default_factory=metrics.Config)
 
     def check(self) -> None:
-        """Raises ConfigError for settings that contradict each other, before anything starts."""
+        """Raises ConfigError for contradictory settings."""
         self.dist.check()
         self.checkpoint.check()
         self.observers.check(self.run)
@@ -79,18 +77,18 @@ class Config(Hardware):
         _ = self.trial_seed
         _ = self.weights_folder
         if self.keep_best and self.mode != "train-eval":
-            raise ConfigError(f"KEEP_BEST=1 compares epochs on dev, and MODE={self.mode}: set MODE=train-eval")
+            raise ConfigError(f"KEEP_BEST=1 compares epochs on dev, but MODE={self.mode}: set MODE=train-eval")
         if self.length > self.model.max_position_embeddings:
             most = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")
         if not self.vocabulary.is_file():
             raise ConfigError(f"VOCAB_FILE={self.vocabulary}: no such file")
-        beside = self.weights_folder / "vocab.txt"  # that the weights were trained with, where it is
+        beside = self.weights_folder / "vocab.txt"  # the one that the weights were trained with
         md5 = hashlib.md5(beside.read_bytes()).hexdigest() if beside.is_file() else ""
         huggingface.check_vocabulary(self.vocabulary, self.model, md5)
         if not self.data.is_dir():
-            what = f"a file: give its folder, {self.data.parent}" if self.data.is_file() else "no such folder"
-            raise ConfigError(f"DATA={self.data}: {what}")
+            problem = f"a file: give its folder, {self.data.parent}" if self.data.is_file() else "no such folder"
+            raise ConfigError(f"DATA={self.data}: {problem}")
         task = self.described.get("task", self.task)
         if task != self.task and not self.trains:
             raise ConfigError(
@@ -99,12 +97,11 @@ class Config(Hardware):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """TEXT_COLUMNS."""
         return tuple(name.strip() for name in self.text_columns.split(",") if name.strip())
 
     @property
     def uses_graph(self) -> bool:
-        """True only with CUDA_GRAPH=1: batches are then padded to the largest one."""
+        """True only with CUDA_GRAPH=1, since batches are then padded to the largest one."""
         return bool(self.graph.cuda_graph)
 
     @property
@@ -113,24 +110,24 @@ class Config(Hardware):
 
     @property
     def length(self) -> int:
-        """Tokens of a sequence at most: MAX_SEQ_LENGTH, else as fine-tuned, else 384 for SQuAD, 128 for others."""
+        """Maximum tokens per sequence: MAX_SEQ_LENGTH, else as fine-tuned, else 384 for SQuAD and 128 for others."""
         usual = min(384 if self.task == "squad" else 128, self.model.max_position_embeddings)
         return self.max_seq_length or int((not self.trains and self.described.get("max_seq_length")) or usual)
 
     @cached_property
     def lower_case(self) -> bool:
-        """DO_LOWER_CASE, or as the tokenizer beside the vocabulary or its words have it."""
+        """DO_LOWER_CASE, else as the tokenizer's config or the vocabulary says."""
         return huggingface.lower_case(self.vocabulary) if self.do_lower_case is None else self.do_lower_case
 
     @cached_property
     def described(self) -> dict[str, Any]:
-        """task.json of the fine-tuned model that the run starts from; empty where it starts from another."""
+        """task.json of the fine-tuned model that the run starts from; empty if it was not fine-tuned."""
         path = self.weights_folder / "task.json"
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
     @property
     def weights_folder(self) -> Path:
-        """INIT_CHECKPOINT, or the folder of that file. Raises ConfigError where it is unset."""
+        """INIT_CHECKPOINT, or its folder if it is a file. Raises ConfigError if unset."""
         path = self.checkpoint.init_checkpoint
         if path is None:
             raise ConfigError("INIT_CHECKPOINT is not set: give the weights to start from (.pt or .safetensors)")
@@ -138,7 +135,7 @@ class Config(Hardware):
 
     @property
     def bert_config_path(self) -> Path:
-        """The model's config.json: BERT_CONFIG, or config.json or bert_config.json beside the weights."""
+        """BERT_CONFIG, or bert_config.json or config.json beside the weights."""
         if self.bert_config is not None:
             return self.bert_config
         folder = self.weights_folder
@@ -155,23 +152,23 @@ class Config(Hardware):
 
     @property
     def trial_seed(self) -> int:
-        """The seed of this trial. Raises ConfigError for SEEDS that are no numbers, or fewer than trials."""
+        """Seed of this trial. Raises ConfigError for invalid or too few SEEDS."""
         if not self.seeds:
             return 1 + self.run.trial if self.seed is None else self.seed
         seeds = self.seeds.split(",")
         if not all(seed.strip().isdecimal() for seed in seeds):
             raise ConfigError(f"SEEDS={self.seeds}: expected whole numbers joined by commas")
         if self.run.trial >= len(seeds):
-            raise ConfigError(f"SEEDS={self.seeds}: {len(seeds)} seeds, and this is trial {self.run.trial}")
+            raise ConfigError(f"SEEDS={self.seeds}: {len(seeds)} seeds, but this is trial {self.run.trial}")
         return int(seeds[self.run.trial])
 
     @property
     def samples_per_step(self) -> int:
-        """Sequences of an optimizer step over all ranks."""
+        """Sequences per optimizer step over all ranks."""
         return self.batch_size * self.gradient_steps * self.dist.world_size
 
     def folder(self) -> Path:
-        """Where this trial's model and predictions go: RUN_DIR/model_<TRIAL>."""
+        """Folder of this trial's model and predictions: RUN_DIR/model_<TRIAL>."""
         assert self.run.run_dir is not None
         return self.run.run_dir / f"model_{self.run.trial}"
 
@@ -180,26 +177,26 @@ def read(environ: Mapping[str, str]) -> Config:
     """The checked settings in ``environ``. Raises ConfigError."""
     config = from_env(Config, with_defaults(environ))
     if (folder := config.checkpoint.init_checkpoint) is not None and (folder / "model_0" / "task.json").is_file():
-        return read({**environ, "INIT_CHECKPOINT": str(folder / "model_0")})  # of a run, as predict takes it
+        return read({**environ, "INIT_CHECKPOINT": str(folder / "model_0")})  # a run's folder, as for predict
     if environ.get("MAX_STEPS"):
-        raise ConfigError("MAX_STEPS is set: EPOCHS says how long fine-tuning takes; unset MAX_STEPS")
+        raise ConfigError("MAX_STEPS is set: EPOCHS determines the length of fine-tuning; unset MAX_STEPS")
     if environ.get("ENGINE", "own") not in ("", "own"):
-        raise ConfigError("ENGINE is set: fine-tuning has an engine of its own; unset ENGINE")
+        raise ConfigError("ENGINE is set: fine-tuning supports only the trainer's own engine; unset ENGINE")
     config.check()
     base = config.checkpoint.directory
-    if base is None or saved_checkpoints(base):  # of a version that had no folder for each seed
+    if base is None or saved_checkpoints(base):  # of an earlier version, without a folder per seed
         return config
     own = dataclasses.replace(config.checkpoint, directory=base / f"seed_{config.trial_seed}")
     return dataclasses.replace(config, checkpoint=own)
 
 
 def with_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` with fine-tuning's own defaults."""
+    """``environ`` over DEFAULTS."""
     return {**DEFAULTS, **{name: value for name, value in environ.items() if value.strip()}}
 
 
 def learning_rates(environ: Mapping[str, str], num_steps: int) -> schedule.Config:
-    """The learning-rate rule of a run of so many steps. Raises ConfigError."""
+    """Learning-rate schedule of a run of ``num_steps`` steps. Raises ConfigError."""
     rates = from_env(schedule.Config, {**with_defaults(environ), "MAX_STEPS": str(num_steps)})
     rates.check()
     return rates

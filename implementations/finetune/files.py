@@ -1,9 +1,8 @@
-"""Prediction of files: each row comes back with what the model says of it, whole and in order, also after a kill."""
+"""Prediction of files: every row, in order, with the model's prediction; a killed prediction resumes."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import shutil
 import sys
@@ -20,19 +19,20 @@ from bert.data.records import DataError
 from finetune import squad
 from finetune.saved import Saved
 from finetune.tables import KINDS, Layout, Rows
+from finetune.tasks import digest
 
-CHUNK = 4096  # rows that are sorted by length, and written, together
-SECONDS = 10  # between lines of progress
+CHUNK = 4096  # rows sorted by length and written together
+SECONDS = 10  # between progress lines
 
 
 def predict(model: Saved, source: str, target: Path, columns: tuple[str, ...], batch_size: int) -> None:
     """Writes the rows of ``source`` ("-": standard input) with their predictions to ``target``.
 
-    columns: of the texts, where they are not those of training. Raises DataError or ConfigError.
+    columns: text columns, if they differ from those of training. Raises DataError or ConfigError.
     """
     kind = target.suffix.lower().lstrip(".")
     if kind not in (*KINDS, *(["json"] if model.answers else [])):
-        raise ConfigError(f"--output {target}: expected a name that ends in .csv, .tsv or .jsonl")
+        raise ConfigError(f"--output {target}: expected a name ending in .csv, .tsv or .jsonl")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(source)
         if source == "-":
@@ -40,19 +40,19 @@ def predict(model: Saved, source: str, target: Path, columns: tuple[str, ...], b
             with open(path, "wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
         elif target.exists() and path.exists() and target.samefile(path):
-            raise ConfigError(f"--output {target} is the file to predict: give another name")
+            raise ConfigError(f"--output {target} is the input file: give another name")
         texts, names, total = _check(model, path, columns, kind)
-        about = {"texts": texts, "batch_size": batch_size, "input": _digest(path)}
-        about["model"] = [_digest(model.folder / name) for name in ("model.safetensors", "task.json")]
-        kept = target.with_name(f".{target.name}.rows")  # what is predicted so far: a record a line, after its first
+        about = {"texts": texts, "batch_size": batch_size, "input": digest(path)}
+        about["model"] = [digest(model.folder / name) for name in ("model.safetensors", "task.json")]
+        kept = target.with_name(f".{target.name}.rows")  # predictions so far: ``about``, then a JSON row per line
         with open(kept, "a+", encoding="utf-8") as file:
-            done = _begin(file, about)
-            print(f"finetune: {source}: {total:,} rows, text {' | '.join(texts)}; {done:,} are done", file=sys.stderr)
+            done = _resume(file, about)
+            print(f"finetune: {source}: {total:,} rows, text {' | '.join(texts)}; {done:,} done", file=sys.stderr)
             begin = last = time.monotonic()
-            rows, count = islice(_rows(model, path, columns)[1], done, None), done
+            rows, count = islice(read_rows(model, path, columns)[1], done, None), done
             while chunk := list(islice(rows, CHUNK)):
-                said = model.say([tuple(row[name] for name in texts) for row in chunk], batch_size)
-                for row, found in zip(chunk, said, strict=True):
+                predictions = model.predict([tuple(row[name] for name in texts) for row in chunk], batch_size)
+                for row, found in zip(chunk, predictions, strict=True):
                     row.pop("context", None) if model.answers else None
                     found.pop("n_best", None)
                     file.write(json.dumps(row | found, ensure_ascii=False) + "\n")
@@ -61,24 +61,15 @@ def predict(model: Saved, source: str, target: Path, columns: tuple[str, ...], b
                 if (now := time.monotonic()) - last > SECONDS or count == total:
                     speed, last = (count - done) / (now - begin), now
                     left = f"{(total - count) / speed:,.0f} s left"
-                    print(f"finetune: {count:,} of {total:,} rows, {speed:,.0f} a second, {left}", file=sys.stderr)
+                    print(f"finetune: {count:,} of {total:,} rows, {speed:,.0f} rows/s, {left}", file=sys.stderr)
             added = ["probability"] if model.answers else [f"probability_{label}" for label in model.facts["labels"]]
-            _finish(file, target, kind, [*dict.fromkeys([*names, "prediction", *added])])
+            _write_output(file, target, kind, [*dict.fromkeys([*names, "prediction", *added])])
         kept.unlink()
 
 
-def texts_of(model: Saved, path: Path) -> list[tuple[str, ...]]:
-    """The texts of a file, as ``Saved.say`` takes them. Raises DataError."""
-    names, rows = _rows(model, path, ())
-    texts = [tuple(row[name] for name in names) for row in rows]
-    if not texts:
-        raise DataError(f"{path}: holds no row")
-    return texts
-
-
 def _check(model: Saved, path: Path, columns: tuple[str, ...], kind: str) -> tuple[tuple[str, ...], list[str], int]:
-    """The columns of text, all columns, and the number of rows; looks at each before any is predicted."""
-    texts, rows = _rows(model, path, columns)
+    """Checks every row; returns the text columns, all columns, and the number of rows. Raises DataError."""
+    texts, rows = read_rows(model, path, columns)
     names: dict[str, None] = {}
     total = 0
     for total, row in enumerate(rows, 1):
@@ -86,20 +77,20 @@ def _check(model: Saved, path: Path, columns: tuple[str, ...], kind: str) -> tup
         if model.answers and not row[texts[1]].strip():
             raise DataError(f"{path}: row {total} has an empty {texts[1]}")
         if kind == "tsv" and any(isinstance(cell, str) and set("\t\n") & set(cell) for cell in row.values()):
-            raise DataError(f"{path}: row {total} has a tab or a line's end, and TSV has none: give --output X.csv")
+            raise DataError(f"{path}: row {total} has a tab or newline, which TSV cannot hold: give --output X.csv")
     if not total:
-        raise DataError(f"{path}: holds no row")
+        raise DataError(f"{path}: has no rows")
     if kind == "json" and "id" not in names:
         raise DataError(f"{path}: has no column id, which SQuAD's JSON needs: give --output X.csv")
     return texts, [name for name in names if not (model.answers and name == "context")], total
 
 
-def _rows(model: Saved, path: Path, columns: tuple[str, ...]) -> tuple[tuple[str, ...], Iterator[dict[str, Any]]]:
-    """The columns of text of a file, and its rows."""
+def read_rows(model: Saved, path: Path, columns: tuple[str, ...]) -> tuple[tuple[str, ...], Iterator[dict[str, Any]]]:
+    """Text columns of a file, and its rows."""
     if model.answers and _is_squad(path):
         dataset = squad.read(path, model.facts["squad_version"], needs_answers=False)
-        asked = ((question, dataset.contexts[question.context]) for question in dataset.questions)
-        return ("question", "context"), ({"id": q.id, "question": q.text, "context": text} for q, text in asked)
+        pairs = ((question, dataset.contexts[question.context]) for question in dataset.questions)
+        return ("question", "context"), ({"id": q.id, "question": q.text, "context": text} for q, text in pairs)
     usual = ("question", "context") if model.answers else tuple(model.facts.get("columns", ()))
     if model.answers and not columns:
         columns = usual
@@ -109,7 +100,7 @@ def _rows(model: Saved, path: Path, columns: tuple[str, ...]) -> tuple[tuple[str
 
 
 def _is_squad(path: Path) -> bool:
-    """Whether a file is one JSON object, as SQuAD's, rather than one a line."""
+    """Whether a file is a single JSON object, like SQuAD's, rather than one per line."""
     try:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
             first = file.readline()
@@ -120,8 +111,8 @@ def _is_squad(path: Path) -> bool:
         raise DataError(f"{path}: {error.strerror}") from None
 
 
-def _begin(file: Any, about: dict[str, Any]) -> int:
-    """Rows that an earlier run of the same left, in whole chunks; cuts off what is behind them, or all of another."""
+def _resume(file: Any, about: dict[str, Any]) -> int:
+    """Rows predicted by an earlier run with the same ``about``, in whole chunks; truncates the rest."""
     file.seek(0)
     done = end = 0
     if file.readline() == (first := json.dumps(about) + "\n"):
@@ -138,7 +129,7 @@ def _begin(file: Any, about: dict[str, Any]) -> int:
     return done
 
 
-def _finish(file: Any, target: Path, kind: str, fields: list[str]) -> None:
+def _write_output(file: Any, target: Path, kind: str, fields: list[str]) -> None:
     file.seek(0)
     file.readline()
     with whole_file(target) as partial, open(partial, "w", encoding="utf-8", newline="") as output:
@@ -155,11 +146,3 @@ def _finish(file: Any, target: Path, kind: str, fields: list[str]) -> None:
                 shares = row.pop("probabilities", {})
                 row |= {f"probability_{label}": f"{share:.6f}" for label, share in shares.items()}
                 writer.writerow({name: x if isinstance(x, str) else json.dumps(x) for name, x in row.items()})
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        digest = hashlib.blake2b(digest_size=16)
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()

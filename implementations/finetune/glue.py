@@ -1,4 +1,4 @@
-"""GLUE's tasks and any table of sentences or pairs: columns of their files, texts to tokens, metrics."""
+"""GLUE tasks and other tables of sentences or pairs: columns of their files, tokenization, metrics."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from scipy.stats import rankdata
 from bert.data.tokens import Integers, WordPiece
 from finetune.tables import Layout
 
-Labels = npt.NDArray[Any]  # (N,): ids, int64; of a regression numbers, float32
-Metric = Callable[[Labels, Labels], float]  # of the predicted and the true labels
+Labels = npt.NDArray[Any]  # (N,): class ids, int64, or regression targets, float32
+Metric = Callable[[Labels, Labels], float]  # predicted labels, true labels
 
 
 def accuracy(predicted: Labels, true: Labels) -> float:
-    """Share of right labels."""
+    """Fraction of correct labels."""
     return float((predicted == true).mean())
 
 
 def f1(predicted: Labels, true: Labels) -> float:
-    """Harmonic mean of precision and recall of label 1; 0 where it neither occurs nor is predicted."""
+    """Harmonic mean of precision and recall of label 1; 0 if it neither occurs nor is predicted."""
     hits = int(((predicted == 1) & (true == 1)).sum())
     either = int((predicted == 1).sum() + (true == 1).sum())
     return 2 * hits / either if either else 0.0
 
 
 def accuracy_and_f1(predicted: Labels, true: Labels) -> float:
-    """The mean of both."""
     return (accuracy(predicted, true) + f1(predicted, true)) / 2
 
 
 def matthews(predicted: Labels, true: Labels) -> float:
-    """Matthews' correlation of two labels, -1 to 1; 0 where all predictions or all labels are the same."""
+    """Matthews correlation coefficient of two classes, -1 to 1; 0 if all predictions or all labels are the same."""
     counts = np.zeros((2, 2))
     np.add.at(counts, (true, predicted), 1)
     (tn, fp), (fn, tp) = counts.tolist()
@@ -45,30 +44,29 @@ def matthews(predicted: Labels, true: Labels) -> float:
 
 
 def pearson(predicted: Labels, true: Labels) -> float:
-    """Correlation of two series of numbers, -1 to 1; 0 where one of them is constant."""
+    """Pearson correlation, -1 to 1; 0 if either series is constant."""
     x, y = (np.asarray(values, np.float64) - np.mean(values, dtype=np.float64) for values in (predicted, true))
     spread = math.sqrt((x @ x) * (y @ y))
     return float(x @ y) / spread if spread else 0.0
 
 
 def spearman(predicted: Labels, true: Labels) -> float:
-    """Correlation of the ranks, equal numbers sharing the mean of theirs."""
+    """Correlation of the ranks; ties share their mean rank."""
     return pearson(rankdata(predicted), rankdata(true))
 
 
 def pearson_and_spearman(predicted: Labels, true: Labels) -> float:
-    """The mean of both."""
     return (pearson(predicted, true) + spearman(predicted, true)) / 2
 
 
 def probabilities(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
-    """Softmax of the scores of labels or answers."""
+    """Softmax."""
     shares = np.exp(scores - scores.max(), dtype=np.float64)
     return np.asarray(shares / shares.sum())
 
 
-def told(scores: npt.NDArray[np.float32], labels: Sequence[str]) -> tuple[str | float, dict[str, float]]:
-    """What a model's scores of a sequence say: the label, and the probability of each; or a number, of no labels."""
+def prediction(scores: npt.NDArray[np.float32], labels: Sequence[str]) -> tuple[str | float, dict[str, float]]:
+    """Predicted label and the probability of each, from a sequence's scores; a number if there are no labels."""
     if not labels:
         return round(float(scores[0]), 6), {}
     shares = dict(zip(labels, probabilities(scores).tolist(), strict=True))
@@ -77,9 +75,9 @@ def told(scores: npt.NDArray[np.float32], labels: Sequence[str]) -> tuple[str | 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """layout: None: one's own table. The first metric is the headline; none: as the labels are.
+    """layout: None for a user's own table. metrics: the main one first; empty: chosen by the type of labels.
 
-    parts: by what their files' names end in, the names of files of answers for GLUE's server.
+    parts: suffix of the test files -> name of the prediction file for GLUE's server.
     """
 
     layout: Layout | None = None
@@ -87,13 +85,13 @@ class Task:
     parts: Mapping[str, str] = field(default_factory=lambda: {"": ""})
 
 
-CLASSES, NUMBERS = (accuracy,), (pearson, spearman, pearson_and_spearman)  # metrics
+CLASSES, NUMBERS = (accuracy,), (pearson, spearman, pearson_and_spearman)  # default metrics
 _PAIR, _TWO = (accuracy, f1, accuracy_and_f1), ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 
 
 def _task(answers: str, texts: str, label: str, labels: tuple[str, ...], metrics: tuple[Metric, ...]) -> Task:
-    names = ("source", "label", "mark", "sentence") if answers == "CoLA" else ()  # whose files have no header
+    names = ("source", "label", "mark", "sentence") if answers == "CoLA" else ()  # CoLA's files have no header
     layout = Layout(texts=tuple(texts.split(", ")), label=label, labels=labels, names=names, numbers=not labels)
     mnli = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
     return Task(layout=layout, metrics=metrics, parts=mnli if answers == "MNLI" else {"": answers})
@@ -112,13 +110,13 @@ TASKS: dict[str, Task] = {
         _task("STS-B", "sentence1, sentence2", "score", (), NUMBERS),
         _task("WNLI", "sentence1, sentence2", "label", _TWO, CLASSES),
     )
-} | {"table": Task(), "TSV": Task()}  # TSV: the earlier name
+} | {"table": Task(), "TSV": Task()}  # TSV: former name
 
 
 def encode(texts: Sequence[tuple[str, ...]], tokenizer: WordPiece, max_seq_length: int) -> list[tuple[Integers, int]]:
-    """[CLS] a [SEP] or [CLS] a [SEP] b [SEP] of each example: token ids, and where its second segment starts.
+    """[CLS] a [SEP] or [CLS] a [SEP] b [SEP] of each example: token ids, and start of the second segment.
 
-    A sequence that is too long loses tokens at the end, a pair one after another from the longer text, b among equals.
+    Long sequences are truncated at the end; of a pair, the longer text loses tokens one by one, b if they are equal.
     """
     first = tokenizer([text[0] for text in texts])
     second = tokenizer([text[1] if len(text) == 2 else "" for text in texts])
@@ -134,9 +132,9 @@ def encode(texts: Sequence[tuple[str, ...]], tokenizer: WordPiece, max_seq_lengt
 
 
 def kept(a: int, b: int, room: int) -> tuple[int, int]:
-    """Tokens that a pair of so many keeps: the longer one is cut until both fit, b where they are equally long."""
+    """Tokens kept of each text of a pair: the longer one is truncated until both fit, b if they are equal."""
     surplus = max(a + b - room, 0)
     from_longer = min(surplus, abs(a - b))
     a, b = (a - from_longer, b) if a > b else (a, b - from_longer)
-    rest = surplus - from_longer  # now they are equally long: b, a, b, ...
+    rest = surplus - from_longer  # the lengths are equal now, or nothing is left: b, a, b, ...
     return a - rest // 2, b - (rest + 1) // 2

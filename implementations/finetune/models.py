@@ -1,4 +1,4 @@
-"""BERT with a head that finds spans, or one that classifies; their weights in, and out as a Hugging Face folder.
+"""BERT with a span or classification head: loading weights, and saving as a Hugging Face folder.
 
 Parameter names are Hugging Face's.
 """
@@ -30,13 +30,13 @@ from finetune.batches import IGNORE, LabelledBatch, NumberBatch, SpanBatch
 
 
 class SpanLosses(NamedTuple):
-    """The mean over start and end of the cross-entropy over the tokens of each sequence."""
+    """Cross-entropy over the tokens of each sequence, averaged over start and end."""
 
     span: Tensor
 
 
 class LabelLosses(NamedTuple):
-    """The cross-entropy of the classes, or of numbers the squared error."""
+    """Cross-entropy of the classes, or squared error of a regression."""
 
     label: Tensor
 
@@ -56,16 +56,16 @@ class FineTuned(Trainable):
         self.bert.encoder.recomputation = recomputation
 
     def scores(self, batch: Batch) -> Tensor:
-        """Logits of the head, in fp32 at least: per token [T, 2] or per sequence [S, classes]."""
+        """Logits of the head in fp32 or higher: per token [T, 2] or per sequence [S, classes]."""
         raise NotImplementedError
 
 
 class SpanPrediction(FineTuned):
-    """Scores of every token as the start and as the end of the answer (BertForQuestionAnswering). Has no pooler."""
+    """Scores every token as start and end of the answer (BertForQuestionAnswering). Has no pooler."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__(config, kernels)
-        del self.bert.pooler  # without a use it would get no gradient
+        del self.bert.pooler  # unused, so it would get no gradient
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
     def stages(self) -> list[nn.Module]:
@@ -75,11 +75,11 @@ class SpanPrediction(FineTuned):
         return _at_least_fp32(self.qa_outputs(self.bert(batch)))
 
     def forward(self, batch: SpanBatch) -> SpanLosses:
-        """The loss of a batch: -log softmax over the tokens of each sequence, at its start and at its end."""
+        """-log softmax over the tokens of each sequence, at its start and end."""
         scores = self.scores(batch)
         num_sequences, device = len(batch.starts), scores.device
         tokens = torch.arange(len(scores), dtype=torch.int32, device=device)
-        # Tokens past the last sequence, of a batch that was filled up, count to a sequence that no label asks for.
+        # Tokens past the last sequence of a padded batch belong to an additional sequence without labels.
         sequence = torch.searchsorted(batch.cu_seqlens[1:].contiguous(), tokens, right=True)
         index = sequence[:, None].expand(-1, 2)
         floor = scores.new_full((num_sequences + 1, 2), torch.finfo(scores.dtype).min)
@@ -94,7 +94,7 @@ class SpanPrediction(FineTuned):
 
 
 class Classification(FineTuned):
-    """Scores of the classes of every sequence, or a number, from its pooled [CLS] (BertForSequenceClassification)."""
+    """Scores the classes of every sequence, or predicts a number, from [CLS] (BertForSequenceClassification)."""
 
     def __init__(self, config: BertConfig, kernels: Kernels, num_classes: int) -> None:
         super().__init__(config, kernels)
@@ -104,13 +104,12 @@ class Classification(FineTuned):
         return [self.bert.embeddings, *self.bert.encoder.layer, self.bert.pooler, self.classifier]
 
     def scores(self, batch: Batch) -> Tensor:
-        # The offset of a padding sequence may be T, one past the last token; its label is ignored.
+        # A padding sequence may start at T, one past the last token; its label is ignored.
         first = batch.cu_seqlens[:-1].clamp(max=len(batch.input_ids) - 1)
         pooled = F.dropout(self.bert.pooler(self.bert(batch, first)), self.config.hidden_dropout_prob, self.training)
         return _at_least_fp32(self.classifier(pooled))
 
     def forward(self, batch: LabelledBatch | NumberBatch) -> LabelLosses:
-        """The loss of a batch."""
         scores = self.scores(batch)
         if isinstance(batch, NumberBatch):
             known = ~batch.numbers.isnan()
@@ -124,8 +123,8 @@ def _at_least_fp32(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
-def initialise(model: FineTuned, seed: int) -> None:
-    """Draws what no checkpoint brings, the head and a pooler: weights from N(0, initializer_range), biases 0."""
+def initialize(model: FineTuned, seed: int) -> None:
+    """Initializes all parameters, for those that no checkpoint has: weights N(0, initializer_range), biases 0."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -137,9 +136,10 @@ def initialise(model: FineTuned, seed: int) -> None:
 
 
 def load(model: FineTuned, path: Path) -> Loaded:
-    """Copies weights of a pretrained or fine-tuned BERT; heads may be missing, and others be left over.
+    """Copies weights of a pretrained or fine-tuned BERT; heads may be missing or left over.
 
-    Raises ConfigError for a checkpoint that cannot be read, without the whole encoder, of other shapes or not finite.
+    Raises ConfigError if the checkpoint is unreadable, lacks parts of the encoder, or has other shapes or non-finite
+    values.
     """
     tensors = read_state_dict(path)
     parameters = dict(model.named_parameters())
@@ -154,11 +154,11 @@ def load(model: FineTuned, path: Path) -> Loaded:
 
 
 def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[str, Any]:
-    """config.json of the model for Hugging Face's classes; of a Pre-LN model, which they have not, for ours alone."""
+    """config.json of the model, for Hugging Face's classes; they do not support Pre-LN, so then only for ours."""
     kind = "SequenceClassification" if isinstance(model, Classification) else "QuestionAnswering"
     values = huggingface.config_values(model.config, f"BertFor{kind}")
     if isinstance(model, Classification) and model.classifier.out_features == 1:
-        labels = ("LABEL_0",)  # so Hugging Face has one output, which its problem_type calls a number
+        labels = ("LABEL_0",)  # Hugging Face's regression: one output, and this problem_type
         values["problem_type"] = "regression"
     if labels:
         values["id2label"] = {str(number): name for number, name in enumerate(labels)}
@@ -169,14 +169,14 @@ def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[
 def save(
     folder: Path, model: FineTuned, masters: Mapping[str, Tensor], vocab_file: Path, task: Mapping[str, Any]
 ) -> None:
-    """Writes a folder that `python -m finetune predict` and Hugging Face's from_pretrained load.
+    """Writes a folder for `python -m finetune predict` and Hugging Face's from_pretrained.
 
-    Of a Pre-LN model only the former, which a line on stderr says. masters: parameters in fp32 by name; task: what
-    prediction must know of the training, goes into task.json.
+    Hugging Face cannot load a Pre-LN model: prints that to stderr. masters: parameters in fp32 by name; task: the
+    contents of task.json, the training settings that prediction needs.
     """
     if model.config.layer_norm_large_model:
-        said = f"finetune: {folder}: {huggingface.PRE_LN}: load it with python -m finetune predict"
-        print(said, file=sys.stderr, flush=True)
+        message = f"finetune: {folder}: {huggingface.PRE_LN}: load it with python -m finetune predict"
+        print(message, file=sys.stderr, flush=True)
     values = hugging_face_config(model, tuple(task.get("labels", ())))
     huggingface.write(folder, masters, model.config, values, vocab_file, task["lower_case"])
     write_text(folder / "task.json", json.dumps(dict(task), indent=2) + "\n")

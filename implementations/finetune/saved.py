@@ -1,4 +1,4 @@
-"""A fine-tuned model as it was saved, and what it says: scores of many sequences, answers, probabilities of labels."""
+"""A saved fine-tuned model and its predictions: scores, answers, probabilities of labels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from finetune.tasks import samples_of
 
 @torch.no_grad()
 def batch_scores(model: FineTuned, batch: Batch) -> list[np.ndarray]:
-    """Scores of each sequence of a batch on the model's device: (tokens, 2), or (classes,)."""
+    """Scores of each sequence of a batch: (tokens, 2) or (classes,). The batch is on the model's device."""
     scores = model.scores(batch).cpu().numpy()
     return np.split(scores, batch.cu_seqlens.cpu().numpy()[1:-1]) if isinstance(batch, SpanBatch) else list(scores)
 
@@ -35,7 +35,7 @@ def batch_scores(model: FineTuned, batch: Batch) -> list[np.ndarray]:
 def scores_of(
     model: FineTuned, samples: Samples, chosen: np.ndarray, batch_size: int, device: torch.device
 ) -> dict[int, np.ndarray]:
-    """Scores of the samples of these numbers, in batches as they follow one another."""
+    """Scores of the chosen samples by index, in consecutive batches."""
     found: dict[int, np.ndarray] = {}
     for begin in range(0, len(chosen), batch_size):
         numbers = chosen[begin : begin + batch_size]
@@ -44,15 +44,12 @@ def scores_of(
 
 
 def by_length(samples: Samples) -> np.ndarray:
-    """Numbers of the samples, neighbours in length side by side, the longest first."""
+    """Sample indices, the longest first."""
     return np.argsort(-samples.lengths, kind="stable")
 
 
 def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -> list[np.ndarray]:
-    """Scores of every sample, in their order, on rank 0; elsewhere nothing. A collective.
-
-    Each sample is computed by exactly one rank.
-    """
+    """Scores of every sample, in order, on rank 0; empty elsewhere. A collective: each rank computes its share."""
     was_training = model.training
     model.eval()
     found = scores_of(model, samples, by_length(samples)[world.rank :: world.size], batch_size, world.device)
@@ -65,7 +62,7 @@ def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -
 
 
 class Saved(NamedTuple):
-    """A model on its device, with what prediction must know of its training (task.json)."""
+    """A model on its device. facts: task.json, the training settings that prediction needs."""
 
     model: FineTuned
     tokenizer: WordPiece
@@ -75,27 +72,27 @@ class Saved(NamedTuple):
 
     @property
     def answers(self) -> bool:
-        """Whether it answers questions; else it classifies, or predicts a number."""
+        """Whether the model answers questions, rather than classifying or predicting a number."""
         return bool(self.facts["task"] == "squad")
 
     def scores(self, samples: Samples, batch_size: int) -> list[np.ndarray]:
-        """Scores of all samples, in their order."""
+        """Scores of all samples, in order."""
         found = scores_of(self.model, samples, by_length(samples), batch_size, self.device)
         return [found[number] for number in range(len(found))]
 
-    def say(self, texts: Sequence[tuple[str, ...]], batch_size: int = 32, n_best: int = 20) -> list[dict[str, Any]]:
-        """What the model says of each text, pair, or question and context.
+    def predict(self, texts: Sequence[tuple[str, ...]], batch_size: int = 32, n_best: int = 20) -> list[dict[str, Any]]:
+        """Predictions for texts, pairs, or (question, context) pairs.
 
-        "prediction"; "probabilities" of the labels, or "probability" and "n_best" of answers ("": no answer).
+        Keys: "prediction"; "probabilities" by label, or "probability" and "n_best" of answers ("": no answer).
         """
         if not self.answers:
             sequences = glue.encode(texts, self.tokenizer, self.facts["max_seq_length"])
             samples = Samples(sequences, {"labels": np.full(len(texts), IGNORE)})
-            said = [glue.told(row, self.facts["labels"]) for row in self.scores(samples, batch_size)]
-            return [{"prediction": one, **({"probabilities": each} if each else {})} for one, each in said]
+            predictions = [glue.prediction(row, self.facts["labels"]) for row in self.scores(samples, batch_size)]
+            return [{"prediction": one, **({"probabilities": each} if each else {})} for one, each in predictions]
         contexts = list(dict.fromkeys(context for _, context in texts))
         number_of = {context: number for number, context in enumerate(contexts)}
-        questions = [squad.Question(str(i), asked, number_of[context]) for i, (asked, context) in enumerate(texts)]
+        questions = [squad.Question(str(i), question, number_of[text]) for i, (question, text) in enumerate(texts)]
         names = ("max_seq_length", "max_query_length", "doc_stride")
         limits = squad.Limits(**{name: self.facts[name] for name in names})
         features, _ = squad.make_features(squad.Dataset(contexts, questions), self.tokenizer, limits, training=False)
@@ -111,13 +108,13 @@ class Saved(NamedTuple):
 
 
 def load(folder: Path, device: str = "auto") -> Saved:
-    """Loads the folder that training wrote, or the first model of a run's folder. Raises ConfigError."""
+    """Loads a fine-tuned model's folder, or the first model of a run's folder. Raises ConfigError."""
     if (folder / "model_0" / "task.json").is_file():
         folder = folder / "model_0"
     if not (folder / "task.json").is_file():
-        raise ConfigError(f"{folder}: no fine-tuned model (task.json): name the folder of a run, or its model_N")
+        raise ConfigError(f"{folder}: no fine-tuned model (task.json): give the folder of a run, or its model_N")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device cuda: no GPU is seen ({why_no_gpu()}): fix the driver, or leave --device out")
+        raise ConfigError(f"--device cuda: no GPU found ({why_no_gpu()}): fix the driver, or omit --device")
     facts = json.loads((folder / "task.json").read_text(encoding="utf-8"))
     place = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
     numerics = precision.Config().resolve(place)

@@ -1,14 +1,12 @@
-"""SQuAD 1.1 and 2.0: files to windows of tokens, scores of tokens to answers, answers to exact match and F1.
+"""SQuAD 1.1 and 2.0: files to token windows, token scores to answers, answers to exact match and F1.
 
-A window is [CLS] question [SEP] part of the context [SEP], cut as in the SQuAD code of the BERT paper: a context longer
-than the room beside its question becomes overlapping windows. The answer of a training question is found through the
-words that its characters lie in, then narrowed to the tokens that spell it. A window without the whole answer, and a
-question without one, have it at [CLS].
+As in the SQuAD code of the BERT paper: a window is [CLS] question [SEP] part of the context [SEP]; a context that does
+not fit becomes overlapping windows. The answer of a training question is located by the words that its characters are
+in, then narrowed to the tokens that spell it. In a window without the whole answer, its position is [CLS].
 
-Predicted as there too: of a window the n best starts are paired with the n best ends; a span lies in the context,
-starts at a token that has most context in this window, and is short. Spans of all windows compete, each text once.
-SQuAD 2.0: the scores at [CLS] stand for "no answer", the smallest over the windows, and win over the best span by a
-margin.
+Prediction: the n best starts of a window are paired with its n best ends; a span lies in the context, starts at a token
+that has its maximum context in this window, and is short. Spans of all windows compete, each text once. SQuAD 2.0: the
+scores at [CLS] stand for "no answer", with their minimum over the windows, and must win by a margin.
 """
 
 from __future__ import annotations
@@ -31,31 +29,31 @@ from bert.data.tokens import Integers, Pieces, WordPiece
 from finetune.glue import probabilities
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
-WHITESPACE = " \t\r\n\u202f"  # what ends a word
+WHITESPACE = " \t\r\n\u202f"  # separates words
 _WHITESPACE_CODES = np.array([ord(character) for character in WHITESPACE], dtype=np.uint32)
 _TO_SPACES = str.maketrans(dict.fromkeys(WHITESPACE, " "))
 VERSIONS = ("1.1", "2.0")
 
 
 class Answer(NamedTuple):
-    """Text of an answer, and the character of the context that it starts at."""
+    """Text of an answer, and its first character in the context."""
 
     text: str
     start: int
 
 
 class Question(NamedTuple):
-    """A question about one context. Without answers where it has none (2.0), or none are known (prediction)."""
+    """A question about a context. No answers: it has none (2.0), or they are unknown (prediction)."""
 
     id: str
     text: str
-    context: int  # number of the context
+    context: int  # index of the context
     answers: tuple[Answer, ...] = ()
     impossible: bool = False
 
 
 class Dataset(NamedTuple):
-    """Contexts, each once, and the questions about them, in the order of the file."""
+    """Contexts and the questions about them, in the order of the file."""
 
     contexts: list[str]
     questions: list[Question]
@@ -64,8 +62,8 @@ class Dataset(NamedTuple):
 def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Dataset:
     """Reads a file of SQuAD 1.1 or 2.0.
 
-    Raises DataError, naming the place in the file, for what is not JSON or not SQuAD's format, for a file of the other
-    version, and where answers are needed for a question that has none.
+    Raises DataError, naming the place, if it is not JSON or not in SQuAD's format, if it is of the other version, and
+    if a question lacks answers that are needed.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -77,13 +75,13 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
     def part(holder: Any, name: str, kind: type, where: str) -> Any:
         value = holder.get(name) if isinstance(holder, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-            words = {list: "a list", str: "text", int: "a whole number", bool: "true or false"}[kind]
-            raise DataError(f"{path}: {where} has no {name!r} that is {words}: is this a file of SQuAD's format?")
+            words = {list: "list", str: "string", int: "integer", bool: "boolean"}[kind]
+            raise DataError(f"{path}: {where} has no {words} {name!r}: is this a SQuAD file?")
         return value
 
     named = str(content.get("version", version)).removeprefix("v") if isinstance(content, dict) else version
     if named in VERSIONS and named != version:
-        raise DataError(f"{path}: is of SQuAD {named}, and SQUAD_VERSION is {version}")
+        raise DataError(f"{path}: is SQuAD {named}, but SQUAD_VERSION is {version}")
     contexts: list[str] = []
     questions: dict[str, Question] = {}
     for i, article in enumerate(part(content, "data", list, "the file")):
@@ -97,7 +95,7 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
                 where = f"{place}.qas[{k}]"
                 name, text = part(entry, "id", str, where), part(entry, "question", str, where)
                 if name in questions:
-                    raise DataError(f"{path}: {where} has the id {name!r} of an earlier question")
+                    raise DataError(f"{path}: {where} repeats the id {name!r} of an earlier question")
                 impossible = "is_impossible" in entry and part(entry, "is_impossible", bool, where)
                 if impossible and version == "1.1":
                     raise DataError(f"{path}: {where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0")
@@ -107,15 +105,15 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
                         start = part(answer, "answer_start", int, where)
                         answers.append(Answer(part(answer, "text", str, where), start))
                     if needs_answers and not answers:
-                        raise DataError(f"{path}: {where} ({name}) has no answer to learn from or to compare with")
+                        raise DataError(f"{path}: {where} ({name}) has no answer, which training and evaluation need")
                 questions[name] = Question(name, text, len(contexts) - 1, tuple(answers), impossible)
     if not questions:
-        raise DataError(f"{path}: holds no question")
+        raise DataError(f"{path}: has no questions")
     return Dataset(contexts, list(questions.values()))
 
 
 class Limits(NamedTuple):
-    """Lengths in tokens: of a sequence, of a question (cut there), and from one window's start to the next."""
+    """Lengths in tokens: of a sequence, of a question (truncated), and between the starts of windows."""
 
     max_seq_length: int = 384
     max_query_length: int = 64
@@ -124,16 +122,16 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Features:
-    """F windows, those of a question in a row. All arrays int32 (F,).
+    """F windows, those of a question consecutive. All arrays int32 (F,).
 
-    starts and ends: of the answer, as positions in the sequence, 0 ([CLS]) where the window has none.
+    starts and ends: of the answer, as positions in the sequence, 0 ([CLS]) if the window has none.
     """
 
     dataset: Dataset
     contexts: list[Pieces]
-    queries: list[Integers]  # tokens of each question, cut
-    question: Integers  # number of the window's question
-    window_start: Integers  # first token of the context
+    queries: list[Integers]  # tokens of each question, truncated
+    question: Integers  # index of the window's question
+    window_start: Integers  # first token in the context
     window_length: Integers
     starts: Integers
     ends: Integers
@@ -144,20 +142,19 @@ class Features:
 
     @cached_property
     def lengths(self) -> Integers:
-        """Tokens of each sequence."""
         queries = np.array([len(query) for query in self.queries], dtype=np.int32)
         return queries[self.question] + self.window_length + 3
 
     def context_of(self, window: int) -> Pieces:
-        """Tokens of the whole context of a window."""
+        """Tokens of a window's whole context."""
         return self.contexts[self.dataset.questions[self.question[window]].context]
 
     def offset(self, window: int) -> int:
-        """Position in the sequence of the window's first token of the context."""
+        """Position in the sequence of the window's first context token."""
         return len(self.queries[self.question[window]]) + 2
 
     def sequence(self, window: int) -> tuple[Integers, int]:
-        """Token ids of the sequence, and the position at which its second segment starts."""
+        """Token ids of the sequence, and start of its second segment."""
         query = self.queries[self.question[window]]
         begin = self.window_start[window]
         text = self.context_of(window).ids[begin : begin + self.window_length[window]]
@@ -166,9 +163,9 @@ class Features:
 
 
 def make_features(dataset: Dataset, tokenizer: WordPiece, limits: Limits, training: bool) -> tuple[Features, list[str]]:
-    """Features of all questions, and the ids of those left out because their answer is not in the context.
+    """Features of all questions, and ids of questions left out because their answer is not in the context.
 
-    training: answers are looked for, the first of each question. Raises DataError for limits that leave no room.
+    training: locates the first answer of each question. Raises DataError if the limits leave no room for a context.
     """
     contexts = tokenizer(dataset.contexts)
     queries = [pieces.ids[: limits.max_query_length] for pieces in tokenizer([q.text for q in dataset.questions])]
@@ -196,11 +193,11 @@ def make_features(dataset: Dataset, tokenizer: WordPiece, limits: Limits, traini
 
 
 def windows(num_tokens: int, query_length: int, limits: Limits) -> list[tuple[int, int]]:
-    """(start, length) of the windows of a context; at least one, which is empty where the context has no tokens."""
+    """(start, length) of the windows of a context; a context without tokens has one empty window."""
     room = limits.max_seq_length - query_length - 3
     if room < 1:
-        lacking = f"MAX_SEQ_LENGTH={limits.max_seq_length} leaves no room for a context beside a question of"
-        raise DataError(f"{lacking} {query_length} tokens: raise it, or lower MAX_QUERY_LENGTH")
+        problem = f"MAX_SEQ_LENGTH={limits.max_seq_length} leaves no room for a context after a question of"
+        raise DataError(f"{problem} {query_length} tokens: raise it, or lower MAX_QUERY_LENGTH")
     found, start = [(0, min(num_tokens, room))], 0
     while start + found[-1][1] < num_tokens:
         start += min(found[-1][1], limits.doc_stride)
@@ -209,7 +206,7 @@ def windows(num_tokens: int, query_length: int, limits: Limits) -> list[tuple[in
 
 
 def word_numbers(text: str) -> Integers:
-    """Number of the word that each character is of or that came last before it, -1 ahead of the first, int32."""
+    """Index of the word that each character belongs to or follows, -1 before the first word, int32."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     blank = np.isin(codes, _WHITESPACE_CODES)
     starts = ~blank & np.concatenate([[True], blank[:-1]])
@@ -219,16 +216,16 @@ def word_numbers(text: str) -> Integers:
 def answer_tokens(
     text: str, words: Integers, pieces: Pieces, answer: Answer, answer_ids: Integers
 ) -> tuple[int, int] | None:
-    """First and last token of an answer in its context; None where the words there do not hold its text.
+    """First and last token of an answer in its context; None if the words there do not contain its text.
 
-    Args: words: ``word_numbers`` of the text; answer_ids: tokens of the answer's own text.
+    Args: words: ``word_numbers`` of the text; answer_ids: tokens of the answer's text.
     """
     last_character = answer.start + len(answer.text) - 1
     if not (0 <= answer.start <= last_character < len(text)):
         return None
     first, last = words[answer.start], words[last_character]
     if first < 0 and last == words[-1]:
-        first = last  # ahead of the first word the published code counts from the end, as Python's lists do
+        first = last  # before the first word, the published code's index -1 is the last word
     begin, stop = np.searchsorted(words, [first, last + 1])
     if first < 0 or " ".join(answer.text.split()) not in collapse(text[begin:stop]):
         return None
@@ -243,14 +240,14 @@ def answer_tokens(
 
 
 def collapse(text: str) -> str:
-    """The words of a text, a space between each two."""
+    """The words of a text, joined by single spaces."""
     return " ".join(word for word in text.translate(_TO_SPACES).split(" ") if word)
 
 
 def has_most_context(windows_of_question: Sequence[tuple[int, int]], num_tokens: int) -> np.ndarray:
-    """bool (W, tokens): whether a window is the one in which a token has most context around it.
+    """bool (W, tokens): whether a token has its maximum context in a window.
 
-    That is the window with the largest min(tokens before, tokens behind) + 0.01 x its length, the first among equals.
+    That is the window with the largest min(tokens before, tokens after) + 0.01 x length, the first of equals.
     """
     tokens = np.arange(num_tokens)
     scores = np.full((len(windows_of_question), num_tokens), -1.0)
@@ -262,7 +259,7 @@ def has_most_context(windows_of_question: Sequence[tuple[int, int]], num_tokens:
 
 
 class Logits(NamedTuple):
-    """Scores of a window's tokens as the start and as the end of the answer, float32 (length of the sequence,)."""
+    """Scores of a window's tokens as start and end of the answer, float32 (length of the sequence,)."""
 
     start: np.ndarray
     end: np.ndarray
@@ -270,7 +267,7 @@ class Logits(NamedTuple):
 
 class Rules(NamedTuple):
     """n_best: starts, ends and answers kept; max_answer_length: tokens; version_2: a question may have no answer;
-    null_threshold: by how much "no answer" must score above the best span.
+    null_threshold: margin by which "no answer" must beat the best span.
     """
 
     n_best: int = 20
@@ -280,7 +277,7 @@ class Rules(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """An answer that a window proposes."""
+    """A possible answer."""
 
     text: str
     start_logit: float
@@ -292,14 +289,16 @@ class Candidate(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """By question: the answer; the best answers with probability and logits; by how much "no answer" scores above."""
+    """By question: the answer; the best answers with probability and logits; margin of "no answer" over a span."""
 
     answers: dict[str, str]
     n_best: dict[str, list[dict[str, str | float]]]
     null_odds: dict[str, float]
 
     def write(self, folder: Path) -> None:
-        """predictions.json, nbest_predictions.json and, of SQuAD 2.0, null_odds.json, for the official script."""
+        """Writes predictions.json, nbest_predictions.json and, for SQuAD 2.0, null_odds.json, as the official script
+        reads them.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         for name, values in zip(("predictions", "nbest_predictions", "null_odds"), self, strict=True):
             if values or name != "null_odds":
@@ -307,9 +306,9 @@ class Predictions(NamedTuple):
 
 
 def predict(features: Features, logits: Iterable[Logits], rules: Rules) -> Predictions:
-    """The answers to all questions of the features. logits: of every window, in the order of the features."""
+    """Answers to all questions of the features. logits: of every window, in order."""
     found, scores = Predictions({}, {}, {}), iter(logits)
-    for rows in np.split(np.arange(len(features)), np.flatnonzero(np.diff(features.question)) + 1):  # of a question
+    for rows in np.split(np.arange(len(features)), np.flatnonzero(np.diff(features.question)) + 1):  # per question
         bounds = [(int(features.window_start[row]), int(features.window_length[row])) for row in rows]
         best_window = has_most_context(bounds, len(features.context_of(rows[0]).ids))
         of_windows = [next(scores) for _ in rows]
@@ -335,85 +334,72 @@ def predict(features: Features, logits: Iterable[Logits], rules: Rules) -> Predi
     return found
 
 
-class Spans(NamedTuple):
-    """Spans that a window proposes: first and last token of the context, and their scores; each (n,)."""
-
-    first: np.ndarray
-    last: np.ndarray
-    start: np.ndarray
-    end: np.ndarray
+Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # first and last token in the context, their scores
 
 
 def _spans(features: Features, row: int, logits: Logits, mine: np.ndarray, rules: Rules) -> Spans:
-    """By their start, the largest score first, and then by their end. mine: tokens with most context in this window."""
+    """Candidates of a window, sorted by score of start, then of end. mine: tokens with maximum context here."""
     begin, length, offset = features.window_start[row], features.window_length[row], features.offset(row)
-    # Places of the largest scores among the tokens of the window, largest first, the first among equals.
+    # Positions of the n best scores in the window, the largest first, the first of equals.
     starts, ends = (np.argsort(-values, kind="stable")[: rules.n_best] - offset for values in logits)
     starts = starts[(starts >= 0) & (starts < length)]
     starts = starts[mine[starts + begin]]
     ends = ends[(ends >= 0) & (ends < length)]
     first, last = (grid.ravel() for grid in np.meshgrid(starts, ends, indexing="ij"))
-    sound = (first <= last) & (last - first < rules.max_answer_length)
-    first, last = first[sound], last[sound]
+    valid = (first <= last) & (last - first < rules.max_answer_length)
+    first, last = first[valid], last[valid]
     start, end = logits.start[first + offset].astype(np.float64), logits.end[last + offset].astype(np.float64)
-    return Spans(first + begin, last + begin, start, end)
+    return first + begin, last + begin, start, end
 
 
 def _best(features: Features, spans: Sequence[Spans], row: int, null: Candidate | None, n_best: int) -> list[Candidate]:
-    """The best texts of a question, each once. null: "no answer", always among them; None: there is one (1.1)."""
+    """The best answers to a question, each text once. null: "no answer", always among them; None for SQuAD 1.1."""
     first, last, start, end = (np.concatenate(arrays) for arrays in zip(*spans, strict=True))
     scores = np.append(start + end, [] if null is None else null.score)
-    text = ContextText(features, row)
+    context = features.dataset.contexts[features.dataset.questions[features.question[row]].context]
+    words, pieces = word_numbers(context), features.context_of(row)
     found: dict[str, Candidate] = {}
     for i in np.argsort(-scores, kind="stable").tolist():
         if len(found) == n_best:
             break
         candidate = null
         if i < len(first):
-            answer = text.answer(int(first[i]), int(last[i]))
+            answer = answer_text(context, words, pieces, features.tokenizer, int(first[i]), int(last[i]))
             candidate = Candidate(answer, float(start[i]), float(end[i]))
         assert candidate is not None
         found.setdefault(candidate.text, candidate)
     if null is not None:
         found.setdefault("", null)
-    return list(found.values()) or [Candidate("empty", 0.0, 0.0)]  # the published code's word
+    return list(found.values()) or [Candidate("empty", 0.0, 0.0)]  # as in the published code
 
 
-class ContextText:
-    """Answers as the context of a window has them."""
+def answer_text(text: str, words: Integers, pieces: Pieces, tokenizer: WordPiece, first: int, last: int) -> str:
+    """The part of the context's words that the tokens first to last spell; their words if characters do not match up.
 
-    def __init__(self, features: Features, row: int) -> None:
-        self.text = features.dataset.contexts[features.dataset.questions[features.question[row]].context]
-        self.pieces, self.tokenizer = features.context_of(row), features.tokenizer
-        self.words = word_numbers(self.text)
-
-    def answer(self, first: int, last: int) -> str:
-        """The part of their words that the tokens first to last spell, or all of it where characters do not correspond.
-
-        As the published code finds it (get_final_text): by the characters that are no spaces, before and after
-        normalisation, where these are equally many.
-        """
-        numbers = self.words[self.pieces.begins[[first, last]]]
-        begin, stop = np.searchsorted(self.words, [numbers[0], numbers[1] + 1])
-        whole = collapse(self.text[begin:stop])
-        names = (self.tokenizer.names[i] for i in self.pieces.ids[first : last + 1].tolist())
-        spelt = " ".join(" ".join(names).replace(" ##", "").replace("##", "").split())
-        normal = " ".join(self.tokenizer.words(whole))
-        places = [i for i, character in enumerate(whole) if character != " "]
-        rank = {i: n for n, i in enumerate(i for i, character in enumerate(normal) if character != " ")}
-        at = normal.find(spelt)
-        if at < 0 or len(places) != len(rank) or not {at, at + len(spelt) - 1} <= rank.keys():
-            return whole
-        return whole[places[rank[at]] : places[rank[at + len(spelt) - 1]] + 1]
+    As in the published code (get_final_text): compares the non-space characters before and after normalization, if
+    their number is equal.
+    """
+    numbers = words[pieces.begins[[first, last]]]
+    begin, stop = np.searchsorted(words, [numbers[0], numbers[1] + 1])
+    whole = collapse(text[begin:stop])
+    names = (tokenizer.names[i] for i in pieces.ids[first : last + 1].tolist())
+    spelt = " ".join(" ".join(names).replace(" ##", "").replace("##", "").split())
+    normal = " ".join(tokenizer.words(whole))
+    places = [i for i, character in enumerate(whole) if character != " "]
+    rank = {i: n for n, i in enumerate(i for i, character in enumerate(normal) if character != " ")}
+    at = normal.find(spelt)
+    if at < 0 or len(places) != len(rank) or not {at, at + len(spelt) - 1} <= rank.keys():
+        return whole
+    return whole[places[rank[at]] : places[rank[at + len(spelt) - 1]] + 1]
 
 
 def normalise(text: str) -> str:
-    """Lower case, without punctuation and articles, words joined by single spaces."""
+    """Lower-cased text without punctuation and articles, words joined by single spaces."""
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(PUNCTUATION)).split())
 
 
 def f1(prediction: str, answer: str, version_2: bool = False) -> float:
-    """Harmonic mean of precision and recall of the words. An empty answer (2.0) is matched by an empty one alone."""
+    """Harmonic mean of precision and recall of the words. An empty answer (2.0) matches only an empty one."""
     found, wanted = normalise(prediction).split(), normalise(answer).split()
     if version_2 and not (found and wanted):
         return float(found == wanted)
@@ -422,7 +408,7 @@ def f1(prediction: str, answer: str, version_2: bool = False) -> float:
 
 
 def _agreement(question: Question, answer: str | None, version_2: bool) -> tuple[float, float]:
-    """Exact match and F1 of an answer to one question."""
+    """Exact match and F1 of an answer."""
     given = [answer.text for answer in question.answers]
     if version_2:
         given = [text for text in given if normalise(text)] or [""]
@@ -433,13 +419,13 @@ def _agreement(question: Question, answer: str | None, version_2: bool) -> tuple
 
 
 def best_threshold(questions: Sequence[Question], found: Predictions) -> tuple[float, float]:
-    """The NULL_SCORE_DIFF_THRESHOLD that gives these questions of SQuAD 2.0 the best F1, and that F1 in percent."""
+    """The NULL_SCORE_DIFF_THRESHOLD with the best F1 on these questions (SQuAD 2.0), and that F1 in percent."""
     odds = np.array([found.null_odds[question.id] for question in questions])
     spans = [next((str(entry["text"]) for entry in found.n_best[q.id] if entry["text"]), "") for q in questions]
     none = np.array([_agreement(question, "", version_2=True)[1] for question in questions])
     some = np.array([_agreement(q, span, version_2=True)[1] for q, span in zip(questions, spans, strict=True)])
     order = np.argsort(odds, kind="stable")
-    # Questions whose odds are at most the threshold get their span; of equal odds all do or none.
+    # Questions whose odds are at most the threshold get their span; with equal odds, all or none do.
     sums = none.sum() + np.cumsum((some - none)[order])
     last = np.append(np.diff(odds[order]) > 0, True)
     best = int(np.where(last, sums, -1).argmax())
@@ -449,16 +435,14 @@ def best_threshold(questions: Sequence[Question], found: Predictions) -> tuple[f
 
 
 def score(questions: Sequence[Question], answers: Mapping[str, str], version: str = "1.1") -> dict[str, float]:
-    """Mean exact match and F1 in percent over all questions; one that was not answered counts as wrong.
+    """Mean exact match and F1 in percent over all questions; a missing answer counts as wrong.
 
-    Of several given answers the one that agrees best counts. 2.0: also by whether the question has an answer
+    The best match among several given answers counts. 2.0: also separately for questions with and without an answer
     (HasAns, NoAns).
     """
     version_2 = version == "2.0"
     # Exact match, F1, whether the question has an answer.
-    rows = [
-        (*_agreement(question, answers.get(question.id), version_2), bool(question.answers)) for question in questions
-    ]
+    rows = [(*_agreement(one, answers.get(one.id), version_2), bool(one.answers)) for one in questions]
     found = {}
     for prefix, kinds in (("", (True, False)), *((("HasAns_", (True,)), ("NoAns_", (False,))) if version_2 else ())):
         if chosen := [row for row in rows if row[2] in kinds]:

@@ -1,4 +1,4 @@
-"""Tables of text (CSV, TSV, JSON Lines): rows with named cells, and of them examples with a label or a number each."""
+"""Tables of text (CSV, TSV, JSON Lines), and examples from them with a label or a number each."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bert.data.records import DataError
 from finetune.batches import IGNORE
 
 KINDS = ("tsv", "csv", "jsonl")
-_USUAL = re.compile(r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?")  # what headers call their columns
+_USUAL = re.compile(r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?")  # names that occur in headers
 _NO_TEXT = re.compile(r"id|idx|index|labels?")
-csv.field_size_limit(1 << 30)  # a cell may hold a book
+csv.field_size_limit(1 << 30)  # cells may be long
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Columns by name; what is not given, the file says.
+    """Columns by name; empty ones are inferred from the file.
 
-    texts: one or two, usual: those where a file has them; names: of all columns of a file without a header; labels: the
-    known ones in the order of their ids; numbers: labels are to be predicted as numbers, None: if they look like it.
+    texts: one or two; usual: text columns to use if the file has them; names: all columns of a file without a header;
+    labels: the known ones by id; numbers: whether labels are regression targets, None: if some have decimals.
     """
 
     texts: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Layout:
 
 
 def kind_of(path: Path) -> str:
-    """Format of a table, by the ending of its name, else by its first line."""
+    """Format of a table, by its suffix or else its first line."""
     if (ending := path.suffix.lower().lstrip(".")) in KINDS:
         return ending
     try:
@@ -52,9 +52,9 @@ def kind_of(path: Path) -> str:
 
 
 def lines_of(path: Path, kind: str) -> Iterator[tuple[int, list[str] | dict[str, Any]]]:
-    """Number and cells of every line that is not blank. Quotation marks of TSV are text, as GLUE has them.
+    """Number and cells of every line that is not blank. In TSV, quotation marks are text, as in GLUE.
 
-    Raises DataError, naming file and line, for what cannot be read.
+    Raises DataError, naming file and line, if it cannot be read.
     """
     number = 0
     try:
@@ -78,17 +78,17 @@ def lines_of(path: Path, kind: str) -> Iterator[tuple[int, list[str] | dict[str,
 
 
 class Rows:
-    """The rows of a table, as dictionaries by column; iterated as often as needed.
+    """Rows of a table as dictionaries by column; can be iterated repeatedly.
 
-    texts: the columns of text; label: that of labels, or "".
+    texts: names of the text columns; label: name of the label column, or "".
     """
 
     def __init__(self, path: Path, layout: Layout, *, labelled: bool, num_texts: int = 0) -> None:
-        """labelled: a column of labels must be there; num_texts: how many texts there must be, 0: one or two."""
+        """labelled: a label column is required; num_texts: required number of text columns, 0: one or two."""
         self.path, self.kind, self.layout = path, kind_of(path), layout
         first = next(lines_of(path, self.kind), (0, None))[1]
         if not first:
-            raise DataError(f"{path}: holds no example")
+            raise DataError(f"{path}: has no examples")
         self.names = [cell.strip() for cell in first] if isinstance(first, list) else list(first)
         wanted = [*layout.texts, *([layout.label] if labelled and layout.label else [])]
         self.has_header = self.kind != "tsv" or bool(
@@ -99,7 +99,7 @@ class Rows:
             or all(_USUAL.fullmatch(name.lower()) for name in self.names)
         )
         self.label = layout.label
-        self.guessed: tuple[str, ...] = ()  # what a last column must hold that was taken for labels
+        self.guessed: tuple[str, ...] = ()  # allowed values if the last column is assumed to be labels
         if not self.has_header and layout.names:
             self.names = list(layout.names)
         elif not self.has_header and not wanted:
@@ -116,7 +116,7 @@ class Rows:
         if self.label not in self.names:
             self.label = ""
         if labelled and not self.label:
-            raise DataError(f"{path}: which column of {some(self.names)} is the label? set LABEL_COLUMN")
+            raise DataError(f"{path}: which of the columns {some(self.names)} is the label? set LABEL_COLUMN")
         others = (name for name in self.names if name != self.label and not _NO_TEXT.fullmatch(name.lower()))
         usual = layout.usual if set(layout.usual) <= set(self.names) else ()
         self.texts = layout.texts or usual or tuple(others)
@@ -126,20 +126,20 @@ class Rows:
 
     @property
     def _cure(self) -> str:
-        return "set TEXT_COLUMNS and LABEL_COLUMN (of predict: --text-columns), or is it another task's file?"
+        return "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or is it another task's file?"
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Line number and row. Raises DataError for a line without the texts, or of another width."""
+        """Line number and row. Raises DataError for a line without the texts, or with a wrong number of columns."""
         last = max(self.names.index(name) for name in (*self.texts, *([self.label] if self.label else [])))
-        exact = self.kind == "csv" or not self.layout.texts  # lines of GLUE may have more
+        exact = self.kind == "csv" or not self.layout.texts  # GLUE's lines may have more
         for number, line in islice(lines_of(self.path, self.kind), int(self.kind != "jsonl" and self.has_header), None):
             if isinstance(line, list):
-                if len(line) <= last or (exact and len(line) != len(self.names)):
-                    told = f"{len(line)} columns, expected {len(self.names)}"
-                    raise DataError(f"{self.path}:{number}: {told}: is it another task's file?")
+                width, cure = len(line), "is it another task's file?"
+                if width <= last or (exact and width != len(self.names)):
+                    raise DataError(f"{self.path}:{number}: {width} columns, expected {len(self.names)}: {cure}")
                 if self.guessed and line[-1].strip() not in self.guessed:
-                    told = f"{len(line)} columns, expected {len(self.texts)} of text, or a label in the last"
-                    raise DataError(f"{self.path}:{number}: {told}: is it another task's file?")
+                    expected = f"{len(self.texts)} of text, or a label in the last"
+                    raise DataError(f"{self.path}:{number}: {width} columns, expected {expected}: {cure}")
                 line = dict(zip(self.names, line, strict=False))
             elif not isinstance(line, dict) or not all(isinstance(line.get(name), str) for name in self.texts):
                 raise DataError(f"{self.path}:{number}: no record with the text {some(self.texts)}: {self._cure}")
@@ -151,20 +151,20 @@ class Rows:
 
 @dataclass(frozen=True)
 class Table:
-    """N examples: one text or two each, and its label: the id int64 (N,) of one of ``names``, or float32 numbers."""
+    """N examples of one or two texts. labels: ids in ``names``, int64 (N,), or regression targets, float32."""
 
     texts: list[tuple[str, ...]]
     labels: np.ndarray
-    names: tuple[str, ...]  # of the labels; none: numbers
-    columns: tuple[str, ...]  # of the texts, where the file names them
-    told: str  # what was understood, for people
+    names: tuple[str, ...]  # of the labels; empty: regression
+    columns: tuple[str, ...]  # names of the texts, if the file has them
+    summary: str  # for people
 
 
 def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     """Reads a table of labelled examples.
 
-    Raises DataError naming file and line for a table that cannot be read, too few columns, a first line that may or may
-    not be a header, and labels that are unknown, empty, or the texts themselves.
+    Raises DataError, naming file and line, for an unreadable table, too few columns, a first line that may or may not
+    be a header, and labels that are unknown, empty, or apparently texts.
     """
     rows = Rows(path, layout, labelled=True, num_texts=num_texts)
     numbers, texts, found = [], [], []
@@ -174,9 +174,9 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
         texts.append(rows.text(row))
         found.append(value.strip() if isinstance(value, str) else json.dumps(value))
     if not found:
-        raise DataError(f"{path}: holds no example")
+        raise DataError(f"{path}: has no examples")
     columns = rows.texts if rows.has_header else ()
-    said = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: "
+    summary = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: "
     as_numbers = layout.numbers
     if as_numbers is None and not layout.labels:
         values = [_number(label) for label in found]
@@ -184,19 +184,19 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     if as_numbers:
         for number, label in zip(numbers, found, strict=True):
             if _number(label) is None:
-                raise DataError(f"{path}:{number}: label {label!r:.60} is no number, and others are (regression)")
+                raise DataError(f"{path}:{number}: label {label!r:.60} is not a number, others are (regression)")
         labels = np.array([float(label) for label in found], dtype=np.float32)
-        said += f"numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():.4g}"
-        return Table(texts, labels, (), columns, said)
+        summary += f"numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():.4g}"
+        return Table(texts, labels, (), columns, summary)
     counts = Counter(found)
     if not layout.labels:
         if len(counts) - 1 > max(3, len(found) / 2):
-            told = f"{len(counts):,} different labels in {len(found):,} lines ({some(sorted(counts))})"
+            problem = f"{len(counts):,} different labels in {len(found):,} lines ({some(sorted(counts))})"
             cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
-            raise DataError(f"{path}: {told}: {cure}")
+            raise DataError(f"{path}: {problem}: {cure}")
         if not rows.has_header and len(found) > 1 and counts[found[0]] == 1:
-            cure = "set LABEL_COLUMN to its name, or give an example's label a second example"
-            raise DataError(f"{path}:1: is it a header? {found[0]!r:.60} is the label of no other line: {cure}")
+            cure = "set LABEL_COLUMN to its name, or add another example with this label"
+            raise DataError(f"{path}:1: is it a header? No other line has the label {found[0]!r:.60}: {cure}")
     known = layout.labels or tuple(sorted(counts))
     ids = {name: number for number, name in enumerate(known)}
     for number, label in zip(numbers, found, strict=True):
@@ -204,29 +204,30 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
             where = f" in column {rows.label}" if rows.has_header else " in the last column"
             raise DataError(f"{path}:{number}: label {label!r:.60}, expected one of {some(known)}{where}")
     if len(known) < 2:
-        raise DataError(f"{path}: every label is {known[0]!r}: expected two or more different ones")
+        raise DataError(f"{path}: every label is {known[0]!r}: expected at least two different ones")
     each = [f"{count:,} {name:.30}" for name, count in counts.most_common()]
     share = max(counts.values()) / len(found)
-    said += f"{len(known)} classes: {', '.join(each[:10])}{', ...' if len(each) > 10 else ''} ({share:.2%} the first)"
-    return Table(texts, np.array([ids[label] for label in found], dtype=np.int64), known, columns, said)
+    summary += f"{len(known)} classes: {', '.join(each[:10])}{', ...' if len(each) > 10 else ''} "
+    summary += f"({share:.2%} the first)"
+    return Table(texts, np.array([ids[label] for label in found], dtype=np.int64), known, columns, summary)
 
 
 def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
-    """Reads a table to predict, whose labels, if it has any, are passed over. Raises DataError as ``read`` does.
+    """Reads a table to predict, ignoring labels. Raises DataError as ``read`` does.
 
-    num_texts: columns of text that the model was trained on, 0: not told.
+    num_texts: number of text columns that the model was trained on, 0: unknown.
     """
     rows = Rows(path, layout, labelled=False, num_texts=num_texts)
     texts = [rows.text(row) for _, row in rows]
     if not texts:
-        raise DataError(f"{path}: holds no example")
+        raise DataError(f"{path}: has no examples")
     labels = np.full(len(texts), IGNORE if layout.labels else np.nan)
-    told = f"{len(texts):,} examples, text {' | '.join(rows.texts)}, the first {' | '.join(texts[0])[:60]!r}"
-    return Table(texts, labels, layout.labels, rows.texts if rows.has_header else (), told)
+    summary = f"{len(texts):,} examples, text {' | '.join(rows.texts)}, the first {' | '.join(texts[0])[:60]!r}"
+    return Table(texts, labels, layout.labels, rows.texts if rows.has_header else (), summary)
 
 
 def some(names: Sequence[str]) -> str:
-    """The first names, of texts that were taken for them their beginnings."""
+    """The first names, shortened."""
     return ", ".join([*(name[:30] for name in names[:10]), *(["..."] if len(names) > 10 else [])])
 
 
@@ -239,11 +240,11 @@ def _number(text: str) -> float | None:
 
 
 def table_in(folder: Path, *stems: str) -> Path:
-    """The first of these tables that is in a folder, in any format. Raises DataError where it is there in two."""
+    """The first of these tables in a folder, in any format. Raises DataError if it exists in two formats."""
     for stem in stems:
         found = [path for kind in KINDS if (path := folder / f"{stem}.{kind}").is_file()]
         if len(found) > 1:
-            raise DataError(f"{folder}: {found[0].name} and {found[1].name}: which one? move the other away")
+            raise DataError(f"{folder}: {found[0].name} and {found[1].name}: which one? remove the other")
         if found:
             return found[0]
-    raise DataError(f"{folder / stems[0]}.tsv: No such file, nor one that ends in .csv or .jsonl")
+    raise DataError(f"{folder / stems[0]}.tsv: No such file, nor .csv or .jsonl")

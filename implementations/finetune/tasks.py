@@ -1,4 +1,4 @@
-"""A task as a run sees it: samples to train on and to predict, a model, and what comes of its scores."""
+"""Tasks: samples for training and prediction, the model, predictions and metrics from its scores."""
 
 from __future__ import annotations
 
@@ -23,42 +23,51 @@ from finetune.models import Classification, SpanPrediction
 
 
 def build(config: Config, tokenizer: WordPiece) -> Squad | Glue:
-    """The task with the data that the mode needs. Raises DataError."""
+    """The task, with the data that the mode needs. Raises DataError."""
     return Squad(config, tokenizer) if config.task == "squad" else Glue(config, tokenizer)
 
 
 def digest(path: Path) -> str:
-    """Of a file's content."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    """SHA-256 of a file, 16 digits."""
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()[:16]
 
 
 def samples_of(windows: squad.Features, known: bool) -> Samples:
-    """The windows as samples; without answers where they are not known."""
+    """Windows as samples. known: with answers."""
     unknown = np.full(len(windows), IGNORE, dtype=np.int32)
     starts, ends = (windows.starts, windows.ends) if known else (unknown, unknown)
     return Samples([windows.sequence(i) for i in range(len(windows))], {"starts": starts, "ends": ends})
 
 
-class Squad:
+class TaskData:
+    """Data of a task. notes: for people, about the data; digests: of its files."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.notes, self.digests = config, list[str](), dict[str, str]()
+        self.train: Samples | None = None
+        self.test: Samples | None = None
+
+
+class Squad(TaskData):
     """SQuAD: DATA/train-v1.1.json and DATA/dev-v1.1.json, or those of v2.0."""
 
     def __init__(self, config: Config, tokenizer: WordPiece) -> None:
-        self.config = config
-        self.notes: list[str] = []  # for people, about the data
-        self.digests: dict[str, str] = {}  # of the data
-        self.train: Samples | None = None
-        self.test: Samples | None = None
+        super().__init__(config)
         version = config.squad_version
         limits = squad.Limits(config.length, config.max_query_length, config.doc_stride)
         if config.trains:
             path = config.data / f"train-v{version}.json"
             found, left_out = squad.make_features(squad.read(path, version), tokenizer, limits, training=True)
             if not len(found):
-                raise DataError(f"{path}: no answer is where its answer_start says")
+                raise DataError(f"{path}: no answer is at its answer_start")
             self.train, self.digests["training data"] = samples_of(found, known=True), digest(path)
             self.notes.append(f"training: {len(found.queries):,} questions, {len(found):,} windows")
             if left_out:
-                self.notes.append(f"{len(left_out):,} questions left out: their answer is not in the context")
+                self.notes.append(f"{len(left_out):,} questions left out: the context does not contain their answer")
         if config.mode != "train":
             path = config.data / f"test-v{version}.json"
             if config.mode != "prediction" or not path.is_file():
@@ -69,11 +78,10 @@ class Squad:
             self.notes.append(f"test: {len(dataset.questions):,} questions, {len(self.features):,} windows")
 
     def model(self, config: BertConfig, kernels: Kernels) -> SpanPrediction:
-        """The model, without weights."""
         return SpanPrediction(config, kernels)
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """Writes predictions from the scores of the test samples; returns the metrics, where answers are known."""
+        """Writes predictions from the scores of the test samples; returns the metrics if answers are known."""
         config = self.config
         rules = squad.Rules(
             n_best=config.n_best, max_answer_length=config.max_answer_length,
@@ -90,7 +98,7 @@ class Squad:
         return metrics
 
     def description(self) -> dict[str, Any]:
-        """Settings of the training that prediction needs (task.json)."""
+        """Training settings that prediction needs (task.json)."""
         config = self.config
         return {
             "task": "squad", "squad_version": config.squad_version, "lower_case": config.lower_case,
@@ -99,42 +107,37 @@ class Squad:
         }  # fmt: skip
 
 
-class Glue:
-    """A task of GLUE, or a table of one's own: train, dev and test in DATA, as .tsv, .csv or .jsonl."""
+class Glue(TaskData):
+    """A GLUE task or a user's own table: train, dev and test in DATA, as .tsv, .csv or .jsonl."""
 
     def __init__(self, config: Config, tokenizer: WordPiece) -> None:
-        self.config, self.task = config, glue.TASKS[config.task]
-        self.notes: list[str] = []
-        self.digests: dict[str, str] = {}
-        self.train: Samples | None = None
-        self.test: Samples | None = None
-        self.sizes: dict[str, int] = {}  # examples of each file of the test
+        super().__init__(config)
+        self.task = glue.TASKS[config.task]
+        self.sizes: dict[str, int] = {}  # examples in each test file
         facts, self.num_texts = config.described, config.described.get("num_texts", 0)
         self.layout = self.task.layout or tables.Layout(
             texts=config.texts, label=config.label_column, numbers=config.regression,
             usual=tuple(facts.get("columns", ())),
         )  # fmt: skip
-        told = None if config.trains else labels_of(facts, config.bert_config_path)
-        if told is not None:
-            self.layout = replace(self.layout, labels=told, numbers=not told)
-        if config.trains or (told is None and not self.task.layout):
+        labels = None if config.trains else labels_of(facts, config.bert_config_path)
+        if labels is not None:
+            self.layout = replace(self.layout, labels=labels, numbers=not labels)
+        if config.trains or (labels is None and not self.task.layout):
             path = tables.table_in(config.data, "train")
             table = tables.read(path, self.layout)
             self.layout = replace(self.layout, labels=table.names, numbers=not table.names, usual=table.columns)
             self.num_texts, self.digests["training data"] = len(table.texts[0]), digest(path)
             self.train = self._samples(table, tokenizer)
-            self.notes.append(f"training: {table.told}")
+            self.notes.append(f"training: {table.summary}")
         tests: list[Samples] = []
         for part in self.task.parts if config.mode != "train" else ():
             stems = (f"test{part}", f"dev{part}") if config.mode == "prediction" else (f"dev{part}",)
             if tests and not any((config.data / f"{stem}.tsv").is_file() for stem in stems):
-                break  # MNLI's mismatched examples are not always there
+                break  # MNLI's mismatched examples are optional
             path = tables.table_in(config.data, *stems)
-            if config.mode == "prediction":
-                table = tables.read_texts(path, self.layout, self.num_texts)
-            else:
-                table = tables.read(path, self.layout, self.num_texts)
-            self.notes.append(f"test: {path.name}: {table.told}")
+            read = tables.read_texts if config.mode == "prediction" else tables.read
+            table = read(path, self.layout, self.num_texts)
+            self.notes.append(f"test: {path.name}: {table.summary}")
             tests.append(self._samples(table, tokenizer))
             self.sizes[part] = len(table.texts)
             self.digests["test data"] = "+".join([*filter(None, [self.digests.get("test data")]), digest(path)])
@@ -151,9 +154,9 @@ class Glue:
         return Classification(config, kernels, len(self.layout.labels) or 1)
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
-        """Writes predictions.tsv (number, prediction, each label's probability); the metrics, where labels are known.
+        """Writes predictions.tsv (index, prediction, probability of each label); returns the metrics, if known.
 
-        What is predicted of a task of GLUE goes into the files of its server, too.
+        Mode prediction also writes the files for GLUE's server.
         """
         assert self.test is not None
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,9 +164,8 @@ class Glue:
         end = 0
         for (part, size), answers in zip(self.sizes.items(), self.task.parts.values(), strict=False):
             begin, end = end, end + size
-            told = [glue.told(row, names) for row in scores[begin:end]]
             rows = [["index", "prediction", *names]]
-            for number, (prediction, shares) in enumerate(told):
+            for number, (prediction, shares) in enumerate(glue.prediction(row, names) for row in scores[begin:end]):
                 rows.append([str(number), str(prediction), *(f"{share:.6f}" for share in shares.values())])
             suffix = "_mismatched" if part == "_mismatched" else ""
             files = [(f"predictions{suffix}", rows)]
@@ -186,11 +188,11 @@ class Glue:
 
 
 def labels_of(facts: Mapping[str, Any], config_file: Path) -> tuple[str, ...] | None:
-    """The labels of a fine-tuned model by the order of its scores, none if it predicts numbers; None: not told."""
+    """Labels of a fine-tuned model in the order of its scores; empty for a regression; None if unknown."""
     if "labels" in facts:
         return tuple(facts["labels"])
-    told = json.loads(config_file.read_text(encoding="utf-8")).get("id2label", {})
-    names = tuple(str(told[number]) for number in sorted(told, key=int))
+    known = json.loads(config_file.read_text(encoding="utf-8")).get("id2label", {})
+    names = tuple(str(known[number]) for number in sorted(known, key=int))
     if len(names) == 1:
         return ()
     return None if all(name.startswith("LABEL_") for name in names) else names

@@ -1,4 +1,4 @@
-"""One rank of a fine-tuning run: checked (``--check``), or bert's loop on a task's samples, predictions and metrics."""
+"""One rank of a fine-tuning run: ``--check``, or bert's training loop on a task's samples, predictions and metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from finetune.models import FineTuned
 
 
 def run(environ: Mapping[str, str], check_only: bool = False) -> int:
-    """Fine-tunes as ``environ`` says, or with ``check_only`` prints what would run; returns the exit status."""
+    """Fine-tunes, or with ``check_only`` prints what would run; returns the exit status."""
     run_config = rundir.Config()
     try:
         run_config = from_env(rundir.Config, environ)
@@ -57,12 +57,15 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
 
 
 def report(config: Config, environ: Mapping[str, str]) -> str:
-    """The settings and what follows from them. Raises ConfigError or DataError for what would stop the run."""
+    """Settings and what follows from them. Raises ConfigError or DataError for anything that would stop the run."""
     device = pick_device(config.dist)
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
     model = task.model(config.model, select(config.kernels, device))
     loaded = load_weights(config, model)
-    check_finished(config, identity_of(config, environ, task, model, loaded))
+    identity = identity_of(config, environ, task, model, loaded)
+    # A finished trial in RUN_DIR must be the same.
+    if config.run.run_dir is not None and (path := config.folder() / "figures.json").is_file():
+        rundir.check_same(path, json.loads(path.read_text(encoding="utf-8")).get("settings"), identity)
     alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     batch = f"{config.batch_size} x {config.gradient_steps} accumulated x {config.dist.world_size} ranks"
@@ -76,9 +79,9 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         ("weights", f"{config.checkpoint.init_checkpoint}{f'; {loaded}' if any(loaded) else ''}"),
     ]
     if task.train is not None:
-        count, last = len(task.train.lengths), num_steps(config, len(task.train.lengths))
+        last, _, room = plan(config, task.train)
         rows.append(("steps", f"{last:,}, {config.epochs:g} epochs"))
-        if room := room_of(config, task.train, order_of(config, count), last):
+        if room:
             rows.append(("CUDA graph", str(room)))
         rows.append(("learning rate", schedule.describe(learning_rates(environ, last))))
     width = max(len(name) for name, _ in rows)
@@ -94,11 +97,11 @@ class Run(NamedTuple):
     task: tasks.Squad | tasks.Glue
     model: FineTuned
     step: Step
-    identity: dict[str, Any]  # what must not change between this run and one that continues it
+    identity: dict[str, Any]  # what a resumed run must have in common with it
 
 
 def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[str, Any]:
-    """Trains, predicts and scores as the mode says; the figures of the run. Every rank calls it."""
+    """Trains, predicts and scores, depending on the mode; returns the run's figures. A collective."""
     torch.manual_seed(config.trial_seed)
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
     for note in task.notes:
@@ -109,10 +112,10 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         assert task.train is not None
         ending, trained = train_on(run, task.train)
         if ending.stopped:
-            said = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
+            reason = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
             if world.is_main:
-                rundir.write_error(config.run, said)  # the launcher's word that the run is not complete
-            _say(world, said)
+                rundir.write_error(config.run, reason)  # tells the launcher that the run is incomplete
+            _say(world, reason)
             return figures
         figures |= trained
         check_finite(run.step.state_tensors(), world, ending.step)
@@ -137,45 +140,45 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
 
 
 def save_model(run: Run) -> None:
-    """Writes the folder of the model as it is. A collective."""
+    """Writes the current model's folder. A collective."""
     masters = run.step.state_dict()["optimizer"].get("masters", {})
     if run.world.is_main:
         models.save(run.config.folder(), run.model, masters, run.config.vocabulary, run.task.description())
 
 
 def scored(run: Run) -> dict[str, float]:
-    """Predicts the test samples and writes that; their metrics on rank 0. The optimizer has gathered. A collective."""
+    """Writes predictions of the test samples; returns metrics on rank 0. A collective, after optimizer.gather()."""
     assert run.task.test is not None
     scores = saved.predict(run.model, run.task.test, run.world, run.config.eval_batch_size)
     return run.task.finish(scores, run.config.folder()) if run.world.is_main else {}
 
 
 class Best:
-    """KEEP_BEST: after each epoch the model is scored on dev, and the folder of the run gets it if none was better."""
+    """KEEP_BEST: scores the model on dev after each epoch, and saves it if it is the best so far."""
 
     def __init__(self, run: Run, resumed: bool) -> None:
-        self.run, self.path, self.known = run, run.config.folder() / "best.json", {}
+        self.run, self.path, self.record = run, run.config.folder() / "best.json", {}
         if resumed and self.path.is_file():
-            self.known = json.loads(self.path.read_text(encoding="utf-8"))
+            self.record = json.loads(self.path.read_text(encoding="utf-8"))
 
-    def look(self, steps: int, samples: int) -> bool:
-        """Scores the model after ``steps``. A collective."""
+    def evaluate(self, steps: int, samples: int) -> bool:
+        """Scores the model after ``steps``; never ends the training. A collective."""
         self.run.step.optimizer.gather()
         metrics = scored(self.run)
         name = "f1" if self.run.config.task == "squad" else next(iter(metrics), "")
-        better = self.run.world.is_main and metrics[name] > self.known.get(name, -math.inf)
+        better = self.run.world.is_main and metrics[name] > self.record.get(name, -math.inf)
         if self.run.world.any(better):
             save_model(self.run)
-            self.known = {"best_step": steps, name: metrics.get(name)}
+            self.record = {"best_step": steps, name: metrics.get(name)}
         if self.run.world.is_main:
             _say(self.run.world, f"step {steps}: dev {name} {metrics[name]:.4f}{', the best so far' if better else ''}")
-            write_text(self.path, json.dumps(self.known) + "\n")
+            write_text(self.path, json.dumps(self.record) + "\n")
         self.run.world.barrier()
         return False
 
 
 def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue) -> Run:
-    """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit."""
+    """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit."""
     choice, words = config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, world)
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")
@@ -200,82 +203,67 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
 
 
 def load_weights(config: Config, model: FineTuned) -> Loaded:
-    """Gives the model its first weights. Raises ConfigError for those that do not fit."""
+    """Sets the initial weights. Raises ConfigError for weights that do not fit."""
     path = config.checkpoint.init_checkpoint
     assert path is not None
-    models.initialise(model, config.trial_seed)
+    models.initialize(model, config.trial_seed)
     loaded = models.load(model, path)
     if loaded.new and not config.trains:
         lacking = f"INIT_CHECKPOINT={path} lacks {', '.join(loaded.new)}"
-        raise ConfigError(f"{lacking}: it was not fine-tuned for this task; MODE=train-eval trains it")
+        raise ConfigError(f"{lacking}: it was not fine-tuned for this task; MODE=train-eval does that")
     return loaded
 
 
 def identity_of(
     config: Config, environ: Mapping[str, str], task: tasks.Squad | tasks.Glue, model: FineTuned, loaded: Loaded
 ) -> dict[str, Any]:
-    """What must not change where a trial is continued or counted as done: settings, data and first weights by name."""
-    told = env.settings(config)
+    """Settings, data and initial weights: what must not change when a trial is resumed or counted as done."""
+    facts = env.settings(config)
     if task.train is not None:
-        told |= {"training sequences": len(task.train.lengths)}
-        told |= env.settings(learning_rates(environ, num_steps(config, len(task.train.lengths))))
+        facts |= {"training sequences": len(task.train.lengths)}
+        facts |= env.settings(learning_rates(environ, num_steps(config, len(task.train.lengths))))
     read = {name: tensor for name, tensor in model.named_parameters() if name not in loaded.new}
-    told |= {"SEED": config.trial_seed, "MAX_SEQ_LENGTH": config.length, "DO_LOWER_CASE": config.lower_case}
-    told |= {"BERT_CONFIG": config.model.identity, "INIT_CHECKPOINT": f"{checksum_of(read):08x}", **task.digests}
-    told |= {"vocabulary": tasks.digest(config.vocabulary)}
+    facts |= {"SEED": config.trial_seed, "MAX_SEQ_LENGTH": config.length, "DO_LOWER_CASE": config.lower_case}
+    facts |= {"BERT_CONFIG": config.model.identity, "INIT_CHECKPOINT": f"{checksum_of(read):08x}", **task.digests}
+    facts |= {"vocabulary": tasks.digest(config.vocabulary)}
     free = {*rundir.OUTPUT, "SEEDS", "MTBF_HOURS", *settings.ROUNDING}
-    return {name: value for name, value in told.items() if name not in free}
-
-
-def check_finished(config: Config, identity: Mapping[str, Any]) -> None:
-    """Raises ConfigError where this trial is done in RUN_DIR, and was another."""
-    if config.run.run_dir is not None and (path := config.folder() / "figures.json").is_file():
-        rundir.check_same(path, json.loads(path.read_text(encoding="utf-8")).get("settings"), identity)
+    return {name: value for name, value in facts.items() if name not in free}
 
 
 def num_steps(config: Config, num_samples: int) -> int:
-    """Optimizer steps of a run."""
     return max(1, math.ceil(num_samples * config.epochs / config.samples_per_step))
 
 
-def order_of(config: Config, num_samples: int) -> Order:
-    """The order in which this rank takes the training samples."""
-    return Order(
-        num_samples, config.batch_size, config.gradient_steps, config.trial_seed,
-        config.dist.rank, config.dist.world_size,
-    )  # fmt: skip
-
-
-def room_of(config: Config, samples: Samples, order: Order, num_steps: int) -> Room | None:
-    """Fixed micro-batch size for CUDA graphs; None without graphs."""
-    if not config.uses_graph:
-        return None
-    # A step of fp16 that overflows is put off to the next batch, so that there may be more batches than steps.
-    return Room.of(samples.lengths, order, 2 * num_steps if config.numerics.scales_loss else num_steps)
+def plan(config: Config, samples: Samples) -> tuple[int, Order, Room | None]:
+    """Number of steps, this rank's order of the samples, and the fixed micro-batch size of CUDA graphs if used."""
+    count, ranks = len(samples.lengths), config.dist
+    order = Order(count, config.batch_size, config.gradient_steps, config.trial_seed, ranks.rank, ranks.world_size)
+    last = num_steps(config, count)
+    # A step of fp16 that overflows is retried on the next batch, so there may be more batches than steps.
+    num_batches = 2 * last if config.numerics.scales_loss else last
+    return last, order, Room.of(samples.lengths, order, num_batches) if config.uses_graph else None
 
 
 def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
-    """Trains, from the newest checkpoint on where there is one; why it ended, and its figures. A collective."""
+    """Trains, resuming from the newest checkpoint if any; returns how training ended, and its figures. A collective."""
     config, world, step = run.config, run.world, run.step
     num_samples, seed = len(samples.lengths), config.trial_seed
-    last = num_steps(config, num_samples)
+    last, order, room = plan(config, samples)
     identity = {name: value for name, value in run.identity.items() if name not in (*settings.PREDICTION, "test data")}
     rounding = {name: value for name, value in env.settings(config).items() if name in settings.ROUNDING}
     done = batches = trained = 0
-    before = 0.0  # seconds of training
+    before = 0.0  # seconds of training before this process
     if (found := load_newest(config.checkpoint)) is not None:
         where = f"RESUME=1: the checkpoint in {config.checkpoint.directory}"
-        if said := rundir.difference(found["run"], identity):
-            raise ConfigError(f"{where} is {said}: use the same settings and data, or another CHECKPOINT_DIR")
-        if unsaid := [name for name in identity if name not in found["run"]]:
-            _say(world, f"{where} is of an earlier version: not compared are {', '.join(unsaid)}")
-        if said := rundir.difference(found.get("rounding", {}), rounding):
-            _say(world, f"{where} is {said}: from here on the sums are rounded otherwise")
+        if difference := rundir.difference(found["run"], identity):
+            raise ConfigError(f"{where} is {difference}: use the same settings and data, or another CHECKPOINT_DIR")
+        if unknown := [name for name in identity if name not in found["run"]]:
+            _say(world, f"{where} is of an earlier version: not compared: {', '.join(unknown)}")
+        if difference := rundir.difference(found.get("rounding", {}), rounding):
+            _say(world, f"{where} is {difference}: from here on sums are rounded differently")
         step.load_state_dict(found)
         done, batches, trained = (int(found[name]) for name in ("step", "batches", "samples"))
         before = float(found.get("seconds", 0.0))
-    order = order_of(config, num_samples)
-    room = room_of(config, samples, order, last)
     if room is not None:
         _say(world, f"CUDA graph: {room}")
     source = partial(Source, samples, order, room=room, pin=world.device.type == "cuda")
@@ -298,7 +286,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
 
     interval = Interval(config.checkpoint, world, 1, done)
     best = Best(run, resumed=found is not None) if config.keep_best else None
-    each = num_samples / config.samples_per_step  # steps of an epoch
+    each = num_samples / config.samples_per_step  # steps per epoch
     ends = {min(last, math.ceil(epoch * each)) for epoch in range(1, math.ceil(config.epochs) + 1)}
     due = StepSchedule(
         last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
@@ -311,7 +299,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
             steps=StepCounter(rate, last, step.scaler, done, batches),
             schedule=due,
             progress=progress, stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank),
-            evaluate=best.look if best else lambda steps, samples: False, save=partial(interval.save, save),
+            evaluate=best.evaluate if best else lambda steps, samples: False, save=partial(interval.save, save),
         )  # fmt: skip
         ending = train(parts)
     seconds = before + time.monotonic() - begin
@@ -320,7 +308,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     progress.summary(ending)
     speed = (ending.samples - (0 if before else trained)) / seconds if seconds else 0.0
     figures = {"steps": last, "e2e_train_time": seconds, "training_sequences_per_second": speed}
-    return ending, figures | ({"best_step": best.known["best_step"]} if best and best.known else {})
+    return ending, figures | ({"best_step": best.record["best_step"]} if best and best.record else {})
 
 
 def _say(world: World, text: str) -> None:

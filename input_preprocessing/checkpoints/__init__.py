@@ -1,1 +1,1 @@
-"""Checkpoints of TensorFlow and PyTorch, converted to one another."""
+"""Conversion of TensorFlow and PyTorch checkpoints."""

@@ -1,7 +1,7 @@
-"""Converts BERT checkpoints: TensorFlow 1 and 2 (model.ckpt-28252) to PyTorch and safetensors, and between their names.
+"""Converts BERT checkpoints: TensorFlow 1 and 2 (model.ckpt-28252) to PyTorch and safetensors, and between namings.
 
 The source is a TensorFlow checkpoint (its prefix, one of its files or its folder), a .pt or a .safetensors file; the
-target's suffix decides its kind. Every parameter is accounted for, by name and shape; optimizer slots are left out.
+target's suffix decides its format. Every parameter is accounted for, by name and shape; optimizer slots are skipped.
 TensorFlow is not needed.
   .pt           {"model": state dict}, MLPerf's names (--names mlperf), the vocabulary padded to a multiple of 8
   .safetensors  the same tensors (--names huggingface for transformers' BertForPreTraining)
@@ -23,7 +23,6 @@ from safetensors import SafetensorError
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.checkpoints import names as parameters
-from input_preprocessing.checkpoints.names import Shape, Tensors, check_complete, from_pytorch
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
 
 NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingface}
@@ -32,13 +31,13 @@ NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingfac
 class Source(NamedTuple):
     """A checkpoint's parameters under Hugging Face's names, without tied entries."""
 
-    tensors: Tensors
-    left_out: Counter[str]  # how many variables of each other kind
-    heads: int | None = None  # attention heads, where the checkpoint tells
+    tensors: parameters.Tensors
+    left_out: Counter[str]  # number of skipped variables by kind
+    heads: int | None = None  # attention heads, if known from the checkpoint
 
 
 def read_tensorflow(prefix: Path) -> Source:
-    """Reads a TensorFlow 1 or 2 checkpoint; every variable in it is taken or counted as left out.
+    """Reads a TensorFlow 1 or 2 checkpoint; every variable is either used or counted as left out.
 
     Raises:
         DataError: unreadable, damaged, or with variables (TensorFlow 2) that are not BERT's.
@@ -57,22 +56,22 @@ def read_tensorflow(prefix: Path) -> Source:
     return Source(tensors=tensors, left_out=Counter(others.values()), heads=heads)
 
 
-def read_pytorch(path: Path) -> Tensors:
-    """Tensors of a .pt (only tensors are unpickled) or .safetensors file, under Hugging Face's names.
+def read_pytorch(path: Path) -> parameters.Tensors:
+    """Tensors of a .pt (unpickling tensors only) or .safetensors file, under Hugging Face's names.
 
     Raises:
-        DataError: unreadable, or something other than a state dict.
+        DataError: unreadable, or not a state dict.
     """
     try:
         if path.suffix == ".safetensors":
             from safetensors.numpy import load_file
 
-            return from_pytorch(load_file(path))
+            return parameters.from_pytorch(load_file(path))
         import torch
 
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         state = loaded.get("model", loaded)
-        return from_pytorch({name: tensor.float().numpy() for name, tensor in state.items()})
+        return parameters.from_pytorch({name: tensor.float().numpy() for name, tensor in state.items()})
     except DataError:
         raise
     except OSError as error:
@@ -83,43 +82,42 @@ def read_pytorch(path: Path) -> Tensors:
         raise DataError(f"{path} is not a {kind} ({reason}); copy or convert it again") from error
 
 
-def write_pytorch(path: Path, tensors: Tensors) -> None:
-    """Writes {"model": tensors} (.pt) or the tensors (.safetensors), whole or not at all."""
+def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
+    """Writes {"model": tensors} (.pt) or the tensors (.safetensors) atomically."""
     arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     with atomic_file(path) as partial:
         if path.suffix == ".safetensors":
-            from safetensors.numpy import save  # save_file leaves a file of its own behind when it is killed
+            from safetensors.numpy import save  # save_file leaves a temporary file when killed
 
             partial.write_bytes(save(arrays, metadata={"format": "pt"}))
         else:
             import torch
 
             made = {id(array): torch.from_numpy(np.require(array, requirements="W")) for array in arrays.values()}
-            state = {name: made[id(array)] for name, array in arrays.items()}  # tied ones are stored once
+            state = {name: made[id(array)] for name, array in arrays.items()}  # stores tied ones once
             try:
                 with open(partial, "wb") as file:
                     torch.save({"model": state}, file)
-            except RuntimeError as error:  # what PyTorch makes of a write that failed; it does not tell the reason
-                told = f"cannot write {path}: a write failed; check space and permissions, run again"
-                raise DataError(told) from error
+            except RuntimeError as error:  # raised by PyTorch for a failed write, without the reason
+                raise DataError(f"cannot write {path}; check space and permissions, run again") from error
 
 
 def convert(
     source: Path, target: Path, names: str, multiple: int = 8, vocab_size: int | None = None,
     bert_config: Path | None = None,
-) -> tuple[Shape, Counter[str]]:  # fmt: skip
-    """Converts; returns the model's sizes and how many variables of each kind were left out.
+) -> tuple[parameters.Shape, Counter[str]]:  # fmt: skip
+    """Converts a checkpoint; returns the model's sizes and the number of skipped variables by kind.
 
     Args:
         source: TensorFlow prefix or folder, .pt or .safetensors file.
         target: .pt or .safetensors file.
         names: a key of NAMES.
-        multiple: the vocabulary is padded to.
-        vocab_size: rows of the vocabulary to keep, before padding; None: all.
-        bert_config: bert_config.json that the sizes must be those of.
+        multiple: of which the padded vocabulary size is a multiple.
+        vocab_size: rows of the vocabulary to keep before padding; None: all.
+        bert_config: bert_config.json that the checkpoint must match.
 
     Raises:
-        DataError: unreadable source, parameters missing or left over, sizes of another model, or unwritable target.
+        DataError: unreadable source, missing or unknown parameters, sizes of another model, or unwritable target.
     """
     if target.suffix not in (".pt", ".safetensors"):
         raise DataError(f"{target}: the target must end in .pt or .safetensors")
@@ -127,20 +125,20 @@ def convert(
         read = Source(tensors=read_pytorch(source), left_out=Counter())
     else:
         read = read_tensorflow(prefix_of(source))
-    shape = check_complete(read.tensors, str(source))
+    shape = parameters.check_complete(read.tensors, str(source))
     size = vocab_size or shape.vocabulary
     if size > shape.vocabulary:
-        raise DataError(f"--vocab-size {size}: {source} has {shape.vocabulary} words only")
+        raise DataError(f"--vocab-size {size}: {source} has only {shape.vocabulary} words")
     if bert_config:
         parameters.check_config(replace(shape, vocabulary=size), read.heads, bert_config)
     tensors = parameters.resize_vocabulary(read.tensors, size + -size % multiple)
     write_pytorch(target, NAMES[names](tensors))
-    return check_complete(tensors, str(target)), read.left_out
+    return parameters.check_complete(tensors, str(target)), read.left_out
 
 
 def main(options: argparse.Namespace) -> None:
     shape, left_out = convert(**vars(options))
     others = ", ".join(f"{what} ({number})" for what, number in sorted(left_out.items()))
     sizes = f"{shape.layers} layers, {shape.hidden} wide, {shape.vocabulary} words"
-    told = f"{options.target}: {sizes}, {len(shape.parameters())} parameters; left out: {others or 'nothing'}"
-    print(told, file=sys.stderr)
+    summary = f"{sizes}, {len(shape.parameters())} parameters; left out: {others or 'nothing'}"
+    print(f"{options.target}: {summary}", file=sys.stderr)

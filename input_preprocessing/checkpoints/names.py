@@ -1,11 +1,11 @@
-"""Names of BERT's parameters: TensorFlow 1 and 2, Hugging Face and MLPerf's converted .pt files.
+"""Names of BERT's parameters in TensorFlow 1 and 2, Hugging Face and MLPerf's converted .pt files.
 
-All go by way of Hugging Face's names. TensorFlow 1 and MLPerf differ from them in spelling only, but for TensorFlow's
-dense kernels, which are transposed. The keys of a TensorFlow 2 checkpoint are paths through Python objects
+Conversions go through Hugging Face's names. TensorFlow 1 and MLPerf only spell them differently, but TensorFlow's dense
+kernels are transposed. The keys of a TensorFlow 2 checkpoint are paths through Python objects
 (model/layer_with_weights-0/..., encoder/_transformer_layers/0/..., masked_lm/...) and change with every release of
-tensorflow/models; the variables' own names, kept in the checkpoint's object graph, do not. They are what that project's
-converter from TensorFlow 1 matches by (official/nlp, tf1_checkpoint_converter_lib.py, BERT_V2_NAME_REPLACEMENTS).
-Attention kernels have an axis of heads there: [hidden, heads, head width], the output's [heads, head width, hidden].
+tensorflow/models; the variable names in the checkpoint's object graph do not, and that project's converter from
+TensorFlow 1 uses them as well (official/nlp, tf1_checkpoint_converter_lib.py, BERT_V2_NAME_REPLACEMENTS). Attention
+kernels have an axis of heads there: [hidden, heads, head width], the output's [heads, head width, hidden].
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Tensors = dict[str, npt.NDArray[Any]]
 DECODER = "cls.predictions.decoder.weight"
 WORDS = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
-MOST_NAMED = 8  # of the parameters that do not fit, in a message
+MOST_NAMED = 8  # parameters in an error message
 
 _TABLE = table(__file__, "names.yaml")
 _ACTIVATED = re.compile(r"((?:intermediate|pooler|transform)\.dense)\.")
 
 
 def _pattern(modules: Iterable[str], before: str) -> re.Pattern[str]:
-    """The names' ends: outer scopes may stand before, and TensorFlow may have numbered a layer (dense_1)."""
+    """Pattern of the names' ends, after any outer scopes; TensorFlow may have numbered a layer (dense_1)."""
     paths = "|".join("/".join(rf"{part}(?:_\d+)?" for part in path.split("/")) for path in modules)
     return re.compile(rf"(?:^|/){before}({paths})/({'|'.join(_TABLE['leaves'])})$")
 
@@ -46,7 +46,7 @@ _LAYER = _pattern(_TABLE["layer_modules"], r"transformer/layer_(\d+)(?:_\d+)?/")
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a BERT, as its tensors tell them."""
+    """Sizes of a BERT model."""
 
     layers: int
     hidden: int
@@ -55,27 +55,12 @@ class Shape:
     positions: int
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
-        """Every parameter's Hugging Face name and shape; the decoder's weight is the word embeddings."""
-        h, f = self.hidden, self.feed_forward
-        dense = {"bert.pooler.dense": (h, h), "cls.predictions.transform.dense": (h, h), "cls.seq_relationship": (2, h)}
-        norms = ["bert.embeddings", "cls.predictions.transform"]
+        """Hugging Face name and shape of every parameter, without the tied decoder weight."""
+        sizes = {"h": self.hidden, "f": self.feed_forward, "v": self.vocabulary, "p": self.positions, "t": 2}
+        shapes = dict(_TABLE["shapes"])
         for layer in range(self.layers):
-            prefix = f"bert.encoder.layer.{layer}."
-            for part in ("self.query", "self.key", "self.value", "output.dense"):
-                dense[f"{prefix}attention.{part}"] = h, h
-            dense |= {f"{prefix}intermediate.dense": (f, h), f"{prefix}output.dense": (h, f)}
-            norms += [f"{prefix}attention.output", f"{prefix}output"]
-        shapes: dict[str, tuple[int, ...]] = {
-            WORDS: (self.vocabulary, h),
-            "bert.embeddings.position_embeddings.weight": (self.positions, h),
-            "bert.embeddings.token_type_embeddings.weight": (2, h),
-            BIAS: (self.vocabulary,),
-        }
-        for name, (outputs, inputs) in dense.items():
-            shapes |= {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
-        for name in norms:
-            shapes |= {f"{name}.LayerNorm.weight": (h,), f"{name}.LayerNorm.bias": (h,)}
-        return shapes
+            shapes |= {f"bert.encoder.layer.{layer}.{name}": shape for name, shape in _TABLE["layer_shapes"].items()}
+        return {name: tuple(sizes[size] for size in shape) for name, shape in shapes.items()}
 
 
 def left_out_as(name: str) -> str | None:
@@ -88,22 +73,22 @@ def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]
     for pattern, replacement in _TABLE["tensorflow1"].items():
         name = re.sub(pattern, replacement, name)
     if name.endswith("/kernel"):
-        name, tensor = name[: -len("kernel")] + "weight", np.asarray(tensor.T, order="C")  # no view of the original
+        name, tensor = name[: -len("kernel")] + "weight", np.asarray(tensor.T, order="C")  # a copy, not a view
     return name.replace("/", "."), tensor
 
 
 def some_of(problems: Iterable[str]) -> str:
-    """The first problems by name, and how many there are beside them: a line that can still be read."""
+    """The first problems, and the number of others."""
     listed = sorted(problems)
     more = len(listed) - MOST_NAMED
     return "; ".join(listed[:MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def check_complete(tensors: Tensors, where: str) -> Shape:
-    """Checks that the tensors of the file `where` are exactly the parameters of one BERT; returns its sizes.
+    """Checks that the tensors of the file `where` are exactly the parameters of a BERT model; returns its sizes.
 
     Raises:
-        DataError: parameters are missing, unknown or of another shape; the first are named.
+        DataError: parameters are missing, unknown or of another shape; the message lists the first ones.
     """
     layers = {int(match[1]) for name in tensors if (match := re.match(r"bert\.encoder\.layer\.(\d+)\.", name))}
     try:
@@ -112,7 +97,7 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
         positions = tensors["bert.embeddings.position_embeddings.weight"].shape[0]
         shape = Shape(max(layers) + 1, hidden, feed_forward, vocabulary, positions)
     except (KeyError, ValueError, IndexError) as error:
-        raise DataError(f"{where} is no BERT: {error} is not in it") from error
+        raise DataError(f"{where} is not a BERT checkpoint: it lacks {error}") from error
     wanted = shape.parameters()
     both = wanted.keys() & tensors.keys()
     problems = [f"{name} is missing" for name in wanted.keys() - both]
@@ -122,17 +107,17 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     for head, prefix in (("masked-LM", "cls.predictions."), ("next-sentence", "cls.seq_relationship.")):
         if not any(name.startswith(prefix) for name in tensors):
             problems = [problem for problem in problems if not problem.startswith(prefix)]
-            problems.append(f"it has no {head} head, which training starts from")
+            problems.append(f"it has no {head} head, which training needs")
     if problems:
         raise DataError(f"{where} does not fit BERT: {some_of(problems)}")
     return shape
 
 
 def check_config(shape: Shape, heads: int | None, path: Path) -> None:
-    """Checks the checkpoint's sizes, its vocabulary not padded yet, against bert_config.json.
+    """Compares the checkpoint's sizes (with the vocabulary before padding) with bert_config.json.
 
     Raises:
-        DataError: no configuration of BERT, or one of another model; all differences are named.
+        DataError: not a BERT configuration, or of another model; the message lists all differences.
     """
     try:
         config = json.loads(path.read_text())
@@ -143,31 +128,31 @@ def check_config(shape: Shape, heads: int | None, path: Path) -> None:
         }  # fmt: skip
         odd = [f"{name} {int(config[name])}, not {size}" for name, size in wanted.items() if int(config[name]) != size]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is no BERT configuration ({error}); replace it") from error
+        raise DataError(f"{path} is not a BERT configuration ({error}); replace it") from error
     if odd:
         raise DataError(f"{path} is of another model than the checkpoint: {', '.join(odd)}")
 
 
 def resize_vocabulary(tensors: Tensors, size: int) -> Tensors:
-    """Word embeddings and their bias cut, or filled up with zeros, to `size` rows."""
+    """Truncates word embeddings and their bias to `size` rows, or pads them with zeros."""
     missing = max(0, size - tensors[WORDS].shape[0])
     words, bias = np.pad(tensors[WORDS][:size], ((0, missing), (0, 0))), np.pad(tensors[BIAS][:size], (0, missing))
     return {**tensors, WORDS: words, BIAS: bias}
 
 
 def to_mlperf(tensors: Tensors) -> Tensors:
-    """MLPerf's names: dense layers with an activation are `dense_act`, the decoder has an entry of its own."""
+    """MLPerf's names: dense layers with an activation are `dense_act`, the tied decoder is included."""
     renamed = {_ACTIVATED.sub(r"\1_act.", name): tensor for name, tensor in tensors.items()}
     return {**renamed, DECODER: tensors[WORDS]}
 
 
 def to_huggingface(tensors: Tensors) -> Tensors:
-    """Names of Hugging Face's BertForPreTraining, tied entries included."""
+    """Names of Hugging Face's BertForPreTraining, including tied entries."""
     return {**tensors, DECODER: tensors[WORDS], "cls.predictions.decoder.bias": tensors[BIAS]}
 
 
 def from_pytorch(tensors: Tensors) -> Tensors:
-    """Hugging Face names without tied entries, from those or MLPerf's.
+    """Hugging Face's names without tied entries, from Hugging Face's or MLPerf's.
 
     Raises:
         DataError: tied entries differ.
@@ -178,12 +163,12 @@ def from_pytorch(tensors: Tensors) -> Tensors:
         if copy is not None and original not in renamed:
             renamed[original] = copy
         elif copy is not None and not np.array_equal(copy, renamed[original]):
-            raise DataError(f"the checkpoint has a {tied} that is not {original}; BERT ties the two")
+            raise DataError(f"the checkpoint's {tied} differs from {original}; BERT ties the two")
     return renamed
 
 
 def parameter_of(full_name: str) -> str | None:
-    """Hugging Face name of the parameter that a variable of this name is; None: of no parameter of BERT."""
+    """Hugging Face name of the parameter in a TensorFlow 2 variable; None if it is not a parameter of BERT."""
     match = _LAYER.search(full_name) or _MODEL.search(full_name)
     if match is None:
         return None
@@ -194,7 +179,7 @@ def parameter_of(full_name: str) -> str | None:
 
 
 def merge_heads(name: str, tensor: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int | None]:
-    """A variable's value in PyTorch's shape, under its Hugging Face name, and its number of heads where it tells."""
+    """A variable in PyTorch's shape, and the number of heads if its shape shows it. name: Hugging Face's."""
     heads, is_weight = None, name.endswith("weight")
     if ".attention.self." in name and tensor.ndim == (3 if is_weight else 2):
         heads, tensor = tensor.shape[-2], tensor.reshape(*tensor.shape[:-2], -1)
@@ -204,7 +189,7 @@ def merge_heads(name: str, tensor: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], 
 
 
 def unused_poolers(names: dict[str, str]) -> list[str]:
-    """Keys of the encoder's own pooler where the next-sentence head has another: then the encoder's is never read.
+    """Keys of the encoder's pooler if the next-sentence head has its own, so that the encoder's is unused.
 
     Args:
         names: key -> full name of the model's variables.
@@ -216,22 +201,22 @@ def unused_poolers(names: dict[str, str]) -> list[str]:
 
 
 def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], where: str) -> tuple[Tensors, int | None]:
-    """Parameters under Hugging Face's names, and the number of attention heads where the variables tell it.
+    """Parameters under Hugging Face's names, and the number of attention heads if the variables show it.
 
     Args:
-        names: key -> full name of the variables to take, all of which must be parameters of BERT.
-        read: a key's tensor.
+        names: key -> full name of the variables, all of which must be parameters of BERT.
+        read: reads the tensor of a key.
         where: the checkpoint, for messages.
 
     Raises:
-        DataError: variables of other names, two of one parameter, or heads that differ; the first are named.
+        DataError: unknown variables, two of the same parameter, or different numbers of heads; lists the first ones.
     """
     found: dict[str, str] = {}
     problems = []
     for key, full_name in names.items():
         parameter = parameter_of(full_name)
         if parameter is None:
-            problems.append(f"{key} ({full_name or 'without a name'}) is unknown")
+            problems.append(f"{key} ({full_name or 'unnamed'}) is unknown")
         elif parameter in found:
             problems.append(f"{key} and {found[parameter]} are both {parameter}")
         else:
@@ -242,7 +227,7 @@ def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], whe
     heads: dict[int, str] = {}
     for parameter, key in found.items():
         tensor, number = merge_heads(parameter, read(key))
-        tensors[parameter] = np.asarray(tensor, order="C")  # a view would keep what it was made of
+        tensors[parameter] = np.asarray(tensor, order="C")  # a view would keep the original in memory
         if number is not None:
             heads.setdefault(number, key)
     if len(heads) > 1:

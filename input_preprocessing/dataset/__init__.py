@@ -1,1 +1,1 @@
-"""A whole data set: its inputs and the preparation from download to manifest."""
+"""Preparation of a whole data set, from download to manifest."""

@@ -1,7 +1,7 @@
-"""Writes DATA_CARD.md: what a prepared folder holds, of what and how it was made, from its prepared-*.json alone.
+"""Writes DATA_CARD.md: contents, sources and options of a prepared folder, from its prepared-*.json alone.
 
-Two equal preparations have equal cards: there is no date and no path in them. `prepare_data.sh` writes the card at its
-end; this command writes it for folders of earlier versions, or after --license was forgotten.
+Equal preparations have equal cards, without dates and paths. `prepare_data.sh` writes the card at the end; this command
+writes it for folders of earlier versions, or to add a forgotten --license.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from pathlib import Path
 from bert.data.records import DataError
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import lock_folder
-from input_preprocessing.stage.manifest import Manifest
 
 NAME = "DATA_CARD.md"
-_LISTED = 20  # texts by name; of more, the first and the last
+_LISTED = 20  # texts by name; if there are more, the first ones and the last
 _WORDS = {
     "packed": "packed rows of several sequences each",
     "binned": "sequences in bins of similar length, shuffled",
@@ -28,22 +27,13 @@ _WORDS = {
 }
 
 
-def render(sets: dict[str, Manifest]) -> str:
-    """The card of the data sets of a folder, by their kind."""
+def render(sets: dict[str, manifest.Manifest]) -> str:
+    """The card for the data sets of a folder, by kind."""
     head = "Training data for BERT: masked-LM and next-sentence instances, tokenized and masked, ready to train on."
     return f"# Data card\n\n{head}\n" + "".join(_describe(kind, made) for kind, made in sets.items())
 
 
-def _describe(kind: str, made: Manifest) -> str:
-    facts = {
-        "training data": _WORDS.get(kind, kind),
-        "sequences": f"{made.sequences:,}",
-        "rows": f"{made.rows:,}",
-        "tokens": f"{made.tokens:,}",
-        "shards": f"{len(made.records):,}",
-        "evaluation samples": f"{made.eval_samples:,}",
-        "summary": made.text,
-    }
+def _describe(kind: str, made: manifest.Manifest) -> str:
     options = {name: value for name, value in made.recipe.items() if value not in (None, [], ())}
 
     def digest_of(digests: dict[str, str]) -> str:
@@ -60,9 +50,9 @@ def _describe(kind: str, made: Manifest) -> str:
     shown = names if len(names) <= _LISTED else [*names[: _LISTED - 1], names[-1]]
     more = f"\n\nand {len(names) - len(shown):,} more" if len(shown) < len(names) else ""
     return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(
-        title=kind.capitalize(), kind=kind, what=f"Text: {made.benchmark_text[1]}.",
-        license=made.license or "not given (`--license`)",
-        facts=_table("what", "", facts), texts=_table("text", "md5", {name: made.texts[name] for name in shown}) + more,
+        title=kind.capitalize(), kind=kind, what=f"Text: {made.benchmark_text[1]}.", made=made,
+        license=made.license or "not given (`--license`)", kind_in_words=_WORDS.get(kind, kind),
+        num_shards=len(made.records), texts=_table("text", "md5", {name: made.texts[name] for name in shown}) + more,
         options=_table("option", "value", options), digests=_table("of", "digest", digests),
         versions=_table("program", "version", made.versions) if made.versions else "Not recorded.",
     )  # fmt: skip
@@ -74,20 +64,15 @@ def _table(name: str, value: str, rows: Mapping[str, object]) -> str:
     return "\n".join([f"| {name} | {value} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)])
 
 
-def read_sets(folder: Path) -> dict[str, Manifest]:
-    """The manifests in a folder, by the kind of their data.
-
-    Raises:
-        DataError: there are none, or one is damaged.
-    """
+def read_sets(folder: Path) -> dict[str, manifest.Manifest]:
+    """Manifests in a folder, by kind of data. Raises DataError if there are none, or one is damaged."""
     if paths := sorted(folder.glob("prepared-*.json")):
         return {path.stem.removeprefix("prepared-"): manifest.read(path) for path in paths}
-    usual = "give the --outputdir of a finished preparation, or its phase's"
-    raise DataError(f"{folder} has no prepared-*.json; {usual}")
+    raise DataError(f"{folder} has no prepared-*.json; give the --outputdir of a finished preparation, or its phase's")
 
 
 def is_current(folder: Path) -> bool:
-    """True if the card matches the manifests."""
+    """Whether the card matches the manifests."""
     try:
         return (folder / NAME).read_text(encoding="utf-8") == render(read_sets(folder))
     except (OSError, UnicodeDecodeError):
@@ -95,7 +80,7 @@ def is_current(folder: Path) -> bool:
 
 
 def write(folder: Path) -> None:
-    """Writes the card of a folder, whole or not at all, unless it is there.
+    """Writes the card of a folder atomically, unless it is up to date.
 
     Raises:
         DataError: there is no manifest, or the card cannot be written.

@@ -1,8 +1,8 @@
-"""Downloads the benchmark's public files to OUTPUTDIR/download, resuming what was begun, and verifies them.
+"""Downloads the benchmark's public files to OUTPUTDIR/download, resuming partial downloads, and verifies them.
 
 Files: bert_config.json, vocab.txt, the TensorFlow 1 checkpoint model.ckpt-28252 and the Wikipedia text, which is
-unpacked to results4/. Sources: MLCommons' storage, then Google Drive; or --mirror, a URL or a folder that holds the
-files. A file counts as downloaded when its md5 is right; where no source answers, the message tells what to put where.
+unpacked to results4/. Sources: MLCommons' storage, then Google Drive; or --mirror, a URL or folder with the files. A
+file is complete if its md5 is right; if no source has it, the message says which file to put where.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from pathlib import Path
 
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.manifest import hash_of, md5_of
+from input_preprocessing.stage.manifest import NUM_PARTS, PUBLISHED, TEXT_MD5, hash_of, md5_of
 from input_preprocessing.stage.parallel import Progress, run_tasks
-from input_preprocessing.stage.published import NUM_PARTS, PUBLISHED, TEXT_MD5
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
 _DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
@@ -36,21 +35,21 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class PublicFile:
-    """A published file, known by its digest: "md5 7f59165e..." or "sha256 ..."; '': by its contents after unpacking.
+    """A published file with its digest, "md5 7f59165e..." or "sha256 ..."; '': checked after unpacking.
 
     Its source is its url, or else MLCommons' storage and Google Drive.
     """
 
     name: str
     digest: str
-    size: int = 0  # bytes; 0 = not published
+    size: int = 0  # bytes; 0: unknown
     drive_id: str = ""
     dataset: str = "bert-input-files"  # MLCommons' metadata file that lists it
     url: str = ""
-    content: str = ""  # in words
+    content: str = ""  # description
 
     def digest_of(self, path: Path) -> str:
-        """Digest of a local file in the form of ``digest``. Raises DataError if it cannot be read."""
+        """Digest of a local file in the format of ``digest``. Raises DataError if it cannot be read."""
         kind = self.digest.partition(" ")[0]
         return f"{kind} {hash_of(path, kind)}" if kind else ""
 
@@ -59,11 +58,11 @@ FILES = tuple(PublicFile(**file) for file in PUBLISHED["benchmark"])
 
 
 class SourceError(Exception):
-    """A source does not have the file, or does not answer."""
+    """A source lacks the file, or does not answer."""
 
 
 def fetch_url(url: str, partial: Path, label: str) -> None:
-    """Fetches `url` to `partial`, going on where an earlier attempt, or run, stopped.
+    """Fetches `url` to `partial`, resuming where an earlier attempt or run stopped.
 
     Raises:
         SourceError: the server lacks the file, answers with a web page, or fails six times without progress.
@@ -76,7 +75,7 @@ def fetch_url(url: str, partial: Path, label: str) -> None:
                 return
             reason = "connection closed early"
         except urllib.error.HTTPError as error:
-            if error.code == 416 and before:  # nothing beyond what is here
+            if error.code == 416 and before:  # range not satisfiable: already complete
                 return
             if error.code < 500 and error.code not in (408, 429):
                 raise SourceError(f"{url} answers {error.code} {error.reason}") from error
@@ -91,12 +90,12 @@ def fetch_url(url: str, partial: Path, label: str) -> None:
 
 
 def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
-    """Appends what the server sends from byte `have` on; False when it sends less than it announced."""
+    """Appends the rest of the file from byte `have` on; False if the server sent less than announced."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
         if response.headers.get_content_type() == "text/html":
             raise SourceError(f"{url.split('&id=')[0]} answers with a web page (over its quota, or a login is needed)")
-        start = have if response.status == 206 else 0  # 206: the rest alone
+        start = have if response.status == 206 else 0  # 206: partial content
         expected = int(response.headers.get("Content-Length") or 0)
         progress = Progress(label, float(start + expected) if expected else 0.0)
         progress.done = float(start)
@@ -109,7 +108,7 @@ def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
 
 
 def _mlcommons_url(file: PublicFile) -> str:
-    """Address of the file in MLCommons' storage: BASE.uri holds the folder's address, BASE.md5 lists its files."""
+    """URL of the file in MLCommons' storage: BASE.uri holds the folder's URL, BASE.md5 lists its files."""
     base = f"{MLCOMMONS}/{file.dataset}"
     try:
         with urllib.request.urlopen(f"{base}.uri", timeout=_TIMEOUT) as response:
@@ -126,21 +125,11 @@ def _mlcommons_url(file: PublicFile) -> str:
     raise SourceError(f"{base}.md5 does not list {file.name}")
 
 
-def _copy(source: Path, partial: Path) -> None:
-    if not source.is_file():
-        raise SourceError(f"no {source}")
-    try:
-        shutil.copyfile(source, partial)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise DataError(f"cannot write {partial}: {error.strerror}; check space and permissions, run again") from error
-
-
 def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
-    """The file, verified, in `folder`; fetched unless it is there.
+    """The verified file in `folder`, fetched if missing.
 
     Raises:
-        DataError: another file of that name is there, or no source gave the right one.
+        DataError: there is another file with this name, or no source provided the right one.
     """
     target = folder / file.name
     if target.is_file():
@@ -154,28 +143,34 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
     else:
         sources = [file.url] if file.url else ["", _DRIVE + file.drive_id]
     for source in sources:
-        # What an earlier run left may be the beginning of something else: then the source gets a second chance.
+        # A partial file of an earlier run may be from another version: then try the source again from the start.
         for _ in range(2 if partial.exists() else 1):
             try:
-                if source and "://" not in source:  # in a folder
-                    _copy(Path(source), partial)
-                else:
+                if not source or "://" in source:
                     fetch_url(source or _mlcommons_url(file), partial, file.name[:24])
+                elif Path(source).is_file():
+                    shutil.copyfile(source, partial)
+                else:
+                    raise SourceError(f"no {source}")
             except SourceError as error:
                 reasons.append(str(error))
                 break
+            except OSError as error:
+                partial.unlink(missing_ok=True)
+                reason = f"cannot write {partial}: {error.strerror}"
+                raise DataError(f"{reason}; check space and permissions, run again") from error
             found = file.digest_of(partial)
             if found == file.digest:
                 os.replace(partial, target)
                 return target
             partial.unlink()
-            reasons.append(f"a source gave wrong bytes ({found})")
+            reasons.append(f"a source has another file ({found})")
     what = f"{human_bytes(file.size)}, " * bool(file.size) + (file.digest or file.content)
     raise DataError(f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again")
 
 
 def unpack_text(archive: Path, folder: Path) -> None:
-    """Unpacks results_text.tar.gz to `folder` (results4), whole or not at all, and checks it.
+    """Unpacks results_text.tar.gz to `folder` (results4) atomically, and checks it.
 
     Raises:
         DataError: damaged archive, missing parts or wrong md5.
@@ -197,7 +192,7 @@ def unpack_text(archive: Path, folder: Path) -> None:
         raise DataError(f"cannot unpack {archive}: {error}; remove it and download it again") from error
     finally:
         progress.close()
-    # The 500 parts and eval.txt must have the md5 known, and that of the archive's own list if there is one.
+    # The 500 parts and eval.txt must have the published md5, or that in the archive's list, if there is one.
     wanted = {f"part-{i:05d}-of-{NUM_PARTS:05d}": "" for i in range(NUM_PARTS)} | TEXT_MD5
     for listing in [*partial.glob("*.md5"), *partial.glob("*md5*.txt")]:
         for line in listing.read_text("utf-8", "ignore").splitlines():
@@ -209,16 +204,16 @@ def unpack_text(archive: Path, folder: Path) -> None:
     known = [partial / name for name, md5 in wanted.items() if md5]
     for path, md5 in zip(known, run_tasks("check text", md5_of, known, jobs=1), strict=True):
         if md5 != wanted[path.name]:
-            right = f"(not {wanted[path.name]})"
-            raise DataError(f"{path.name} of the text has the wrong md5 {right}; download results_text.tar.gz again")
+            wrong = f"has md5 {md5}, not {wanted[path.name]}"
+            raise DataError(f"{path.name} of the text {wrong}; download results_text.tar.gz again")
     os.replace(partial, folder)
 
 
 def download(folder: Path, mirror: str | None = None) -> None:
-    """All files, verified, in `folder`, the text unpacked to results4; the archive is removed then.
+    """Downloads all files to `folder`, unpacks the text to results4 and removes its archive.
 
     Raises:
-        DataError: a file cannot be had or is wrong.
+        DataError: a file cannot be downloaded or is wrong.
     """
     folder.mkdir(parents=True, exist_ok=True)
     *others, archive = FILES

@@ -1,9 +1,8 @@
-"""Fetches SQuAD or tasks of GLUE for run_finetuning.sh, resuming what was begun, and checks them.
+"""Fetches SQuAD or GLUE tasks for run_finetuning.sh, resuming partial downloads, and checks them.
 
-Each task becomes a folder OUTPUTDIR/NAME for DATA: SQuAD's four files are known by their md5, GLUE's archives by their
-sha256, the tables in them by how many examples have which label, which does not tell a changed sentence.
---skip-download checks what was put there by hand. MRPC is made, as GLUE makes it, of Microsoft's pairs and GLUE's list
-of those that are for development.
+Each task becomes a folder OUTPUTDIR/NAME for DATA. SQuAD's four files are verified by md5, GLUE's archives by sha256;
+the tables in them only by the number of examples per label, which does not detect a changed sentence. --skip-download
+checks files put there by hand. MRPC is made like GLUE's, from Microsoft's pairs and GLUE's list of development pairs.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from pathlib import Path
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.dataset.download import PublicFile, fetch_file
-from input_preprocessing.stage.published import PUBLISHED
+from input_preprocessing.stage.manifest import PUBLISHED
 
 SQUAD = tuple(PublicFile(**file) for file in PUBLISHED["squad"])
 SOURCES = {task: tuple(PublicFile(**file) for file in files) for task, files in PUBLISHED["glue"].items()}
-# Examples of each label in each table ("": of all).
+# Number of examples per label in each table ("": all labels).
 TABLES: dict[str, dict[str, dict[str, int]]] = PUBLISHED["glue_examples"]
-_UNLABELLED = ("test.tsv", "test_matched.tsv", "test_mismatched.tsv")  # which only GLUE's server needs
-_LABEL = {"MRPC": 0, "SST-2": 1, "CoLA": 1, "MNLI": -1}  # its column
+_UNLABELLED = ("test.tsv", "test_matched.tsv", "test_mismatched.tsv")  # only needed for GLUE's server
+_LABEL = {"MRPC": 0, "SST-2": 1, "CoLA": 1, "MNLI": -1}  # column of the label
 
 
 def fetch(task: str, folder: Path, mirror: str | None) -> None:
-    """Brings the files of a task to ``folder``, those that are not there, and checks them. Raises DataError."""
+    """Downloads the missing files of a task to ``folder`` and checks them. Raises DataError."""
     folder.mkdir(parents=True, exist_ok=True)
     if task == "squad":
         for file in SQUAD:
@@ -58,13 +57,13 @@ def _unzipped(task: str, archive: Path) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(archive) as zipped:
             here = [name for name in TABLES[task] if name not in _UNLABELLED or f"{task}/{name}" in zipped.namelist()]
-            return {name: zipped.read(f"{task}/{name}") for name in here}  # which checks its CRC
+            return {name: zipped.read(f"{task}/{name}") for name in here}  # checks the CRC
     except (KeyError, OSError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot unpack {archive}: {error}; remove it and run again") from error
 
 
 def check(task: str, folder: Path) -> None:
-    """Raises DataError where a file of the task is missing or is not the published one."""
+    """Raises DataError if a file of the task is missing or is not the published one."""
     published = {file.name: file for file in SQUAD} if task == "squad" else {}
     for name in published or TABLES[task]:
         if not (folder / name).is_file() and name not in _UNLABELLED:
@@ -80,17 +79,17 @@ def check(task: str, folder: Path) -> None:
         counts_all = "" in wanted
         found = Counter(row[_LABEL[task]].strip() if len(row) > 1 and not counts_all else "" for row in rows)
         if found != wanted:
-            told = f"has {_told(found, wanted)}, GLUE's has {_told(wanted, wanted)}"
-            raise DataError(f"{folder / name} {told}: remove it and run again")
+            difference = f"has {_summary(found, wanted)}, GLUE's has {_summary(wanted, wanted)}"
+            raise DataError(f"{folder / name} {difference}: remove it and run again")
 
 
-def _told(counts: Mapping[str, int], labels: Iterable[str]) -> str:
-    each = ", ".join(f"{counts.get(label, 0):,} of label {label}" for label in labels if label)
+def _summary(counts: Mapping[str, int], labels: Iterable[str]) -> str:
+    each = ", ".join(f"{counts.get(label, 0):,} with label {label}" for label in labels if label)
     return f"{sum(counts.values()):,} examples{f' ({each})' if each else ''}"
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a table that are not empty; only line feeds end one."""
+    """Non-blank lines of a table, ended by line feeds only."""
     return [line for line in path.read_bytes().decode("utf-8-sig", "replace").split("\n") if line.strip()]
 
 

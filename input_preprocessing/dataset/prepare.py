@@ -1,23 +1,23 @@
-"""Prepares the data set: from the benchmark's public files, or your own text, to records that train.
+"""Prepares a data set for training, from the benchmark's public files or your own text.
 
-Steps: download (unless --skip-download: then the files are already in DOWNLOADDIR), instances (tokenise, pair, mask) of
-every text shard and of eval.txt, evaluation set, packed rows, shuffled or binned sequences. Where DOWNLOADDIR/wiki has
-Wikipedia dumps (*.xml.bz2) and there is no text yet, the text is first made of them. Writes to OUTPUTDIR:
+Steps: download (with --skip-download the files are already in DOWNLOADDIR), instances (tokenise, pair, mask) of every
+text shard and of eval.txt, evaluation set, and packed rows or shuffled or binned sequences. If DOWNLOADDIR/wiki has
+Wikipedia dumps (*.xml.bz2) and there is no text yet, the text is first made from them. Writes to OUTPUTDIR:
   packed_data/part_XXXXX_of_XXXXX.hdf5              with --packed-data
   hdf5/bins/{128,256,384,512}/part_...              with --binned-data
   hdf5/training-SHARDS/part_XXXXX_of_XXXXX.hdf5     without either
   eval/part_eval_10k.hdf5
-  phase1/                                           vocab.txt, bert_config.json, model.ckpt-28252.pt where it is known
-  prepared-{packed,binned,unpacked}.json            what was made, and of what
-  DATA_CARD.md                                      the same for people
-With --phases it writes all this to OUTPUTDIR/128 and OUTPUTDIR/512, of one text: what run_pretraining.sh trains on.
-Shuffled sequences are then in hdf5/training. With --input, the text in DOWNLOADDIR is first made of files of your own.
-Work files are under OUTPUTDIR/work until the end. Stop it at any moment, kill -9 included, and run it again: finished
-files are kept, and the result equals an uninterrupted run byte for byte, whatever --jobs. What was damaged later,
---repair finds and makes again, with the options that prepared-*.json has; other options are not needed then.
+  phase1/                                           vocab.txt, bert_config.json, and model.ckpt-28252.pt if available
+  prepared-{packed,binned,unpacked}.json            manifest: what was made from what
+  DATA_CARD.md                                      the same, readable
+With --phases it writes all this to OUTPUTDIR/128 and OUTPUTDIR/512, from the same text, for run_pretraining.sh;
+shuffled sequences are then in hdf5/training. With --input, the text in DOWNLOADDIR is first made from your own files.
+Work files are in OUTPUTDIR/work until the end. It can be stopped at any moment, even by kill -9, and run again:
+finished files are kept, and the result is byte-identical to that of an uninterrupted run, whatever --jobs. --repair
+finds files that were damaged later and remakes them, with the options recorded in prepared-*.json.
 
 On a cluster, prepare_data.sub runs it with --only start, then with --only instances and --only shards on every node,
-each with its own --part, and at last without, which finds all that finished.
+each with its own --part, and finally without --only to finish.
 """
 
 from __future__ import annotations
@@ -34,39 +34,38 @@ from pathlib import Path
 from bert.data.format import open_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import data_card, download, repair, steps
-from input_preprocessing.dataset.steps import Job, download_folder, make_all_instances, make_training_files
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.records.shards import check_target
 from input_preprocessing.stage import cli, manifest
-from input_preprocessing.stage.cli import human_time, lock_folder
 from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.wiki import wikipedia
 
 _OUTPUTS = ("work", "packed_data", "hdf5", "eval")
 
 
-def start(options: argparse.Namespace) -> Job | None:
-    """Downloads, checks all that can be checked and announces what it will take; None: all was made before.
+def start(options: argparse.Namespace) -> steps.Job | None:
+    """Downloads, checks inputs and prints the needs; returns None if everything is up to date.
 
     Raises:
         DataError: an input is missing or wrong, or the disk is too small.
     """
     config = sampling_config(options)
     outputdir: Path = options.outputdir
-    folder = download_folder(options)
+    folder = steps.download_folder(options)
+    share = 1 + options.phases_after / 2  # the shards of each later phase take half the disk
     if options.only in (None, "start") and wikipedia.text_is_wanted(folder):
         wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            needs = _with_later(steps.public_needs(config, options.jobs), options)
+            needs = steps.public_needs(config, options.jobs, share=share)
             steps.check_needs(needs, outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
     inputs = steps.find_inputs(folder, outputdir / "phase1", options.vocab_file)
-    job = Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
+    job = steps.Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
     steps.check_config(inputs, job.words, config)
     if job.is_finished():
-        if options.only in (None, "start"):  # model sizes, checkpoint or license may have come since, or been replaced
+        if options.only in (None, "start"):  # model sizes, checkpoint or license may be new or replaced
             made = manifest.read(job.manifest)
             files = {str(path.relative_to(outputdir)): manifest.digest_of(path) for path in job.fill_phase1()}
             license = made.license if options.license is None else options.license
@@ -74,39 +73,34 @@ def start(options: argparse.Namespace) -> Job | None:
                 made = dataclasses.replace(made, files={**made.files, **files}, license=license)
                 manifest.write(job.manifest, made)
             data_card.write(outputdir)
-        done = f"{outputdir} is prepared already ({job.manifest.name}); nothing to do"
-        print(f"{done} (--repair reads every file and compares)", file=sys.stderr)
+        done = f"{outputdir} is already prepared ({job.manifest.name}); nothing to do"
+        print(f"{done} (--repair reads and compares every file)", file=sys.stderr)
         return None
     if options.only in (None, "start"):
         outputdir.mkdir(parents=True, exist_ok=True)
-        # Before hours of work: no files of others are where the shards will be, and the bins' lengths suit.
+        # Check before hours of work that no other files are in the way of the shards, and that the bins' lengths fit.
         unpacked = steps.UNPACKED_FOLDER if options.phases else f"training-{options.shards or '*'}"
         folders = {"packed": ["packed_data"], "unpacked": [f"hdf5/{unpacked}"]}
         for pattern in folders.get(job.kind, [f"hdf5/bins/{edge}" for edge in job.edges]):
             for target in outputdir.glob(pattern):
                 check_target(target)
-        needs = steps.needs_of(inputs.sizes, config, options.jobs, options.part[1])
-        steps.check_needs(_with_later(needs, options), outputdir, *_OUTPUTS)
+        needs = steps.needs_of(inputs.sizes, config, options.jobs, options.part[1], share=share)
+        steps.check_needs(needs, outputdir, *_OUTPUTS)
         job.words.check_case(config.do_lower_case)
         if job.manifest.exists():
-            print(f"{job.manifest} is of other inputs or options: its files are made again", file=sys.stderr)
+            print(f"{job.manifest} has other inputs or options: making its files again", file=sys.stderr)
             job.manifest.unlink()
     return job
 
 
-def _with_later(needs: steps.Needs, options: argparse.Namespace) -> steps.Needs:
-    """The needs, and the disk for the shards of the phases that follow: half of what one's work takes, each."""
-    return dataclasses.replace(needs, disk=needs.disk + options.phases_after * (needs.disk - needs.download) / 2)
-
-
-def finish(job: Job) -> None:
-    """Makes all that is not there yet, checks the whole and writes the manifest."""
+def finish(job: steps.Job) -> None:
+    """Makes everything that is missing, checks the result and writes the manifest."""
     started = time.monotonic()
     options = job.options
     others = job.fill_phase1()
-    texts = make_all_instances(job)
+    texts = steps.make_all_instances(job)
     eval_file, picked = steps.make_evaluation_set(job)
-    target, digest = make_training_files(job)
+    target, digest = steps.make_training_files(job)
     job.inputs.check_unchanged()
     files = {str(path.relative_to(job.outputdir)): manifest.digest_of(path) for path in [*others, eval_file]}
     sequences = rows = tokens = capacity = 0
@@ -125,13 +119,13 @@ def finish(job: Job) -> None:
     )  # fmt: skip
     manifest.write(job.manifest, made)
     data_card.write(job.outputdir)
-    print(f"{target}: {made.text}; done in {human_time(time.monotonic() - started)}", file=sys.stderr)
+    print(f"{target}: {made.text}; done in {cli.human_time(time.monotonic() - started)}", file=sys.stderr)
 
 
 def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
-    """The options of each phase's preparation; without --phases, of the one there is.
+    """Options of each phase's preparation; without --phases, of the only one.
 
-    Only the first downloads. `phases_after` is how many follow, for the estimate of the disk.
+    Only the first one downloads. `phases_after`: number of phases that follow, for the disk estimate.
 
     Raises:
         DataError: the lengths are given twice.
@@ -141,7 +135,7 @@ def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
     default = SamplingConfig()
     for name in ("max_seq_length", "max_predictions_per_seq"):
         if getattr(options, name) != getattr(default, name):
-            raise DataError(f"--phases gives the lengths of sequences: leave --{name.replace('_', '-')} out")
+            raise DataError(f"--phases sets the sequence lengths: omit --{name.replace('_', '-')}")
     outputdir: Path = options.outputdir
     common = {**vars(options), "downloaddir": options.downloaddir or outputdir / "download"}
     parts = []
@@ -152,19 +146,18 @@ def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
     return parts
 
 
-def prepare(options: argparse.Namespace) -> None:
-    """Runs all steps, or the one of --only, of every phase; all that can be checked is checked before the first."""
+def main(options: argparse.Namespace) -> None:
+    # Runs all steps, or that of --only, of every phase, after all possible checks.
     if options.json and not options.repair:
-        raise DataError("--json is the report of --repair; give both or neither")
+        raise DataError("--json requires --repair")
     with ExitStack() as locks:
         if options.repair:
             for name in ("only", "input", "mirror"):
                 if getattr(options, name):
-                    told = "--repair makes files again, on one machine, of what is in DOWNLOADDIR"
-                    raise DataError(f"{told}: leave --{name} out")
+                    raise DataError(f"--repair remakes files on one machine from DOWNLOADDIR: omit --{name}")
             folders = [options.outputdir, *(path.parent for path in repair.find_manifests(options))]
             for folder in dict.fromkeys(folders):
-                locks.enter_context(lock_folder(folder, exclusive=True))
+                locks.enter_context(cli.lock_folder(folder, exclusive=True))
             report = repair.repair(options)
             if options.json:
                 print(json.dumps(report))
@@ -172,7 +165,7 @@ def prepare(options: argparse.Namespace) -> None:
         only, whole = options.only, options.only in (None, "start")
         parts = split_phases(options)
         for folder in dict.fromkeys([options.outputdir, *(part.outputdir for part in parts)]):
-            locks.enter_context(lock_folder(folder, exclusive=whole))
+            locks.enter_context(cli.lock_folder(folder, exclusive=whole))
         if not options.input:
             given = [
                 name
@@ -180,23 +173,19 @@ def prepare(options: argparse.Namespace) -> None:
                 if getattr(options, name) != cli.parser_of("text").get_default(name)
             ]
             if given:
-                raise DataError(f"--{given[0].replace('_', '-')} is about the text of --input, and there is none")
+                raise DataError(f"--{given[0].replace('_', '-')} requires --input")
         elif whole:
             longest = options.phases[-1][0] if options.phases else options.max_seq_length
             text = argparse.Namespace(**{**vars(options), "max_seq_length": longest})
-            corpus.make(text, download_folder(options))
+            corpus.make(text, steps.download_folder(options))
         for part, job in zip(parts, [start(part) for part in parts], strict=True):
             if job and only == "start":
                 job.fill_phase1()
             elif job and only == "instances":
-                make_all_instances(job, options.part)
+                steps.make_all_instances(job, options.part)
             elif job and only == "shards":
-                make_training_files(job, options.part)
+                steps.make_training_files(job, options.part)
             elif job:
                 finish(job)
-            if only is None:  # before the next phase needs the room
+            if only is None:  # before the next phase needs the space
                 shutil.rmtree(part.outputdir / "work", ignore_errors=True)
-
-
-def main(options: argparse.Namespace) -> None:
-    prepare(options)

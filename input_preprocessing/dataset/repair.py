@@ -1,7 +1,7 @@
-"""Repairs finished data sets: finds what is wrong by the manifest, and makes again only that.
+"""Repairs finished data sets: compares files with the manifest, and remakes those that differ.
 
-The options are those of the manifest. A file that no data set holds is moved to OUTPUTDIR/set_aside: it may be
-someone's. The manifest stays as it is; what was made again has to be what it says.
+Options are taken from the manifest, which stays unchanged: remade files must match it. Files that belong to no data set
+are moved to OUTPUTDIR/set_aside instead of deleted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ from bert.data.format import verify_records
 from bert.data.records import SUFFIXES, DataError, Metadata
 from bert.data.shards import INDEX, is_index_of, write_index
 from input_preprocessing.dataset import data_card, steps
-from input_preprocessing.dataset.steps import Job, check_config, check_needs, download_folder, find_inputs, needs_of
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import parser_of
-from input_preprocessing.stage.folder import contents_of
-from input_preprocessing.stage.manifest import Manifest, md5_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 
@@ -37,13 +34,13 @@ _OPTIONS = (*_FIELDS, "shards", "max_sequences_per_row", "edges", "num_eval_samp
 class Fault(NamedTuple):
     """A defect of a file in a prepared folder."""
 
-    file: str  # its path in the folder
-    problem: str  # for people
-    stray: bool = False  # belongs to no data set here; other faulty files are made again
+    file: str  # path in the folder
+    problem: str  # in words
+    stray: bool = False  # belongs to no data set; other faulty files are remade
 
 
-def examine(folder: Path, made: Manifest, others: Iterable[Manifest] = (), *, jobs: int) -> list[Fault]:
-    """All faults of a data set's files, sorted by file name.
+def examine(folder: Path, made: manifest.Manifest, others: Iterable[manifest.Manifest], jobs: int) -> list[Fault]:
+    """All faults of a data set's files, by file name.
 
     Args:
         folder: of the data set.
@@ -55,7 +52,7 @@ def examine(folder: Path, made: Manifest, others: Iterable[Manifest] = (), *, jo
     places = [*made.files, *(str(parent / INDEX) for parent in _by_folder(made.records))]
     faults += [Fault(name, "is a folder", stray=True) for name in places if (folder / name).is_dir()]
     known = {folder / name for each in (made, *others) for name in each.files}
-    # Strays: what a trainer would read beside the record files, and what a run that was killed left there.
+    # Strays: other files that a trainer would read, and partial files of a killed run.
     for parent in {path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()}:
         for path in parent.iterdir():
             partial = path.name.startswith(".") and path.suffix == ".partial"
@@ -66,19 +63,19 @@ def examine(folder: Path, made: Manifest, others: Iterable[Manifest] = (), *, jo
     for parent, names in _by_folder(made.records).items():
         shards = sorted(folder / name for name in names)
         if not wrong.intersection(names) and not is_index_of(folder / parent, shards):
-            faults.append(Fault(str(parent / INDEX), "is missing or does not tell what the shards hold"))
+            faults.append(Fault(str(parent / INDEX), "is missing or does not match the shards"))
     return sorted(faults, key=lambda fault: fault.file)
 
 
-def examine_files(folder: Path, made: Manifest, names: Sequence[str], *, jobs: int) -> list[Fault]:
-    """The faults of some of a data set's files."""
+def examine_files(folder: Path, made: manifest.Manifest, names: Sequence[str], *, jobs: int) -> list[Fault]:
+    """Faults of some of a data set's files."""
     tasks = [(folder / name, made.files[name]) for name in names]
     weights = [path.stat().st_size if path.is_file() else 0 for path, _ in tasks]
     found = dict(zip(names, run_tasks("read files", _examine, tasks, jobs=jobs, weights=weights), strict=True))
     problems = {name: text for name, text in found.items() if isinstance(text, str)}
     read = {name: metadata for name, metadata in found.items() if isinstance(metadata, Metadata)}
     for group in (*_by_folder(name for name in made.records if name in read).values(), made.evaluation):
-        # Attributes, which no digest covers, must be the manifest's and those of most files beside them.
+        # Attributes are not covered by digests: they must match the manifest and most of the other files.
         members = {name: read[name] for name in group if name in read}
         sources = Counter(metadata.source for metadata in members.values()).most_common(1)
         for name, metadata in members.items():
@@ -87,26 +84,25 @@ def examine_files(folder: Path, made: Manifest, names: Sequence[str], *, jobs: i
             if metadata.source != sources[0][0]:
                 wrong.append("source")
             if wrong:
-                problems[name] = f"says another {wrong[0]} than was prepared"
+                problems[name] = f"has another {wrong[0]} than prepared"
     return [Fault(name, problems[name]) for name in names if name in problems]
 
 
 def _examine(task: tuple[Path, str]) -> str | Metadata | None:
-    """The problem with a file; without one, the metadata of a record file, None for any other."""
+    """The problem of a file; if there is none, the metadata of a record file, or None for other files."""
     path, digest = task
     if not path.is_file():
         return "is missing"
     try:
         if path.suffix != ".hdf5":
-            return None if md5_of(path) == digest else "has other contents than were prepared"
+            return None if manifest.md5_of(path) == digest else "has other contents than prepared"
         metadata = verify_records(path)[1]
     except DataError as error:
         return str(error).removeprefix(str(path)).partition(";")[0].lstrip(" :")
-    return metadata if metadata.content_digest == digest else "holds other sequences than were prepared"
+    return metadata if metadata.content_digest == digest else "has other sequences than prepared"
 
 
 def _by_folder(names: Iterable[str]) -> dict[Path, list[str]]:
-    """Files by the folder that they are in."""
     folders: dict[Path, list[str]] = {}
     for name in names:
         folders.setdefault(Path(name).parent, []).append(name)
@@ -114,7 +110,7 @@ def _by_folder(names: Iterable[str]) -> dict[Path, list[str]]:
 
 
 def find_manifests(options: argparse.Namespace) -> list[Path]:
-    """The manifests of the data sets asked for: of all kinds, or one; of the folder, and of its phases.
+    """Manifests of the requested data sets: of all kinds or one, in the folder and its phases.
 
     Raises:
         DataError: there are none.
@@ -124,15 +120,15 @@ def find_manifests(options: argparse.Namespace) -> list[Path]:
     phases = sorted((path for path in folder.glob("*/prepared-*.json") if path.parent.name.isdigit()), key=str)
     paths = [path for path in (*sorted(folder.glob("prepared-*.json")), *phases) if path.match(f"prepared-{kind}.json")]
     if not paths:
-        raise DataError(f"{folder} has no prepared-{kind}.json, so nothing to repair; prepare it without --repair")
+        raise DataError(f"{folder} has no prepared-{kind}.json: nothing to repair; prepare it without --repair")
     return paths
 
 
 def repair(options: argparse.Namespace) -> dict[str, Any]:
-    """Examines and repairs the data sets of a folder; tells on stderr what it found and did, and returns it for JSON.
+    """Examines and repairs the data sets of a folder; prints a report to stderr, and returns it for JSON.
 
     Raises:
-        DataError: there is none, or a file cannot be made again as it was.
+        DataError: there is none, or a file cannot be remade as it was.
     """
     found: dict[str, list[Fault]] = {}
     made_again: list[str] = []
@@ -140,15 +136,15 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
     for path in find_manifests(options):
         folder, made = path.parent, manifest.read(path)
         others = [manifest.read(other) for other in folder.glob("prepared-*.json") if other != path]
-        faults = examine(folder, made, others, jobs=options.jobs)
+        faults = examine(folder, made, others, options.jobs)
         if not data_card.is_current(folder):
-            faults.append(Fault(data_card.NAME, "is missing or does not tell what the manifests do"))
+            faults.append(Fault(data_card.NAME, "is missing or does not match the manifests"))
         found[str(path.relative_to(options.outputdir)).removesuffix(".json")] = faults
         for fault in faults:
             print(f"{folder / fault.file} {fault.problem}", file=sys.stderr)
         wrong = [fault.file for fault in faults if not fault.stray]
         files = [file for file in wrong if file in made.files]
-        job = _job(folder, made, options, files) if files else None  # which checks what it is made of before any change
+        job = _job(folder, made, options, files) if files else None  # checks the inputs before anything is changed
         for name in (fault.file for fault in faults if fault.stray):
             first = folder / SET_ASIDE / name
             places = (first, *(first.with_name(f"{first.name}.{number}") for number in range(2, 10_000)))
@@ -158,13 +154,24 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
             print(f"{folder / name} was moved to {target}", file=sys.stderr)
             set_aside[name] = str(target.relative_to(folder))
         if job:
-            _make_again(job, made, files)
+            evaluation = any(name in made.evaluation for name in files)
+            training = [folder / name for name in made.records if name in files]
+            for shard in training:  # a shard with the right source would be considered finished
+                shard.unlink(missing_ok=True)
+            if any(name.startswith("phase1/") for name in files):
+                job.fill_phase1()
+            if training:
+                steps.make_all_instances(job)
+            elif evaluation:
+                steps.make_evaluation_instances(job)
+            if evaluation:
+                steps.make_evaluation_set(job)
+            if training:
+                steps.make_training_files(job)
+            job.inputs.check_unchanged()
             if left := examine_files(folder, made, files, jobs=options.jobs):
-                told = (
-                    "cannot be made as it was: what it is made of is missing or has changed, or this is another version"
-                )
-                where = f"{folder / left[0].file} {left[0].problem}"
-                raise DataError(f"{where}, and {told}; prepare again without --repair")
+                reason = "cannot be remade as it was: its inputs are missing or changed, or this is another version"
+                raise DataError(f"{folder / left[0].file} {left[0].problem} and {reason}; prepare without --repair")
         for parent in {Path(name).parent for name in wrong if Path(name).name == INDEX}:
             write_index(folder / parent, sorted(folder / name for name in made.records if Path(name).parent == parent))
         if data_card.NAME in wrong:
@@ -174,68 +181,48 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
         for file in wrong:
             print(f"{folder / file} was made again", file=sys.stderr)
     total = sum(map(len, found.values()))
-    files_told = f"{total} file{'s' * (total != 1)}"
-    line = f"{files_told} mended, all are as prepared" if total else "nothing is wrong, every file is as prepared"
-    print(f"{options.outputdir}: {line}", file=sys.stderr)
+    count = f"{total} file{'s' * (total != 1)}"
+    summary = f"{count} repaired, all are as prepared" if total else "nothing to repair, every file is as prepared"
+    print(f"{options.outputdir}: {summary}", file=sys.stderr)
     faults_found = {name: [fault._asdict() for fault in faults] for name, faults in found.items()}
     return {"folder": str(options.outputdir), "found": faults_found, "made_again": made_again, "set_aside": set_aside}
 
 
-def _job(folder: Path, made: Manifest, options: argparse.Namespace, wrong: list[str]) -> Job:
-    """The preparation of a manifest, once all that the wrong files are made of is found to be what it was.
+def _job(folder: Path, made: manifest.Manifest, options: argparse.Namespace, wrong: list[str]) -> steps.Job:
+    """The preparation described by a manifest, after checking that the inputs of the wrong files are unchanged.
 
     Raises:
-        DataError: something is not, an option contradicts the manifest, or the disk is too small.
+        DataError: an input has changed, an option contradicts the manifest, or the disk is too small.
     """
     edges, kind = made.option("edges"), made.option("kind")
     recorded = {name: made.option(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}
     for name in _OPTIONS:
         if getattr(options, name) not in (parser_of("prepare").get_default(name), recorded[name]):
             flag = f"--{name.replace('_', '-')}"
-            told = f"{folder} was prepared with {flag} {recorded[name]}, not {getattr(options, name)}"
-            raise DataError(f"{told}; leave {flag} out")
+            actual = f"{folder} was prepared with {flag} {recorded[name]}, not {getattr(options, name)}"
+            raise DataError(f"{actual}; omit {flag}")
     own = argparse.Namespace(
         **{
-            **vars(options), **recorded, "outputdir": folder, "downloaddir": download_folder(options),
+            **vars(options), **recorded, "outputdir": folder, "downloaddir": steps.download_folder(options),
             "packed_data": kind == "packed", "binned_data": kind == "binned", "phases": made.option("folder") or None,
         }
     )  # fmt: skip
-    inputs = find_inputs(download_folder(options), folder / "phase1", options.vocab_file)
-    job = Job(options=own, config=sampling_config(own), inputs=inputs, words=vocabulary.load(inputs.vocab))
-    again = "; put back the one that was prepared, or prepare again without --repair"
+    inputs = steps.find_inputs(steps.download_folder(options), folder / "phase1", options.vocab_file)
+    job = steps.Job(options=own, config=sampling_config(own), inputs=inputs, words=vocabulary.load(inputs.vocab))
+    again = "; restore the original, or prepare again without --repair"
     if job.words.md5 != made.recipe["vocab_md5"]:
         raise DataError(f"{inputs.vocab} is another vocabulary (md5 {job.words.md5}){again}")
-    check_config(inputs, job.words, job.config)
+    steps.check_config(inputs, job.words, job.config)
     if any(name.startswith("phase1/") for name in wrong):
         for path in inputs.others:
-            if made.files.get(f"phase1/{path.name}") != md5_of(path):
+            if made.files.get(f"phase1/{path.name}") != manifest.md5_of(path):
                 raise DataError(f"{path} is another configuration{again}")
     training = any(name in made.records for name in wrong)
     evaluation = any(name in made.evaluation for name in wrong)
     texts = [*(inputs.texts if training else ()), *([inputs.eval_text] if training or evaluation else [])]
-    for name, md5 in contents_of(texts, "check text", options.jobs).items():
+    for name, md5 in manifest.contents_of(texts, "check text", options.jobs).items():
         if made.texts.get(name) != md5:
             raise DataError(f"{name} in {inputs.eval_text.parent} is another text (md5 {md5}){again}")
     if training:
-        needs = needs_of(inputs.sizes, job.config, options.jobs)
-        check_needs(dataclasses.replace(needs, disk=needs.disk / 2), folder, "work")
+        steps.check_needs(steps.needs_of(inputs.sizes, job.config, options.jobs, share=0.5), folder, "work")
     return job
-
-
-def _make_again(job: Job, made: Manifest, wrong: list[str]) -> None:
-    """Makes these files again; the others stay."""
-    for name in made.records:
-        if name in wrong:  # a shard of the right source would be taken for finished
-            (job.outputdir / name).unlink(missing_ok=True)
-    if any(name.startswith("phase1/") for name in wrong):
-        job.fill_phase1()
-    training = any(name in made.records for name in wrong)
-    if training:
-        steps.make_all_instances(job)
-    elif any(name in made.evaluation for name in wrong):
-        steps.make_evaluation_instances(job)
-    if any(name in made.evaluation for name in wrong):
-        steps.make_evaluation_set(job)
-    if training:
-        steps.make_training_files(job)
-    job.inputs.check_unchanged()

@@ -1,4 +1,4 @@
-"""A preparation: what it starts from and needs, and the steps that make its files and keep what is there already."""
+"""Inputs, requirements and steps of a preparation; steps keep finished files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,39 +21,35 @@ from input_preprocessing.checkpoints.convert import convert, read_pytorch
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.instances.sampling import compile_first, write_instances
 from input_preprocessing.records import shards
-from input_preprocessing.records.shards import SEQUENCES_PER_GROUP, num_shards
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes, human_time
-from input_preprocessing.stage.folder import contents_of
-from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import NUM_PARTS
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
 
-# Measured with the benchmark's options; for the estimates only.
-_RECORD_BYTES_PER_TEXT_BYTE = 0.9  # for each time the text is duplicated
+# Measured with the benchmark's options, for estimates.
+_RECORD_BYTES_PER_TEXT_BYTE = 0.9  # per dupe_factor
 _TEXT_BYTES_PER_SECOND = 2.5e6  # all steps, one process, dupe_factor 10
 _PROCESS_BYTES = 200e6
-_BYTES_PER_TEXT_BYTE = 15  # of the text file under work, to make its instances
-_GROUP_BYTES = SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
+_BYTES_PER_TEXT_BYTE = 15  # memory per byte of a text file while its instances are made
+_GROUP_BYTES = shards.SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
 
-# The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow checkpoint and the converted.
+# The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow and the converted checkpoint.
 PUBLIC_TEXT_BYTES = 13_200_000_000
 _LARGEST_PUBLIC_TEXT = 32_851_144
 CHECKPOINT = "model.ckpt-28252"
 _OTHER_DOWNLOADS_BYTES = 5_500_000_000 + 4_035_000_000 + 1_350_000_000
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """The files of a download folder."""
+    """Input files in a download folder."""
 
     texts: tuple[Path, ...]
     eval_text: Path
     vocab: Path
-    others: tuple[Path, ...]  # copied to phase1 as they are
-    stamps: tuple[Stamp, ...]  # of the texts and the evaluation text, when they were found
+    others: tuple[Path, ...]  # copied to phase1
+    stamps: tuple[Stamp, ...]  # of the texts and the evaluation text, when found
 
     @property
     def all_texts(self) -> list[Path]:
@@ -63,23 +58,23 @@ class Inputs:
 
     @property
     def sizes(self) -> list[int]:
-        """Bytes of each of these."""
+        """Bytes of each text file, the evaluation text last."""
         return [path.stat().st_size for path in self.all_texts]
 
     def check_unchanged(self) -> None:
-        """Raises DataError where a text is not as it was when it was found, as while it is still being copied."""
+        """Raises DataError if a text has changed since it was found, for example because it is still being copied."""
         for path, stamp in zip(self.all_texts, self.stamps, strict=True):
             if not path.is_file() or stamp_of(os.stat(path)) != stamp:
                 raise changed(path)
 
 
 def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs:
-    """The input files.
+    """Finds the input files.
 
     Args:
-        download: folder that holds results4/.
-        phase1: folder where vocab.txt and bert_config.json are looked for if `download` lacks them.
-        vocab_file: a vocabulary to use instead.
+        download: folder with results4/.
+        phase1: folder with vocab.txt and bert_config.json if `download` lacks them.
+        vocab_file: overrides vocab.txt.
 
     Raises:
         DataError: one is missing, or part files of several sets are mixed.
@@ -88,27 +83,26 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     texts = sorted(path for path in folder.glob("part-*-of-*") if path.is_file())
     if not texts:
         command = f"python -m input_preprocessing corpus --outputdir {download.parent} --input FILE"
-        told = f"no text {folder}/part-XXXXX-of-XXXXX; download the data, or make it of your own text with"
-        raise DataError(f"{told} {command}")
+        advice = f"download the data, or make it from your own text with {command}"
+        raise DataError(f"no text {folder}/part-XXXXX-of-XXXXX; {advice}")
     names = {path.name for path in texts}
     totals = sorted({name.rpartition("-of-")[2] for name in names})
     if len(totals) > 1:
-        raise DataError(f"{folder} is mixed: it has parts of {' and of '.join(totals)}; move those of one set away")
+        raise DataError(f"{folder} mixes sets of {' and '.join(totals)} parts; move the parts of one set away")
     count = int(totals[0]) if totals[0].isdecimal() else len(names)
     wanted = {f"part-{i:05d}-of-{count:05d}" for i in range(count)}
     if missing := sorted(wanted - names):
         raise DataError(f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}")
     if odd := sorted(names - wanted):
         raise DataError(f"{folder}: {odd[0]} is not part of this set of {count}; move it away")
-    places = [download, folder, phase1]  # phase1 last: it may hold what an earlier run copied there
+    places = [download, folder, phase1]  # phase1 last: it may hold copies of an earlier run
 
     def find(name: str, folders: list[Path]) -> Path | None:
         return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
     eval_text = find("eval.txt", [folder, download])
     if eval_text is None:
-        told = f"no evaluation text {folder}/eval.txt; download it or see python -m input_preprocessing corpus"
-        raise DataError(told)
+        raise DataError(f"no evaluation text {folder}/eval.txt; download it, or see `corpus` to make it from your text")
     texts.append(eval_text)
     for path in texts:
         with open(path, "rb") as file:
@@ -124,29 +118,25 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
 
 
 def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:
-    """Checks that the model of bert_config.json takes these tokens and lengths.
-
-    Raises:
-        DataError: it does not.
-    """
+    """Raises DataError if the model of bert_config.json does not fit the vocabulary or sequence length."""
     for path in inputs.others:
         try:
             model = json.loads(path.read_text())
             vocab_size, positions = int(model["vocab_size"]), int(model["max_position_embeddings"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path} is no BERT configuration ({error}); replace it") from error
+            raise DataError(f"{path} is not a BERT configuration ({error}); replace it") from error
         if vocab_size < len(words):
-            raise DataError(f"{path} has vocab_size {vocab_size}, {inputs.vocab} has {len(words)} tokens; use a pair")
+            raise DataError(f"{path} has vocab_size {vocab_size}, {inputs.vocab} {len(words)} tokens; give a pair")
         if positions < config.max_seq_length:
             reason = f"{positions} max_position_embeddings, fewer than --max-seq-length {config.max_seq_length}"
-            raise DataError(f"{path} has {reason}; lower the one or replace the other")
+            raise DataError(f"{path} has {reason}; lower the latter or replace the file")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Needs:
     """Estimated cost of a preparation, in bytes and seconds.
 
-    disk: on top of the input files that are there, the download's among them.
+    disk: in addition to existing input files, including the download.
     """
 
     text_bytes: int
@@ -158,33 +148,43 @@ class Needs:
     workers: int
 
 
-def needs_of(sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1) -> Needs:
-    """Needs for text files of these sizes, in bytes."""
+def needs_of(
+    sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1, *, share: float = 1.0, download: float = 0.0
+) -> Needs:
+    """Needs for text files of these sizes in bytes.
+
+    Args:
+        sizes: of the text files, bytes.
+        config: options of the instances.
+        jobs: processes per node.
+        nodes: machines that share the work.
+        share: of the disk for instances and shards that is needed.
+        download: bytes to download first.
+    """
     total, workers = sum(sizes), min(jobs, -(-len(sizes) // nodes))
     records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
     worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
     seconds = 10 + total * config.dupe_factor / 10 / _TEXT_BYTES_PER_SECOND / (workers * nodes)
     return Needs(
-        text_bytes=total, num_files=len(sizes), disk=2 * records + 10_000_000, memory=workers * worker,
-        seconds=seconds, workers=workers,
+        text_bytes=total, num_files=len(sizes), disk=share * (2 * records + 10_000_000) + download, download=download,
+        memory=workers * worker, seconds=seconds, workers=workers,
     )  # fmt: skip
 
 
-def public_needs(config: SamplingConfig, jobs: int) -> Needs:
-    """Needs for the benchmark's own text before it is downloaded; the time is without the download's."""
-    sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // NUM_PARTS] * NUM_PARTS]
-    needs = needs_of(sizes, config, jobs)
-    download = float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES)
-    return dataclasses.replace(needs, disk=needs.disk + download, download=download)
+def public_needs(config: SamplingConfig, jobs: int, *, share: float = 1.0) -> Needs:
+    """Needs for the benchmark's text before it is downloaded; the time excludes the download."""
+    count = manifest.NUM_PARTS
+    sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // count] * count]
+    return needs_of(sizes, config, jobs, share=share, download=float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES))
 
 
 def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
-    """Tells what the run will take; stops where the disk is too small.
+    """Prints the needs of a run and checks the disk.
 
     Args:
         needs: of the run.
         outputdir: where it writes.
-        folders: names in `outputdir` whose files are the run's, made earlier.
+        folders: names in `outputdir` with files that an earlier run made.
 
     Raises:
         DataError: the disk is too small.
@@ -201,19 +201,19 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
         raise DataError(f"{lacking}; make room or choose another --outputdir")
 
 
-UNPACKED_FOLDER = "training"  # of unpacked shards of --phases, however many they are: configs name it
+UNPACKED_FOLDER = "training"  # of unpacked shards with --phases, whatever their number, since configs refer to it
 
-Task = tuple[Path, Path]  # a text, and the file of its instances
-Made = tuple[int, str]  # sequences of a text, and its md5
+Task = tuple[Path, Path]  # a text and the file of its instances
+Made = tuple[int, str]  # sequences of a text and its md5
 
 
 def download_folder(options: argparse.Namespace) -> Path:
     return options.downloaddir or options.outputdir / "download"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """One preparation: its options, what it reads and where it writes."""
+    """A preparation: options, inputs and output paths."""
 
     options: argparse.Namespace
     config: SamplingConfig
@@ -247,11 +247,11 @@ class Job:
 
     @property
     def edges(self) -> tuple[int, ...]:
-        """Most tokens of each bin, of binned data."""
+        """Maximal tokens of each bin of binned data."""
         return shards.edges_for(self.config.max_seq_length, self.options.edges) if self.kind == "binned" else ()
 
     def recipe(self) -> dict[str, object]:
-        """All that decides the result but the text itself."""
+        """Everything that determines the result, except the text."""
         return {
             "vocab_md5": self.words.md5, **dataclasses.asdict(self.config), "kind": self.kind,
             "shards": self.options.shards,
@@ -261,7 +261,7 @@ class Job:
         }  # fmt: skip
 
     def is_finished(self) -> bool:
-        """True if an earlier run made these files from this text with this recipe, and they are still there."""
+        """Whether an earlier run made these files from this text with this recipe, and they still exist."""
         try:
             made = manifest.read(self.manifest)
             if any(made.option(name) != value for name, value in self.recipe().items()):
@@ -276,16 +276,16 @@ class Job:
         texts = self.inputs.all_texts
         if {path.name for path in texts} != set(made.texts):
             return False
-        return contents_of(texts, "check text", self.options.jobs) == made.texts
+        return manifest.contents_of(texts, "check text", self.options.jobs) == made.texts
 
     def fill_phase1(self) -> list[Path]:
-        """Makes vocabulary, model sizes and first checkpoint where missing, or there of other inputs; the files.
+        """Makes vocabulary, model sizes and initial checkpoint unless up to date; returns the files.
 
-        What was made of what is known by content: `model.ckpt-28252.json` beside the converted checkpoint has both md5
-        and the digest of its tensors, by which the closed division knows them.
+        Files are compared by content: `model.ckpt-28252.json` beside the converted checkpoint has the md5 of source and
+        target, and the digest of the tensors, which the closed division checks.
 
         Raises:
-            DataError: the vocabulary has changed since, or the checkpoint cannot be converted.
+            DataError: the vocabulary changed meanwhile, or the checkpoint cannot be converted.
         """
         phase1, download = self.outputdir / "phase1", download_folder(self.options)
         phase1.mkdir(exist_ok=True)
@@ -293,41 +293,42 @@ class Job:
         for source in (self.inputs.vocab, *self.inputs.others):
             target = phase1 / ("vocab.txt" if source == self.inputs.vocab else source.name)
             targets.append(target)
-            if target.is_file() and md5_of(target) == md5_of(source):
+            if target.is_file() and manifest.md5_of(target) == manifest.md5_of(source):
                 continue
             if target.is_file():
                 print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
             with atomic_file(target) as unfinished:
                 shutil.copyfile(source, unfinished)
-        if md5_of(targets[0]) != self.words.md5:
+        if manifest.md5_of(targets[0]) != self.words.md5:
             raise changed(self.inputs.vocab)
         cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
         if self.config.do_lower_case:
             cased.unlink(missing_ok=True)
-        else:  # exports and fine-tuning know a cased vocabulary by it
+        else:  # marks a cased vocabulary for exports and fine-tuning
             targets.append(cased)
             if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
-                write_text(cased, text)
+                manifest.write_text(cased, text)
         converted = phase1 / f"{CHECKPOINT}.pt"
         prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt", download / "tf2_ckpt")]
         if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
             note, config = converted.with_suffix(".json"), next(iter(self.inputs.others), None)
             made_of = [Path(f"{prefix}.index"), *sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
-            digests = [md5_of(path) for path in [*made_of, *([config] if config else [])]]
+            digests = [manifest.md5_of(path) for path in [*made_of, *([config] if config else [])]]
             source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), None
             with suppress(OSError, ValueError):
                 noted = json.loads(note.read_text())
-            made = {"source": source_md5, "target": md5_of(converted) if converted.is_file() else ""}
+            made = {"source": source_md5, "target": manifest.md5_of(converted) if converted.is_file() else ""}
             if not isinstance(noted, dict) or noted != made | {"tensors": noted.get("tensors", "")}:
                 print(f"converting {prefix} to {converted}", file=sys.stderr)
                 convert(prefix, converted, "mlperf", bert_config=config)
-                made |= {"target": md5_of(converted), "tensors": digest_of_tensors(read_pytorch(converted).items())}
-                write_text(note, json.dumps(made) + "\n")
+                tensors = digest_of_tensors(read_pytorch(converted).items())
+                made |= {"target": manifest.md5_of(converted), "tensors": tensors}
+                manifest.write_text(note, json.dumps(made) + "\n")
         return [*targets, converted] if converted.is_file() else targets
 
 
 def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Made:
-    """Writes the instances of a text unless they are there already."""
+    """Writes the instances of a text unless up to date."""
     source, target = task
     try:
         found, metadata = open_records(target)
@@ -342,28 +343,28 @@ def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Ma
 
 
 def _make(job: Job, tasks: Sequence[Task], jobs: int) -> dict[str, Made]:
-    """The instances of these texts, by the texts' names."""
+    """Makes the instances of these texts; the result is by text name."""
     weights = [text.stat().st_size for text, _ in tasks]
     made = run_tasks("instances", partial(_make_instances, job.words, job.config), tasks, jobs=jobs, weights=weights)
     return {text.name: found for (text, _), found in zip(tasks, made, strict=True)}
 
 
 def make_evaluation_instances(job: Job) -> None:
-    """Instances of the evaluation text alone."""
+    """Makes the instances of the evaluation text only."""
     job.eval_instances.parent.mkdir(parents=True, exist_ok=True)
     compile_first(job.words, job.config)
     _make(job, [(job.inputs.eval_text, job.eval_instances)], 1)
 
 
 def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
-    """Instances of every text; the md5 of each.
+    """Makes the instances of all texts; returns the md5 of each text.
 
     Args:
         job: the preparation.
-        part: (i, n) makes those of every n-th text from the i-th on only.
+        part: (i, n): only every n-th text from the i-th on.
 
     Raises:
-        DataError: the text holds nothing.
+        DataError: the text is empty.
     """
     targets = [*job.instances_of_texts, job.eval_instances]
     for folder in (job.instances, job.eval_instances.parent):
@@ -375,19 +376,19 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, st
     made = _make(job, tasks, job.options.jobs)
     total = sum(count for name, (count, _) in made.items() if name != job.inputs.eval_text.name)
     if not total and part[1] == 1:
-        raise DataError(f"the text in {job.inputs.texts[0].parent} holds no words; check the part files")
+        raise DataError(f"the text in {job.inputs.texts[0].parent} has no words; check the part files")
     return {name: md5 for name, (_, md5) in made.items()}
 
 
 def make_evaluation_set(job: Job) -> tuple[Path, int]:
-    """Picks the evaluation samples of the instances of the evaluation text; the file, and how many they are."""
+    """Picks the evaluation samples from the instances of the evaluation text; returns the file and their number."""
     eval_file = job.outputdir / "eval" / "part_eval_10k.hdf5"
     eval_file.parent.mkdir(exist_ok=True)
     return eval_file, shards.pick_samples(job.eval_instances, eval_file, job.options.num_eval_samples)
 
 
 def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path, str]:
-    """Packed, binned or shuffled shards of all instances; their folder and their multiset digest.
+    """Makes packed, binned or shuffled shards of all instances; returns their folder and multiset digest.
 
     Raises:
         DataError: instances are missing, or too few for the shards wanted.
@@ -399,7 +400,7 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
     given = {"seed": job.config.random_seed, "jobs": options.jobs, "part": part}
     if job.kind == "binned":
         return target, shards.bin_records(job.instances, target, edges=job.edges, shards=options.shards, **given)
-    given["shards"] = num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
+    given["shards"] = shards.num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
     if job.kind == "unpacked":
         target = target.with_name(UNPACKED_FOLDER if options.phases else f"training-{given['shards']}")
         return target, shards.shuffle_records(job.instances, target, **given)

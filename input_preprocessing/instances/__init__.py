@@ -1,1 +1,1 @@
-"""Tokens to training instances, bit for bit the reference's."""
+"""Tokens to training instances, bit-identical to the reference."""

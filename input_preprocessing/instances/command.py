@@ -1,8 +1,8 @@
 """Makes training instances from one text file: tokenise, pair sentences, mask.
 
-The text has one sentence per line and a blank line between documents. The result is bit for bit that of the reference's
-create_pretraining_data.py with the same options: the same sequences in the same order. `--format tfrecord` writes the
-file that the reference would write, for trainers that read those; the other stages take records.
+The text has one sentence per line and a blank line between documents. The result is bit-identical to that of the
+reference's create_pretraining_data.py with the same options: the same sequences in the same order. `--format tfrecord`
+writes the reference's file format for other trainers; the other stages need records.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from input_preprocessing.stage.cli import check_not_source
 def main(options: argparse.Namespace) -> None:
     check_not_source(options.output_file, options.input_file)
     config = sampling_config(options)
-    # numba imports SciPy's linear algebra where there is one, which takes as long as numba; nothing here uses it.
+    # Keep numba from importing SciPy's linear algebra, which takes as long as numba itself and is not used here.
     sys.modules.setdefault("scipy", None)  # type: ignore[arg-type]
-    # Here, not above: the compiler takes longer to import than --help and a mistake need.
+    # Imported here, so that --help and usage errors need not wait for numba.
     from bert.data.format import write_records
     from input_preprocessing.instances.sampling import compile_first, instances_of
     from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
@@ -33,5 +33,5 @@ def main(options: argparse.Namespace) -> None:
         write_tfrecord(options.output_file, records, Widths(config.max_seq_length, config.max_predictions_per_seq))
     else:
         write_records(options.output_file, records, metadata)
-    note = "" if records.num_sequences else " (the text has no token)"
+    note = "" if records.num_sequences else " (the text has no tokens)"
     print(f"{options.output_file}: {records.num_sequences:,} sequences{note}", file=sys.stderr)

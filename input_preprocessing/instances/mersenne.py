@@ -1,7 +1,7 @@
-"""CPython's random.Random in compiled code: the Mersenne Twister MT19937 and what the random module draws from it.
+"""CPython's random.Random in compiled code: the Mersenne Twister MT19937, and the random module's functions on it.
 
-A state is uint32 (END,): the 624 words, the index of the next number, and the numbers that the words stand for
-("tempered"), made for all of them at once, which vector instructions do. Loops keep the index in a register:
+A state is uint32 (END,): the 624 words, the index of the next number, and the tempered numbers, computed for all words
+at once with vector instructions. Loops keep the index in a register:
 
     at = np.int64(state[INDEX])
     ...
@@ -11,7 +11,7 @@ A state is uint32 (END,): the 624 words, the index of the next number, and the n
     ...
     state[INDEX] = np.uint32(at)
 
-The call of refill stands in the loop itself: within a function of its own, numba counts references at every number.
+refill is called in the loop itself: inside another function, numba would count references for every number.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import numpy.typing as npt
 from bert.data.compiled import compiled
 
 _N, _M = 624, 397
-_AHEAD = 4  # numbers that are there after a refill at ENOUGH, without another look
+_AHEAD = 4  # numbers that may be drawn without another check after one against ENOUGH
 INDEX, _NUMBERS = _N, _N + 1 + _AHEAD
-END = _NUMBERS + _N  # the index where no number is left
+END = _NUMBERS + _N  # index at which no numbers are left
 ENOUGH = END - _AHEAD
 
 
 def initial_state(seed: int) -> npt.NDArray[np.uint32]:
     """State of random.Random(seed)."""
     words = random.Random(seed).getstate()[1]
-    assert words[_N] == _N  # a new generator has drawn from none of its words
+    assert words[_N] == _N  # a new generator has used none of its words
     state = np.zeros(END, dtype=np.uint32)
     state[:_N], state[INDEX] = words[:_N], END
     return state
@@ -42,13 +42,13 @@ def initial_state(seed: int) -> npt.NDArray[np.uint32]:
 @compiled
 def _mixed(word, following, distant):  # type: ignore[no-untyped-def]
     y = (word & np.uint32(0x80000000)) | (following & np.uint32(0x7FFFFFFF))
-    odd = np.uint32(0) - (y & np.uint32(1))  # all ones where the last bit is one
+    odd = np.uint32(0) - (y & np.uint32(1))  # all ones if the last bit is one
     return distant ^ (y >> np.uint32(1)) ^ (odd & np.uint32(0x9908B0DF))
 
 
 @compiled
 def refill(state, at):  # type: ignore[no-untyped-def]
-    """Makes 624 more numbers and puts those left, `_AHEAD` at the most, before them; returns the index of the next."""
+    """Makes 624 more numbers and puts those left (at most `_AHEAD`) before them; returns the index of the next."""
     left = END - at
     for k in range(left):
         state[_NUMBERS - left + k] = state[at + k]
@@ -68,7 +68,7 @@ def refill(state, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def next_bits(state, at):  # type: ignore[no-untyped-def]
-    """The 53 bits of random(), which is that number / 2^53, of the next two numbers; and the index after them."""
+    """The 53 bits of random() (which is bits / 2^53) from the next two numbers, and the index after them."""
     high = np.int64(state[at] >> np.uint32(5))
     low = np.int64(state[at + 1] >> np.uint32(6))
     return (high << 26) | low, at + 2
@@ -87,7 +87,7 @@ def next_float(state):  # type: ignore[no-untyped-def]
 
 @compiled
 def next_below(state, limit):  # type: ignore[no-untyped-def]
-    """randrange(limit), limit from 1 to 2^32 - 1: as many bits as the limit has, drawn until below it."""
+    """randrange(limit), limit from 1 to 2^32 - 1: draws as many bits as the limit has until they are below it."""
     bits = 0
     while (limit >> bits) > 0:
         bits += 1
@@ -111,10 +111,10 @@ def shuffle(state, values):  # type: ignore[no-untyped-def]
 
 @compiled
 def shuffle_with(state, values, partners):  # type: ignore[no-untyped-def]
-    """shuffle(values) in place; `partners` has room for as many numbers.
+    """shuffle(values) in place; `partners`: scratch space of the same size.
 
-    First all draws, then all swaps. A number that is too large is drawn in vain: what it wrote is written over by the
-    next. Branches on random numbers, which the processor cannot foresee, would cost more than all the rest.
+    First all draws, then all swaps. A number that is too large is written as well and overwritten by the next one:
+    branches on random numbers, which the processor cannot predict, would cost more than everything else.
     """
     i = values.size - 1
     at = np.int64(state[INDEX])
@@ -123,7 +123,7 @@ def shuffle_with(state, values, partners):  # type: ignore[no-untyped-def]
         while ((i + 1) >> bits) > 0:
             bits += 1
         shift = np.uint32(32 - bits)
-        last = max((1 << (bits - 1)) - 1, 1)  # down to here, as many bits are drawn
+        last = max((1 << (bits - 1)) - 1, 1)  # the number of bits is the same down to here
         while i >= last:
             if at == END:
                 at = refill(state, at)

@@ -1,21 +1,20 @@
-"""Options of the instance maker. Imports nothing that takes time, so that --help answers at once."""
+"""Options of the instance maker. Imports nothing slow, so that --help answers at once."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import hashlib
-from dataclasses import dataclass
 
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import UNSAID, parser_of
+from input_preprocessing.stage.cli import UNRECORDED, parser_of
 
 _default = parser_of("sampling").get_default
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
-    """Options of the reference, under its names.
+    """Options of the reference, by its names.
 
     Raises:
         DataError: a value out of range.
@@ -28,7 +27,7 @@ class SamplingConfig:
     random_seed: int = _default("random_seed")
     dupe_factor: int = _default("dupe_factor")
     do_lower_case: bool = _default("do_lower_case")
-    nsp: bool = _default("nsp")  # pairs of sentences for next-sentence prediction; without, documents in full sequences
+    nsp: bool = _default("nsp")  # sentence pairs for next-sentence prediction; else full sequences of a document
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -41,10 +40,9 @@ class SamplingConfig:
 
 
 def sampling_digest(config: SamplingConfig) -> str:
-    """Short digest of all sampling options, to tell files made with other options; of UNSAID only what differs."""
-    return hashlib.md5(repr(sorted(dataclasses.asdict(config).items() - UNSAID.items())).encode()).hexdigest()
+    """Digest of all sampling options; those of UNRECORDED are included only if they differ."""
+    return hashlib.md5(repr(sorted(dataclasses.asdict(config).items() - UNRECORDED.items())).encode()).hexdigest()
 
 
 def sampling_config(options: argparse.Namespace) -> SamplingConfig:
-    """Those of a command line."""
     return SamplingConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(SamplingConfig)})

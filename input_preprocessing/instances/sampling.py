@@ -1,9 +1,9 @@
 """Training instances from tokenised documents: sentence pairs, masks and their order, compiled.
 
 Draws from one Mersenne Twister in exactly the order of the reference (create_pretraining_data.py of
-google-research/bert as amended by MLCommons), hence the same instances bit for bit. A pair is two contiguous runs of
-tokens (whole segments of one document each, then cut at both ends): only its ends are kept until the order is known.
-Without next-sentence prediction a document is cut into runs as long as a sequence, and the second run is empty.
+google-research/bert as amended by MLCommons), so the instances are bit-identical. A pair is two contiguous runs of
+tokens (whole segments of a document, then truncated at both ends); only its bounds are kept until the order is known.
+Without next-sentence prediction a document is cut into runs of a full sequence, and the second run is empty.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from input_preprocessing.stage.reading import read_text
 from input_preprocessing.text.tokenization import TokenizedText, tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
-_HALF, _FOUR_FIFTHS = 1 << 52, int(0.8 * 2**53)  # random() < 0.8 says of its bits that they are below that: both exact
+_HALF, _FOUR_FIFTHS = 1 << 52, int(0.8 * 2**53)  # the 53 bits of random() are below these iff it is below 0.5, 0.8
 
 
 def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tuple[Records, Metadata]:
-    """The instances of a text file and what they were made of. Raises DataError where it cannot be read."""
+    """Instances of a text file and their metadata. Raises DataError if it cannot be read."""
     data, md5 = read_text(source, "--input-file")
     text = tokenize(data, words, config.do_lower_case)
     del data
@@ -37,29 +37,29 @@ def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tup
 
 
 def write_instances(source: Path, target: Path, words: Vocabulary, config: SamplingConfig) -> tuple[int, Metadata]:
-    """Writes the instances of a text file; their number, and the metadata written."""
+    """Writes the instances of a text file; returns their number and metadata."""
     records, metadata = instances_of(source, words, config)
     return records.num_sequences, write_records(target, records, metadata)
 
 
 def compile_first(words: Vocabulary, config: SamplingConfig) -> None:
-    """Compiles the instance maker once on the first run of a version, before all workers do so side by side."""
+    """Compiles the instance maker if this version never ran, before all workers would do so at once."""
     if is_first(sample):
         make_instances(tokenize(b"A text, a caf\xc3\xa9.\n\nAnother.\n", words), words, config)
 
 
 def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: SamplingConfig) -> Records:
-    """All instances of one text file, in the reference's order; none where the text has no token."""
+    """All instances of a text, in the reference's order; none if the text has no tokens."""
     most, share = config.max_predictions_per_seq, config.masked_lm_prob
     segment_offsets, document_offsets = text.segment_offsets, text.document_offsets
     if not config.nsp:
         segment_offsets, document_offsets = _runs(segment_offsets[document_offsets], config.max_seq_length - 2)
     num_predictions = np.array([min(most, max(1, round(n * share))) for n in range(config.max_seq_length + 1)])
     special = np.array([vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=text.tokens.dtype)
-    room = np.empty(0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64)  # of a position and an id
+    mask_type = np.empty(0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64)  # holds a position and an id
     state = mersenne.initial_state(config.random_seed)
     pairs, masked_offsets, masked = sample(
-        state, text.tokens, segment_offsets, document_offsets, special, len(vocabulary), room,
+        state, text.tokens, segment_offsets, document_offsets, special, len(vocabulary), mask_type,
         config.max_seq_length, config.short_seq_prob, config.dupe_factor, num_predictions, config.nsp,
     )  # fmt: skip
     order = np.arange(len(pairs))
@@ -81,9 +81,9 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
 
 
 def _runs(ends: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Offsets of runs of `length` tokens, the last of a document shorter, and of the documents in them.
+    """Offsets of runs of `length` tokens (the last of a document may be shorter), and of documents in runs.
 
-    ends: where each document begins, and the last one's end.
+    ends: start of each document, and end of the last one.
     """
     counts = -(-np.diff(ends) // length)
     documents = offsets_of(counts)
@@ -126,7 +126,7 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
         if at > mersenne.ENOUGH:
             at = mersenne.refill(state, at)
         bits, at = mersenne.next_bits(state, at)
-        front = np.int64(bits < _HALF)  # a number, not a branch that cannot be foreseen
+        front = np.int64(bits < _HALF)  # a number instead of an unpredictable branch
         longer_a = np.int64(length_a > length_b)
         side = 2 - 2 * longer_a
         pair[side] += front
@@ -138,9 +138,9 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
 
 @compiled
 def _mask(state, tokens, pair, mask, vocabulary_size, count, candidates, partners, replaced, masked, end):  # type: ignore[no-untyped-def]
-    """Masks `count` positions at most; appends position + new id * 2^16 by position and returns the new end.
+    """Masks at most `count` positions; appends position + new id * 2^16 in order of positions, returns the new end.
 
-    `masked` must have room for one more a token of the sequence: what is not masked is written too, then written over.
+    `masked` needs space for one entry per token: unmasked ones are written, too, and then overwritten.
     """
     length_a = pair[1] - pair[0]
     num_candidates = length_a + pair[3] - pair[2]  # text holds neither [CLS] nor [SEP]: the tokenizer splits them
@@ -154,7 +154,7 @@ def _mask(state, tokens, pair, mask, vocabulary_size, count, candidates, partner
     for i in range(min(count, num_candidates)):
         position = candidates[i]
         new = mask
-        if at > mersenne.ENOUGH:  # four numbers are the most that are drawn here
+        if at > mersenne.ENOUGH:  # at most four numbers are drawn here
             at = mersenne.refill(state, at)
         bits, at = mersenne.next_bits(state, at)
         if bits >= _FOUR_FIFTHS:
@@ -176,7 +176,7 @@ def _mask(state, tokens, pair, mask, vocabulary_size, count, candidates, partner
 
 @compiled
 def _random_run(state, segment_offsets, document_offsets, order, document_index, target, pair):  # type: ignore[no-untyped-def]
-    """Fills pair[2:4] with whole segments of another document (ten tries), from a random one on, up to the target."""
+    """Fills pair[2:4] with segments of another document (ten tries), from a random one on, up to the target length."""
     other = 0
     for _ in range(10):
         other = mersenne.next_below(state, order.size)
@@ -195,7 +195,7 @@ def _random_run(state, segment_offsets, document_offsets, order, document_index,
 
 @compiled
 def _grown(array):  # type: ignore[no-untyped-def]
-    """The rows of the array, with room for twice as many."""
+    """A copy of the array with twice as many rows."""
     larger = np.empty((2 * array.shape[0], *array.shape[1:]), dtype=array.dtype)
     larger[: array.shape[0]] = array
     return larger
@@ -205,7 +205,7 @@ def _grown(array):  # type: ignore[no-untyped-def]
 def _next_pair(  # type: ignore[no-untyped-def]
     state, segment_offsets, document_offsets, order, document_index, start, target, pair
 ):
-    """Makes the pair whose chunk starts at segment `start`; returns the segment after those it used."""
+    """Makes the pair of the chunk that starts at segment `start`; returns the first unused segment."""
     last = document_offsets[order[document_index] + 1]
     end = start + 1
     while end < last and segment_offsets[end] - segment_offsets[start] < target:
@@ -220,7 +220,7 @@ def _next_pair(  # type: ignore[no-untyped-def]
         pair[4] = 1
         target_b = target - (pair[1] - pair[0])
         _random_run(state, segment_offsets, document_offsets, order, document_index, target_b, pair)
-        return middle  # the unused segments go back
+        return middle  # the unused segments are put back
     pair[4] = 0
     pair[2] = segment_offsets[middle]
     pair[3] = segment_offsets[end]
@@ -229,22 +229,22 @@ def _next_pair(  # type: ignore[no-untyped-def]
 
 @compiled
 def sample(  # type: ignore[no-untyped-def]
-    state, tokens, segment_offsets, document_offsets, special, vocabulary_size, room,
+    state, tokens, segment_offsets, document_offsets, special, vocabulary_size, mask_type,
     max_seq_length, short_seq_prob, dupe_factor, num_predictions, nsp,
 ):  # fmt: skip
-    """All pairs in the order they are drawn: (N, 5) ends and label, masked offsets (N + 1,), masks (M,).
+    """All pairs in the order drawn: (N, 5) bounds and label, masked offsets (N + 1,), masks (M,).
 
-    room: an empty array of the type of the masks. nsp: whether to make pairs; else each segment is a sequence.
+    mask_type: an empty array with the dtype of the masks. nsp: make pairs; else each segment is a sequence.
     """
     order = np.arange(document_offsets.size - 1)
     mersenne.shuffle(state, order)
     max_num_tokens = max_seq_length - 3
     pairs = np.empty((max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64)
     masked_offsets = np.zeros(pairs.shape[0] + 1, dtype=np.int64)
-    masked = np.empty(max(max_seq_length, dupe_factor * tokens.size // 6), dtype=room.dtype)
+    masked = np.empty(max(max_seq_length, dupe_factor * tokens.size // 6), dtype=mask_type.dtype)
     candidates = np.empty(max_seq_length, dtype=np.int32)
     partners = np.empty(max_seq_length, dtype=np.int64)
-    replaced = np.empty(max_seq_length, dtype=room.dtype)
+    replaced = np.empty(max_seq_length, dtype=mask_type.dtype)
     mask = np.int64(special[2])
     count = 0
     at = 0

@@ -1,1 +1,1 @@
-"""Records to training files: evaluation set, shuffled, packed and binned; records of other makers."""
+"""Records to training files: evaluation set, shuffled, packed and binned shards; import and export."""

@@ -1,4 +1,4 @@
-"""Files of training instances that other trainers read or made, from records and back: TFRecord, NVIDIA's HDF5."""
+"""Import and export of third-party formats of training instances: TFRecord, NVIDIA's HDF5."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -18,8 +18,6 @@ from bert.data.format import atomic_file, check_contents, open_records, verify_r
 from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.folder import StageFolder
-from input_preprocessing.stage.manifest import md5_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import readable
 from input_preprocessing.tensorflow_files.tfrecord import (
@@ -30,7 +28,6 @@ from input_preprocessing.tensorflow_files.tfrecord import (
     write_tfrecord,
 )
 from input_preprocessing.text import vocabulary
-from input_preprocessing.text.vocabulary import Vocabulary
 
 SUFFIXES = {"tfrecord": ".tfrecord", "nvidia": ".hdf5"}
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -39,10 +36,10 @@ NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
 
 
 def read_foreign(path: Path) -> tuple[Records, Metadata]:
-    """Sequences (and rows, where they are packed) of a TFRecord or HDF5 file.
+    """Sequences (and rows, if packed) of a TFRecord or HDF5 file.
 
     Raises:
-        DataError: unreadable, damaged or of another kind.
+        DataError: unreadable, damaged or in another format.
     """
     with readable(path, "check --source"), open(path, "rb") as file:
         start = file.read(len(_HDF5_SIGNATURE))
@@ -51,32 +48,32 @@ def read_foreign(path: Path) -> tuple[Records, Metadata]:
     return open_records(path) if start == _HDF5_SIGNATURE else read_tfrecord(path)
 
 
-def import_file(words: Vocabulary | None, task: tuple[Path, Path]) -> tuple[int, int, int]:
-    """Writes the record file of a foreign one, unless it is there; its sequences, rows, and rows of none left out.
+def import_file(words: vocabulary.Vocabulary | None, task: tuple[Path, Path]) -> tuple[int, int, int]:
+    """Writes the record file of a third-party one, unless up to date; returns (sequences, rows, empty rows dropped).
 
     Raises:
-        DataError: unreadable source, tokens that the vocabulary lacks, or unwritable target.
+        DataError: unreadable source, tokens outside the vocabulary, or unwritable target.
     """
     source, target = task
-    origin, vocab_md5 = ((source.name, md5_of(source)),), words.md5 if words else ""
+    origin, vocab_md5 = ((source.name, manifest.md5_of(source)),), words.md5 if words else ""
     try:
         records, metadata = open_records(target)
-    except DataError:  # there is none, or it is damaged
+    except DataError:  # missing or damaged
         pass
     else:
         if metadata.source == origin and metadata.vocab_md5 == vocab_md5:
             return records.num_sequences, records.num_rows, 0
         if [name for name, _ in metadata.source] != [source.name]:
             raise DataError(f"{target} was not made by import_records of {source.name}; give another --target")
-        changed = "the vocabulary is another" if metadata.source == origin else f"it was not of {source} as it is now"
-        print(f"{target}: made again, since {changed}", file=sys.stderr)
+        changed = "the vocabulary" if metadata.source == origin else str(source)
+        print(f"{target}: made again, since {changed} has changed", file=sys.stderr)
     records, metadata = read_foreign(source)
     metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
     check_contents(source, records, metadata)
     largest = max(records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0))
     if words and largest >= len(words):
         raise DataError(f"{source} has token {largest}, the vocabulary has {len(words)}; give the one it was made with")
-    if words:  # every shard of a data set has ids of one type, whatever ids it happens to hold
+    if words:  # the same dtype in every shard of a data set, whatever ids it contains
         ids = {name: getattr(records, name).astype(id_dtype(len(words))) for name in IDS}
         records = dataclasses.replace(records, **ids)
     empty = records.num_empty_rows
@@ -87,10 +84,10 @@ def import_file(words: Vocabulary | None, task: tuple[Path, Path]) -> tuple[int,
 
 
 def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[Path, Path]]:
-    """Each source file and the file to make of it in `target`, of the same name but for the suffix.
+    """Pairs of each source file and the file to make from it in `target`, with the same name but another suffix.
 
     Raises:
-        DataError: there are none, or two would make the same.
+        DataError: there are none, or two have the same target.
     """
     files = [source]
     if source.is_dir():
@@ -104,17 +101,17 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
         if made in planned:
             raise DataError(f"{path} and {planned[made]} would both become {made}; move one of them")
         if made.resolve() == path.resolve():
-            raise DataError(f"{made} would be written over; give another --target")
+            raise DataError(f"{made} would be overwritten; give another --target")
         planned[made] = path
     return [(path, made) for made, path in planned.items()]
 
 
 def import_main(options: argparse.Namespace) -> None:
-    """Turns files of training instances that others made into record files, one for one, checked.
+    """Converts third-party files of training instances to record files, one for one, and checks them.
 
-    Takes the reference's TFRecord files (checksums verified) and NVIDIA's HDF5 shards: fixed-length,
-    variable-length and packed, whose rows are kept. The kind is known by the file's contents. Finished files are
-    kept on a second run.
+    Reads the reference's TFRecord files (verifying checksums) and NVIDIA's HDF5 shards: fixed-length,
+    variable-length and packed, whose rows are kept. The format is detected by content. Finished files are kept
+    on a second run.
     """
     words = vocabulary.load(options.vocab_file) if options.vocab_file else None
     files = plan_files(options.source, options.target)
@@ -127,24 +124,13 @@ def import_main(options: argparse.Namespace) -> None:
         total = {"files": len(files), "sequences": sequences, "rows": rows, "empty_rows": empty}
         print(json.dumps({**total, "multiset_digest": digest}))
     size = human_bytes(sum(made.stat().st_size for _, made in files))
-    note = f"; {empty:,} rows of no sequence left out" if empty else ""
-    told = f"{options.target}: {sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}{note}"
-    print(told, file=sys.stderr)
-
-
-class Exported(NamedTuple):
-    """Summary of one exported folder; widths: sizes of a TFRecord Example's features, all 0 for NVIDIA's layout."""
-
-    target: str
-    files: int
-    sequences: int
-    rows: int
-    multiset_digest: str
-    widths: Widths
+    note = f"; {empty:,} empty rows dropped" if empty else ""
+    summary = f"{sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}{note}"
+    print(f"{options.target}: {summary}", file=sys.stderr)
 
 
 def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
-    """Where records are read and what they become is written: of a prepared folder, each folder of records in it.
+    """(source, target) folders to export: for a prepared folder, each folder of records in it.
 
     Raises:
         DataError: the prepared folder's manifest is damaged.
@@ -157,38 +143,39 @@ def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
 
 def export_folder(
     source: Path, target: Path, *, kind: str, unpack: bool, max_predictions_per_seq: int, jobs: int
-) -> Exported:
-    """Writes a file of the kind for each record file of `source`, in `target`.
+) -> dict[str, Any]:
+    """Writes a file of the given kind for each record file of `source` to `target`; returns a summary.
+
+    `widths` in the summary: sizes of a TFRecord Example's features, 0 for NVIDIA's layout.
 
     Raises:
-        DataError: a source that is not sound or is no record file, too many masks, or an unwritable target.
+        DataError: a damaged source, or not a record file; too many masks; or an unwritable target.
     """
     files = plan_files(source, target, SUFFIXES[kind])
     found = [(path, *open_records(path)) for path, _ in files]
     all_widths, are_packed, num_rows = [], set(), 0
     for path, records, metadata in found:
         if not metadata.content_digest:
-            raise DataError(f"{path} is not one of our record files; run import_records on it first")
+            raise DataError(f"{path} is not a record file; run import_records on it first")
         packed = records.row_offsets is not None and not unpack
         held = widths_of(records) if packed else Widths(0, max_predictions_per_seq)
         all_widths.append(held._replace(tokens=metadata.max_seq_length))
         are_packed.add(packed)
         num_rows += records.num_rows if packed else records.num_sequences
     if len(are_packed) > 1:
-        raise DataError(f"{source} holds packed and unpacked records; give one folder of either")
+        raise DataError(f"{source} holds packed and unpacked records; give a folder with one kind")
     widths = Widths(0, 0) if kind == "nvidia" else Widths(*map(max, zip(*all_widths, strict=True)))
     digests = {path.name: metadata.content_digest for path, _, metadata in found}
     recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
-    folder = StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
+    folder = manifest.StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
     if not folder.finished:
         tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]
         run_tasks("export", _export_file, tasks, jobs=jobs, weights=[path.stat().st_size for path, *_ in tasks])
         folder.finish([made.name for _, made in files])
-    return Exported(
-        target=str(target), files=len(files), sequences=sum(records.num_sequences for _, records, _ in found),
-        rows=num_rows, multiset_digest=add_multiset_digests([metadata.multiset_digest for *_, metadata in found]),
-        widths=widths,
-    )  # fmt: skip
+    sequences = sum(records.num_sequences for _, records, _ in found)
+    digest = add_multiset_digests([metadata.multiset_digest for *_, metadata in found])
+    summary = {"target": str(target), "files": len(files), "sequences": sequences, "rows": num_rows}
+    return {**summary, "multiset_digest": digest, "widths": widths}
 
 
 def _export_file(task: tuple[Path, Path, bool, Widths]) -> None:
@@ -203,12 +190,12 @@ def _export_file(task: tuple[Path, Path, bool, Widths]) -> None:
 
 
 def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> None:
-    """Writes a shard as bert.data.nvidia_format reads it, whole or not at all: packed rows, or single sequences.
+    """Writes a shard for bert.data.nvidia_format atomically: packed rows, or single sequences.
 
-    Every dataset has one entry a row, of variable length: input_ids, segment_ids, masked_lm_positions (from the row's
+    Every dataset has one entry of variable length per row: input_ids, segment_ids, masked_lm_positions (from the row's
     first token), masked_lm_ids, next_sentence_labels, and for packed rows packed_input_len and packed_masked_lm_len,
-    the tokens and masked tokens of each sequence. Sequences that are not packed have next_sentence_labels as plain
-    numbers. The ids are int16, as NVIDIA's, but int32 of a vocabulary above 32,768. Holds the file in memory.
+    the tokens and masked tokens of each sequence. For unpacked sequences next_sentence_labels are plain numbers. Ids
+    are int16 like NVIDIA's, or int32 for a vocabulary above 32,768. Holds the file in memory.
 
     Raises:
         DataError: a masked token that the layout cannot tell from padding, or the file cannot be written.
@@ -216,9 +203,9 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
     packed = records.row_offsets is not None
     if not packed and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
         sequence = int(np.searchsorted(records.masked_lm_offsets, zeros[0], "right")) - 1
-        raise DataError(f"{path}: sequence {sequence} has its first token masked, which NVIDIA's layout takes for none")
+        raise DataError(f"{path}: sequence {sequence} has its first token masked, which is padding in NVIDIA's layout")
     features = row_features(records)
-    # In memory, not on the disk: HDF5 ends badly on a full one.
+    # In memory, since HDF5 fails badly on a full disk.
     with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
         file.attrs["max_seq_length"] = max_seq_length
         for name, (values, offsets) in features.items():
@@ -237,14 +224,14 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
 
 
 def export_main(options: argparse.Namespace) -> None:
-    """Turns record files into files for other trainers, one for one: TFRecord, or NVIDIA's HDF5 layout.
+    """Converts record files to files for other trainers, one for one: TFRecord, or NVIDIA's HDF5 layout.
 
-    --source is a record file, a folder of them, or what prepare_data.sh was given as --outputdir, of which every
-    data set and the evaluation set are exported under their folders' names. Packed rows stay rows: with tfrecord as
-    the reference's features of all sequences of a row end to end, with packed_input_len and packed_masked_lm_len
-    beside them; with nvidia as its packed shards. --unpack writes their sequences one by one, as the reference's
-    TFRecord files and NVIDIA's variable-length shards have them. import_records makes the same records of either
-    again. Every digest is checked on reading; finished files are kept on a second run.
+    --source is a record file, a folder of them, or an --outputdir of prepare_data.sh, whose data sets and evaluation
+    set are all exported under their folders' names. Packed rows stay rows: with tfrecord as the reference's features
+    for all sequences of a row end to end, plus packed_input_len and packed_masked_lm_len; with nvidia as its packed
+    shards. --unpack writes their sequences one by one, like in the reference's TFRecord files and NVIDIA's
+    variable-length shards. import_records makes the same records from either. Digests are checked on reading;
+    finished files are kept on a second run.
     """
     done = []
     for source, target in folders_of(options.source, options.target):
@@ -252,13 +239,13 @@ def export_main(options: argparse.Namespace) -> None:
             source, target, kind=options.format, unpack=options.unpack,
             max_predictions_per_seq=options.max_predictions_per_seq, jobs=options.jobs,
         )  # fmt: skip
-        tokens, masks, packed = exported.widths
-        rows = f" in {exported.rows:,} rows" if packed or exported.rows != exported.sequences else ""
+        tokens, masks, packed = exported["widths"]
+        rows = f" in {exported['rows']:,} rows" if packed or exported["rows"] != exported["sequences"] else ""
         size = human_bytes(sum(path.stat().st_size for path in target.iterdir() if path.suffix in SUFFIXES.values()))
         widths = f"; an Example has {tokens} tokens, {masks} masked" if tokens else ""
         widths += f", {packed} sequences" if packed else ""
-        told = f"{target}: {exported.sequences:,} sequences{rows}, {exported.files} files, {size}{widths}"
-        print(told, file=sys.stderr)
-        done.append({**exported._asdict(), "widths": exported.widths._asdict()})
+        summary = f"{exported['sequences']:,} sequences{rows}, {exported['files']} files, {size}{widths}"
+        print(f"{target}: {summary}", file=sys.stderr)
+        done.append({**exported, "widths": exported["widths"]._asdict()})
     if options.json:
         print(json.dumps({"format": options.format, "folders": done}))

@@ -1,23 +1,21 @@
-"""The stages that make training files of instances, shuffled, packed or binned, and the evaluation set.
+"""Stages that make training files from instances (shuffled, packed or binned), and the evaluation set.
 
-Sequences go from many record files to groups of shards. The shuffle and the packing both work group by group, so that a
-worker holds about a million sequences and no more. Each sequence goes to a random group. The sequences of each source
-file must already be in random order, as `instances` leaves them: then a group takes one contiguous run of each file,
-and a random order within the group makes the whole a uniformly random permutation. All random numbers are CPython's
-Mersenne Twister, the same for any version and jobs.
+Sequences go from many record files to groups of shards. Shuffling and packing work group by group, so that a worker
+holds at most about a million sequences. Each sequence goes to a random group. The sequences of each source file must
+already be in random order, as written by `instances`: then a group takes one contiguous run of each file, and a random
+order within the group makes the whole a uniformly random permutation. All random numbers come from CPython's Mersenne
+Twister and do not depend on versions or --jobs.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +33,27 @@ from input_preprocessing.stage.cli import OPTIONS, check_not_source
 from input_preprocessing.stage.parallel import run_tasks
 
 SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikipedia
-SEQUENCES_PER_SHARD = 500  # fewer make no shard of their own, unless the user says how many shards
+SEQUENCES_PER_SHARD = 500  # at least, unless the user sets the number of shards
 SEQUENCES_OF_SMALLEST_SHARD = 16
 MOST_SHARDS = 4320
-_SOURCE = " files of instances"  # what shards are made of, after their number
+_SOURCE = " files of instances"  # in the shards' metadata, after the number
 
 Integers = npt.NDArray[np.int64]
 Arrange = Callable[[Records, int], tuple[Integers, "Integers | None"]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardPlan:
     """Assignment of source sequences to groups, and of groups to shards."""
 
     sources: tuple[Path, ...]
     target: Path  # folder of the shards
     num_shards: int
-    metadata: Metadata  # of the shards, digests apart
+    metadata: Metadata  # of the shards, without digests
     shard_offsets: tuple[int, ...]  # (groups + 1,): group g makes shards [o[g], o[g + 1])
     run_offsets: Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
     multiset: str  # digest of all sequences of the sources
-    lengths: tuple[int, int] | None = None  # sequences of more than [0] and at most [1] tokens only, counted among them
+    lengths: tuple[int, int] | None = None  # only sequences of more than [0] and at most [1] tokens, numbered as such
 
     def shard_path(self, shard: int) -> Path:
         return self.target / f"part_{shard:05d}_of_{self.num_shards:05d}.hdf5"
@@ -65,19 +63,19 @@ def plan_shards(
     sources: list[Path], target: Path, *, stage: str, shards: int | None, seed: int,
     group_size: int = SEQUENCES_PER_GROUP, lengths: tuple[int, int] | None = None,
 ) -> ShardPlan:  # fmt: skip
-    """The shards to make of `sources`.
+    """Plans the shards to make from `sources`.
 
     Args:
-        sources: record files, of the same vocabulary and options.
+        sources: record files with the same vocabulary and options.
         target: folder to write to.
-        stage: what is done and with which options; part of what is recorded as the shards' source.
-        shards: number of shards; None: as many as the sequences are worth, at most 4,320.
-        seed: of the assignment and all that follows.
-        group_size: most sequences of a group, about.
-        lengths: take the sequences of more than [0] and at most [1] tokens only; None: all.
+        stage: name and options of the stage, recorded in the shards' source.
+        shards: number of shards; None: see `num_shards`.
+        seed: of the assignment and everything after it.
+        group_size: maximal sequences of a group, approximately.
+        lengths: only sequences of more than [0] and at most [1] tokens; None: all.
 
     Raises:
-        DataError: no sources, no sequences, or files that do not belong together.
+        DataError: no sources, no sequences, or files made with different options.
     """
     opened = [open_records(path) for path in sources]
     sizes = []
@@ -86,7 +84,7 @@ def plan_shards(
         if lengths:
             records.release()
     if not sum(sizes):
-        what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences to work on"
+        what = f"sequences of {lengths[0] + 1} to {lengths[1]} tokens" if lengths else "sequences"
         raise DataError(f"no {what} in {sources[0].parent if sources else 'the source folder'}")
     first = opened[0][1]
     for path, (_, metadata) in zip(sources, opened, strict=True):
@@ -99,7 +97,7 @@ def plan_shards(
     contents = _contents([metadata for _, metadata in opened])
     recipe = hashlib.md5(f"{stage} shards={shards} seed={seed} group_size={group_size}".encode()).hexdigest()
     origin = ((f"{len(sources)}{_SOURCE}", contents), (stage, recipe))
-    # Every sequence draws a shard; the shard's group takes it.
+    # Every sequence draws a shard and goes to that shard's group.
     state, group_of_shard = initial_state(seed), np.repeat(np.arange(groups), np.diff(shard_offsets))
     counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
     for row, size in zip(counts, sizes, strict=True):
@@ -113,7 +111,7 @@ def plan_shards(
 
 
 def _contents(sources: Sequence[Metadata]) -> str:
-    """Digest of what the sources hold, by which shards tell what they are made of."""
+    """Digest of the sources' contents, recorded in the shards."""
     return hashlib.md5("".join(metadata.content_digest for metadata in sources).encode()).hexdigest()
 
 
@@ -124,10 +122,10 @@ def _chosen(records: Records, lengths: tuple[int, int]) -> Integers:
 
 
 def num_shards(num_sequences: int, wanted: int | None) -> int:
-    """The number of shards wanted, or as many as the sequences are worth.
+    """The number of shards wanted, or by default one per SEQUENCES_PER_SHARD, at most MOST_SHARDS.
 
     Raises:
-        DataError: more are wanted than there could be rows for.
+        DataError: too few sequences for the number wanted.
     """
     if wanted is None:
         return min(MOST_SHARDS, max(1, num_sequences // SEQUENCES_PER_SHARD))
@@ -144,15 +142,15 @@ def _draw_groups(state, size, group_of_shard, counts):  # type: ignore[no-untype
 
 
 def random_order(count: int, seed: int, group: int, use: int) -> Integers:
-    """A random permutation of range(count), for one use of the numbers in one group."""
+    """A random permutation of range(count) for a group; ``use`` distinguishes several of a group."""
     order = np.arange(count)
     shuffle(initial_state((seed << 64) + (group << 8) + use), order)
     return order
 
 
-@functools.lru_cache(maxsize=1)
+@lru_cache(maxsize=1)
 def _open_all(sources: tuple[Path, ...], contents: str) -> list[Records]:
-    """The source files, opened once a process; `contents` tells them from earlier ones of the same names."""
+    """The source files, opened once per process; `contents` makes changed files a different cache key."""
     return [open_records(path)[0] for path in sources]
 
 
@@ -171,10 +169,10 @@ def _views(records: Records, start: int, end: int) -> Records:
 
 
 def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
-    """Writes the shards of a group that are not there yet; multiset digests of all its shards."""
+    """Writes the missing shards of a group; returns the multiset digests of all its shards."""
     shards = range(plan.shard_offsets[group], plan.shard_offsets[group + 1])
     found: list[str | None] = [None] * len(shards)
-    for i, shard in enumerate(shards):  # made before from the same sources with the same options
+    for i, shard in enumerate(shards):  # keep those made from the same sources with the same options
         with suppress(DataError):
             metadata = open_records(plan.shard_path(shard))[1]
             found[i] = metadata.multiset_digest if metadata.source == plan.metadata.source else None
@@ -186,7 +184,7 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
         parts = [_views(records, int(start), int(end)) for records, start, end in runs]
     else:
         parts = [records.select(_chosen(records, plan.lengths)[start:end]) for records, start, end in runs]
-    records = concatenate(parts, lambda number: sources[number].release())  # else a worker would come to hold all
+    records = concatenate(parts, lambda number: sources[number].release())  # or a worker would end up holding all
     order, row_offsets = arrange(records, group)
     num_rows = len(order) if row_offsets is None else len(row_offsets) - 1
     for i, shard in enumerate(shards):
@@ -201,11 +199,11 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
 
 
 def check_target(target: Path, sources: Sequence[Path] = (), contents: str = "") -> None:
-    """Checks that shards may be written to the folder, and the shards there be replaced.
+    """Checks that shards may be written to the folder, replacing those in it.
 
     Raises:
-        DataError: it is the sources' own, or holds shards that were not made here, such as NVIDIA's; with `contents`,
-            also such as were made of other sources than those of this digest.
+        DataError: it is the sources' folder, or has shards not made by this preparation, such as NVIDIA's; with
+            `contents`, also shards of sources with another digest.
     """
     if target.resolve() in {path.resolve().parent for path in sources}:
         raise DataError(f"{target} holds the source; give another folder for the shards")
@@ -217,25 +215,24 @@ def check_target(target: Path, sources: Sequence[Path] = (), contents: str = "")
         if len(source) != 2 or not source[0][0].endswith(_SOURCE):
             raise DataError(f"{path} was not made by this preparation; move it away, or give another folder")
         if contents and source[0][1] != contents:
-            raise DataError(f"{path} was made of another source; move it away, or give another folder")
+            raise DataError(f"{path} was made from another source; move it away, or give another folder")
 
 
 def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int, part: tuple[int, int] = (0, 1)) -> str:
-    """Writes all shards and returns the multiset digest of their sequences.
+    """Writes all shards and an index, and returns the multiset digest of their sequences.
 
-    Shards of an earlier, interrupted run are kept; others made by this preparation are removed from the target folder.
-    Leaves an index beside them.
+    Keeps shards of an interrupted run with the same plan, and removes other shards of this preparation.
 
     Args:
-        plan: what goes where.
-        arrange: arrange(records, group) gives the order of a group's sequences, and its rows when packed.
+        plan: assignment of sequences to shards.
+        arrange: arrange(records, group) returns the order of a group's sequences, and the row offsets if packed.
         label: of the progress line.
         jobs: worker processes.
-        part: (i, n) makes every n-th group from the i-th on only, without the last check and the tidying.
+        part: (i, n): only every n-th group from the i-th on, without index, final check and removal.
 
     Raises:
-        DataError: a shard cannot be written, the target holds others' files or the source, or the shards are not
-            exactly the source's sequences (which of some lengths alone nobody knows here).
+        DataError: a shard cannot be written, the target holds other files or the source, or the shards are not exactly
+            the source's sequences (not checked with `plan.lengths`).
     """
     check_target(plan.target, plan.sources)
     plan.target.mkdir(parents=True, exist_ok=True)
@@ -260,24 +257,19 @@ NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
 
 
 def source_files(folder: Path) -> list[Path]:
-    """The record files of a folder, by name.
-
-    Raises:
-        DataError: there are none.
-    """
+    """Record files of a folder, by name. Raises DataError if there are none."""
     files = sorted(path for path in folder.glob("*.hdf5") if not path.name.startswith("."))
     if not files:
-        raise DataError(f"no .hdf5 files in {folder}; check the path or run the stage before")
+        raise DataError(f"no .hdf5 files in {folder}; check the path or run the previous stage")
     return files
 
 
 def _shuffled(seed: int, records: Records, group: int) -> tuple[Integers, None]:
-    """A random order of a group's sequences."""
     return random_order(records.num_sequences, seed, group, use=0), None
 
 
 def _packed(seed: int, max_tokens: int, max_sequences: int, records: Records, group: int) -> tuple[Integers, Integers]:
-    """Rows of a group's sequences in random order, each made of random sequences of the lengths it wants."""
+    """Packs a group's sequences in random order into rows, and shuffles the rows."""
     mixed = random_order(records.num_sequences, seed, group, use=0)
     order, row_offsets = pack(records.sequence_lengths[mixed], max_tokens, max_sequences)
     rows = random_order(len(row_offsets) - 1, seed, group, use=1)
@@ -303,16 +295,16 @@ def pack_records(
 
 
 def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Most tokens of each bin: those wanted, or quarters of the longest sequence allowed.
+    """Maximal tokens of each bin: those wanted, or quarters of the maximal sequence length.
 
     Raises:
-        DataError: those wanted leave out sequences, or leave a bin empty.
+        DataError: those wanted would drop sequences or leave a bin empty.
     """
     if wanted is None:
         return tuple(max_seq_length * quarter // 4 for quarter in (1, 2, 3, 4))
     if not (0, *wanted)[-2] < max_seq_length <= wanted[-1]:
         text = ",".join(map(str, wanted))
-        raise DataError(f"--edges {text} does not suit sequences of up to {max_seq_length} tokens; end with that")
+        raise DataError(f"--edges {text} does not fit sequences of up to {max_seq_length} tokens; end with that number")
     return wanted
 
 
@@ -320,19 +312,19 @@ def bin_records(
     source: Path, target: Path, *, edges: tuple[int, ...] | None, shards: int | None, seed: int, jobs: int,
     part: tuple[int, int] = (0, 1),
 ) -> str:  # fmt: skip
-    """Writes the sequences of the files in `source` to a folder a bin; returns their multiset digest.
+    """Writes the sequences of the files in `source` to one folder per bin; returns their multiset digest.
 
     Args:
         source: folder of record files.
-        target: folder of the bins' folders.
-        edges: most tokens of each bin, ascending; None: quarters of the longest sequence allowed.
+        target: parent of the bins' folders.
+        edges: maximal tokens of each bin, ascending; None: quarters of the maximal sequence length.
         shards: of each bin; None: by its size.
         seed: of the shuffle.
         jobs: worker processes.
         part: see `make_shards`.
 
     Raises:
-        DataError: a bin is empty, a sequence is longer than the last edge, or the bins do not hold all sequences.
+        DataError: a bin is empty, a sequence exceeds the last edge, or the bins do not hold all sequences.
     """
     files = source_files(source)
     edges = edges_for(open_records(files[0])[1].max_seq_length, edges)
@@ -347,7 +339,7 @@ def bin_records(
     if made != plan.multiset:
         reason = f"the bins up to {edges[-1]} tokens do not hold exactly the sequences of {source}"
         raise DataError(f"{target}: {reason}; remove it and run again")
-    for folder in target.iterdir():  # the bins of earlier edges, whose sequences are in these as well
+    for folder in target.iterdir():  # remove bins of earlier edges
         if folder.is_dir() and folder.name.isdigit() and int(folder.name) not in edges:
             check_target(folder)
             for path in folder.iterdir():
@@ -359,7 +351,7 @@ def bin_records(
 
 
 def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES) -> int:
-    """Writes the picked sequences, all n where n is below num_samples; tells and returns how many.
+    """Writes `num_samples` evenly spaced sequences, or all if there are fewer; prints and returns their number.
 
     Raises:
         DataError: unreadable or empty source, or unwritable target.
@@ -371,40 +363,40 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
     chosen = range(count) if count <= num_samples else [int(i * (count / num_samples)) for i in range(num_samples)]
     origin = (*metadata.source, (f"evalset {num_samples}", metadata.content_digest))
     write_records(target, records.select(chosen), dataclasses.replace(metadata, source=origin))
-    short = f" (all there are; {num_samples:,} were asked for)" if count < num_samples else ""
+    short = f" (all available; {num_samples:,} were requested)" if count < num_samples else ""
     print(f"{target}: {len(chosen):,} evaluation samples{short}", file=sys.stderr)
     return len(chosen)
 
 
 def _run(options: argparse.Namespace, make: Callable[..., str]) -> None:
-    """Calls `make` with the options of the stage, and tells how many shards there are."""
+    """Calls `make` with the options of the stage, and prints the number of shards."""
     files, target = source_files(options.source), options.target
     contents = _contents([open_records(path)[1] for path in files])
-    for folder in (target, *target.glob("[0-9]*")):  # the bins' among them
+    for folder in (target, *target.glob("[0-9]*")):  # including those of bins
         check_target(folder, files, contents)
     make(**vars(options))
     print(f"{target}: {len(list(target.rglob('part_*.hdf5')))} shards", file=sys.stderr)
 
 
 def shuffle_main(options: argparse.Namespace) -> None:
-    """Shuffles the sequences of a folder of record files into shards, over all of them, seeded, in bounded memory."""
+    """Shuffles all sequences of a folder of record files into shards, seeded, in bounded memory."""
     _run(options, shuffle_records)
 
 
 def pack_main(options: argparse.Namespace) -> None:
     """Packs the sequences of a folder of record files into rows, and the rows, in random order, into shards.
 
-    Each row holds at most --max-sequences-per-row sequences and as many tokens as the longest sequence allowed.
+    Each row has at most --max-sequences-per-row sequences, and at most as many tokens as the maximal sequence length.
     """
     _run(options, pack_records)
 
 
 def bins_main(options: argparse.Namespace) -> None:
-    """Splits the sequences of a folder of record files by length, and shuffles each bin into shards of its own.
+    """Splits the sequences of a folder of record files by length, and shuffles each bin into separate shards.
 
-    Bins of 128, 256, 384 and 512 tokens (quarters of the longest sequence allowed, unless --edges says): TARGET/128
-    holds the sequences of at most 128 tokens, TARGET/256 those of 129 to 256, and so on, each as
-    part_XXXXX_of_XXXXX.hdf5. A batch made of a fixed number from each bin has about the same number of tokens on every
+    Bins of 128, 256, 384 and 512 tokens (quarters of the maximal sequence length, unless given by --edges): TARGET/128
+    has the sequences of at most 128 tokens, TARGET/256 those of 129 to 256, and so on, each as
+    part_XXXXX_of_XXXXX.hdf5. Batches with a fixed number from each bin have about the same number of tokens on every
     rank.
     """
     _run(options, bin_records)

@@ -1,4 +1,4 @@
-"""The stages' command lines, by options.yaml: one-line errors, option types, number formatting."""
+"""Command lines of the stages, described in options.yaml: one-line errors, option types, number formatting."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bert.data.records import DataError
 from input_preprocessing import STAGES
 from input_preprocessing.stage.reading import table
 
-UNSAID = {"do_lower_case": True, "nsp": True}  # options that data sets of before there was a choice say nothing of
+UNRECORDED = {"do_lower_case": True, "nsp": True}  # values in data sets made before these options existed
 
 
 def run_stage(stage: str) -> None:
-    """Runs a stage with the options in sys.argv; a user's error becomes one line on stderr, exit code 1."""
+    """Runs a stage with the options in sys.argv; user errors become one line on stderr and exit code 1."""
     module_name, _, function = STAGES[stage][0].rpartition(".")
     module = importlib.import_module(f"input_preprocessing.{module_name}")
     main = getattr(module, function)
@@ -42,27 +42,27 @@ def run_stage(stage: str) -> None:
 
 
 def check_not_source(target: Path, source: Path) -> None:
-    """Raises DataError where a stage would write over what it reads."""
+    """Raises DataError if a stage would overwrite its source."""
     if target.exists() and source.exists() and target.samefile(source):
-        raise DataError(f"{target} is the source, and would be written over; give another target")
+        raise DataError(f"{target} is the source and would be overwritten; give another target")
 
 
 def named_folder(text: str) -> Path:
-    """argparse type: a folder; an empty name (a shell variable that is not set) would be the current one."""
+    """argparse type: a folder; rejects an empty name (an unset shell variable), which would be the current one."""
     if not text.strip():
-        raise argparse.ArgumentTypeError("the name is empty; is a variable not set?")
+        raise argparse.ArgumentTypeError("the name is empty; is a variable unset?")
     return Path(text)
 
 
 def positive(text: str) -> int:
-    """argparse type: an integer from 1."""
+    """argparse type: an integer from 1 on."""
     if not text.strip().isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a positive integer")
     return int(text)
 
 
 def yes_or_no(text: str) -> bool:
-    """argparse type: 1 or 0, or as the reference's flags have it."""
+    """argparse type: 1 or 0, or true or false like the reference's flags."""
     values = {"1": True, "true": True, "0": False, "false": False}
     if text.lower() not in values:
         raise argparse.ArgumentTypeError(f"{text!r}: expected 0 or 1")
@@ -73,12 +73,12 @@ def parse_edges(text: str) -> tuple[int, ...]:
     """argparse type: '128,256' -> (128, 256), ascending."""
     edges = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
     if any(high <= low for low, high in zip((0, *edges), edges, strict=False)):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of growing lengths, such as 128,256,384,512")
+        raise argparse.ArgumentTypeError(f"{text} is not a list of ascending lengths, such as 128,256,384,512")
     return edges
 
 
 def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
-    """argparse type: '128:20,512:80' -> ((128, 20), (512, 80)), tokens and masked tokens of a sequence at most."""
+    """argparse type: '128:20,512:80' -> ((128, 20), (512, 80)), maximal tokens and masked tokens of a sequence."""
     phases, published = [], OPTIONS["prepare"]["--phases"]["const"]
     for part in text.split(","):
         length, colon, masked = part.partition(":")
@@ -86,7 +86,7 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
             raise argparse.ArgumentTypeError(f"{text!r} is not a list of LENGTH:MASKED, such as {published}")
         phases.append((int(length), int(masked)))
     if any(short >= long for (short, _), (long, _) in itertools.pairwise(phases)):
-        raise argparse.ArgumentTypeError(f"{text!r}: the lengths of the phases do not grow")
+        raise argparse.ArgumentTypeError(f"{text!r}: the lengths of the phases are not ascending")
     return tuple(phases)
 
 
@@ -99,11 +99,10 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def parse_share(text: str) -> float:
-    """argparse type: above 0 and at most a half."""
-    value = float(text)
-    if not 0 < value <= 0.5:
-        raise argparse.ArgumentTypeError(f"{value} is not above 0 and at most 0.5")
-    return value
+    """argparse type: above 0 and at most 0.5."""
+    if not 0 < float(text) <= 0.5:
+        raise argparse.ArgumentTypeError(f"{float(text)} is not above 0 and at most 0.5")
+    return float(text)
 
 
 OPTIONS = table(__file__, "options.yaml")
@@ -114,7 +113,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
 
 
 def parser_of(stage: str, **about: Any) -> argparse.ArgumentParser:
-    """The command line of a stage, or one with the options of several stages; ``about``: as of ArgumentParser."""
+    """Parser of a stage, or of a group of shared options; ``about``: arguments of ArgumentParser."""
     parser = argparse.ArgumentParser(**about)
     _add_options(parser, OPTIONS[stage])
     return parser
@@ -136,7 +135,7 @@ def _add_options(parser: argparse._ActionsContainer, options: dict[str, Any]) ->
 
 @contextmanager
 def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
-    """Keeps two runs from writing to one folder; the lock ends with the process, kill -9 included.
+    """Keeps two runs from writing to the same folder; the lock ends with the process, even on kill -9.
 
     Raises:
         DataError: another run holds it, or the folder cannot be made.
@@ -145,7 +144,7 @@ def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "a")  # noqa: SIM115 (closed by the with below)
     except OSError as error:
-        raise DataError(f"cannot write to {folder}: {error.strerror}; choose another folder or permit it") from error
+        raise DataError(f"cannot write to {folder}: {error.strerror}; fix it or choose another folder") from error
     with file:
         try:
             fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)

@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM at any moment: one line, workers and all at once, no traceback.
+"""Ends the process and its workers at once on Ctrl-C and SIGTERM, with one line and no traceback.
 
-Python handles a signal when the main thread is next in Python code, which a compiled loop or an import can put off for
-long. A thread therefore waits for the byte that Python writes at once, tells the user, removes the files that are not
-finished and ends the process. Ending at any moment is safe, as kill -9 is: every stage writes its files whole or not at
-all. Imports nothing but the standard library, so that a command has this before it imports the rest.
+Python handles a signal when the main thread next runs Python code, which a compiled loop or an import can delay. So a
+thread waits on the wake-up descriptor, tells the user, removes unfinished files and ends the process. That is safe at
+any moment, like kill -9: stages write files atomically. Imports only the standard library, so that a command can
+install this before it imports anything else.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-_LONGEST_HOLD, _LONGEST_END = 20.0, 2.0  # seconds, of starting workers and of their end
+_LONGEST_HOLD, _LONGEST_END = 20.0, 2.0  # seconds to wait for workers to start, and to end
 _received, _held = threading.Event(), threading.Event()
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def install(program: str | None) -> None:
-    """Makes SIGINT and SIGTERM end this process with a line that says how to continue; for the main thread only.
+    """Makes SIGINT and SIGTERM end this process with a line on how to continue; call it in the main thread.
 
-    Exit status: 128 and the signal's number, as the shell has it. Without a program, as of a worker, there is no line.
+    Exit status: 128 + signal, as in the shell. program: named in the line; None (for workers): no line.
     """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     for number in SIGNALS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup and background jobs have it
+        if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup and in background jobs
             signal.signal(number, _park)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_end, args=(reader, program), name="interrupt", daemon=True).start()
 
 
 def _park(number: int, frame: FrameType | None) -> None:
-    """The main thread does nothing more, nor reports what else fails now, unless it has to finish starting workers."""
+    """Stops the main thread, so that it reports no consequential errors, unless it is starting workers."""
     _received.set()
     while not _held.is_set():
         time.sleep(1)
@@ -46,7 +46,7 @@ def _park(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """The process does not end within: a worker that is half started would complain, or stay."""
+    """Delays the end of the process: a worker that is just starting would print errors, or survive."""
     _held.set()
     try:
         yield
@@ -57,7 +57,7 @@ def held() -> Iterator[None]:
 
 
 def end(workers: Iterable[Any]) -> None:
-    """Ends worker processes, which remove first what they have not finished."""
+    """Terminates worker processes, which first remove their unfinished files."""
     until = time.monotonic() + _LONGEST_END
     for worker in (workers := list(workers)):
         worker.terminate()
@@ -67,7 +67,7 @@ def end(workers: Iterable[Any]) -> None:
 
 
 def _end(reader: int, program: str | None) -> None:
-    """Waits for a signal, says so, and ends the workers and the process."""
+    """Waits for a signal, reports it, and ends the workers and the process."""
     while (number := os.read(reader, 1)[0]) not in SIGNALS:
         pass
     word = "interrupted" if number == signal.SIGINT else "terminated"

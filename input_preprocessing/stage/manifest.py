@@ -1,4 +1,9 @@
-"""prepared-*.json: what a preparation made, of what, and the digests by which `verify` knows it again."""
+"""Records of files: published ones (published.yaml), those of a stage (stage.json) and a data set (prepared-*.json).
+
+``stage.json`` in an output folder holds the stage's recipe (everything that determines the content) and, once the stage
+is finished, its files with their sizes, so that a second run can resume. Files of another recipe are removed before any
+new one is written.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,9 @@ import dataclasses
 import hashlib
 import json
 import platform
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +22,32 @@ import numpy as np
 
 from bert.data.format import VERSION, atomic_file, open_records
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import UNSAID
-from input_preprocessing.stage.published import NUM_PARTS, TEXT_MD5
-from input_preprocessing.stage.reading import readable
+from input_preprocessing.stage.cli import UNRECORDED
+from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.reading import readable, table
+
+PUBLISHED = table(__file__, "published.yaml")  # files of the benchmark and for fine-tuning
+NUM_PARTS: int = PUBLISHED["text_parts"]
+TEXT_MD5: dict[str, str] = PUBLISHED["text_md5"]
+STAGE_FILE = "stage.json"
+_WORTH_WORKERS = 1e9  # bytes; reading fewer is faster than starting workers
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A data set, as it was when it was finished."""
+    """A finished data set."""
 
-    text: str  # for people
+    text: str  # summary for display
     sequences: int
     rows: int
     tokens: int
     eval_samples: int
-    multiset_digest: str  # of the training instances, which the shards hold exactly
+    multiset_digest: str  # of the training instances, in any order
     texts: dict[str, str]  # md5 of each text file
-    recipe: dict[str, object]  # all options that decide the result
-    files: dict[str, str]  # digest_of each file, by its path in the folder
-    license: str = ""  # of the texts, as the user gave it
-    versions: dict[str, str] = field(default_factory=dict)  # of the programs that made it
+    recipe: dict[str, object]  # all options that determine the result
+    files: dict[str, str]  # digest_of each file, by path in the folder
+    license: str = ""  # of the texts, as given by the user
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of the software used
 
     @property
     def records(self) -> list[str]:  # training files
@@ -46,7 +59,7 @@ class Manifest:
 
     @property
     def benchmark_text(self) -> tuple[bool | None, str]:
-        """Whether the text is the benchmark's, in words too; False: in part, None: not at all."""
+        """Whether the text is the benchmark's (False: partly, None: not at all), and the same in words."""
         count, wrong = len(self.texts) - 1, [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5]
         if not wrong and count == NUM_PARTS:
             return True, f"the benchmark's: {NUM_PARTS} parts, {len(TEXT_MD5)} of {len(TEXT_MD5)} known md5"
@@ -55,19 +68,17 @@ class Manifest:
         return None, f"not the benchmark's: {count} training files of another corpus"
 
     def option(self, name: str) -> Any:
-        """An option of the recipe, or what was done before there was a choice."""
-        return {**UNSAID, **self.recipe}.get(name)
+        """An option of the recipe, or its value before it existed."""
+        return {**UNRECORDED, **self.recipe}.get(name)
 
 
 def digest_of(path: Path) -> str:
-    """Content digest that a record file carries, md5 of any other."""
-    if path.suffix == ".hdf5":
-        return open_records(path)[1].content_digest
-    return md5_of(path)
+    """Content digest of a record file, md5 of any other."""
+    return open_records(path)[1].content_digest if path.suffix == ".hdf5" else md5_of(path)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all."""
+    """Writes a text file atomically."""
     with atomic_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
 
@@ -77,7 +88,7 @@ def md5_of(path: Path) -> str:
 
 
 def hash_of(path: Path, kind: str) -> str:
-    """Digest of a file's contents by one of hashlib's algorithms. Raises DataError where it cannot be read."""
+    """Digest of a file by one of hashlib's algorithms. Raises DataError if it cannot be read."""
     digest = hashlib.new(kind)
     with readable(path, "check that it is there and readable"), open(path, "rb") as file:
         while chunk := file.read(1 << 20):
@@ -86,7 +97,7 @@ def hash_of(path: Path, kind: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a preparation's result could depend on."""
+    """Versions that the result of a preparation could depend on."""
     return {
         "records": str(VERSION), "Python": platform.python_version(), "NumPy": np.__version__,
         "h5py": h5py.__version__, "HDF5": h5py.version.hdf5_version,
@@ -94,16 +105,11 @@ def versions() -> dict[str, str]:
 
 
 def write(path: Path, manifest: Manifest) -> None:
-    """Writes the file, whole or not at all."""
     write_text(path, json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
 
 
 def read(path: Path) -> Manifest:
-    """Reads the file.
-
-    Raises:
-        DataError: unreadable, damaged, or of another version.
-    """
+    """Raises DataError if the file is unreadable, damaged, or of another version."""
     try:
         manifest = Manifest(**json.loads(path.read_text()))
         if not isinstance(manifest.files, dict) or not isinstance(manifest.recipe, dict):
@@ -113,3 +119,100 @@ def read(path: Path) -> Manifest:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, TypeError) as error:
         raise DataError(f"{path} is damaged or of another version ({error}); prepare the data again") from error
+
+
+class StageFolder:
+    """A folder to which a stage writes files with certain name patterns."""
+
+    def __init__(
+        self, folder: Path, stage: str, patterns: Sequence[str], recipe: dict[str, Any], *, source: str = ""
+    ) -> None:
+        """Prepares the folder: keeps finished files of the same recipe, removes (and reports) others of this stage.
+
+        source: entry of the recipe that names the source, if files made from another source must be kept.
+
+        Raises:
+            DataError: there are files of these names not made by this stage, or made from another source.
+        """
+        self.folder, self.stage = folder, stage
+        self.patterns, self.recipe = patterns, json.loads(json.dumps(recipe))
+        folder.mkdir(parents=True, exist_ok=True)
+        made = _read_stage(folder)
+        present = [path for pattern in patterns for path in folder.glob(pattern)]
+        if made.get("stage") != stage and present:
+            raise DataError(f"{present[0]} was not made by {stage}; move it away, or give another --target")
+        if source and made.get("recipe") and made["recipe"].get(source) != self.recipe[source]:
+            raise DataError(f"{folder} holds {stage} files of another source; remove it, or give another --target")
+        changed = _changed(folder, made) if made.get("recipe") == self.recipe else None
+        self.finished = changed == []
+        if made.get("recipe") != self.recipe:
+            self._write(None, None)  # a partly removed set has no recipe
+            changed = [path.name for path in present]
+            if changed:
+                print(f"{folder}: remaking {len(changed)} files made from another source or options", file=sys.stderr)
+        for name in changed or []:
+            (folder / name).unlink(missing_ok=True)
+        if not self.finished:
+            self._write(self.recipe, None)
+
+    def finish(self, names: list[str]) -> None:
+        """Removes other files of the stage, and records it as finished."""
+        for pattern in self.patterns:
+            for path in [*self.folder.glob(pattern), *self.folder.glob(f".{pattern}.partial")]:
+                if path.name not in names:
+                    path.unlink()
+        self._write(self.recipe, {name: (self.folder / name).stat().st_size for name in names})
+        self.finished = True
+
+    def _write(self, recipe: dict[str, Any] | None, files: dict[str, int] | None) -> None:
+        text = json.dumps({"stage": self.stage, "recipe": recipe, "files": files}, indent=1)
+        write_text(self.folder / STAGE_FILE, text + "\n")
+
+
+def finished_recipe(folder: Path) -> dict[str, Any] | None:
+    """Recipe of a finished stage whose files are all unchanged; None if there is none."""
+    made = _read_stage(folder)
+    return made["recipe"] if _changed(folder, made) == [] else None
+
+
+def contents_of(paths: Sequence[Path], label: str, jobs: int, base: Path | None = None) -> dict[str, str]:
+    """md5 of source files for a recipe, by name or path relative to `base`; shows progress.
+
+    Raises:
+        DataError: one cannot be read.
+    """
+    weights = [path.stat().st_size for path in paths]
+    workers = jobs if sum(weights) > _WORTH_WORKERS else 1
+    found = run_tasks(label, md5_of, paths, jobs=workers, weights=weights)
+    names = [str(path.relative_to(base)) if base else path.name for path in paths]
+    return dict(zip(names, found, strict=True))
+
+
+def finished_files(folder: Path, stage: str) -> list[Path]:
+    """Files of a finished stage, by name.
+
+    Raises:
+        DataError: it is not finished, or a file is missing or changed in size.
+    """
+    made, command = _read_stage(folder), f"python -m input_preprocessing {stage}"
+    changed = _changed(folder, made)
+    if made.get("stage") != stage or changed is None:
+        raise DataError(f"{folder} holds no finished output of {stage}; run {command} first")
+    if changed:
+        raise DataError(f"{folder / changed[0]} is missing or was changed; run {command} again")
+    return [folder / name for name in made["files"]]
+
+
+def _read_stage(folder: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        made = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
+        return made if isinstance(made, dict) else {}
+    return {}
+
+
+def _changed(folder: Path, made: dict[str, Any]) -> list[str] | None:
+    """Names of files that are missing or of another size than recorded; None if the stage is not finished."""
+    if made.get("files") is None:
+        return None
+    present = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    return [name for name, size in made["files"].items() if present.get(name) != size]

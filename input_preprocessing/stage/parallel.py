@@ -1,4 +1,4 @@
-"""Runs the tasks of a stage in worker processes, with a progress line and an estimate of the time left."""
+"""Runs the tasks of a stage in worker processes, with a progress line and the estimated time left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Progress:
-    """A line on stderr: share done, time passed, time left. A terminal sees it move, a log gets a few lines."""
+    """Progress line on stderr: share done, time elapsed, time left. Redrawn on a terminal, repeated in a log."""
 
     def __init__(self, label: str, total: float, stream: TextIO | None = None) -> None:
         self.label, self.total, self.stream = label, total, stream or sys.stderr
@@ -36,21 +36,21 @@ class Progress:
         self.interval = 0.2 if self.live else 10.0
         self.next_line = self.started + min(self.interval, 2.0)
         self.shown = False
-        self.complete = False  # the last line shown said 100%
+        self.complete = False  # the last line showed 100%
 
     def advance(self, amount: float) -> None:
         self.done += amount
         self.refresh()
 
     def refresh(self) -> None:
-        """Shows the line when it is due."""
+        """Shows the line if due."""
         now = time.monotonic()
         if now >= self.next_line:
             self.next_line = now + self.interval
             self._show(now)
 
     def close(self) -> None:
-        """Shows the last line, if any was shown before."""
+        """Shows the final line, if any was shown before."""
         if self.shown:
             if self.live or not self.complete:
                 self._show(time.monotonic())
@@ -72,13 +72,12 @@ def run_tasks(
     label: str, function: Callable[[Task], Result], tasks: Sequence[Task], *, jobs: int,
     weights: Iterable[float] | None = None,
 ) -> list[Result]:  # fmt: skip
-    """Results of function(task), in the order of the tasks; `weights` tell how long each takes relative to the others.
+    """Results of function(task), in the order of the tasks. weights: relative durations of the tasks.
 
-    A worker is given the function once: what all tasks share is bound to it, as by functools.partial.
+    The function is sent to each worker once: bind shared data to it, as with functools.partial.
 
     Raises:
-        DataError: a worker was killed. Its own and OSError of `function` are raised here, once the tasks under way have
-            ended.
+        DataError: a worker was killed. DataError and OSError of `function` are raised here after the running tasks.
     """
     costs = list(weights) if weights is not None else [1.0] * len(tasks)
     progress = Progress(label, sum(costs))
@@ -95,17 +94,17 @@ def run_tasks(
 
 
 def _work(pipe: Connection, parent: int) -> None:
-    """A worker: says that it is there, gets the function, then tasks, one by one.
+    """A worker: reports that it is ready, receives the function, then tasks, one by one.
 
-    It ends with the process that started it, were that by kill -9 in the middle of a task (Linux only): else it would
-    keep writing beside the next run. Ctrl-C is for that process, which may ignore it, as one in the background does.
+    It ends with its parent, even on kill -9 during a task (Linux only), or it would keep writing while the next run
+    does. It ignores Ctrl-C, which the parent handles, or ignores in the background.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt.install(None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupt.SIGNALS)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before
+        if os.getppid() != parent:  # already dead
             os._exit(1)
     with suppress(EOFError, ConnectionError):
         pipe.send(None)
@@ -114,21 +113,21 @@ def _work(pipe: Connection, parent: int) -> None:
             task = pipe.recv()
             try:
                 result = function(task)
-            except (DataError, OSError) as error:  # any other ends the worker, with its traceback
+            except (DataError, OSError) as error:  # any other error ends the worker with a traceback
                 result = error
             pipe.send(result)
 
 
 def _start_workers(count: int) -> dict[Connection, BaseProcess]:
-    """Workers, by the pipe to each.
+    """Workers by pipe.
 
-    A worker that is killed closes its pipe, in the middle of a message too. The queues that an executor's workers share
-    stay open then, and it waits for ever.
+    Each has its own pipe, which closes if the worker is killed; with the shared queues of an executor, the parent would
+    wait forever.
     """
     context = multiprocessing.get_context("spawn")
     workers: dict[Connection, BaseProcess] = {}
-    resource_tracker.ensure_running()  # starting it, as the first worker would, lets signals through
-    # Signals wait, in the workers too: these inherit that until they can end without a traceback.
+    resource_tracker.ensure_running()  # starting it unblocks signals: do it before they are blocked
+    # Block signals; workers inherit the mask until they can handle them without a traceback.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
     try:
         with interrupt.held():
@@ -145,11 +144,11 @@ def _start_workers(count: int) -> dict[Connection, BaseProcess]:
 def _run_pool(
     function: Callable[[Task], Result], tasks: Sequence[Task], costs: list[float], jobs: int, progress: Progress
 ) -> list[Result]:
-    left = sorted(range(len(tasks)), key=lambda i: costs[i])  # the long ones first: taken from the end
+    left = sorted(range(len(tasks)), key=lambda i: costs[i])  # taken from the end: longest first
     results: dict[int, Result] = {}
     failure: Exception | None = None
     workers = _start_workers(min(jobs, len(tasks)))
-    awaited: dict[Any, int | None] = dict.fromkeys(workers)  # the task of each; None: it starts
+    awaited: dict[Any, int | None] = dict.fromkeys(workers)  # task of each worker; None: starting
     pipe: Any
     try:
         while awaited:
@@ -170,18 +169,14 @@ def _run_pool(
         workers[pipe].join(10)
         if (status := workers[pipe].exitcode) is None:
             raise
-        raise DataError(f"{progress.label}: {_end_of(status, jobs)}") from error
+        number = -status if status < 0 else status - 128  # negative from multiprocessing, 128 + signal from a shell
+        how = f"was ended by {signal.Signals(number).name}" if number > 0 else f"failed with status {status}, see above"
+        ended = f"{how}; run again"
+        if number == signal.SIGKILL:
+            ended = f"was killed, perhaps out of memory; run again with fewer --jobs (now {jobs})"
+        raise DataError(f"{progress.label}: a worker {ended}") from error
     finally:
         interrupt.end(workers.values())
     if failure:
         raise failure
     return [results[i] for i in range(len(tasks))]
-
-
-def _end_of(status: int, jobs: int) -> str:
-    """How a worker ended, in words; status: as multiprocessing has it, or the shell."""
-    number = -status if status < 0 else status - 128
-    if number == signal.SIGKILL:
-        return f"a worker was killed, perhaps for memory; run again with fewer --jobs (now {jobs})"
-    how = f"was ended by {signal.Signals(number).name}" if number > 0 else f"failed with status {status}, see above"
-    return f"a worker {how}; run again"

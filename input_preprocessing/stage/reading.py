@@ -1,4 +1,4 @@
-"""Reading what others write: a file that changes under the reader, or is not the text it should be, is an error."""
+"""Reads input files: one that changes while it is read, or is not text as expected, is an error."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ import yaml  # type: ignore[import-untyped]
 
 from bert.data.records import DataError
 
-MOST_UNDECODABLE = 0.001  # of a text's bytes; above, it is of another encoding or no text
-CHUNK = 1 << 20  # of what is not read at once
+MOST_UNDECODABLE = 0.001  # share of a text's bytes; above, it is in another encoding or no text
+CHUNK = 1 << 20  # bytes
 _SIGNATURES = {
     b"\x1f\x8b": "gzip", b"BZh91AY&": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\3\4": "zip",
     b"\x89HDF\r\n\x1a\n": "HDF5", b"PAR1": "Parquet", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
 }  # fmt: skip
 
-Stamp = tuple[int, int, int]  # bytes, time of change, number of the file
+Stamp = tuple[int, int, int]  # size, modification time, inode
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """Detects that a file was written to or replaced during a run; between runs, contents are compared instead."""
+    """Stamp to detect changes of a file during a run; between runs, contents are compared instead."""
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
@@ -38,14 +38,14 @@ def changed(path: Path) -> DataError:
 
 
 def table(module: str, name: str) -> dict[str, Any]:
-    """A YAML file beside a module's own file."""
+    """A YAML file in the folder of the module file."""
     content = Path(module).with_name(name).read_text(encoding="utf-8")
     return yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @contextmanager
 def readable(what: object, hint: str) -> Iterator[None]:
-    """Raises DataError where a file cannot be read within. what: the file, in the message."""
+    """Turns OSError into DataError. what: the file, for the message."""
     try:
         yield
     except OSError as error:
@@ -57,10 +57,10 @@ def read_whole(path: Path, option: str) -> bytes:
 
     Args:
         path: of the file.
-        option: named in the message where it cannot be read.
+        option: named in the error message.
 
     Raises:
-        DataError: it cannot be read, or was written to or replaced meanwhile.
+        DataError: it cannot be read, or was changed meanwhile.
     """
     with readable(f"the text {path}", f"check {option}"):
         with open(path, "rb") as file:
@@ -73,7 +73,7 @@ def read_whole(path: Path, option: str) -> bytes:
 
 
 def open_text(path: Path, option: str) -> tuple[BinaryIO, str]:
-    """A text file and the md5 of its contents, checked as by `read_text` but not held."""
+    """Opens a text file, checked like in `read_text` but not kept in memory; also returns its md5."""
     with readable(f"the text {path}", f"check {option}"):
         file: BinaryIO = open(path, "rb")  # noqa: SIM115 (the caller's)
         md5 = _check(path, iter(lambda: file.read(CHUNK), b""))
@@ -82,7 +82,7 @@ def open_text(path: Path, option: str) -> tuple[BinaryIO, str]:
 
 
 def read_text(path: Path, option: str) -> tuple[bytes, str]:
-    """The contents of a text file and their md5; bytes that are left out of it are told on stderr.
+    """Contents of a text file and their md5; warns about bytes that will be dropped.
 
     Raises:
         DataError: it cannot be read, changed meanwhile, or more than MOST_UNDECODABLE of it is not UTF-8.
@@ -92,7 +92,7 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
 
 
 def slices(paths: Sequence[Path], places: npt.NDArray[np.int64]) -> Iterator[list[bytes]]:
-    """What files hold at places (file, begin, end), (N, 3): a list for each file, in the order of the files."""
+    """Contents at places (file, begin, end), (N, 3): a list per file, in file order."""
     for number in np.unique(places[:, 0]).tolist():
         with open(paths[number], "rb") as file:
             found = []
@@ -103,7 +103,7 @@ def slices(paths: Sequence[Path], places: npt.NDArray[np.int64]) -> Iterator[lis
 
 
 def _check(path: Path, chunks: Iterable[bytes]) -> str:
-    """md5 of a text's bytes. What is left out of it is told or, where that is too much, refused."""
+    """md5 of a text's bytes. Warns about bytes that will be dropped; raises DataError if too many are not UTF-8."""
     digest, decoder = hashlib.md5(), codecs.getincrementaldecoder("utf-8")("ignore")
     size = kept = zeros = 0
     for chunk in chunks:
@@ -117,15 +117,15 @@ def _check(path: Path, chunks: Iterable[bytes]) -> str:
     if size - kept > MOST_UNDECODABLE * size:
         raise DataError(f"{share}; convert it first, for example with iconv -f LATIN1 -t UTF-8, or copy it again")
     if size > kept:
-        print(f"warning: {share} and are left out", file=sys.stderr)
-    if zeros:  # which the reference leaves out as well
+        print(f"warning: {share} and are dropped", file=sys.stderr)
+    if zeros:  # dropped by the reference, too
         note = "; is it UTF-16?" if zeros > MOST_UNDECODABLE * size else ""
-        print(f"warning: {path}: {zeros:,} of {size:,} bytes are NUL and are left out{note}", file=sys.stderr)
+        print(f"warning: {path}: {zeros:,} of {size:,} bytes are NUL and are dropped{note}", file=sys.stderr)
     return digest.hexdigest()
 
 
 def check_is_text(path: Path, start: bytes) -> None:
-    """Raises DataError for a file that starts as a packed one, or one of another encoding, does."""
+    """Raises DataError for a file that starts like a compressed or binary one, or one in another encoding."""
     kind = next((kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None)
     if kind:
         raise DataError(f"{path} is not text but {kind}; unpack or convert it to UTF-8, or copy the text again")

@@ -1,7 +1,7 @@
-"""TensorFlow's checksums, protobuf's wire format, and checkpoints (the V2 "tensor bundle"), read without TensorFlow.
+"""Reads TensorFlow checkpoints (the V2 "tensor bundle") without TensorFlow, with its checksums and protobuf messages.
 
-PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format, plain or compressed by Snappy;
-PREFIX.data-SSSSS-of-NNNNN are the tensors' raw little-endian bytes. Block, record and tensor checksums are all checked.
+PREFIX.index is a sorted table of key -> BundleEntryProto in LevelDB's block format, plain or Snappy-compressed;
+PREFIX.data-SSSSS-of-NNNNN are the tensors' raw little-endian bytes. Block, record and tensor checksums are verified.
 """
 
 from __future__ import annotations
@@ -29,17 +29,13 @@ Value = int | bytes
 
 
 def masked_crc(data: bytes | npt.NDArray[np.uint8]) -> bytes:
-    """CRC-32C in the form that TensorFlow stores beside the data it covers: rotated, shifted, little-endian."""
+    """CRC-32C as TensorFlow stores it: rotated, offset, little-endian."""
     crc = google_crc32c.value(data)
     return ((((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at `at` and the offset after it.
-
-    Raises:
-        ValueError: it does not end.
-    """
+    """The varint at `at` and the offset after it. Raises ValueError if it does not end."""
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
@@ -53,7 +49,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, Value]]:
-    """(field number, value) of a message: numbers of varint and fixed fields, bytes of the others.
+    """(field number, value) of a protobuf message: numbers of varint and fixed fields, bytes of the others.
 
     Raises:
         ValueError: the bytes are not a message.
@@ -81,7 +77,7 @@ def fields(data: bytes) -> Iterator[tuple[int, Value]]:
 
 
 class Entry(NamedTuple):
-    """Where a tensor lies."""
+    """Type, shape and location of a tensor."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -96,7 +92,7 @@ class Bundle:
     """An open checkpoint.
 
     Raises:
-        DataError: missing, damaged or of an unknown kind.
+        DataError: missing, damaged or of an unknown format.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -113,10 +109,10 @@ class Bundle:
             raise DataError(f"{index} is not an intact TensorFlow checkpoint index ({error}); copy it again") from error
 
     def read(self, name: str) -> npt.NDArray[Any]:
-        """A tensor, as float32 when it is a bfloat16 one.
+        """A tensor; bfloat16 is converted to float32.
 
         Raises:
-            DataError: missing or damaged data file, or a kind of tensor that BERT checkpoints do not have.
+            DataError: missing or damaged data file, or a type that BERT checkpoints do not have.
         """
         entry = self.entries[name]
         if entry.sliced or entry.dtype not in _DTYPES:
@@ -132,7 +128,7 @@ class Bundle:
         return array.reshape(entry.shape)
 
     def read_bytes(self, name: str) -> npt.NDArray[np.uint8]:
-        """The tensor's bytes, checked.
+        """The tensor's bytes, verified.
 
         Raises:
             DataError: missing or damaged data file.
@@ -145,18 +141,18 @@ class Bundle:
         if raw.size != entry.size:
             raise DataError(f"{path} is too short for tensor {name}; copy it again")
         covered: npt.NDArray[np.uint8] | bytes = raw
-        if entry.dtype == _STRING:  # of a scalar string: its length in four bytes, their checksum, and its bytes
+        if entry.dtype == _STRING:  # a scalar string: the checksum covers its length as four bytes, and its bytes
             try:
                 length, at = read_varint(raw.tobytes(), 0)
                 covered = struct.pack("<I", length) + raw.tobytes()[at:]
             except (ValueError, struct.error):
-                covered = b""  # damaged: no checksum is that of nothing
+                covered = b""  # damaged: the checksum will not match
         if int.from_bytes(masked_crc(covered), "little") != entry.crc:
             raise DataError(f"{path}: checksum of tensor {name} is wrong; copy the file again")
         return raw
 
     def object_names(self) -> dict[str, str]:
-        """Checkpoint key -> variable's own name, of a TensorFlow 2 checkpoint; empty for a TensorFlow 1 one.
+        """Checkpoint key -> variable name of a TensorFlow 2 checkpoint; empty for TensorFlow 1.
 
         Raises:
             DataError: the graph is damaged.
@@ -167,7 +163,7 @@ class Bundle:
         names: dict[str, str] = {}
         try:
             length, at = read_varint(raw, 0)
-            for number, node in fields(raw[at + 4 : at + 4 + length]):  # a checksum of the lengths stands between
+            for number, node in fields(raw[at + 4 : at + 4 + length]):  # after the length comes its checksum
                 if number != 1 or not isinstance(node, bytes):
                     continue
                 for kind, attribute in fields(node):
@@ -190,7 +186,7 @@ def _parse_entry(data: bytes) -> Entry:
 
 
 def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """All records of the table, in order of their keys."""
+    """All records of the table, sorted by key."""
     if len(data) < _FOOTER or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
         raise ValueError("wrong magic number")
     footer = data[-_FOOTER:]
@@ -206,7 +202,7 @@ def _handle(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Records of a block: each key shares a prefix with the one before."""
+    """Records of a block: each key shares a prefix with the previous one."""
     block, trailer = data[offset : offset + size], data[offset + size : offset + size + 5]
     if len(trailer) != 5 or size < 4:
         raise ValueError("truncated block")
@@ -231,7 +227,7 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
 
 
 def prefix_of(path: Path) -> Path:
-    """The checkpoint's prefix, given as such, as one of its files, or as its folder.
+    """The checkpoint's prefix, from the prefix itself, one of its files, or its folder.
 
     Raises:
         DataError: the folder holds none or several.
@@ -239,6 +235,6 @@ def prefix_of(path: Path) -> Path:
     if path.is_dir():
         found = sorted(path.glob("*.index"))
         if len(found) != 1:
-            raise DataError(f"{path} holds {len(found)} checkpoints (*.index); name one")
+            raise DataError(f"{path} holds {len(found)} checkpoints (*.index); give the prefix of one")
         path = found[0]
     return Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(path)))

@@ -1,12 +1,12 @@
-"""TFRecord files of training instances, as the reference's create_pretraining_data.py writes them, and of packed rows.
+"""TFRecord files of training instances, as written by the reference's create_pretraining_data.py, and of packed rows.
 
 A record is its length (8 bytes), a checksum of the length, the data, a checksum of the data; the data is a tf.train
-Example, its features zero padded. The reference's has seven and holds one sequence: input_ids, input_mask, segment_ids
-(int64, max_seq_length), masked_lm_positions, masked_lm_ids (int64, max_predictions_per_seq), masked_lm_weights
-(float32), next_sentence_labels (int64, 1). A packed row has the same of all its sequences end to end, positions counted
-from the row's first token, one next-sentence label a sequence, and two features more, by NVIDIA's names:
-packed_input_len and packed_masked_lm_len (int64), the tokens and masked tokens of each sequence. Features are read in
-any order, and written in that of their names. TensorFlow is not needed.
+Example with zero-padded features. The reference's Example has seven features of one sequence: input_ids, input_mask,
+segment_ids (int64, max_seq_length), masked_lm_positions, masked_lm_ids (int64, max_predictions_per_seq),
+masked_lm_weights (float32), next_sentence_labels (int64, 1). A packed row has the same features for all its sequences
+end to end, with positions from the row's first token and one next-sentence label per sequence, and two more under
+NVIDIA's names: packed_input_len and packed_masked_lm_len (int64), tokens and masked tokens of each sequence. Features
+are read in any order and written sorted by name. TensorFlow is not needed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NAMES = (  # in the order of protobuf's deterministic serialisation
 )  # fmt: skip
 _WEIGHTS = "masked_lm_weights"
 _BLOCK = 256  # Examples encoded at once
-_LARGEST, _LARGEST_ID = 32767, (1 << 21) - 1  # a number of three bytes
+_LARGEST, _LARGEST_ID = 32767, (1 << 21) - 1  # varints of at most three bytes
 
 
 class Widths(NamedTuple):
-    """Values of an Example's features: tokens, masked tokens, sequences of a packed row (0: not packed)."""
+    """Sizes of an Example's features: tokens, masked tokens, sequences of a packed row (0: not packed)."""
 
     tokens: int
     masks: int
@@ -44,7 +44,7 @@ class Widths(NamedTuple):
 
 
 def widths_of(records: Records) -> Widths:
-    """The most tokens, masked tokens and sequences that a row holds."""
+    """Maximal tokens, masked tokens and sequences of a row."""
     rows = _rows_of(records)
     counts = [np.diff(offsets[rows]) for offsets in (records.sequence_offsets, records.masked_lm_offsets)]
     return Widths(*(int(count.max(initial=0)) for count in (*counts, np.diff(rows))))
@@ -55,9 +55,9 @@ def _rows_of(records: Records) -> Array:
 
 
 def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
-    """Features of each row, its sequences end to end, positions from the row's first token: values, and their offsets.
+    """Features of each row: values and offsets by NVIDIA's names, which the reference's TFRecord files share.
 
-    By NVIDIA's names, which the reference's TFRecord files share; a sequence is a row where they are not packed.
+    Sequences of a row are end to end, positions count from the row's first token; unpacked sequences are rows.
     """
     rows = _rows_of(records)
     lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
@@ -79,10 +79,10 @@ def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
 
 
 def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
-    """Writes the records, one row an Example, whole or not at all; a sequence is a row where they are not packed.
+    """Writes the records atomically, one Example per row (of one sequence, if unpacked).
 
     Raises:
-        DataError: an Example would hold more than the widths allow, or the file cannot be written.
+        DataError: an Example would exceed the widths, or the file cannot be written.
     """
     allowed = widths._replace(sequences=max(widths.sequences, 1))
     for what, most, limit in zip(("tokens", "masked tokens", "sequences"), widths_of(records), allowed, strict=True):
@@ -115,7 +115,7 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
 
 
 def _width_of(name: str, widths: Widths) -> int:
-    """Values of a feature, padding included."""
+    """Size of a feature, including padding."""
     if name.startswith(("packed", "next")):
         return widths.sequences
     return widths.masks if name.startswith("masked") else widths.tokens
@@ -142,20 +142,20 @@ def _varint_size(value):  # type: ignore[no-untyped-def]
 
 @compiled
 def _put_head(out, at, tag, size):  # type: ignore[no-untyped-def]
-    """The head of a length-delimited field of `size` bytes."""
+    """Writes the head of a length-delimited field of `size` bytes."""
     out[at] = tag
     return _put_varint(out, at + 1, size)
 
 
 @compiled
 def _encode(out, bounds, scratch, values, places, widths, prefixes, prefix_ends, floats):  # type: ignore[no-untyped-def]
-    """Writes an Example for each row, the i-th to out[bounds[i, 0]:bounds[i, 1]].
+    """Writes an Example per row, the i-th to out[bounds[i, 0]:bounds[i, 1]].
 
-    Of feature f it has values[places[f, i]:places[f, i + 1]], padded to widths[f], and ones of the feature of floats.
+    Feature f is values[places[f, i]:places[f, i + 1]], padded to widths[f]; for f == floats it is as many ones.
     """
     at = 0
     for row in range(bounds.shape[0]):
-        at += 6  # for the head, whose size is known at the end
+        at += 6  # space for the head, whose size is known only at the end
         body = at
         for f in range(widths.size):
             first, last = places[f, row], places[f, row + 1]
@@ -186,10 +186,10 @@ def _encode(out, bounds, scratch, values, places, widths, prefixes, prefix_ends,
 
 
 def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
-    """All sequences of a file, checksums verified.
+    """All sequences of a file, with checksums verified.
 
     Raises:
-        DataError: unreadable, damaged, or records of something else.
+        DataError: unreadable, damaged, or other records.
     """
     with readable(path, "check the path"):
         data = np.fromfile(path, dtype=np.uint8)
@@ -208,14 +208,14 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
             what = "is damaged: a checksum does not match"
         if what:
             where = f"record {number}, byte {at}"
-            raise DataError(f"{path} {what} ({where}); copy it again, or it is no TFRecord file")
+            raise DataError(f"{path} {what} ({where}); copy it again, or it is not a TFRecord file")
         try:
             features = _parse_example(example)
             parts += _sequences(features)
         except ValueError as error:
             raise DataError(f"{path}: record {number} is not a training instance: {error}; check the path") from error
         if number and packed != (PACKED_NAMES[0] in features):
-            raise DataError(f"{path} has packed rows and single sequences; they belong in files of their own")
+            raise DataError(f"{path} mixes packed rows and single sequences; put them into separate files")
         packed = PACKED_NAMES[0] in features
         rows.append(len(parts))
         width = max(width, len(features["input_ids"]))
@@ -233,10 +233,10 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
 
 
 def _parse_example(data: bytes) -> dict[str, Integers]:
-    """Features of a tf.train.Example by name, numbers only; floats become 1 where they are not 0.
+    """Numeric features of a tf.train.Example by name; nonzero floats become 1.
 
     Raises:
-        ValueError: the bytes are none, or a number is out of range.
+        ValueError: not an Example, or a number is out of range.
     """
     found = {}
     for number, features in fields(data):
@@ -254,7 +254,7 @@ def _parse_example(data: bytes) -> dict[str, Integers]:
 
 
 def _numbers(part: int | bytes, kind: int) -> Integers:
-    """The numbers of packed floats (kind 2) or varints, or of one that is not packed."""
+    """Numbers of a packed or single float (kind 2) or varint field."""
     if kind == 2:
         raw = part.to_bytes(4, "little") if isinstance(part, int) else part
         return (np.frombuffer(raw, dtype="<f4") != 0).astype(np.int64)
@@ -269,7 +269,7 @@ def _numbers(part: int | bytes, kind: int) -> Integers:
 
 @compiled
 def _decode(data, out):  # type: ignore[no-untyped-def]
-    """Decodes packed varints; returns how many, -1 where they do not end or are too large."""
+    """Decodes packed varints; returns their number, -1 if one is unfinished or too large."""
     count = value = shift = 0
     for byte in data:
         if shift > 14:
@@ -284,7 +284,7 @@ def _decode(data, out):  # type: ignore[no-untyped-def]
 
 
 def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
-    """Tokens, start of B, positions, labels and next-sentence label of each sequence of an Example, without padding."""
+    """Tokens, start of segment B, positions, labels and next-sentence label of each sequence, without padding."""
     missing = [name for name in NAMES if name not in features and name not in PACKED_NAMES]
     if missing:
         raise ValueError(f"it has no {', '.join(missing)}")

@@ -1,16 +1,16 @@
-"""Makes a corpus for `prepare_data.sh` of any text: shards of sentences, evaluation text, vocabulary, model size.
+"""Makes the input of `prepare_data.sh` from any text: shards of sentences, evaluation text, vocabulary, model sizes.
 
 Writes to OUTPUTDIR/download: results4/part-XXXXX-of-XXXXX and results4/eval.txt (one sentence per line, a blank line
-between documents; the evaluation text is every n-th document and not in the shards), vocab.txt (a WordPiece vocabulary
-trained on the shards, unless one is given) and bert_config.json of a small BERT with that vocabulary. Documents that
-are the same are taken once.
+between documents; every n-th document is for evaluation and not in the shards), vocab.txt (a WordPiece vocabulary
+trained on the shards, unless given) and bert_config.json of a small BERT with that vocabulary. Duplicate documents are
+dropped.
 
-Inputs are files, and folders with all text below them, read as one pool: plain text (UTF-8), JSON Lines and Parquet
-(--text-field names the text), WikiExtractor's <doc> files, each also as gzip, bzip2 or zstd; the contents tell
-which. Plain text may have one sentence per line and a blank line between documents, or be prose; which of the two is
-detected and printed, --layout decides. A text of any size takes the same memory, and its size of disk beside OUTPUTDIR
-until it is written. Run again where it was stopped, it goes on; the result does not depend on --jobs. `--input pydoc`
-is the language reference that comes with Python (PSF licence): real English prose that needs no download.
+Inputs are files, and folders with all text below them, pooled: plain text (UTF-8), JSON Lines and Parquet (--text-field
+names the text), WikiExtractor's <doc> files, each also as gzip, bzip2 or zstd; formats are detected by content. Plain
+text may have one sentence per line and a blank line between documents, or be prose; the layout is detected and printed,
+or set by --layout. Memory does not depend on the size of the text; the disk needs its size in addition until it is
+written. Run again, it resumes; the result does not depend on --jobs. `--input pydoc` is the language reference that
+comes with Python (PSF licence): real English prose without a download.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from input_preprocessing.text.tokenization import MAX_CHARACTERS_PER_WORD, norma
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
 TEXT_OPTIONS = ("layout", "text_key", "vocab_size", "num_files", "eval_share", "layers", "hidden_size")
-VOCABULARY_BYTES = 200_000_000  # of the shards, the first of which a vocabulary is trained on
-MOST_UNKNOWN, MOST_PER_WORD = 0.005, 1.5  # of a vocabulary that fits (BERT's on English: 0.00%, 1.2)
-NOTE = "corpus.json"  # in the download folder: what was made of which text, with the md5 of each file
+VOCABULARY_BYTES = 200_000_000  # of the first shards, to train a vocabulary on
+MOST_UNKNOWN, MOST_PER_WORD = 0.005, 1.5  # share of unknown tokens, tokens per word (BERT's on English: 0.00%, 1.2)
+NOTE = "corpus.json"  # in the download folder: recipe, and md5 of each file
 
 
 def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: bool = True) -> None:
     """Trains a WordPiece vocabulary of at most `size` tokens, uncased or cased.
 
-    Which of two equally frequent pairs is merged first hangs on the order in which the trainer meets the characters,
-    which is random; naming them all beforehand makes the vocabulary the same every time.
+    Which of two equally frequent pairs is merged first depends on the random order in which the trainer meets
+    characters; passing all of them as special tokens makes the vocabulary reproducible.
     """
 
     def lines() -> Iterator[str]:
@@ -84,23 +84,23 @@ def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: 
 
 
 def _write(options: argparse.Namespace, parts: list[Path], kinds: list[str], download: Path, begun: bool) -> str:
-    """Writes all files, but those that an earlier run of the same made; tells what they hold."""
+    """Writes all files except those of an earlier run with the same recipe; returns a summary."""
     tables = [np.load(part.with_suffix(".npy")) for part in parts]
     numbers = np.repeat(np.arange(len(parts)), [len(table) for table in tables])
     ends = np.concatenate([np.cumsum(table[:, 0]) for table in tables]).astype(np.int64)
     found = np.concatenate(tables)
     documents = np.stack([numbers, ends - found[:, 0].astype(np.int64), ends], axis=1)
-    kept = np.sort(np.unique(found[:, 2], return_index=True)[1])  # the first of those with one hash
+    kept = np.sort(np.unique(found[:, 2], return_index=True)[1])  # the first one with each hash
     if len(kept) < sources.FEWEST_DOCUMENTS:
         gap = "a blank line" if sources.LAYOUTS["sentences"] in kinds else "two blank lines"
         has = f"{' '.join(options.input)} has {len(kept)} document{'s' * (len(kept) != 1)} (read as {', '.join(kinds)})"
-        told = f"{has}, at least {sources.FEWEST_DOCUMENTS} different ones are needed"
-        raise DataError(f"{told}; put {gap} between documents, or give more text")
+        needed = f"at least {sources.FEWEST_DOCUMENTS} different ones are needed"
+        raise DataError(f"{has}, {needed}; put {gap} between documents, or give more text")
     step = max(2, round(1 / options.eval_share))  # every n-th document is for evaluation
     held_out = np.arange(len(kept)) % step == step // 2
     training, evaluation = documents[kept[~held_out]], documents[kept[held_out]]
     size = int(found[kept[~held_out], 1].sum())
-    # The documents in turn to part files, which all get about the same number; two documents each at least.
+    # Documents go round-robin to part files of at least two documents.
     count = min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(training) // 2) or 1
     text = download / "results4"
     text.mkdir(parents=True, exist_ok=True)
@@ -122,13 +122,13 @@ def _write(options: argparse.Namespace, parts: list[Path], kinds: list[str], dow
     config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
     write_text(download / "bert_config.json", json.dumps(config, indent=2) + "\n")
     made = f"{len(training)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
-    dropped = f", {len(found) - len(kept)} dropped that were there before" if len(kept) < len(found) else ""
+    dropped = f", {len(found) - len(kept)} duplicates dropped" if len(kept) < len(found) else ""
     fit = fit_of(words, text / "eval.txt", options.do_lower_case, kept=options.vocab_file is not None)
     return f"{made}, {len(evaluation)} for evaluation{dropped}, {len(words)} tokens in the vocabulary\n{fit}"
 
 
 def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool, kept: bool) -> str:
-    """How well a vocabulary fits a text, by its first million characters, and which one to take."""
+    """How well a vocabulary fits the first million characters of a text, and advice on which one to use."""
     model = models.WordPiece(words.ids, unk_token="[UNK]", max_input_chars_per_word=MAX_CHARACTERS_PER_WORD)
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -138,14 +138,14 @@ def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool, kept: boo
     count = sum(len(line.ids) for line in found) or 1
     each = count / (sum(len(set(line.word_ids)) for line in found) or 1)
     unknown = sum(line.ids.count(words.ids["[UNK]"]) for line in found) / count
-    told = f"vocabulary: {each:.2f} tokens a word, {unknown:.2%} of the tokens unknown"
+    fit = f"vocabulary: {each:.2f} tokens per word, {unknown:.2%} of the tokens unknown"
     if not kept:
-        return f"{told}; it is new, for a model from scratch: to continue another, give that one's by --vocab-file"
+        return f"{fit}; new, for a model from scratch: to continue another model, give its own with --vocab-file"
     if unknown > MOST_UNKNOWN:
-        return f"{told}: is it of another language, or case (--do-lower-case)? without --vocab-file one is trained"
+        return f"{fit}: is it for another language or case (--do-lower-case)? without --vocab-file one is trained"
     if each > MOST_PER_WORD:
-        return f"{told}: keep it to continue its model; from scratch, one trained without --vocab-file is shorter"
-    return told
+        return f"{fit}: keep it to continue its model; from scratch, one trained without --vocab-file is more compact"
+    return fit
 
 
 def _deal(parts: list[Path], task: tuple[npt.NDArray[np.int64], Path]) -> None:
@@ -157,17 +157,17 @@ def _deal(parts: list[Path], task: tuple[npt.NDArray[np.int64], Path]) -> None:
 
 
 def _files(download: Path) -> dict[str, str]:
-    """md5 of every file that a corpus is made of."""
+    """md5 of every file of the corpus."""
     paths = [*(download / "results4").glob("part-*"), download / "results4" / "eval.txt"]
     paths += [download / name for name in ("vocab.txt", "bert_config.json")]
     return {str(path.relative_to(download)): md5_of(path) for path in sorted(paths) if path.is_file()}
 
 
 def make(options: argparse.Namespace, download: Path) -> None:
-    """Makes the text, vocabulary and model size of a preparation, unless they were made so already.
+    """Makes text, vocabulary and model sizes for a preparation, unless they are up to date.
 
     Args:
-        options: of the tables `text` and `case`, and input, vocab_file, jobs and max_seq_length.
+        options: those of `text` and `case` in options.yaml, and input, vocab_file, jobs and max_seq_length.
         download: folder to write to.
 
     Raises:
@@ -176,7 +176,7 @@ def make(options: argparse.Namespace, download: Path) -> None:
     if options.hidden_size % 64:
         raise DataError(f"--hidden-size {options.hidden_size} is not a multiple of 64 (the width of an attention head)")
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
-    work = download / "corpus"  # until all is made
+    work = download / "corpus"  # removed at the end
     found = sources.find(options.input, options.layout, options.text_key, work, options.jobs)
     digests = [source.md5 for source in found]
     md5 = digests[0] if len(digests) == 1 else hashlib.md5(" ".join(digests).encode()).hexdigest()
@@ -189,11 +189,10 @@ def make(options: argparse.Namespace, download: Path) -> None:
         made = json.loads(note.read_text(encoding="utf-8"))
     if made == {"recipe": recipe, "files": _files(download)} and made["files"]:
         shutil.rmtree(work, ignore_errors=True)
-        print(f"{' '.join(options.input)}: {download} was made of this text already; nothing to do", file=sys.stderr)
+        print(f"{' '.join(options.input)}: {download} is up to date with this text; nothing to do", file=sys.stderr)
         return
     if not note.exists() and any((download / "results4").glob("part-*")):
-        others = f"{download}/results4 has a text that was not made by this command"
-        raise DataError(f"{others}; move it, or give another folder")
+        raise DataError(f"{download}/results4 has text not made by this command; move it, or give another folder")
     parts = sources.split(found, options.text_key, work, options.jobs)
     unfinished = {"recipe": recipe, "files": {}}
     write_text(note, json.dumps(unfinished, indent=1) + "\n")

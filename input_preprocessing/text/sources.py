@@ -1,8 +1,8 @@
-"""Files and folders of text, as people have it, to documents of sentences: in parts, on all cores, in little memory.
+"""Converts files and folders of text to documents of sentences: in parts, on all cores, in constant memory.
 
-Plain text, JSON Lines, Parquet and WikiExtractor's files, also compressed; the contents tell which. A file is cut where
-documents end, after PART_BYTES or more. Of each part a file of its documents is made, a sentence per line and a blank
-line after each document, and beside it a table of them.
+Plain text, JSON Lines, Parquet and WikiExtractor's files, also compressed, detected by content. A file is cut at
+document ends into parts of at least PART_BYTES. Each part yields a file of its documents, with a sentence per line and
+a blank line after each document, and a table of the documents.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ import numpy.typing as npt
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.folder import StageFolder
-from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.manifest import StageFolder, md5_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, readable, stamp_of
 
-LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}  # by name, for people
+LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}  # name: description
 JSON, PARQUET, WIKI = "JSON Lines", "Parquet", "WikiExtractor's documents"
-MOST_SENTENCES = 200  # of a prose document
+MOST_SENTENCES = 200  # per document of prose
 FEWEST_DOCUMENTS = 4
 PYDOC = "pydoc"
-PART_BYTES = 8_000_000  # of a file that are read together
-_PATIENCE = 1_000_000  # bytes behind a part in which the end of a document is looked for
+PART_BYTES = 8_000_000  # minimal size of a part
+_PATIENCE = 1_000_000  # bytes after these in which to look for the end of a document
 _DETECTED_ON = 2_000_000  # characters
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
-_BLANK_LINES = {LAYOUTS["sentences"]: 1, LAYOUTS["prose"]: 2, JSON: 0}  # that end a document
+_BLANK_LINES = {LAYOUTS["sentences"]: 1, LAYOUTS["prose"]: 2, JSON: 0}  # number that ends a document
 _EXTRACTED = re.compile(r"<doc [^>]*>\n(.*?)\n?</doc>", re.DOTALL)
 _NO_TEXT = re.compile(r"\.|README|LICENSE|.*\.(json|md5|gitattributes)$", re.IGNORECASE)
 _END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
-_RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")  # a line under a heading or between parts
+_RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")  # a rule under a heading or between sections
 _TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Gen|Col|Capt|Lt|Hon|vs|e\.g|i\.e|cf|Fig|No|Vol|pp?|ch|sec|ed|al|approx)"
@@ -60,33 +59,33 @@ Table = npt.NDArray[np.uint64]  # of documents: bytes, characters and hash; (N, 
 
 
 class Source(NamedTuple):
-    """A file to read. cuts: where its parts begin and end, in bytes, or in Parquet's row groups."""
+    """A file to read. cuts: bounds of its parts, in bytes or Parquet row groups."""
 
     path: Path
-    kind: str  # for people
+    kind: str  # for display
     layout: str
     cuts: list[int]
     md5: str
-    stamp: Stamp | None  # None: not a file
+    stamp: Stamp | None  # None: not a file (pydoc)
 
 
 def workers(jobs: int, size: int) -> int:
-    """Processes for a text of so many bytes: one where workers would take longer to start."""
+    """Number of processes for a text of this size: one if starting workers would take longer."""
     return jobs if size > 2 * PART_BYTES else 1
 
 
 def find(inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: int = 1) -> list[Source]:
-    """The files of files and folders (and of 'pydoc'), in the order given, each checked and unpacked.
+    """All input files, in the order given, checked and decompressed.
 
     Args:
-        inputs: names; of a folder all files below it are read, by name.
+        inputs: files, folders (all files below, by name) or 'pydoc'.
         layout: of plain text and of records: a key of LAYOUTS, or 'auto'.
-        text_key: field of JSON Lines and column of Parquet that holds the text.
-        folder: for what is unpacked, or read of a pipe.
+        text_key: field of JSON Lines and column of Parquet with the text.
+        folder: for decompressed files, and copies of pipes.
         jobs: processes.
 
     Raises:
-        DataError: unreadable, of another encoding, or without the key.
+        DataError: unreadable, in another encoding, or without the key.
     """
     files: list[Path] = []
     for name in inputs:
@@ -97,7 +96,7 @@ def find(inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: 
                 raise DataError(f"{name} has no files of text; check --input")
             files += found
             continue
-        with suppress(OSError):  # reading it says why
+        with suppress(OSError):  # reported when it is read
             if name != PYDOC and not stat.S_ISREG(os.stat(path).st_mode):
                 with open(path, "rb") as pipe:
                     folder.mkdir(parents=True, exist_ok=True)
@@ -111,7 +110,7 @@ def find(inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: 
 
 
 def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> Source:
-    """What a file is, and where it may be cut."""
+    """Detects the format of a file and where to cut it."""
     number, path = task
     if str(path) == PYDOC:
         md5 = hashlib.md5(repr(pydoc_documents()).encode()).hexdigest()
@@ -155,19 +154,19 @@ def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> S
                 line = content.readline()
                 blank = 0 if line.strip() else blank + 1
                 if blank and content.tell() > cuts[-1] + PART_BYTES + _PATIENCE:
-                    break  # prose of which no document ends: at a paragraph
+                    break  # prose without document ends: cut at a paragraph
             cuts.append(content.tell())
     return Source(path, kind, found, [*cuts[: -1 if cuts[-1] == stamp[0] > 0 else None], stamp[0]], md5, stamp)
 
 
 def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1) -> list[Path]:
-    """Makes the parts of the documents of all sources, those that an earlier run did not make; their files.
+    """Makes the parts of all sources unless an earlier run did; returns their files.
 
     Raises:
-        DataError: a source is not what it seemed, or changed.
+        DataError: a source is invalid, or changed.
     """
-    told = {"texts": [(*source[1:4], source.md5) for source in sources], "text_key": text_key}
-    StageFolder(folder, "corpus", ["part-*"], told)
+    recipe = {"texts": [(*source[1:4], source.md5) for source in sources], "text_key": text_key}
+    StageFolder(folder, "corpus", ["part-*"], recipe)
     tasks = [(source, *ends) for source in sources for ends in pairwise(source.cuts)]
     parts = [folder / f"part-{number:06d}.txt" for number in range(len(tasks))]
     left = [(*task, part) for task, part in zip(tasks, parts, strict=True) if not part.with_suffix(".npy").is_file()]
@@ -192,7 +191,7 @@ def _split(text_key: str, task: tuple[Source, int, int, Path]) -> None:
 
 
 def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[Document]:
-    """The documents between two cuts of a source."""
+    """Documents between two cuts of a source."""
     path, kind, layout = source[:3]
     if source.stamp is None:
         yield from pydoc_documents()
@@ -205,7 +204,7 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
             text = io.TextIOWrapper(io.BytesIO(file.read(end - begin)), "utf-8", "ignore", newline)
         if kind == JSON:
             yield from _of_records(_json_lines(path, text, text_key, begin), layout)
-        elif kind == WIKI:  # articles, less their titles
+        elif kind == WIKI:  # articles without their titles
             articles = (html.unescape(found[1]).partition("\n")[2] for found in _EXTRACTED.finditer(text.read()))
             yield from _of_records(articles, layout)
         else:
@@ -213,14 +212,14 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
 
 
 def pydoc_documents() -> list[Document]:
-    """Documents of Python's own language reference, a topic each."""
+    """Documents of Python's language reference, one per topic."""
     from pydoc_data.topics import topics
 
     return [document for name in sorted(topics) for document in documents_of(topics[name].split("\n"), "prose")]
 
 
 def detect_layout(text: str) -> str:
-    """'sentences' when most lines end a sentence and few hold several; else 'prose'."""
+    """'sentences' if most lines end a sentence and few have several; else 'prose'."""
     lines = [line.strip() for line in text[:_DETECTED_ON].splitlines() if line.strip()]
     if not lines:
         return "sentences"
@@ -230,7 +229,7 @@ def detect_layout(text: str) -> str:
 
 
 def split_sentences(paragraph: str) -> list[str]:
-    """Sentences of a paragraph: cut after . ! ? before a capital or digit, but not after abbreviations and initials."""
+    """Splits a paragraph after . ! ? before a capital or digit, but not after abbreviations and initials."""
     sentences = []
     start = 0
     for end in _END.finditer(paragraph):
@@ -241,7 +240,7 @@ def split_sentences(paragraph: str) -> list[str]:
 
 
 def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
-    """The documents of a text's lines in the layout given, without empty ones."""
+    """Documents of a text's lines in the given layout, without empty ones."""
     document: Document = []
     if layout == "sentences":
         for line in lines:
@@ -252,7 +251,7 @@ def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
                 document = []
     else:
         paragraph: list[str] = []
-        blank = 0  # lines in a row; two end a document, as a form feed does, one a paragraph
+        blank = 0  # consecutive blank lines: one ends a paragraph; two, or a form feed, end a document
         for line in chain(lines, "\f"):
             if _RULE.fullmatch(line):
                 continue
@@ -270,7 +269,7 @@ def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
 
 
 def _layout_of(texts: Iterable[str], layout: str) -> str:
-    """Of records, by the first of them."""
+    """Layout of records, detected on the first ones."""
     if layout != "auto":
         return layout
     start, length = [], 0
@@ -283,7 +282,7 @@ def _layout_of(texts: Iterable[str], layout: str) -> str:
 
 
 def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
-    """A document of each text that has a sentence."""
+    """One document per non-empty text."""
     for text in texts:
         lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         if document := [line for part in documents_of(lines, layout) for line in part]:
@@ -291,7 +290,7 @@ def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
 
 
 def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Iterator[str]:
-    """The texts of records from a byte of the file on."""
+    """Texts of JSON Lines. begin: offset of the lines in the file, for messages."""
 
     def wrong(what: str) -> DataError:
         with open(path, "rb") as file:
@@ -306,7 +305,7 @@ def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Itera
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise wrong(f"is not JSON ({error}); give JSON Lines, a record a line") from error
+            raise wrong(f"is not JSON ({error}); give JSON Lines, one record per line") from error
         if not isinstance(record, dict) or not isinstance(record.get(key), str):
             fields = ", ".join(record) if isinstance(record, dict) else type(record).__name__
             raise wrong(f"has no text {key!r} (it has {fields}); give --text-key")
@@ -325,7 +324,7 @@ def _opened_parquet(path: Path) -> Any:
 
 
 def _parquet(path: Path, key: str, begin: int, end: int) -> Iterator[str]:
-    """The texts of some row groups."""
+    """Texts of some row groups."""
     with _opened_parquet(path) as file:
         columns = file.schema_arrow.names
         if key not in columns:
@@ -334,5 +333,5 @@ def _parquet(path: Path, key: str, begin: int, end: int) -> Iterator[str]:
             for batch in file.iter_batches(columns=[key], row_groups=range(begin, end), batch_size=1024):
                 yield from (value for value in batch.column(0).to_pylist() if isinstance(value, str))
         except (OSError, ValueError) as error:
-            told = str(error).splitlines()[0]
-            raise DataError(f"{path} cannot be read as Parquet ({told}); copy it again") from error
+            reason = str(error).splitlines()[0]
+            raise DataError(f"{path} cannot be read as Parquet ({reason}); copy it again") from error

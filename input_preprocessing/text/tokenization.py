@@ -1,13 +1,13 @@
 """BERT's tokenizer, compiled: text to token ids of segments and documents.
 
-Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Words of printable ASCII go to the compiled
-loop as they are; words with other bytes are first normalised here, as Unicode 11.0 has it. The loop lower-cases ASCII,
-splits on space and ASCII punctuation and walks the vocabulary's trie, longest match first. For a cased vocabulary
-(do_lower_case=False of the reference) letters and accents stay as they are.
+Equal to the reference's BasicTokenizer + WordpieceTokenizer on any bytes. Words of printable ASCII go straight to the
+compiled loop; words with other bytes are first normalised here. The loop lower-cases ASCII, splits on space and ASCII
+punctuation, and walks the vocabulary's trie, longest match first. For a cased vocabulary (do_lower_case=False of the
+reference) letters and accents are kept.
 
-Unicode is that of version 11.0, as Python 3.7 has it, with which the reference's data was made, on any newer Python:
-characters that were assigned since then count as letters without case, as unassigned ones did; three others changed
-their category. So a text gives the same tokens whatever Python runs, as far as it is 3.7 or newer.
+Unicode is version 11.0 as in Python 3.7, with which the reference's data was made: characters assigned later count as
+letters without case, like unassigned ones then, and three characters keep their old category. So tokens do not depend
+on the Python version (3.7 or later).
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ MAX_CHARACTERS_PER_WORD = 200
 
 # Byte classes of the compiled loop.
 _LETTER, _SPACE, _PUNCTUATION, _NEWLINE, _NOT_BLANK = range(5)
-_MARKER = "\x01"  # stands for a word of which no token remains
+_MARKER = "\x01"  # replaces a word that normalises to nothing
 _BLOCK = 1 << 16
 _CONTROLS = bytes(b for b in [*range(32), 127] if b not in b"\t\n\r")
 _CJK = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
-# Where unassigned code points begin and end; the file has each as the distance from the one before.
+# Starts and ends of the unassigned ranges; the file has the difference of each to the previous one.
 _DISTANCES = Path(__file__).with_name("unicode11.txt").read_text(encoding="ascii")
 _BOUNDS = list(accumulate(map(int, _DISTANCES.split())))
 
-_CATEGORIES = {0x166D: "Po", 0x1734: "Mn", 0xA9BD: "Mc"}  # since changed to So, Mc and Mn
-_NOT_IGNORED = (0x055F, 0xA9BD)  # between letters by which a final sigma is told; since changed
+_CATEGORIES = {0x166D: "Po", 0x1734: "Mn", 0xA9BD: "Mc"}  # later So, Mc and Mn
+_NOT_IGNORED = (0x055F, 0xA9BD)  # in the test for a final sigma; later ignored
 
-# Alike in all that matters here: a combining mark of class 9 that is still one, for one that no longer is.
+# A combining mark of class 9 that lost this property, and one that kept it and is otherwise equivalent here.
 _REPLACED = {0x1734: "\u1714"}
 
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """Documents of segments of tokens, flat."""
+    """Documents of segments of tokens, flattened."""
 
-    tokens: npt.NDArray[np.int16] | npt.NDArray[np.int32]  # by the vocabulary's size
+    tokens: npt.NDArray[np.int16] | npt.NDArray[np.int32]  # depending on the vocabulary's size
     segment_offsets: npt.NDArray[np.int64]  # segment s is tokens [o[s], o[s + 1])
     document_offsets: npt.NDArray[np.int64]  # document d is segments [o[d], o[d + 1])
 
 
 def _was_assigned(code: int) -> bool:
-    """True if the code point is assigned in Unicode 11.0."""
+    """Whether the code point is assigned in Unicode 11.0."""
     return bisect_right(_BOUNDS, code) % 2 == 0
 
 
 def unicode_category(code: int) -> str:
-    """General category in Unicode 11.0; Cn of what it did not know."""
+    """General category in Unicode 11.0; Cn if unassigned."""
     return _CATEGORIES.get(code) or (unicodedata.category(chr(code)) if _was_assigned(code) else "Cn")
 
 
 def _needs_shield(code: int) -> bool:
-    """True if lower() or normalize() treat the code point or its neighbours differently in newer Unicode."""
+    """Whether lower() or normalize() treat the code point or its neighbours differently in newer Unicode."""
     char = chr(code)
     if _was_assigned(code):
         return code in _NOT_IGNORED
@@ -81,7 +81,7 @@ def _needs_shield(code: int) -> bool:
 
 
 class _Table(dict[int, "str | None"]):
-    """A table for str.translate that asks a function for each character it meets, once."""
+    """A table for str.translate, filled by a function on first use of a character."""
 
     def __init__(self, replacement: Callable[[int], str | None]) -> None:
         super().__init__()
@@ -93,18 +93,18 @@ class _Table(dict[int, "str | None"]):
 
 
 def _tables(lower_case: bool) -> tuple[_Table, _Table]:
-    """The tables of the first and the last pass over a text; lower() and normalize() come between, unless case is kept.
+    """Tables of the first and the last pass over a text; in between come lower() and normalize(), unless cased.
 
-    Characters newer than Unicode 11.0 that those two would change become lone surrogates, which no decoded text holds
-    and which both leave alone; `shielded` tells which stands for what.
+    Characters newer than Unicode 11.0 that these two would change are replaced by lone surrogates, which never occur in
+    decoded text and which both leave alone; `shielded` maps them back.
     """
     shielded: dict[int, str] = {}
 
     def clean(code: int) -> str | None:
-        """Drops control characters, makes spaces plain, sets CJK ideographs apart."""
+        """Drops control characters, normalises spaces, puts spaces around CJK ideographs."""
         char, category = chr(code), unicode_category(code)
         if char == "\n":
-            return char  # our own separator: lines hold none
+            return char  # our own separator: lines contain none
         if char in "\t\r" or category == "Zs":
             return " "
         if code in (0, 0xFFFD) or category in ("Cc", "Cf"):
@@ -118,10 +118,10 @@ def _tables(lower_case: bool) -> tuple[_Table, _Table]:
             return chr(shield)
         if lower_case and code in _REPLACED:
             return _REPLACED[code]
-        return " " if char.isspace() else char  # U+2028, U+2029: str.split() of the reference breaks there
+        return " " if char.isspace() else char  # U+2028, U+2029: the reference's str.split() splits there
 
     def split(code: int) -> str | None:
-        """Drops combining marks unless case is kept, sets punctuation apart, takes shields away."""
+        """Drops combining marks unless cased, puts spaces around punctuation, removes shields."""
         char = shielded.get(code, chr(code))
         category = unicode_category(ord(char))
         if category == "Mn" and lower_case:
@@ -137,10 +137,10 @@ _LOWER_CASED, _CASED = _tables(lower_case=True), _tables(lower_case=False)
 
 
 def normalise(text: str, lower_case: bool = True) -> str:
-    """The text lower-cased, without accents and control characters, non-ASCII punctuation set apart; keeps newlines.
+    """The text lower-cased, without accents and control characters, with spaces around non-ASCII punctuation.
 
-    Without ``lower_case``, letters and accents stay. A whole text gives the same as word by word: nothing here looks
-    beyond a space (final sigma, canonical order).
+    Keeps newlines; without ``lower_case``, also letters and accents. The result for a text is that of its words, since
+    nothing here looks beyond a space (final sigma, canonical order).
     """
     clean, split = _LOWER_CASED if lower_case else _CASED
     text = text.translate(clean)
@@ -148,21 +148,21 @@ def normalise(text: str, lower_case: bool = True) -> str:
 
 
 def prepare(data: bytes, lower_case: bool = True) -> bytes:
-    """The bytes of a text file as the compiled loop takes them: UTF-8, normalised where it is not plain ASCII.
+    """The text as the compiled loop expects it: UTF-8, words that are not plain ASCII normalised.
 
-    What stands between two spaces or ends of line is normalised on its own, once however often it occurs.
+    Each distinct string between spaces or line ends is normalised once, however often it occurs.
     """
-    data = data.replace(b"\r", b"")  # as TensorFlow's line reader does
+    data = data.replace(b"\r", b"")  # like TensorFlow's line reader
     spans = _odd_words(np.frombuffer(data, dtype=np.uint8), _IS_ODD)
     if not len(spans):
         return data
-    blocks = np.split(spans, range(_BLOCK, len(spans), _BLOCK))  # Python's lists of all of them would take gigabytes
+    blocks = np.split(spans, range(_BLOCK, len(spans), _BLOCK))  # a Python list of all of them would take gigabytes
     originals = list(dict.fromkeys(data[start:end] for block in blocks for start, end in block.tolist()))
     decoded = [original.decode("utf-8", "ignore") for original in originals]
     words = normalise("\n".join(decoded), lower_case).split("\n")
     normalised = {}
     for original, text, word in zip(originals, decoded, words, strict=True):
-        # What held something still holds something, so that its line does not end the document.
+        # A word that was not blank must not become blank, or its line could end the document.
         normalised[original] = _MARKER.encode() if text.strip() and not word.strip(" ") else word.encode()
     parts = []
     at = 0
@@ -177,7 +177,7 @@ def prepare(data: bytes, lower_case: bool = True) -> bytes:
 
 @compiled
 def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
-    """Start and end, (N, 2), of every run of bytes between spaces and ends of line that holds an odd byte."""
+    """Start and end, (N, 2), of every run of bytes between spaces and line ends that contains an odd byte."""
     spans = np.empty((16, 2), dtype=np.int64)
     count = 0
     i = 0
@@ -201,9 +201,9 @@ def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
 
 
 def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> TokenizedText:
-    """Token ids of a text file: a line is a segment, a blank line ends a document; empty ones are left out."""
+    """Token ids of a text: a line is a segment, a blank line ends a document; empty ones are dropped."""
     text = np.frombuffer(prepare(data, lower_case), dtype=np.uint8)
-    tokens = np.empty(text.size, dtype=id_dtype(len(vocabulary)))  # a token takes a byte at least
+    tokens = np.empty(text.size, dtype=id_dtype(len(vocabulary)))  # a token has at least one byte
     num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
@@ -228,7 +228,7 @@ _IS_ODD = np.array([byte > 127 or byte in _CONTROLS for byte in range(256)])
 
 @compiled
 def _split_word(text, start, end, case, entries, ids, unknown, tokens, num_tokens):  # type: ignore[no-untyped-def]
-    """Appends the pieces of the word text[start:end], or `unknown` when it cannot be split; returns the new count."""
+    """Appends the pieces of the word text[start:end], or `unknown` if it cannot be split; returns the new count."""
     first = num_tokens
     i = start
     root = 0
@@ -245,7 +245,7 @@ def _split_word(text, start, end, case, entries, ids, unknown, tokens, num_token
             if entry & 1:
                 best = node
                 best_end = j + 1
-        if best == 0:  # the root: no token ends there
+        if best == 0:  # the root: no token matched
             tokens[first] = unknown
             return first + 1
         tokens[num_tokens] = ids[best]

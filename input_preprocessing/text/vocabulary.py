@@ -16,7 +16,7 @@ from bert.data.records import DataError
 from input_preprocessing.stage.reading import readable
 
 SPECIAL_TOKENS = ("[UNK]", "[CLS]", "[SEP]", "[MASK]")
-NODE_BITS = 27  # of a node's number
+NODE_BITS = 27
 NODE_MASK = (1 << NODE_BITS) - 1
 _EDGE_SHIFT = NODE_BITS + 1
 _MULTIPLIER = 0x9E3779B97F4A7C1
@@ -26,17 +26,17 @@ _MULTIPLIER = 0x9E3779B97F4A7C1
 class Trie:
     """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one ("##").
 
-    An entry is an edge: the node it leaves and its byte (`edge`), the node it leads to, and in the lowest bit whether a
-    token ends there. One number, hence one cache line a byte of text.
+    An entry packs an edge: source node and byte (`edge`), target node, and in the lowest bit whether a token ends
+    there. A single number, so one cache line per byte of text.
     """
 
-    entries: npt.NDArray[np.int64]  # -1 where empty; a power of two long
-    ids: npt.NDArray[np.int32]  # of the token that ends at a node
+    entries: npt.NDArray[np.int64]  # -1: empty; the size is a power of two
+    ids: npt.NDArray[np.int32]  # id of the token that ends at a node
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens in the order of their first line, which is their id."""
+    """Tokens in file order, without repetitions; the index is the id."""
 
     tokens: tuple[str, ...]
     md5: str  # of the file
@@ -46,28 +46,26 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """Id of each token."""
         return {token: i for i, token in enumerate(self.tokens)}
 
     def check_case(self, lower_case: bool) -> None:
-        """Warns on stderr where the vocabulary does not look like one for text treated so."""
+        """Warns on stderr if the vocabulary does not look right for lower-cased or cased text."""
         capitals = sum(token != token.lower() for token in self.tokens if not (token[:1] == "[" and token[-1:] == "]"))
         if lower_case and capitals:
-            how = f"{capitals:,} tokens with capitals, and the text is lower-cased: is it cased, --do-lower-case 0?"
+            how = f"{capitals:,} tokens with capitals, but the text is lower-cased: is it cased (--do-lower-case 0)?"
         elif not lower_case and not capitals:
-            how = "no token with a capital, and the text keeps its own: is it uncased, --do-lower-case 1?"
+            how = "no tokens with capitals, but the text keeps its case: is it uncased (--do-lower-case 1)?"
         else:
             return
         print(f"warning: the vocabulary has {how}", file=sys.stderr)
 
     @cached_property
     def trie(self) -> Trie:
-        """The trie of all tokens."""
         encoded = [token.encode() for token in self.tokens]
         data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         ends = np.cumsum([len(token) for token in encoded], dtype=np.int64)
-        if len(data) > NODE_MASK - 1:  # a node for each byte at most, besides the two roots
-            raise DataError(f"the vocabulary's tokens are {len(data):,} bytes; {NODE_MASK - 1:,} are the most")
+        if len(data) > NODE_MASK - 1:  # at most one node per byte, besides the two roots
+            raise DataError(f"the vocabulary's tokens have {len(data):,} bytes; at most {NODE_MASK - 1:,} are allowed")
         ids = np.zeros(len(data) + 2, dtype=np.int32)
         size = 1 << int(2 * len(data)).bit_length()
         num_nodes = _insert_tokens(data, ends, np.full(size, -1, dtype=np.int64), ids)
@@ -77,7 +75,7 @@ class Vocabulary:
 
 
 def load(path: str | Path) -> Vocabulary:
-    """Reads a vocab.txt: one token a line, surrounding space dropped, a repeated token keeps its first id.
+    """Reads a vocab.txt: one token per line, surrounding space is dropped, a repeated token keeps its first id.
 
     Raises:
         DataError: unreadable, or without [UNK], [CLS], [SEP] or [MASK].
@@ -90,13 +88,13 @@ def load(path: str | Path) -> Vocabulary:
     tokens = tuple(dict.fromkeys(line.decode("utf-8", "ignore").strip() for line in lines))
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     if missing:
-        raise DataError(f"{path} is no BERT vocabulary: it lacks {', '.join(missing)}; give a WordPiece vocab.txt")
+        raise DataError(f"{path} is not a BERT vocabulary: it lacks {', '.join(missing)}; give a WordPiece vocab.txt")
     return Vocabulary(tokens, hashlib.md5(data).hexdigest())
 
 
 @compiled
 def slot_of(entries, edge):  # type: ignore[no-untyped-def]
-    """Slot of the edge in the hash table, or the empty slot where it belongs."""
+    """Slot of the edge in the hash table, or the empty slot to put it in."""
     mask = entries.size - 1
     slot = ((edge * _MULTIPLIER) >> 20) & mask
     while entries[slot] >> _EDGE_SHIFT != edge and entries[slot] != -1:
@@ -106,7 +104,7 @@ def slot_of(entries, edge):  # type: ignore[no-untyped-def]
 
 @compiled
 def _insert_tokens(data, ends, entries, ids):  # type: ignore[no-untyped-def]
-    """Fills the table and the tokens' ids by node; returns the number of nodes."""
+    """Fills the table and the ids; returns the number of nodes."""
     num_nodes = 2
     start = 0
     for token in range(ends.size):

@@ -1,4 +1,4 @@
-"""Audit of one record file, sequence by sequence: are tokens, masks and labels as the instance maker leaves them?"""
+"""Audit of a record file, sequence by sequence: tokens, masks and labels must be as the instance maker writes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from input_preprocessing.text.vocabulary import Vocabulary
 
 Hashes = npt.NDArray[np.uint64]
 
-# Two sequences of one text with that many masked tokens (80 tokens at 15%) do not come out alike by chance.
+# With this many masked tokens (80 tokens at 15%), two sequences of the same text do not become equal by chance.
 TELLING_MASKS = 12
 
 _FAULTS = (
@@ -26,8 +26,8 @@ _FAULTS = (
     "has a mask on [CLS] or [SEP]",
     "has a special token as a label",
     "has a [MASK] where nothing is masked",
-    "has another number of masked tokens than its length asks for",
-    "has a token id outside of the vocabulary",
+    "has the wrong number of masked tokens for its length",
+    "has a token id outside the vocabulary",
 )
 
 
@@ -35,34 +35,34 @@ _FAULTS = (
 class Rules:
     """Rules that every sequence must obey."""
 
-    special: tuple[int, ...]  # ids of [CLS], [SEP], [MASK] and, where there is one, [PAD]
+    special: tuple[int, ...]  # ids of [CLS], [SEP], [MASK] and, if there is one, [PAD]
     vocab_size: int
-    num_masked: tuple[int, ...] = ()  # masked tokens of a sequence, by its length; empty: not known
+    num_masked: tuple[int, ...] = ()  # masked tokens of a sequence by length; empty: unknown
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Counts and digests of one file whose every sequence is sound."""
+    """Counts and digests of a record file."""
 
     path: Path
     metadata: Metadata
     sequences: int
     rows: int
-    empty_rows: int  # of no sequence, in others' files
-    capacity: int  # tokens that the rows could hold
+    empty_rows: int  # rows without sequences, in third-party files
+    capacity: int  # tokens that fit into the rows
     tokens: int
     masked: int
-    replaced: tuple[int, int]  # masked tokens that became [MASK], and that were kept
+    replaced: tuple[int, int]  # masked tokens that became [MASK], and those kept
     random_next: int
     most_per_row: int
-    fault: str  # of the first sequence that is not sound
+    fault: str  # of the first invalid sequence, or empty
     hashes: Hashes  # of each sequence with TELLING_MASKS
-    originals: Hashes  # of their original texts, masks undone; empty if `known` hashes were given
-    seen: int  # sequences whose original text is among these
+    originals: Hashes  # of the same without masks; empty if `known` hashes were given
+    seen: int  # sequences whose original text is among the known ones
 
 
 def rules_of(words: Vocabulary, recipe: dict[str, object] | None) -> Rules:
-    """Rules of a vocabulary and of a preparation's options, where they are known."""
+    """Rules for a vocabulary and, if known, the options of a preparation."""
     names = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
     special = tuple(words.ids[name] for name in names if name in words.ids)
     if not recipe:
@@ -74,11 +74,11 @@ def rules_of(words: Vocabulary, recipe: dict[str, object] | None) -> Rules:
 
 
 def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
-    """Reads a whole file, checks digests and every sequence.
+    """Reads a whole file and checks digests and every sequence.
 
     Args:
-        path: a record file, of ours or NVIDIA's.
-        rules: what to hold it against; a broken one is reported in `fault`.
+        path: a record file, ours or NVIDIA's.
+        rules: to check; the first violation is reported in `fault`.
         known: sorted hashes of original texts to look for.
 
     Raises:
@@ -119,7 +119,7 @@ def _mix(state, value):  # type: ignore[no-untyped-def]
 
 @compiled
 def _fault_of(ids, start, end, b_start, positions, labels, first, last, special, vocab_size, wanted):  # type: ignore[no-untyped-def]
-    """Number of the first rule that the sequence breaks; 0: none."""
+    """Index in _FAULTS of the first fault of a sequence."""
     if ids[start] != special[0]:
         return 1
     if b_start < 1 or ids[start + b_start - 1] != special[1]:
@@ -151,7 +151,7 @@ def _check(  # type: ignore[no-untyped-def]
     ids, offsets, b_starts, positions, labels, masked_offsets, next_labels,
     special, vocab_size, num_masked, counts, hashes, originals,
 ):  # fmt: skip
-    """Counts, and hashes of each sequence as it is and with its masks undone; (fault, sequence) of the first fault."""
+    """Fills in counts and the hashes of each sequence with and without masks; returns (first fault, its sequence)."""
     first_fault = 0
     where = -1
     for i in range(hashes.size):

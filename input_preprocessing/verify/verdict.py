@@ -1,9 +1,8 @@
 """Verifies a prepared data set: counts, digests, every sequence exactly once, labels, evaluation set, repeats.
 
-FOLDER is what prepare_data.sh was given as --outputdir; every data set that it finished there (prepared-*.json) is
-verified. FOLDER may also be any folder of record files, such as NVIDIA's packed shards: then what made them is not
-known, and whether they are complete cannot be known. Prints a table and one line with the verdict; exit code 0 only if
-every check holds.
+FOLDER is the --outputdir of prepare_data.sh; every data set finished there (prepared-*.json) is verified. It may also
+be any folder of record files, such as NVIDIA's packed shards, for which options and completeness are unknown. Prints a
+table and a one-line verdict; exit code 0 only if no check fails.
 """
 
 from __future__ import annotations
@@ -27,24 +26,22 @@ from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.foreign import NOT_RECORDS
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.manifest import Manifest
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import TEXT_MD5
 from input_preprocessing.text import vocabulary
 from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, rules_of
 
-# Digest of input_ids of the benchmark's 10,000 evaluation samples, as NVIDIA's eval_varlength.chk has it.
+# Digest of input_ids of the benchmark's 10,000 evaluation samples, from NVIDIA's eval_varlength.chk.
 PUBLISHED_EVALUATION = "611d8bae26646145e1c33338a27ba124"
 
-_SIGMAS = 6.0  # of a share of the masks; beyond it by chance once in 500 million data sets
-_MOST_SEEN = 0.01  # of the evaluation samples in the training data; articles that are copies of another exist
-_FEW_SEEN = 10  # training sequences: one text that is there twice makes several, of few samples a large share
+_SIGMAS = 6.0  # tolerance of the shares of masks; exceeded by chance in one of 500 million data sets
+_MOST_SEEN = 0.01  # share of evaluation samples in the training data, since some articles are copies of others
+_FEW_SEEN = 10  # training sequences; a single duplicated text makes several, a large share of few samples
 _USUAL_RANDOM_NEXT = (0.3, 0.8)
 _MARKS = {True: "ok", False: "FAILED", None: "note"}
 
 
 class Check(NamedTuple):
-    """One line of the table; a check that is neither true nor false is worth a note."""
+    """One line of the table; None stands for a note."""
 
     name: str
     holds: bool | None
@@ -52,7 +49,7 @@ class Check(NamedTuple):
 
 
 def _check(name: str, text: str, problem: str | None = None) -> Check:
-    """A check that holds unless there is a problem to tell."""
+    """A check that holds unless there is a problem."""
     return Check(name, not problem, problem or text)
 
 
@@ -60,7 +57,7 @@ def verify(folder: Path, *, jobs: int, vocab_file: Path | None = None) -> dict[s
     """Checks of every data set in the folder, by its name.
 
     Raises:
-        DataError: there is none, or nothing to verify it with.
+        DataError: there is none, or no vocabulary to verify it with.
     """
     if prepared := sorted(folder.glob("prepared-*.json")):
         return {path.stem.removeprefix("prepared-"): _verify_prepared(folder, path, jobs) for path in prepared}
@@ -68,10 +65,10 @@ def verify(folder: Path, *, jobs: int, vocab_file: Path | None = None) -> dict[s
     if not files:
         raise DataError(f"{folder} holds neither prepared-*.json nor record files; give the folder of a data set")
     if vocab_file is None:
-        raise DataError(f"{folder} has no prepared-*.json; say with --vocab-file what its records were made with")
+        raise DataError(f"{folder} has no prepared-*.json; give the vocabulary of its records with --vocab-file")
     rules, none = rules_of(vocabulary.load(vocab_file), None), np.zeros(0, np.uint64)  # none: no originals are kept
     audits, errors = _audit_all(files, rules, none, "read records", jobs)
-    unknown = Check("complete", None, "not known: no prepared-*.json tells what should be here")
+    unknown = Check("complete", None, "unknown: there is no prepared-*.json")
     return {folder.name: [unknown, _check_reading(audits, errors), *_content_checks(audits)]}
 
 
@@ -85,57 +82,57 @@ def _audit_task(rules: Rules, known: Hashes | None, path: Path) -> Audit | str:
 def _audit_all(
     files: Sequence[Path], rules: Rules, known: Hashes | None, label: str, jobs: int
 ) -> tuple[list[Audit], list[str]]:
-    """Audits of the readable files, and the errors of the others."""
+    """Audits of the readable files, and errors of the others."""
     weights = [path.stat().st_size for path in files]
     results = run_tasks(label, partial(_audit_task, rules, known), files, jobs=jobs, weights=weights)
     return [each for each in results if isinstance(each, Audit)], [each for each in results if isinstance(each, str)]
 
 
 def _check_reading(audits: Sequence[Audit], errors: Sequence[str], made: dict[Path, str] | None = None) -> Check:
-    """Is every file sound, and the one that was made?"""
+    """Whether every file is valid and, if ``made`` (digest by path) is given, as prepared."""
     total, problem = len(audits) + len(errors), ""
     other = [audit.path for audit in audits if made and made[audit.path] != audit.metadata.content_digest]
     if errors:
-        problem = f"{len(errors)} of {total} record files are not sound; {errors[0]}"
+        problem = f"{len(errors)} of {total} record files are damaged; {errors[0]}"
     elif other:
         problem = f"{len(other)} of {total} files are not the ones prepared: {other[0]}"
     empty = sum(audit.empty_rows for audit in audits)
-    note = f"; {empty:,} rows hold no sequence, and are skipped in training" if empty else ""
-    how = "as prepared, by their digests" if made else "in range"
+    note = f"; {empty:,} rows without sequences are skipped in training" if empty else ""
+    how = "as prepared, by digest" if made else "in range"
     return _check("contents", f"every sequence of {total:,} record files is {how}{note}", problem)
 
 
 def _content_checks(audits: list[Audit]) -> list[Check]:
-    """Labels, masks, next sentences and repeats, of any records."""
+    """Checks of labels, masks, next sentences and repeats, for any records."""
     masked, tokens, sequences = (sum(getattr(audit, n) for audit in audits) for n in ("masked", "tokens", "sequences"))
-    # Does every sequence have its special tokens, masks and labels where they belong?
+    # Special tokens, masks and labels of every sequence are in the right places.
     faulty = [f"{audit.path}: {audit.fault}" for audit in audits if audit.fault]
     share = masked / tokens if tokens else 0
     text = f"[CLS], [SEP], masks and labels of every sequence in place; {share:.2%} masked"
     labels = _check("labels", text, f"{faulty[0]} ({len(faulty)} such files)" if faulty else None)
-    # Did 80% of the masked tokens become [MASK], 10% stay, 10% become random ones, but for chance?
+    # Within the tolerance, 80% of the masked tokens became [MASK], 10% were kept, 10% replaced by random ones.
     masks = Check("masks", None, "nothing is masked")
     if masked:
         shares = [sum(audit.replaced[i] for audit in audits) / masked for i in range(2)]
-        # A random token is the one kept, or [MASK], once in a vocabulary: within the tolerance of 1 in 1,000.
+        # A random token may happen to be the original one or [MASK]: covered by the 0.001.
         spread = (0.001 + _SIGMAS * (wanted * (1 - wanted) / masked) ** 0.5 for wanted in (0.8, 0.1))
         unusual = any(np.abs(np.subtract(shares, (0.8, 0.1))) > [*spread])
         text = f"{shares[0]:.2%} [MASK], {shares[1]:.2%} kept, {1 - sum(shares):.2%} random"
         masks = _check("masks", text, f"{text}; expected 80%, 10%, 10%" if unusual else None)
-    # Is about every second segment B a random one?
+    # About every second segment B is random.
     share = sum(audit.random_next for audit in audits) / sequences if sequences else 0
     usual = _USUAL_RANDOM_NEXT[0] <= share <= _USUAL_RANDOM_NEXT[1]
-    note = "" if usual else "; unusual: are there documents of several sentences, with blank lines between them?"
+    note = "" if usual else "; unusual: do documents have several sentences, and blank lines between them?"
     next_sentences = Check("next sentences", usual or None, f"{share:.2%} random{note}")
-    # Is there no long sequence twice? That happens where a text file, or a shard, is there twice. Takes 8 bytes a
-    # sequence: they are counted in 16 parts, so that sorting takes little more.
-    told, count = sum(len(audit.hashes) for audit in audits), 0
+    # No long sequence occurs twice, as it does if a text file or shard is duplicated. The hashes take 8 bytes per
+    # sequence; counting them in 16 parts keeps the memory for sorting small.
+    compared, count = sum(len(audit.hashes) for audit in audits), 0
     for part in range(16):
         parts = [audit.hashes[audit.hashes >> np.uint64(60) == part] for audit in audits]
         hashes = np.concatenate([np.zeros(0, np.uint64), *parts])
         count += len(hashes) - len(np.unique(hashes))
-    what = f"{told:,} sequences with {TELLING_MASKS} masked tokens or more"
-    problem = f"{count:,} of {what} are there twice: is a text file a copy?" if count else ""
+    what = f"{compared:,} sequences with {TELLING_MASKS} masked tokens or more"
+    problem = f"{count:,} of {what} occur twice: is a text file duplicated?" if count else ""
     return [labels, masks, next_sentences, _check("repeats", f"none among {what}", problem)]
 
 
@@ -151,7 +148,7 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     audits, errors = _audit_all(training, rules, known, "read training records", jobs)
     both, digests = [*eval_audits, *audits], {folder / name: digest for name, digest in made.files.items()}
 
-    # Are all files there, and no others that a trainer would read?
+    # All files are present, and no others that a trainer would read.
     parents, problem = {path.parent for path in digests if path.suffix == ".hdf5"}, ""
     if missing := [name for name in made.files if folder / name not in present]:
         problem = f"{len(missing)} of {len(made.files)} are missing: {missing[0]}"
@@ -159,13 +156,13 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
         problem = f"{len(strays)} more than were prepared: {strays[0].relative_to(folder)}"
     files = _check("files", f"all {len(made.files):,} that were prepared, no others", problem)
 
-    # Vocabulary, model sizes and checkpoint, by their md5.
+    # Vocabulary, model sizes and checkpoint are unchanged, by md5.
     names = [name for name in made.files if not name.endswith(".hdf5") and folder / name in present]
     changed = [name for name in names if manifest.md5_of(folder / name) != made.files[name]]
     problem = f"{', '.join(changed)} changed since it was prepared" if changed else ""
     models = _check("model files", f"{', '.join(names)} as prepared", problem)
 
-    # Are all files made with the manifest's options and the vocabulary beside them?
+    # All files were made with the manifest's options and the vocabulary beside them.
     wanted = {name: made.recipe[name] for name in ("max_seq_length", "random_seed", "dupe_factor")}
     wanted["vocab_md5"] = words.md5
     different = (
@@ -176,36 +173,36 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     )
     options = _check("options", ", ".join(f"{name} {value}" for name, value in wanted.items()), next(different, None))
 
-    # Are there as many sequences, rows and tokens as were prepared?
+    # The numbers of sequences, rows and tokens are as prepared.
     totals = {name: sum(getattr(audit, name) for audit in audits) for name in ("sequences", "rows", "tokens")}
     lacking = (
         f"{total:,} {name}, {getattr(made, name):,} were prepared"
         for name, total in totals.items()
         if total != getattr(made, name)
     )
-    told = f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens"
-    counts = _check("counts", told, next(lacking, None))
+    text = f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens"
+    counts = _check("counts", text, next(lacking, None))
 
-    # Are the shards' sequences exactly the training instances, each as often as the instance maker made it?
+    # The shards' sequences are exactly the training instances, with repetitions.
     digest = add_multiset_digests([audit.metadata.multiset_digest for audit in audits])
     problem = "" if digest == made.multiset_digest else "the shards are not a permutation of the training instances"
     once = _check("coverage", f"every training instance exactly once (multiset digest {digest[:16]}...)", problem)
 
-    # Does no row hold more sequences than allowed? Tokens of a row are checked on reading.
+    # No row has more sequences than allowed. Tokens per row are checked on reading.
     most, allowed = max((audit.most_per_row for audit in audits), default=0), made.recipe["max_sequences_per_row"]
     capacity = sum(audit.capacity for audit in audits)
-    told = f"{totals['tokens'] / capacity if capacity else 0:.2%} of token slots filled"
-    problem = f"a row holds {most} sequences, at most {allowed} were asked for" if most > int(str(allowed)) else ""
-    rows = _check("rows", f"at most {most} sequence{'s' * (most > 1)} in a row, {told}", problem)
-    text, reading = Check("text", *made.benchmark_text), _check_reading(both, [*eval_errors, *errors], digests)
+    filled = f"{totals['tokens'] / capacity if capacity else 0:.2%} of token slots filled"
+    problem = f"a row has {most} sequences, at most {allowed} are allowed" if most > int(str(allowed)) else ""
+    rows = _check("rows", f"at most {most} sequence{'s' * (most > 1)} in a row, {filled}", problem)
+    source, reading = Check("text", *made.benchmark_text), _check_reading(both, [*eval_errors, *errors], digests)
     return [
-        files, models, text, reading, options, counts, once, rows,
+        files, models, source, reading, options, counts, once, rows,
         *_content_checks(audits), _check_evaluation(eval_audits, made), check_held_out(audits, known),
     ]  # fmt: skip
 
 
-def _check_evaluation(audits: Sequence[Audit], made: Manifest) -> Check:
-    """Is the evaluation set of the size prepared, sound, and the published one where the text is the benchmark's?"""
+def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check:
+    """Whether the evaluation set is valid, of the prepared size and, for the benchmark's text, the published one."""
     if len(audits) != 1:
         return Check("evaluation", False, f"{len(audits)} readable files, expected one")
     audit = audits[0]
@@ -216,40 +213,39 @@ def _check_evaluation(audits: Sequence[Audit], made: Manifest) -> Check:
     text = f"{audit.sequences:,} samples, {audit.masked:,} masked tokens"
     wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
     same_options = all(made.option(name) == value for name, value in wanted.items())
-    if not same_options or made.texts.get("eval.txt") != TEXT_MD5["eval.txt"]:
+    if not same_options or made.texts.get("eval.txt") != manifest.TEXT_MD5["eval.txt"]:
         return Check("evaluation", True, text)
     digest = published_digest(open_records(audit.path)[0])
     if digest != PUBLISHED_EVALUATION:
-        return Check("evaluation", None, f"{text}; not the samples that NVIDIA published the digest of ({digest})")
+        return Check("evaluation", None, f"{text}; not those whose digest NVIDIA published ({digest})")
     return Check("evaluation", True, f"{text}: exactly the published ones ({digest})")
 
 
 def published_digest(records: Records) -> str:
-    """Digest of input_ids as NVIDIA publishes it: md5 of the list of the md5 of each row, all as Python's text."""
+    """Digest of input_ids like NVIDIA's: md5 of the printed list of the md5 of each printed row."""
     rows = np.split(records.input_ids, records.sequence_offsets[1:-1])
     return hashlib.md5(str([hashlib.md5(str(ids.tolist()).encode()).hexdigest() for ids in rows]).encode()).hexdigest()
 
 
 def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
-    """Are the evaluation samples not trained on?"""
+    """Whether the evaluation samples are not in the training data."""
     if known is None or not len(known):
-        return Check("held out", None, "no evaluation sample is long enough to tell")
+        return Check("held out", None, "unknown: all evaluation samples are too short")
     seen = sum(audit.seen for audit in audits)
     text = f"{seen:,} training sequences have the text of one of {len(known):,} evaluation samples"
     return Check("held out", seen <= _MOST_SEEN * len(known) or (None if seen <= _FEW_SEEN else False), text)
 
 
 def failures(found: dict[str, list[Check]]) -> list[str]:
-    """Checks that do not hold, as text."""
+    """Failed checks, as text."""
     failed = ((name, check) for name, checks in found.items() for check in checks if check.holds is False)
     return [f"{name}: {check.name}: {check.detail}" for name, check in failed]
 
 
 def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
-    """One line for people."""
-    failed = failures(found)
+    """The verdict in one line."""
     total = sum(len(checks) for checks in found.values())
-    if failed:
+    if failed := failures(found):
         return f"{folder}: NOT VALID: {len(failed)} of {total} checks failed; {failed[0]}"
     unknown = sum(check.name == "complete" for checks in found.values() for check in checks)
     return f"{folder}: {'sound' if unknown else 'valid'}: {', '.join(found)}, all {total} checks hold"
@@ -258,8 +254,8 @@ def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
 def main(options: argparse.Namespace) -> None:
     found = verify(options.folder, jobs=options.jobs, vocab_file=options.vocab_file)
     if options.json:
-        told = {name: [check._asdict() for check in checks] for name, checks in found.items()}
-        print(json.dumps({"valid": not failures(found), "checks": told}))
+        checked = {name: [check._asdict() for check in checks] for name, checks in found.items()}
+        print(json.dumps({"valid": not failures(found), "checks": checked}))
     for name, checks in found.items() if not options.json else ():
         print(f"{name}\n")
         for check in checks:

@@ -1,12 +1,12 @@
 """Turns the wikitext of articles into text: one sentence per line, a blank line after each article.
 
-Takes the folder that `extract` wrote, writes text-XXXXX.txt, a file for each of its files. Kept: running text, with the
-labels of links and the text of formatting templates. Left out, as WikiExtractor does: tables, lists, headings,
-references, other templates, images, categories, mathematics, comments, sections such as "References", and articles of
-which nothing remains. Finished files are kept when it is run again; the result does not depend on --jobs.
+Reads the folder written by `extract`, writes one text-XXXXX.txt for each of its files. Kept: running text, including
+the labels of links and the text of formatting templates. Dropped, like in WikiExtractor: tables, lists, headings,
+references, other templates, images, categories, mathematics, comments, sections such as "References", and empty
+articles. Finished files are kept when run again; the result does not depend on --jobs.
 
-The mark-up is parsed by mwparserfromhell, sentences are found by nupunkt (the Punkt algorithm, as in the reference's
-preparation): both are optional dependencies, see requirements/wiki.txt.
+The mark-up is parsed by mwparserfromhell, sentences are split by nupunkt (the Punkt algorithm, as in the reference's
+preparation); both are optional dependencies, see requirements/wiki.txt.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
+from input_preprocessing.stage.manifest import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import table
 from input_preprocessing.wiki.extract import read_pages
 
 MODULES = ("mwparserfromhell", "nupunkt")
 
-_VERBATIM = str.maketrans("{}[]|<", "\ue000\ue001\ue002\ue003\ue004\ue005")  # what nowiki says is no mark-up
+_VERBATIM = str.maketrans("{}[]|<", "\ue000\ue001\ue002\ue003\ue004\ue005")  # protects mark-up within nowiki
 _AS_WRITTEN = {new: old for old, new in _VERBATIM.items()}
-_LIST = "\x02"  # marks the line of a list item until lines are judged
+_LIST = "\x02"  # marks lines of list items, which are dropped later
 _TABLE = table(__file__, "wikitext.yaml")
 _SPACES = re.compile(r"[\s\u00a0\u200b\ufeff]+")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200e\u200f\u2060\ufffd]")
@@ -44,15 +44,11 @@ _TABLE_LINE = re.compile(r"^[|!]|^\{\|")
 _LIST_LINE = re.compile(r"^[*#:;]")
 _ENDED = re.compile(r"""[.!?…:;]["'”’)\]]*$""")
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_FEWEST_WORDS = 4  # of a paragraph that does not end like a sentence
+_FEWEST_WORDS = 4  # of a paragraph that does not end like a sentence, to be kept
 
 
 def require(modules: Iterable[str] = MODULES) -> None:
-    """Stops where one of the libraries is missing.
-
-    Raises:
-        DataError: it is not installed.
-    """
+    """Raises DataError if one of the libraries is not installed."""
     for name in modules:
         try:
             importlib.import_module(name)
@@ -72,12 +68,12 @@ def _libraries() -> tuple[Callable[[str], Any], Any, Callable[[str], list[str]]]
 
 
 def sentences_of(wikitext: str) -> list[str] | None:
-    """The sentences of an article; None for mark-up that cannot be parsed."""
+    """Sentences of an article; None if its mark-up cannot be parsed."""
     parse, nodes, tokenize = _libraries()
     try:
         text = _Text(nodes).of(parse(wikitext))
     except (RecursionError, ValueError, SystemError, AttributeError):
-        return None  # a parser's failure on hopeless mark-up must not end a run of six million articles
+        return None  # bad mark-up must not end a run over six million articles
     sentences = []
     for paragraph in paragraphs_of(text):
         found = (_SPACES.sub(" ", sentence).strip() for sentence in tokenize(paragraph))
@@ -86,7 +82,7 @@ def sentences_of(wikitext: str) -> list[str] | None:
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """Paragraphs of an article's text without mark-up: a line each, lists and what did not parse left out."""
+    """Paragraphs of an article's text without mark-up, one per line, without lists and unparsed mark-up."""
     kept = []
     for raw in text.split("\n"):
         line = _MAGIC_WORD.sub("", raw).strip()
@@ -105,7 +101,7 @@ def paragraphs_of(text: str) -> list[str]:
 
 
 class _Text:
-    """Plain text of parsed mark-up."""
+    """Converts parsed mark-up to plain text."""
 
     def __init__(self, nodes: Any) -> None:
         self.by_type: dict[type, Callable[[Any], str]] = {
@@ -121,7 +117,7 @@ class _Text:
         self.heading = nodes.Heading
 
     def of(self, code: Any) -> str:
-        """Text of some wikicode; sections of the table's and headings are left out."""
+        """Text of wikicode, without headings and the sections to drop."""
         parts: list[str] = []
         dropped_level = 0
         for node in code.nodes:
@@ -179,14 +175,14 @@ class _Text:
 
 
 PATTERN = "text-*.txt"
-_RULES = 2  # raise it with any change to what is kept
+_RULES = 2  # increase with any change to what is kept
 
 
 def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
-    """Writes the text of the pages in `source` to `target`; (articles that could not be parsed, files).
+    """Writes the text of the pages in `source` to `target`; returns (unparsable articles, files).
 
     Raises:
-        DataError: a library is missing, `source` is not finished, or nothing remains of it.
+        DataError: a library is missing, `source` is not finished, or there is no text left.
     """
     require()
     pages = finished_files(source, "extract")
@@ -201,12 +197,12 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
         failures = sum(run_tasks("clean", _clean_file, tasks, jobs=jobs, weights=costs))
         folder.finish(names)
     if not any((target / name).stat().st_size for name in names):
-        raise DataError(f"{source} holds no text; is it of another language or not of Wikipedia?")
+        raise DataError(f"{source} holds no text; is it in another language, or not from Wikipedia?")
     return failures, len(names)
 
 
 def _clean_file(task: tuple[Path, Path]) -> int:
-    """Writes the text of one file of pages unless it is there already; articles that could not be parsed."""
+    """Writes the text of a file of pages unless it exists; returns the number of unparsable articles."""
     source, target = task
     if target.is_file():
         return 0
@@ -223,5 +219,5 @@ def _clean_file(task: tuple[Path, Path]) -> int:
 
 def main(options: argparse.Namespace) -> None:
     failures, files = clean(options.source, options.target, jobs=options.jobs)
-    note = f", {failures} articles left out whose mark-up cannot be parsed" if failures else ""
+    note = f", {failures} articles with unparsable mark-up skipped" if failures else ""
     print(f"{options.target}: {files} files{note}", file=sys.stderr)

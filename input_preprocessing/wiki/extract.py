@@ -1,13 +1,13 @@
 """Extracts the articles of Wikipedia dumps: wikitext of every page of the main namespace that is not a redirect.
 
-Reads enwiki-*-pages-articles*.xml.bz2 as it streams by; a multistream dump is spread over the workers. Writes
-pages-XXXXX.jsonl.gz, a page a line ({"id", "title", "text"}), in the order of the dump. Finished files are kept when it
-is run again; the result does not depend on --jobs.
+Streams enwiki-*-pages-articles*.xml.bz2; a multistream dump is spread over the workers. Writes pages-XXXXX.jsonl.gz,
+one page per line ({"id", "title", "text"}), in the order of the dump. Finished files are kept when run again; the
+result does not depend on --jobs.
 """
 
-# A multistream dump is many bzip2 streams end to end (100 pages each in Wikimedia's), so that workers can each take a
-# range of its bytes. A page belongs to the range in which the stream begins that holds its first byte: every page comes
-# from exactly one range, also where streams do not end between pages.
+# A multistream dump is many bzip2 streams end to end (100 pages each in Wikimedia's), so workers can each process a
+# byte range. A page belongs to the range in which the stream with its first byte begins: every page is in exactly one
+# range, even if streams do not end between pages.
 
 from __future__ import annotations
 
@@ -27,15 +27,12 @@ from xml.etree import ElementTree
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import OPTIONS
-from input_preprocessing.stage.folder import StageFolder, contents_of
+from input_preprocessing.stage.manifest import PUBLISHED, StageFolder, contents_of
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import PUBLISHED
 
-CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"][
-    "default"
-]  # of the dump a file: 555 files of English Wikipedia of 2020
+CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"]["default"]  # of the dump per file: 555 files for enwiki 2020
 PATTERN = "pages-*.jsonl.gz"
-_STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # head of a stream and of its first block: ten bytes, on a byte boundary
+_STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # header of a stream and of its first block: ten bytes, byte-aligned
 _READ = 1 << 18
 _OPEN, _CLOSE = b"<page>", b"</page>"
 
@@ -49,10 +46,10 @@ class Page(NamedTuple):
 
 
 def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = CHUNK_BYTES) -> int:
-    """Writes the pages of the dumps to `target`, a file for each `chunk_bytes` of a dump; the number of files.
+    """Writes the pages of the dumps to `target`, one file per `chunk_bytes` of a dump; returns the number of files.
 
     Raises:
-        DataError: a dump is missing, damaged or holds no article.
+        DataError: a dump is missing or damaged, or has no articles.
     """
     dumps = sorted(sources, key=_natural)
     try:
@@ -73,15 +70,15 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
         run_tasks("extract", _extract_range, tasks, jobs=jobs)
         folder.finish([path.name for path in files])
     if not any(next(read_pages(path), None) for path in files):
-        raise DataError(f"{dumps[0]} holds no article; give a dump of pages-articles")
+        raise DataError(f"{dumps[0]} has no articles; give a dump of pages-articles")
     return len(files)
 
 
 def _check_known(contents: dict[str, str]) -> None:
-    """Checks the md5 of the benchmark's dump, and tells whether it is the one.
+    """Reports whether the dumps are the benchmark's.
 
     Raises:
-        DataError: a file of its name is another, or damaged.
+        DataError: a file with its name has another md5.
     """
     published: dict[str, str] = PUBLISHED["dump_md5"]
     for name, md5 in contents.items():
@@ -89,23 +86,19 @@ def _check_known(contents: dict[str, str]) -> None:
         if wanted is None:
             print(f"{name}: not the benchmark's dump, {', '.join(published)}", file=sys.stderr)
         elif md5 != wanted:
-            raise DataError(f"{name} has md5 {md5}, the published one has {wanted}; download it again, or rename it")
+            raise DataError(f"{name} has md5 {md5}, the published one {wanted}; download it again, or rename it")
         else:
             print(f"{name}: the benchmark's dump, md5 {md5}", file=sys.stderr)
 
 
 def find_dumps(folder: Path) -> list[Path]:
-    """The dumps in a folder, in the order of their pages."""
+    """Dumps in a folder, in page order."""
     found = [path for path in folder.glob("*.xml.bz2") if path.is_file()] if folder.is_dir() else []
     return sorted(found, key=_natural)
 
 
 def read_pages(path: Path) -> Iterator[Page]:
-    """Pages of a file that `extract` wrote.
-
-    Raises:
-        DataError: it is damaged.
-    """
+    """Pages of a file written by `extract`. Raises DataError if it is damaged."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
@@ -117,9 +110,9 @@ def read_pages(path: Path) -> Iterator[Page]:
 
 
 def write_pages(path: Path, pages: Iterable[Page | None]) -> None:
-    """Writes pages, whole or not at all, the same bytes each time."""
+    """Writes pages atomically and reproducibly."""
     with atomic_file(path) as partial, open(partial, "wb") as raw:
-        # No name and no time in the header; the lowest level, as the file is read once and then removed.
+        # No name and time in the header; the lowest level, since the file is read only once.
         zipped = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0)
         with zipped, io.TextIOWrapper(zipped, encoding="utf-8", errors="ignore", newline="\n") as text:
             for page in filter(None, pages):
@@ -134,10 +127,10 @@ def _extract_range(task: tuple[Path, int, int, Path]) -> None:
 
 
 def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """The XML of the pages that belong to a range of the dump's bytes, of a dump of one stream all to its first.
+    """XML of the pages that belong to a byte range of the dump; in a single-stream dump, all belong to the first.
 
     Raises:
-        DataError: the dump is cut off or damaged.
+        DataError: the dump is truncated or damaged.
     """
     start = begin
     if end is not None:
@@ -147,7 +140,7 @@ def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[by
             return
         start = found.start()
     buffer = bytearray()
-    own: int | None = None  # bytes of the buffer that came from streams of this range; None: all so far
+    own: int | None = None  # bytes of the buffer from streams of this range; None: all so far
     for stream, block in _blocks(path, start):
         if own is None and end is not None and stream >= end:
             own = len(buffer)
@@ -170,7 +163,7 @@ def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[by
 
 
 def _blocks(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
-    """(byte at which its stream begins, decompressed block), to the end of the file."""
+    """(offset of its stream, decompressed block), to the end of the file."""
     with open(path, "rb") as file:
         file.seek(start)
         decompressor = bz2.BZ2Decompressor()
@@ -188,21 +181,21 @@ def _blocks(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
         except (OSError, ValueError) as error:
             raise DataError(f"{path} is damaged at about byte {stream} ({error}); download it again") from error
         if started and not decompressor.eof:
-            raise DataError(f"{path} is cut off after {file.tell()} bytes; download it again")
+            raise DataError(f"{path} is truncated after {file.tell()} bytes; download it again")
 
 
 def parse_page(xml: bytes, path: Path) -> Page | None:
     """The article; None for redirects and pages of other namespaces (talk, templates, ...).
 
     Raises:
-        DataError: this is not a page.
+        DataError: not a valid page.
     """
     try:
         page = ElementTree.fromstring(xml)
         number = int(page.findtext("id", ""))
     except (ElementTree.ParseError, ValueError) as error:
         shown = xml[:60].decode("utf-8", "replace").replace("\n", " ")
-        raise DataError(f"{path} holds a page that is no XML ({error}): {shown}...; download it again") from error
+        raise DataError(f"{path} holds a page that is not XML ({error}): {shown}...; download it again") from error
     text = page.findtext("revision/text")
     if page.findtext("ns", "0") != "0" or page.find("redirect") is not None or not text:
         return None
@@ -210,7 +203,7 @@ def parse_page(xml: bytes, path: Path) -> Page | None:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sort key by which articles2 comes before articles10."""
+    """Sort key that puts articles2 before articles10."""
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
 
 

@@ -1,14 +1,14 @@
 """Splits cleaned text into training shards and evaluation text, by the rule of the benchmark's reference.
 
-Takes the folder that `clean` wrote, or the tree of sentence files (AA/wiki_00.3 ...) that WikiExtractor and the
-reference's own clean-up scripts leave. --num-eval-documents articles become eval.txt: of each file its share, drawn by
-a generator of its own, seeded with --random-seed + 13 x the file's number. Text of `clean` counts as files of at most
-1 MiB, as WikiExtractor's are. eval.md5 lists the md5 of each of these articles. The others go, in their order, to
-part-XXXXX-of-XXXXX files of about the same size. No article is cut, lost or in two files. Runs again from where it was
-stopped; the result does not depend on --jobs.
+Reads the folder written by `clean`, or the tree of sentence files (AA/wiki_00.3 ...) left by WikiExtractor and the
+reference's clean-up scripts. --num-eval-documents articles become eval.txt: each file contributes its share, drawn by a
+separate generator seeded with --random-seed + 13 x file number. Text of `clean` is treated as files of at most 1 MiB
+like WikiExtractor's. eval.md5 lists the md5 of each of these articles. The others go, in order, to part-XXXXX-of-XXXXX
+files of about equal size. No article is split, lost or in two files. Resumes where it was stopped; the result does not
+depend on --jobs.
 
-Of the reference's own files the rule gives the benchmark's own evaluation text; other programs than those of 2020 leave
-other text, and so other articles in a file. What was made is compared with the published md5, and it is said.
+On the reference's own files, the rule yields the benchmark's evaluation text; programs other than those of 2020 produce
+other text, and so other articles per file. The result is compared with the published md5 and reported.
 """
 
 from __future__ import annotations
@@ -31,24 +31,21 @@ import numpy.typing as npt
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import OPTIONS, human_bytes
-from input_preprocessing.stage.folder import NAME as STAGE_FILE
-from input_preprocessing.stage.folder import StageFolder, contents_of, finished_files
-from input_preprocessing.stage.manifest import md5_of
+from input_preprocessing.stage.manifest import STAGE_FILE, TEXT_MD5, StageFolder, contents_of, finished_files, md5_of
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.published import TEXT_MD5
 from input_preprocessing.stage.reading import slices
 
 NUM_SHARDS = 500
 NUM_EVAL_DOCUMENTS: int = OPTIONS["split"]["--num-eval-documents"]["default"]
 LIST = "eval.md5"  # the md5 of each evaluation article
 _BLANK = b"\n\n"
-DOCUMENTS_PER_SHARD = 20  # a random next sentence comes from the same shard
-_MOST_FOR_EVALUATION = 0.05  # of the documents, where there are few
+DOCUMENTS_PER_SHARD = 20  # at least; random next sentences are drawn from the same shard
+_MOST_FOR_EVALUATION = 0.05  # maximal share of the documents, if there are few
 PATTERNS = ("part-*-of-*", "eval.txt", LIST)
-SENTENCES = "??/wiki_??.3"  # what the scripts leave of WikiExtractor's ??/wiki_??, a sentence a line
-SEED_STEP = 13  # from one file's seed to the next one's
-BLOCK_BYTES = int(26.92 * (1 << 20))  # of WikiExtractor's files that make a part, at most
-FILE_BYTES = 1 << 20  # of WikiExtractor's files, at most
+SENTENCES = "??/wiki_??.3"  # written by the scripts for WikiExtractor's ??/wiki_??, one sentence per line
+SEED_STEP = 13  # between the seeds of consecutive files
+BLOCK_BYTES = int(26.92 * (1 << 20))  # maximal bytes of WikiExtractor's files per part
+FILE_BYTES = 1 << 20  # maximal size of WikiExtractor's files
 
 Integers = npt.NDArray[np.int64]
 
@@ -81,9 +78,9 @@ def split(
         target: folder to write to.
         jobs: worker processes.
         shards: part files; None: NUM_SHARDS, fewer where that would leave less than DOCUMENTS_PER_SHARD in each.
-        num_eval_documents: for evaluation; of few documents, a twentieth.
+        num_eval_documents: for evaluation, at most a twentieth of the documents.
         seed: of the choice.
-        origin: what the text was made of, noted with what was made.
+        origin: what the text was made from, recorded in the recipe.
 
     Raises:
         DataError: `source` is not finished, or has too few documents for so many shards.
@@ -100,18 +97,16 @@ def split(
     training = documents[~held_out]
     gathered = is_reference and shards is None
     if gathered:
-        try:  # a part ends before WikiExtractor's files, which lie beside their sentences, exceed the bytes of a block
+        try:  # a part ends before its WikiExtractor files, beside those of sentences, exceed the bytes of a block
             part_of_text = fill([path.with_suffix("").stat().st_size for path in texts], BLOCK_BYTES)
         except OSError as error:
-            told = f"{error.filename} is missing, by whose size the parts are cut; or give --shards"
-            raise DataError(told) from error
+            raise DataError(f"{error.filename} is missing, its size determines the parts; or give --shards") from error
         parts = np.split(training, np.searchsorted(part_of_text[training[:, 0]], np.arange(1, part_of_text[-1] + 1)))
     else:
         count = shards or max(1, min(NUM_SHARDS, len(training) // DOCUMENTS_PER_SHARD))
         if len(training) < 2 * count:
             most = max(1, len(training) // 2)
-            few = f"{source} has {len(training)} documents, too few for {count} shards"
-            raise DataError(f"{few}; use --shards {most}")
+            raise DataError(f"{source} has {len(training)} documents, too few for {count} shards; use --shards {most}")
         parts = cut(training, count)
     names = [f"part-{number:05d}-of-{len(parts):05d}" for number in range(len(parts))]
     recipe = {
@@ -133,12 +128,12 @@ def hold_out(files: Integers, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
     """Boolean mask of the evaluation documents.
 
     File f of F holds out floor((f + 1) * wanted / F) - floor(f * wanted / F) of its documents, drawn one by one with a
-    generator seeded seed + 13 * f: floor(random() * documents of the file), again where it was drawn before. A file
-    with fewer documents gives all of them.
+    generator seeded with seed + 13 * f: floor(random() * documents of the file), repeated if already drawn. A file with
+    fewer documents contributes all of them.
 
     Args:
-        files: number of the file of each document, ascending without gaps.
-        wanted: documents to hold out of all.
+        files: file number of each document, ascending without gaps.
+        wanted: number of documents to hold out in total.
         seed: of the first file.
     """
     counts = np.bincount(files)
@@ -155,7 +150,7 @@ def hold_out(files: Integers, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
 
 
 def fill(sizes: Iterable[int], most: int) -> Integers:
-    """The block of each item where they are put one after the other into blocks of at most so many bytes."""
+    """Block number of each item when blocks of at most ``most`` bytes are filled in order."""
     blocks: list[int] = []
     number = filled = 0
     for size in sizes:
@@ -167,7 +162,7 @@ def fill(sizes: Iterable[int], most: int) -> Integers:
 
 
 def cut(documents: Integers, count: int) -> list[Integers]:
-    """The documents (file, begin, end) in `count` runs of about as many bytes, each with one at least."""
+    """Cuts the documents (file, begin, end) into `count` non-empty runs of about equal bytes."""
     ends = np.cumsum(documents[:, 2] - documents[:, 1])
     places = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
     first = np.arange(1, count)
@@ -179,22 +174,22 @@ def cut(documents: Integers, count: int) -> list[Integers]:
 def _documents(task: tuple[int, Path, bool]) -> Integers:
     """(file, begin, end) of every document of a text file, (N, 3), without the blank line that ends it.
 
-    What follows the last blank line counts as a document, as it does for the reference, were it of no bytes.
+    Like in the reference, what follows the last blank line is a document, even if empty.
     """
     number, path, is_reference = task
     data = path.read_bytes()
     if data and not data.endswith(b"\n" if is_reference else _BLANK):
         unit = "line" if is_reference else "document"
-        raise DataError(f"{path} is cut short, it does not end with a {unit}; make it again")
+        raise DataError(f"{path} is truncated, it does not end with a complete {unit}; make it again")
     ends = [*(match.start() for match in re.finditer(_BLANK, data)), len(data)]
     begins = [0, *(end + len(_BLANK) for end in ends[:-1])]
     return np.array([(number, *bounds) for bounds in zip(begins, ends, strict=True)], dtype=np.int64)
 
 
 def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
-    """Writes documents to a file, or the md5 of each, unless it is there already.
+    """Writes documents, or the md5 of each, to a file unless it exists.
 
-    The reference, where it gathers files, drops the last of two line's ends of each of them.
+    Where the reference gathers files, it drops the last of the two final newlines of each.
     """
     documents, target, gathered = task
     if target.is_file():
@@ -204,7 +199,7 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
             if target.name != LIST:
                 output.write(b"".join(each + _BLANK for each in found)[: -1 if gathered else None])
                 continue
-            for each in found:  # without the spaces at its end, those beyond ASCII included
+            for each in found:  # without trailing white space, including non-ASCII
                 stripped = each.decode("utf-8", "surrogateescape").rstrip().encode("utf-8", "surrogateescape")
                 output.write(hashlib.md5(stripped).hexdigest().encode() + b"\n")
 
@@ -215,7 +210,7 @@ def main(options: argparse.Namespace) -> None:
         num_eval_documents=options.num_eval_documents, seed=options.random_seed,
     )  # fmt: skip
     size = human_bytes(sum(path.stat().st_size for path in options.target.glob("part-*")))
-    told = f"{made.training:,} documents ({size}) in {made.shards} files, {made.held_out:,} for evaluation"
-    print(f"{options.target}: {told}; {made.note}", file=sys.stderr)
+    summary = f"{made.training:,} documents ({size}) in {made.shards} files, {made.held_out:,} for evaluation"
+    print(f"{options.target}: {summary}; {made.note}", file=sys.stderr)
     if options.json:
         print(json.dumps(dataclasses.asdict(made)))

@@ -1,4 +1,4 @@
-"""From Wikipedia dumps to the text that preparation starts from: extract, clean and split in one call."""
+"""From Wikipedia dumps to the input text of the preparation: extract, clean and split in one call."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import shutil
 import sys
 from pathlib import Path
 
-from input_preprocessing.stage.folder import NAME as STAGE_FILE
-from input_preprocessing.stage.folder import contents_of, finished_recipe
+from input_preprocessing.stage.manifest import STAGE_FILE, contents_of, finished_recipe
 from input_preprocessing.wiki.clean import clean, require
 from input_preprocessing.wiki.extract import extract, find_dumps
 from input_preprocessing.wiki.split import split
 
-WHAT_A_DUMP_LACKS = (
-    "its articles were cleaned and cut into sentences by other programs, of 2020, so that a dump gives neither its "
-    "text nor its evaluation set; for a submission download results4"
+NOT_THE_BENCHMARK = (
+    "its articles were cleaned and split into sentences by other programs in 2020, so a dump yields neither its text "
+    "nor its evaluation set; for a submission download results4"
 )
 
 
 def text_is_wanted(download: Path) -> bool:
-    """True if DOWNLOADDIR/wiki has dumps whose text is missing, unfinished, or made from other dumps."""
+    """Whether DOWNLOADDIR/wiki has dumps whose text is missing, unfinished, or made from other dumps."""
     results = download / "results4"
     dumps = find_dumps(download / "wiki")
     if not dumps:
@@ -29,31 +28,31 @@ def text_is_wanted(download: Path) -> bool:
     recipe = finished_recipe(results)
     if recipe is None:
         return True
-    origin = recipe.get("origin")  # none where `split` was run by hand
+    origin = recipe.get("origin")  # None if `split` was run by hand
     return origin is not None and origin != contents_of(dumps, "check dumps", 1)
 
 
 def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = None) -> None:
-    """Makes DOWNLOADDIR/results4 (part files and eval.txt) of DOWNLOADDIR/wiki/*.xml.bz2; resumes where it stopped.
+    """Makes DOWNLOADDIR/results4 (part files and eval.txt) from DOWNLOADDIR/wiki/*.xml.bz2; resumes where it stopped.
 
     Args:
         download: DOWNLOADDIR.
-        work: folder for what lies between, removed at the end.
+        work: folder for intermediate files, removed at the end.
         jobs: worker processes.
         shards: part files; None: see `split`.
 
     Raises:
-        DataError: a library is missing, or a dump is damaged or holds too little.
+        DataError: a library is missing, or a dump is damaged or has too little text.
     """
     require()
     target = download / "results4"
     dumps = find_dumps(download / "wiki")
     extract(dumps, work / "pages", jobs=jobs)
-    origin = contents_of(dumps, "check dumps", jobs)  # which `extract` has checked
+    origin = contents_of(dumps, "check dumps", jobs)  # checked by `extract`
     failures, _ = clean(work / "pages", work / "text", jobs=jobs)
     made = split(work / "text", target, jobs=jobs, shards=shards, origin=origin)
-    note = f"; {failures} articles left out whose mark-up cannot be parsed" if failures else ""
+    note = f"; {failures} articles with unparsable mark-up skipped" if failures else ""
     print(f"{target}: {made.training:,} articles, {made.held_out:,} more for evaluation{note}", file=sys.stderr)
     if not made.is_benchmarks:
-        print(f"{target}: {made.note}: {WHAT_A_DUMP_LACKS}", file=sys.stderr)
+        print(f"{target}: {made.note}: {NOT_THE_BENCHMARK}", file=sys.stderr)
     shutil.rmtree(work)

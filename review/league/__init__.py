@@ -1,1 +1,1 @@
-"""Results in a row: ranked, their scaling and the trend over the rounds, one's own among the published ones."""
+"""Ranking of results, the user's own among the published ones, with scaling and the trend over the rounds."""

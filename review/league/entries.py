@@ -1,4 +1,4 @@
-"""One line of the league: what a result folder amounts to, and the same as a line of CSV."""
+"""Entries of the league, made from result folders or read from CSV."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from review.rulebook.rules import table
 
 _BORROWED: dict[str, bool] = table("borrowed")
 HYPERPARAMETERS = (*_BORROWED, "opt_epsilon", "gradient_accumulation_steps")
-_SANE_SAMPLES = (1e5, 1e8)  # that a run to the target takes; a log that counts epochs has a handful
+_SANE_SAMPLES = (1e5, 1e8)  # range for a run to the target; a log that counts epochs is far below
 _CHECKOUT = re.compile(r"training_results_v(\d+\.\d+)")
 _LOG = re.compile(rf"([^/]+/results/[^/]+/{BENCHMARK})/result_[^/]*\.txt", re.IGNORECASE)
 _COMMIT = re.compile(r"# round (\S+): (\S+)\n")
@@ -33,12 +33,12 @@ _FORMATS |= {"training_rate": ".1f", "joules": ".2f", **dict.fromkeys(_WHOLE, ".
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A result in the league. What is not known is None, or empty.
+    """A result in the league. Unknown values are None or empty.
 
-    ``minutes``: the score where ``checked``, which says that the rules of its round accept it, by the factor that the
-    installed rules give; else the olympic mean of the runs that reached the target. ``published_minutes``: the same
-    mean by the factor of the scaling.json beside the logs, or 1. ``training_rate``: sequences a second without the
-    evaluations, of logs that time them. ``joules``: of the same runs. ``folder``: in the repository of its round.
+    ``checked``: the rules of its round accept the result. ``minutes``: the score by the installed rules if there is
+    one, else the olympic mean of the runs that reached the target. ``published_minutes``: the same mean times the
+    factor of scaling.json beside the logs. ``training_rate``: sequences per second outside evaluations, if the logs
+    time those. ``joules``: of the same runs. ``folder``: within the repository of its round.
     """
 
     round: str
@@ -63,24 +63,23 @@ class Entry:
 
     @property
     def per_accelerator(self) -> float | None:
-        """Sequences a second of one accelerator."""
+        """Sequences per second and accelerator."""
         rate, count = self.sequences_per_second, self.accelerators
         return rate / count if rate and count else None
 
     @property
     def kind(self) -> tuple[str, str, str, str]:
-        """What shares a scaling curve: round, submitter, division, accelerator."""
+        """Key of a scaling curve: round, submitter, division, accelerator."""
         return self.round, self.submitter, self.division, self.accelerator
 
     @property
     def logs(self) -> tuple[str, ...] | None:
-        """The same for the same logs, in whatever round and by whatever name; None where too little is known."""
+        """Key that is equal for the same logs, whatever their round and name; None if too little is known."""
         if self.samples is None or self.sequences_per_second is None:
             return None
         return f"{self.samples:.0f}", f"{self.sequences_per_second:.1f}", f"{self.batch_size}"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         return {**found, "sequences_per_second_per_accelerator": self.per_accelerator}
 
@@ -90,7 +89,7 @@ _ALL_COLUMNS = (*COLUMNS, *HYPERPARAMETERS, "folder")
 
 
 def entry_of(result: Result, label: str, root: Path) -> Entry:
-    """The line of a result. ``label``: what to call its round. ``root``: its folder is named from there."""
+    """Entry of a result. ``label``: its round. ``root``: folder that ``Entry.folder`` is relative to."""
     described, division = tree.description(result.folder), (result.division or "").casefold()
     checked = result.score is not None and not result.obstacles
     kept = result.kept if result.score is not None else result.reached_kept
@@ -122,7 +121,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
 
 
 def _accelerator(described: dict[str, Any], result: Result) -> str:
-    """The accelerator's name, of a system without any its processor's."""
+    """Name of the accelerator, or of the processor of a system without one."""
     name = text(described.get("accelerator_model_name") or "").strip()
     if name and name.casefold() not in ("n/a", "none", "-"):
         return name
@@ -144,7 +143,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def logged(run: Run | None) -> dict[str, float]:
-    """What a run logs of HYPERPARAMETERS, numbers alone."""
+    """The numeric HYPERPARAMETERS that a run logs."""
     known = {} if run is None else run.hyperparameters
     return {key: value for key in HYPERPARAMETERS if (value := number(known.get(key))) is not None}
 
@@ -155,7 +154,7 @@ def _place(folder: Path, root: Path) -> str:
 
 
 def to_rows(entries: Iterable[Entry]) -> list[list[str]]:
-    """Headings, and a row for each entry."""
+    """Headings, and a row per entry."""
 
     def cell(value: Any, form: str = "") -> str:
         return "" if value is None else ("no", "yes")[value] if isinstance(value, bool) else f"{value:{form}}"
@@ -168,7 +167,7 @@ def to_rows(entries: Iterable[Entry]) -> list[list[str]]:
 
 
 def read_digest(path: Path = PUBLISHED) -> list[Entry]:
-    """The entries of a CSV that `league --csv` wrote."""
+    """Entries of a CSV written by `league --csv`."""
     found = []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
@@ -183,15 +182,15 @@ def read_digest(path: Path = PUBLISHED) -> list[Entry]:
 
 @functools.cache
 def published() -> tuple[Entry, ...]:
-    """Every BERT result of rounds 0.7 to 5.0 of MLPerf Training, by the logs that MLCommons published."""
+    """All BERT results of MLPerf Training rounds 0.7 to 5.0, from the logs that MLCommons published."""
     return tuple(read_digest())
 
 
 def same_hyperparameters(result: Result) -> list[Entry]:
-    """Published results with the hyper-parameters of this one: those of its batch size first, then by round.
+    """Published results with the same hyper-parameters, those of the same batch size first, then by round.
 
-    The rules let a submitter take over another's hyper-parameters as a group, with a batch size of its own (training
-    rules, "Hyperparameter Borrowing"). Compared is what both log of learning rate, schedule, betas and weight decay.
+    The rules let submitters borrow hyper-parameters as a group, at any batch size (training rules, "Hyperparameter
+    Borrowing"). Compares learning rate, schedule, betas and weight decay as far as both log them.
     """
     own = logged(next((run for run in result.runs if run.log.events), None))
     itself = (text(result.organization or "").casefold(), text(result.name))
@@ -208,7 +207,7 @@ def same_hyperparameters(result: Result) -> list[Entry]:
 
 
 def describe_same(result: Result) -> str | None:
-    """One line about the published results with its hyper-parameters; None if there are none."""
+    """One line about the published results with the same hyper-parameters; None if there are none."""
     found = same_hyperparameters(result)
     if not found:
         return None
@@ -220,10 +219,10 @@ def describe_same(result: Result) -> str | None:
 
 
 def update(folder: Path, table: Path = PUBLISHED) -> dict[str, str]:
-    """Rebuilds the rounds whose checkout, training_results_v<round>, lies in the folder; the commits of all rounds.
+    """Rebuilds the rounds with a checkout, training_results_v<round>, in the folder; returns {round: commit} of all.
 
-    The others keep their rows. The table begins with the commit of each round, and follows from these commits and the
-    installed rules alone. Raises ReviewError, and then leaves the table as it was.
+    Other rounds keep their rows. The table starts with the commit of each round, and depends on these commits and the
+    installed rules only. Raises ReviewError and then leaves the table unchanged.
     """
     checkouts = {name[1]: path for path in sorted(folder.glob("*")) if (name := _CHECKOUT.fullmatch(path.name))}
     if not checkouts:
@@ -234,13 +233,13 @@ def update(folder: Path, table: Path = PUBLISHED) -> dict[str, str]:
         commits[round_], found = _read(path, round_)
         entries += found
     entries.sort(key=lambda entry: (entry.round, entry.folder))
-    said = "".join(f"# round {round_}: {commit}\n" for round_, commit in sorted(commits.items()))
-    write_whole(table, said + csv_text(to_rows(entries)))
+    header = "".join(f"# round {round_}: {commit}\n" for round_, commit in sorted(commits.items()))
+    write_whole(table, header + csv_text(to_rows(entries)))
     return dict(sorted(commits.items()))
 
 
 def _read(checkout: Path, round_: str) -> tuple[str, list[Entry]]:
-    """The commit of a checkout, and its results by the rules of their round. Raises ReviewError."""
+    """Commit of a checkout, and its results by the rules of the round. Raises ReviewError."""
     if f"{round_}.0" not in rulesets():
         raise ReviewError(f"{checkout}: the installed mlperf_logging has no rules of BERT for round {round_}")
 
@@ -249,11 +248,11 @@ def _read(checkout: Path, round_: str) -> tuple[str, list[Entry]]:
         return tree.run(["git", "-C", str(checkout), *words], failure).decode("utf-8", "replace")
 
     if Path(git("rev-parse", "--show-toplevel").strip()).resolve() != checkout.resolve():
-        raise ReviewError(f"{checkout}: is within another repository: a git checkout of its own is expected")
+        raise ReviewError(f"{checkout}: is inside another repository: a git checkout is expected")
     parts = [f":(glob,icase)*/results/*/{BENCHMARK}/**", ":(glob)*/systems/*.json"]
     changed = git("status", "--porcelain", "--untracked-files=all", "--", *parts).splitlines()
     if changed:
-        raise ReviewError(f"{checkout}: {changed[0][3:]} and {len(changed) - 1} others differ from its commit")
+        raise ReviewError(f"{checkout}: {changed[0][3:]} and {len(changed) - 1} others differ from the commit")
     logs = [name for name in git("ls-files", "-z", "--", *parts).split("\0") if _LOG.fullmatch(name)]
     absent = [name for name in logs if not (checkout / name).is_file()]
     if absent:

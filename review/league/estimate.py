@@ -1,10 +1,10 @@
-"""Time to train BERT-large from the seconds of a step, and the place that it would have among the published results.
+"""Estimates the time to train BERT-large from the training rate, and its rank among the published results.
 
-A result is its samples over its speed, and submitters reached the target in 2.3 to 6.3 million samples. Of these the
-batch size, the length of the learning rate's decay and the rate itself decide most, so the logarithm of the samples is
+The time is samples to the target (2.3 to 6.3 million in published results) divided by the rate. The samples depend
+mostly on batch size, samples until the learning rate has decayed, and the learning rate: their logarithm is
 interpolated between the published results by ordinary kriging over the logarithms of the three (Cressie, Statistics for
-Spatial Data, 1993, 3.2): neighbours count by their distance, and where none is near, the interval widens. Without a
-recipe the batch size alone is left, and the interval is wider. `bench/league_estimate.py` predicts every published
+Spatial Data, 1993, 3.2), which weights neighbours by distance and widens the interval where none is near. Without a
+recipe only the batch size is used, and the interval is wider. `bench/league_estimate.py` predicts every published
 result from the others.
 """
 
@@ -21,22 +21,21 @@ from review.league.entries import Entry, published
 from review.league.ranking import League
 from review.rulebook.compliance import evaluation_interval
 
-DEVIATIONS = 1.645  # of an interval of 90%
-# Slope of the variogram over the logarithms, and standard deviation of results of one recipe: where leaving one out
-# makes the others' prediction of it likeliest.
+DEVIATIONS = 1.645  # standard deviations, for a 90% interval
+# Slope of the variogram over the logarithms, and standard deviation of results of one recipe (nugget): the values with
+# the highest leave-one-out likelihood.
 BY_RECIPE, BY_BATCH = (0.10, 0.035), (0.03, 0.10)
-# An evaluation takes as long as training on so many times its 10,000 sequences, and its spread in published logs.
+# Cost of an evaluation in multiples of training on its 10,000 sequences, and its spread in published logs.
 EVALUATION, EVALUATION_SPREAD = 1.0, 0.3
 _STEPS, _RATE = "opt_learning_rate_training_steps", "opt_base_learning_rate"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Minutes to train, and their interval of 90%. ``recipe``: whether learning rate and decay were known.
+    """Minutes to train with a 90% interval. ``recipe``: whether learning rate and decay were known.
 
-    ``ranks``: of the interval's ends among ``results`` published in the closed division with as many accelerators, from
-    round 1.0 on.
-    ``faster``, ``slower``: the results between which the minutes lie.
+    ``ranks``: of the interval's ends among the ``results`` published in the closed division from round 1.0 on with the
+    same number of accelerators. ``faster``, ``slower``: the neighbouring results.
     """
 
     minutes: float
@@ -51,36 +50,31 @@ class Estimate:
     slower: Entry | None = None
 
     def __str__(self) -> str:
-        said = (
-            f"about {_minutes(self.minutes)} min ({_minutes(self.low)} to {_minutes(self.high)}) to train BERT-large "
-        )
-        said += f"to 0.720 at batch {self.batch_size:g}{'' if self.recipe else ' with usual hyper-parameters'}"
-        if not self.results:
-            place = f"no published result has {self.accelerators} accelerators"
-        else:
+        time = f"about {_minutes(self.minutes)} min ({_minutes(self.low)} to {_minutes(self.high)}) to train BERT-large"
+        time += f" to 0.720 at batch {self.batch_size:g}{'' if self.recipe else ' with usual hyper-parameters'}"
+        place = f"no published result has {self.accelerators} accelerators"
+        if self.results:
             first, last = self.ranks
             place = f"place {first}{f' to {last}' if last > first else ''} among the {self.results} published results "
-            place += f"with {self.accelerators} accelerators"
-            beside = [
+            place += f"with {self.accelerators} accelerators, "
+            place += " and ".join(
                 f"{word} {one.submitter} {one.system} ({_minutes(one.minutes)} min, round {one.round})"
                 for word, one in (("behind", self.faster), ("before", self.slower))
                 if one
-            ]
-            place += f", {' and '.join(beside)}"
-        return f"{said}, {place}; estimate, unverified"
+            )
+        return f"{time}, {place}; estimate, unverified"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {**vars(self), "text": str(self)}
 
 
 def estimate(
     rate: float, error: float, batch_size: float, accelerators: int, learning_rate: float = 0.0, steps: float = 0.0
 ) -> Estimate:
-    """From the sequences a second of training alone, and their relative standard error.
+    """Estimate from the training rate without evaluations, sequences per second, and its relative standard error.
 
-    ``batch_size``: sequences of all accelerators. ``learning_rate``, ``steps`` until it has decayed: of no recipe where
-    they come to fewer samples than any published ones.
+    ``batch_size``: sequences per step over all accelerators. ``learning_rate``, and ``steps`` until it has decayed:
+    ignored if that is fewer samples than in any published result.
     """
     _, places, _ = _data()
     recipe = learning_rate > 0 and steps * batch_size >= math.exp(places[:, 1].min())
@@ -108,25 +102,24 @@ def estimate(
 
 
 def _minutes(minutes: float | None) -> str:
-    """To three digits, or whole."""
     return f"{minutes:.3g}" if minutes is not None and minutes < 100 else f"{minutes:,.0f}"
 
 
 def time_to_train(samples: float, spread: float, rate: float, batch_size: float) -> tuple[float, float]:
-    """Minutes with the evaluations, and the spread of their logarithm. ``samples``, ``spread``: logarithms as well."""
+    """Minutes including evaluations, and the spread of their logarithm. ``samples``, ``spread``: also logarithms."""
     share = 10_000 / evaluation_interval(batch_size)
     return math.exp(samples) / rate / 60 * (1 + EVALUATION * share), math.hypot(spread, EVALUATION_SPREAD * share)
 
 
 def _trained_alike(one: Entry) -> bool:
-    """Whether a result is of the closed division, and trained to 0.720: in round 0.7 it was 0.712."""
+    """Whether a result is closed and trained to 0.720; round 0.7 had 0.712."""
     return one.division == "closed" and one.round != "0.7"
 
 
 @functools.cache
 def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
-    """Closed results trained to 0.720, every log once, logarithms of (batch, samples until the rate has decayed, rate)
-    [results, 3], and of the samples that they are scored by [results]: minutes times rate, the RCP factor included."""
+    """Closed results trained to 0.720 without resubmissions, logarithms of (batch, samples until the learning rate has
+    decayed, learning rate) [results, 3], and of minutes times sequences per minute, with the RCP factor [results]."""
     found, places, samples = [], [], []
     for one in League((), published()).ranked:
         steps, rate = (one.hyperparameters.get(key, 0.0) for key in (_STEPS, _RATE))
@@ -138,7 +131,7 @@ def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
 
 
 def _equations(places: np.ndarray) -> np.ndarray:
-    """The kriging equations of results at these places [results + 1, results + 1]; the last: the weights' sum is 1."""
+    """Kriging equations of results at these places [results + 1, results + 1]; last row: the weights sum to 1."""
     slope, nugget = BY_RECIPE if places.shape[1] > 1 else BY_BATCH
     distances = np.sqrt(((places[:, None] - places[None]) ** 2).sum(axis=-1))
     equations = np.pad(nugget**2 * np.eye(len(places)) - slope * distances, (0, 1), constant_values=1.0)
@@ -147,7 +140,7 @@ def _equations(places: np.ndarray) -> np.ndarray:
 
 
 def _samples(place: np.ndarray) -> tuple[float, float]:
-    """Logarithm of the samples at a place, and its standard deviation."""
+    """Logarithm of the samples predicted at a place, and its standard deviation."""
     _, places, samples = _data()
     every = _equations(np.vstack([place, places[:, : len(place)]]))
     weights = np.linalg.solve(every[1:, 1:], every[1:, 0])
@@ -155,9 +148,9 @@ def _samples(place: np.ndarray) -> tuple[float, float]:
 
 
 def predicted(recipe: bool) -> tuple[list[Entry], np.ndarray, np.ndarray]:
-    """Every result with the logarithm of its samples as the others predict it, and its standard deviation [results].
+    """Results with the logarithms of their samples as predicted from the others, and standard deviations [results].
 
-    All at once from one inverse (Dubrule, Cross validation of kriging in a unique neighborhood, 1983).
+    Leave-one-out by a single inverse (Dubrule, Cross validation of kriging in a unique neighborhood, 1983).
     """
     found, places, samples = _data()
     inverse = np.linalg.inv(_equations(places if recipe else places[:, :1]))

@@ -1,4 +1,4 @@
-"""The league as one self-contained HTML page: ranks, scaling, and the trend over the rounds."""
+"""The league as a self-contained HTML page: ranks, scaling, and the trend over the rounds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from review.league.entries import Entry
-from review.league.ranking import BY, COLUMNS, EXPLAINED, League, cells, size
+from review.league.ranking import BY, CELLS, EXPLAINED, League, size
 from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Chart, Mark, Point, Series, svg
 from review.report.page import render
@@ -14,11 +14,11 @@ from review.results.score import UNVERIFIED
 
 _MOST_CURVES = 6  # of the scaling chart
 _FIRST = ("rank", "minutes", "/accel")  # columns that a phone shows without scrolling
-_NODE = 8  # accelerators of the systems whose trend is drawn
+_NODE = 8  # accelerators of the systems in the trend chart
 
 
 def _scaling(league: League) -> list[Chart]:
-    """Minutes over accelerators of systems in several sizes: one's own, then of each accelerator the newest."""
+    """Minutes over accelerators of systems in several sizes: own ones, then the newest of each accelerator."""
     found = []
     for (round_, submitter, _, accelerator), entries in league.kinds.items():
         best: dict[float, Entry] = {}  # the fastest of each size
@@ -28,7 +28,7 @@ def _scaling(league: League) -> list[Chart]:
                 best[entry.accelerators] = min(before, entry, key=lambda one: one.minutes or 0)
         if max(best, default=0) >= 2 * min(best, default=1):
             own = any(league.is_own(entry) for entry in entries)
-            known = re.search(r"(TPU.)?\w*\d\w*", accelerator)  # in short: GB200, H100, TPU-v4
+            known = re.search(r"(TPU.)?\w*\d\w*", accelerator)  # short name: GB200, H100, TPU-v4
             label = ("yours, " if own else "") + (known[0] if known else accelerator[:16])
             whose = "" if accelerator.startswith(f"{submitter} ") else f"{submitter}, "
             found.append((own, round_, max(best), label, f"{whose}{accelerator}, {round_}", best))
@@ -50,8 +50,8 @@ def _scaling(league: League) -> list[Chart]:
         Chart(
             key="scaling",
             title="Time to train over accelerators",
-            alt=f"{len(lines)} systems in several sizes, of each accelerator the newest that reaches farthest; both "
-            "axes by factors, so that a straight line that falls one to one is perfect scaling.",
+            alt=f"{len(lines)} systems in several sizes, for each accelerator the newest and largest; both axes are "
+            "logarithmic, so perfect scaling is a straight line of slope -1.",
             x=Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.6, log=True),
             y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
             series=tuple(lines),
@@ -60,7 +60,7 @@ def _scaling(league: League) -> list[Chart]:
 
 
 def _trend(league: League) -> list[Chart]:
-    """The fastest closed result of each published round, of any size and of one node."""
+    """The fastest closed result of each published round, of any size and of a single node."""
     closed = [entry for entry in league.others if entry.division == "closed" and entry.minutes]
     rounds = tuple(sorted({entry.round for entry in league.others if entry.division == "closed"}))
     if len(rounds) < 2 or not closed:
@@ -82,8 +82,8 @@ def _trend(league: League) -> list[Chart]:
         Chart(
             key="trend",
             title="Time to train over the rounds",
-            alt="The fastest published result of each round in the closed division; the rounds from 1.0 on train "
-            "to 0.720, round 0.7 trained to 0.712.",
+            alt="The fastest published result of each round in the closed division; rounds from 1.0 on train to "
+            "0.720, round 0.7 to 0.712.",
             x=Axis(label="round", low=-0.2, high=len(rounds) - 0.8, names=rounds),
             y=Axis(label="minutes", low=min(drawn) / 1.3, high=max(drawn) * 1.3, log=True),
             series=tuple(lines),
@@ -93,24 +93,20 @@ def _trend(league: League) -> list[Chart]:
 
 
 def charts(league: League) -> list[Chart]:
-    """Scaling, and the trend over rounds, as far as there is data for them."""
     return [*_scaling(league), *_trend(league)]
 
 
 def build_page(league: League) -> str:
-    """The page, one's own results on top. Raises ReviewError if jinja2 is missing."""
+    """The page, own results on top. Raises ReviewError if jinja2 is missing."""
     drawn = charts(league)
     own = [one for one in league.ranked if league.is_own(one)]
     entries = [*own, *(one for one in league.ranked if not league.is_own(one))]
     rounds = sorted({entry.round for entry in league.others})
-    order = sorted(COLUMNS, key=lambda one: _FIRST.index(one.heading) if one.heading in _FIRST else len(_FIRST))
+    order = sorted(CELLS, key=lambda one: _FIRST.index(one.heading) if one.heading in _FIRST else len(_FIRST))
     about = [f"{len(own)} of your own"] if own else []
     if rounds:
-        about.append(f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}, the same logs in one row")
-    rows = []
-    for entry in entries:
-        cell = dict(zip(COLUMNS, cells(league, entry), strict=True))
-        rows.append({"own": league.is_own(entry), "cells": [cell[column] for column in order]})
+        about.append(f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}, resubmissions in one row")
+    rows = [{"own": league.is_own(one), "cells": [CELLS[column](league, one) for column in order]} for one in entries]
     return render(
         "league.html",
         script="league.js",
@@ -129,8 +125,8 @@ def build_page(league: League) -> str:
 
 
 def write_picture(league: League, output: Path) -> None:
-    """Writes the chart of times over accelerators. Raises ReviewError where no system was measured in several sizes."""
+    """Writes the scaling chart. Raises ReviewError if no system has results in several sizes."""
     drawn = _scaling(league)
     if not drawn:
-        raise ReviewError(f"{output}: no system of these results was measured in several sizes, so there is no chart")
+        raise ReviewError(f"{output}: no chart, since no system has results in several sizes")
     write_whole(output, svg(drawn[0], f"{len(league.ranked)} results of MLPerf Training BERT"))

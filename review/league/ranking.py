@@ -1,4 +1,4 @@
-"""Ranks, scaling efficiencies and the standing of the user's own results, and their table in text and Markdown."""
+"""Ranks, scaling efficiencies and the standing of the user's own results, and the table of the league."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from review.league.entries import Entry
 from review.logs.output import Column, Line, Part, ReviewError, Table, number_text, rate_text
 
-BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: label, value, 1 where less is better
+BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: label, value, 1 if less is better else -1
     "minutes": ("minutes", lambda entry: entry.minutes, 1),
     "published": ("published minutes", lambda entry: entry.published_minutes, 1),
     "rate": ("sequences/s", lambda entry: entry.sequences_per_second, -1),
@@ -19,7 +19,7 @@ BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: lab
 }
 _LONGEST = 36
 NOT_CHECKED = "*"
-EXPLAINED = f"{NOT_CHECKED} not checked: the olympic mean of the logs as they are, which no installed rules accept"
+EXPLAINED = f"{NOT_CHECKED} not checked: olympic mean of logs that no installed rules accept"
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class League:
 
     def __post_init__(self) -> None:
         if not self.own and not self.others:
-            raise ReviewError("no result is left to rank: leave out a filter, or name a folder of results")
+            raise ReviewError("no result is left to rank: remove a filter, or give a folder of results")
 
     @functools.cached_property
     def ranked(self) -> list[Entry]:
-        """Every result once, the best first; those without the value last, by name."""
+        """Results without resubmissions, best first; those without a value last."""
         return sorted((ones[0] for ones in self._same_logs.values()), key=self._order)
 
     @property
     def submitted(self) -> list[Entry]:
-        """The same with every resubmission."""
+        """Results including resubmissions, in the same order."""
         return sorted([*self.own, *self.others], key=self._order)
 
     def _order(self, entry: Entry) -> tuple[Any, ...]:
@@ -51,7 +51,7 @@ class League:
 
     @functools.cached_property
     def _same_logs(self) -> dict[Any, list[Entry]]:
-        """One's own or the first submission of the same logs, and its resubmissions; by energy each measurement."""
+        """Groups of equal logs: the user's own or first submission, then resubmissions. By energy, per measurement."""
         found: dict[Any, list[Entry]] = {}
         for entry in [*self.own, *sorted(self.others, key=lambda one: one.round)]:
             key = (entry.logs or id(entry), entry.joules if self.by == "energy" else None)
@@ -59,16 +59,15 @@ class League:
         return found
 
     def rounds(self, entry: Entry) -> list[str]:
-        """Its round, and those in which the same logs were submitted again."""
+        """Its round, and those in which the same logs were resubmitted."""
         ones = next((ones for ones in self._same_logs.values() if ones[0] is entry), [entry])
         return list(dict.fromkeys(one.round for one in ones))
 
     def is_own(self, entry: Entry) -> bool:
-        """Whether it is the user's own."""
         return any(entry is one for one in self.own)
 
     def rank(self, entry: Entry, among: Sequence[Entry] | None = None) -> int | None:
-        """Rank from 1, shared by equal values; None without a value."""
+        """Rank from 1, shared by equal values; None if it has no value."""
         _, value, sign = BY[self.by]
         own = value(entry)
         if own is None:
@@ -77,7 +76,7 @@ class League:
         return 1 + sum(sign * found < sign * own for found in values)
 
     def efficiency(self, entry: Entry) -> float | None:
-        """Its rate an accelerator against the smallest system of its kind; None where that is the only size."""
+        """Rate per accelerator relative to the smallest system of its kind; None if there is only one size."""
         smallest = self.kinds.get(entry.kind, [None])[0]
         if smallest is None or not entry.per_accelerator or not smallest.per_accelerator:
             return None
@@ -85,7 +84,7 @@ class League:
 
     @functools.cached_property
     def kinds(self) -> dict[tuple[str, str, str, str], list[Entry]]:
-        """Results with a rate an accelerator by round, submitter, division and accelerator, the smallest first."""
+        """Results of several sizes by round, submitter, division and accelerator, the smallest first."""
         found: dict[tuple[str, str, str, str], list[Entry]] = {}
         known = [one for one in (*self.own, *self.others) if one.per_accelerator]
         for entry in sorted(known, key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))):
@@ -93,20 +92,19 @@ class League:
         return {kind: ones for kind, ones in found.items() if len({one.accelerators for one in ones}) > 1}
 
     def standing(self, entry: Entry) -> str:
-        """In words: its rank among all of its division, and among systems of its size."""
+        """Rank within its division and among systems of its size, in words."""
         division = [one for one in self.ranked if one.division == entry.division]
         size = [one for one in division if one.accelerators == entry.accelerators]
         place, of_size = self.rank(entry, division), self.rank(entry, size)
         if place is None:
             return f"has no {BY[self.by][0]} to rank it by"
         known = [sum(BY[self.by][1](one) is not None for one in ones) for ones in (division, size)]
-        said = f"rank {place} of {known[0]} {entry.division or 'division unknown'} results by {BY[self.by][0]}"
+        standing = f"rank {place} of {known[0]} {entry.division or 'division unknown'} results by {BY[self.by][0]}"
         if entry.accelerators and known[1] > 1:
-            said += f", {of_size} of {known[1]} with {entry.accelerators:g} accelerators"
-        return said
+            standing += f", {of_size} of {known[1]} with {entry.accelerators:g} accelerators"
+        return standing
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         results = []
         for one in self.ranked:
             about = {"rank": self.rank(one), "efficiency": self.efficiency(one), "own": self.is_own(one)}
@@ -116,7 +114,7 @@ class League:
 
 
 def size(entry: Entry) -> str:
-    """Nodes x accelerators of a node, or what is known of it."""
+    """Nodes x accelerators per node, as far as known."""
     nodes, count = entry.nodes, entry.accelerators
     if nodes and count:
         return f"{nodes:g} x {count / nodes:g}"
@@ -131,7 +129,7 @@ def _minutes(entry: Entry) -> str:
     return number_text(entry.minutes, ",.4f") + NOT_CHECKED * (not entry.checked and entry.minutes is not None)
 
 
-_CELLS: dict[Column, Callable[[League, Entry], str]] = {
+CELLS: dict[Column, Callable[[League, Entry], str]] = {
     Column("rank", right=True): lambda league, one: number_text(league.rank(one), "d"),
     Column("round"): lambda league, one: ", ".join(league.rounds(one)),
     Column("submitter", drop=4, wraps=True): lambda _, one: _short(one.submitter),
@@ -147,19 +145,14 @@ _CELLS: dict[Column, Callable[[League, Entry], str]] = {
     Column("efficiency", right=True, drop=7): lambda league, one: number_text(league.efficiency(one), ".1%"),
     Column("MJ", right=True, drop=1): lambda _, one: number_text(one.joules and one.joules / 1e6, ",.3f"),
 }
-COLUMNS = tuple(_CELLS)
-
-
-def cells(league: League, entry: Entry) -> list[str]:
-    """The row of an entry."""
-    return [cell(league, entry) for cell in _CELLS.values()]
+COLUMNS = tuple(CELLS)
 
 
 def parts(league: League, top: int | None, width: int | None = None) -> list[Part]:
-    """The table, and the rank of the user's own results; of a terminal (``width``) without columns that are blank."""
+    """The table and the standing of the user's own results. ``width``: of a terminal, which gets no blank columns."""
     ranked = enumerate(league.ranked)
     entries = [one for place, one in ranked if top is None or place < top or league.is_own(one)]
-    made = [cells(league, one) for one in entries]
+    made = [[cell(league, one) for cell in CELLS.values()] for one in entries]
     known = [i for i in range(len(COLUMNS)) if width is None or i < 8 or any(row[i] != "-" for row in made)]
     styles = ["bold green" if league.is_own(one) else "" for one in entries]
     table = Table([COLUMNS[i] for i in known], [[row[i] for i in known] for row in made], styles)

@@ -1,4 +1,4 @@
-"""Reads the MLLOG lines of a result file of any vendor; other output may stand between them."""
+"""Reads the MLLOG lines of any vendor's result file; other output may be interleaved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 TOKEN = ":::MLLOG "
 _DECODE = json.JSONDecoder().raw_decode
 _SNIFFED = 4096  # bytes
-_LONGEST = 250_000  # characters of a line; the official checker's time grows with their square, and is minutes here
+_LONGEST = 250_000  # characters of a line; the official checker takes quadratic time, minutes at this length
 
 
 class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
@@ -27,14 +27,14 @@ class Event(NamedTuple):  # not a dataclass: a large log has tens of thousands
     text: str
 
     def meta(self, *names: str) -> float | None:
-        """The first of these metadata entries that is a finite number."""
+        """The first of these metadata entries that is a finite number, else None."""
         values = map(self.metadata.get, names) if isinstance(self.metadata, dict) else ()
         return next((found for value in values if (found := number(value)) is not None), None)
 
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """A line that carries the token but is not an event. ``fatal``: the official checker crashes on it."""
+    """A line with the token that is not an event. ``fatal``: the official checker crashes on it."""
 
     line: int
     reason: str
@@ -44,29 +44,27 @@ class LineError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Log:
-    """A result file: its events in the order of the file, and the lines that are none."""
+    """A result file: its events in file order, and its malformed lines."""
 
     path: Path
     events: tuple[Event, ...]
     errors: tuple[LineError, ...]
-    glued: frozenset[int] = frozenset()  # lines with more than one event, of which only the last is read
+    glued: frozenset[int] = frozenset()  # numbers of lines with several events, of which only the last is read
 
     def all(self, key: str) -> list[Event]:
-        """Every event of this key."""
         return [event for event in self.events if event.key == key]
 
     def first(self, key: str) -> Event | None:
-        """The first event of this key."""
         return next((event for event in self.events if event.key == key), None)
 
     def value(self, key: str) -> Any:
-        """The value of the first event of this key; None where there is none."""
+        """Value of the first event with this key; None if there is none."""
         event = self.first(key)
         return None if event is None else event.value
 
 
 def number(value: Any) -> float | None:
-    """``value`` if it is a finite number and no bool."""
+    """``value`` if it is a finite number (not a bool), else None."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -76,7 +74,7 @@ def number(value: Any) -> float | None:
 
 
 def text(value: Any) -> str:
-    """A logged value for people: undoes the latin-1 reading of UTF-8, drops control characters."""
+    """A logged value for display: undoes the latin-1 decoding of UTF-8, replaces control characters."""
     string = value if isinstance(value, str) else json.dumps(value, default=str)
     with contextlib.suppress(UnicodeEncodeError, UnicodeDecodeError):
         string = string.encode("latin-1").decode("utf-8")
@@ -84,14 +82,14 @@ def text(value: Any) -> str:
 
 
 def read_log(path: Path) -> Log:
-    """Reads a file. Raises OSError."""
+    """Raises OSError."""
     return parse(path, path.read_bytes())
 
 
 def parse(path: Path, data: bytes) -> Log:
-    r"""Parses a file as the official parser does: latin-1, \r ends a line as well, the last token of a line counts.
+    r"""Parses a file like the official parser: latin-1, \r also ends a line, the last token of a line counts.
 
-    Unlike it, keeps the event of a line that only has something after the JSON object, beside the error.
+    Unlike it, keeps the event of a line with trailing text after the JSON object, along with the error.
     """
     events, errors, glued = [], [], set()
     for number, string in enumerate(io.StringIO(data.decode("latin-1"), newline=None), 1):
@@ -104,7 +102,7 @@ def parse(path: Path, data: bytes) -> Log:
         if event is not None:
             events.append(event)
         if len(string) > _LONGEST and (error is None or not error.fatal):
-            reason = f"has {len(string):,} characters, over which the official checker does not come to an end"
+            reason = f"has {len(string):,} characters, too many for the official checker to finish"
             error = LineError(number, reason, string[start:][:_SNIFFED], True)
         if error is not None:
             errors.append(error)
@@ -112,8 +110,8 @@ def parse(path: Path, data: bytes) -> Log:
 
 
 def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
-    """The event and the error of a line that starts with the token."""
-    body = full[len(TOKEN) :].lstrip(" \t\r\n")  # what JSON takes for space
+    """Event and error of a line that starts with the token."""
+    body = full[len(TOKEN) :].lstrip(" \t\r\n")  # JSON's white space
     error = None
     try:
         record, end = _DECODE(body)
@@ -124,7 +122,7 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
     except ValueError as reason:
         error, record = LineError(line, f"is not JSON: {reason}", full, False), None
         with contextlib.suppress(ValueError, RecursionError):
-            record = _DECODE(body)[0]  # the object that something follows, such as a colour code
+            record = _DECODE(body)[0]  # an object followed by something else, such as a colour code
         if record is None:
             return None, error
     if not isinstance(record, dict) or not {"time_ms", "key", "value", "metadata"} <= record.keys():

@@ -1,8 +1,7 @@
-"""Findings, errors, and how commands of `review` and `certify` print: text, Markdown, CSV and JSON.
+"""Findings, errors, and the output of `review` and `certify` commands: text, Markdown, CSV and JSON.
 
-A command gives ``emit`` its parts (headings, tables, labelled lines), which text and Markdown show alike, its rows of
-CSV, and what is to be JSON: dataclasses, paths, objects with ``as_dict``. ``follow`` polls what changes and
-``show_states`` shows it; ``write_whole`` writes a file.
+A command hands ``emit`` its parts (headings, tables, labelled lines), rendered as text or Markdown, its CSV rows, and
+its JSON value: dataclasses, paths, objects with ``as_dict``. ``follow`` and ``show_states`` poll and show live state.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-if TYPE_CHECKING:  # rich takes a tenth of a second, which --json and errors do without
+if TYPE_CHECKING:  # importing rich takes 0.1 s, which --json and errors do not need
     import rich.table
     from rich.console import Console, RenderableType
     from rich.text import Text
@@ -36,15 +34,15 @@ _PIPED_WIDTH = 200
 
 
 class ReviewError(Exception):
-    """Wrong input of the user; the message is one line: what, where, what to do."""
+    """User error; the message is one line: what, where, what to do."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding of a check. ``rule`` is the rule's own text or its name; ``hint`` says what to do.
+    """One finding of a check. ``rule``: the rule's text or name; ``hint``: what to do.
 
-    ``source``: which check found it, such as "compliance"; "rules" are those that no official tool tests.
-    ``crash``: the official checker stops with a traceback, which fails a result where one failing run would not.
+    ``source``: the check that found it, such as "compliance"; "rules" are those that no official tool tests.
+    ``crash``: the official checker stops with a traceback, which fails the whole result, not just this run.
     """
 
     severity: str
@@ -66,7 +64,7 @@ def emit(
     csv: Callable[[], Iterable[Sequence[Any]]] | None = None,
     parts: Callable[[int | None], Sequence[Part]] = lambda width: (),
 ) -> None:
-    """Prints a result as --json, --csv or --markdown ask, else as text: by ``text``, or the parts for this width."""
+    """Prints a result as --json, --csv or --markdown, else as text: by ``text``, or its parts at the console width."""
     if arguments.json:
         print_json(json())
     elif csv and arguments.csv:
@@ -81,12 +79,12 @@ def emit(
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """Prints strict JSON at once. ``indent`` None: on one line."""
+    """Prints strict JSON and flushes. ``indent`` None: on one line."""
     print(json_text(value, indent=indent), flush=True)
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
-    """Strict JSON: numbers that JSON does not have become null."""
+    """Strict JSON: NaN and infinities become null."""
     return json.dumps(_plain(value), indent=indent, default=str)
 
 
@@ -103,9 +101,9 @@ def _plain(value: Any) -> Any:
 
 
 def pick(value: Any, names: str) -> dict[str, Any]:
-    """Attributes for JSON, by names with spaces between: ``name``, or ``key=attribute`` and ``key=part.attribute``.
+    """Attributes for JSON, by space-separated names: ``name``, ``key=attribute`` or ``key=part.attribute``.
 
-    None where such a part is None.
+    None if a part of the path is None.
     """
     found = {}
     for key, _, path in (name.partition("=") for name in names.split()):
@@ -117,7 +115,7 @@ def pick(value: Any, names: str) -> dict[str, Any]:
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows of CSV, the headings first; an unknown value is an empty cell."""
+    """CSV of rows, headings first; None becomes an empty cell."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerows(["" if value is None else value for value in _plain(list(row))] for row in rows)
@@ -125,7 +123,7 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a table. ``drop``: the order in which columns go where the terminal is too narrow; 0 stays."""
+    """A table column. ``drop``: order in which columns are dropped on a narrow terminal; 0: never."""
 
     heading: str
     right: bool = False
@@ -134,7 +132,7 @@ class Column(NamedTuple):
 
 
 class Heading(NamedTuple):
-    """Starts a section. ``place``: its folder, for terminals."""
+    """Starts a section. ``place``: its folder, shown on terminals only."""
 
     title: str
     about: str = ""
@@ -142,7 +140,7 @@ class Heading(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Cells are text or rich's Text; ``styles``: one for each row."""
+    """Cells are str or rich's Text; ``styles``: one per row."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
@@ -150,7 +148,7 @@ class Table(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A labelled line beneath a table; without a label it goes on with the line before."""
+    """A labelled line below a table; without a label it continues the line before."""
 
     label: str
     content: str
@@ -161,7 +159,7 @@ Part = Heading | Table | Line
 
 
 def print_parts(parts: Sequence[Part], out: Console) -> None:
-    """Prints sections in a terminal; its width decides which columns of a table there are."""
+    """Prints sections to a terminal, dropping table columns that do not fit."""
     for index, part in enumerate(parts):
         if isinstance(part, Table):
             columns, rows = fit(part.columns, part.rows, out.width)
@@ -178,7 +176,7 @@ def print_parts(parts: Sequence[Part], out: Console) -> None:
 
 
 def markdown(parts: Sequence[Part]) -> str:
-    """The same sections for the text of an issue."""
+    """The sections as Markdown."""
     blocks: list[str] = []
     for before, part in zip([None, *parts], parts, strict=False):
         if isinstance(part, Line):
@@ -195,7 +193,7 @@ def markdown(parts: Sequence[Part]) -> str:
 
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) -> tuple[list[Column], list[list[Any]]]:
-    """The columns and their cells that a terminal of this width has room for."""
+    """The columns, and their cells, that fit a terminal of this width."""
     from rich.cells import cell_len
 
     widths = [max([len(one.heading), *(cell_len(str(row[i])) for row in rows)]) for i, one in enumerate(columns)]
@@ -208,7 +206,7 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) ->
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], styles: Iterable[str] = ()) -> rich.table.Table:
-    """A table for a terminal. Cells are text or Text; ``styles``: one for each row."""
+    """A table for a terminal. Cells are str or Text; ``styles``: one per row."""
     from rich import box, table
     from rich.text import Text
 
@@ -226,37 +224,37 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], styles: Iter
 
 
 def markdown_text(content: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Text escaped for Markdown."""
     content = content.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
     return re.sub(r"[*`<\[]|(?<!\w)_|_(?!\w)", r"\\\g<0>", content)
 
 
 def console() -> Console:
-    """A console on stdout; wide where stdout is not a terminal, so that nothing is cut off in a file."""
+    """A console on stdout; wide if that is not a terminal, so that nothing is cut off in a file."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
 
 
 def say(out: Console, *parts: str | tuple[str, str] | Text) -> None:
-    """Prints a line of texts, some with their style."""
+    """Prints a line of text and (text, style) parts."""
     from rich.text import Text
 
     out.print(Text.assemble(*parts), soft_wrap=True)
 
 
 def number_text(value: float | None, spec: str) -> str:
-    """A number; a dash where it is not known."""
+    """A formatted number; a dash for None."""
     return "-" if value is None else format(value, spec)
 
 
 def rate_text(value: float | None) -> str:
-    """Three or more digits of a rate."""
+    """A rate with three or more digits."""
     return number_text(value, ",.0f" if value is None or value >= 100 else ".3g" if value < 10 else ".1f")
 
 
 def duration(seconds: float | None) -> str:
-    """1:02:03, 2:03 or 0:03; a dash for what no clock shows."""
+    """1:02:03, 2:03 or 0:03; a dash for None, NaN and infinities."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
     minutes, rest = divmod(round(seconds), 60)
@@ -271,7 +269,7 @@ def follow(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[State]:
-    """The state at the clock's time every ``interval`` seconds, up to the one that has ended."""
+    """Polls the state every ``interval`` seconds until it has ended."""
     while True:
         state = poll(clock())
         yield state
@@ -282,14 +280,17 @@ def follow(
 
 def show_states(
     states: Iterator[State],
-    say: Callable[[State], None],
+    report: Callable[[State], None],
     news: Callable[[State], object],
     render: Callable[[State, Console], RenderableType],
     *,
     as_json: bool,
     once: bool,
 ) -> State:
-    """Shows the first state, or all: drawn on a terminal, else said whenever there are ``news``. The last one shown."""
+    """Shows all states, or the first if ``once``, and returns the last one.
+
+    On a terminal the state is rendered live; otherwise it is reported whenever ``news`` of it changes.
+    """
     state = next(states)
     if not once and not as_json and sys.stdout.isatty():
         from rich.live import Live
@@ -299,17 +300,17 @@ def show_states(
             for state in states:
                 live.update(render(state, out), refresh=True)
         return state
-    say(state)
+    report(state)
     shown = news(state)
     for state in () if once else states:
         if news(state) != shown:
-            say(state)
+            report(state)
             shown = news(state)
     return state
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file whole or not at all. Raises ReviewError."""
+    """Writes a file atomically. Raises ReviewError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -1,4 +1,4 @@
-"""Finds result folders, the system description and the accelerator count that belong to them."""
+"""Finds result folders, with their system descriptions and accelerator counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from review.logs.mllog import text
 from review.logs.output import ReviewError
 
-POWER = "power"  # folder of the power files of a result, in folders named as its logs
+POWER = "power"  # folder of a result's power files, in one subfolder per log
 RESULT_NAME = re.compile(r"result_.*\.txt", re.DOTALL)
 _CRASH_NAME = re.compile(r"(?:failed|error)_(\d+)\.txt")
 
@@ -27,15 +27,15 @@ def natural_order(path: Path) -> list[Any]:
 
 
 def result_files(folder: Path) -> list[Path]:
-    """The result_*.txt of a folder, the pattern of the official tools, folders as well. Raises OSError."""
+    """The result_*.txt of a folder (the official tools' pattern, which folders match, too). Raises OSError."""
     return sorted((folder / name for name in os.listdir(folder) if RESULT_NAME.fullmatch(name)), key=natural_order)
 
 
 def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
-    """(folder, logs) of everything to review at or below a path. Raises ReviewError where there is nothing.
+    """(folder, logs) of every result at or below a path. Raises ReviewError if there is none.
 
-    A file is one log; a folder with result_*.txt is one result; of any other folder, every one below is. The
-    running_N folders of this repository's launcher hold a trial that is not done yet, and are left out.
+    A file is one log, a folder with result_*.txt one result; other folders are searched. Skips the running_N folders
+    of this repository's launcher, which hold unfinished trials.
     """
     if target.is_file():
         return [(target.parent, [target])]
@@ -43,25 +43,24 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
         raise ReviewError(f"{target}: no such file or folder")
 
     def unreadable(error: OSError) -> None:
-        """A folder below the target that cannot be read is named, and the others are read."""
         if error.filename == str(target):
             raise ReviewError(f"{error.filename}: {error.strerror}")
         if not isinstance(error, FileNotFoundError):
-            print(f"review: warning: {error.filename} is left out: {error.strerror}", file=sys.stderr)
+            print(f"review: warning: skipped {error.filename}: {error.strerror}", file=sys.stderr)
 
     found = []
     for name, folders, files in os.walk(target, onerror=unreadable):
         folders[:] = sorted(folder for folder in folders if not folder.startswith((".", "running_")))
         if any(RESULT_NAME.fullmatch(file) or _CRASH_NAME.fullmatch(file) for file in files):
-            with contextlib.suppress(FileNotFoundError):  # removed a moment ago, in a tree of live runs
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile, in a tree of live runs
                 found.append((Path(name), result_files(Path(name))))
     if not found:
-        raise ReviewError(f"{target}: no result_*.txt here or below; name a log, or the folder that holds the logs")
+        raise ReviewError(f"{target}: no result_*.txt here or below; give a log, or the folder with the logs")
     return found
 
 
 def copy_runs(logs: Iterable[Path], target: Path) -> dict[str, str]:
-    """Copies logs with their power files, numbered from 0; returns the old name by the new one. Raises OSError."""
+    """Copies logs and their power files, numbered from 0; returns {new name: old name}. Raises OSError."""
     names = {}
     for index, log in enumerate(logs):
         names[f"result_{index}.txt"] = log.name
@@ -73,24 +72,23 @@ def copy_runs(logs: Iterable[Path], target: Path) -> dict[str, str]:
 
 
 def crashes(folder: Path) -> dict[int, str]:
-    """Trial number to the reason of every trial that left no result: failed_N.txt, its reason in error_N.txt."""
-    try:
+    """{trial: reason} of every trial that left no result: failed_N.txt, with the reason in error_N.txt."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
         names = os.listdir(folder)
-    except OSError:
-        return {}
     reasons = {}
     for trial in sorted({int(match[1]) for name in names if (match := _CRASH_NAME.fullmatch(name))}):
         if f"result_{trial}.txt" not in names:
-            said = ""
-            with contextlib.suppress(OSError):
-                said = (folder / f"error_{trial}.txt").read_text(encoding="utf-8", errors="replace").strip()
-            unknown = "crashed without a reason; see its failed_ and output_ files"
-            reasons[trial] = said.splitlines()[0][:300] if said else unknown
+            reason = "crashed without a reason; see its failed_ and output_ files"
+            with contextlib.suppress(OSError, IndexError):
+                error = (folder / f"error_{trial}.txt").read_text(encoding="utf-8", errors="replace").strip()
+                reason = error.splitlines()[0][:300]
+            reasons[trial] = reason
     return reasons
 
 
 def read_object(path: Path, form: str = "") -> dict[str, Any]:
-    """A JSON object. ``form``: what it looks like. Raises ReviewError."""
+    """Reads a JSON object. ``form``: example for the error message. Raises ReviewError."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -98,12 +96,12 @@ def read_object(path: Path, form: str = "") -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ReviewError(f"{path}: is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ReviewError(f"{path}: a JSON object is expected{form and ', '}{form}")
+        raise ReviewError(f"{path}: expected a JSON object{form and ', '}{form}")
     return content
 
 
 def read_table(module: str, name: str) -> dict[str, Any]:
-    """A YAML file beside a module's own file."""
+    """A YAML file in the folder of the module file."""
     import yaml  # type: ignore[import-untyped]
 
     content = Path(module).with_name(name).read_text(encoding="utf-8")
@@ -111,17 +109,16 @@ def read_table(module: str, name: str) -> dict[str, Any]:
 
 
 def read_json(path: Path | None, section: str = "") -> dict[str, Any]:
-    """A JSON object, or its entry of this name that is one; empty where there is none that can be read."""
-    try:
-        content: Any = read_object(path) if path is not None and path.is_file() else {}
-    except (ReviewError, OSError):
-        return {}
+    """A JSON object, or its entry ``section``; empty if it is missing, unreadable or not an object."""
+    content: Any = {}
+    with contextlib.suppress(ReviewError, OSError):
+        content = read_object(path) if path is not None and path.is_file() else {}
     content = content.get(section) if section else content
     return content if isinstance(content, dict) else {}
 
 
 def system_file(folder: Path) -> Path | None:
-    """systems/SYSTEM.json of ORG/results/SYSTEM/BENCHMARK; None where the folder does not lie in such a tree."""
+    """systems/SYSTEM.json of ORG/results/SYSTEM/BENCHMARK; None outside such a tree."""
     folder = folder.resolve()
     if len(folder.parents) < 3 or folder.parents[1].name != "results":
         return None
@@ -129,12 +126,12 @@ def system_file(folder: Path) -> Path | None:
 
 
 def description(folder: Path) -> dict[str, Any]:
-    """The system description of a result folder; empty where there is none that can be read."""
+    """The system description of a result folder; empty if missing or unreadable."""
     return read_json(system_file(folder))
 
 
 def organization(folder: Path) -> Path | None:
-    """ORG of ORG/results/SYSTEM/BENCHMARK, by its systems folder or the name bert; None outside such a tree."""
+    """ORG of ORG/results/SYSTEM/BENCHMARK, recognised by its systems folder or the name bert; else None."""
     system = system_file(folder)
     if system is None or not (system.parent.is_dir() or folder.resolve().name == "bert"):
         return None
@@ -142,7 +139,7 @@ def organization(folder: Path) -> Path | None:
 
 
 def count_accelerators(folder: Path, rank_starts: int) -> int | None:
-    """Accelerators of a result: by its system description, its run's files, or one init_start for each rank."""
+    """Accelerators of a result, from its system description, its run's files, or one init_start per rank."""
     content = description(folder)
     nodes, each = count(content.get("number_of_nodes")), count(content.get("accelerators_per_node"))
     if nodes and each:
@@ -152,19 +149,19 @@ def count_accelerators(folder: Path, rank_starts: int) -> int | None:
 
 
 def count_ranks(folder: Path) -> tuple[int | None, bool]:
-    """Ranks of a run of this repository, and whether it had GPUs."""
+    """Number of ranks of a run of this repository, and whether it had GPUs."""
     ranks = count(read_json(folder / "config.json", "dist").get("world_size"))
     return ranks, bool(read_json(folder / "environment.json").get("gpus"))
 
 
 def count(value: Any) -> int | None:
-    """A whole number, or one in text."""
+    """A non-negative integer, possibly given as text; else None."""
     found = re.fullmatch(r"\s*(\d+)(?:\.0)?\s*", str(value))
     return int(found[1]) if found and not isinstance(value, bool) else None
 
 
 def run(command: Sequence[str], failure: str, timeout: float = 600) -> bytes:
-    """What a command prints. Raises ReviewError with ``failure`` and what the command says."""
+    """Standard output of a command. Raises ReviewError with ``failure`` and the command's first error line."""
     try:
         ran = subprocess.run(command, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
@@ -172,6 +169,6 @@ def run(command: Sequence[str], failure: str, timeout: float = 600) -> bytes:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ReviewError(f"{failure}: {error}") from None
     if ran.returncode:
-        said = ran.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise ReviewError(f"{failure}: {text(said[0]) if said else 'no reason given'}")
+        reasons = ran.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise ReviewError(f"{failure}: {text(reasons[0]) if reasons else 'no reason given'}")
     return ran.stdout

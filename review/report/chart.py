@@ -1,8 +1,7 @@
-"""One grammar of charts, and its drawing as SVG without scripts: lines over two axes, or a row of bars or a dot a run.
+"""Charts as SVG without scripts: lines over two axes, or a row of bars or a dot per run.
 
-On the page the colours are CSS variables, so that they follow light and dark, and every chart is drawn in three widths
-with text of the same size; CSS shows the one that fits the screen. A picture has its title drawn in, and the light
-colours filled in.
+On a page, colours are CSS variables, to follow light and dark mode, and every chart is drawn in three widths with text
+of the same size; CSS shows the one that fits the screen. A stand-alone picture contains its title and light colours.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from typing import Literal, NamedTuple
 COLOURS = 10  # --run-0 to --run-9 in colours.css
 PICTURE = (960, 540)  # CSS pixels
 _TEMPLATES = Path(__file__).parent / "templates"
-_CHARACTER = 7.2  # px: width of a character of the 12 px text in the widest of the fonts
-_ROW, _MARK_ROW = 26, 17  # px: height of a bar's row, and of a mark's label above the bars
+_CHARACTER = 7.2  # px, width of a character of 12 px text in the widest font
+_ROW, _MARK_ROW = 26, 17  # px, heights of a bar's row and of a mark's label above the bars
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
     """An axis from ``low`` to ``high``, widened if they are equal.
 
-    ``log``: logarithmic; both ends must be above 0. ``names``: labels of the values 0, 1, ... in place of numbers.
+    ``log``: logarithmic, both ends above 0. ``names``: labels of the values 0, 1, ... instead of numbers.
     """
 
     label: str
@@ -44,7 +43,7 @@ class Axis:
     def around(
         cls, label: str, values: Sequence[float], room: float, least: float = 0.0, floor: float = -math.inf
     ) -> Axis:
-        """An axis that leaves ``room`` above and below, a share of the range or of ``least``; from ``floor`` on."""
+        """An axis with margins: ``room`` times the range of the values (at least ``least``); not below ``floor``."""
         room *= max(max(values) - min(values), least)
         return cls(label=label, low=max(min(values) - room, floor), high=max(values) + room)
 
@@ -55,8 +54,8 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self, count: int) -> list[float]:
-        """About ``count`` round values at most, within the axis."""
-        if self.log:  # powers of ten, with steps between them if there is room
+        """At most about ``count`` round values within the axis."""
+        if self.log:  # powers of ten, with values in between if there is room
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             ticks: list[float] = []
             for steps in ((1,), (1, 3), (1, 2, 5)):
@@ -83,7 +82,7 @@ class Axis:
 
 
 class Point(NamedTuple):
-    """A point of a line. ``tip`` is shown when it is pointed at."""
+    """A point of a line. ``tip``: shown on hover."""
 
     x: float
     y: float
@@ -91,7 +90,7 @@ class Point(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A stretch of a bar; a dot if it has no length."""
+    """A segment of a bar; a dot if it has no length."""
 
     start: float
     stop: float
@@ -108,9 +107,9 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """A run's curve (``points``) or its row of bars (``spans``). ``run`` counts from 0 and has its colour.
+    """A run's curve (``points``) or row of bars (``spans``). ``run``: index from 0, decides the colour.
 
-    ``label`` stands at the end of a curve; without one its name is in the legend. ``note`` stands behind a row's bars.
+    ``label``: at the end of a curve; without it the name is in the legend. ``note``: behind a row's bars.
     """
 
     run: int
@@ -124,12 +123,12 @@ class Series:
 
     @property
     def style(self) -> str:
-        """CSS classes of its colour, and of a run that the score leaves out."""
+        """CSS classes for the colour, and for a run left out of the score."""
         return f"run-{self.run % COLOURS}{'' if self.counted else ' dropped'}"
 
 
 class Entry(NamedTuple):
-    """A line of a legend: of a run, which has a ``style``, or of a shade, which has a ``swatch`` (CSS classes)."""
+    """A legend entry of a run (with ``style``) or a shade (with ``swatch``), both CSS classes."""
 
     label: str
     run: int | None = None
@@ -139,9 +138,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """Curves over ``x`` and ``y``, or without ``y`` a row of bars for each run.
+    """Curves over ``x`` and ``y``, or without ``y`` a row of bars per run.
 
-    ``alt`` says in words what there is to see. ``parts`` names the stretches of bars. ``band`` is shaded, low to high.
+    ``alt``: description in words. ``parts``: names of bar segments. ``band``: shaded range, low to high.
     """
 
     key: str
@@ -155,7 +154,6 @@ class Chart:
     band: tuple[float, float] | None = None
 
     def legend(self) -> list[Entry]:
-        """What the colours mean."""
         if self.y:
             return [Entry(one.name, one.run, one.style) for one in self.series if not one.label]
         entries = [Entry(part, swatch=f"part {part}") for part in self.parts]
@@ -167,7 +165,7 @@ class Chart:
 
 
 class Size(NamedTuple):
-    """Width of a drawing and height of one with lines, CSS pixels; about how many ``ticks`` the x axis has room for."""
+    """Width of a drawing and height of one with lines, CSS pixels; approximate number of ``ticks`` on the x axis."""
 
     name: str
     width: int
@@ -179,7 +177,7 @@ SIZES = (Size("wide", 1100, 380, 8), Size("medium", 680, 340, 6), Size("narrow",
 
 
 def draw(chart: Chart, identifier: str) -> str:
-    """The chart in every size. ``identifier`` is unique on the page."""
+    """The chart in every size. ``identifier``: unique on the page."""
     drawn = []
     for size in SIZES:
         height, body = _body(chart, size, f"{identifier}-{size.name}")
@@ -189,12 +187,12 @@ def draw(chart: Chart, identifier: str) -> str:
 
 
 def _tag(name: str, content: str | None = None, **attributes: object) -> str:
-    """An element; numbers have one decimal, empty attributes are left out, ``content`` is markup."""
+    """An element. ``content`` is markup; floats get one decimal, empty attributes are omitted."""
     parts = [name]
     for key, value in attributes.items():
         if value != "":
-            said = f"{value:.1f}" if isinstance(value, float) else escape(str(value))
-            parts.append(f'{key.rstrip("_").replace("_", "-")}="{said}"')
+            shown = f"{value:.1f}" if isinstance(value, float) else escape(str(value))
+            parts.append(f'{key.rstrip("_").replace("_", "-")}="{shown}"')
     return f"<{' '.join(parts)}/>" if content is None else f"<{' '.join(parts)}>{content}</{name}>"
 
 
@@ -246,7 +244,7 @@ def _lines(chart: Chart, y_axis: Axis, size: Size, identifier: str) -> tuple[flo
         places = [(left + chart.x.share(point.x) * (right - left), y(point.y)) for point in one.points]
         parts = [_tag("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in places))]
         for (a, b), point in zip(places, one.points, strict=True):
-            # Only the wide size has tips: a small screen has no pointer to hover with.
+            # Tips in the wide size only: small screens have no pointer.
             tip = _tag("title", escape(point.tip)) if size.name == "wide" else None
             parts.append(_tag("circle", tip, cx=a, cy=b, r=2.2))
         curves.append(_tag("g", "".join(parts), class_=f"series {one.style}", data_run=one.run))
@@ -262,9 +260,9 @@ def _lines(chart: Chart, y_axis: Axis, size: Size, identifier: str) -> tuple[flo
 def _end_labels(
     ends: Iterable[tuple[float, float, bool, Series]], placed: list[tuple[float, float, float]], size: Size
 ) -> Iterator[str]:
-    """Names of curves above their ends, one for those that end together, and each above what it would cover.
+    """Names of curves above their ends, joined for curves that end together, moved so that none overlaps another.
 
-    ends: x, y, and whether the curve falls, which leaves room on the right. placed: middle, half width and y of text.
+    ends: x, y, whether the curve falls (which leaves room on the right), curve. placed: middle, half width, y of text.
     """
     groups: list[tuple[float, float, bool, list[Series]]] = []
     for x, y, falls, one in sorted(ends, key=lambda end: end[:2]):
@@ -277,7 +275,7 @@ def _end_labels(
         half = 0.58 * _width(label)  # bold
         x = min(max(x + falls * half, half), size.width - half)
         near = [at for other, wide, at in placed if abs(other - x) < wide + half]
-        for at, step in ((y - 8, -13), (y + 16, 13)):  # below the end where there is no room above
+        for at, step in ((y - 8, -13), (y + 16, 13)):  # below the end if there is no room above
             while covered := [other for other in near if abs(other - at) < 13]:
                 at = (max if step > 0 else min)(covered) + step
             if at >= 10:
@@ -289,7 +287,7 @@ def _end_labels(
 
 
 def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
-    stacked = size.name == "narrow"  # names above their rows, where there is no room beside them
+    stacked = size.name == "narrow"  # names above their rows instead of beside them
     left = 4.0 if stacked else max(_width(one.name) for one in chart.series) + 8
     right = size.width - (8 if stacked else max(_width(one.note) for one in chart.series) + 10)
     row, top = _ROW + (14 if stacked else 0), 8.0 + _MARK_ROW * len(chart.marks)
@@ -326,7 +324,7 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
             name = _text(left - 8, middle + 4, one.name, "end", "tick")
             note = _text(right + 8, middle + 4, one.note, style="note")
         names.append(group(one, name + note))
-    # Labels of marks stand above each other, from left to right, so that no line crosses one.
+    # Labels of marks are stacked from left to right, so that no line crosses one.
     for index, mark in enumerate(sorted(chart.marks, key=lambda mark: mark.value)):
         at, y = x(mark.value), 12 + _MARK_ROW * index
         body.append(_line(at, y - 9, at, bottom, f"mark {mark.role}"))
@@ -336,7 +334,7 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
 
 
 def svg(chart: Chart, subject: str) -> str:
-    """Curves with their title as a file of its own, in the light colours and the reader's font."""
+    """Curves with their title as a stand-alone file, in light colours and the viewer's font."""
     width, height, margin = *PICTURE, 20
     size = Size("picture", width - 2 * margin, height - 4 * margin - 18, 8)
     tall, body = _body(chart, size, "picture")
@@ -354,17 +352,17 @@ def svg(chart: Chart, subject: str) -> str:
 
 @functools.cache
 def style_sheet() -> str:
-    """chart.css with the page's light colours in place of the variables, which the renderer does not know."""
+    """chart.css with the page's light colours instead of variables, which SVG renderers do not support."""
     colours = (_TEMPLATES / "colours.css").read_text(encoding="utf-8")
     light = dict(re.findall(r"--([\w-]+): (#\w+);", colours.partition("@media")[0]))
     runs = " ".join(re.findall(r"\.run-\d+ \{[^}]*\}", colours))
     css = f"{runs}\n{(_TEMPLATES / 'chart.css').read_text(encoding='utf-8')}"
-    css = css.replace("--c:", "color:").replace("var(--c)", "currentColor")  # inherited as the variable is
+    css = css.replace("--c:", "color:").replace("var(--c)", "currentColor")  # inherited like the variable
     return re.sub(r"var\(--([\w-]+)\)", lambda match: light[match[1]], css)
 
 
 def plausible(*values: float) -> bool:
-    """Whether numbers can be drawn: beyond 1e12 a log is broken, and a chart would show nothing else; nan is not."""
+    """Whether numbers can be drawn: not NaN, nor so large (above 1e12) that they hide everything else."""
     return all(abs(value) <= 1e12 for value in values)
 
 

@@ -1,11 +1,9 @@
-"""`report`: one self-contained HTML page of results.
-
-What is said in words and figures is here; the templates lay it out.
-"""
+"""`report`: a self-contained HTML page of results. Contents are made here, the templates lay them out."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import statistics
 from collections.abc import Sequence
@@ -26,15 +24,15 @@ from review.rulebook import rcp
 from review.rulebook.description import BLANK, listed
 from review.verdict.checking import Checked, energy_obstacles, groups, places, shortened, subject, with_places
 
-_MOST_REASONS = 4  # of the verdict; the findings have them all
-_MOST_LINES = 60  # of a log's excerpt
-_LONGEST_LINE = 600  # characters of a log line that an excerpt shows
-_OF_REFERENCE = {"opt_lamb_epsilon": "opt_epsilon"}  # our key to the one of the reference points, where they differ
+_MOST_REASONS = 4  # in the verdict; the findings list all
+_MOST_LINES = 60  # of a log excerpt
+_LONGEST_LINE = 600  # characters of a line in a log excerpt
+_OF_REFERENCE = {"opt_lamb_epsilon": "opt_epsilon"}  # logged keys to keys of the reference points, if they differ
 _SOFTWARE = ("framework", "framework_name", "other_software_stack", "operating_system", "sw_notes")
 
 
 def render(template: str, script: str = "", **values: object) -> str:
-    """A page of one of the templates, with a script of them that alone may run. Raises ReviewError without jinja2."""
+    """Renders a template; ``script`` is the only one that may run on the page. Raises ReviewError without jinja2."""
     try:
         from jinja2 import Environment, PackageLoader
         from markupsafe import Markup
@@ -46,7 +44,7 @@ def render(template: str, script: str = "", **values: object) -> str:
         trim_blocks=True,
     )
     markup.globals |= {"cells": cells, "excerpt": excerpt, "groups": groups, "subject": subject, "places": places}
-    markup.globals["draw"] = lambda chart, identifier: Markup(draw(chart, identifier))  # which escapes what it quotes
+    markup.globals["draw"] = lambda chart, identifier: Markup(draw(chart, identifier))  # already escaped
     markup.filters |= {"text": text, "shortened": shortened}
     if script:
         code = Path(__file__).with_name("templates").joinpath(script).read_text(encoding="utf-8")
@@ -56,12 +54,12 @@ def render(template: str, script: str = "", **values: object) -> str:
 
 
 def build_page(results: Sequence[Result], checked: Sequence[Checked] = ()) -> str:
-    """The page, with what `check` found of the same target. Raises ReviewError if jinja2 is missing."""
+    """The page, with the findings of `check` on the same target. Raises ReviewError if jinja2 is missing."""
     by_path = {one.path: one for one in checked}
     pages = []
     for index, result in enumerate(results):
         own = by_path.pop(result.folder, None)
-        if own is None and len(result.runs) == 1:  # a log by itself
+        if own is None and len(result.runs) == 1:  # a single log
             own = by_path.pop(result.runs[0].path, None)
         pages.append(_result(result, own, f"r{index}"))
     try:
@@ -97,12 +95,17 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
         *found["facts"],
         ("logs", "Log excerpts", result.runs),
     ]
-    subtitle = ", ".join(part for part in (result.subtitle, f"target {result.target:.3f}") if part)
+    about = [", ".join(part for part in (result.subtitle, f"target {result.target:.3f}") if part)]
+    times = [event.time_ms for run in result.runs for event in run.log.events]
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # no events, or invalid times
+        first, last = (datetime.fromtimestamp(f(times) / 1000, timezone.utc) for f in (min, max))
+        end = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
+        about.append(f"{first:%Y-%m-%d %H:%M} to {end} UTC")
     return {
         **found,
         "id": identifier,
         "result": result,
-        "about": [line for line in (subtitle, _dates(result)) if line],
+        "about": about,
         "sections": [(key, label) for key, label, content in sections if content],
         "verdict": _verdict(result, checked),
         "cards": _cards(result),
@@ -113,12 +116,12 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
 def write_report(results: Sequence[Result], checked: Sequence[Checked], output: Path) -> None:
     """Writes the page. Raises ReviewError."""
     if output.is_dir():
-        raise ReviewError(f"{output} is a folder: name the page itself, such as {output / 'report.html'}")
+        raise ReviewError(f"{output} is a folder: give the name of the page, such as {output / 'report.html'}")
     write_whole(output, build_page(results, checked))
 
 
 def _verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
-    """The page's first line: does the result count, and why not. ``checked``: what `check` found, if it ran."""
+    """The headline: does the result count, and if not, why. ``checked``: outcome of `check`, if it ran."""
     detail = "There is no olympic score yet."
     if result.official and (checked is None or checked.passed()):
         division = "" if result.division == "closed" else f" in the {text(result.division)} division"
@@ -130,24 +133,23 @@ def _verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
         headline = f"Official score{division}: {result.score:.4f} minutes"
         return {"state": "good", "headline": headline, "detail": f"{detail}. It is {UNVERIFIED}.", "reasons": []}
     if result.score is not None:
-        detail = f"As they stand, the runs would score {result.score:.4f} minutes."
+        detail = f"These runs would score {result.score:.4f} minutes."
     elif result.median_minutes is not None:
         runs = "compliant run is" if len(result.counted) == 1 else f"{len(result.counted)} compliant runs is"
         detail = f"The median of the {runs} {result.median_minutes:.4f} minutes."
     errors = [finding for finding in checked.findings if finding.severity == ERROR] if checked else []
-    # Too few runs and the RCP test are among the result's obstacles already.
+    # The obstacles already include too few runs and the RCP test.
     broken = [group for group in groups(errors) if group[0].source not in ("runs", "rcp")]
     reasons = [*map(text, result.obstacles)]
     reasons += [with_places(group, checked.path if checked else result.folder) for group in broken[:_MOST_REASONS]]
     if len(broken) > _MOST_REASONS:
-        reasons.append(f"and {len(broken) - _MOST_REASONS} more reasons, see the findings")
+        reasons.append(f"and {len(broken) - _MOST_REASONS} more, see the findings")
     failed = any(finding.source != "runs" for finding in errors) or result.failed_runs > 1
     state, headline = ("bad", "Does not count") if failed else ("warn", "Not official yet")
     return {"state": state, "headline": headline, "detail": detail, "reasons": reasons}
 
 
 def _cards(result: Result) -> list[dict[str, str]]:
-    """The score card."""
     made: list[dict[str, str]] = []
 
     def card(label: str, value: str, unit: str, detail: str, state: str = "") -> None:
@@ -166,9 +168,9 @@ def _cards(result: Result) -> list[dict[str, str]]:
     if mean is not None and mean < UNCONVERGED:
         detail, state = "olympic mean", ""
         if point is not None:
-            said, state = ("passed", "good") if result.rcp_test and result.rcp_test.passed else ("failed", "bad")
+            outcome, state = ("passed", "good") if result.rcp_test and result.rcp_test.passed else ("failed", "bad")
             sigma = f", {(mean - point.minimum) / point.std:+.2f} σ" if point.std else ""
-            detail = f"RCP {said}: {mean - point.minimum:+,.0f} to the minimum{sigma}"
+            detail = f"RCP {outcome}: {mean - point.minimum:+,.0f} to the minimum{sigma}"
         card("Samples to target", f"{mean:,.0f}", "", detail, state)
     elif samples:
         detail = f"median of {len(samples)}, no RCP test"
@@ -181,7 +183,7 @@ def _cards(result: Result) -> list[dict[str, str]]:
 
     rates = [run.sequences_per_second for run in result.runs if run.sequences_per_second]
     if rates:
-        rate, detail = statistics.median(rates), "median over the whole clock"
+        rate, detail = statistics.median(rates), "median over the whole timed span"
         if result.accelerators:
             detail = f"{rate_text(rate / result.accelerators)} per accelerator, evaluations included"
         card("Throughput", rate_text(rate), "seq/s", detail)
@@ -190,26 +192,15 @@ def _cards(result: Result) -> list[dict[str, str]]:
     if energy is not None and (energy.joules is None or energy.watts is None):
         card("Energy", "–", "", text(energy.reason), "warn")
     elif energy is not None:
-        detail, state = f"{energy.joules:,.2f} J, {energy.watts:,.0f} W on average; runs as of the time", ""
+        detail, state = f"{energy.joules:,.2f} J, {energy.watts:,.0f} W on average; same runs as the time", ""
         if energy_obstacles(result):
             detail, state = "unofficial: see findings", "warn"
         card("Energy", f"{(energy.joules or 0) / 1e6:,.4f}", "MJ", detail, state)
     return made
 
 
-def _dates(result: Result) -> str:
-    """When the runs ran, in UTC."""
-    times = [event.time_ms for run in result.runs for event in run.log.events]
-    try:
-        first, last = (datetime.fromtimestamp(f(times) / 1000, timezone.utc) for f in (min, max))
-    except (ValueError, OverflowError, OSError):  # no events, or times that are no dates
-        return ""
-    end = f"{last:%H:%M}" if first.date() == last.date() else f"{last:%Y-%m-%d %H:%M}"
-    return f"{first:%Y-%m-%d %H:%M} to {end} UTC"
-
-
 def _hyperparameters(result: Result) -> tuple[list[tuple[str, list[str], list[str]]], list[str], str]:
-    """(key, logged values, those of the reference points that the batch size is held to), headings of these, a note."""
+    """[(key, logged values, values of the reference points of the batch size)], headings of these points, a note."""
     point, references = result.rcp_point, []
     if point is not None:
         sizes = point.interpolated_from or (point.batch_size,)
@@ -222,21 +213,21 @@ def _hyperparameters(result: Result) -> tuple[list[tuple[str, list[str], list[st
         wanted = [_plain(one[name]) if name in one else "–" for one in known]
         if logged or any(value != "–" for value in wanted):
             rows.append((key, list(dict.fromkeys(logged)), wanted))
-    note = "The rules leave every value to the submitter; the convergence test is what guards them. Runs must agree."
+    note = "The submitter chooses all values; the convergence test guards against bad ones. All runs must agree."
     if not references:
-        note = "No reference point applies."
+        note = "There is no reference point for this batch size."
     elif len(references) > 1:
         note += " The test interpolates between the two reference points shown."
     return rows, [f"RCP batch {one.batch_size:,}" for one in references], note
 
 
 def _plain(value: Any) -> str:
-    """One notation for a number however it was logged: 3680 for 3680.0."""
+    """A value in a uniform notation: 3680 for 3680.0."""
     return text(value)[:80] if number(value) is None else f"{value:.10g}"
 
 
 def excerpt(run: Run) -> list[dict[str, Any]]:
-    """The lines that decide: start, first and last evaluations, stop, and every line that breaks a rule."""
+    """The relevant lines: start, first and last evaluations, stop, and all that break a rule."""
     keys = ("cache_clear", "init_start", "seed", "global_batch_size", "init_stop", "run_start")
     accuracies = run.log.all("eval_accuracy")
     deciding = [*map(run.log.first, keys), *accuracies[:1], *accuracies[-2:], *run.log.all("run_stop")[-1:]]
@@ -249,7 +240,7 @@ def excerpt(run: Run) -> list[dict[str, Any]]:
     before = None
     for count, line in enumerate(sorted(lines)):
         if count == _MOST_LINES:
-            rows.append({"number": "", "text": f"⋯ and {len(lines) - count:,} more such lines", "style": "gap"})
+            rows.append({"number": "", "text": f"⋯ and {len(lines) - count:,} more lines", "style": "gap"})
             break
         if before is not None and line > before + 1:
             rows.append({"number": "", "text": "⋯", "style": "gap"})
@@ -264,11 +255,11 @@ _Group = tuple[str, list[tuple[str, str]]]  # title, names and values
 
 
 def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
-    """(key, heading, groups) of the system, software and settings, by systems/NAME.json and the run's files."""
+    """(key, heading, groups) of system, software and settings, from systems/NAME.json and the run's files."""
     system = description(result.folder)
     environment = read_json(result.folder / "environment.json")
     machine = {name: value for name, value in system.items() if name not in _SOFTWARE}
-    if not system:  # then what a run says of its machine
+    if not system:  # what the run recorded about its machine instead
         machine = {name: environment.get(name) for name in ("host", "platform", "cpus", "gpus")}
     blank = ", ".join(text(name).replace("_", " ") for name, value in system.items() if value in BLANK)
     described: dict[str, Any] = {}
@@ -288,12 +279,11 @@ def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
 
 
 def _group(title: str, values: dict[str, Any]) -> _Group:
-    return title, [(_label(text(key)), listed(value)) for key, value in values.items() if value not in BLANK]
+    def label(key: str) -> str:
+        words = text(key).removeprefix("s_").replace("_", " ").strip() or text(key)
+        return words[0].upper() + words[1:]
 
-
-def _label(name: str) -> str:
-    words = name.removeprefix("s_").replace("_", " ").strip() or name
-    return words[0].upper() + words[1:]
+    return title, [(label(key), listed(value)) for key, value in values.items() if value not in BLANK]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

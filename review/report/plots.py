@@ -1,4 +1,4 @@
-"""The charts of a result: accuracy, samples, time, throughput, power and loss of its runs."""
+"""Charts of a result: accuracy, samples, time, throughput, power and loss of its runs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 
 TRAINING, EVALUATION, INITIALISATION = "training", "evaluation", "initialisation"
-UNCONVERGED = 1e8  # samples; a mean above it includes a run that did not converge, which counts as 1e9
-MOST_POINTS = 60  # of a run's power; more readings are averaged, or ten runs would hide each other
-_CLOSE_TO_TARGET = 0.02  # accuracy below the target from which the second accuracy chart starts
-_LEAST_SPREAD = 0.05  # of the median that the throughput chart spans at least, so that noise looks like noise
+UNCONVERGED = 1e8  # samples; a larger mean includes a run that did not converge, which counts as 1e9
+MOST_POINTS = 60  # of a power curve; more readings are averaged, or ten runs would hide each other
+_CLOSE_TO_TARGET = 0.02  # accuracy below the target at which the second accuracy chart starts
+_LEAST_SPREAD = 0.05  # least range of the throughput chart relative to the median, so that noise looks like noise
 _MINUTES, _SAMPLES, _ACCURACY = "minutes since run_start", "samples trained", "masked-LM accuracy"
 
 
 def charts(result: Result) -> list[Chart]:
-    """Every chart that the logs have data for."""
+    """All charts that the logs have data for."""
     draw = (accuracy_chart, close_to_target_chart, samples_chart, time_chart, throughput_chart, power_chart, loss_chart)
     return [chart for chart in (one(result) for one in draw) if chart is not None]
 
@@ -44,7 +44,7 @@ def _curve(result: Result, index: int, points: Sequence[Point]) -> Series:
 
 
 def _curves(result: Result, points_of: Callable[[Run], Iterable[Point]]) -> tuple[Series, ...]:
-    """A curve of each run that has points."""
+    """A curve of each run with points."""
     found = [(index, tuple(points_of(run))) for index, run in enumerate(result.runs)]
     return tuple(_curve(result, index, points) for index, points in found if points)
 
@@ -54,14 +54,14 @@ def _ys(curves: Sequence[Series]) -> list[float]:
 
 
 def _lines(key: str, title: str, alt: str, over: str, curves: Sequence[Series], y: Axis, **more: Any) -> Chart:
-    """Curves over samples or minutes from 0. ``more``: low, where the x axis starts instead; marks."""
+    """Curves over samples or minutes. ``more``: ``low``, start of the x axis (default 0); ``marks``."""
     xs, low = [point.x for curve in curves for point in curve.points], more.pop("low", 0.0)
     x = Axis(label=over, low=low, high=max(xs) + 0.02 * max(max(xs) - low, 1e-9))
     return Chart(key=key, title=title, alt=alt, x=x, y=y, series=tuple(curves), **more)
 
 
 def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
-    """Label of the x axis, and the curves: over samples where any log counts them, else over minutes."""
+    """Label of the x axis, and the curves: over samples if any log counts them, else over minutes."""
     counts = any(evaluation.samples is not None for run in result.runs for evaluation in run.evaluations)
 
     def points(run: Run) -> Iterable[Point]:
@@ -81,7 +81,7 @@ def _target(result: Result) -> tuple[Mark, ...]:
 
 
 def accuracy_chart(result: Result) -> Chart | None:
-    """Accuracy over samples of every run, with the target."""
+    """Accuracy of every run over samples, with the target."""
     (over, curves), target = _accuracies(result), result.target
     if not curves:
         return None
@@ -95,13 +95,13 @@ def accuracy_chart(result: Result) -> Chart | None:
 
 
 def close_to_target_chart(result: Result) -> Chart | None:
-    """The last stretch of the accuracy, where runs differ; None if fewer than two points lie there."""
+    """Accuracy close to the target, where runs differ; None if fewer than two points are there."""
     (over, curves), target = _accuracies(result), result.target
     low = target - _CLOSE_TO_TARGET
     shown = []
     for curve in curves:
         first = next((i for i, point in enumerate(curve.points) if point.y >= low), None)
-        if first is not None:  # from the point before it, so that the curve enters the picture
+        if first is not None:  # include the point before, so that the curve enters from the edge
             shown.append(_curve(result, curve.run, curve.points[max(first - 1, 0) :]))
     close = [point for curve in shown for point in curve.points if point.y >= low]
     xs, high = [point.x for point in close], max([target, *(point.y for point in close)])
@@ -120,7 +120,7 @@ def _bar(result: Result, index: int, spans: Sequence[Span], note: str, tip: str)
 
 
 def samples_chart(result: Result) -> Chart | None:
-    """Samples to the target of every run against what the reference runs took."""
+    """Samples to the target of every run, compared with the reference runs."""
     bars, values = [], []
     for index, run in enumerate(result.runs):
         if run.samples is not None and plausible(run.samples):
@@ -153,7 +153,7 @@ def samples_chart(result: Result) -> Chart | None:
 
 
 def time_chart(result: Result) -> Chart | None:
-    """What each run spent its time on: initialisation left of run_start, then training and evaluations as they came."""
+    """Timeline of each run: initialisation (left of run_start), training and evaluations."""
     bars = []
     for index, run in enumerate(result.runs):
         spans = _spans_of_time(run)
@@ -226,7 +226,7 @@ def throughput_chart(result: Result) -> Chart | None:
 
 
 def loss_chart(result: Result) -> Chart | None:
-    """Training loss over samples, where the runs log it in tracked_stats."""
+    """Training loss over samples, if the runs log it in tracked_stats."""
 
     def points(run: Run) -> Iterable[Point]:
         for event in run.log.all("tracked_stats"):
@@ -245,7 +245,7 @@ def loss_chart(result: Result) -> Chart | None:
 
 
 def power_chart(result: Result) -> Chart | None:
-    """Watts of all nodes and switches of each run over its minutes; None if no run has readings."""
+    """Power of all nodes and switches of each run over time; None if no run has readings."""
     energy = result.energy
     curves = () if energy is None else _curves(result, lambda run: _power(run, energy.runs.get(run.path)))
     if not curves:
@@ -260,12 +260,12 @@ def power_chart(result: Result) -> Chart | None:
 
 
 def _power(run: Run, energy: RunEnergy | None) -> Iterable[Point]:
-    """The power of a run in equal stretches of the time that all its nodes measured; none if one cannot be read."""
+    """Power in equal intervals of the time that all nodes measured; empty if a file cannot be read."""
     if energy is None or run.run_start is None:
         return
     try:
         nodes = [_spent(file, run.run_start.time_ms) for file in energy.files if file.is_node]
-        constant = sum(file.joules(1000.0) for file in energy.files if not file.is_node)  # W: joules of a second
+        constant = sum(file.joules(1000.0) for file in energy.files if not file.is_node)  # W: joules in a second
     except EnergyError:
         return
     if not all(len(times) > 1 for times, _ in nodes):
@@ -279,7 +279,7 @@ def _power(run: Run, energy: RunEnergy | None) -> Iterable[Point]:
 
 
 def _spent(file: PowerFile, start_ms: float) -> tuple[list[float], list[float]]:
-    """Minutes since run_start, and watt-minutes by then: a reading holds from the one before it."""
+    """Minutes since run_start, and watt-minutes by then; a reading holds from the previous one on."""
     if file.start is None:
         return [], []
     times, spent = [(file.start.time_ms - start_ms) / 60_000], [0.0]

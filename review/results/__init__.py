@@ -1,1 +1,1 @@
-"""Runs, their score and energy, and the progress of a live one."""
+"""Runs, their score and energy, and comparison with published accuracy curves."""

@@ -1,13 +1,13 @@
-"""The energy of a result: joules of each run by its power files, and their mean over the runs that make the score.
+"""Energy of a result: joules of each run from its power files, averaged over the runs that make the score.
 
-A node's energy is efficiency x (sum of watts x milliseconds since the reading before) x time to train / measured time
-(MLPerf Training power measurement rules, "Scoring"; the formula is that of the official summarizer). A switch's is its
-estimated power x time to train. The mean leaves out the runs that the time leaves out, and has its scaling factor.
+A node's energy is efficiency x (sum of watts x milliseconds since the previous reading) x time to train / measured time
+(MLPerf Training power measurement rules, "Scoring"; formula of the official summarizer). A switch's is its estimated
+power x time to train. The mean covers the same runs as the time, with the same scaling factor.
 
-``python -m review.results.energy SAMPLES RESULT OUTPUT`` makes these files. SAMPLES holds NODE.csv of lines
-``time_ms,watts``; RESULT is the run's log. OUTPUT gets node_0.txt, node_1.txt, ... with the readings between run_start
-and run_stop, or the end of the training that SUSTAINED_TRAINING_TIME lets go on after it: the official summarizer takes
-the mean power of this time times the time to train.
+``python -m review.results.energy SAMPLES RESULT OUTPUT`` writes power files. SAMPLES holds NODE.csv with lines
+``time_ms,watts``; RESULT is the run's log. OUTPUT gets node_0.txt, node_1.txt, ... with the readings from run_start to
+run_stop, or to the end of the training that SUSTAINED_TRAINING_TIME adds: the official summarizer multiplies the mean
+power of this span by the time to train.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from review.logs.mllog import TOKEN, Event, Log, number, read_log
 from review.logs.output import ReviewError, write_whole
 from review.logs.tree import POWER
 
-if TYPE_CHECKING:  # and the launcher needs nothing else of the review
+if TYPE_CHECKING:  # the launcher runs this module with the standard library alone
     from review.results.run import Run
 
 
 class EnergyError(ValueError):
-    """Power files that give no energy, or samples that give no power files. The message says why."""
+    """Unusable power files or power samples. The message says why."""
 
 
 @dataclass(frozen=True)
@@ -45,27 +45,24 @@ class PowerFile:
 
     @property
     def is_node(self) -> bool:
-        """Whether it is a node's, not a switch's."""
         return self.path.name.startswith("node_")
 
     @functools.cached_property
     def start(self) -> Event | None:
-        """The beginning of the measurement."""
         return self._last("power_measurement_start")
 
     @functools.cached_property
     def stop(self) -> Event | None:
-        """The end of the measurement."""
         return self._last("power_measurement_stop")
 
     @functools.cached_property
     def readings(self) -> list[Event]:
-        """The readings in the order of time."""
+        """Readings, sorted by time."""
         return sorted(self.log.all("power_reading"), key=lambda event: event.time_ms)
 
     @functools.cached_property
     def efficiency(self) -> float:
-        """What readings are multiplied by, 1 where it is not logged. Raises EnergyError."""
+        """Factor of the readings, 1 if not logged. Raises EnergyError."""
         event = self._last("conversion_eff")
         return 1.0 if event is None else self.value_of(event)
 
@@ -73,7 +70,7 @@ class PowerFile:
         return max(self.log.all(key), key=lambda event: event.time_ms, default=None)
 
     def joules(self, milliseconds: float) -> float:
-        """The energy of a run of this length, as the official summarizer computes it. Raises EnergyError."""
+        """Energy of a run of this length, as the official summarizer computes it. Raises EnergyError."""
         if not self.is_node:
             estimate = self.log.first("interconnect_power_est")
             known = [event for event in self.log.all("conversion_eff") if estimate and event.line < estimate.line]
@@ -92,7 +89,7 @@ class PowerFile:
         return self.efficiency * summed * milliseconds / measured / 1000
 
     def value_of(self, event: Event) -> float:
-        """The number that an event logs. Raises EnergyError."""
+        """Raises EnergyError if the event's value is not a number."""
         value = number(event.value)
         if value is None:
             raise EnergyError(f"{self.path.name}:{event.line}: {event.key} is not a number")
@@ -101,7 +98,7 @@ class PowerFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnergy:
-    """The energy of one run: ``joules``, or None and the ``reason``."""
+    """Energy of one run; ``joules`` is None if there is a ``reason``."""
 
     files: tuple[PowerFile, ...]
     joules: float | None = None
@@ -111,7 +108,7 @@ class RunEnergy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Energy:
-    """The energy of a result. ``joules`` is the score's counterpart; None where ``reason`` says why."""
+    """Energy of a result; ``joules`` is None if there is a ``reason``."""
 
     runs: dict[Path, RunEnergy]
     joules: float | None
@@ -120,7 +117,7 @@ class Energy:
 
 
 def run_energy(folder: Path, run: Run) -> RunEnergy:
-    """The energy of a run by its power files, all nodes and switches together."""
+    """Energy of a run from its power files, all nodes and switches together."""
     name, files, reason = f"{POWER}/{run.path.stem}", [], None
     try:
         for path in (path for kind in ("node", "sw") for path in sorted((folder / name).glob(f"{kind}_*.txt"))):
@@ -144,10 +141,10 @@ Sample = tuple[float, float]  # time in ms since 1970, watts
 
 
 def read_samples(path: Path) -> tuple[str, list[Sample]]:
-    """Source (ipmi or nvml) and samples of one node, in the order of time. Raises EnergyError."""
+    """Source (ipmi or nvml) and samples of one node, sorted by time. Raises EnergyError."""
     lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or not lines[0].startswith("time_ms,watts_"):
-        raise EnergyError(f"{path}: it does not begin with time_ms,watts_SOURCE")
+        raise EnergyError(f"{path}: does not begin with time_ms,watts_SOURCE")
     samples = []
     for place, line in enumerate(lines[1:], 2):
         time_ms, _, watts = line.partition(",")
@@ -155,15 +152,15 @@ def read_samples(path: Path) -> tuple[str, list[Sample]]:
             samples.append((float(time_ms), float(watts)))
         except ValueError:
             if place == len(lines):
-                break  # the sampler was ended within its last line
+                break  # the sampler was stopped within its last line
             raise EnergyError(f"{path}:{place}: {line!r} is not time_ms,watts") from None
     return lines[0].removeprefix("time_ms,watts_"), sorted(samples)
 
 
 def readings(samples: list[Sample], start_ms: float, stop_ms: float) -> list[Sample]:
-    """Readings that cover [start_ms, stop_ms]: each holds from the one before it; the last one stands at stop_ms.
+    """Readings that cover [start_ms, stop_ms]; each holds from the previous one on, the last one is put at stop_ms.
 
-    Raises EnergyError where there is no sample before or at the start, or none at or after the stop.
+    Raises EnergyError if the samples do not cover the span.
     """
     times = [time for time, _ in samples]
     first, last = bisect.bisect_right(times, start_ms), bisect.bisect_left(times, stop_ms)
@@ -174,7 +171,7 @@ def readings(samples: list[Sample], start_ms: float, stop_ms: float) -> list[Sam
 
 
 def lines(node: str, source: str, found: list[Sample], start_ms: float, efficiency: float) -> Iterator[str]:
-    """The MLLOG lines of one node."""
+    """MLLOG lines of one node."""
 
     def event(key: str, value: Any, time_ms: float, kind: str, metadata: dict[str, str]) -> str:
         fields = {"namespace": "", "time_ms": int(time_ms), "event_type": kind, "key": key, "value": value}
@@ -190,11 +187,11 @@ def lines(node: str, source: str, found: list[Sample], start_ms: float, efficien
 
 
 def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[str]:
-    """Writes the files of one run; returns a line for each node. Raises EnergyError, ReviewError, OSError."""
+    """Writes the power files of a run; returns a report line per node. Raises EnergyError, ReviewError, OSError."""
     log = read_log(result)
     start, stop = log.first("run_start"), log.first("sustained_training_stop") or log.first("run_stop")
     if start is None or stop is None:
-        raise EnergyError(f"{result}: it has no run_start and run_stop")
+        raise EnergyError(f"{result}: has no run_start and run_stop")
     texts, report = [], []
     for path in sorted(samples.glob("*.csv")):
         source, found = read_samples(path)
@@ -208,7 +205,7 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
         mean = energy / max(times[-1] - times[0], 1e-9)
         report.append(f"{path.stem}: {mean:.0f} W ({source}, {len(found)} readings)")
     if not texts:
-        raise EnergyError(f"{samples}: it holds no samples (*.csv)")
+        raise EnergyError(f"{samples}: holds no samples (*.csv)")
     for index, content in enumerate(texts):
         write_whole(output / f"node_{index}.txt", content)
     return report
@@ -216,12 +213,12 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
 
 def main() -> int:
     """The command; returns its exit status."""
-    about = "Makes the files of the MLPerf power rules of the samples of a run."
+    about = "Writes the power files of the MLPerf rules from the power samples of a run."
     parser = argparse.ArgumentParser(prog="python -m review.results.energy", description=about)
     parser.add_argument("samples", type=Path, help="folder of NODE.csv")
     parser.add_argument("result", type=Path, help="the run's log, result_N.txt")
     parser.add_argument("output", type=Path, help="folder to write, power/result_N")
-    parser.add_argument("--efficiency", type=float, default=1.0, help="of the power supplies (1: read at the wall)")
+    parser.add_argument("--efficiency", type=float, default=1.0, help="of the power supplies (1: measured at the wall)")
     options = parser.parse_args()
     try:
         report = write(options.samples, options.result, options.output, options.efficiency)

@@ -1,4 +1,4 @@
-"""One run: what its log says, in samples, seconds and sequences per second."""
+"""Figures of one run from its log: samples, seconds, sequences per second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HYPERPARAMETERS = (*OPTIMIZATION, "d_batch_size", "opt_name")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """One evaluation. ``samples`` trained so far, None where the log does not count samples; times in ms."""
+    """One evaluation. ``samples``: trained so far, None if the log does not count them. Times in ms."""
 
     samples: float | None
     accuracy: float
@@ -33,7 +33,7 @@ class Evaluation:
 
     @property
     def seconds(self) -> float | None:
-        """How long it took; None where the log has no eval_start and eval_stop."""
+        """Duration; None if the log has no eval_start and eval_stop."""
         if self.start_ms is None or self.stop_ms is None or self.stop_ms < self.start_ms:
             return None
         return (self.stop_ms - self.start_ms) / 1000
@@ -41,31 +41,30 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Run:
-    """The facts of one log. Everything that the log may lack is None."""
+    """Figures of one log; None if the log lacks them."""
 
     log: Log
     ruleset: str = DEFAULT_RULESET
 
     @property
     def path(self) -> Path:
-        """The log's file."""
         return self.log.path
 
     @property
     def name(self) -> str:
-        """File name, for tables and charts."""
+        """File name for display."""
         return text(self.path.name)
 
     def broken(
         self, name: str, message: str, /, at: Event | Evaluation | None = None, key: str | None = None, **values: Any
     ) -> Finding:
-        """A finding about this log by the table of rules, at an event or an evaluation where there is one."""
+        """A finding about this log, by a rule of rules.yaml, at an event or evaluation if given."""
         key = key or (at.key if at and isinstance(at.key, str) else None)
         return broken(name, message, self.path, at.line if at else None, key, **values)
 
     @functools.cached_property
     def findings(self) -> list[Finding]:
-        """The compliance rules it breaks."""
+        """Broken compliance rules."""
         return check_compliance(self.log, self.ruleset)
 
     @functools.cached_property
@@ -83,17 +82,16 @@ class Run:
 
     @property
     def run_start(self) -> Event | None:
-        """The one that the official score counts: the last before the first run_stop."""
+        """The run_start of the official score: the last one before the first run_stop."""
         return self._clock.get("run_start")
 
     @property
     def run_stop(self) -> Event | None:
-        """The one that the official score counts."""
         return self._clock.get("run_stop")
 
     @functools.cached_property
     def status(self) -> str:
-        """Status of run_stop, such as success or aborted; incomplete without one; empty for a file without events."""
+        """Status of run_stop, such as success or aborted; incomplete without run_stop, empty without events."""
         if not self.log.events:
             return "empty"
         stop = next(iter(self.log.all("run_stop")[-1:]), None)
@@ -104,14 +102,14 @@ class Run:
 
     @functools.cached_property
     def minutes(self) -> float | None:
-        """The clock of the score: run_start to run_stop."""
+        """Time from run_start to run_stop."""
         if self.run_start is None or self.run_stop is None:
             return None
         return number((self.run_stop.time_ms - self.run_start.time_ms) / 60 / 1000)
 
     @functools.cached_property
     def init_seconds(self) -> float | None:
-        """First init_start to the last init_stop, or to run_start."""
+        """Time from the first init_start to init_stop, or to run_start."""
         starts, stop = self.log.all("init_start"), self.log.first("init_stop") or self.run_start
         if not starts or stop is None:
             return None
@@ -119,29 +117,27 @@ class Run:
 
     @functools.cached_property
     def batch_size(self) -> float | None:
-        """global_batch_size: sequences of one step over all ranks; of several the last, as in the RCP checker."""
+        """global_batch_size, sequences per step over all ranks; the last one logged, as in the RCP checker."""
         size = self.rcp_reading.batch_size
         return None if size == NO_BATCH_SIZE else number(size)
 
     @functools.cached_property
     def seeds(self) -> list[Any]:
-        """Every logged seed."""
         return [event.value for event in self.log.all("seed")]
 
     @functools.cached_property
     def hyperparameters(self) -> dict[str, Any]:
-        """The logged hyper-parameters."""
         return {key: event.value for key in HYPERPARAMETERS if (event := self.log.first(key)) is not None}
 
     @functools.cached_property
     def counts_samples(self) -> bool:
-        """Whether epoch_num counts samples, as BERT's rules say, and not epochs as some logs have it."""
+        """Whether epoch_num counts samples, as BERT's rules require, and not epochs as in some logs."""
         counts = [found for event in self.log.all("eval_accuracy") if (found := event.meta("epoch_num")) is not None]
         return bool(counts) and max(counts) >= max(self.batch_size or 0, 2)
 
     @functools.cached_property
     def evaluations(self) -> list[Evaluation]:
-        """Every evaluation up to run_stop, in the order of the log."""
+        """Evaluations up to run_stop, in log order."""
         found: list[Evaluation] = []
         start, stop = None, None
         for event in self.log.events:
@@ -169,12 +165,11 @@ class Run:
 
     @functools.cached_property
     def rcp_reading(self) -> Reading:
-        """Samples and batch size as the RCP checker reads them."""
         return read_rcp(self.log)
 
     @functools.cached_property
     def samples(self) -> float | None:
-        """Samples trained at the last evaluation; train_samples where evaluations do not count them."""
+        """Samples trained at the last evaluation; train_samples if evaluations do not count them."""
         counted = [evaluation.samples for evaluation in self.evaluations if evaluation.samples is not None]
         if counted:
             return counted[-1]
@@ -183,7 +178,7 @@ class Run:
 
     @property
     def training_rate(self) -> float | None:
-        """Sequences a second from the first evaluation to the last, without them; None where the log has no times."""
+        """Sequences per second from the first to the last evaluation, excluding evaluations; None without times."""
         count, spent = 0.0, 0.0
         for before, after in itertools.pairwise(self.evaluations):
             if before.samples is None or before.stop_ms is None or after.samples is None or after.start_ms is None:
@@ -194,24 +189,22 @@ class Run:
 
     @property
     def first_accuracy(self) -> float | None:
-        """Accuracy at the first evaluation."""
         return self.evaluations[0].accuracy if self.evaluations else None
 
     @property
     def final_accuracy(self) -> float | None:
-        """Accuracy at the last evaluation."""
         return self.evaluations[-1].accuracy if self.evaluations else None
 
     @functools.cached_property
     def sequences_per_second(self) -> float | None:
-        """Samples over the whole clock, evaluations included."""
+        """Samples over the whole timed span, evaluations included."""
         if not self.samples or not self.minutes or self.minutes <= 0:
             return None
         return self.samples / (self.minutes * 60)
 
     @functools.cached_property
     def evaluation_share(self) -> float | None:
-        """Part of the clock that evaluations take; None where the log does not time them."""
+        """Share of the timed span spent in evaluations; None if the log does not time them."""
         seconds = [evaluation.seconds for evaluation in self.evaluations if evaluation.seconds is not None]
         if not seconds or len(seconds) < len(self.evaluations) or not self.minutes or self.minutes <= 0:
             return None
@@ -219,7 +212,7 @@ class Run:
 
     @functools.cached_property
     def throughput(self) -> list[tuple[float, float]]:
-        """(samples, sequences/s) of each span: tracked_stats where logged, else from the evaluation times."""
+        """(samples, sequences/s) of each span: from tracked_stats if logged, else from evaluation times."""
         logged = []
         for event in self.log.all("tracked_stats"):
             value = number(event.value.get("throughput")) if isinstance(event.value, dict) else None
@@ -243,5 +236,5 @@ class Run:
 
 
 def load_run(path: Path, ruleset: str = DEFAULT_RULESET) -> Run:
-    """Reads a log. Raises OSError."""
+    """Raises OSError."""
     return Run(read_log(path), ruleset)

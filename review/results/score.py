@@ -1,4 +1,4 @@
-"""The result of a folder of runs: the olympic score, the RCP verdict and what makes them official or not."""
+"""Result of a folder of runs: olympic score, RCP test, and what keeps it from being official."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from review.results.energy import Energy, run_energy
 from review.results.run import TARGET_ACCURACY, Run, load_run
 from review.rulebook import rcp
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET, rulesets
-from review.rulebook.rcp import Reading, read_rcp
 
 REQUIRED_RUNS = 10
-# What MLCommons' messaging guidelines ask for wherever a result that they have not reviewed is published.
+# Required by MLCommons' messaging guidelines for results that they have not reviewed.
 UNVERIFIED = (
     'unverified until MLCommons has reviewed it: where you publish it, write "unverified" beside the score, and '
     '"Result not verified by MLCommons Association"'
@@ -31,9 +30,9 @@ _NOT_CONVERGED = 1e9  # samples of a run that did not converge, in the official 
 
 @dataclass(frozen=True)
 class Result:
-    """The runs of one folder, judged as the official tools judge them.
+    """The runs of one folder, judged like the official tools do.
 
-    ``train_samples``: the RCP test takes these and not the last epoch_num, as the rules grant to BERT.
+    ``train_samples``: use these in the RCP test instead of the last epoch_num, as the rules allow for BERT.
     """
 
     folder: Path
@@ -45,24 +44,24 @@ class Result:
 
     @functools.cached_property
     def division(self) -> str | None:
-        """closed or open: by the system description, as the official checkers judge, else by the first log."""
+        """closed or open, from the system description like in the official checkers, else from the first log."""
         described = tree.description(self.folder).get("division")
         return described if described in ("closed", "open") else self._first("submission_division")
 
     @functools.cached_property
     def organization(self) -> str | None:
-        """The submitter."""
+        """Submitter, as logged."""
         return self._first("submission_org")
 
     @functools.cached_property
     def other_benchmark(self) -> str:
-        """What its logs say that they are of where none says BERT; empty for BERT and for logs that do not say."""
+        """The logged benchmarks if none is BERT; empty for BERT, or if none is logged."""
         named = {text(run.log.value("submission_benchmark") or "") for run in self.runs} - {""}
         return "" if BENCHMARK in named else ", ".join(sorted(named))
 
     @functools.cached_property
     def platform(self) -> str | None:
-        """The system, as logged."""
+        """System, as logged."""
         return self._first("submission_platform")
 
     def _first(self, key: str) -> str | None:
@@ -71,7 +70,7 @@ class Result:
 
     @functools.cached_property
     def name(self) -> str:
-        """Name of the system in an MLCommons tree, else of the folder."""
+        """Name of the system in a submission tree, else of the folder."""
         folder = self.folder.resolve()
         return folder.parent.name if tree.system_file(self.folder) else folder.name
 
@@ -86,7 +85,7 @@ class Result:
 
     @functools.cached_property
     def target(self) -> float:
-        """The accuracy that ends a run: 0.720, or in the open division what the run's config.json says."""
+        """Target accuracy: 0.720, or in the open division that of the run's config.json."""
         if self.division == "open":
             target = number(tree.read_json(self.folder / "config.json", "evaluate").get("target"))
             if target is not None and 0 < target < 1:
@@ -95,7 +94,7 @@ class Result:
 
     @functools.cached_property
     def pretrains(self) -> bool:
-        """Whether config.json beside the logs says that the runs had no target: there for their weights, no results."""
+        """Whether the runs had no target accuracy, by config.json: runs for weights, not for a score."""
         settings = tree.read_json(self.folder / "config.json", "evaluate")
         if "target" not in settings:
             return False
@@ -103,41 +102,40 @@ class Result:
 
     @functools.cached_property
     def batch_size(self) -> float | None:
-        """The common global batch size; None where the logs differ or lack it."""
+        """The common global batch size; None if the logs differ or lack it."""
         sizes = {run.batch_size for run in self.runs}
         return next(iter(sizes)) if len(sizes) == 1 else None
 
     @functools.cached_property
     def accelerators(self) -> int | None:
-        """How many accelerators the runs used."""
         starts = max((len(run.log.all("init_start")) for run in self.runs), default=0)
         return tree.count_accelerators(self.folder, starts)
 
     @functools.cached_property
     def processes(self) -> int | None:
-        """Processes of a run without accelerators."""
+        """Number of processes of runs without accelerators, else None."""
         ranks, on_gpus = tree.count_ranks(self.folder)
         return None if on_gpus else ranks
 
     @functools.cached_property
     def counted(self) -> list[Run]:
-        """Compliant runs with a time, fastest first, before the score drops best and worst."""
+        """Compliant runs with a time, fastest first, including best and worst."""
         return _timed(run for run in self.runs if run.compliant)
 
     @functools.cached_property
     def failed_runs(self) -> int:
-        """Runs that break the rules or have no time. One may: it is the slowest that the olympic score drops."""
+        """Number of runs that break the rules or have no time. One is allowed: the olympic score drops it as worst."""
         return len(self.runs) - len(self.counted)
 
     @functools.cached_property
     def accepted_failure(self) -> Run | None:
-        """The one run that breaks the rules and may: it counts as the slowest. None where no run fails, or several."""
+        """The only run that breaks the rules, which counts as the slowest; None if no run fails, or several."""
         failing = [run for run in self.runs if not run.compliant]
         return failing[0] if len(failing) == 1 else None
 
     @functools.cached_property
     def dropped(self) -> dict[Path, str]:
-        """Which runs the score leaves out, and why: best, worst or failed."""
+        """Runs left out of the score: best, worst or failed, by path."""
         out = {run.path: "failed" for run in self.runs if run not in self.counted}
         if self.olympic_minutes is not None:
             out[self.counted[0].path] = "best"
@@ -147,32 +145,32 @@ class Result:
 
     @functools.cached_property
     def olympic_minutes(self) -> float | None:
-        """Mean minutes without best and worst; None with fewer than three runs or more than one failed."""
+        """Mean minutes without best and worst; None with fewer than three runs or more than one failed one."""
         return _mean_minutes(self.kept)
 
     @functools.cached_property
     def kept(self) -> list[Run]:
-        """The runs whose mean is the score; none with fewer than three runs or more than one failed."""
+        """Runs averaged in the score; empty with fewer than three runs or more than one failed one."""
         return _without_best_and_worst(self.counted, self.failed_runs)
 
     @functools.cached_property
     def reached_kept(self) -> list[Run]:
-        """Runs of the raw olympic mean: those that report success, compliant or not."""
+        """Runs of the unchecked olympic mean: those that report success, compliant or not."""
         reached = _timed(run for run in self.runs if run.converged)
         return _without_best_and_worst(reached, len(self.runs) - len(reached))
 
     @functools.cached_property
     def reached_minutes(self) -> float | None:
-        """Raw olympic mean, not checked and not scaled: for logs of a round whose rules are not installed."""
+        """Olympic mean, unchecked and unscaled: for logs of a round whose rules are not installed."""
         return _mean_minutes(self.reached_kept)
 
     @functools.cached_property
     def energy(self) -> Energy | None:
-        """The mean of the runs that make the score, by its factor; None where there is no power folder."""
+        """Mean over the runs of the score, times its scaling factor; None without a power folder."""
         if not (self.folder / tree.POWER).is_dir():
             return None
         found = {run.path: run_energy(self.folder, run) for run in self.runs}
-        # The official summarizer measures every run that complies, or stops.
+        # The official summarizer needs the energy of every compliant run.
         reason = next((one.reason for run in self.counted if (one := found[run.path]).joules is None), None)
         if reason is not None or not self.kept:
             return Energy(runs=found, joules=None, watts=None, reason=reason or "the runs give no score")
@@ -181,30 +179,30 @@ class Result:
         return Energy(runs=found, joules=joules * self.scaling_factor, watts=watts, reason=None)
 
     def joules(self, run: Run) -> float | None:
-        """The energy of one of its runs; None where it was not measured."""
+        """Energy of one of its runs; None if not measured."""
         return self.energy.runs[run.path].joules if self.energy else None
 
     def rate_per_accelerator(self, run: Run) -> float | None:
-        """Sequences a second of one accelerator in one of its runs."""
+        """Sequences per second and accelerator of one of its runs."""
         rate = run.sequences_per_second
         return rate / self.accelerators if rate and self.accelerators else None
 
     @functools.cached_property
     def median_minutes(self) -> float | None:
-        """Median of every compliant run."""
+        """Median over the compliant runs."""
         return statistics.median(run.minutes or 0.0 for run in self.counted) if self.counted else None
 
     @functools.cached_property
     def mean_samples(self) -> float | None:
-        """The samples that the RCP test takes: olympic mean, one run that did not converge counts as the slowest."""
+        """Olympic mean of samples for the RCP test; one run that did not converge counts as the slowest."""
         if self._rcp_obstacle or len(self.runs) < 3:
             return None
         samples = (reading.samples for reading in self._rcp_readings)
         return rcp.olympic_mean([_NOT_CONVERGED if value is None else value for value in samples])
 
     @functools.cached_property
-    def _rcp_readings(self) -> list[Reading]:
-        return [read_rcp(run.log, True) if self.train_samples else run.rcp_reading for run in self.runs]
+    def _rcp_readings(self) -> list[rcp.Reading]:
+        return [rcp.read_rcp(run.log, True) if self.train_samples else run.rcp_reading for run in self.runs]
 
     @functools.cached_property
     def _rcp_obstacle(self) -> str | None:
@@ -226,7 +224,7 @@ class Result:
 
     @functools.cached_property
     def rcp_test(self) -> rcp.Verdict | None:
-        """The RCP test; None where it does not apply: open division, a round without it, or too few runs."""
+        """The RCP test; None if not applicable: open division, a round without it, or too few runs."""
         if not self._tested:
             return None
         if self._rcp_obstacle:
@@ -237,29 +235,29 @@ class Result:
 
     @functools.cached_property
     def rcp_point(self) -> rcp.Rcp | None:
-        """The reference point of the batch size, closed division only."""
+        """Reference point of the batch size; None outside the closed division."""
         if not self._tested or self.batch_size is None:
             return None
         return rcp.find(self.batch_size, self.ruleset)[0]
 
     @functools.cached_property
     def seed_findings(self) -> list[Finding]:
-        """What the seed checker finds; nothing outside the closed division."""
+        """Findings of the seed checker; none outside the closed division."""
         return check_seeds(self.runs) if self.division == "closed" else []
 
     @functools.cached_property
     def scaling_factor(self) -> float:
-        """Factor of the time where the runs converged faster than the reference mean, else 1."""
+        """Factor of the time if the runs converged faster than the reference mean, else 1."""
         return self.rcp_test.scaling_factor if self.rcp_test and self.rcp_test.passed else 1.0
 
     @functools.cached_property
     def score(self) -> float | None:
-        """The score in minutes: olympic mean times the scaling factor."""
+        """Score in minutes: olympic mean times scaling factor."""
         return None if self.olympic_minutes is None else self.olympic_minutes * self.scaling_factor
 
     @functools.cached_property
     def obstacles(self) -> list[str]:
-        """Why the score is not official; none where it is."""
+        """Reasons why the score is not official."""
         reasons = []
         if len(self.runs) != REQUIRED_RUNS:
             reasons.append(f"{len(self.runs)} of {REQUIRED_RUNS} runs")
@@ -284,7 +282,7 @@ class Result:
 
     @functools.cached_property
     def other_ruleset(self) -> str | None:
-        """The newest ruleset that a run complies with, where no run complies with this one: of an earlier round."""
+        """Newest ruleset that a run complies with if none complies with this one; else None."""
         run = next((run for run in self.runs if run.run_stop is not None), None)
         if run is None or any(run.compliant for run in self.runs):
             return None
@@ -293,17 +291,16 @@ class Result:
 
     @property
     def official(self) -> bool:
-        """Whether the score would stand as submitted."""
         return not self.obstacles and self.score is not None
 
 
 def _timed(runs: Iterable[Run]) -> list[Run]:
-    """Those with a time, fastest first."""
+    """Runs with a time, fastest first."""
     return sorted((run for run in runs if run.minutes is not None), key=lambda run: run.minutes or 0.0)
 
 
 def _without_best_and_worst(runs: list[Run], failed: int) -> list[Run]:
-    """A failed run is the worst; none is left where more than one failed."""
+    """``failed``: number of failed runs, which count as the worst; with more than one, no run is left."""
     return [] if failed > 1 else runs[1 : len(runs) - (1 - failed)]
 
 
@@ -312,14 +309,14 @@ def _mean_minutes(runs: Sequence[Run]) -> float | None:
 
 
 def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET, train_samples: bool = False) -> Result:
-    """Reads the logs of a folder; a file that cannot be read is named in the result, and the others are read."""
+    """Reads the logs of a folder; unreadable files are recorded in the result."""
     runs, unreadable = [], {}
     for path in files:
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                unreadable[path] = "is not a regular file"  # to open a pipe would wait for its writer
-                continue
-            runs.append(load_run(path, ruleset))
+            if stat.S_ISREG(path.stat().st_mode):
+                runs.append(load_run(path, ruleset))
+            else:
+                unreadable[path] = "is not a regular file"  # opening a pipe would wait for its writer
         except OSError as error:
             unreadable[path] = f"cannot be read: {error.strerror}"
     return Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset, train_samples)
@@ -338,9 +335,8 @@ def load_results(target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bo
 def check_seeds(runs: Sequence[Run]) -> list[Finding]:
     """The official seed checker, for closed results.
 
-    Every run logs integer seeds, no two runs one seed from one line of code, and every line of each log is readable.
-
-    The last is not a rule of its own: the official checker gives up on a log with a broken line, and fails.
+    Every run logs integer seeds, and no two runs log the same seed from the same line of code. It also fails on any
+    malformed line of a log.
     """
     found: list[Finding] = []
     seen: dict[tuple[Any, ...] | None, Run] = {}
@@ -367,7 +363,7 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
 
 
 def _place(event: Event) -> tuple[Any, ...] | None:
-    """Key by which the seed checker compares; None where it cannot."""
+    """Key by which the seed checker compares; None if it cannot."""
     try:
         place = (event.metadata["file"], event.metadata["lineno"], int(event.value))
         hash(place)

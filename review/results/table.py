@@ -1,4 +1,4 @@
-"""A result for people: the table of its runs, and why its RCP test fails."""
+"""The table of a result's runs, and why its RCP test fails."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ _COLUMNS: dict[Column, Callable[[Run, Result], str]] = {
 
 
 def columns(result: Result) -> list[Column]:
-    """The columns; kJ only if power was measured."""
+    """The columns, kJ only if power was measured."""
     return [one for one in _COLUMNS if result.energy or one.heading != "kJ"]
 
 
 def cells(run: Run, result: Result) -> dict[str, str]:
-    """Cells of a run by the heading of their column."""
+    """Cells of a run by column heading."""
     return {column.heading: cell(run, result) for column, cell in _COLUMNS.items()}
 
 
 def first_reason(findings: Sequence[Finding]) -> str:
-    """The first broken rule in a few words, and how many more there are; ok if there is none."""
+    """The first broken rule in short and the number of others; ok if there is none."""
     errors = [finding for finding in findings if finding.severity == ERROR]
     if not errors:
         return "ok"
@@ -61,7 +61,7 @@ def first_reason(findings: Sequence[Finding]) -> str:
 
 
 def rcp_lines(result: Result) -> list[str]:
-    """Why the RCP test fails: the smallest mean that passes, what is short of it, the nearest points."""
+    """Why the RCP test fails: the smallest mean that passes, how much is missing, the nearest points."""
     if result.rcp_test is None or result.rcp_test.passed:
         return []
     lines, point, short, near = [], result.rcp_point, rcp_short(result), _nearest(result)
@@ -82,7 +82,7 @@ def rcp_lines(result: Result) -> list[str]:
 
 
 def rcp_short(result: Result) -> float | None:
-    """How far the mean is below the smallest that the RCP test passes, samples; 0 where it passes."""
+    """Samples by which the mean is below the smallest one that passes the RCP test; 0 if it passes."""
     mean, point = result.mean_samples, result.rcp_point
     return None if mean is None or point is None else max(0.0, point.minimum - mean)
 
@@ -94,7 +94,6 @@ def _nearest(result: Result) -> list[rcp.Rcp]:
 
 
 def rcp_dict(result: Result) -> dict[str, Any]:
-    """The RCP test for JSON."""
     short = rcp_short(result)
     return {
         **pick(result, "folder passed=rcp_test.passed reason=rcp_test.reason batch_size"),

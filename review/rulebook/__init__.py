@@ -1,1 +1,1 @@
-"""The rules: the official checkers' own, the reference convergence points, statistics, the system description."""
+"""The rules: official checkers, reference convergence points, system description, and rules of our own."""

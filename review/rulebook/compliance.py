@@ -1,10 +1,9 @@
 """The compliance rules of a ruleset, applied to one log in milliseconds.
 
-The rules are data of the mlperf_logging package: YAML files whose snippets of Python are the rules themselves. The
-official checker parses the YAML and compiles each snippet again for every line; here both happen once. The semantics
-are the official ones, quirks included: rules of a later file replace the findings of an earlier one for the same key,
-repeats with one value are allowed where one is required, "submission_*" keys are checked once. Where the official
-checker would crash, that is a finding.
+The rules are YAML files of the mlperf_logging package, with snippets of Python. The official checker parses the YAML
+and compiles every snippet again for each line; here both happen once. The semantics are the official ones, including
+quirks: rules of a later file replace the findings of an earlier one for the same key, a key required once may be
+repeated with the same value, "submission_*" keys are checked once. A crash of the official checker is a finding here.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from review.logs.mllog import Event, Log, number, text
 from review.logs.output import ERROR, WARNING, Finding, ReviewError
 from review.rulebook.rules import official
 
-DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools' own default is a later one
+DEFAULT_RULESET = "5.0.0"  # the last with BERT; the tools default to a later one
 BENCHMARK = "bert"
 _NO_EVENTS = "a log has MLLOG lines"
 _ONE_OBJECT = "every line with :::MLLOG is one JSON object"
 _KNOWN_RULES = "the division and the benchmark are known"
-_Rules = dict[str, dict[str, list[str]]]  # by key, BEGIN or END: snippets of Python by their name in the YAML file
+_Rules = dict[str, dict[str, list[str]]]  # key, BEGIN or END -> name in the YAML file -> snippets of Python
 
 
 def evaluation_interval(batch_size: float) -> int:
@@ -36,7 +35,7 @@ def evaluation_interval(batch_size: float) -> int:
 
 
 def package_folder() -> Path:
-    """Where mlperf_logging is installed, without importing it. Raises ReviewError."""
+    """Folder where mlperf_logging is installed, found without importing it. Raises ReviewError."""
     spec = importlib.util.find_spec("mlperf_logging")
     if spec is None or not spec.submodule_search_locations:
         raise ReviewError("mlperf_logging is not installed: pip install mlperf-logging==4.1.68")
@@ -44,7 +43,7 @@ def package_folder() -> Path:
 
 
 def rulesets() -> list[str]:
-    """The training rulesets that have BERT."""
+    """Training rulesets with BERT, oldest first."""
     found = []
     for path in (package_folder() / "compliance_checker").glob("training_*/closed_bert.yaml"):
         common = path.with_name("closed_common.yaml")
@@ -76,14 +75,14 @@ def _code(source: str, mode: str) -> CodeType:
 
 
 def _names(event: Event) -> dict[str, Any]:
-    """What snippets know of a line."""
+    """Variables of a line that snippets use."""
     value = {"value": event.value, "metadata": event.metadata}
     place = {"full_string": event.text, "lineno": event.line, "timestamp": event.time_ms}
     return {"ll": SimpleNamespace(key=event.key, value=value, **place), "v": value}
 
 
 class _Check:
-    """The state of checking one log. by_key: findings that a later file with rules for their key replaces."""
+    """State of checking one log. ``by_key``: findings that a later file with rules for their key replaces."""
 
     def __init__(self, log: Log, first: str) -> None:
         self.log, self.queue = log, [first]
@@ -92,9 +91,12 @@ class _Check:
         self.state: dict[str, Any] = {}
 
     def say(self, message: str, rule: str, key: str | None = None, event: Event | None = None, **more: Any) -> None:
-        """``more``: severity, crash."""
+        """Adds a finding. ``more``: severity, crash."""
         place = {"file": self.log.path, "line": event.line if event else None, "key": key}
-        found = Finding(ERROR, message, "compliance", rule=rule, hint=_hint(key, rule), **place)  # type: ignore[arg-type]
+        hints = (hint for pattern, hint in official()["hints_by_rule"].items() if re.search(pattern, rule))
+        by_key = {} if "first_init_start" in rule else official()["hints"]
+        hint = by_key.get(key or "") or next(hints, None)
+        found = Finding(ERROR, message, "compliance", rule=rule, hint=hint, **place)  # type: ignore[arg-type]
         (self.general if key is None else self.by_key.setdefault(key, [])).append(replace(found, **more))
 
     def apply(self, rules: _Rules) -> None:
@@ -133,7 +135,7 @@ class _Check:
                 self.say(_describe_end(source, state["s"]), source)
 
     def _true(self, source: str, names: dict[str, Any]) -> bool:
-        """A rule that cannot be evaluated, say for a missing entry, is broken."""
+        """A rule that cannot be evaluated, for example because an entry is missing, is broken."""
         try:
             return bool(eval(_code(source, "eval"), self.state, names))
         except Exception:
@@ -179,16 +181,16 @@ class _Check:
             choice = sorted({key, *(other.strip() for other in others)})
             message = f"one of {' or '.join(choice)} is required, none is logged"
             if not any(map(reported.get, choice)) and all(message != one.message for one in self.general):
-                self.say(message, required)  # each of the keys has this rule
+                self.say(message, required)  # every one of the keys has this rule: report it once
 
 
 def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
-    """The official verdict on one log is a failure where any finding is an error. Raises ReviewError."""
+    """Findings on one log; the official verdict is a failure if any of them is an error. Raises ReviewError."""
     folder = package_folder() / "compliance_checker"
     check = _Check(log, f"training_{ruleset}/common.yaml")
     if not (folder / check.queue[0]).is_file():
-        raise ReviewError(f"no ruleset {ruleset}: there are {', '.join(rulesets())}")
-    hint = "keep other output off the line, or remove a cut-off line of a killed run"
+        raise ReviewError(f"no ruleset {ruleset}: choose {', '.join(rulesets())}")
+    hint = "keep other output off the line, or remove the truncated line of a killed run"
     for error in log.errors:
         place = (log.path, error.line, None, _ONE_OBJECT, hint, error.fatal)
         check.general.append(Finding(ERROR, f"the line {error.reason}", "compliance", *place))
@@ -197,8 +199,8 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         return check.general
     benchmark = log.first("submission_benchmark")
     if benchmark is not None and isinstance(benchmark.value, str) and benchmark.value != BENCHMARK:
-        message = f"is {text(benchmark.value)!r}: this log is not of BERT, and is not checked further"
-        check.say(message, "results of BERT say so", benchmark.key, benchmark)
+        message = f"is {text(benchmark.value)!r}: not a log of BERT, not checked further"
+        check.say(message, "submission_benchmark is bert", benchmark.key, benchmark)
         return [*check.by_key[benchmark.key], *check.general]
     while check.queue:
         name = check.queue.pop(0)
@@ -211,7 +213,7 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
         check.apply(rules)
 
     def weight(finding: Finding) -> int:
-        """Puts first what explains the others: an unreadable log, a run that died, a target not reached."""
+        """Sorts first what explains the others: an unreadable log, a run that died, a missed target."""
         if finding.rule in (_NO_EVENTS, _ONE_OBJECT):
             return 0
         return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3
@@ -219,16 +221,8 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
     return sorted([*(one for found in check.by_key.values() for one in found), *check.general], key=weight)
 
 
-def _hint(key: str | None, rule: str) -> str | None:
-    """What to do about a broken rule."""
-    if key in official()["hints"] and "first_init_start" not in rule:
-        return official()["hints"][key]
-    by_rule = official()["hints_by_rule"].items()
-    return next((hint for pattern, hint in by_rule if re.search(pattern, rule)), None)
-
-
 def _describe_end(rule: str, state: dict[str, Any]) -> str:
-    """A broken rule about the log as a whole in words."""
+    """Message for a broken rule about the whole log."""
     logged = state.get("initialized_tensors")
     if "initialized_tensors" not in rule or not isinstance(logged, list):
         return "the log as a whole breaks a rule"
@@ -240,7 +234,7 @@ def _describe_end(rule: str, state: dict[str, Any]) -> str:
 
 
 def _describe_failure(event: Event, rule: str, state: dict[str, Any]) -> str:
-    """A broken rule in words."""
+    """Message for a rule that an event breaks."""
     if rule in official()["words"]:
         return official()["words"][rule]
     if "first_init_start" in rule:

@@ -1,7 +1,7 @@
-"""The system description, systems/SYSTEM.json: its fields, and what is wrong with one.
+"""The system description, systems/SYSTEM.json: its fields, and checks of a file.
 
-The official checker only asks for the fields and for a known status. The submission rules want a meaningful response in
-most of them, and the official summarizer crashes on counts that are not integers.
+The official checker only requires the fields and a known status. The submission rules require a meaningful response in
+most fields, and the official summarizer crashes on counts that are not integers.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from review.logs.mllog import text
 from review.logs.output import Finding
 from review.rulebook.rules import broken
 
-# Each field: what asks for it (an empty string will do where nothing does), what `system` asks and takes by default.
+# Each field: who needs it (if nobody, it may be empty), and the question and default of `system`.
 TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("fields.json").read_text(encoding="utf-8"))
-# Fields of the submission rules' form that the official checker does not ask for; most published files have them.
+# Fields of the submission rules' form that the official checker does not require; most published files have them.
 ASKED = tuple(name for name, field in TABLE.items() if field.get("needed") == "by the form")
-# Those that it requires, and whether the submission rules (policies, "System description JSON") want an answer.
+# Fields that it requires, and whether the submission rules (policies, "System description JSON") require an answer.
 FIELDS = {name: "needed" in field for name, field in TABLE.items() if name not in ASKED}
 STATUSES, DIVISIONS = (tuple(TABLE[name]["values"]) for name in ("status", "division"))
-# The official checker joins these to a line of a table and crashes on what is not a string.
+# The official checker joins these into a table row and crashes on values that are not strings.
 _STRINGS = tuple(name for name, field in TABLE.items() if "string" in field)
 BLANK: tuple[object, ...] = (None, "", {}, [])
 COUNTS = tuple(name for name, field in TABLE.items() if "count" in field)
 
 
 def listed(value: object) -> str:
-    """A value of a description for people: equal entries of a list counted, an object as its names and values."""
+    """A value for display: equal entries of a list are counted, objects shown as names and values."""
     if isinstance(value, dict):
         return ", ".join(f"{text(name)} {listed(entry)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):
@@ -40,12 +40,12 @@ def listed(value: object) -> str:
 
 
 def check_description(path: Path, ruleset: str) -> list[Finding]:
-    """What is wrong with a system description: source "system" is official, source "rules" is ours."""
+    """Checks a system description: findings of source "system" are official ones, of source "rules" ours."""
     found: list[Finding] = []
     try:
-        if path.exists() and not path.is_file():  # to open a pipe would wait for its writer
+        if path.exists() and not path.is_file():  # opening a pipe would wait for its writer
             return [broken("description", "is not a regular file", path)]
-        content = path.read_text(locale.getpreferredencoding(False))  # which the official checker takes as well
+        content = path.read_text(locale.getpreferredencoding(False))  # like the official checker
         fields = json.loads(content)
     except FileNotFoundError:
         return [broken("description", "is missing", path)]

@@ -1,9 +1,9 @@
-"""The official MLPerf checkers, run in this process, with a verdict that can be trusted.
+"""Runs the official MLPerf checkers with a verdict that can be trusted.
 
-Their exit codes cannot: the package checker exits 0 on failure, the repository checker returns False on success. They
-also log to the root logger, print, write into the tree they check, crash on malformed input and take hours over a long
-line. Here each one runs in a process of its own with its output captured; a crash, or no answer in time, is a failure
-with its reason, and the caller passes a copy where one writes.
+Their exit codes cannot: the package checker exits with 0 on failure, the repository checker returns False on success.
+They also log to the root logger, print, write into the tree they check, crash on malformed input and take hours for a
+long line. Here each runs in a forked process with its output captured; a crash or timeout is a failure with a reason,
+and callers pass a copy to the checker that writes.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from typing import Any
 from review.logs.output import ReviewError
 
 USAGE = "training"
-LIMIT = 300  # seconds for a result; ten logs of 3,472 ranks take a tenth of it
-_SEPARATOR = "\n" + "-" * 30 + "\n"  # of the reasons of a log
+LIMIT = 300  # seconds per result; ten logs of 3,472 ranks take a tenth of it
+_SEPARATOR = "\n" + "-" * 30 + "\n"  # between the compliance checker's reasons
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What one official checker said. ``messages`` are its warnings and errors; ``crash`` its exception."""
+    """Verdict of an official checker. ``messages``: its warnings and errors; ``crash``: its exception."""
 
     tool: str
     passed: bool
@@ -51,13 +51,13 @@ _Call = Callable[[list[logging.LogRecord]], Any]
 
 
 def _run(tool: str, call: _Call) -> Outcome:
-    """The outcome of a call in a process of its own."""
+    """Outcome of a call in a forked process."""
     passed, messages, crash = _fork(call)
     return Outcome(tool=tool, passed=bool(passed), messages=messages, crash=crash)
 
 
 def _fork(call: _Call) -> tuple[Any, tuple[str, ...], str | None]:
-    """What a call returns in a process of its own, the warnings that it logs, and its crash."""
+    """Return value of a call in a forked process, the warnings it logs, and its crash."""
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=_child, args=(call, sender), daemon=True)
@@ -69,7 +69,7 @@ def _fork(call: _Call) -> tuple[Any, tuple[str, ...], str | None]:
         crash = f"TimeoutError: no answer within {LIMIT} seconds"
     except EOFError:
         process.join()
-        crash = f"ended with status {process.exitcode}"
+        crash = f"exited with status {process.exitcode}"
     finally:
         process.kill()
         process.join()
@@ -79,8 +79,8 @@ def _fork(call: _Call) -> tuple[Any, tuple[str, ...], str | None]:
 def _child(call: _Call, sender: Connection) -> None:
     import yaml  # type: ignore[import-untyped]
 
-    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT + 10, LIMIT + 10))  # ends it without its parent, too
-    yaml.BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # the same in C
+    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT + 10, LIMIT + 10))  # also ends it if its parent dies
+    yaml.BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # same loader in C
     root, collector = logging.getLogger(), logging.handlers.BufferingHandler(sys.maxsize)
     root.handlers[:] = [collector]
     root.setLevel(logging.INFO)
@@ -89,37 +89,36 @@ def _child(call: _Call, sender: Connection) -> None:
     sys.stdout, records, found, crash = io.StringIO(), collector.buffer, None, None
     try:
         found = call(records)
-    except (Exception, SystemExit) as error:  # any exception is its verdict on this input
+    except (Exception, SystemExit) as error:  # any exception is a verdict on this input
         crash = f"{type(error).__name__}: {error}"
     messages = tuple(_ordered(record.getMessage().strip()) for record in records if record.levelno >= logging.WARNING)
     sender.send((found, messages, crash))
 
 
 def _ordered(message: str) -> str:
-    """The same in every run: the compliance checker lists keys and values by their hash, which Python seeds anew."""
+    """The message with sets sorted: the compliance checker lists keys and values in hash order, which varies."""
 
     def in_order(listed: re.Match[str], separator: str) -> str:
         return listed[1] + separator.join(sorted(listed[2].split(separator))) + listed[3]
 
-    parts = [
-        re.sub(r"(occurrence of )(.* or .*)()", lambda m: in_order(m, " or "), p) for p in message.split(_SEPARATOR)
-    ]
-    parts = [re.sub(r"(with different values: \[)(.*)(\])", lambda m: in_order(m, ", "), part) for part in parts]
+    message = re.sub(r"(occurrence of )(.* or .*)()", lambda m: in_order(m, " or "), message)
+    message = re.sub(r"(with different values: \[)(.*)(\])", lambda m: in_order(m, ", "), message)
+    parts = message.split(_SEPARATOR)
     choices = iter(sorted(part for part in parts if " or '" in part))
     return _SEPARATOR.join(next(choices) if " or '" in part else part for part in parts)
 
 
 def check_compliance(path: Path, ruleset: str) -> Outcome:
-    """The compliance checker on one log."""
+    """Runs the compliance checker on a log."""
     module = _module("compliance_checker.mlp_compliance")
-    module.enqueued_configs.clear()  # a crash leaves them behind for the next file
+    module.enqueued_configs.clear()  # may be left over from a crash
     checker = module.make_checker(USAGE, ruleset, False, False)
     config = f"{USAGE}_{ruleset}/common.yaml"
     return _run("compliance_checker", lambda _: module.main(str(path), config, checker)[0])
 
 
 def check_system(path: Path, ruleset: str) -> Outcome:
-    """The system description checker on one JSON file; of a pipe it would wait for the writer."""
+    """Runs the system description checker on a JSON file; for a pipe it would wait for the writer."""
     if path.exists() and not path.is_file():
         return Outcome(tool="system_desc_checker", passed=False, crash=f"{path.name} is not a regular file")
     module = _module("system_desc_checker.system_desc_checker")
@@ -127,7 +126,7 @@ def check_system(path: Path, ruleset: str) -> Outcome:
 
 
 def check_package(organization: Path, ruleset: str, train_samples: bool = False) -> Outcome:
-    """The package checker on an organisation's folder, which it writes into: pass a copy.
+    """Runs the package checker on an organisation's folder, which it writes to: pass a copy.
 
     ``train_samples``: its --rcp-bert-train-samples.
     """
@@ -142,14 +141,14 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
 
 
 def check_power(folder: Path, logs: Iterable[Path], ruleset: str) -> tuple[frozenset[str], str | None]:
-    """Names of the runs that the power checker rejects, which count as failed runs, and its crash. It only lists."""
+    """Names of the runs that the power checker rejects, which count as failed runs, and its crash. Writes nothing."""
     checker = _module("package_checker.power_checker").PowerChecker(ruleset)
     rejected, _, crash = _fork(lambda _: frozenset(checker.check_power(str(folder), list(map(str, logs)))[1]))
     return rejected or frozenset(), crash
 
 
 def check_repository(organization: Path) -> Outcome:
-    """The repository checker on an organisation's folder: file names, sizes, links. It only reads."""
+    """Runs the repository checker on an organisation's folder: file names, sizes, links. Writes nothing."""
     module = _module("repo_checker.repo_checker")
 
     def call(records: list[logging.LogRecord]) -> bool:

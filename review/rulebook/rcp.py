@@ -1,14 +1,15 @@
-"""Reference convergence points (RCP): how many samples a run of a batch size must at least take to be believed.
+"""Reference convergence points (RCP): the fewest samples in which runs of a batch size may plausibly converge.
 
 Follows the official RCP checker: olympic mean of the reference runs, standard deviation of all of them, the smallest
-mean that a one-sided two-sample t-test at 5% does not reject, points that converge slower than their neighbours'
-interpolation pruned, other batch sizes interpolated. The data are the rcps_bert.json of the mlperf_logging package.
+mean that a one-sided two-sample t-test at 5% does not reject; points that converge more slowly than the interpolation
+of their neighbours are pruned, other batch sizes interpolated. Data: rcps_bert.json of the mlperf_logging package.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +22,9 @@ from review.rulebook.compliance import DEFAULT_RULESET, package_folder
 
 RUNS = 10  # of a submission
 _ALPHA = 0.05
-_TOLERANCE = 1e-4  # samples; of the official bisection
+_TOLERANCE = 1e-4  # samples, of the official bisection
 NO_BATCH_SIZE = -1
-# These count samples in an entry of their own; the checker knows bert by no name.
+# Benchmarks that log samples under another key.
 _COUNT_SAMPLES = ("llama2_70b_lora", "llama31_405b", "llama31_8b", "flux1", "stable_diffusion")
 
 
@@ -40,21 +41,16 @@ class Rcp:
     interpolated_from: tuple[int, int] | None = None
 
     def describe(self, batch_size: float | None = None) -> str:
-        """Mean and minimum in words, and their origin. ``batch_size``: that of the runs."""
+        """Mean, minimum and origin in words. ``batch_size``: of the runs tested."""
         how = "exact" if self.interpolated_from is None else "between {:,} and {:,}".format(*self.interpolated_from)
         if batch_size is not None and self.batch_size != batch_size:
             how = f"of batch {self.batch_size:,}, the smallest with one"
         return f"mean {self.mean:,.0f}, minimum {self.minimum:,.0f} samples ({how})"
 
-    @property
-    def max_speedup(self) -> float:
-        """How much faster than the reference a submission may converge."""
-        return self.mean / self.minimum
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The RCP test of a mean number of samples."""
+    """Outcome of the RCP test."""
 
     passed: bool
     reason: str
@@ -73,16 +69,16 @@ def olympic_mean(values: Sequence[float]) -> float:
 def minimum_mean(mean: float, std: float, reference_runs: int) -> float:
     """The smallest mean of a submission's eight counted runs that the t-test accepts.
 
-    Args: mean, std: of the reference, samples. reference_runs: how many the test counts.
+    Args: mean, std: of the reference, samples. reference_runs: number of them in the test.
     """
-    from scipy.special import stdtrit  # takes a fifth of a second, which not every command needs
+    from scipy.special import stdtrit  # imported here: takes 0.2 s, which most commands do not need
 
     if std == 0:
         return mean
     counted = RUNS - 2
     t = float(stdtrit(reference_runs + counted - 2, 1 - _ALPHA))
     threshold = mean - t * std * math.sqrt(1 / reference_runs + 1 / counted)
-    low, high = 0.0, mean  # the same bisection as the official one, so that the last digits agree
+    low, high = 0.0, mean  # the official bisection, so that the last digits agree
     middle = (low + high) / 2
     while high - low > _TOLERANCE:
         low, high = (low, middle) if middle > threshold else (middle, high)
@@ -95,28 +91,28 @@ def _path(ruleset: str) -> Path:
 
 
 def has_points(ruleset: str) -> bool:
-    """Whether a ruleset has reference points for BERT; the first ones did not."""
+    """Whether a ruleset has reference points for BERT; the first ones do not."""
     return _path(ruleset).is_file()
 
 
 @functools.cache
 def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
-    """Every reference point, by batch size. Raises ReviewError."""
+    """All reference points, by batch size. Raises ReviewError."""
     if not has_points(ruleset):
         raise ReviewError(f"mlperf_logging has no BERT reference points for ruleset {ruleset}")
     found = []
     for record in read_object(_path(ruleset)).values():
-        runs, known = record["Epochs to converge"], record["Hyperparams"]
+        runs = record["Epochs to converge"]
         mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
         std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
         point = Rcp(batch_size=record["BS"], mean=mean, std=std, minimum=minimum_mean(mean, std, len(runs) - 2))
-        found.append(replace(point, runs=tuple(sorted(runs)), hyperparameters=known))
+        found.append(replace(point, runs=tuple(sorted(runs)), hyperparameters=record["Hyperparams"]))
     return tuple(sorted(found, key=lambda point: point.batch_size))
 
 
 @functools.cache
 def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
-    """The points that submissions are held to."""
+    """The points that submissions are tested against."""
     every = points(ruleset)
     fastest = min(every, key=lambda point: point.mean)
     kept = [point for point in every if point.batch_size >= fastest.batch_size]
@@ -137,15 +133,16 @@ def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
 
 
 def nearest(batch_size: float, ruleset: str = DEFAULT_RULESET) -> list[Rcp]:
-    """The points that submissions are held to on both sides of a batch size, or the one of this very size."""
-    kept = pruned(ruleset)
-    exact = [point for point in kept if point.batch_size == batch_size]
-    lower = [point for point in kept if point.batch_size < batch_size]
-    return exact or [*lower[-1:], *[point for point in kept if point.batch_size > batch_size][:1]]
+    """The pruned points next to a batch size on both sides, or the one of exactly this size."""
+    lower, exact, higher = (
+        [point for point in pruned(ruleset) if compare(point.batch_size, batch_size)]
+        for compare in (operator.lt, operator.eq, operator.gt)
+    )
+    return exact or [*lower[-1:], *higher[:1]]
 
 
 def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None, str]:
-    """The point that a batch size is held to, and how it was found; None above the largest batch size."""
+    """The point for a batch size and how it was found; None above the largest batch size."""
     around = nearest(batch_size, ruleset)
     if around[0].batch_size == batch_size:
         return around[0], "RCP found"
@@ -157,12 +154,12 @@ def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None,
 
 
 def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET) -> Verdict:
-    """The RCP test of a mean number of samples to the target."""
+    """RCP test of a mean number of samples to the target."""
     point, reason = find(batch_size, ruleset)
     if point is None:
         return Verdict(passed=False, reason=reason, scaling_factor=1.0, point=None)
     factor = max(1.0, point.mean / mean_samples) if mean_samples > 0 else 1.0
-    passed = mean_samples >= point.mean / point.max_speedup
+    passed = mean_samples >= point.mean / (point.mean / point.minimum)  # rounded like the official maximal speed-up
     if not passed and reason.startswith("RCP not found"):
         reason = f"Missing RCP, please submit RCP with BS = {batch_size:g}"
     return Verdict(passed=passed, reason=reason, scaling_factor=factor, point=point)
@@ -170,7 +167,7 @@ def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """``samples`` to the target, None for a run that did not converge. ``crash``: why the checker crashes."""
+    """``samples`` to the target, None if the run did not converge. ``crash``: why the checker crashes."""
 
     samples: float | None = None
     batch_size: Any = NO_BATCH_SIZE
@@ -179,14 +176,13 @@ class Reading:
 
 
 def read_rcp(log: Log, train_samples: bool = False) -> Reading:
-    """What the official RCP checker takes from a log, quirks and crashes included.
+    """What the official RCP checker reads from a log, including its quirks and crashes.
 
-    It looks for names anywhere in a line, goes by the last of them, and stops with a traceback where a value is missing
-    or of another type; then the whole result fails, not only this run. Lines that are no events make the seed checker
-    fail, whatever is read here.
+    It searches whole lines for names, takes the last match, and stops with a traceback if a value is missing or of
+    another type, which fails the whole result, not just this run. (Malformed lines already fail the seed checker.)
 
-    ``train_samples``: the samples are those that the log sums up as train_samples, which the rules grant to BERT, and
-    not the epoch_num of the evaluation that reached the target.
+    ``train_samples``: take the samples from train_samples, as the rules allow for BERT, instead of the epoch_num of the
+    evaluation that reached the target.
     """
     batch_size, benchmark, last, samples, crash = NO_BATCH_SIZE, None, None, None, ""
     for event in log.events:

@@ -1,4 +1,4 @@
-"""The table of rules in our words, rules.yaml, and findings of it."""
+"""Access to rules.yaml, and findings by its rules."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def _rules() -> dict[str, dict[str, Any]]:
 
 
 def official() -> dict[str, dict[str, str]]:
-    """The compliance checker's rules: ``hints`` by key of a log, ``words`` for its snippets of Python."""
+    """Texts for the compliance checker's rules: ``hints`` by log key, ``words`` for its snippets of Python."""
     return _rules()["official"]
 
 
 def table(name: str) -> Any:
-    """One of the tables of hyper-parameters: optimization, recipe, borrowed, closed_values."""
+    """An entry of ``tables`` in rules.yaml."""
     return _rules()["tables"][name]
 
 
@@ -35,8 +35,8 @@ def broken(
     severity: str | None = None,
     **values: Any,
 ) -> Finding:
-    """A finding by a rule of the table. ``values``: what its texts leave open. ``severity``: instead of the table's."""
+    """A finding by the rule ``name``. ``values``: placeholders of its texts. ``severity``: overrides the rule's."""
     rule = _rules()[name]
-    said, hint = rule["rule"].format(**values), rule["hint"].format(**values)
+    requirement, hint = rule["rule"].format(**values), rule["hint"].format(**values)
     severity = severity or rule.get("severity", ERROR)
-    return Finding(severity, message, rule.get("source", "rules"), file, line, key, said, hint)
+    return Finding(severity, message, rule.get("source", "rules"), file, line, key, requirement, hint)

@@ -1,7 +1,7 @@
-"""`package`: the tree that MLCommons takes, checked by the official tools, as a folder and as a tar file.
+"""`package`: the submission tree, checked by the official tools, as a folder and a tar file.
 
 ORG/results/SYSTEM/bert/result_0..9.txt, ORG/systems/SYSTEM.json and ORG/benchmarks/bert/implementations/NAME/ with the
-code of the commit that ran (submission_rules, "Directory structure"). It appears whole or not at all.
+code of the commit that ran (submission_rules, "Directory structure"). Appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from review.rulebook.description import listed
 from review.verdict.checking import Checked, check
 from review.verdict.submission_rules import SCRIPTS
 
-_OWN = ("run.sub", "implementations/bert/training/loop.py")  # of this repository, or a fork of it
-_TIMEOUT = 120  # seconds for one git command
+_OWN = ("run.sub", "implementations/bert/training/loop.py")  # files of this repository, or a fork of it
+_TIMEOUT = 120  # seconds per git command
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to package: the arguments of the command."""
+    """Arguments of the command."""
 
     runs: Path
     organization: str
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Package:
-    """What was made: its checks, and the files where it passed them."""
+    """Outcome: the checks, and the files written if all passed."""
 
     checked: tuple[Checked, ...]
     files: tuple[Path, ...]
@@ -61,11 +61,9 @@ class Package:
 
     @property
     def passed(self) -> bool:
-        """Whether the official checkers and ours accept it."""
         return all(one.passed() for one in self.checked)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return pick(self, "passed files sha256=digest checked")
 
 
@@ -74,24 +72,24 @@ def package(request: Request) -> Package:
     organization, system = request.organization, request.system
     for option, name in (("--org", organization), ("--system", system), ("--implementation", request.implementation)):
         if not _NAME.fullmatch(name):
-            raise ReviewError(f"{option} {name!r}: letters, digits and ._+- only, it becomes a folder's name")
+            raise ReviewError(f"{option} {name!r}: only letters, digits and ._+- are allowed in a folder name")
     output = request.output.resolve()  # results are found by their resolved paths
     if output.exists() and not request.add:
-        raise ReviewError(f"{request.output} exists: --add puts this system into it, or name another folder")
+        raise ReviewError(f"{request.output} exists: use --add to add this system, or give another folder")
     if request.add and not (output / organization).is_dir():
-        raise ReviewError(f"{request.output}: no package of {organization} to add to; leave out --add")
+        raise ReviewError(f"{request.output}: no package of {organization} to add to; omit --add")
     results = load_results(request.runs, request.ruleset, request.train_samples)
     if len(results) != 1 or request.runs.is_file():
-        raise ReviewError(f"{request.runs}: name the one folder that holds the result_*.txt of {system}")
+        raise ReviewError(f"{request.runs}: give the one folder that holds the result_*.txt of {system}")
     result, path = results[0], request.description
     if not result.runs:
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
     if not path.exists():
-        raise ReviewError(f"{path}: no such file; write it on the system: python -m review system -o {path}")
+        raise ReviewError(f"{path}: no such file; write it on that system: python -m review system -o {path}")
     description = read_object(path)
     if description.get("submitter") != organization:
-        said = text(description.get("submitter", ""))
-        raise ReviewError(f"{path}: submitter is {said!r}, --org {organization!r}: correct the wrong one")
+        submitter = text(description.get("submitter", ""))
+        raise ReviewError(f"{path}: submitter is {submitter!r}, --org {organization!r}: correct the wrong one")
     code = find_code(request.repository, result.folder, request.commit, request.config)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +106,7 @@ def package(request: Request) -> Package:
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
             _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
             os.chmod(whole, 0o755)
-            if output.exists():  # the package that this one replaces goes last
+            if output.exists():  # replaced at the last moment
                 os.rename(output, Path(folder) / "old")
             os.rename(whole, output)
     except OSError as error:
@@ -130,7 +128,7 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
         commit = read_json(path).get("commit")
         if commit != code.commit:
             there = f"{request.implementation} in {request.output} is commit {text(commit)}"
-            raise ReviewError(f"{there}, this result ran {code.commit}: give it an --implementation of its own")
+            raise ReviewError(f"{there}, this result ran {code.commit}: give it another --implementation name")
     if not implementation.exists():
         code.extract(implementation)
     facts = {
@@ -157,7 +155,7 @@ def _write(path: Path, content: str) -> None:
 
 
 def _verify(request: Request, root: Path, place: Path) -> tuple[Checked, ...]:
-    """Writes scaling.json as the official package checker does, and checks everything, as of the finished ``place``."""
+    """Writes scaling.json like the official package checker, and checks everything; reports paths in ``place``."""
     folder = root / "results" / request.system / BENCHMARK
     for result in load_results(folder, request.ruleset, request.train_samples):
         if result.scaling_factor != 1:
@@ -175,7 +173,7 @@ def _verify(request: Request, root: Path, place: Path) -> tuple[Checked, ...]:
 
 
 def _archive(root: Path, path: Path) -> Path:
-    """Writes the archive, the same bytes for the same tree; returns it."""
+    """Writes a reproducible archive; returns its path."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = member.mtime = 0
@@ -202,7 +200,7 @@ def _system_readme(system: str, organization: str, result: Result, code: Code) -
     }
     rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
     logged = [f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()]
-    own = all(code.has(path) for path in _OWN)
+    own = len(_git(code.repository, "ls-tree", "--name-only", code.commit, "--", *_OWN).split()) == len(_OWN)
     about = {"system": system, "organization": organization, "commit": code.commit}
     again = _filled("run_again", config=code.config) if own else _filled("run_other")
     tables = {"facts": "\n".join(rows), "hyperparameters": "\n".join(logged)}
@@ -211,7 +209,7 @@ def _system_readme(system: str, organization: str, result: Result, code: Code) -
 
 
 def _organization_readme(organization: str, systems: list[str], root: Path, train_samples: bool = False) -> str:
-    """README.md of the submission, one row a system. Raises ReviewError."""
+    """README.md of the submission, one row per system. Raises ReviewError."""
     rows = []
     for system in systems:
         for result in load_results(root / "results" / system / BENCHMARK, train_samples=train_samples):
@@ -234,48 +232,44 @@ def _cell(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Code:
-    """A commit of a repository, and the path of the system's config in it."""
+    """A commit of a repository, and the path of the config that ran."""
 
     repository: Path
     commit: str
     config: str
 
     def read(self, path: str) -> str:
-        """A file of the commit. Raises ReviewError."""
+        """Content of a file of the commit. Raises ReviewError."""
         return _git(self.repository, "show", f"{self.commit}:{path}").decode("utf-8", "replace")
 
-    def has(self, path: str) -> bool:
-        """Whether the commit has this file. Raises ReviewError."""
-        return bool(_git(self.repository, "ls-tree", "--name-only", self.commit, "--", path).strip())
-
     def extract(self, folder: Path) -> None:
-        """Writes the files of the commit, but those whose name starts with a dot: the official checker wants none.
+        """Writes the files of the commit, except dot files, which the official checker rejects.
 
-        Raises ReviewError for a commit without the scripts that the rules ask for, and OSError.
+        Raises ReviewError for a commit without the scripts that the rules require, and OSError.
         """
         data = _git(self.repository, "archive", "--format=tar", self.commit)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             members = [member for member in tar.getmembers() if not re.search(r"(^|/)\.", member.name)]
             missing = sorted(set(SCRIPTS) - {member.name for member in members})
             if missing:
-                raise ReviewError(f"commit {self.commit} lacks {', '.join(missing)}, which a submission brings along")
+                raise ReviewError(f"commit {self.commit} lacks {', '.join(missing)}, required in a submission")
             for member in members:
-                member.mode = 0o755 if member.mode & 0o100 else 0o644  # whatever git's tar.umask
-            safe: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # Debian 12's Python has none
+                member.mode = 0o755 if member.mode & 0o100 else 0o644  # independent of git's tar.umask
+            safe: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # missing in Debian 12's Python
             tar.extractall(folder, members, **safe)
 
 
 def find_code(repository: Path, runs: Path, commit: str | None, config: str | None) -> Code:
     """The code of a run.
 
-    Args: runs: its folder, with environment.json and config.json. commit, config: instead of what they say.
-    Raises ReviewError where they do not say it, or the repository does not have it.
+    Args: runs: its folder, with environment.json and config.json. commit, config: override what these say.
+    Raises ReviewError if the commit or config is not recorded, or not in the repository.
     """
     wanted = commit or _recorded_commit(repository, runs)
     try:
         full = _git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}").decode().strip()
     except ReviewError:
-        what = "fetch it, or name another with --commit"
+        what = "fetch it, or give another with --commit"
         raise ReviewError(f"{repository} has no commit {text(wanted)}: {what}") from None
     files = _git(repository, "ls-tree", "-r", "--name-only", "-z", full).decode("utf-8", "replace").split("\0")
     return Code(repository, full, _config(files, runs, config))
@@ -284,23 +278,21 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
 def _recorded_commit(repository: Path, runs: Path) -> str:
     commit = read_json(runs / "environment.json").get("git_commit")
     if not isinstance(commit, str) or not commit:
-        raise ReviewError(f"{runs / 'environment.json'} names no commit that ran: name it with --commit")
+        raise ReviewError(f"{runs / 'environment.json'} records no commit: give it with --commit")
     if commit.endswith("-dirty"):
-        what = "commit it and run again, or name with --commit the one that holds it"
-        raise ReviewError(f"the code that ran is {text(commit)}, in no commit: {what}")
-    # As `git describe --always` writes it: the commit, behind the last tag where there is one, or a tag alone.
+        what = "commit it and run again, or give the commit that contains it with --commit"
+        raise ReviewError(f"the code that ran is {text(commit)}, not committed: {what}")
+    # Output of `git describe --always`: the commit, possibly after the last tag, or a tag alone.
     described = re.fullmatch(r"(?:.+-\d+-g)?([0-9a-f]{7,64})", commit)
     if described:
         return described[1]
     if commit not in _git(repository, "tag", "--list").decode("utf-8", "replace").split("\n"):
-        raise ReviewError(
-            f"{runs / 'environment.json'}: git_commit {text(commit)!r} is not a commit: name it with --commit"
-        )
+        raise ReviewError(f"{runs / 'environment.json'}: {text(commit)!r} is not a commit: give it with --commit")
     return f"refs/tags/{commit}"
 
 
 def _config(files: list[str], runs: Path, config: str | None) -> str:
-    """configs/config_SYSTEM.sh: by name, or by the system that the run's config.json names."""
+    """configs/config_SYSTEM.sh: the given one, or that of the system in the run's config.json."""
     if config is not None:
         name = config if config in files else f"configs/{Path(config).name}"
         if name not in files:
@@ -309,8 +301,8 @@ def _config(files: list[str], runs: Path, config: str | None) -> str:
     system = read_json(runs / "config.json", "mlperf").get("system")
     name = f"configs/config_{system}.sh"
     if not isinstance(system, str) or name not in files:
-        what = "name it with --config, such as configs/FILE.sh"
-        raise ReviewError(f"{runs / 'config.json'} does not say which config ran: {what}")
+        what = "give it with --config, such as configs/FILE.sh"
+        raise ReviewError(f"{runs / 'config.json'} does not record which config ran: {what}")
     return name
 
 

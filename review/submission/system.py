@@ -1,8 +1,8 @@
-"""`system`: writes systems/NAME.json, the description of the system that every result needs.
+"""`system`: writes systems/NAME.json, the system description that every result needs.
 
-A field's value comes from the first of: --set FIELD=VALUE, the answers file, the file that is updated, the files of a
-run (--run), this machine, as its commands and files tell, and, on a terminal, the user. Unknown fields stay blank where
-the rules allow it, and are named; counts never do, since the official tools crash on them.
+A field is taken from the first of: --set FIELD=VALUE, the answers file, the file being updated, the files of a run
+(--run), this machine's commands and files, and, on a terminal, the user. Unknown fields stay blank if the rules allow
+it, and are listed; counts may not, since the official tools crash on blank ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -23,30 +22,30 @@ from typing import Any
 
 from review.logs.mllog import text
 from review.logs.output import ERROR, ReviewError, write_whole
-from review.logs.tree import read_json
+from review.logs.tree import read_json, run
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import ASKED, FIELDS, TABLE, check_description
 
 _DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
-_TIMEOUT = 60  # seconds for one command; nvidia-smi takes some on a node whose driver is not resident
+_TIMEOUT = 60  # seconds per command; nvidia-smi is slow on a node whose driver is not resident
 _GPU_QUERY = ("name", "memory.total", "clocks.max.sm", "pcie.link.gen.max", "pcie.link.width.max", "driver_version")
-# Memory of an accelerator, by what its name contains: nvidia-smi does not tell. The first that matches counts.
+# Memory type by part of the accelerator's name, since nvidia-smi does not report it. The first match counts.
 _MEMORY = TABLE["accelerator_memory_configuration"]["by_name"]
-# Variable that NGC images keep a library's version in, and the packages that pip brings it in.
+# Libraries: environment variable with the version in NGC images, and pip packages that contain them.
 _VERSIONS = TABLE["other_software_stack"]["versions"]
 
 
 @dataclass(frozen=True)
 class Description:
-    """The fields of a system, and where each value comes from."""
+    """Fields of a system, and the source of each value."""
 
     fields: dict[str, Any]
     sources: dict[str, str]
 
     @property
     def blanks(self) -> list[str]:
-        """The fields without a value that the submission rules want one for."""
+        """Blank fields for which the submission rules require a value."""
         return [name for name, wanted in FIELDS.items() if wanted and self.fields[name] in ("", {})]
 
 
@@ -55,8 +54,8 @@ def describe(
 ) -> Description:
     """Fills in the description.
 
-    Args: given: (source, fields); the first source that has a field counts. machine: probed for the rest.
-    ask: asks the user for (field, question, default); None if nobody is there.
+    Args: given: (source, fields), by priority. machine: probed for the rest.
+    ask: asks the user (field, question, default); None if not interactive.
     """
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -70,12 +69,12 @@ def describe(
     for source, values in layers:
         add(source, values)
     for name, field in TABLE.items():
-        if ask and "question" in field and name not in fields:  # what no probe can know
+        if ask and "question" in field and name not in fields:  # cannot be probed
             add("asked", {name: ask(name, field["question"], field.get("suggested", field.get("default", "")))})
     add("default", _DEFAULTS)
     if fields["accelerators_per_node"] == "0":
         add("no accelerator", {name: "N/A" for name in FIELDS if name.startswith("accelerator_")})
-    if isinstance(fields.get("other_software_stack"), dict):  # of every source: the first that has a version counts
+    if isinstance(fields.get("other_software_stack"), dict):  # merged over all sources, by priority
         stacks = [stack for _, values in layers if isinstance(stack := values.get("other_software_stack"), Mapping)]
         merged = {name: version for stack in reversed(stacks) for name, version in stack.items()}
         fields["other_software_stack"] = _value("other_software_stack", merged)
@@ -86,17 +85,17 @@ def describe(
 
 
 def _value(name: str, value: Any) -> Any:
-    """A value as the description has it: strings, but for the software stack, which may be an object of strings."""
+    """A value as a string; the software stack may also be an object of strings."""
     if name == "other_software_stack" and isinstance(value, Mapping):
         return {text(key): text(entry) for key, entry in value.items() if entry not in (None, "")}
     return value if isinstance(value, str) else text(value)
 
 
 def from_run(folder: Path) -> dict[str, Any]:
-    """What environment.json and config.json of a run say. Raises ReviewError."""
+    """Fields from environment.json and config.json of a run. Raises ReviewError."""
     environment, mlperf = read_json(folder / "environment.json"), read_json(folder / "config.json", "mlperf")
     if not environment:
-        raise ReviewError(f"{folder / 'environment.json'}: no such file, or not JSON; name a folder of results/")
+        raise ReviewError(f"{folder / 'environment.json'}: no such file, or not JSON; give a folder of results/")
     packages, gpus = read_json(folder / "environment.json", "packages"), environment.get("gpus")
     stack = {f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
     stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
@@ -114,15 +113,14 @@ def from_run(folder: Path) -> dict[str, Any]:
 
 
 def known(fields: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """The fields, if every one is known. Raises ReviewError."""
-    unknown = [name for name in fields if name not in FIELDS]
-    if unknown:
-        raise ReviewError(f"{where}: no field {text(unknown[0])!r}; the fields are {', '.join(FIELDS)}")
+    """Copy of the fields. Raises ReviewError if one is unknown."""
+    if unknown := [name for name in fields if name not in FIELDS]:
+        raise ReviewError(f"{where}: unknown field {text(unknown[0])!r}; the fields are {', '.join(FIELDS)}")
     return dict(fields)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, str]:
-    """FIELD=VALUE arguments. Raises ReviewError."""
+    """Parses FIELD=VALUE arguments. Raises ReviewError."""
     pairs = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -133,18 +131,18 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
 
 
 def ask_user(name: str, question: str, default: str) -> str:
-    """Asks on the terminal, on stderr, so that stdout stays JSON."""
+    """Prompts on stderr, so that stdout stays JSON."""
     print(f"{name}: {question}{f' [{default}]' if default else ''}", file=sys.stderr)
     print("> ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip() or default
 
 
 def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) -> None:
-    """Writes the file, once our rules and the official checker accept it. Raises ReviewError."""
+    """Writes the file if our rules and the official checker accept it. Raises ReviewError."""
     if path.suffix != ".json":
-        raise ReviewError(f"{path}: the name ends in .json, such as systems/DGXH100.json")
+        raise ReviewError(f"{path}: the name must end in .json, such as systems/DGXH100.json")
     if any(character.isspace() for character in path.name) or path.name.startswith("."):
-        raise ReviewError(f"{path}: the official checkers want no space in the name and no dot before it")
+        raise ReviewError(f"{path}: the official checkers allow neither spaces nor a leading dot in the name")
     content = json.dumps(description.fields, indent=2) + "\n"
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
         draft = Path(folder) / path.name
@@ -159,42 +157,35 @@ def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) 
 
 
 class Machine:
-    """This machine's commands, files, environment and packages; tests put others in their place."""
+    """This machine's commands, files, environment and packages, which tests replace."""
 
     environment: Mapping[str, str] = os.environ
 
     def run(self, *command: str) -> str:
-        """What a command prints; empty where it is not there, fails or hangs."""
-        how: dict[str, Any] = {"text": True, "errors": "replace", "stderr": subprocess.DEVNULL, "timeout": _TIMEOUT}
-        try:
-            output: str = subprocess.check_output(
-                command, stdin=subprocess.DEVNULL, env={**os.environ, "LC_ALL": "C"}, **how
-            )
-        except (OSError, subprocess.SubprocessError):
-            return ""
-        return output
+        """Output of a command; empty if it is missing, fails or hangs."""
+        with contextlib.suppress(ReviewError):
+            return run(["env", "LC_ALL=C", *command], "", _TIMEOUT).decode("utf-8", "replace")
+        return ""
 
     def read(self, path: str) -> str:
-        """A file's text; empty where it cannot be read."""
-        try:
+        """A file's text; empty if it cannot be read."""
+        with contextlib.suppress(OSError):
             return Path(path).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return ""
+        return ""
 
     def paths(self, folder: str, pattern: str) -> list[str]:
         """Paths in a folder, sorted."""
         return sorted(str(path) for path in Path(folder).glob(pattern))
 
     def version(self, package: str) -> str:
-        """A Python package's version; empty where it is not installed."""
-        try:
+        """Version of a Python package; empty if it is not installed."""
+        with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return ""
+        return ""
 
 
 def probe(machine: Machine) -> dict[str, Any]:
-    """Every field that the machine tells, by its name in the description; without blanks."""
+    """All fields that can be probed, without blank ones."""
     accelerators, software = _accelerators(machine), _software(machine)
     if driver := accelerators.pop("nvidia_kernel_driver", ""):
         software["other_software_stack"]["nvidia_kernel_driver"] = driver
@@ -203,7 +194,7 @@ def probe(machine: Machine) -> dict[str, Any]:
 
 
 def _search(pattern: str, content: str) -> str:
-    """The first group of a line that matches; empty if none does."""
+    """The first group of the first line that matches; empty if none does."""
     match = re.search(pattern, content, re.MULTILINE)
     return match[1].strip() if match else ""
 
@@ -240,7 +231,7 @@ def _host(machine: Machine) -> dict[str, str]:
 
 
 def _memory(machine: Machine) -> dict[str, str]:
-    """Capacity from the modules if dmidecode may read them (it needs root), else from /proc/meminfo."""
+    """Capacity from the modules if dmidecode can read them (as root), else from /proc/meminfo."""
     total, modules = 0.0, []
     for block in machine.run("dmidecode", "-t", "memory").split("\n\n"):
         size = re.search(r"^\s*Size: (\d+) (MB|GB|TB)$", block, re.MULTILINE)
@@ -267,7 +258,7 @@ def _storage(machine: Machine) -> dict[str, str]:
             kind = "HDD" if str(disk.get("rota")).lower() in ("1", "true") else "SSD"
             if name.startswith("nvme") or link == "nvme":
                 kind = "NVMe SSD"
-            elif name.startswith(("vd", "xvd")):  # the host hides what lies beneath, and reports any disk as rotating
+            elif name.startswith(("vd", "xvd")):  # the host hides the kind and reports any disk as rotating
                 kind = "virtual disk"
             elif link not in ("", "sata"):
                 kind = f"{str(link).upper()} {kind}"
@@ -280,7 +271,7 @@ def _storage(machine: Machine) -> dict[str, str]:
 
 
 def _network(machine: Machine) -> dict[str, str]:
-    """InfiniBand and RoCE ports with their rates from sysfs, which is what ibstat prints; else Ethernet ports."""
+    """InfiniBand and RoCE ports with their rates from sysfs, as ibstat prints them; else Ethernet ports."""
     ports = []
     for path in machine.paths("/sys/class/infiniband", "*/ports/*/rate"):
         rate, layer, state = (machine.read(str(Path(path).with_name(name))) for name in ("rate", "link_layer", "state"))

@@ -1,1 +1,1 @@
-"""Whether a result is valid for submission, and what is wrong where it is not."""
+"""Checks whether a result is valid for submission."""

@@ -1,7 +1,7 @@
-"""`check`: does this result count? The official verdict, each reason with its place, and what that verdict overlooks.
+"""`check`: does this result count? The official verdict, its reasons with file and line, and what it misses.
 
-The official package checker decides on a copy of each result. Its reasons are found again by this package, which knows
-the line and what to do; where the two differ, the official verdict stands.
+The official package checker decides on a copy of each result. This package finds the reasons again, with the line and
+what to do; if the two differ, the official verdict stands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from review.results.score import REQUIRED_RUNS, Result, load_results
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
 from review.rulebook.description import check_description
-from review.rulebook.official import Outcome
 from review.rulebook.rules import broken
 from review.verdict import submission_rules, training_rules
 from review.verdict.power_rules import KEY as POWER
@@ -36,36 +35,30 @@ _LONGEST_RULE = 300  # some official rules are lists of hundreds of names
 
 @dataclass(frozen=True)
 class Checked:
-    """One result, log or submission: the official outcomes and every finding."""
+    """A checked result, log or submission: the official outcomes and all findings."""
 
     path: Path
     title: str
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[official.Outcome, ...]
     findings: tuple[Finding, ...]
 
     @functools.cached_property
     def official_passed(self) -> bool:
-        """The verdict of the official checkers."""
         return all(outcome.passed for outcome in self.outcomes)
 
     def passed(self, strict: bool = False) -> bool:
-        """Whether it counts: the official verdict, and no error of our own; with ``strict`` no warning either."""
+        """Whether it counts: it passes the official checkers and has no errors, with ``strict`` no warnings either."""
         severities = {finding.severity for finding in self.findings}
         return self.official_passed and ERROR not in severities and not (strict and WARNING in severities)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         official = {one.tool: pick(one, "passed messages crash") for one in self.outcomes}
         verdicts = {"path": self.path, "passed": self.passed(), "official_passed": self.official_passed}
         return {**verdicts, "official": official, "findings": self.findings}
 
 
-def check(
-    target: Path,
-    ruleset: str = DEFAULT_RULESET,
-    train_samples: bool = False,
-) -> list[Checked]:
-    """Checks a log, a result folder, a submission, or every one below a folder. Raises ReviewError."""
+def check(target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bool = False) -> list[Checked]:
+    """Checks a log, a result folder, a submission, or all of them below a folder. Raises ReviewError."""
     results = load_results(target, ruleset, train_samples)
     if target.is_file():
         run = results[0].runs[0]
@@ -78,7 +71,7 @@ def check(
         progress(f"official checkers on {result.folder}")
         try:
             checked.append(_check_result(result, root))
-        except OSError as error:  # of a tree that changes while it is read
+        except OSError as error:  # the tree changed while it was read
             message = f"cannot be checked: {error.filename}: {error.strerror}"
             gone = Finding(ERROR, message, file=result.folder, hint="check again")
             checked.append(Checked(result.folder, result.name, (), (gone,)))
@@ -88,7 +81,7 @@ def check(
         progress(f"official checkers on {root}")
         outcomes, findings = [official.check_repository(root)], submission_rules.check_organization(root)
         for path in submission_rules.descriptions(root):
-            if not (root / "results" / path.stem).is_dir():  # others are checked with their results
+            if not (root / "results" / path.stem).is_dir():  # the others are checked with their results
                 findings += check_description(path, ruleset)
                 outcomes.append(official.check_system(path, ruleset))
         checked.append(_checked(root, root.name, tuple(outcomes), findings))
@@ -96,10 +89,10 @@ def check(
 
 
 def own_findings(result: Result) -> list[Finding]:
-    """What this package finds of a result by itself, the official rules included."""
+    """This package's own findings on a result, by official and other rules."""
 
     def accepted(run: Run, findings: list[Finding]) -> Iterator[Finding]:
-        """What the one failing run of a full set breaks is a warning: it counts as the slowest."""
+        """Turns errors of the single failing run, which counts as the slowest, into warnings."""
         for one in findings:
             if run is result.accepted_failure and one.severity == ERROR and not one.crash:
                 one = replace(one, severity=WARNING, message=f"{one.message}; one run of ten may fail")
@@ -109,10 +102,10 @@ def own_findings(result: Result) -> list[Finding]:
     found += [*_check_count(result), *result.seed_findings, *training_rules.rcp_findings(result)]
     for run in result.runs:
         ours = training_rules.check_run(run, result.division)
-        if result.train_samples:  # then the RCP test does not take epoch_num
+        if result.train_samples:  # then the RCP test does not use epoch_num
             ours = [finding for finding in ours if finding.message != training_rules.NOT_SAMPLES]
         found += accepted(run, ours)
-    reused = {finding.file for finding in found if finding.source == "seeds"}  # where more need not be said
+    reused = {finding.file for finding in found if finding.source == "seeds"}  # already reported
     found += [f for f in training_rules.check_runs(result) if f.key != "seed" or f.file not in reused]
     found += check_power(result)
     if tree.organization(result.folder) is not None:
@@ -123,10 +116,10 @@ def own_findings(result: Result) -> list[Finding]:
 
 
 def obstacles(result: Result) -> list[str]:
-    """Why the score would not stand as submitted, as far as this package knows by itself.
+    """Reasons why the score would not stand as submitted, without running the official checkers.
 
-    Those of the runs, and what is wrong with the description, the folder or the logs by rules that no tool tests. Power
-    files that break the rules take nothing from the time: they stand in the way of the energy alone.
+    Includes errors in the description, the folder and the logs by rules that no tool tests, but not in power files,
+    which invalidate the energy only.
     """
     errors = [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system", "package")]
     others = [f for f in errors if f.key != POWER]
@@ -134,13 +127,13 @@ def obstacles(result: Result) -> list[str]:
 
 
 def energy_obstacles(result: Result) -> list[str]:
-    """Why the energy would not stand as submitted; none where it was not measured."""
+    """Reasons why the energy would not stand as submitted; none if it was not measured."""
     others = [f for f in check_power(result) if f.severity == ERROR]
     return [with_places(group, result.folder) for group in groups(others)]
 
 
 def as_dict(result: Result) -> dict[str, Any]:
-    """A result for JSON, official only where nothing is in the way."""
+    """A result for JSON."""
     reasons, against = obstacles(result), energy_obstacles(result)
     point, energy, mean = result.rcp_point, result.energy, result.mean_samples
     test = pick(result, "passed=rcp_test.passed reason=rcp_test.reason")
@@ -150,7 +143,21 @@ def as_dict(result: Result) -> dict[str, Any]:
     return {
         **pick(result, "folder name organization platform division ruleset complies_with_other_ruleset=other_ruleset"),
         **pick(result, "global_batch_size=batch_size accelerators processes_without_accelerator=processes"),
-        "runs": [_run_dict(run, result) for run in result.runs],
+        "runs": [
+            {
+                "file": run.path,
+                "seed": run.seeds[0] if run.seeds else None,
+                **pick(run, "status init_seconds minutes"),
+                "evaluations": len(run.evaluations),
+                **pick(run, "samples first_accuracy final_accuracy sequences_per_second"),
+                "sequences_per_second_per_accelerator": result.rate_per_accelerator(run),
+                "evaluation_share": run.evaluation_share,
+                "joules": result.joules(run),
+                **pick(run, "compliant findings"),
+                "dropped": result.dropped.get(run.path),
+            }
+            for run in result.runs
+        ],
         **pick(result, "crashed=crashes unreadable olympic_minutes raw_olympic_minutes_not_checked=reached_minutes"),
         **pick(result, "median_minutes mean_samples"),
         "rcp": point and {**test, **pick(point, "mean std minimum"), "margin": margin},
@@ -167,30 +174,15 @@ def as_dict(result: Result) -> dict[str, Any]:
     }
 
 
-def _run_dict(run: Run, result: Result) -> dict[str, Any]:
-    return {
-        "file": run.path,
-        "seed": run.seeds[0] if run.seeds else None,
-        **pick(run, "status init_seconds minutes"),
-        "evaluations": len(run.evaluations),
-        **pick(run, "samples first_accuracy final_accuracy sequences_per_second"),
-        "sequences_per_second_per_accelerator": result.rate_per_accelerator(run),
-        "evaluation_share": run.evaluation_share,
-        "joules": result.joules(run),
-        **pick(run, "compliant findings"),
-        "dropped": result.dropped.get(run.path),
-    }
-
-
 def _check_result(result: Result, root: Path | None) -> Checked:
     findings = own_findings(result)
     if root is None and result.division == "open" and len(result.runs) != REQUIRED_RUNS:
-        # A run of one's own, not a submission: its logs are held to the rules of logs, and nothing else is missing.
+        # A run that is no submission: only the rules for logs apply.
         outcomes = [official.check_compliance(run.path, run.ruleset) for run in result.runs]
         messages = tuple(message for one in outcomes for message in one.messages)
         crash = next((one.crash for one in outcomes if one.crash), None)
         passed = bool(outcomes) and all(one.passed for one in outcomes)
-        outcome = Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
+        outcome = official.Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
         return _checked(result.folder, result.name, (outcome,), findings)
     with tempfile.TemporaryDirectory(prefix="review-check-") as folder:
         copy = submission_rules.stage(result, root, Path(folder))
@@ -202,8 +194,8 @@ def _check_result(result: Result, root: Path | None) -> Checked:
     return _checked(result.folder, result.name, (outcome,), findings)
 
 
-def _checked(path: Path, title: str, outcomes: tuple[Outcome, ...], findings: list[Finding]) -> Checked:
-    """Makes the findings agree with the official verdict, and sorts them."""
+def _checked(path: Path, title: str, outcomes: tuple[official.Outcome, ...], findings: list[Finding]) -> Checked:
+    """Makes the findings agree with the official verdict, and sorts them by severity."""
     official_ones = [one.severity for one in findings if one.source in _OFFICIAL]
     rule, failing = "the official checkers pass", [outcome for outcome in outcomes if not outcome.passed]
     if failing and ERROR not in official_ones:
@@ -211,22 +203,22 @@ def _checked(path: Path, title: str, outcomes: tuple[Outcome, ...], findings: li
         for one in failing:
             why = f"crashes: {one.crash}" if one.crash else "; ".join(one.messages) or "gives no reason"
             source = "repository" if one.tool == "repo_checker" else "package"
-            said = f"the official {one.tool} {why.replace(f'{tree_of}/', '').replace(tree_of, 'the submission')}"
-            findings = [*findings, Finding(ERROR, said, source, path, rule=rule, hint="its own words")]
+            message = f"the official {one.tool} {why.replace(f'{tree_of}/', '').replace(tree_of, 'the submission')}"
+            findings = [*findings, Finding(ERROR, message, source, path, rule=rule, hint="its own words")]
     elif not failing:
         wrong = [one for one in findings if one.source in _OFFICIAL and one.severity == ERROR]
         hint = "the official checker accepts it"
         findings = [replace(one, severity=WARNING, hint=hint) if one in wrong else one for one in findings]
-        if not {ERROR, WARNING} & set(official_ones):  # then its warnings are not explained
-            messages = dict.fromkeys((one.tool, said.split("\n")[0]) for one in outcomes for said in one.messages)
-            for tool, said in messages:
-                note = f"the official {tool} says: {said}"
+        if not {ERROR, WARNING} & set(official_ones):  # no finding of ours explains its warnings
+            messages = dict.fromkeys((one.tool, line.split("\n")[0]) for one in outcomes for line in one.messages)
+            for tool, line in messages:
+                note = f"the official {tool} says: {line}"
                 findings.append(Finding(NOTE, note, "package", path, rule=rule, hint="its own words; it passes"))
     return Checked(path, title, outcomes, tuple(sorted(findings, key=lambda one: SEVERITIES.index(one.severity))))
 
 
 def _check_count(result: Result) -> Iterator[Finding]:
-    """The runs of a result as files: of this round, ten, readable, none crashed."""
+    """Checks that there are ten logs, all readable and of this round, and no crashed trials."""
     folder, count, other = result.folder, len(result.runs), result.other_ruleset
     if other is not None:
         yield broken("round", f"no log complies with ruleset {result.ruleset}, but with {other}", folder, other=other)
@@ -241,7 +233,7 @@ def _check_count(result: Result) -> Iterator[Finding]:
 
 
 def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
-    """Findings of one rule together, in the order of the first."""
+    """Findings grouped by rule and message, in order of first occurrence."""
     found: dict[tuple[str | None, ...], list[Finding]] = {}
     for one in findings:
         found.setdefault((one.severity, one.source, one.message, one.rule, one.hint), []).append(one)
@@ -249,19 +241,19 @@ def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def subject(group: Sequence[Finding], base: Path) -> str:
-    """Which keys or files, and what about them."""
+    """The keys or files, and the message about them."""
     keys = dict.fromkeys(one.key for one in group if one.key)
     names = _listed(keys or dict.fromkeys(place for one in group if (place := _file(one, base))))
     return text(f"{names} {group[0].message}" if names else group[0].message)
 
 
 def shortened(rule: str) -> str:
-    """A rule at a length for reading."""
+    """A rule cut to a readable length."""
     return rule if len(rule) <= _LONGEST_RULE else f"{' '.join(rule[:_LONGEST_RULE].split())} ..."
 
 
 def places(group: Sequence[Finding], base: Path) -> str:
-    """Files with the lines of each; none where the findings are of whole files."""
+    """Files with line numbers; empty if the findings are about whole files."""
     if not any(one.line or one.key for one in group):
         return ""
     files: dict[str, dict[str, None]] = {}
@@ -271,14 +263,14 @@ def places(group: Sequence[Finding], base: Path) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """The first names, and how many more there are."""
+    """The first names and the number of others."""
     every = list(names)
     more = f" and {len(every) - _MOST_PLACES} more" if len(every) > _MOST_PLACES else ""
     return ", ".join(every[:_MOST_PLACES]) + more
 
 
 def _file(finding: Finding, base: Path) -> str:
-    """The file, as seen from the checked folder or its organisation's; empty for that folder itself."""
+    """The file relative to the checked folder or its organisation's; empty for that folder itself."""
     if finding.file is None or finding.file == base:
         return ""
     file, base = finding.file.absolute(), base.absolute()
@@ -287,19 +279,19 @@ def _file(finding: Finding, base: Path) -> str:
 
 
 def with_places(group: Sequence[Finding], base: Path) -> str:
-    """``subject`` and the files it is about."""
+    """``subject`` and its files."""
     files = places(group, base)
     return f"{subject(group, base)}, in {text(files)}" if files and group[0].key else subject(group, base)
 
 
 def progress(message: str) -> None:
-    """Says on a terminal's stderr what is going on."""
+    """Reports progress on stderr, if that is a terminal."""
     if sys.stderr.isatty():
         print(f"review: {text(message)}", file=sys.stderr)
 
 
 def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
-    """Everything, the verdict last, with how many findings there are in how many places."""
+    """All findings, then the verdict with their number."""
     made: list[Part] = []
     for one in checked:
         made.append(Heading(text(one.title), "pass" if one.passed(strict) else "fail", str(one.path)))

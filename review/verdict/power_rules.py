@@ -1,7 +1,7 @@
-"""The power files of a result: power/result_N/node_0.txt, ... hold the readings of the run that result_N.txt logs.
+"""Checks of power files: power/result_N/node_0.txt, ... hold the readings of the run that result_N.txt logs.
 
-Rules: MLPerf Training, power measurement, "Requirements": all nodes, all runs, a reading a second spread over the timed
-part, 60 readings at least, the whole of a node.
+Rules (MLPerf Training, power measurement, "Requirements"): all nodes, all runs, whole nodes, a reading per second
+spread over the timed part, at least 60 readings.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from review.results.run import Run
 from review.results.score import Result
 from review.rulebook.rules import broken
 
-KEY = "power"  # of these findings: they take the energy from a result, and leave it its time
+KEY = "power"  # of these findings: they invalidate the energy of a result, not its time
 _broken = partial(broken, key=KEY)
-_SLACK_MS = 10_000  # of clocks of two machines, and of a reading every few seconds
-_SLOWEST, _SLOW = 1.5, 1.1  # mean seconds between readings: error, warning; a sampler needs a moment of its own
+_SLACK_MS = 10_000  # for clock differences between machines and the sampling interval
+_SLOWEST, _SLOW = 1.5, 1.1  # mean seconds between readings: error, warning; sampling itself takes a moment
 _GAP = 5.0  # seconds without a reading
 _LEAST_READINGS = 60
-_LEAST_WATTS = 25  # of a node, for each accelerator: less than an idle one draws with its share of the host
+_LEAST_WATTS = 25  # per accelerator of a node: less than an idle one draws with its share of the host
 
 
 def check_power(result: Result) -> Iterator[Finding]:
-    """What makes the energy of these files another run's, or none, or one that the power rules do not take."""
+    """Reasons why the power files are not of these runs, are unusable, or break the power rules."""
     folder = result.folder / tree.POWER
     if result.energy is None:
         return
@@ -69,7 +69,7 @@ def check_power(result: Result) -> Iterator[Finding]:
 
 
 def _described(result: Result, field: str) -> int:
-    """A count of the system description; -1 where it does not say."""
+    """A count of the system description; -1 if missing."""
     count = tree.count(tree.description(result.folder).get(field))
     return -1 if count is None else count
 
@@ -98,7 +98,7 @@ def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Findin
 
 
 def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Finding]:
-    """Whether the readings are of a running node, and as many as the rules want."""
+    """Whether the readings are of a running node, and enough for the rules."""
     count, zeros, odd = len(watts), watts.count(0), sum(value is None or value < 0 for value in watts)
     if odd:
         yield _broken("power_drawn", f"has {odd} of {count} readings below 0 W", file.path)

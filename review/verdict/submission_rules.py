@@ -1,4 +1,4 @@
-"""What the official tools let through of a submission's folders: names, scripts, stray files, stale scores.
+"""Errors in a submission's folders that the official tools miss: names, scripts, stray files, stale scores.
 
 The tree is ORG/systems/SYSTEM.json, ORG/results/SYSTEM/bert/result_0..9.txt and
 ORG/benchmarks/bert/implementations/NAME/ (submission_rules, "Directory structure").
@@ -29,7 +29,7 @@ _BYPASSES = ("rcp-bypass", "seed-checker-bypass")
 
 
 def check_folder(result: Result) -> list[Finding]:
-    """The folder of a result within its submission."""
+    """Checks a result folder within its submission."""
     folder, found = result.folder, []
     name = folder.resolve().name
     if name != BENCHMARK:
@@ -51,9 +51,9 @@ def check_folder(result: Result) -> list[Finding]:
             message, severity = f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}", WARNING
         found.append(broken("scaling", message, scaling, key="scaling_factor", severity=severity))
     root, own = tree.organization(folder), folder.resolve().parent
-    for path in (path for path in (undescribed(root) if root else ()) if path != own):  # whose file is checked
+    for path in (path for path in (undescribed(root) if root else ()) if path != own):  # its own is checked elsewhere
         found.append(broken("described", "has no such description", path, system=path.name))
-    for path in descriptions(root) if root else ():  # one that is refused takes the others with it
+    for path in descriptions(root) if root else ():  # a rejected one fails all results
         if path.stem != own.name:
             found += [one for one in check_description(path, result.ruleset) if one.severity == ERROR]
     return [*found, *_check_power_folder(result), *_check_against_logs(result)]
@@ -65,7 +65,7 @@ def descriptions(root: Path) -> list[Path]:
 
 
 def undescribed(root: Path) -> Iterator[Path]:
-    """Folders and links of results/ that stop the package checker for want of a description."""
+    """Folders and links in results/ without a description, on which the package checker crashes."""
     for path in sorted((root / "results").iterdir()):
         try:
             described = tree.read_json(root / "systems" / f"{path.name}.json")
@@ -76,7 +76,7 @@ def undescribed(root: Path) -> Iterator[Path]:
 
 
 def _check_power_folder(result: Result) -> Iterator[Finding]:
-    """What the official checker of power folders fails or crashes on, which costs the time as well."""
+    """What the official power checker fails or crashes on, which also invalidates the time."""
     folder = result.folder / tree.POWER
     if folder.exists():
         rejected, crash = official.check_power(folder, [run.path for run in result.runs], result.ruleset)
@@ -105,9 +105,9 @@ def _check_parameters(path: Path) -> Iterator[Finding]:
 
 
 def categories(status: object) -> frozenset[str]:
-    """What submission_status a log of a system of this status may have; none where the status is none of the rules'.
+    """The submission_status that logs may have for a described status; empty if that is unknown.
 
-    The status is spelt in several ways over the rounds; bare "available" does not say where.
+    The spelling varied over the rounds; bare "available" does not say whether on-premise or in the cloud.
     """
     words = re.sub(r"[^a-z]+", " ", str(status).casefold()).strip()
     known = table("categories").items()
@@ -115,7 +115,7 @@ def categories(status: object) -> frozenset[str]:
 
 
 def _check_against_logs(result: Result) -> Iterator[Finding]:
-    """Division, category, number of accelerators and submitter, in the description and in the logs."""
+    """Compares division, category, number of accelerators and submitter of the description with the logs."""
     system, content = tree.system_file(result.folder), tree.description(result.folder)
     if not content:
         return
@@ -144,7 +144,7 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
 
 
 def check_organization(root: Path) -> list[Finding]:
-    """A submission's README, code and descriptions."""
+    """Checks a submission's README, code and descriptions."""
     found = []
     for name in ("README.md", "LICENSE.md"):
         if not (root / name).is_file() and not (root / name.removesuffix(".md")).is_file():
@@ -160,11 +160,11 @@ def check_organization(root: Path) -> list[Finding]:
 
 
 def stage(result: Result, root: Path | None, into: Path) -> Path:
-    """One result by links, as a submission of its own, for the official checkers to write into.
+    """Links one result into a submission of its own, for the official checkers to write to. Returns its ORG folder.
 
-    Without a tree around it (root None) the result gets a description that says only its division.
-    What the checkers open is as they would find it: files, folders, links to nowhere; for a pipe, which would keep them
-    waiting, a folder. Returns the ORG folder. Raises OSError.
+    Without a submission around it (root None), the result gets a description with nothing but the division. Whatever
+    the checkers open looks the same to them (files, folders, dangling links), but a pipe, on which they would wait,
+    becomes a folder. Raises OSError.
     """
     source = result.folder.resolve()
     organization = into / (root.name if root else "organization")
@@ -172,17 +172,17 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     target = organization / "results" / system / (source.name if root else BENCHMARK)
     target.mkdir(parents=True)
     (organization / "systems").mkdir()
-    opened = {PARAMETERS, tree.POWER} if root else {tree.POWER}  # beside the logs
+    opened = {PARAMETERS, tree.POWER} if root else {tree.POWER}  # besides the logs
     for path in source.iterdir():
         if path.name in opened or tree.RESULT_NAME.fullmatch(path.name):
             _link(target / path.name, path)
-    if (source / "scaling.json").is_dir():  # which the checker would write
+    if (source / "scaling.json").is_dir():  # a file of this name is written by the checker
         (target / "scaling.json").mkdir()
     if root is None:
         fields = {**dict.fromkeys(FIELDS, ""), "division": result.division or "closed", "status": STATUSES[0]}
         (organization / "systems" / f"{system}.json").write_text(json.dumps(fields), encoding="utf-8")
         return organization
-    for path in undescribed(root):  # their logs are another result's; that they stop the checker is everybody's
+    for path in undescribed(root):  # without their logs, but the checker has to crash on them
         (organization / "results" / path.name / "other").mkdir(parents=True, exist_ok=True)
     for path in (source.parent / PARAMETERS, *descriptions(root)):
         if os.path.lexists(path):

@@ -1,8 +1,8 @@
-"""What the rules ask of runs, one by one and together, and no official tool checks.
+"""Rules for runs, single and together, that no official tool checks.
 
 Sources: MLPerf training_rules (section 9.5 "Hyperparameters", appendix on LAMB, "Evaluation frequency"), the
-submission_rules and the reference implementation, state of v5.0. An error contradicts a rule; a warning needs a human
-to look; a note is worth knowing.
+submission_rules and the reference implementation, as of v5.0. An error breaks a rule; a warning needs a human to look;
+a note is worth knowing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from review.logs.mllog import Event, number, text
+from review.logs.mllog import number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
 from review.results.gate import INITIAL_ACCURACY, INITIAL_TOLERANCE, first_miss
 from review.results.run import OPTIMIZATION, TARGET_ACCURACY, Run
@@ -26,18 +26,18 @@ SUBMISSION = ("submission_org", "submission_platform", "submission_status", "sub
 NOT_SAMPLES = "has an epoch_num that does not count samples"
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")
 _STATUSES = ("onprem", "cloud", "preview", "research")
-_LIKELY_MADE_UP = {0, 1, 42, 123, 1234, 12345, 1337, 2**31 - 1}  # a clock or /dev/urandom rarely gives these
-_MOST_ACCURATE = 0.73  # a run stops at the first evaluation from 0.720; no published one reached 0.722
-_LARGEST_BATCH = 1e9  # above any, and small enough to compute with
-_LEAST_SERIES = 4  # evaluations from which two runs do not have the same accuracies by chance
-_SLACK_MS = 1000  # ranks log in an order of their own within a moment
-_EARLIEST_MS, _LATEST_MS = 1.4e12, 4.1e12  # 2014, before the first round, and 2099; seconds are far below
+_LIKELY_MADE_UP = {0, 1, 42, 123, 1234, 12345, 1337, 2**31 - 1}  # a clock or /dev/urandom rarely returns these
+_MOST_ACCURATE = 0.73  # a run stops at the first evaluation from 0.720 on; no published one reached 0.722
+_LARGEST_BATCH = 1e9  # above any real one, and small enough to compute with
+_LEAST_SERIES = 4  # evaluations; so many equal accuracies of two runs are no coincidence
+_SLACK_MS = 1000  # ranks may log out of order within a moment
+_EARLIEST_MS, _LATEST_MS = 1.4e12, 4.1e12  # 2014, before the first round, to 2099; times in seconds are far below
 
 
 def check_run(run: Run, division: str | None = None) -> list[Finding]:
-    """The rules that one log can break. ``division``: that of its result; unset: as logged."""
+    """Checks a single log. ``division``: of its result; None: as logged."""
     if not run.log.events:
-        return []  # a finding of the compliance rules
+        return []  # reported by the compliance rules
     found = [*_check_clock(run), *_check_submission(run)]
     if (division or run.log.value("submission_division")) == "closed":
         found += [*_check_fixed_values(run), *_check_evaluations(run), *_check_interval(run), *_check_trained(run)]
@@ -45,13 +45,20 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
 
 
 def _check_clock(run: Run) -> Iterator[Finding]:
-    """The score is run_stop minus run_start: what cannot be true of these is an error, elsewhere a warning."""
+    """Implausible times: an error for run_start and run_stop, which make the score, else a warning."""
     events, clock = run.log.events, [event for event in (run.run_start, run.run_stop) if event is not None]
     if run.minutes is not None and run.minutes <= 0:
         yield run.broken("clock", f"comes {-60 * run.minutes:.1f} s before run_start", run.run_stop)
     undated = [event for event in clock if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS]
-    for event in (one for one in clock if one not in undated):
-        yield from _check_neighbours(run, event)
+    for event in (one for one in clock if one not in undated):  # must be between their neighbours in the log
+        at = events.index(event)
+        before, after = events[max(at - 1, 0)], events[min(at + 1, len(events) - 1)]
+        if (early := before.time_ms - event.time_ms) > _SLACK_MS:
+            message = f"comes {early / 1000:.1f} s before {before.key} of the line above it"
+            yield run.broken("neighbours", message, event)
+        elif (late := event.time_ms - after.time_ms) > _SLACK_MS:
+            message = f"comes {late / 1000:.1f} s after {after.key} of the line below it"
+            yield run.broken("neighbours", message, event)
     if not undated and not _EARLIEST_MS <= events[0].time_ms <= _LATEST_MS:
         undated = [events[0]]
     for event in undated:
@@ -61,28 +68,16 @@ def _check_clock(run: Run) -> Iterator[Finding]:
     for event in events:
         if event.time_ms < latest.time_ms - _SLACK_MS:
             seconds = (latest.time_ms - event.time_ms) / 1000
-            yield run.broken("time_order", f"goes back in time by {seconds:.1f} s, behind line {latest.line}", event)
+            yield run.broken("time_order", f"is {seconds:.1f} s earlier than line {latest.line}", event)
             break
         latest = event if event.time_ms > latest.time_ms else latest
-
-
-def _check_neighbours(run: Run, event: Event) -> Iterator[Finding]:
-    """run_start and run_stop lie between the events that the log has around them."""
-    at = run.log.events.index(event)
-    before, after = run.log.events[max(at - 1, 0)], run.log.events[min(at + 1, len(run.log.events) - 1)]
-    if event.time_ms < before.time_ms - _SLACK_MS:
-        message = f"comes {(before.time_ms - event.time_ms) / 1000:.1f} s before {before.key} of the line above it"
-        yield run.broken("neighbours", message, event)
-    elif event.time_ms > after.time_ms + _SLACK_MS:
-        message = f"comes {(event.time_ms - after.time_ms) / 1000:.1f} s after {after.key} of the line below it"
-        yield run.broken("neighbours", message, event)
 
 
 def _check_submission(run: Run) -> Iterator[Finding]:
     for key in SUBMISSION:
         event = run.log.first(key)
         if event is None and key == "submission_division":
-            continue  # an official rule
+            continue  # covered by an official rule
         placeholder = event is not None and isinstance(event.value, str) and "PLACEHOLDER" in event.value
         if event is None or event.value in _PLACEHOLDERS or placeholder:
             message = "is missing" if event is None else f"is {text(event.value)!r}"
@@ -92,17 +87,17 @@ def _check_submission(run: Run) -> Iterator[Finding]:
         yield run.broken("status", f"is {text(status.value)!r}", status, statuses=", ".join(_STATUSES))
     for event in run.log.events:
         if event.line in run.log.glued:
-            message = "is the last of several events on one line: the checkers overlook the others"
+            message = "is the last of several events on one line: the checkers miss the others"
             yield run.broken("one_event_a_line", message, event)
     cleared = run.log.first("cache_clear")
     if cleared is not None and run.run_start is not None and cleared.line > run.run_start.line:
         yield run.broken("cleared_before", "comes after run_start", cleared)
-    if cleared is not None and cleared.value is False:  # null, in many logs, says that it was
+    if cleared is not None and cleared.value is False:  # many logs have null for cleared caches
         yield run.broken("cleared", "is false", cleared)
 
 
 def _check_fixed_values(run: Run) -> Iterator[Finding]:
-    """Every logged value that a closed run may not have; a key that is missing is the compliance checker's."""
+    """Logged values that a closed run may not have; missing keys are reported by the compliance checker."""
 
     def allowed(value: Any, limits: dict[str, Any]) -> bool:
         if isinstance(limits.get("is"), str):
@@ -112,9 +107,8 @@ def _check_fixed_values(run: Run) -> Iterator[Finding]:
             return False
         if "is" in limits:
             return found == limits["is"]
-        return limits.get("above", -math.inf) < found < limits.get("below", math.inf) and found >= limits.get(
-            "from", found
-        )
+        above, below = limits.get("above", -math.inf), limits.get("below", math.inf)
+        return above < found < below and found >= limits.get("from", found)
 
     for key, limits in table("closed_values").items():
         event = next((event for event in run.log.all(key) if not allowed(event.value, limits)), None)
@@ -145,7 +139,7 @@ def _check_interval(run: Run) -> Iterator[Finding]:
     counts = [one.samples or 0 for one in counted]
     steps = [(now - before, one) for before, now, one in zip([0, *counts], counts, counted, strict=False)]
     mean = counts[-1] / len(counts)
-    # steps of a run are whole batches, and packed ones vary in sequences
+    # Steps are whole batches, and packed batches vary in sequences.
     odd = [(step, one) for step, one in steps if abs(step - expected) > 2 * batch]
     backwards = [one for step, one in steps if step <= 0]
     if backwards:
@@ -156,12 +150,12 @@ def _check_interval(run: Run) -> Iterator[Finding]:
         place, message = odd[0][1], f"comes {odd[0][0]:,.0f} samples after the evaluation before"
     else:
         return
-    severity = ERROR if 0 < mean < expected / 2 else WARNING  # published results took liberties of a quarter
+    severity = ERROR if 0 < mean < expected / 2 else WARNING  # published results deviate by up to a quarter
     yield run.broken("interval", message, place, severity=severity, batch=batch, expected=expected)
 
 
 def _check_trained(run: Run) -> Iterator[Finding]:
-    """An end or a start that contradicts the rules, seeds, samples and accuracies that cannot be."""
+    """Start and end against the rules, and implausible seeds, samples and accuracies."""
     reached = next((e for e in run.evaluations if e.accuracy >= TARGET_ACCURACY), None)
     if reached is not None and reached is not run.evaluations[-1]:
         at = f" at {reached.samples:,.0f} samples" if reached.samples is not None else ""
@@ -188,14 +182,14 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         known: dict[str, Any] = {"severity": severity, "batch": run.batch_size, "recipe": recipe}
         causes = "; ".join(miss.causes)
         yield run.broken("published_runs", f"is {miss.describe()}", miss.evaluation, causes=causes, **known)
-    event = run.log.first("starting_point")  # what our own trainer says of weights and data
+    event = run.log.first("starting_point")  # logged by this repository's trainer about weights and data
     unproved = event.value.get("unproved") if event is not None and isinstance(event.value, dict) else None
     if unproved:
         yield run.broken("starting_point", f"does not prove {text(unproved)}", event)
 
 
 def check_runs(result: Result) -> list[Finding]:
-    """The rules that the runs of a result can only break together."""
+    """Checks the runs of a result against each other."""
     found = [*_check_copies(result), *_check_overlap(result), *_check_alike(result, SUBMISSION, "one_submitter")]
     if result.division == "closed":
         found += [*_check_alike(result, OPTIMIZATION, "one_configuration"), *_check_seeds(result)]
@@ -205,11 +199,11 @@ def check_runs(result: Result) -> list[Finding]:
 
 def _canonical(value: Any) -> str:
     found = number(value)
-    return text(value) if found is None else f"{found:.12g}"  # 100 and 100.0 are one
+    return text(value) if found is None else f"{found:.12g}"  # the same for 100 and 100.0
 
 
 def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Finding]:
-    """Values that differ from those of most runs: of the submitter a warning, else an error."""
+    """Values that differ from those of most runs: a warning for the submitter, else an error."""
     runs = [run for run in result.runs if run.log.events and run is not result.accepted_failure]
     for key in keys:
         severity = WARNING if key in SUBMISSION and key != "submission_division" else ERROR
@@ -241,7 +235,7 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
 
 
 def _check_copies(result: Result) -> Iterator[Finding]:
-    """Two runs with one clock, or with the same accuracies to the last digit."""
+    """Pairs of runs with the same start and stop times, or the same accuracies to the last digit."""
     clocks: dict[tuple[float, float], Run] = {}
     accuracies: dict[tuple[float, ...], Run] = {}
     for run in result.runs:
@@ -268,7 +262,7 @@ def _check_overlap(result: Result) -> Iterator[Finding]:
 
 
 def rcp_findings(result: Result) -> list[Finding]:
-    """The RCP test as findings, as the official checker judges."""
+    """The RCP test as findings, judged like in the official checker."""
     test, mean = result.rcp_test, result.mean_samples
     if test is None:
         return []

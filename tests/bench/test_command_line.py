@@ -1,4 +1,4 @@
-"""Every benchmark refuses what it cannot measure in one line, before it measures anything."""
+"""Every benchmark rejects invalid arguments in one line, before it measures anything."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ AT_LEAST_ONE = r"'0': expected an integer of at least 1"
 
 @pytest.fixture
 def script(repository, monkeypatch, capsys):
-    """script(name, *arguments) -> exit status, and what it says on stdout and stderr."""
+    """script(name, *arguments) -> exit status, stdout and stderr."""
     monkeypatch.syspath_prepend(str(repository / "bench"))
 
     def run(name, *arguments):
@@ -45,13 +45,13 @@ def script(repository, monkeypatch, capsys):
         ("finetuning", (), "the following arguments are required: folder"),
         ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
         ("convergence", ("--only", "nope"), "--only nope: no such pair here: "),
-        ("prepare", ("all", "--keep", "/dev/null/nope"), "/dev/null/nope: cannot be written"),
+        ("prepare", ("all", "--keep", "/dev/null/nope"), "/dev/null/nope: not writable"),
         ("prepare", ("packing", "--sequences", "2"), "'2': expected an integer of at least 1000"),
         ("step_model", ("--length", "2"), "'2': expected an integer of at least 8"),
         ("gpu_all", ("machine", "--nope"), "unrecognized arguments: --nope"),
     ],
 )
-def test_what_cannot_be_measured_is_one_line(script, name, arguments, words):
+def test_invalid_arguments_are_one_line(script, name, arguments, words):
     status, out, err = script(name, *arguments)
     assert (status, out) == (2, "")
     assert re.fullmatch(rf"{name}\.py: error: .*; see --help\n", err)
@@ -66,7 +66,7 @@ def test_help_is_the_docstring_and_nothing_runs(script, name):
     assert importlib.import_module(name).__doc__.splitlines()[0] in out
 
 
-def test_every_benchmark_reads_its_command_line_so(repository):
+def test_every_benchmark_uses_this_parser(repository):
     scripts = {path.name: path.read_text() for path in (repository / "bench").glob("*.py")}
     started = {name: text for name, text in scripts.items() if "__main__" in text and name != "reference_instances.py"}
     assert len(started) > 9

@@ -1,4 +1,4 @@
-"""The fast paths train like the plain ones, and those like Hugging Face's BERT under a LAMB of a few lines."""
+"""The fast paths train like the plain ones, and those like Hugging Face's BERT with a LAMB of a few lines."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_curves_of_gpu_paths_overlay(pair, convergence, results):
 
 
 @pytest.mark.parametrize("steps", [25, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_losses_and_accuracy_are_those_of_an_independent_implementation(steps, convergence):
-    """The same first weights and batches, no dropout."""
+def test_losses_and_accuracy_equal_those_of_an_independent_implementation(steps, convergence):
+    """With the same initial weights and batches, without dropout."""
     trial = convergence.Trial(steps=steps)
     found = convergence.agreement(convergence.ours(trial), convergence.hugging_faces(trial))
     assert found["largest_relative_gap"] < 1e-5, found

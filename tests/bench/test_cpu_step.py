@@ -1,4 +1,4 @@
-"""bench/cpu_step.py at a tiny size: each comparison takes its steps and says how many times the one is the other."""
+"""bench/cpu_step.py at a tiny size: each comparison runs and prints its ratios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench/finetuning.py: what both loops predict on, and in which order."""
+"""bench/finetuning.py: samples of both loops and the order of predictions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bench(repository, monkeypatch):
 
 
 def test_predictions_come_back_in_the_order_of_the_samples(bench):
-    """The class is that of a sequence's first token, whatever shares its batch."""
+    """The class depends only on a sequence's first token, not on its batch."""
 
     class Model:
         def eval(self):
@@ -43,7 +43,7 @@ def test_predictions_come_back_in_the_order_of_the_samples(bench):
         assert found.tolist() == [(number + 1) % 3 for number in range(70)]
 
 
-def test_some_of_them_are_spread_over_all(bench):
+def test_a_subset_is_evenly_spaced(bench):
     samples = Samples([(np.zeros(1, np.int32), 1)] * 9, {"labels": np.arange(9)})
     assert bench.some_of(samples, 3).labels["labels"].tolist() == [0, 4, 8]
     assert bench.some_of(samples, 100).labels["labels"].tolist() == list(range(9))

@@ -1,4 +1,4 @@
-"""The one command on a GPU cannot be wasted: an item that goes wrong loses no other's figures, and says why."""
+"""bench/gpu_all.py: a failing item loses no other item's figures, and its reason is reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HANGS = 4  # seconds that an item which hangs may take
 FAULTS = {
     "hangs": (
         "import time; print('{\"figure\": 1}'); time.sleep(900)",
-        {"status": 124, "reason": "ran past its limit (stages.log says where it stood)", "results": 1},
+        {"status": 124, "reason": "exceeded its limit (stages.log has the stacks)", "results": 1},
     ),
     "dies": (
         "import os, signal; print('{\"figure\": 2}', flush=True); os.kill(os.getpid(), signal.SIGSEGV)",
@@ -26,7 +26,7 @@ FAULTS = {
     ),
     "half a line": (
         'import sys; print(\'{"figure": 3}\'); sys.stdout.write(\'{"figure": 4, "ot\')',
-        {"status": 0, "reason": "its last line is cut short", "results": 1},
+        {"status": 0, "reason": "its last line is truncated", "results": 1},
     ),
     "cannot import": (
         "import no_such_package",
@@ -74,7 +74,7 @@ def bench(repository, monkeypatch):
 
 @pytest.fixture
 def patient(bench, monkeypatch):
-    """patient(so_far): the limit of an item that hangs is up as soon as so_far() is true, not before it could start."""
+    """patient(so_far): a hanging item reaches its limit as soon as so_far() is true, not before it could start."""
 
     def until(so_far):
         class Process(subprocess.Popen):
@@ -90,7 +90,7 @@ def patient(bench, monkeypatch):
     return until
 
 
-def test_no_fault_of_an_item_loses_anothers_figures(bench, patient, tmp_path):
+def test_a_failing_item_loses_no_other_items_figures(bench, patient, tmp_path):
     gpu_all = bench("gpu_all")
     patient(lambda: "Timeout" in (tmp_path / "stages.log").read_text() and (tmp_path / "results.jsonl").read_text())
     items = []
@@ -125,12 +125,12 @@ def test_results_are_in_the_file_while_the_item_still_runs(bench, tmp_path):
     assert _lines(tmp_path) == [{"stage": "one", "figure": 1}]
 
 
-def test_an_item_without_its_packages_or_time_is_left_out_with_a_reason(bench, tmp_path):
+def test_an_item_without_its_packages_or_time_is_skipped_with_a_reason(bench, tmp_path):
     gpu_all = bench("gpu_all")
     recorder = gpu_all.Recorder(tmp_path)
     item = gpu_all.Item(name="tests", command=("-m", "pytest"), seconds=90, needs=("no_such_package",))
     assert gpu_all.run_all([item], time.monotonic() + 300, False, recorder) == 0
-    assert recorder.results[-1]["reason"] == "left out: no no_such_package here"
+    assert recorder.results[-1]["reason"] == "skipped: no_such_package not installed"
     assert gpu_all.run_all([item], time.monotonic() + 5, False, recorder) == 1
     assert recorder.results[-1]["reason"] == "no time left"
 
@@ -154,7 +154,7 @@ def test_output_goes_where_the_machine_wants_it(bench, tmp_path, monkeypatch):
     assert sorted(os.listdir(tmp_path / "out")) == ["results.jsonl", "stages.log"]
 
 
-def test_variants_are_measured_by_twos_and_large_ones_alone(bench):
+def test_variants_are_measured_in_pairs_and_large_ones_alone(bench):
     train_step = bench("train_step")
     variant = train_step.Variant
     few = train_step.together([variant(name=str(n), rows=24) for n in range(5)])
@@ -163,7 +163,7 @@ def test_variants_are_measured_by_twos_and_large_ones_alone(bench):
 
 
 def _fake(bench, monkeypatch, tmp_path, **scripts):
-    """gpu_all with items that are these scripts, writing to a folder; the folder."""
+    """Runs gpu_all with these scripts as items; returns the folder of its output."""
     gpu_all = bench("gpu_all")
     items = []
     for name, script in scripts.items():
@@ -192,7 +192,7 @@ def test_without_a_gpu_it_ends_at_once_in_one_line_with_the_reason(only, bench, 
     assert said.err.splitlines() == [
         "machine ...",
         "gpu_all: no GPU: the driver on your system is too old; nvidia-smi sees NVIDIA H100, 470.1: "
-        "nothing is measured; --tiny tries the command out",
+        "nothing was measured; --tiny tries out the command",
     ]
     assert {line["stage"] for line in _lines(out)} == {"machine"}
 
@@ -202,9 +202,7 @@ STEP = {"variant": "ours", "rows": 48, "milliseconds": 97.1, "sequences_per_seco
         "share_of_ceiling": 0.6, "peak_gib": 30.0}  # fmt: skip
 
 
-def test_the_time_of_a_step_is_said_as_it_comes_and_nothing_stands_in_for_it(
-    bench, patient, monkeypatch, tmp_path, capfd
-):
+def test_step_times_are_printed_as_they_arrive_and_no_item_replaces_them(bench, patient, monkeypatch, tmp_path, capfd):
     line = json.dumps({"groups": {"rows 48": [STEP]}})
     steps = f"import time; print('{line}'); time.sleep(900)"
     gpu_all, out = _fake(bench, monkeypatch, tmp_path, steps_48=steps, steps_48_plain="1 / 0")
@@ -214,7 +212,7 @@ def test_the_time_of_a_step_is_said_as_it_comes_and_nothing_stands_in_for_it(
     assert {line["stage"] for line in _lines(out)} == {"steps_48"}
 
 
-def test_plainer_steps_stand_in_where_no_step_was_timed(bench, monkeypatch, tmp_path):
+def test_plainer_steps_run_if_no_step_was_timed(bench, monkeypatch, tmp_path):
     line = json.dumps({"groups": {"rows 48": [{"variant": "ours", "rows": 48, "problem": "no C compiler"}]}})
     plain = json.dumps({"groups": {"rows 48 plain": [STEP]}})
     gpu_all, out = _fake(bench, monkeypatch, tmp_path, steps_48=f"print('{line}')", steps_48_plain=f"print('{plain}')")
@@ -235,7 +233,7 @@ def test_kernels_are_kept_between_the_items_also_without_a_home(home, bench, mon
     assert "TRITON_CACHE_DIR" not in os.environ
 
 
-def test_the_first_variant_is_told_before_the_second_is_built(bench, monkeypatch):
+def test_the_first_variant_is_reported_before_the_second_is_built(bench, monkeypatch):
     train_step = bench("train_step")
     told = []
 
@@ -255,7 +253,7 @@ def test_the_first_variant_is_told_before_the_second_is_built(bench, monkeypatch
     assert told == [[("one", True, True)], [("one", True, True), ("two", True, True)]]
 
 
-def test_a_variant_that_fails_in_its_turn_loses_no_others_figures(bench, monkeypatch):
+def test_a_variant_that_fails_in_its_turn_loses_no_other_figures(bench, monkeypatch):
     train_step = bench("train_step")
 
     counted = {}

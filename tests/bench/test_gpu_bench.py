@@ -1,4 +1,4 @@
-"""The GPU measurements: they run end to end at a tiny size, count what they say, and their tables hide nothing."""
+"""GPU benchmarks run end to end at a tiny size; their counts are correct, and tables show what is missing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ USED = ["torch", "transformers.models.bert.modeling_bert", "bert.kernels", "bert
 
 
 def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, tmp_path):
-    """With torch, triton, h5py, transformers and what these depend on, and nothing else."""
+    """With only torch, triton, h5py, transformers and their dependencies."""
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(tmp_path)
@@ -72,7 +72,7 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     assert results["profile"]["top_kernels"]
 
 
-def test_operations_are_counted_from_the_real_lengths(bench):
+def test_operations_are_counted_from_real_lengths(bench):
     torch_lib = bench("torch_lib")
     config = torch_lib.BertConfig(**torch_lib.TINY)
     batch = torch_lib.packed_batches(3, 1, config)[0]
@@ -128,13 +128,13 @@ def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
     text = target.read_text()
     assert "| ours | 24 | 33.21 | 1,445 | 367,000 | 690 | 87% | 12.0 |" in text
     assert "| ours, fp8 | 24 | unmeasured (OutOfMemoryError: no room) |" in text
-    assert "| ours, eager | 24 | unmeasured (ended after one turn, of 33.2 ms) |" in text
+    assert "| ours, eager | 24 | unmeasured (only one turn, 33.2 ms) |" in text
     assert "| ours, FUSED=none | 24 | unmeasured |" in text
     wrong = {"stage": "self_check", "assembly": "ok", "graphs": {"bf16": "differs"}, "machine": {}}
     for found, why in (
-        ([wrong, CHECKED | {"status": 1}], "self_check finds graphs"),
-        ([CHECKED | {"status": 124}], "self_check has not ended well"),
-        ([], "self_check has not ended well"),
+        ([wrong, CHECKED | {"status": 1}], "self_check failed: graphs"),
+        ([CHECKED | {"status": 124}], "self_check did not succeed"),
+        ([], "self_check did not succeed"),
     ):
         gpu_all.write_tables([steps, *found], target)
         text = target.read_text()
@@ -190,16 +190,16 @@ def test_it_ends_with_the_best_settings_of_this_gpu_and_a_config_of_them(bench, 
     assert fast == "1,150 sequences/s, ours, fp8; 1,300 with FP8_FAST_SUMS=all, if it converges"
 
 
-def test_no_settings_are_chosen_of_figures_that_are_none(bench):
+def test_no_settings_are_chosen_without_valid_figures(bench):
     gpu_all = bench("gpu_all")
     results = _results(("rows 48", "ours", 48, 950.0))
-    with pytest.raises(ValueError, match="unverified: self_check has not ended well"):
+    with pytest.raises(ValueError, match="unverified: self_check did not succeed"):
         gpu_all.config_of(results[1:])
-    with pytest.raises(ValueError, match="no step of ours was timed in full"):
+    with pytest.raises(ValueError, match="no step of ours was fully timed"):
         gpu_all.config_of(_results(("rows 48", "ours", 48, 950.0, {"early": True})))
 
 
-def test_tables_tell_the_worth_of_each_fused_kernel(bench):
+def test_tables_show_the_value_of_each_fused_kernel(bench):
     gpu_all = bench("gpu_all")
     lines = [{"variant": "ours", "milliseconds": 40.0}, {"variant": "ours, FUSED=none", "milliseconds": 60.0},
              {"variant": "ours, without fused lamb", "problem": "no time left"}]  # fmt: skip
@@ -212,11 +212,11 @@ def test_tables_tell_the_worth_of_each_fused_kernel(bench):
     assert "| ours, without fused bias_gelu | unmeasured | |" in text
 
 
-def test_trial_run_writes_no_tables(repository, tmp_path):
+def test_a_tiny_run_writes_no_tables(repository, tmp_path):
     command = [sys.executable, str(repository / "bench" / "gpu_all.py"), "--tiny", "--tables"]
     finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert finished.returncode == 2
-    assert "--tiny are none" in finished.stderr
+    assert "which --tiny does not give" in finished.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -1,4 +1,4 @@
-"""The GPU benchmarks start from a plain checkout, and say in one line that there is no GPU."""
+"""GPU benchmarks start from a plain checkout, and report a missing GPU in one line."""
 
 from __future__ import annotations
 

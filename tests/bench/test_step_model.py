@@ -1,4 +1,4 @@
-"""The model of the step counts what is launched: every product's operations, every part's time, what is not hidden."""
+"""The step model: operations of every product, time of every part, exposed communication."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(json.dumps({name: [(each.phase, each.part, each.precision) for each in som
 
 @pytest.fixture(scope="module")
 def printed(repository):
-    """The lines of the script for a tiny model, and the launches that it records; compiled kernels, not interpreted."""
+    """Output of the script for a tiny model, and the launches it records, with compiled kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", ALL, str(repository / "bench"), json.dumps(list(CASES.values()))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
@@ -64,7 +64,7 @@ def test_the_operations_of_every_product_are_counted(alone):
     assert alone["product_operations"] == 3 * 2 * (encoder + heads)
 
 
-def test_the_parts_are_the_step(alone):
+def test_the_parts_add_up_to_the_step(alone):
     parts = alone["milliseconds"]
     assert sum(parts.values()) == pytest.approx(alone["total"], abs=0.02)
     expected = {"attention", "LayerNorm", "GELU", "LAMB", "products forward", "products backward", "head, loss"}
@@ -73,7 +73,7 @@ def test_the_parts_are_the_step(alone):
     assert parts["communication"] == 0
 
 
-def test_fp8_brings_casts_and_slower_memory_more_time(alone, printed):
+def test_fp8_adds_casts_and_slower_memory_adds_time(alone, printed):
     fp8 = printed["fp8"]
     assert fp8["milliseconds"]["casts"] > 0
     padding = -(int(0.15 * 4 * 64 + 0.5 * 12) + 12 + 4) % 16  # rows of the last layer
@@ -82,7 +82,7 @@ def test_fp8_brings_casts_and_slower_memory_more_time(alone, printed):
     assert fp8["milliseconds"]["LayerNorm"] > 9 * alone["milliseconds"]["LayerNorm"]
 
 
-def test_settings_of_fp8_count_as_for_a_run(recorded):
+def test_fp8_settings_apply_as_in_a_run(recorded):
     layers = 2
     assert recorded["step"].count(("backward", "products", "fp8_exact")) == 2 * 3 * layers
     assert recorded["step as set"].count(("backward", "products", "fp8_fast")) == 2 * 4 * layers
@@ -95,7 +95,7 @@ def model(repository, monkeypatch):
     return importlib.import_module("step_model")
 
 
-def test_transfers_cost_only_what_the_pass_does_not_hide(model):
+def test_only_exposed_transfers_cost_time(model):
     exposed = model.exposed_seconds
     assert exposed([(2.0,), (2.0,)], [1.0, 1.0]) == pytest.approx(3.0), "the last bucket is ready at the end"
     assert exposed([(4.0,), (0.0,)], [1.0, 9.0]) == 0, "an early one hides behind the rest"
@@ -113,7 +113,7 @@ def test_a_transfer_takes_its_bytes_over_the_slower_link_and_its_messages(model)
     assert sum(seconds(800.0, rates, 4096, 512, "node")) < 40
 
 
-def test_attention_is_what_its_programs_do_once_and_in_each_turn(model, monkeypatch, tmp_path):
+def test_attention_counts_instructions_per_program_and_per_iteration(model, monkeypatch, tmp_path):
     """A length of 100 is two blocks of 64 and four of 32, one of them cut short; one of 64 is one and two."""
     counts = {
         "attention:_forward-6554-64-64-64-32": {"instructions": 500, "loop": 100},
@@ -144,7 +144,7 @@ def test_systems_of_the_league_are_read_with_their_layout_and_resubmissions_once
     assert min(ranks for _, ranks, _ in known) == 8
 
 
-def test_the_two_constants_are_found_again_in_systems_made_with_them(model, monkeypatch):
+def test_the_two_constants_are_recovered_from_synthetic_systems(model, monkeypatch):
     def predict(config, rows, precision, rates, cluster, accumulate, whole):
         assert whole
         assert cluster.layout in ("node", "flat")
@@ -163,7 +163,7 @@ def test_the_two_constants_are_found_again_in_systems_made_with_them(model, monk
     assert "| 512 H100 | 64 | 3 | 1 |" in text
 
 
-def test_a_kernel_in_a_profile_belongs_to_a_part_by_its_name(repository, monkeypatch):
+def test_kernels_in_a_profile_are_assigned_to_parts_by_name(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "bench"))
     train_step = importlib.import_module("train_step")
     kernels = {
@@ -175,7 +175,7 @@ def test_a_kernel_in_a_profile_belongs_to_a_part_by_its_name(repository, monkeyp
     assert found == {"GELU": 2, "LayerNorm": 9, "products": 64, "attention": 12, "other": 1, "LAMB": 3}
 
 
-def test_every_triton_kernel_has_a_part_and_tells_its_module_in_a_profile(repository, monkeypatch):
+def test_every_triton_kernel_has_a_part_and_its_module_in_a_profile(repository, monkeypatch):
     monkeypatch.syspath_prepend(str(repository / "bench"))
     train_step = importlib.import_module("train_step")
     names = {

@@ -1,4 +1,4 @@
-"""Stand-ins for a GPU's streams and events, so that steps at fixed sizes can be taken as a graph's are, on a CPU."""
+"""Stand-ins for a GPU's streams and events, to run steps at fixed sizes like a graph's on a CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bert.core.dist import World
 
 
 class Stream:
-    """A stream or an event of a device that does everything at once."""
+    """A stream or event of a device that does everything synchronously."""
 
     device = device_index = None
 
@@ -25,7 +25,7 @@ class Stream:
 
 
 def streams(monkeypatch):
-    """torch.cuda's streams and events do everything at once."""
+    """torch.cuda's streams and events are synchronous."""
     for name in ("Stream", "Event"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: Stream())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
@@ -38,7 +38,7 @@ STREAM = Stream()  # where a process begins
 
 
 def captures(monkeypatch):
-    """torch.cuda.graph runs what it captures; where that fails its stream stays current, as with PyTorch."""
+    """torch.cuda.graph runs what it captures; if that fails its stream stays current, as with PyTorch."""
     current = [STREAM]
 
     class Capture:
@@ -60,6 +60,6 @@ def captures(monkeypatch):
 
 
 def uncapturable(*_):
-    """A hook that fails in a capture alone."""
+    """A hook that fails only in a capture."""
     if torch.cuda.current_stream() is not STREAM:
         raise RuntimeError("operation not permitted when stream is capturing")

@@ -1,4 +1,4 @@
-"""Several real processes, joined by gloo, for the tests of what ranks do together."""
+"""Several real processes, joined by gloo, for tests of ranks."""
 
 from __future__ import annotations
 

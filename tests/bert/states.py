@@ -23,7 +23,7 @@ def newest(folder):
 
 
 def write_in_shards(folder, steps, tensors, **facts):
-    """A checkpoint of two ranks, each with every second tensor and its half of the last one, and its index."""
+    """A checkpoint of two ranks, each with every other tensor and its half of the last one, and its index."""
     *most, (split, last) = ((name, tensor.detach().reshape(-1)) for name, tensor in tensors.items())
     half = len(last) // 2
     for rank in (1, 0):  # rank 0 waits for the other

@@ -1,4 +1,4 @@
-"""``python -m bert`` and ``python -m finetune``: commands listed, settings as options, one line for what is neither."""
+"""``python -m bert`` and ``python -m finetune``: commands listed, settings as options, a one-line error for others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_help_lists_every_command_with_a_line(capsys):
             assert re.search(rf"^  {name} +\w.{{20,}}$", said, re.M), name
 
 
-def test_certify_says_by_what_it_is_started_and_where_its_results_are_shown():
+def test_certify_tells_how_to_start_it_and_see_its_results():
     said = Command("certify", os.environ, ("--help",)).finish().stdout
     assert "./certify.sh" in said
     assert "python -m review certify" in said
@@ -37,7 +37,7 @@ def test_certify_says_by_what_it_is_started_and_where_its_results_are_shown():
     "words",
     ["bert --variables", "bert --help", "finetune --help", "review --help", "input_preprocessing -h"],
 )
-def test_a_reader_that_has_seen_enough_is_no_error(words):
+def test_a_closed_pipe_is_no_error(words):
     read, written = os.pipe()
     os.close(read)
     with os.fdopen(written, "wb") as output:
@@ -98,11 +98,11 @@ def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(c
         (["--lr"], "--lr: its value is missing"),
         (["--lr", "--check"], "--lr: its value is missing"),
         (["--lr", "--seed", "1"], "--lr: its value is missing"),
-        (["--nexp", "3"], "--nexp: NEXP is read by the launch scripts alone: export it for them"),
-        (["--nccl-test-timeout", "3"], "--nccl-test-timeout: NCCL_TEST_TIMEOUT is not read here: leave it out"),
+        (["--nexp", "3"], "--nexp: NEXP is read only by the launch scripts: export it for them"),
+        (["--nccl-test-timeout", "3"], "--nccl-test-timeout: NCCL_TEST_TIMEOUT is not read here: remove it"),
     ],
 )
-def test_what_is_no_setting_stops_with_one_line(program, words, message, capsys):
+def test_an_unknown_setting_stops_with_one_line(program, words, message, capsys):
     assert PROGRAMS[program](words, {}) == 2
     assert capsys.readouterr().err == f"{program}: error: {message}\n"
 
@@ -112,11 +112,11 @@ def test_what_is_no_setting_stops_with_one_line(program, words, message, capsys)
     [
         ("bert", ["evalute", "x"], "evalute: did you mean evaluate?"),
         ("finetune", ["seed", "x"], "seed: did you mean seeds?"),
-        ("bert", ["--epochs", "2"], "--epochs: EPOCHS is not read here: leave it out"),
-        ("finetune", ["--evaldir", "2"], "--evaldir: EVALDIR is not read here: leave it out"),
+        ("bert", ["--epochs", "2"], "--epochs: EPOCHS is not read here: remove it"),
+        ("finetune", ["--evaldir", "2"], "--evaldir: EVALDIR is not read here: remove it"),
     ],
 )
-def test_so_does_what_is_another_programs(program, words, message, capsys):
+def test_a_setting_of_another_program_stops_with_one_line(program, words, message, capsys):
     assert PROGRAMS[program](words, {}) == 2
     assert capsys.readouterr().err == f"{program}: error: {message}\n"
 

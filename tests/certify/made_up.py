@@ -1,4 +1,4 @@
-"""Made-up records of an acceptance test: what the ranks of some nodes would have measured."""
+"""Synthetic records of an acceptance test."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ SEQUENCES = 32  # of a step
 
 
 def jitter(shape, generator, step: float) -> np.ndarray:
-    """Factors on the work of a step: never quicker than it can be."""
+    """Noise factors of a step's duration, at least 1."""
     return 1 + step * np.abs(generator.standard_normal(shape))
 
 
 def delays(shape, generator, disturbed: float) -> np.ndarray:
-    """What something else delays some steps by, as a share of a step."""
+    """Delays of some steps by other load, relative to a step."""
     return (generator.random(shape) < disturbed) * generator.exponential(1.0, shape)
 
 
 def all_reduces(
     nodes: int, per_node: int, generator, network: float, links: Mapping[int | tuple[int, int], float]
 ) -> dict[str, np.ndarray]:
-    """Of pairs of nodes, three each time that they meet, of each node and of all ranks; as ``make`` says."""
+    """All-reduces of pairs of nodes (three per meeting), of each node and of all ranks; arguments as in ``make``."""
     rows: list[tuple] = []
     for a, b in combinations(range(nodes), 2):
         factor = network * np.prod([links.get(key, 1.0) for key in (a, b, (a, b))])
@@ -116,7 +116,7 @@ def telemetry(devices: int, seconds: int) -> dict[str, np.ndarray]:
 
 
 def write(folder: Path, records: Records) -> None:
-    """As the ranks write them."""
+    """Writes the files as the ranks do."""
     for number, node in enumerate(records.nodes):
         places = [place for place in records.places.values() if place.node == node]
         about = {"version": 3, "node": node, "number": number, "nodes": records.nodes, "size": len(records.places)}

@@ -1,4 +1,4 @@
-"""Baselines: a test's figures by name, later ones held to them, and how they drift."""
+"""Baselines: figures of a test by name, comparison of later tests with them, and drift."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODEL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_atten
 
 @pytest.fixture
 def described(tmp_path):
-    """A function that says what a test was, as the load itself writes it in config.json."""
+    """A function that returns a test's config.json as the load writes it."""
 
     def describe(**settings: str) -> dict:
         model = tmp_path / "model.json"
@@ -42,7 +42,7 @@ def described(tmp_path):
 
 @pytest.fixture
 def saved(tmp_path, monkeypatch, described):
-    """A function that writes the folder of a test; baseline `first` is saved of a good one."""
+    """A function that writes a test's folder; baseline `first` is saved from a good one."""
     monkeypatch.chdir(tmp_path)
 
     def test(name: str, factor: float = 1.0, nodes: int = 2, seed: int = 1, of: dict | None = None, **noise) -> str:
@@ -80,7 +80,7 @@ def test_pass_warn_and_fail_are_the_exit_status(saved, capsys, factor, state, st
     assert sum(state in line for line in said) == (1 if state == "pass" else 1 + len(slower))
 
 
-def test_what_is_within_the_noise_of_the_tests_is_no_failure(saved):
+def test_a_change_within_the_noise_passes(saved):
     assert main(["baseline", "check", saved("later", 0.99, seed=5, common=0.09)]) == 0
 
 
@@ -89,33 +89,33 @@ def test_a_test_of_other_work_is_not_compared(saved, capsys):
     assert main(["baseline", "check", other]) == 2
     assert "no baseline of the same devices, model and batch" in capsys.readouterr().err
     assert main(["baseline", "check", other, "--name", "first"]) == 2
-    assert "baseline first is of batch_size 16, and this test of 8" in capsys.readouterr().err
+    assert "baseline first has batch_size 16, this test 8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("of", "what"),
     [
-        ({"PRECISION": "bf16"}, "precision fp32, and this test of bf16"),
+        ({"PRECISION": "bf16"}, "precision fp32, this test bf16"),
         ({"LAYERS": "2"}, "model {"),
-        ({"OPTIMIZER": "lans"}, "optimizer lamb, and this test of lans"),
+        ({"OPTIMIZER": "lans"}, "optimizer lamb, this test lans"),
     ],
 )
-def test_nor_is_one_of_another_model_precision_or_optimizer(saved, capsys, of, what):
+def test_a_test_with_another_model_precision_or_optimizer_is_not_compared(saved, capsys, of, what):
     assert main(["baseline", "check", saved("other", of=of), "--name", "first"]) == 2
-    assert f"baseline first is of {what}" in capsys.readouterr().err
+    assert f"baseline first has {what}" in capsys.readouterr().err
 
 
-def test_of_a_test_that_does_not_say_its_model_no_baseline_is_kept_or_held_to(saved, tmp_path, capsys):
+def test_a_test_without_its_model_is_neither_saved_nor_compared(saved, tmp_path, capsys):
     config = tmp_path / saved("old") / "config.json"
     known = json.loads(config.read_text())
     config.write_text(json.dumps({name: value for name, value in known.items() if name != "model"}))
     for command in (["save", "old", "--name", "second"], ["check", "old"]):
         assert main(["baseline", *command]) == 2
-        assert "config.json: does not say what model of what precision was trained" in capsys.readouterr().err
+        assert "config.json: lacks model and precision" in capsys.readouterr().err
     assert not (tmp_path / "baselines/second.json").exists()
 
 
-def test_a_slow_network_is_seen_though_every_rank_computes_as_it_did(saved, capsys):
+def test_a_slow_network_is_detected_although_compute_is_unchanged(saved, capsys):
     assert main(["baseline", "check", saved("slow", network=5.0), "--json"]) == 1
     changes = {one["name"]: one for one in json.loads(capsys.readouterr().out)["changes"]}
     assert {name for name, one in changes.items() if one["state"] == "fail"} == {"together_whole", *ALL_REDUCES}
@@ -124,7 +124,7 @@ def test_a_slow_network_is_seen_though_every_rank_computes_as_it_did(saved, caps
     assert "all-reduce of all ranks" in capsys.readouterr().out
 
 
-def test_a_slow_network_between_pairs_of_nodes_is_seen_over_the_rounds_in_which_they_met(saved, capsys):
+def test_a_slow_network_between_pairs_of_nodes_is_detected(saved, capsys):
     assert main(["baseline", "save", saved("four", nodes=4), "--name", "four"]) == 0
     capsys.readouterr()
     slow = saved("slow", nodes=4, links=dict.fromkeys(range(4), 1.5))
@@ -133,7 +133,7 @@ def test_a_slow_network_between_pairs_of_nodes_is_seen_over_the_rounds_in_which_
     assert [one["name"] for one in changes if one["state"] == "fail"] == ["reduce_pairs"]
 
 
-def test_an_all_reduce_of_two_nodes_counts_once_by_the_quickest_of_all_ranks_of_both():
+def test_an_all_reduce_of_two_nodes_counts_once_by_its_fastest_rank():
     records = make(nodes=4)
     found = records.reductions("reduce_pairs")
     assert [len(pairs) for pairs in found.values()] == [1, 2, 1, 2], "pairs that met in each round"
@@ -141,12 +141,12 @@ def test_an_all_reduce_of_two_nodes_counts_once_by_the_quickest_of_all_ranks_of_
     assert sorted(one for pairs in found.values() for one in pairs) == quickest
 
 
-def test_what_ran_in_one_round_alone_is_no_figure_of_a_baseline(saved, tmp_path):
+def test_figures_of_a_single_round_are_not_in_a_baseline(saved, tmp_path):
     found = json.loads((tmp_path / "baselines/first.json").read_text())
     assert "reduce_pairs" not in found["metrics"], "two nodes meet once: nothing says how well that repeats"
 
 
-def test_a_test_that_failed_is_no_baseline_unless_it_is_forced(saved, tmp_path, capsys):
+def test_a_failed_test_is_saved_only_with_force(saved, tmp_path, capsys):
     folder = tmp_path / saved("bad", nodes=4)
     write(folder, make(4, 2, slow={("parallel", 3): 1.5}))
     assert main(["baseline", "save", "bad", "--name", "bad"]) == 2
@@ -158,7 +158,7 @@ def test_a_test_that_failed_is_no_baseline_unless_it_is_forced(saved, tmp_path, 
     assert (tmp_path / "baselines/bad.json").exists()
 
 
-def test_what_certify_failed_does_not_pass_against_a_baseline(saved, tmp_path, capsys):
+def test_a_failed_test_does_not_pass_against_a_baseline(saved, tmp_path, capsys):
     write(tmp_path / saved("bad", nodes=4), make(4, 2, slow={("parallel", 3): 1.5}))
     assert main(["baseline", "check", "bad"]) == 1
     *_, reason, last = capsys.readouterr().out.splitlines()
@@ -166,13 +166,13 @@ def test_what_certify_failed_does_not_pass_against_a_baseline(saved, tmp_path, c
     assert last == "fail"
 
 
-def test_with_another_number_of_nodes_what_does_not_depend_on_it_is_compared(saved, capsys):
+def test_with_another_number_of_nodes_only_independent_figures_are_compared(saved, capsys):
     assert main(["baseline", "check", saved("more", nodes=3), "--json"]) == 0
     names = [change["name"] for change in json.loads(capsys.readouterr().out)["changes"]]
     assert names == ["single", "parallel", "node", "reduce_node"]
 
 
-def test_drift_is_a_page_with_a_chart_over_all_baselines(saved, tmp_path, capsys):
+def test_drift_writes_a_page_with_a_chart_over_all_baselines(saved, tmp_path, capsys):
     assert main(["baseline", "save", saved("later", 1.2), "--name", "second"]) == 0
     assert main(["baseline", "drift"]) == 0
     page = (tmp_path / "drift.html").read_text()
@@ -185,7 +185,7 @@ def test_drift_is_a_page_with_a_chart_over_all_baselines(saved, tmp_path, capsys
     [
         (["save", "good", "--name", "first"], "first.json exists: choose another name, such as first-2"),
         (["save", "good", "--name", "../up"], "--name ../up: letters, digits"),
-        (["check", "good", "--name", "none"], "none.json: no baseline"),
+        (["check", "good", "--name", "none"], "none.json: not a baseline"),
         (["check", "nowhere"], "nowhere: no certify_<node>.npz"),
         (["drift", "--folder", "empty"], "empty: no baselines"),
     ],
@@ -196,12 +196,12 @@ def test_bad_input_is_one_line(saved, capsys, command, reason):
 
 
 def figures(said: str) -> dict[str, list[str]]:
-    """The cells of each row of a table in a terminal, by the first of them."""
+    """Cells of each row of a printed table, by the first cell."""
     rows = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines()]
     return {row[0]: row[1:] for row in rows if len(row) > 2}
 
 
-def test_two_tests_are_shown_beside_each_other_with_the_ratio_and_its_interval(saved, capsys, monkeypatch):
+def test_two_tests_are_compared_by_ratio_with_its_interval(saved, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     assert main(["certify", "good", saved("later", 1.1)]) == 0
     rows = figures(capsys.readouterr().out)
@@ -221,9 +221,7 @@ def test_two_tests_are_shown_beside_each_other_with_the_ratio_and_its_interval(s
     assert rate["ratio"] == pytest.approx(1 / slower, rel=0.02)
 
 
-def test_what_differs_in_machine_and_versions_is_listed_and_steps_of_another_load_are_left_out(
-    saved, tmp_path, capsys, monkeypatch
-):
+def test_differing_facts_are_listed_and_steps_of_another_load_left_out(saved, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     saved("other", of={"LAYERS": "2"})
     about = json.loads((tmp_path / "other/environment.json").read_text())
@@ -233,8 +231,8 @@ def test_what_differs_in_machine_and_versions_is_listed_and_steps_of_another_loa
     rows = figures(said)
     assert (rows["host"], rows["cuda"]) == (["node0", "node9"], ["13.0", "12.8"])
     assert rows["model's num_hidden_layers"] == ["1", "2"]
-    assert "the training step: of another model" in said
+    assert "the training step: different model" in said
     assert "one rank at a time" not in rows
     assert "all-reduce of all ranks" in rows
     assert main(["certify", "good", "other", "--line"]) == 2
-    assert "leave out all options but --json" in capsys.readouterr().err
+    assert "takes no option but --json" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""certify.sh on this machine: every rank's times and weights are recorded, and judged."""
+"""certify.sh on this machine: times and weights of every rank are recorded and judged."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(repository: Path, folder: Path, *words: str, **env: str | Path) -> subpr
 
 
 def processes_with(folder: Path) -> list[Path]:
-    """Those that have a folder in their environment."""
+    """Processes with this folder in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path, qui
     done = run(repository, tmp_path, PYTHON=quick_python)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "pass"
-    assert "too few ranks to tell" in done.stdout
+    assert "too few to single out" in done.stdout
     (path,) = (tmp_path / "results/test").glob("certify_*.npz")
     record = np.load(path)
     for name in ("data", "compute", "wait", "update"):
@@ -79,7 +79,7 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path, qui
         assert len(np.unique(record["steps.rank"][chosen])) == 2, "the same work for all"
 
 
-def test_a_signal_ends_all_ranks_and_says_so(repository, tmp_path, quick_python):
+def test_a_signal_ends_all_ranks_and_is_reported(repository, tmp_path, quick_python):
     process = start(repository, tmp_path, CERTIFY_SECONDS="300", PYTHON=quick_python)
     ranks = tmp_path / "results" / "test" / "config.json"
     wait_until(ranks.exists)
@@ -93,7 +93,7 @@ def test_a_signal_ends_all_ranks_and_says_so(repository, tmp_path, quick_python)
 
 @pytest.fixture
 def load(tmp_path):
-    """Makes the load of one rank in this process, with settings of the environment."""
+    """Creates the load of one rank in this process from environment variables."""
 
     def make(**settings: str) -> Load:
         (tmp_path / "model.json").write_text(json.dumps(MODEL))
@@ -107,7 +107,7 @@ def load(tmp_path):
 
 @pytest.fixture
 def alone(tmp_path, load):
-    """Runs it; the folder with its record."""
+    """Runs it; returns the folder with its record."""
 
     def run_alone(**settings: str) -> Path:
         run_load(load(**settings), tmp_path)
@@ -116,11 +116,11 @@ def alone(tmp_path, load):
     return run_alone
 
 
-def test_alone_a_rank_takes_its_steps_from_the_graph_that_a_benchmark_uses(alone, monkeypatch):
+def test_a_rank_alone_uses_the_cuda_graph_of_a_benchmark_run(alone, monkeypatch):
     taken = []
 
     class Graph:
-        """Stands for a recorded step: none of its parts is seen from outside."""
+        """Stand-in for a recorded step, whose parts are not visible from outside."""
 
         def __init__(self, step, examples):
             assert sum(one.num_tokens for one in examples) > 0
@@ -143,14 +143,14 @@ def test_alone_a_rank_takes_its_steps_from_the_graph_that_a_benchmark_uses(alone
     assert certify(folder).state == "pass"
 
 
-def test_a_flipped_bit_is_told_with_rank_and_step(alone):
+def test_a_flipped_bit_is_reported_with_rank_and_step(alone):
     (found,) = certify(alone(CERTIFY_FLIP="0:3")).corrupt
     assert (found.name, found.stage, found.round, found.step) == ("rank 0 on here", "parallel", 2, 2)
     assert "first in step 3 of round 3" in found.reason().text()
 
 
 @pytest.mark.parametrize("flip", ["1", "1:0", "-1:2", "1:2:3"])
-def test_a_drill_that_is_none_is_bad_input(flip):
+def test_a_malformed_drill_is_bad_input(flip):
     with pytest.raises(ConfigError, match=f"CERTIFY_FLIP='{flip}': expected RANK:STEP"):
         from_env(Config, SETTINGS | {"CERTIFY_FLIP": flip})
 
@@ -158,22 +158,22 @@ def test_a_drill_that_is_none_is_bad_input(flip):
 @pytest.mark.parametrize(
     ("drill", "reason"),
     [
-        ({"CERTIFY_FLIP": "1:1"}, "CERTIFY_FLIP=1:1: there are 1 ranks, and the last is 0"),
+        ({"CERTIFY_FLIP": "1:1"}, "CERTIFY_FLIP=1:1: ranks are 0 to 0"),
         ({"CERTIFY_FLIP": "0:99999"}, "CERTIFY_FLIP=0:99999: a round has "),
     ],
 )
-def test_a_drill_that_cannot_happen_is_bad_input_and_no_test_that_passes(program, tmp_path, capsys, drill, reason):
+def test_a_drill_that_cannot_happen_is_bad_input(program, tmp_path, capsys, drill, reason):
     assert program(**drill) == 2
     assert reason in capsys.readouterr().err
     assert not [*tmp_path.glob("certify_*.npz")]
 
 
-def test_a_drill_that_no_repeat_of_a_burn_in_reaches_is_bad_input(load, tmp_path):
-    with pytest.raises(ConfigError, match="a round has 4 steps here: give an earlier step"):
+def test_a_drill_beyond_the_steps_of_a_burn_in_is_bad_input(load, tmp_path):
+    with pytest.raises(ConfigError, match="a round has only 4 steps: give an earlier step"):
         BurnIn(load(CERTIFY_SECONDS="0.0001", CERTIFY_FLIP="0:5"), tmp_path, 0.1).run()
 
 
-def test_a_quick_test_is_one_line_and_its_options_are_known(repository, tmp_path, quick_python):
+def test_a_quick_test_prints_one_line_and_rejects_unknown_options(repository, tmp_path, quick_python):
     done = run(repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1", PYTHON=quick_python)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"pass: 2 ranks of {platform.node()}\n"
@@ -209,7 +209,7 @@ def lines(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "burn_in_here.jsonl").read_text().splitlines()]
 
 
-def test_a_burn_in_repeats_bit_for_bit_and_continues_where_it_ended(alone):
+def test_a_burn_in_repeats_bit_for_bit_and_resumes(alone):
     folder = alone(DURATION="0.2s")
     written = lines(folder)
     assert [line["repeat"] for line in written] == [*range(1, len(written) + 1)]
@@ -234,7 +234,7 @@ def test_a_burn_in_repeats_bit_for_bit_and_continues_where_it_ended(alone):
 
 @pytest.fixture
 def program(tmp_path, monkeypatch):
-    """Runs the program of one rank in this process; its exit status."""
+    """Runs the program of one rank in this process; returns its exit status."""
     monkeypatch.setattr("certify.__main__.Config.store", lambda *_: HashStore())
 
     def start(**settings: str) -> int:
@@ -246,59 +246,56 @@ def program(tmp_path, monkeypatch):
     return start
 
 
-def test_a_burn_in_begun_with_other_settings_is_refused_and_its_files_stay_as_they_are(program, tmp_path, capsys):
+def test_a_burn_in_with_other_settings_is_refused_and_its_files_are_unchanged(program, tmp_path, capsys):
     assert program(DURATION="0.1s") == 0
     kept = {path: path.read_bytes() for path in tmp_path.glob("*.json*")}
     assert program(DURATION="60s", BATCHSIZE="3") == 2
-    assert (
-        "burn-in that cannot continue: its BATCHSIZE is 2, and now 3: choose another RUN_NAME"
-        in capsys.readouterr().err
-    )
+    assert "burn-in that cannot be resumed: BATCHSIZE=2, now 3: choose another RUN_NAME" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.glob("*.json*")} == kept
 
 
-def test_a_burn_in_of_another_machine_or_version_is_refused(tmp_path, load):
+def test_a_burn_in_on_another_machine_or_version_is_refused(tmp_path, load):
     burn_in = BurnIn(load(), tmp_path, 10.0)
     now = burn_in.facts
     for changed, words in (
-        ({"torch": "2.0"}, f"its torch is 2.0, and now {torch.__version__}"),
-        ({"ATTENTION": "other"}, "its ATTENTION is other, and now sdpa_loop"),
-        ({"hidden_size": 8}, "its hidden_size is 8, and now 24"),
-        ({"driver": "570"}, "its driver is 570, and now None"),
-        ({"commit": "c0ffee"}, "its commit is c0ffee, and now"),
-        ({"nodes": "there"}, "its nodes is there, and now here"),
-        ({"ranks": 2}, "its ranks is 2, and now 1"),
+        ({"torch": "2.0"}, f"torch=2.0, now {torch.__version__}"),
+        ({"ATTENTION": "other"}, "ATTENTION=other, now sdpa_loop"),
+        ({"hidden_size": 8}, "hidden_size=8, now 24"),
+        ({"driver": "570"}, "driver=570, now None"),
+        ({"commit": "c0ffee"}, "commit=c0ffee, now"),
+        ({"nodes": "there"}, "nodes=there, now here"),
+        ({"ranks": 2}, "ranks=2, now 1"),
     ):
         (tmp_path / "burn_in.json").write_text(json.dumps({"facts": now | changed}))
         with pytest.raises(ConfigError, match=re.escape(words)):
             burn_in.run()
     (tmp_path / "burn_in.json").write_text(json.dumps({"duration": 1, "checksums": [1]}))
-    with pytest.raises(ConfigError, match="nothing is known of its ranks"):
+    with pytest.raises(ConfigError, match="ranks is not recorded"):
         burn_in.run()
 
 
 def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
     held = []
-    tell = BurnIn._tell
+    report = BurnIn._report
 
     def weigh(self, repeat, *figures):
-        tell(self, repeat, *figures)
+        report(self, repeat, *figures)
         gc.collect()
         held.append(len(gc.get_objects()))
         self.duration = 0 if repeat == 10 else 1000
 
-    monkeypatch.setattr(BurnIn, "_tell", weigh)
+    monkeypatch.setattr(BurnIn, "_report", weigh)
     BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 1000).run()
     assert len(held) == 10
     # The least of several, since other threads have objects of a moment.
     assert min(held[7:]) - held[4] < 3, "objects that a repeat leaves behind"
 
 
-def test_the_telemetry_of_a_burn_in_is_kept_while_it_runs_and_over_its_interruptions(tmp_path, load, monkeypatch):
+def test_telemetry_of_a_burn_in_is_saved_while_it_runs_and_across_interruptions(tmp_path, load, monkeypatch):
     monkeypatch.setattr("certify.burn_in.SAVE_SECONDS", 0.0)
     burn_in, source, kept = BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 0.3), Cpus(), []
-    tell = BurnIn._tell
-    monkeypatch.setattr(BurnIn, "_tell", lambda *arguments: kept.append(len(burn_in.sampled())) or tell(*arguments))
+    report = BurnIn._report
+    monkeypatch.setattr(BurnIn, "_report", lambda *arguments: kept.append(len(burn_in.sampled())) or report(*arguments))
     for _ in range(2):
         sampler = Sampler([source], 0.02, burn_in.sampled())
         sampler.start()
@@ -312,13 +309,13 @@ def test_the_telemetry_of_a_burn_in_is_kept_while_it_runs_and_over_its_interrupt
 
 
 @pytest.mark.parametrize("duration", ["24", "long", "-1h"])
-def test_a_duration_that_is_none_is_bad_input(duration):
+def test_a_malformed_duration_is_bad_input(duration):
     with pytest.raises(ConfigError, match=f"DURATION='{duration}': expected a number and s, m, h or d"):
         from_env(Config, SETTINGS | {"DURATION": duration})
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 7, 16])
-def test_every_node_meets_another_one_in_each_round_until_it_has_met_all(nodes):
+def test_every_node_meets_a_new_partner_each_round_until_it_has_met_all(nodes):
     rounds = pairings(nodes, 100)
     met = [pair for pairs in rounds for pair in pairs]
     assert sorted(met) == [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]

@@ -1,4 +1,4 @@
-"""Who is named: by how well the rounds of all repeat, in how many one loses time, and by how many are compared."""
+"""Which ranks are named, depending on noise of rounds, rounds with lost time, and number of comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
 
 
 def named(factor: float, noise: float) -> list[list[str]]:
-    """Who is named in each of many tests, where rank 1 is slower by a factor and every round is off by ``noise``."""
+    """Names found in each of many tests in which rank 1 is slower by a factor and every round has ``noise``."""
     generator = np.random.default_rng(1)
     found = []
     for _ in range(TESTS):
@@ -20,60 +20,60 @@ def named(factor: float, noise: float) -> list[list[str]]:
         shared = 1 + 0.3 * np.abs(generator.standard_normal(ROUNDS))
         times = speed[:, None] * shared * (1 + noise * generator.standard_normal((RANKS, ROUNDS)))
         values = {str(rank): rounds.tolist() for rank, rounds in enumerate(times)}
-        found.append([one.name for one in slow(values, COMPARISONS, least_excess=0.03)])
+        found.append([one.name for one in slow(values, COMPARISONS, min_excess=0.03)])
     return found
 
 
-def test_a_tenth_is_mostly_found_where_rounds_are_off_by_two_percent():
+def test_ten_percent_is_mostly_found_at_two_percent_noise():
     assert named(1.1, 0.02).count(["1"]) > 0.5 * TESTS
     assert named(1.1, 0.005).count(["1"]) > 0.85 * TESTS
 
 
-def test_of_equals_nobody_is_named_however_badly_rounds_repeat():
+def test_no_equal_rank_is_named_however_noisy_the_rounds():
     for noise in (0.005, 0.02, 0.08):
         assert not any(named(1.0, noise))
 
 
-def resembling(generator, shape: tuple[int, int], alike: float) -> np.ndarray:
-    """Noise of deviation 1 in which each round is like the one before it."""
+def resembling(generator, shape: tuple[int, int], correlation: float) -> np.ndarray:
+    """Autocorrelated noise with standard deviation 1."""
     found = generator.standard_normal(shape)
     for number in range(1, shape[1]):
-        found[:, number] = alike * found[:, number - 1] + (1 - alike**2) ** 0.5 * found[:, number]
+        found[:, number] = correlation * found[:, number - 1] + (1 - correlation**2) ** 0.5 * found[:, number]
     return found
 
 
-@pytest.mark.parametrize("alike", [0.0, 0.5, 0.8])
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
 @pytest.mark.parametrize("rounds", [6, 24])
-def test_that_rounds_resemble_those_before_is_seen_in_short_series_too(alike, rounds):
-    noise = resembling(np.random.default_rng(5), (2000, rounds), alike)
-    assert autocorrelation(noise - np.median(noise, axis=1)[:, None]) == pytest.approx(alike, abs=0.1)
+def test_autocorrelation_is_estimated_from_short_series_too(correlation, rounds):
+    noise = resembling(np.random.default_rng(5), (2000, rounds), correlation)
+    assert autocorrelation(noise - np.median(noise, axis=1)[:, None]) == pytest.approx(correlation, abs=0.1)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
-def test_of_equals_whose_rounds_resemble_those_before_at_most_one_in_a_hundred_tests_names_somebody(ranks):
+def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ranks):
     generator, alarms = np.random.default_rng(1), 0
     for _ in range(300):
         times = 1 + 0.05 * resembling(generator, (ranks, 4 * ROUNDS), 0.8)
         stages = np.split(times, 4, axis=1)
-        known = {"least_excess": 0.03, "alike": of_all(stages)}
+        known = {"min_excess": 0.03, "correlation": of_all(stages)}
         alarms += any(slow(dict(enumerate(rounds)), 10 * ranks, **known) for rounds in [*stages, times])
     assert alarms <= 7  # 3, and what chance adds
 
 
 def lost(generator, disturbed: float, rounds: int = 24) -> dict[str, list[float]]:
-    """What ranks lose by round where pauses of any length disturb a share of all rounds."""
+    """Time lost per round if pauses of any length disturb a fraction of all rounds."""
     shape = (RANKS, rounds)
     times = generator.pareto(1.0, shape) * (generator.random(shape) < disturbed)
     return {str(rank): own.tolist() for rank, own in enumerate(times)}
 
 
-def test_pauses_of_any_length_that_hit_all_alike_name_nobody():
+def test_pauses_that_affect_all_equally_name_nobody():
     generator = np.random.default_rng(2)
     for disturbed in (0.05, 0.3, 0.8):
         assert sum(bool(hesitating(lost(generator, disturbed), RANKS, least=0.03)) for _ in range(200)) <= 6
 
 
-def test_who_pauses_in_a_third_of_its_rounds_is_named_with_how_often_and_how_much():
+def test_a_rank_that_pauses_in_a_third_of_its_rounds_is_named_with_frequency_and_loss():
     table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
     table["2"][::3] = [0.3] * 8
     (found,) = hesitating(table, COMPARISONS, least=0.03)
@@ -82,7 +82,7 @@ def test_who_pauses_in_a_third_of_its_rounds_is_named_with_how_often_and_how_muc
     assert hesitating(table, COMPARISONS, least=0.0) == [], "a single pause is nobody's habit"
 
 
-def test_what_all_lose_in_the_same_round_is_held_against_nobody():
+def test_time_lost_by_all_in_the_same_round_names_nobody():
     table = {str(rank): [0.5, 0.0] * 12 for rank in range(RANKS)}
     assert hesitating(table, COMPARISONS, least=0.03) == []
     table["2"] = [0.5, 0.3] * 12
@@ -90,7 +90,7 @@ def test_what_all_lose_in_the_same_round_is_held_against_nobody():
     assert (found.name, round(found.excess, 3), found.measure) == ("2", 0.15, "in 12 of 24 rounds")
 
 
-def test_who_loses_little_however_often_is_not_named():
+def test_small_losses_name_nobody_however_frequent():
     table = {str(rank): [0.0] * 24 for rank in range(RANKS)}
     table["2"][::2] = [0.04] * 12
     assert hesitating(table, COMPARISONS, least=0.03) == []

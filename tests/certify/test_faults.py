@@ -1,4 +1,4 @@
-"""A GPU that throttles, makes errors or has too narrow a bus is named with the reason; the unknown accuses nobody."""
+"""A GPU with throttling, errors or a narrow bus is named with the reason; missing data accuse nobody."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .made_up import FIELDS, make, telemetry, write
 
 
 def with_telemetry(**changes: float):
-    """Two nodes of four GPUs; what of GPU 2 on node1 is otherwise, in the second half of the time."""
+    """Two nodes of four GPUs; values that GPU 2 of node1 has in the second half of the time."""
     records = make(2, 4)
     for node in records.nodes:
         records.telemetry[node] = telemetry(4, 40)
@@ -31,14 +31,14 @@ def test_healthy_gpus_at_their_power_limit_pass():
 @pytest.mark.parametrize(
     ("changes", "state", "said"),
     [
-        ({"throttle": 0x40, "sm_mhz": 1200}, "warn", "throttles: hardware thermal slowdown in 50% of the seconds, at"),
+        ({"throttle": 0x40, "sm_mhz": 1200}, "warn", "throttles: hardware thermal slowdown 50% of the time, at"),
         ({"ecc_uncorrected": 2}, "fail", "2 uncorrected memory errors during the test"),
         ({"ecc_corrected": 7}, "warn", "7 corrected memory errors during the test"),
-        ({"xid_count": 1, "xid_last": 79}, "fail", "1 Xid errors during the test, the last one Xid 79"),
+        ({"xid_count": 1, "xid_last": 79}, "fail", "1 Xid errors during the test, the last Xid 79"),
         ({"nvlink_errors": 12}, "warn", "12 NVLink errors during the test"),
     ],
 )
-def test_what_goes_wrong_is_named_with_its_gpu(changes, state, said):
+def test_a_fault_is_named_with_its_gpu(changes, state, said):
     found = judge(with_telemetry(**changes))
     (fault,) = found.faults
     assert (found.state, fault.name) == (state, "rank 6 on node1")
@@ -50,7 +50,7 @@ def test_a_bus_that_is_narrower_than_its_slot_is_named():
     samples = records.telemetry["node0"]
     samples["pcie_width"][samples["device"] == 1] = 8
     (fault,) = judge(records).faults
-    assert (fault.name, fault.what) == ("rank 1 on node0", "PCIe lanes: 8, of 16 that GPU and slot have")
+    assert (fault.name, fault.what) == ("rank 1 on node0", "PCIe lanes: 8 of the 16 that GPU and slot support")
 
 
 def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
@@ -62,11 +62,11 @@ def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
     assert "throttles: hardware thermal slowdown" in found.findings[0].reason().text()
 
 
-def test_a_driver_that_tells_nothing_accuses_nobody():
+def test_a_driver_that_reports_nothing_accuses_nobody():
     assert judge(with_telemetry(**dict.fromkeys(FIELDS, np.nan))).faults == []
 
 
-def test_errors_and_throttling_of_the_burn_in_count_though_its_counters_begin_again(tmp_path):
+def test_errors_and_throttling_in_the_burn_in_count_although_counters_restart(tmp_path):
     records = make(2, 4)
     for node in records.nodes:
         records.telemetry[node] = telemetry(4, 20)
@@ -85,8 +85,8 @@ def test_errors_and_throttling_of_the_burn_in_count_though_its_counters_begin_ag
     ]
 
 
-def test_telemetry_of_a_burn_in_cut_short_is_one_line(tmp_path, capsys):
+def test_truncated_telemetry_of_a_burn_in_is_one_line(tmp_path, capsys):
     write(tmp_path, make(2, 2))
     (tmp_path / "burn_in_node1.npz").write_bytes(b"PK")
     assert main(["certify", str(tmp_path)]) == 2
-    assert "burn_in_node1.npz: no telemetry of a burn-in" in capsys.readouterr().err
+    assert "burn_in_node1.npz: not a burn-in's telemetry" in capsys.readouterr().err

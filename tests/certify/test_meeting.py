@@ -1,4 +1,4 @@
-"""What ranks agree on through a store: every rank gets every answer, by reads in proportion to the ranks."""
+"""Exchange between ranks through a store: every rank gets every value, with a linear number of reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from certify.meeting import Meeting
 
 
 class Counted:
-    """A store that counts the keys that are read of it."""
+    """A store that counts reads of keys."""
 
     def __init__(self):
         self.store, self.reads = HashStore(), 0
@@ -28,14 +28,14 @@ class Counted:
         return self.store.multi_get(keys)
 
 
-def test_ranks_learn_of_each_other_by_reads_in_proportion_to_their_number():
+def test_the_number_of_reads_is_proportional_to_the_number_of_ranks():
     size, store = 12, Counted()
 
     def rank(number):
         meeting = Meeting(Config(world_size=size, rank=number, local_rank=number % 4), store, f"node{number // 4}")
         for _ in range(5):
             meeting.barrier()
-        return meeting.nodes, meeting.members(1), meeting.most(float(number)), meeting.exchange(str(number))
+        return meeting.nodes, meeting.members(1), meeting.max(float(number)), meeting.exchange(str(number))
 
     with ThreadPoolExecutor(size) as pool:
         answers = list(pool.map(rank, range(size)))

@@ -1,4 +1,4 @@
-"""The page of an acceptance test: what is wrong, a heat map a stage, timelines; nothing from elsewhere."""
+"""The page of an acceptance test: outliers, heat maps, timelines; it loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
     assert [reason for reason in found.reasons() if f"<li>{reason}</li>" not in page] == []
     table = page.partition('<table class="outliers">')[2].partition("</table>")[0]
     assert table.count('<th scope="row"') == len(found.reasons())
-    assert ">its weights differ from those of the first repeat, first in step 5 of repeat 2, 0.01 hours" in table
+    assert ">its weights differ from the first repeat, first in step 5 of repeat 2, 0.01 hours" in table
     assert "10,000 sequences/s expected, " in table
     numbers = page.partition('<table class="numbers">')[2].partition("</table>")[0]
     marked = re.findall(r'class="bad-text">([^<]*)</th>.*?<td>([^<]*)</td>', numbers)
@@ -84,7 +84,7 @@ def test_names_of_nodes_are_text_and_not_markup(tmp_path):
     assert "<b>" not in (tmp_path / "page.html").read_text()
 
 
-def test_csv_and_json_rank_what_the_text_says(folder, capsys):
+def test_csv_and_json_agree_with_the_text(folder, capsys):
     assert main(["certify", str(folder), "--json", "--csv", str(folder / "ranks.csv")]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], found["findings"][0]["stage"]) == ("fail", "parallel")
@@ -102,6 +102,6 @@ def test_csv_and_json_rank_what_the_text_says(folder, capsys):
     assert re.search(r"slowest +rank 6 on node1 \+2[78]\.\d%, rank ", line)
 
 
-def test_a_page_that_is_a_folder_is_one_line(folder, capsys):
+def test_a_folder_as_output_is_one_line(folder, capsys):
     assert main(["certify", str(folder), "-o", str(folder)]) == 2
-    assert "is a folder: name the page itself" in capsys.readouterr().err
+    assert "is a folder: name a file" in capsys.readouterr().err

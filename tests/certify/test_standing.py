@@ -1,4 +1,4 @@
-"""Where a server stands: its step's time to train beside the published results, or why there is nothing to compare."""
+"""Estimated time to train and its place among published results, or why there is nothing to compare."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def server(tmp_path):
 
 
 def judged(folder, capsys):
-    """The exit status and the lines that are printed."""
+    """Exit status and printed lines."""
     status = main(["certify", str(folder)])
     return status, capsys.readouterr().out.splitlines()
 
 
-def test_the_step_of_all_ranks_is_a_time_to_train_at_the_end_of_text_json_and_page(server, capsys):
+def test_the_time_to_train_is_at_the_end_of_text_json_and_page(server, capsys):
     folder = server(CONFIG)
     status, lines = judged(folder, capsys)
     assert (status, lines[-1]) == (0, "pass")
@@ -52,7 +52,7 @@ def test_the_step_of_all_ranks_is_a_time_to_train_at_the_end_of_text_json_and_pa
     assert f"<p>A{found['text'][1:]}.</p>" in (folder / "page.html").read_text()
 
 
-def test_a_slower_step_and_a_wait_for_others_take_longer(server):
+def test_a_slower_step_or_a_longer_wait_lengthens_the_time_to_train(server):
     from certify.records import read
 
     found = [
@@ -66,14 +66,14 @@ def test_a_slower_step_and_a_wait_for_others_take_longer(server):
 @pytest.mark.parametrize(
     ("config", "changes", "words"),
     [
-        (CONFIG, {"starved": {}}, "this was a test of CPUs"),
+        (CONFIG, {"starved": {}}, "this test was of CPUs"),
         (CONFIG | {"model": BERT_LARGE | {"num_hidden_layers": 4}}, {}, "this was another model"),
         (CONFIG | {"data": CONFIG["data"] | {"max_seq_length": 128}}, {}, "this was another model"),
         ({}, {}, "this was another model"),
     ],
     ids=["CPUs", "small model", "short rows", "no settings"],
 )
-def test_of_cpus_and_other_models_there_is_nothing_to_compare_with(server, capsys, config, changes, words):
+def test_cpus_and_other_models_have_nothing_to_compare_with(server, capsys, config, changes, words):
     _, lines = judged(server(config, **changes), capsys)
     assert lines[-2].startswith("  where this stands: nothing to compare with: ")
     assert words in lines[-2]

@@ -1,4 +1,4 @@
-"""Telemetry by NVML's own structures, from a stand-in library, and of CPUs: what is left out is nan, never an error."""
+"""Telemetry through NVML's structures from a stand-in library, and of CPUs: missing values are nan, never an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from certify.schema import CPUS, FIELDS
-from certify.telemetry import MOST_SAMPLES, Cpus, Gpus, Sampler
+from certify.telemetry import MAX_SAMPLES, Cpus, Gpus, Sampler
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 FUNCTIONS = [*re.findall(r"^ANSWER\((\w+)", SOURCE.read_text(), re.M), "nvmlDeviceGetFieldValues", "field"]
@@ -25,7 +25,7 @@ GPU = {
 
 @pytest.fixture(params=["driver", "old driver"])
 def nvml(request, tmp_path, monkeypatch):
-    """nvidia-ml-py on a stand-in for the driver's library."""
+    """nvidia-ml-py with a stand-in for the driver's library."""
     module = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed")
     if shutil.which("gcc") is None:
         pytest.skip("no compiler for the stand-in library")
@@ -46,7 +46,7 @@ def test_every_field_of_a_gpu_is_read():
 
 
 @pytest.mark.parametrize("missing", FUNCTIONS)
-def test_what_a_driver_leaves_out_is_nan_and_the_rest_is_read(nvml, monkeypatch, missing):
+def test_missing_fields_are_nan_and_the_rest_is_read(nvml, monkeypatch, missing):
     monkeypatch.setenv("FAKE_NVML_MISSING", missing)
     (found,) = Gpus(["0"]).sample()
     gone = [name for name, value in found.items() if np.isnan(value)]
@@ -57,7 +57,7 @@ def test_what_a_driver_leaves_out_is_nan_and_the_rest_is_read(nvml, monkeypatch,
         assert found[name] == GPU[name]
 
 
-def test_a_driver_that_supports_nothing_and_a_gpu_it_does_not_know_give_rows_of_nan(nvml, monkeypatch):
+def test_an_unsupported_driver_or_unknown_gpu_gives_rows_of_nan(nvml, monkeypatch):
     monkeypatch.setenv("FAKE_NVML_MISSING", "all")
     sampler = Sampler([Gpus(["0", "7"])])
     sampler.sample()
@@ -74,7 +74,7 @@ def test_without_nvidia_ml_py_or_without_a_driver_there_are_no_gpus(monkeypatch)
         assert list(Gpus(["0"]).sample()) == []
 
 
-def test_cpus_tell_clock_temperature_and_load(tmp_path):
+def test_cpus_report_clock_temperature_and_load(tmp_path):
     clocks = tmp_path / "sys/devices/system/cpu"
     for number, kilohertz in enumerate(("2000000", "3000000")):
         (clocks / f"cpu{number}/cpufreq").mkdir(parents=True)
@@ -88,16 +88,16 @@ def test_cpus_tell_clock_temperature_and_load(tmp_path):
     assert list(cpus.sample()) == [{"device": CPUS, "sm_mhz": 2500.0, "celsius": 48.5, "busy": 0.75}]
 
 
-def test_a_system_that_tells_nothing_gives_nan(tmp_path):
+def test_a_system_that_reports_nothing_gives_nan(tmp_path):
     (found,) = Cpus(tmp_path).sample()
     assert found.pop("device") == CPUS
     assert all(np.isnan(value) for value in found.values())
 
 
-def test_a_day_of_samples_takes_no_more_memory_than_some_hours(tmp_path):
+def test_the_memory_of_samples_is_bounded(tmp_path):
     sampler = Sampler([Cpus(tmp_path)])
     sampler.sample()
-    sampler._samples *= 2 * MOST_SAMPLES - 1
+    sampler._samples *= 2 * MAX_SAMPLES - 1
     sampler.sample()
-    assert len(sampler.rows()) == MOST_SAMPLES
+    assert len(sampler.rows()) == MAX_SAMPLES
     assert sampler.interval == 2.0

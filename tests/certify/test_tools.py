@@ -1,4 +1,4 @@
-"""nccl-tests, nvbandwidth and dcgmi diag: what they print, in its documented form, becomes figures or a fault by name.
+"""nccl-tests, nvbandwidth and dcgmi diag: their documented output becomes figures or named faults.
 
 The stand-ins are programs that print what the real ones do: the table of nccl-tests 2.19, the JSON of nvbandwidth 0.8,
 and that of DCGM 4 and 3.
@@ -18,7 +18,7 @@ import pytest
 
 from bert.core.env import ConfigError, from_env
 from certify import tools
-from certify.faults import of_tools
+from certify.faults import tool_faults
 from certify.figures import exports
 from certify.schema import COPIES, Expected
 from certify.verdict import certify, judge
@@ -51,7 +51,7 @@ FOOTER = """# Out of bounds values : {wrong} {verdict}
 
 
 def nccl_tests(ranks=2, peak=400.0, wrong=0, sizes=(1024, 1 << 20, 1 << 30)):
-    """The whole output of one of nccl-tests."""
+    """The whole output of an nccl-tests program."""
     line = "#  Rank {0:2} Group  0 Pid {1:6} on      node1 device {0:2} [0000:{0:02x}:00] NVIDIA H100 80GB HBM3"
     devices = "\n".join(line.format(rank, 4711 + rank) for rank in range(ranks))
     text = HEADER.format(ranks=ranks, devices=devices)
@@ -64,7 +64,7 @@ def nccl_tests(ranks=2, peak=400.0, wrong=0, sizes=(1024, 1 << 20, 1 << 30)):
 
 
 def nvbandwidth(gpus=2, slow_pair=None, **other):
-    """The document of `nvbandwidth -j`: cells are text, and a GPU with itself has none."""
+    """Output of `nvbandwidth -j`: cells are text, empty for a GPU with itself."""
     cases = []
     for name in COPIES:
         rows = [[f"{55.4 + column:.2f}" for column in range(gpus)]]
@@ -87,7 +87,7 @@ def nvbandwidth(gpus=2, slow_pair=None, **other):
 
 
 def dcgm4(*tests, **other):
-    """The document of `dcgmi diag -j` since DCGM 4: a test is (name, state of each GPU, words of a warning)."""
+    """Output of `dcgmi diag -j` since DCGM 4: a test is (name, state of each GPU, text of a warning)."""
     found = []
     for name, states, words in tests:
         warned = (
@@ -107,7 +107,7 @@ def dcgm4(*tests, **other):
 
 
 def dcgm3(state, words=""):
-    """The same until DCGM 3."""
+    """The same for DCGM 3."""
     result = {"gpu_id": "1", "status": state} | ({"warnings": [{"warning": words, "error_id": 35}]} if words else {})
     tests = [{"name": "PCIe", "results": [{"gpu_id": "0", "status": "Pass"}, result]}]
     return {
@@ -131,17 +131,17 @@ def test_the_table_of_nccl_tests_is_a_curve_of_bus_bandwidth_with_versions():
 @pytest.mark.parametrize(
     ("status", "text", "said"),
     [
-        (0, nccl_tests(ranks=1) * 2, "had 1 ranks, not 2: for several processes build it with MPI=1"),
-        (0, nccl_tests().partition("# Out of")[0], "its output is cut short or of an unknown form"),
+        (0, nccl_tests(ranks=1) * 2, "had 1 ranks instead of 2: for several processes, build it with MPI=1"),
+        (0, nccl_tests().partition("# Out of")[0], "its output is truncated or has an unknown format"),
         (0, nccl_tests(peak=0.0), "measured no bandwidth"),
-        (0, "", "its output is cut short or of an unknown form"),
+        (0, "", "its output is truncated or has an unknown format"),
         (3, "node1: Test NCCL failure common.cu:1279 'unhandled cuda error / '\n .. node1 pid 7: done\n",
          "ended with status 3: node1: Test NCCL failure common.cu:1279 'unhandled cuda error / '"),
         (-11, "", "ended by signal 11"),
         (1, nccl_tests(), "ended with status 1"),
     ],
 )  # fmt: skip
-def test_a_collective_that_failed_says_why(status, text, said):
+def test_a_failed_collective_says_why(status, text, said):
     with pytest.raises(tools.ToolError) as error:
         tools.read("all_reduce_perf", status, text, 2)
     assert str(error.value) == said
@@ -166,7 +166,7 @@ def test_nvbandwidth_gives_a_rate_for_each_gpu_and_pair():
     ]
 
 
-def test_a_case_of_nvbandwidth_that_failed_is_a_fault_though_the_exit_status_is_0_and_a_waived_one_is_skipped():
+def test_a_failed_case_of_nvbandwidth_is_a_fault_and_a_waived_one_is_skipped():
     told = nvbandwidth()
     first, second, third = told["nvbandwidth"]["testcases"]
     first |= {"status": "Error", "error": "invalid argument"}
@@ -186,11 +186,11 @@ def test_a_case_of_nvbandwidth_that_failed_is_a_fault_though_the_exit_status_is_
     ("text", "status", "said"),
     [
         (json.dumps(nvbandwidth(error="[CUDA_ERROR_NO_DEVICE]\n no device")), 1, "[CUDA_ERROR_NO_DEVICE] no device"),
-        (json.dumps(nvbandwidth())[:300], 0, "its output is cut short or of an unknown form"),
+        (json.dumps(nvbandwidth())[:300], 0, "its output is truncated or has an unknown format"),
         (json.dumps(nvbandwidth())[:300], 134, "ended with status 134"),
         ("nvbandwidth: error while loading shared libraries: libcuda.so.1", 127,
          "ended with status 127: nvbandwidth: error while loading shared libraries: libcuda.so.1"),
-        ("[]", 0, "its output is cut short or of an unknown form"),
+        ("[]", 0, "its output is truncated or has an unknown format"),
     ],
 )  # fmt: skip
 def test_nvbandwidth_that_did_not_measure_says_why(text, status, said):
@@ -199,7 +199,7 @@ def test_nvbandwidth_that_did_not_measure_says_why(text, status, said):
     assert str(error.value) == said
 
 
-def test_what_dcgm_says_of_a_gpu_is_told_by_test_and_gpu():
+def test_dcgms_findings_are_reported_by_test_and_gpu():
     words = "GPU 1 uncorrectable memory error"
     told = dcgm4(
         ("memory", ["Pass", "Fail"], words), ("pcie", ["Skip", "Skip"], ""), ("nvlink", ["Pass", "Pass"], "slow")
@@ -219,14 +219,14 @@ def test_dcgm_that_fails_as_a_whole_says_why():
     for status, told, said in (
         (226, json.dumps(whole), "Error: no GPUs found"),
         (205, json.dumps(dcgm4(("memory", ["Pass"], ""))), "ended with status 205"),
-        (0, json.dumps({"entity_groups": []}), "its output is cut short or of an unknown form"),
+        (0, json.dumps({"entity_groups": []}), "its output is truncated or has an unknown format"),
     ):
         with pytest.raises(tools.ToolError, match=said):
             tools.read("dcgmi", status, told, 2)
 
 
 def program(folder: Path, name: str, *texts: str, status: int = 0, more: str = "") -> Path:
-    """A stand-in that prints the next of its outputs each time it is started, the last one from then on."""
+    """A stand-in that prints its next output at each start, and then repeats the last."""
     path = folder / name
     for number, text in enumerate(texts):
         (folder / f"{name}.{number}").write_text(text)
@@ -267,16 +267,16 @@ def test_a_program_that_cannot_start_is_a_fault(tmp_path):
             "bandwidthTest",
             "CERTIFY_TOOLS: bandwidthTest: expected `none` or some of dcgmi, nvbandwidth, all_reduce_perf, ",
         ),
-        ("/none/nvbandwidth", "CERTIFY_TOOLS: /none/nvbandwidth is not installed here: give its path, or leave it out"),
+        ("/none/nvbandwidth", "CERTIFY_TOOLS: /none/nvbandwidth is not installed: give its path, or remove it"),
         ("/bin/all_reduce_perf_mpi", "needs CERTIFY_MPI|is not installed"),
     ],
 )
-def test_a_tool_that_is_asked_for_and_cannot_run_is_one_line(asked, said):
+def test_a_requested_tool_that_cannot_run_is_one_line(asked, said):
     with pytest.raises(ConfigError, match=said):
         from_env(tools.Config, {"CERTIFY_TOOLS": asked}).programs(on_gpus=True)
 
 
-def test_unset_those_on_the_path_run_on_gpus_and_none_runs_none(tmp_path, monkeypatch):
+def test_by_default_installed_tools_run_on_gpus_and_none_runs_none(tmp_path, monkeypatch):
     path = program(tmp_path, "all_reduce_perf", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     unset = from_env(tools.Config, {})
@@ -285,7 +285,7 @@ def test_unset_those_on_the_path_run_on_gpus_and_none_runs_none(tmp_path, monkey
     assert from_env(tools.Config, {"CERTIFY_TOOLS": "none"}).programs(on_gpus=True) == {}
 
 
-def test_over_all_nodes_a_command_of_the_users_starts_a_collective_with_one_gpu_a_process():
+def test_over_all_nodes_the_users_command_starts_one_process_per_gpu():
     found = from_env(tools.Config, {"CERTIFY_MPI": "srun --mpi=pmix -n 16"})
     sizes = ["-b", "1K", "-e", "1G", "-f", "2"]
     over_all = ["srun", "--mpi=pmix", "-n", "16"]
@@ -298,12 +298,12 @@ def test_over_all_nodes_a_command_of_the_users_starts_a_collective_with_one_gpu_
 
 
 @pytest.mark.parametrize("words", ["all_reduce=5", "all_reduce_perf", "all_reduce_perf=0", "all_reduce_perf=x"])
-def test_expected_figures_of_tools_that_are_none_are_one_line(words):
+def test_malformed_expected_figures_of_tools_are_one_line(words):
     with pytest.raises(ConfigError, match="EXPECTED_TOOLS: "):
         from_env(Expected, {"EXPECTED_TOOLS": words}).figures()
 
 
-def test_certify_runs_them_and_judges_what_they_found(repository, tmp_path, capsys, quick_python):
+def test_certify_runs_tools_and_judges_their_results(repository, tmp_path, capsys, quick_python):
     gave = [nccl_tests(peak=peak) for peak in (400.0, 401.0, 399.0)]
     paths = [
         program(tmp_path, "all_reduce_perf", *gave),
@@ -320,7 +320,7 @@ def test_certify_runs_them_and_judges_what_they_found(repository, tmp_path, caps
     assert not {"PMI_RANK", "SLURM_PROCID"} & {*environment}
     found = certify(folder)
     assert re.search(r"all-reduce of each node, nccl-tests +398.4 GB/s +at least 378.1 \(398 expected\)", done.stdout)
-    assert "EXPECTED_TOOLS=sendrecv_perf=9: was not measured here" in done.stdout
+    assert "EXPECTED_TOOLS=sendrecv_perf=9: not measured in this test" in done.stdout
     said = found.tested
     versions = {"nccl-tests 2.19.6 with NCCL 2.31.3", "nvbandwidth v0.8", "dcgmi 4.2.3"}
     assert versions <= {*said["versions"].split(", ")}
@@ -337,7 +337,7 @@ def test_certify_runs_them_and_judges_what_they_found(repository, tmp_path, caps
 
 
 def records(nodes=4, per_node=2, slow=(), sizes=(1 << 20, 1 << 30)):
-    """Made-up nodes with what the tools measured on them. slow: (test, rank) that takes a fifth more time."""
+    """Synthetic nodes with measurements of tools. slow: (test, rank) that takes a fifth more time."""
     found = make(nodes, per_node)
     generator, rows = np.random.default_rng(0), []
     for rank in range(nodes * per_node):
@@ -358,7 +358,7 @@ def records(nodes=4, per_node=2, slow=(), sizes=(1 << 20, 1 << 30)):
     return found
 
 
-def test_nodes_whose_tools_measure_alike_pass_and_a_slow_node_or_gpu_is_named():
+def test_equal_measurements_pass_and_a_slow_node_or_gpu_is_named():
     assert judge(records()).why() == []
     (found,) = judge(records(slow={("all_reduce_perf", 4)})).findings
     assert (found.name, found.stage, found.what) == ("node node2", "all_reduce_perf", "slow")
@@ -366,7 +366,7 @@ def test_nodes_whose_tools_measure_alike_pass_and_a_slow_node_or_gpu_is_named():
     assert (found.name, found.stage) == ("rank 5 on node2", HOST[0])
 
 
-def test_figures_of_tools_are_held_to_those_of_the_config():
+def test_figures_of_tools_are_compared_with_the_config():
     wanted = {"all_reduce_perf": 400.0, "all_reduce_perf_mpi": 500.0}
     found = judge(records(slow={("all_reduce_perf", 4)}), expected=wanted)
     assert [(one.name, one.figure, one.state) for one in found.reached if one.state != "pass"] == [
@@ -375,7 +375,7 @@ def test_figures_of_tools_are_held_to_those_of_the_config():
     ]
 
 
-def test_a_tool_that_failed_on_a_node_fails_the_test_and_the_others_are_still_compared():
+def test_a_failed_tool_fails_the_test_and_the_others_are_still_compared():
     found = records(slow={("all_reduce_perf", 4)})
     failed = found.probes["probe"] != b"all_reduce_perf"
     kept = failed | (found.probes["rank"] != 0)
@@ -384,7 +384,7 @@ def test_a_tool_that_failed_on_a_node_fails_the_test_and_the_others_are_still_co
     found.tools["node0"][0]["faults"] = [("", "fail", "ended with status 3")]
     told = {"name": "dcgmi", "version": "4", "skipped": [], "faults": [("GPU 1", "warn", "PCIe: x8")]}
     found.tools["node1"].append(told)
-    said = [(one.name, one.what, one.stage) for one in of_tools(found)]
+    said = [(one.name, one.what, one.stage) for one in tool_faults(found)]
     assert said == [("all_reduce_perf of node0", "ended with status 3", ""), ("GPU 1 of node1", "PCIe: x8", "dcgmi")]
     judged = judge(found)
     assert judged.state == "fail"

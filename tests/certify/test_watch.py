@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from certify.journal import MOST_ROUNDS, Journal, Rounds
+from certify.journal import MAX_ROUNDS, Journal, Rounds
 from certify.verdict import certify
 from certify.watch import Watched
 from review.__main__ import main
@@ -21,7 +21,7 @@ DURATION = 100.0
 
 
 class Test:
-    """An acceptance test that moves on whenever the watcher sleeps."""
+    """An acceptance test that advances whenever the watcher sleeps."""
 
     __test__ = False
 
@@ -63,32 +63,32 @@ def states(folder, *moves):
     test = Test(folder, moves)
     test.start()
     watched = Watched(folder)
-    return list(follow(watched.poll, watched.ended, 5.0, test.clock, test.sleep))
+    return list(follow(watched.poll, lambda state: state.done or state.broken is not None, 5.0, test.clock, test.sleep))
 
 
 def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
     found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0), repeat(3, 101.0))
-    assert [state.line() for state in found] == [
+    assert [state.lines()[0] for state in found] == [
         "certify: single, parallel",
         "certify: single, parallel; so far: pass",
-        "burn-in: 1 repeats in 0.01 hours (20%), all the same, bit for bit; so far: pass",
-        "burn-in: 2 repeats in 0.02 hours (60%), all the same, bit for bit; so far: pass",
-        "burn-in: 3 repeats in 0.03 hours (100%), all the same, bit for bit; pass",
+        "burn-in: 1 repeats in 0.01 hours (20%), identical bit for bit; so far: pass",
+        "burn-in: 2 repeats in 0.02 hours (60%), identical bit for bit; so far: pass",
+        "burn-in: 3 repeats in 0.03 hours (100%), identical bit for bit; pass",
     ]
     assert [state.done for state in found] == [False] * 4 + [True]
 
 
-def test_the_verdict_so_far_fails_from_the_repeat_in_which_a_rank_computed_something_else(tmp_path):
+def test_the_verdict_so_far_fails_from_the_first_different_repeat(tmp_path):
     found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0, {"1": 4}), repeat(3, 101.0))
     assert [state.verdict for state in found] == ["", "pass", "pass", "fail", "fail"]
-    assert found[3].lines()[1].startswith("  rank 1 on node0: its weights differ from those of the first repeat")
-    assert found[-1].status == 1
+    assert found[3].lines()[1].startswith("  rank 1 on node0: its weights differ from the first repeat")
+    assert found[-1].verdict == "fail"
 
 
-def test_each_look_reads_only_the_lines_that_are_new(tmp_path, monkeypatch):
+def test_each_poll_parses_only_new_lines(tmp_path, monkeypatch):
     taken = []
-    take = Journal._take
-    monkeypatch.setattr(Journal, "_take", lambda journal, line: taken.append(line["repeat"]) or take(journal, line))
+    take = Journal._parse
+    monkeypatch.setattr(Journal, "_parse", lambda journal, line: taken.append(line["repeat"]) or take(journal, line))
     journal, test = Journal(tmp_path), Test(tmp_path, [])
     for number in range(1, 6):
         test.repeat(number, 10.0 * number, {"0": 3} if number in (2, 4) else None)
@@ -103,7 +103,7 @@ def test_each_look_reads_only_the_lines_that_are_new(tmp_path, monkeypatch):
     assert "2 of 5 repeats" in found.different[0].text()
 
 
-def test_another_burn_in_in_the_same_folder_is_read_from_its_beginning(tmp_path):
+def test_a_new_burn_in_in_the_same_folder_is_read_from_its_start(tmp_path):
     journal, test = Journal(tmp_path), Test(tmp_path, [])
     for number in (1, 2, 3):
         test.repeat(number, 10.0 * number, {"1": 0})
@@ -117,7 +117,7 @@ def test_another_burn_in_in_the_same_folder_is_read_from_its_beginning(tmp_path)
     assert (found.repeats, found.different) == (1, [])
 
 
-def test_any_number_of_repeats_is_some_rounds_of_equal_parts():
+def test_any_number_of_repeats_becomes_a_bounded_number_of_rounds():
     rounds = Rounds()
     for repeat in range(1, 1001):
         rounds.add(0, repeat, float(repeat))
@@ -127,10 +127,10 @@ def test_any_number_of_repeats_is_some_rounds_of_equal_parts():
     assert rounds.width == 16
     assert found[0] == [np.mean(range(first, min(first + 16, 1001))) for first in range(1, 1001, 16)]
     assert found[7][:-1] == found[0][:-1]
-    assert len(found[7]) == len(found[0]) <= MOST_ROUNDS
+    assert len(found[7]) == len(found[0]) <= MAX_ROUNDS
 
 
-def test_a_rank_that_is_slow_in_the_burn_in_alone_is_named(tmp_path):
+def test_a_rank_that_is_slow_only_in_the_burn_in_is_named(tmp_path):
     write(tmp_path, make(4, 2))
     test = Test(tmp_path, [])
     for repeat in range(1, 9):
@@ -140,38 +140,38 @@ def test_a_rank_that_is_slow_in_the_burn_in_alone_is_named(tmp_path):
     assert found.outlier.excess == pytest.approx(0.1)
 
 
-def test_a_burn_in_that_stands_still_is_said_to(tmp_path):
+def test_a_stalled_burn_in_is_reported(tmp_path):
     still = [lambda test: None] * 13
     found = states(tmp_path, Test.stages, repeat(1, 20.0), *still, lambda test: setattr(test, "now", test.now + 300),
                    repeat(2, 101.0))  # fmt: skip
     assert [state.stands_still for state in found] == [False] * 16 + [True, False]
-    assert "no new repeat for" in found[16].line()
+    assert "no new repeat for" in found[16].lines()[0]
     assert [state.verdict for state in found[15:]] == ["pass", "warn", "pass"]
 
 
-def test_a_burn_in_that_ended_before_its_time_is_a_warning_that_says_how_it_continues(tmp_path, capsys):
+def test_an_incomplete_burn_in_is_a_warning_with_the_command_to_resume(tmp_path, capsys):
     test = Test(tmp_path, [])
     test.stages()
     test.repeat(1, 99.0)
     assert main(["certify", str(tmp_path)]) == 3
     said = capsys.readouterr().out.splitlines()
-    again = f"run it again with RUN_NAME={tmp_path.name} DURATION=100s, unless it still runs"
+    again = f"resume it with RUN_NAME={tmp_path.name} DURATION=100s, unless it is still running"
     assert [said[-3], said[-1]] == [f"  burn-in: ended after 99% of 1:40: {again}", "warn"]
     test.repeat(2, 100.5)
     assert main(["certify", str(tmp_path)]) == 0
 
 
-def test_a_burn_in_that_never_began_is_a_warning_too(tmp_path, capsys):
+def test_a_burn_in_that_never_started_is_a_warning(tmp_path, capsys):
     test = Test(tmp_path, [])
     test.start()
     test.stages()
     assert main(["certify", str(tmp_path)]) == 3
     said = capsys.readouterr().out
-    assert "burn-in: 0 repeats in 0.00 hours (0%), not begun" in said
-    assert "burn-in: ended after 0% of 1:40: run it again" in said
+    assert "burn-in: 0 repeats in 0.00 hours (0%), not started" in said
+    assert "burn-in: ended after 0% of 1:40: resume it" in said
 
 
-def test_a_load_that_ends_early_ends_the_watch_with_its_reason(tmp_path, capsys):
+def test_a_failed_load_ends_the_watch_with_its_reason(tmp_path, capsys):
     Test(tmp_path, []).start()
     (tmp_path / "error_0.txt").write_text("RuntimeError: rank 3 did not come\n")
     assert main(["watch", str(tmp_path)]) == 2
@@ -179,7 +179,7 @@ def test_a_load_that_ends_early_ends_the_watch_with_its_reason(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 0), (1.5, 1)])
-def test_a_test_without_burn_in_is_over_with_its_verdict(tmp_path, capsys, factor, status):
+def test_a_test_without_burn_in_ends_with_its_verdict(tmp_path, capsys, factor, status):
     write(tmp_path, make(1, 4, slow={("parallel", 2): factor}))
     assert main(["watch", str(tmp_path)]) == status
     said = capsys.readouterr().out.splitlines()
@@ -199,6 +199,6 @@ def test_json_has_the_verdict_so_far(tmp_path, capsys):
     assert found["burn_in"]["repeats"] == 1
 
 
-def test_a_test_that_has_not_begun_is_waited_for(tmp_path):
+def test_watch_waits_for_a_test_that_has_not_started(tmp_path):
     test = Test(tmp_path, [lambda one: None, Test.start])
     assert wait_for_log(tmp_path, 1.0, test.sleep) == tmp_path

@@ -22,7 +22,7 @@ SHAPE = BertConfig(vocab_size=len(made_up.VOCABULARY), hidden_size=32, num_hidde
 
 
 def article(generator, number, impossible=False):
-    """A paragraph with two questions, whose answers anyone finds who knows colours from numbers."""
+    """A paragraph with two questions, answered by telling colours from numbers."""
     animal, place = generator.choice(["cat", "dog"]), generator.choice(["lake", "river", "house"])
     colour, year = generator.choice(COLOURS), generator.choice(YEARS)
     facts = [f"It was {colour}.", f"It was {year} old.", f"It sat at the {place}."]
@@ -39,7 +39,7 @@ def article(generator, number, impossible=False):
 
 @pytest.fixture(scope="session")
 def squad_environment(tmp_path_factory):
-    """A made-up set in SQuAD's format and random weights: an environment without RUN_DIR."""
+    """Environment with a synthetic set in SQuAD's format and random weights, without RUN_DIR."""
     folder = tmp_path_factory.mktemp("squad")
     generator = random.Random(1)
     for name, count in (("train", 150), ("dev", 30)):
@@ -48,7 +48,7 @@ def squad_environment(tmp_path_factory):
         (folder / f"{name}-v1.1.json").write_text(json.dumps(content))
     (folder / "vocab.txt").write_text("\n".join(made_up.VOCABULARY), encoding="utf-8")
     model = SpanPrediction(SHAPE, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
-    models.initialise(model, 0)
+    models.initialize(model, 0)
     (folder / "config.json").write_text(json.dumps(models.hugging_face_config(model)))
     torch.save(dict(model.named_parameters()), folder / "weights.pt")
     return {

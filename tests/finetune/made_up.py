@@ -1,4 +1,4 @@
-"""A vocabulary and prose of it, made up: words, numbers, punctuation, accents, Chinese, odd spaces."""
+"""A synthetic vocabulary and text with words, numbers, punctuation, accents, Chinese and odd spaces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BLANKS = [" "] * 12 + ["  ", "\n", "\t", "\u202f", "\u00a0", " \r\n"]
 
 
 def prose(generator, num_words):
-    """Words with punctuation around and within them, between blanks of every kind."""
+    """Words with punctuation around and within them, separated by all kinds of whitespace."""
     text = ""
     for _ in range(num_words):
         word = "".join(generator.choice([w.removeprefix("##"), w]) for w in generator.choices(WORDS, k=1))

@@ -1,4 +1,4 @@
-"""Files are predicted row by row, in their order and with their columns, and a prediction that was killed goes on."""
+"""Files are predicted row by row, in order and with all columns, and a killed prediction resumes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = [{"id": f"r{n}", "text": f"the cat was {WORDS[n % 4]}" + " and old" * (n 
 
 @pytest.fixture(scope="module")
 def model(squad_environment, tmp_path_factory):
-    """The folder of a run that tells colours from places, trained on a CSV file with named columns."""
+    """Folder of a run that classifies colours and places, trained on a CSV file with named columns."""
     folder = tmp_path_factory.mktemp("table")
     for name in ("train", "dev"):
         rows = [f"{word in WORDS[:2]},{n},the cat was {word}" for n in range(8) for word in WORDS]
@@ -50,7 +50,7 @@ def test_rows_come_back_in_order_with_label_and_probabilities(model, tmp_path, k
     source = write(tmp_path / f"in.{kind}", ROWS, kind)
     target = tmp_path / f"out.{kind}"
     assert predict(model, source, target, "--text-columns", "text", "--batch-size", "3") == 0
-    assert "11 rows, text text; 0 are done" in capsys.readouterr().err
+    assert "11 rows, text text; 0 done" in capsys.readouterr().err
     if kind == "jsonl":
         found = [json.loads(line) for line in target.read_text().splitlines()]
         shares = [row["probabilities"] for row in found]
@@ -61,17 +61,17 @@ def test_rows_come_back_in_order_with_label_and_probabilities(model, tmp_path, k
     assert [row["prediction"] for row in found] == [str(n % 4 < 2) for n in range(11)]
     alone = saved.load(model, "cpu")
     for row, share in zip(ROWS, shares, strict=True):
-        (wanted,) = alone.say([(row["text"],)])
+        (wanted,) = alone.predict([(row["text"],)])
         assert share == pytest.approx(wanted["probabilities"], abs=2e-6)
     assert list(tmp_path.iterdir()) == [source, target] or sorted(tmp_path.iterdir()) == sorted([source, target])
 
 
-def test_a_prediction_that_was_killed_goes_on_to_the_same_bytes(model, tmp_path, monkeypatch, capsys):
+def test_a_killed_prediction_resumes_to_the_same_bytes(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(files, "CHUNK", 4)
     source = write(tmp_path / "in.csv", ROWS, "csv")
     arguments = (model, source, tmp_path / "out.csv", "--text-columns", "text")
     assert predict(*arguments) == 0
-    wanted, say = (tmp_path / "out.csv").read_bytes(), saved.Saved.say
+    wanted, predicts = (tmp_path / "out.csv").read_bytes(), saved.Saved.predict
     (tmp_path / "out.csv").unlink()
     calls = []
 
@@ -79,9 +79,9 @@ def test_a_prediction_that_was_killed_goes_on_to_the_same_bytes(model, tmp_path,
         calls.append(len(texts))
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return say(self, texts, *more)
+        return predicts(self, texts, *more)
 
-    monkeypatch.setattr(saved.Saved, "say", dies)
+    monkeypatch.setattr(saved.Saved, "predict", dies)
     with pytest.raises(KeyboardInterrupt):
         predict(*arguments)
     kept = tmp_path / ".out.csv.rows"
@@ -89,7 +89,7 @@ def test_a_prediction_that_was_killed_goes_on_to_the_same_bytes(model, tmp_path,
     kept.write_text(kept.read_text() + '{"id": "r8"}\n{"id": "r9", "text": "the c')  # within a chunk, within a row
     capsys.readouterr()
     assert predict(*arguments) == 0
-    assert "11 rows, text text; 8 are done" in capsys.readouterr().err
+    assert "11 rows, text text; 8 done" in capsys.readouterr().err
     assert calls == [4, 4, 3, 3]
     assert (tmp_path / "out.csv").read_bytes() == wanted
     assert not kept.exists()
@@ -127,7 +127,7 @@ def test_numbers_are_learnt_and_predicted(squad_environment, tmp_path, capsys):
     assert (other.config.num_labels, other.config.problem_type) == (1, "regression")
 
 
-def test_questions_of_squads_json_and_of_tables_get_the_answers_of_the_evaluation(squad_environment, tmp_path):
+def test_questions_in_squads_json_and_in_tables_get_the_same_answers_as_the_evaluation(squad_environment, tmp_path):
     assert run(squad_environment | {"RUN_DIR": str(tmp_path), "EPOCHS": "4"}) == 0
     source = Path(squad_environment["DATA"]) / "dev-v1.1.json"
     wanted = json.loads((tmp_path / "model_0" / "predictions.json").read_text())
@@ -149,20 +149,20 @@ def test_questions_of_squads_json_and_of_tables_get_the_answers_of_the_evaluatio
     [
         ("in.csv", "a,b\n1,2\n", [], "1 of the columns a, b must be text: set TEXT_COLUMNS"),
         ("in.csv", "a,b\n1,2\n", ["--text-columns", "c"], "no column 'c' (it has a, b)"),
-        ("in.csv", "words\n", [], "holds no row"),
+        ("in.csv", "words\n", [], "has no rows"),
         ("none.csv", None, [], "none.csv: No such file"),
-        ("in.csv", 'words\n"a\tb"\n', [], "row 1 has a tab or a line's end, and TSV has none: give --output X.csv"),
+        ("in.csv", 'words\n"a\tb"\n', [], "row 1 has a tab or newline, which TSV cannot hold: give --output X.csv"),
         (
             "in.csv",
             "words\na\n",
             ["--output", "{folder}/out.xlsx"],
-            "expected a name that ends in .csv, .tsv",
+            "expected a name ending in .csv, .tsv",
         ),
-        ("in.csv", "words\na\n", ["--output", "{folder}/in.csv"], "is the file to predict"),
+        ("in.csv", "words\na\n", ["--output", "{folder}/in.csv"], "is the input file"),
         ("in.csv", "words\na\n", ["--output", "{folder}/none/out.csv"], "No such file or directory"),
     ],
 )
-def test_what_cannot_be_predicted_is_one_line_and_leaves_nothing(model, tmp_path, name, text, more, message, capsys):
+def test_invalid_input_is_one_line_and_leaves_no_file(model, tmp_path, name, text, more, message, capsys):
     if text is not None:
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.iterdir())

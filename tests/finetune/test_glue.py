@@ -1,4 +1,4 @@
-"""Texts are cut as published, and predictions measured as scipy and torchmetrics do."""
+"""Texts are truncated as published; metrics equal those of scipy and torchmetrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from finetune import config, glue, tasks
 from . import made_up
 
 
-def test_pairs_lose_one_token_after_another_from_the_longer():
+def test_pairs_lose_tokens_from_the_longer_text():
     for a in range(12):
         for b in range(12):
             for room in range(14):
@@ -27,7 +27,7 @@ def test_pairs_lose_one_token_after_another_from_the_longer():
                 assert glue.kept(a, b, room) == (x, y)
 
 
-def test_sequences_are_framed_and_cut(tmp_path):
+def test_sequences_have_special_tokens_and_are_truncated(tmp_path):
     (tmp_path / "vocab.txt").write_text("\n".join(made_up.VOCABULARY), encoding="utf-8")
     tokenizer = WordPiece(tmp_path / "vocab.txt")
     names = {number: token for token, number in tokenizer.ids.items()}
@@ -42,7 +42,7 @@ def test_sequences_are_framed_and_cut(tmp_path):
 
 
 def generator_numbers(generator, count):
-    """Scores as STS-B has them, some of them equal."""
+    """Scores as in STS-B, some of them equal."""
     return np.array([generator.randrange(16) / 3.2 for _ in range(count)])
 
 
@@ -78,7 +78,7 @@ TEXT_OF = {"MNLI": "sentence1\tsentence2", "STS-B": "sentence1\tsentence2", "QNL
     ("MNLI", "gold_label", ["neutral", "entailment", "neutral"]), ("STS-B", "score", ["0.5", "3.25", "2.0"]),
     ("QNLI", "label", ["not_entailment", "entailment", "entailment"]),
 ])  # fmt: skip
-def test_development_files_are_scored_each_and_test_files_become_glues_answers(
+def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
     squad_environment, tmp_path, task, label, values
 ):
     def table(name, labelled):

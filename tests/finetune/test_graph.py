@@ -1,4 +1,4 @@
-"""Micro-batches of one size, as a CUDA graph needs them: every one of a run fits, and it trains as without."""
+"""Micro-batches of fixed size for CUDA graphs: every one of a run fits, and training is unchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITHOUT_GRADIENT = ("key.bias", "layer.1.output.LayerNorm.bias", "qa_outputs.bia
 
 
 class Replayed:
-    """What a recorded graph does, without a GPU: the same again on the same memory."""
+    """Stand-in for a CUDA graph without a GPU: repeats the step on the same memory."""
 
     def __init__(self, run):
         self.replay = run
@@ -37,7 +37,7 @@ def samples_of(lengths):
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 7), st.integers(1, 3), st.integers(1, 12))
 @settings(max_examples=60, deadline=None)
-def test_every_micro_batch_fits_and_the_largest_decides(lengths, batch_size, accumulated, num_steps):
+def test_every_micro_batch_fits_the_size_of_the_largest(lengths, batch_size, accumulated, num_steps):
     samples = samples_of(lengths)
     order = Order(len(lengths), batch_size, accumulated, seed=3, rank=1, world_size=2)
     room = Room.of(samples.lengths, order, num_steps)
@@ -57,7 +57,7 @@ def test_every_micro_batch_fits_and_the_largest_decides(lengths, batch_size, acc
 
 
 @pytest.mark.parametrize(("task_name", "accumulated"), [("squad", 1), ("TSV", 2)])
-def test_steps_of_one_size_train_as_those_without_padding(
+def test_padded_steps_train_like_those_without_padding(
     task_name, accumulated, squad_environment, tmp_path, monkeypatch
 ):
     no_gpu.streams(monkeypatch)

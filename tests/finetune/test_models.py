@@ -1,4 +1,4 @@
-"""A batch without padding has the losses of its sequences; a saved model is Hugging Face's, and loads from there."""
+"""Batches without padding have the losses of their sequences; saved models load in Hugging Face, and back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LENGTHS = [5, 1, 17, 9, 2]
 def model_of(kind, shape=SHAPE):
     plain = kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
     model = SpanPrediction(shape, plain) if kind == "squad" else Classification(shape, plain, 3)
-    models.initialise(model, seed=1)
+    models.initialize(model, seed=1)
     return model.eval()
 
 
@@ -62,7 +62,7 @@ def test_the_loss_of_a_batch_is_the_mean_of_the_losses_of_its_sequences(kind):
             torch.testing.assert_close(alone[i], sum(wanted) / 2)
 
 
-def test_a_last_layer_of_first_tokens_alone_changes_neither_loss_nor_gradient():
+def test_a_last_layer_of_only_first_tokens_changes_neither_loss_nor_gradient():
     batch, found = samples_of("MNLI").batch(numbers(3, 1, 2)), []
     for rows in (True, False):
         model = model_of("MNLI")
@@ -77,7 +77,7 @@ def test_a_last_layer_of_first_tokens_alone_changes_neither_loss_nor_gradient():
 
 
 @pytest.mark.parametrize("kind", ["squad", "MNLI"])
-def test_filling_up_and_unknown_labels_change_neither_loss_nor_gradient(kind):
+def test_padding_and_unknown_labels_change_neither_loss_nor_gradient(kind):
     samples, found = samples_of(kind), []
     batch = samples.batch(numbers(2, 0, 4))
     for variant in (
@@ -99,7 +99,7 @@ def test_filling_up_and_unknown_labels_change_neither_loss_nor_gradient(kind):
 
 
 @pytest.mark.parametrize("kind", ["squad", "MNLI"])
-def test_what_is_saved_gives_hugging_faces_classes_the_same_scores_and_loads_again(kind, tmp_path):
+def test_a_saved_model_has_the_same_scores_in_hugging_face_and_loads_again(kind, tmp_path):
     transformers = pytest.importorskip("transformers")
     model, samples = model_of(kind), samples_of(kind)
     (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
@@ -136,7 +136,7 @@ def test_what_is_saved_gives_hugging_faces_classes_the_same_scores_and_loads_aga
     torch.testing.assert_close(again.scores(batch), model.scores(batch))
 
 
-def test_a_pre_norm_model_is_saved_for_ours_alone_and_says_so(tmp_path, capsys):
+def test_a_pre_ln_model_is_saved_only_for_our_loader_with_a_message(tmp_path, capsys):
     transformers = pytest.importorskip("transformers")
     shape = dataclasses.replace(SHAPE, layer_norm_large_model=True)
     model = model_of("MNLI", shape)
@@ -149,7 +149,7 @@ def test_a_pre_norm_model_is_saved_for_ours_alone_and_says_so(tmp_path, capsys):
         transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
 
 
-def test_an_encoder_by_itself_and_other_heads_are_taken_and_told(tmp_path):
+def test_an_encoder_without_head_and_other_heads_are_accepted_and_reported(tmp_path):
     model = model_of("MNLI")
     encoder = {name.removeprefix("bert."): p for name, p in model.named_parameters() if name.startswith("bert.")}
     torch.save(encoder | {"embeddings.position_ids": torch.arange(32)}, tmp_path / "encoder.pt")
@@ -177,7 +177,7 @@ def test_weights_that_are_not_finite_are_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_an_epoch_has_every_sample_once_and_an_order_of_its_own(world_size):
+def test_an_epoch_has_every_sample_once_in_its_own_order(world_size):
     orders = [Order(20, 2, 2, seed=4, rank=rank, world_size=world_size) for rank in range(world_size)]
     stream: list[int] = []
     for step in range(1, 11):

@@ -1,4 +1,4 @@
-"""Real weights: a fine-tuned model as it is saved says in Hugging Face's classes what it says here."""
+"""Real weights: a saved fine-tuned model predicts the same in Hugging Face's classes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, t
     plain = kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
     spans = kind == "QuestionAnswering"
     model = SpanPrediction(shape, plain) if spans else Classification(shape, plain, 2)
-    models.initialise(model, seed=1)
+    models.initialize(model, seed=1)
     models.load(model, pretrained / "model.safetensors")
     facts = {"task": "squad" if spans else "MRPC", "lower_case": True, "labels": [] if spans else ["0", "1"]}
     models.save(tmp_path, model.eval(), dict(model.named_parameters()), pretrained / "vocab.txt", facts)

@@ -1,4 +1,4 @@
-"""Whole runs on a made-up set: they learn, resume exactly, and do the same on any number of ranks."""
+"""Whole runs on a synthetic set: they learn, resume exactly, and give the same result on any number of ranks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
     assert losses[-1] < losses[0] / 2
 
 
-def test_the_saved_model_predicts_the_same_by_itself(learnt, squad_environment, tmp_path):
+def test_the_saved_model_predicts_the_same(learnt, squad_environment, tmp_path):
     environment = squad_environment | {"MODE": "eval", "INIT_CHECKPOINT": str(learnt / "model_0" / "model.safetensors")}
     assert run(environment | {"RUN_DIR": str(tmp_path)}) == 0
     assert predictions(tmp_path) == predictions(learnt)
@@ -81,14 +81,14 @@ def test_prediction_needs_no_answers_and_gives_the_same_predictions(learnt, squa
     assert "f1" not in json.loads((tmp_path / "model_0" / "figures.json").read_text())
 
 
-def test_training_alone_saves_the_model_and_predicts_nothing(squad_environment, tmp_path):
+def test_mode_train_saves_the_model_and_predicts_nothing(squad_environment, tmp_path):
     assert run(squad_environment | {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}) == 0
     assert (tmp_path / "model_0" / "model.safetensors").is_file()
     assert not predictions(tmp_path)
 
 
 @pytest.mark.parametrize("every", ["0", "1"], ids=["the model", "a checkpoint"])
-def test_what_is_not_finite_is_not_saved(squad_environment, tmp_path, monkeypatch, capsys, every):
+def test_non_finite_weights_are_not_saved(squad_environment, tmp_path, monkeypatch, capsys, every):
     monkeypatch.setattr(StepCounter, "begin", lambda steps: setattr(steps, "done", steps.done + 1) or float("nan"))
     saves = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": every}
     assert run(squad_environment | saves | {"MODE": "train", "EPOCHS": "0.04", "RUN_DIR": str(tmp_path)}) == 1
@@ -96,7 +96,7 @@ def test_what_is_not_finite_is_not_saved(squad_environment, tmp_path, monkeypatc
     assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*")]
 
 
-def test_a_run_that_is_killed_resumes_to_the_same_predictions(short, tmp_path):
+def test_a_killed_run_resumes_to_the_same_predictions(short, tmp_path):
     undisturbed, environment = short
     environment = environment | {
         "RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "20",
@@ -119,7 +119,7 @@ def test_a_run_that_is_killed_resumes_to_the_same_predictions(short, tmp_path):
 
 
 def others(environment, folder):
-    """Settings that make another run, by name; the data have other text of the same count."""
+    """Settings of a different run, by name; its data have other text of the same size."""
     (folder / "data").mkdir()
     for file in Path(environment["DATA"]).glob("*.json"):
         (folder / "data" / file.name).write_text(file.read_text().replace("There is a cat", "There is a dog"))
@@ -132,7 +132,7 @@ def others(environment, folder):
             "DATA": str(folder / "data"), "INIT_CHECKPOINT": str(folder / "data" / "weights.pt")}  # fmt: skip
 
 
-def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(learnt, squad_environment, tmp_path, capsys):
+def test_a_finished_trial_counts_only_for_the_same_settings_and_data(learnt, squad_environment, tmp_path, capsys):
     environment = squad_environment | {"RUN_DIR": str(learnt)}
     same = {"LOG_EVERY_STEPS": "9", "CHECKPOINT_DIR": str(tmp_path), "SEEDS": "3,4", "CUDA_GRAPH": "0"}
     assert run(environment | same, check_only=True) == 0
@@ -185,7 +185,7 @@ def test_several_ranks_learn_and_predict_the_same(short, tmp_path, ranks):
         np.testing.assert_allclose(best[0]["start_logit"], best[1]["start_logit"], atol=0.05)
 
 
-def test_a_rank_alone_with_other_settings_or_data_is_named_before_the_first_step(squad_environment, tmp_path):
+def test_a_rank_with_other_settings_or_data_is_named_before_the_first_step(squad_environment, tmp_path):
     name = "train-v1.1.json"
     (tmp_path / name).write_text((Path(squad_environment["DATA"]) / name).read_text().replace("?", "!", 1))
     environment, port = squad_environment | {"MODE": "train", "RUN_DIR": str(tmp_path / "run")}, free_ports()
@@ -216,7 +216,7 @@ def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
 
 
 def write_table(folder):
-    """Sentences with a label that is easily learnt."""
+    """Sentences with an easily learnt label."""
     lines = [
         f"the {a} {b} was {c}\t{'colour' if c in ('red', 'blue') else 'place'}"
         for a in ("old", "new", "happy")
@@ -227,7 +227,7 @@ def write_table(folder):
     (folder / "dev.tsv").write_text("sentence\tlabel\nthe cat was north\tplace\nthe old queen was red\tcolour\n")
 
 
-def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment, tmp_path):
+def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_path):
     write_table(tmp_path)
     environment = squad_environment | {"TASK": "TSV", "DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run"),
                                        "EPOCHS": "10", "SEEDS": "5,6", "TRIAL": "1"}  # fmt: skip
@@ -257,7 +257,7 @@ def test_a_table_of_ones_own_is_learnt_and_its_labels_are_kept(squad_environment
     assert run(environment | model) == 2
 
 
-def test_the_best_epoch_on_dev_is_kept_also_where_a_run_is_resumed(squad_environment, tmp_path, monkeypatch):
+def test_the_best_epoch_on_dev_is_kept_also_in_a_resumed_run(squad_environment, tmp_path, monkeypatch):
     write_table(tmp_path)
     folder, own = tmp_path / "run" / "model_0", {"CHECKPOINT_KEEP": "9", "RESUME": "1", "KEEP_BEST": "1"}
     environment = squad_environment | own | {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "4", "BATCHSIZE": "12"}
@@ -296,7 +296,7 @@ def test_the_best_epoch_on_dev_is_kept_also_where_a_run_is_resumed(squad_environ
     ],
     ids=lambda settings: ",".join(settings.values()),
 )
-def test_what_bert_trains_with_trains_here_too(squad_environment, tmp_path, settings):
+def test_berts_precisions_and_optimizers_work_in_fine_tuning(squad_environment, tmp_path, settings):
     write_table(tmp_path)
     environment = squad_environment | {"TASK": "TSV", "DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run")}
     assert run(environment | {"EPOCHS": "10"} | settings) == 0
@@ -307,19 +307,19 @@ def test_what_bert_trains_with_trains_here_too(squad_environment, tmp_path, sett
     ("settings", "message"),
     [
         ({"TASK": "SQUAD"}, "TASK='SQUAD': expected one of squad, MRPC"),
-        ({"MAX_STEPS": "7"}, "EPOCHS says how long"),
+        ({"MAX_STEPS": "7"}, "EPOCHS determines the length"),
         ({"SEEDS": "1,x"}, "SEEDS=1,x: expected whole numbers"),
-        ({"SEEDS": "1", "TRIAL": "1"}, "1 seeds, and this is trial 1"),
+        ({"SEEDS": "1", "TRIAL": "1"}, "1 seeds, but this is trial 1"),
         ({"MAX_SEQ_LENGTH": "64"}, "exceeds max_position_embeddings 48"),
         ({"DATA": "/no/such/data"}, "no such folder"),
         ({"DATA": "{data}/vocab.txt"}, "vocab.txt: a file: give its folder, /"),
-        ({"INIT_CHECKPOINT": "{data}/vocab.txt"}, "vocab.txt: no weights: give the .pt or .safetensors, or its folder"),
+        ({"INIT_CHECKPOINT": "{data}/vocab.txt"}, "vocab.txt: no weights: give a .pt or .safetensors, or a folder"),
         ({"VOCAB_FILE": "{data}/long.txt"}, r"long.txt has \d+ words, and the model \d+: give its own"),
         ({"VOCAB_FILE": "{data}/short.txt"}, r"short.txt has \d+ words, and the model \d+: give its own"),
         ({"VOCAB_FILE": "{data}/swapped.txt"}, "swapped.txt has md5 .* and the model was trained with"),
         ({"CUDA_GRAPH": "1"}, "CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU"),
         ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
-        ({"MODE": "eval", "TASK": "TSV"}, "holds no example|No such file"),
+        ({"MODE": "eval", "TASK": "TSV"}, "has no examples|No such file"),
         ({"BATCHSZIE": "3"}, "did you mean BATCHSIZE"),
         ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT"),
     ],
@@ -357,7 +357,7 @@ def test_casing_and_length_are_the_models(squad_environment, tmp_path):
         config.read(environment | {"MODE": "eval", "TASK": "MRPC"})
 
 
-def test_the_names_of_the_variables_are_those_of_the_tasks():
+def test_the_choices_of_the_variables_are_the_tasks():
     choices = {variable.name: variable.choices for _, variable, _ in variables(Config)}
     assert choices["TASK"] == ("squad", *TASKS)
     assert choices["SQUAD_VERSION"] == VERSIONS == ("1.1", "2.0")

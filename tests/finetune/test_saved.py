@@ -1,4 +1,4 @@
-"""A fine-tuned model answers, classifies and is timed from its folder; the table of seeds has mean and spread."""
+"""A saved fine-tuned model answers, classifies and is timed; the table of seeds has mean and deviation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from finetune.train import run
 
 @pytest.fixture(scope="module")
 def learnt(squad_environment, tmp_path_factory):
-    """The folder of a run, long enough to answer."""
+    """Folder of a run that is long enough to learn the answers."""
     folder = tmp_path_factory.mktemp("run")
     assert run(squad_environment | {"RUN_DIR": str(folder)}) == 0
     return folder
@@ -42,7 +42,7 @@ def test_a_question_is_answered_as_in_the_evaluation(learnt, squad_environment, 
     model = saved.load(learnt, "cpu")
     for paragraph in data["data"][0]["paragraphs"][:5]:
         for question in paragraph["qas"]:
-            found = model.say([(question["question"], paragraph["context"])])[0]["n_best"]
+            found = model.predict([(question["question"], paragraph["context"])])[0]["n_best"]
             assert found[0]["text"] == expected[question["id"]][0]["text"]
             np.testing.assert_allclose(found[0]["probability"], expected[question["id"]][0]["probability"], atol=1e-5)
     context = "There is a cat here. It sat at the lake. It was red. It was 42 old."
@@ -59,7 +59,7 @@ def test_a_text_is_classified(reviews, capsys):
     assert sum(float(share) for share, _ in lines) == pytest.approx(1, abs=1e-3)
 
 
-def test_latency_is_told_by_batch_size(reviews, capsys):
+def test_latency_is_reported_by_batch_size(reviews, capsys):
     arguments = ["benchmark", str(reviews), "--batch-sizes", "1", "3", "--batches", "4", "--length", "9"]
     assert main([*arguments, "--device", "cpu"], {}) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
@@ -96,9 +96,9 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
         (["predict", "{learnt}", "--question", "Who?", "--context", " "], "--context is empty"),
         (["predict", "/nonexistent", "--text", "a"], "no fine-tuned model"),
         (["seeds", "/nonexistent"], "no model_N/figures.json"),
-        (["train"], "train: no such command: training needs none, only settings"),
+        (["train"], "train: no such command; training takes only settings"),
         (["predikt", "x"], "predikt: did you mean predict?"),
-        (["--variables"], "python -m bert --variables lists them"),
+        (["--variables"], "use python -m bert --variables"),
         (["--task", "sst2"], "did you mean SST-2?"),
         (["--task", "TSV", "--mode", "predict", "--data", "/"], "did you mean prediction?"),
         (["--task", "TSV", "--data", "/", "--squad-version", "2"], "did you mean 2.0?"),
@@ -106,7 +106,7 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
             ["--task", "TSV", "--data", "/"],
             "BATCHSIZE is not set: expected an integer, at least 1; export BATCHSIZE=...",
         ),
-        (["predict", "{reviews}", "--text", "a", "--device", "cuda"], "--device cuda: no GPU is seen"),
+        (["predict", "{reviews}", "--text", "a", "--device", "cuda"], "--device cuda: no GPU found"),
         (["predict", "{reviews}", "--n-best", "0"], "--n-best: 0: expected a whole number, at least 1"),
         (["benchmark", "{reviews}", "--batch-sizes", "0"], "--batch-sizes: 0: expected a whole number"),
         (["benchmark", "{reviews}", "--length", "-4"], "--length: -4: expected a whole number"),
@@ -130,7 +130,8 @@ def test_seeds_of_different_settings_have_no_mean(reviews, tmp_path, capsys):
         (tmp_path / f"model_{number}" / "figures.json").write_text(json.dumps(figures))
     assert main(["seeds", str(tmp_path)], {}) == 2
     said = capsys.readouterr().err
-    assert re.search(r"model_0/figures.json is of a run with LR 0.001, .*model_1/figures.json has 0.002: no mean", said)
+    reason = r"model_0/figures.json is of a run with LR 0.001, .*model_1/figures.json has 0.002: different runs have no"
+    assert re.search(reason, said)
 
 
 def test_the_demos_sentences_are_split_by_their_hash_and_labelled_by_their_sign():

@@ -1,4 +1,4 @@
-"""Tables of GLUE and one's own are read as they are: columns by name, headers told from examples, labels or numbers."""
+"""GLUE's and users' tables: columns by name, headers recognized, labels or numbers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_mnli_has_its_label_last_however_many_columns_there_are(tmp_path, extra)
     assert table.labels.tolist() == [0, 1, 2]
 
 
-def test_a_table_of_ones_own_has_its_label_last_with_or_without_a_header(tmp_path):
+def test_a_users_table_has_its_label_last_with_or_without_a_header(tmp_path):
     for header in ("", "review\tLabel\n"):
         table = read(tmp_path, header + 2 * "good\tpos\nbad\tneg\nso so\tneutral\n", "TSV")
         assert table.texts[:3] == [("good",), ("bad",), ("so so",)]
@@ -143,7 +143,7 @@ def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts
     [
         ("SST-2", "sentence\tlabel\nfine\t1\nbad\n", r"table.tsv:3: 1 columns, expected 2"),
         ("SST-2", "sentence\tlabel\nfine\t2\n", r"table.tsv:2: label '2', expected one of 0, 1"),
-        ("SST-2", "sentence\tlabel\n", "holds no example"),
+        ("SST-2", "sentence\tlabel\n", "has no examples"),
         ("MRPC", "Quality\ta\tb\t#1 String\t#2 String\n1\t2\t3\t4\n", r"table.tsv:2: 4 columns, expected 5"),
         ("MNLI", "sentence1\tsentence2\nx\ty\n", r"no column 'gold_label' \(it has sentence1, sentence2\)"),
         ("TSV", "good\n", "one or two of the columns .* must be text"),
@@ -154,7 +154,7 @@ def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts
         (
             "TSV",
             "text\tsentiment\n" + "good\tpos\nbad\tneg\n" * 2,
-            r"table.tsv:1: is it a header\? 'sentiment' is the label",
+            r"table.tsv:1: is it a header\? No other line has the label 'sentiment'",
         ),
         ("TSV", "good\tx\nbad\t\n" * 2, r"table.tsv:2: label '', expected one of"),
         (
@@ -162,7 +162,7 @@ def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts
             "\n".join(f"pos\ttext {i} of many" for i in range(18)),
             r"18 different labels in 18 lines .*\.\.\.\): the label is",
         ),
-        ("TSV", "sentence\tlabel\n", "holds no example"),
+        ("TSV", "sentence\tlabel\n", "has no examples"),
         ("SST-2", "fine\t1\nbad\t0\n", r"no column 'sentence' \(it has fine, 1\)"),
     ],
 )
@@ -180,8 +180,8 @@ TEXTS, LABELS = ['A "fine" film, long.', "Two\nlines\tand a tab.", "Bad."], ["ye
 
 
 @pytest.mark.parametrize("kind", tables.KINDS)
-def test_every_format_gives_the_columns_that_are_named(tmp_path, kind):
-    """The standard library and pandas write them; columns that nobody asked for are passed over."""
+def test_every_format_gives_the_named_columns(tmp_path, kind):
+    """Written by the standard library and pandas; other columns are ignored."""
     pairs = zip(TEXTS, LABELS, strict=True)
     rows = [{"id": n, "stars": label, "review": text, "by": "x"} for n, (text, label) in enumerate(pairs)]
     path = tmp_path / f"train.{kind}"
@@ -200,32 +200,32 @@ def test_every_format_gives_the_columns_that_are_named(tmp_path, kind):
     table = tables.read(path, Layout(texts=("review",), label="stars"))
     assert [" ".join(text.split()) for (text,) in table.texts] == [" ".join(text.split()) for text in TEXTS]
     assert (table.names, table.labels.tolist(), table.columns) == (("no", "yes"), [1, 0, 1], ("review",))
-    assert table.told == "3 examples, text review, label stars: 2 classes: 2 yes, 1 no (66.67% the first)"
+    assert table.summary == "3 examples, text review, label stars: 2 classes: 2 yes, 1 no (66.67% the first)"
     (tmp_path / "x").write_bytes(path.read_bytes())  # without an ending, as standard input
     assert tables.read(tmp_path / "x", Layout(texts=("review",), label="stars")).texts == table.texts
     found = tables.read_texts(path, Layout(usual=("by", "review"), label="stars"), 2)
     assert [by for by, _ in found.texts] == ["x"] * 3
 
 
-def test_labels_with_decimals_are_numbers_and_whole_ones_are_classes_unless_said(tmp_path):
+def test_labels_with_decimals_are_numbers_and_integers_are_classes_unless_set(tmp_path):
     path = tmp_path / "train.csv"
     path.write_text("text,label\na,1\nb,2.5\nc,-3\n")
     table = tables.read(path, Layout())
     assert (table.labels.tolist(), table.names) == ([1.0, 2.5, -3.0], ())
-    assert table.told == "3 examples, text text, label label: numbers from -3 to 2.5, mean 0.1667"
+    assert table.summary == "3 examples, text text, label label: numbers from -3 to 2.5, mean 0.1667"
     assert tables.read(path, Layout(numbers=False)).names == ("-3", "1", "2.5")
     path.write_text("text,label\na,1\nb,2\n")
     assert tables.read(path, Layout()).names == ("1", "2")
     assert tables.read(path, Layout(numbers=True)).labels.tolist() == [1.0, 2.0]
     path.write_text("text,label\na,1.5\nb,nan\n")
-    with pytest.raises(DataError, match=r"train.csv:3: label 'nan' is no number"):
+    with pytest.raises(DataError, match=r"train.csv:3: label 'nan' is not a number"):
         tables.read(path, Layout(numbers=True))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("x.csv", "review,stars\nfine,1\n", r"which column of review, stars is the label\? set LABEL_COLUMN"),
+        ("x.csv", "review,stars\nfine,1\n", r"which of the columns review, stars is the label\? set LABEL_COLUMN"),
         ("x.csv", "a,b,c,label\n1,2,3,4\n", r"one or two of the columns a, b, c, label must be text: set TEXT_COLUMNS"),
         ("x.csv", "text,label\na,b,c\n", r"x.csv:2: 3 columns, expected 2"),
         ("x.csv", 'text,label\n"a,b\n', r"x.csv:\d: not CSV \(unexpected end of data\)"),
@@ -233,7 +233,7 @@ def test_labels_with_decimals_are_numbers_and_whole_ones_are_classes_unless_said
         ("x.jsonl", '{"text": "a", "label": 1}\n{"label": 2}\n', r"x.jsonl:2: no record with the text text"),
     ],
 )
-def test_what_the_file_does_not_say_is_asked_for(tmp_path, name, text, message):
+def test_what_cannot_be_inferred_from_the_file_is_asked_for(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=message) as caught:
         tables.read(tmp_path / name, Layout())

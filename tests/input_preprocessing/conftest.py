@@ -19,7 +19,7 @@ from .. import forked
 
 
 def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
-    """Documents of sentences of made-up words, the same for ever: Python's own documentation changes with Python.
+    """Documents of made-up words, always the same, unlike Python's documentation, which changes with its version.
 
     Frequent and rare words, short and long sentences, and documents of 2 to 70 sentences, as in prose.
     """
@@ -52,7 +52,7 @@ def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
 
 
 def prepared_digests(folder: Path) -> dict[str, str]:
-    """md5 of every prepared file but the manifests, which say of other options as well what was asked for."""
+    """md5 of every prepared file except the manifests, which also record options without effect on the files."""
     return {
         str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
         for path in folder.rglob("*")
@@ -90,7 +90,7 @@ def packed(downloaded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packed data set of an undisturbed run with one job; not to be written to."""
     folder = tmp_path_factory.mktemp("packed") / "data"
     shutil.copytree(downloaded, folder)
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
     return folder
 
 

@@ -16,7 +16,7 @@ import pytest
 from bert.data.format import multiset_digest, open_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
-from input_preprocessing.stage.folder import NAME as STAGE_FILE
+from input_preprocessing.stage.manifest import STAGE_FILE
 from input_preprocessing.verify import verdict as verify
 
 from .. import disks, forked
@@ -48,7 +48,7 @@ def in_a_process(limit: Callable[[], object], stage: Callable[[Path], object], f
 
 
 @pytest.mark.parametrize("name", [name for name in STAGES if name != "download"])
-def test_a_write_that_fails_is_told_and_leaves_no_file(tmp_path: Path, name: str) -> None:
+def test_a_write_that_fails_is_reported_and_leaves_no_file(tmp_path: Path, name: str) -> None:
     make, run = STAGES[name]
     folder, whole = tmp_path / "folder", tmp_path / "whole"
     folder.mkdir()
@@ -69,12 +69,12 @@ def test_a_write_that_fails_is_told_and_leaves_no_file(tmp_path: Path, name: str
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 400 kB; skips where none can be mounted."""
+    """A file system of 400 kB; skips if none can be mounted."""
     with disks.small_disk(tmp_path / "small", 409_600):
         yield tmp_path / "small"
 
 
-def test_a_full_disk_is_told_and_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> None:
     make, run = STAGES["shuffle"]
     make(small_disk)
     filler = small_disk / "filler"
@@ -112,7 +112,7 @@ def public_folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("name", ["instances", "evalset", "convert_checkpoint"])
-def test_a_read_only_folder_is_told(public_folder: Path, name: str) -> None:
+def test_a_read_only_folder_is_reported(public_folder: Path, name: str) -> None:
     make, run = STAGES[name]
     with tempfile.TemporaryDirectory() as other:  # nobody could not keep what is compiled
         make(Path(other))
@@ -142,7 +142,7 @@ def test_a_preparation_in_a_read_only_folder_is_refused(public_folder: Path, dow
     def stage(folder: Path) -> None:
         if os.geteuid() == 0:
             os.setresuid(65534, 65534, 65534)
-        prepare.prepare(prepare_options(folder / "data", "--packed-data"))
+        prepare.main(prepare_options(folder / "data", "--packed-data"))
 
     message = in_a_process(lambda: None, stage, public_folder)
     assert f"cannot write to {public_folder}/data: Permission denied" in message
@@ -154,7 +154,7 @@ def test_two_preparations_of_one_folder_do_not_run_at_once(fresh: Path) -> None:
     with open(fresh / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(DataError, match="another run is writing"):
-            prepare.prepare(prepare_options(fresh, "--packed-data"))
+            prepare.main(prepare_options(fresh, "--packed-data"))
     assert not (fresh / "work").exists()
 
 
@@ -163,24 +163,24 @@ def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(fresh: Path
     texts[0].write_bytes(b"\n")
     texts[1].write_bytes(texts[1].read_bytes().replace(b"\n", b"\r\n"))
     texts[2].write_bytes(b"\n".join(line for line in texts[2].read_bytes().split(b"\n") if line))
-    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "2"))
+    prepare.main(prepare_options(fresh, "--packed-data", "--shards", "2"))
     assert not verify.failures(verify.verify(fresh, jobs=1))
 
 
 def test_text_files_that_were_swapped_are_made_again(fresh: Path, downloaded: Path, tmp_path: Path) -> None:
     """The names decide the order, so that finished instances of a swapped file are not taken for its own."""
     texts = sorted((fresh / "download" / "results4").glob("part-*"))
-    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))
+    prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))
     texts[0].rename(tmp_path / "x")
     texts[1].rename(texts[0])
     (tmp_path / "x").rename(texts[1])
     other = tmp_path / "other"
     shutil.copytree(fresh / "download", other / "download")
     for folder in (fresh, other):
-        prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+        prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
     assert prepared_digests(fresh) == prepared_digests(other)
     shutil.copytree(downloaded, tmp_path / "straight")
-    prepare.prepare(prepare_options(tmp_path / "straight", "--packed-data", "--shards", "4"))
+    prepare.main(prepare_options(tmp_path / "straight", "--packed-data", "--shards", "4"))
     same = multiset_digest(all_records(fresh / "packed_data"))
     assert same == multiset_digest(all_records(tmp_path / "straight" / "packed_data"))
 

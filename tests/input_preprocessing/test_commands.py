@@ -33,7 +33,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_stage_answers_to_the_name_that_users_know(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In this process, since each would import the stage anew; a process of its own answers for one of them."""
+    """Runs in this process, since new ones would import each stage again; one stage is run in a new process, too."""
     assert set(STAGES) >= NAMES
     answer, same = run("input_preprocessing", "pack", "--help"), run("input_preprocessing.pack", "--help")
     assert (answer.returncode, answer.stderr) == (same.returncode, same.stderr) == (0, "")

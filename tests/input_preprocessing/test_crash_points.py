@@ -40,10 +40,10 @@ ENDED, FAILED = -1, -2
 
 
 def run_and_kill(stage: Callable[[Path], object], folder: Path, at: int, size: int | None = None) -> int:
-    """Runs the stage on a folder in a process of its own, killed before its `at`-th change of the folder (0: never).
+    """Runs the stage on a folder in a forked process, killed before its `at`-th change of the folder (0: never).
 
     With `size`, the process is killed at the first write beyond so many bytes of a file. Returns the number of changes,
-    or ENDED where the process was not killed, or FAILED.
+    or ENDED if the process was not killed, or FAILED.
     """
     pid = os.fork()
     if pid == 0:
@@ -237,7 +237,7 @@ def test_a_stage_killed_at_any_change_of_the_disk_ends_the_same(tmp_path: Path, 
 def whole_preparation(downloaded: Path, *options: str) -> Stage:
     return (
         lambda folder: shutil.copytree(downloaded, folder, dirs_exist_ok=True),
-        lambda folder: prepare.prepare(prepare_options(folder, "--shards", "4", *options)),
+        lambda folder: prepare.main(prepare_options(folder, "--shards", "4", *options)),
     )
 
 

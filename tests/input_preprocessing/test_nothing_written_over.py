@@ -1,4 +1,4 @@
-"""No stage writes over what it reads, nor removes files that it did not make."""
+"""No stage overwrites its source or removes files that it did not make."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_shards_of_another_source_are_neither_replaced_nor_removed(tmp_path: Pat
     make(stage, tmp_path / "source", target)
     before = contents_of(target)
     make(stage, tmp_path / "source", target)
-    with pytest.raises(SystemExit, match="was made of another source; move it away, or give another folder"):
+    with pytest.raises(SystemExit, match="was made from another source; move it away, or give another folder"):
         make(stage, tmp_path / "other", target)
     assert contents_of(target) == before
 
@@ -100,7 +100,7 @@ def test_a_preparation_sees_shards_of_others_before_it_begins(fresh: Path, kind:
     write_nvidia(fresh / folder / "part_00000_of_00002.hdf5", make_records(20), "variable")
     before = contents_of(fresh / folder)
     with pytest.raises(DataError, match="was not made by this preparation"):
-        prepare.prepare(prepare_options(fresh, kind))
+        prepare.main(prepare_options(fresh, kind))
     assert contents_of(fresh / folder) == before
     assert not list(fresh.glob("work/*"))
 
@@ -110,13 +110,13 @@ def test_a_finished_folder_with_a_shard_cut_short_is_mended(packed: Path, tmp_pa
     shutil.copytree(packed, folder)
     shard = sorted(folder.glob("packed_data/part_*"))[1]
     shard.write_bytes(shard.read_bytes()[:-100])
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
     assert prepared_digests(folder) == prepared_digests(packed)
 
 
 def test_edges_are_checked_before_a_preparation_begins(fresh: Path) -> None:
-    with pytest.raises(DataError, match="--edges 32,48 does not suit sequences of up to 64 tokens"):
-        prepare.prepare(prepare_options(fresh, "--binned-data", "--edges", "32,48"))
+    with pytest.raises(DataError, match="--edges 32,48 does not fit sequences of up to 64 tokens"):
+        prepare.main(prepare_options(fresh, "--binned-data", "--edges", "32,48"))
     assert not list(fresh.glob("work/*"))
 
 

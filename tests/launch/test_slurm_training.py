@@ -116,7 +116,7 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
     vocabulary += [f"[unused{number}]" for number in range(shape.vocab_size - len(vocabulary))]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     model = Classification(shape, kernels.select(kernels.Config(fused="none"), torch.device("cpu")), 2)
-    models.initialise(model, 0)
+    models.initialize(model, 0)
     torch.save(dict(model.bert.named_parameters()), folder / "weights.pt")
     (folder / "config.json").write_text((folder / "phase1" / "bert_config.json").read_text())
     own = {"RANK_MODULE": "finetune", "TASK": "TSV", "DATA": folder, "INIT_CHECKPOINT": folder / "weights.pt"}

@@ -1,4 +1,4 @@
-"""A writer of valid BERT logs, for tests to break in every way, and the official tools to compare with."""
+"""A writer of valid BERT logs, which tests then break, and the official tools for comparison."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class LogWriter:
         self.log("run_stop", status="success")
 
     def _rising(self, samples: int, share: float) -> float:
-        """On the way to 0.720 as published runs of batch 768, else on a line."""
+        """Accuracies on the way to 0.720 like published runs of batch 768, else on a line."""
         if self.division != "closed" or self.interval != 150_000:
             return 0.38 + 0.33 * share
         reached = [(at, value) for at, value in PUBLISHED if at <= samples]

@@ -1,4 +1,4 @@
-"""commands.yaml is the command line: which options there are, which exclude each other, what has to be given."""
+"""commands.yaml defines the command line: options, exclusions and required arguments."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_differing_hyperparameters_are_listed(submission, tmp_path, writer, caps
     assert main(["compare", str(submission), str(other)]) == 0
     shown = capsys.readouterr().out
     assert "hyper-parameters that differ" in shown
-    assert "too few runs to say more" in shown
+    assert "too few runs to tell whether by chance" in shown
 
 
 def test_fewer_than_two_results_are_an_error_of_usage(submission, tmp_path, capsys):
@@ -98,7 +98,7 @@ def test_fewer_than_two_results_are_an_error_of_usage(submission, tmp_path, caps
     assert "no times to compare" in capsys.readouterr().out
 
 
-def test_results_of_one_name_are_told_apart_by_their_folder(submission, tmp_path, capsys):
+def test_results_of_one_name_are_distinguished_by_their_folder(submission, tmp_path, capsys):
     copy = tmp_path / "COPY" / "results" / "dgx" / "bert"
     shutil.copytree(submission.parents[2], tmp_path / "COPY")
     assert main(["compare", "--json", str(submission), str(copy)]) == 0
@@ -138,7 +138,7 @@ def test_runs_on_other_data_are_not_compared(tmp_path, writer, capsys):
     german = open_runs(tmp_path / "german", writer, 10, seconds=10, datadir="/data/german")
     assert main(["compare", str(english), str(german)]) == 0
     shown = capsys.readouterr().out
-    assert "not comparable, since they differ in data.datadir, evaluate.evaldir" in shown
+    assert "not comparable, they differ in data.datadir, evaluate.evaldir" in shown
     assert "significant" not in shown
 
 

@@ -1,4 +1,4 @@
-"""python -m review rcp: what closed runs of a batch size are held to, before the first one."""
+"""python -m review rcp: the reference convergence point of a batch size."""
 
 from __future__ import annotations
 

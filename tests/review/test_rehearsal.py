@@ -1,4 +1,4 @@
-"""python -m review rehearsal: go where a run starts as published ones do, and else what is most likely wrong."""
+"""python -m review rehearsal: go if a run starts like published ones, else the most likely cause."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_an_accuracy_just_outside_of_the_band_is_near_and_still_go(log, capsys):
     [
         (
             {0: 0.30},
-            "before the first step the accuracy is 0.3000, and the checkpoint has 0.338 to 0.342: other weights",
+            "the accuracy before the first step is 0.3000, but the checkpoint has 0.338 to 0.342: other weights",
         ),
-        ({0: 0.345}, "before the first step the accuracy is 0.3450"),
+        ({0: 0.345}, "the accuracy before the first step is 0.3450"),
         ({150_000: 0.3408, 300_000: 0.3409}, "the accuracy stays at the checkpoint's"),
         ({150_000: 0.36, 300_000: 0.37}, "the wrong form of GELU, or no dropout"),
         ({300_000: 0.43}, "another evaluation set, or one that is part of the training data"),
@@ -71,12 +71,12 @@ def test_a_run_outside_of_them_is_no_go_with_the_likeliest_cause_first(log, caps
 
 def test_without_the_evaluation_at_the_start_or_without_a_later_one_there_is_no_go(log, capsys):
     assert main(["rehearsal", str(log({150_000: 0.379}))]) == 1
-    assert "there is no evaluation before the first step" in capsys.readouterr().out
+    assert "1. no evaluation before the first step" in capsys.readouterr().out
     assert main(["rehearsal", str(log({0: 0.3408, 5_000_000: 0.7}))]) == 1
-    assert "there is no evaluation after the first step" in capsys.readouterr().out
+    assert "1. no evaluation after the first step" in capsys.readouterr().out
 
 
-def test_json_says_the_same(log, capsys):
+def test_json_has_the_same_content(log, capsys):
     assert main(["rehearsal", str(log(SOUND | {300_000: 0.37})), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["go"] is False
@@ -90,24 +90,24 @@ def test_a_band_of_ones_own_holds_for_any_batch_size(log, tmp_path, capsys):
     band.write_text(json.dumps({"bands": [{"batch_size": 8, "runs": 3, "source": "mine", "points": points}]}))
     assert main(["rehearsal", str(log({0: 0.004, 96: 0.07}, 8)), "--band", str(band)]) == 0
     assert main(["rehearsal", str(log({0: 0.004, 96: 0.2}, 8)), "--band", str(band)]) == 1
-    assert "held to 3 runs of batch size 8: mine" in capsys.readouterr().out
+    assert "compared with 3 runs of batch size 8: mine" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("accuracies", "batch_size", "said"),
     [
-        (SOUND, 8, "no ten runs of batch size 8 were published to compare with, only of 66, 96, 240"),
-        ({5_000_000: 0.7}, 768, "no evaluation of it lies where published runs have one"),
+        (SOUND, 8, "fewer than ten published runs have batch size 8: rehearse a config with one of 66, 96, 240"),
+        ({5_000_000: 0.7}, 768, "none of its evaluations is at a sample count that published runs cover"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(log, capsys, accuracies, batch_size, said):
+def test_what_cannot_be_compared_is_a_one_line_error(log, capsys, accuracies, batch_size, said):
     assert main(["rehearsal", str(log(accuracies, batch_size))]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_folder_without_a_log_is_one_line(tmp_path, capsys):
+def test_a_folder_without_a_log_is_a_one_line_error(tmp_path, capsys):
     assert main(["rehearsal", str(tmp_path)]) == 2
-    assert "no result_*.txt: did the rehearsal run to its end?" in capsys.readouterr().err
+    assert "no result_*.txt: did the rehearsal finish?" in capsys.readouterr().err
 
 
 def test_every_published_run_would_be_go_but_for_its_start(shared):

@@ -29,7 +29,7 @@ def named(index):
 
 
 def scores_of_windows(folder):
-    """The score of every ten consecutive runs, each as a result of its own."""
+    """The score of every ten consecutive runs."""
     files = [folder / named(index) for index in range(13)]
     return [load_result(folder, files[first : first + 10]).score for first in range(4)]
 
@@ -106,9 +106,9 @@ def empty_log(runs):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"), [(too_few, "holds 9 logs, a set has 10"), (empty_log, "its place among the runs is not known")]
+    ("change", "says"), [(too_few, "9 logs, a set needs 10"), (empty_log, "its position among the runs is unknown")]
 )
-def test_what_cannot_be_chosen_from_is_one_line(change, says, runs, capsys):
+def test_what_cannot_be_chosen_from_is_a_one_line_error(change, says, runs, capsys):
     change(runs)
     assert main(["select", str(runs)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -118,5 +118,5 @@ def test_what_cannot_be_chosen_from_is_one_line(change, says, runs, capsys):
 def test_a_folder_that_exists_is_left_alone(runs, capsys):
     before = sorted(path.name for path in runs.iterdir())
     assert main(["select", str(runs), "-o", str(runs)]) == 2
-    assert "exists: name another folder" in capsys.readouterr().err
+    assert "exists: give another folder" in capsys.readouterr().err
     assert sorted(path.name for path in runs.iterdir()) == before

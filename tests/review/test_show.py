@@ -47,12 +47,13 @@ def test_a_failing_run_shows_its_reason_at_every_width(width, submission, writer
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("target", "every"), [(0, 5000), (0.72, 0)])
-def test_a_run_without_a_target_is_held_to_no_rule_of_results(width, target, every, submission, writer):
+def test_a_run_without_a_target_is_subject_to_no_rule_of_results(width, target, every, submission, writer):
     evaluate = {"target": target, "every_samples": every, "initial": False}
     writer(target=0.7).write(submission / "result_3.txt")
     (submission / "config.json").write_text(json.dumps({"evaluate": evaluate}))
     shown = rendered(submission, width)
-    assert "  pretraining to the last step: without a target there is no score" in " ".join(shown.splitlines())
+    line = "  pretraining runs to the last step; without a target accuracy there is no score"
+    assert line in " ".join(shown.splitlines())
     assert not re.search("eval_accuracy|unofficial|of 10 runs|fails", shown)
 
 

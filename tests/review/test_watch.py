@@ -74,7 +74,7 @@ def test_before_any_evaluation_the_reference_is_the_projection(states):
     assert first.eta is None  # no speed is known yet
 
 
-def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_benchmark_is_said(
+def test_a_run_without_a_target_is_watched_to_its_last_step_and_nothing_of_the_benchmark_is_mentioned(
     tmp_path, writer, capsys
 ):
     settings = {"evaluate": {"target": 0.0, "every_samples": 9}, "schedule": {"max_steps": 20_000}}
@@ -214,7 +214,7 @@ def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
     assert len(list(states)) == 1
 
 
-def test_a_log_that_is_gone_is_one_line(tmp_path, writer, capsys):
+def test_a_log_that_is_gone_is_a_one_line_error(tmp_path, writer, capsys):
     path = writer().drop("run_stop").write(tmp_path / "result_0.txt")
     follower = Follower(path)
     follower.poll(0)
@@ -326,7 +326,7 @@ def test_a_stalled_run_has_no_time_to_go(tmp_path, writer):
     stalled = Standing(single(run), now + 200_000)
     assert stalled.stalled
     assert stalled.eta is None
-    assert "to go" not in stalled.line()
+    assert "to go" not in " ".join(stalled.parts())
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (119.5, "2:00"), (3599.7, "1:00:00")])

@@ -1,4 +1,4 @@
-"""`watch` on several runs: each a row, and the end when all have ended."""
+"""`watch` on several runs: one row each, until all have ended."""
 
 from __future__ import annotations
 
@@ -86,6 +86,6 @@ def test_the_runs_are_drawn_at_every_width(width, three):
     assert max(len(line) for line in shown.splitlines()) <= width
 
 
-def test_a_path_that_is_not_there_is_one_line(tmp_path, capsys):
+def test_a_path_that_does_not_exist_is_a_one_line_error(tmp_path, capsys):
     assert main(["watch", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,1 +1,1 @@
-"""Weights and states in files: read, written, sharded, as Hugging Face has them."""
+"""Weights and training states in files: our own, sharded, and Hugging Face's."""

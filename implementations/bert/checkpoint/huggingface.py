@@ -1,4 +1,4 @@
-"""A model as Hugging Face's Hub keeps it: a folder of config.json, weights and tokenizer files."""
+"""Models in the layout of Hugging Face's Hub: a folder of config.json, weights and tokenizer files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +25,36 @@ _CONFIGS = ("bert_config.json", "config.json")
 
 
 def weights_in(folder: Path) -> Path | None:
-    """The file of weights in a folder of the Hub's layout, or the index of several."""
+    """The weights file in a folder of the Hub's layout, or the index of several."""
     return next((path for name in WEIGHTS if (path := folder / name).is_file()), None)
 
 
 def config_beside(weights: Path) -> Path | None:
-    """The model's description beside its weights: Google's, or Hugging Face's."""
+    """The model's config beside its weights: Google's, or Hugging Face's."""
     return next((path for name in _CONFIGS if (path := weights.parent / name).is_file()), None)
 
 
 def lower_case(vocab_file: Path) -> bool:
     """Whether text is lower-cased for this vocabulary: by tokenizer_config.json beside it, or by its words."""
-    try:
-        said = json.loads((vocab_file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
-        if isinstance(said.get("do_lower_case"), bool):
-            return bool(said["do_lower_case"])
-    except (OSError, ValueError, AttributeError):
-        pass
+    with suppress(OSError, ValueError, AttributeError):
+        config = json.loads((vocab_file.parent / "tokenizer_config.json").read_text(encoding="utf-8"))
+        if isinstance(config.get("do_lower_case"), bool):
+            return bool(config["do_lower_case"])
     return all(word == word.lower() or (word[0], word[-1]) == ("[", "]") for word in _words(vocab_file))
 
 
 def _words(vocab_file: Path) -> list[str]:
     try:
-        return vocab_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # U+2028 is a word of some
+        return vocab_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # not splitlines: U+2028 is a word
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{vocab_file}: cannot read the vocabulary ({reason}): give the model's vocab.txt") from None
 
 
 def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> None:
-    """Raises ConfigError for a vocabulary that is not the model's: of another size, or md5 where that is known.
+    """Raises ConfigError for a vocabulary that is not the model's: of another size, or another md5, if known.
 
-    A model may have rows beyond its words, up to a multiple of 128, which fill up tiles of a GPU's matrix units.
+    A model may have padding rows beyond its words, up to a multiple of 128.
     """
     number = len(_words(vocab_file))
     if config.vocab_size not in {-(-number // multiple) * multiple for multiple in (1, 2, 4, 8, 16, 32, 64, 128)}:
@@ -66,12 +65,12 @@ def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> Non
 
 
 def config_values(config: BertConfig, architecture: str) -> dict[str, Any]:
-    """config.json of a model for Hugging Face's class of that name; of a Pre-LN model, which they lack, for ours alone.
+    """config.json for Hugging Face's class of that name; of a Pre-LN model, which they lack, for ours alone.
 
-    Without a model_type their classes stop, where they would compute another model.
+    Without a model_type their classes refuse it rather than compute another model.
     """
     values = dataclasses.asdict(config) | {"hidden_act": config.hugging_face_hidden_act}
-    del values["next_sentence"]  # told by the class, and by the weights that there are
+    del values["next_sentence"]  # follows from the class, and from the weights
     if values.pop("layer_norm_large_model"):
         return values | {"layer_norm_large_model": True}
     return values | {"architectures": [architecture], "model_type": "bert", "pad_token_id": 0}
@@ -81,12 +80,12 @@ def write(
     folder: Path, tensors: Mapping[str, Tensor], config: BertConfig, values: Mapping[str, Any], vocab_file: Path,
     lower_case: bool,
 ) -> None:  # fmt: skip
-    """Writes weights in fp32, without the rows that pad the vocabulary, ``values`` as config.json, and the tokenizer.
+    """Writes weights in fp32, without the vocabulary's padding rows, ``values`` as config.json, and the tokenizer.
 
-    Each file appears whole. Raises OSError where that cannot be.
+    Each file appears whole. Raises OSError if it cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(".tmp*"):  # what safetensors was writing when it was killed
+    for left in folder.glob(".tmp*"):  # left by safetensors when killed
         left.unlink()
     kept = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
     for name in kept.keys() & {WORDS, BIAS}:
@@ -95,7 +94,7 @@ def write(
         partial.touch()
         mode = partial.stat().st_mode
         safetensors.torch.save_file(kept, partial, metadata={"format": "pt"})
-        partial.chmod(mode)  # as any other file: safetensors writes for its user alone
+        partial.chmod(mode)  # the usual mode: safetensors writes for its user alone
     if vocab_file.resolve() != (folder / "vocab.txt").resolve():
         with whole_file(folder / "vocab.txt") as partial:
             shutil.copyfile(vocab_file, partial)

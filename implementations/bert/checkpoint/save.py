@@ -1,4 +1,4 @@
-"""A run's own checkpoints: saved on a thread, whole or not at all, listed, and read to resume from."""
+"""A run's own checkpoints: saved on a thread, whole or not at all, listed, and read."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ from bert.core.files import damage, whole_file
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What a run starts from and what it leaves behind."""
+    """What a run starts from and which checkpoints it writes."""
 
     init_checkpoint: Path | None = env(
-        "INIT_CHECKPOINT",
-        None,
-        doc="weights to start from: .pt, .safetensors, folder of step_* or a model of the Hub",
+        "INIT_CHECKPOINT", None, doc="initial weights: .pt, .safetensors, folder of step_*, or a model of the Hub"
     )
     init_optimizer: bool = env(
-        "INIT_OPTIMIZER", False, doc="1 takes the optimizer's moments from INIT_CHECKPOINT too, and counts steps from 0"
+        "INIT_OPTIMIZER", False, doc="1: also take the optimizer's moments from INIT_CHECKPOINT; steps count from 0"
     )
-    directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset writes none")
+    directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset: none")
     every_steps: int | None = env(
         "CHECKPOINT_EVERY_STEPS", 0, at_least=0, auto=True,
-        doc="steps between checkpoints; 0: none; auto: by what they cost and MTBF_HOURS",
+        doc="steps between checkpoints; 0: none; auto: by their cost and MTBF_HOURS",
     )  # fmt: skip
     mtbf_hours: float = env(
         "MTBF_HOURS", 4000.0, above=0, doc="hours between failures of a node; published: 3,700 to 10,300"
@@ -44,7 +42,7 @@ class Config:
         "CHECKPOINT_SHARDS", False, doc="1: each rank writes its part, to a shared folder; with SHARD_OPTIMIZER=1"
     )
     keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
-    resume: bool = env("RESUME", False, doc="1 resumes from the newest checkpoint in CHECKPOINT_DIR, if there is one")
+    resume: bool = env("RESUME", False, doc="1: resume from the newest checkpoint in CHECKPOINT_DIR, if there is one")
 
     def __post_init__(self) -> None:
         """Resolves an INIT_CHECKPOINT that is a folder to its newest checkpoint, or its weights."""
@@ -53,7 +51,7 @@ class Config:
             object.__setattr__(self, "init_checkpoint", found[0] or self.init_checkpoint)
 
     def check(self) -> None:
-        """Raises ConfigError where two of the settings contradict each other, or a file is missing."""
+        """Raises ConfigError if settings contradict each other, or a file is missing."""
         if self.directory is None and (self.every_steps != 0 or self.resume):
             raise ConfigError("CHECKPOINT_EVERY_STEPS or RESUME is set and CHECKPOINT_DIR is not: give the folder")
         if self.init_optimizer and self.init_checkpoint is None:
@@ -79,19 +77,19 @@ def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
 
 
 class Interval:
-    """The steps after which a checkpoint is due, and the cost of each, where CHECKPOINT_EVERY_STEPS=auto depends on it.
+    """The steps after which a checkpoint is due; with CHECKPOINT_EVERY_STEPS=auto by the measured cost of each.
 
-    With checkpoints of C seconds and M seconds between failures, sqrt(2 C M) between two of them loses the least time:
+    With checkpoints of C seconds and M seconds between failures, an interval of sqrt(2 C M) loses the least time:
     J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974).
     """
 
-    FIRST = 100  # steps to the first one, by which the others are chosen
+    FIRST = 100  # steps to the first one, whose cost determines the interval
 
     def __init__(self, config: Config, world: World, num_nodes: int, done: int) -> None:
         """done: steps before this run."""
         self.config, self.world, self.num_nodes = config, world, num_nodes
         self.seconds = config.mtbf_hours * 3600 / num_nodes
-        self.next, self.said = done + self.FIRST, 0
+        self.next, self.announced = done + self.FIRST, 0
         self.since, self.since_step = time.monotonic(), done
 
     def is_due(self, step: int) -> bool:
@@ -99,10 +97,10 @@ class Interval:
         return step == self.next if every is None else every > 0 and step % every == 0
 
     def save(self, save: Callable[[int, int, int], None], step: int, batches: int, samples: int) -> None:
-        """Has a checkpoint written, and chooses the step of the next. A collective."""
+        """Saves a checkpoint, and chooses the step of the next. A collective."""
         if self.config.every_steps is not None:
             return save(step, batches, samples)
-        self.world.barrier()  # what the device has still to do costs no time of the checkpoint
+        self.world.barrier()  # pending device work must not count as cost of the checkpoint
         begin = time.monotonic()
         save(step, batches, samples)
         end = time.monotonic()
@@ -110,33 +108,32 @@ class Interval:
         cost, per_step = self.world.max(torch.tensor(measured, dtype=torch.float64, device=self.world.device)).tolist()
         steps = max(1, round(math.sqrt(2 * cost * self.seconds) / per_step))
         self.since, self.since_step, self.next = end, step, step + steps
-        if self.world.is_main and not 0.8 * steps < self.said < 1.25 * steps:
-            self.said = steps
-            print(
-                f"bert: a checkpoint every {steps:,} steps, {steps * per_step / 60:,.1f} min: it takes {cost:.2f} s "
-                f"of training, and one of {self.num_nodes} nodes fails every {self.seconds / 3600:,.0f} hours "
-                f"(MTBF_HOURS={self.config.mtbf_hours:g})", file=sys.stderr, flush=True,
-            )  # fmt: skip
+        if self.world.is_main and not 0.8 * steps < self.announced < 1.25 * steps:
+            self.announced = steps
+            every = f"bert: a checkpoint every {steps:,} steps, {steps * per_step / 60:,.1f} min"
+            hours = f"{self.seconds / 3600:,.0f} hours (MTBF_HOURS={self.config.mtbf_hours:g})"
+            why = f"it takes {cost:.2f} s of training, and one of {self.num_nodes} nodes fails every {hours}"
+            print(f"{every}: {why}", file=sys.stderr, flush=True)
         return None
 
 
 class Writer:
     """Saves checkpoints on a thread, one at a time, from a copy in host memory.
 
-    One that cannot be written is a warning, and the run continues to the next; ``error`` is that of the last one.
+    If one cannot be written a warning is printed and the run continues; ``error`` is that of the last checkpoint.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.error: Exception | None = None
-        self.abandoned = threading.Event()  # set where other ranks may never write their shards any more
+        self.abandoned = threading.Event()  # set if other ranks may never write their shards
         self._thread: threading.Thread | None = None
-        self._memory: dict[int, Tensor] = {}  # of the copies, by their order: what is touched first is slow
+        self._memory: dict[int, Tensor] = {}  # of the copies, by their order; reused, as fresh memory is slow
 
     def start(self, step: int, state: dict[str, Any], part: sharded.Part | None = None) -> None:
-        """Copies the state, and returns while it is being written; waits for the one before.
+        """Waits for the previous checkpoint, copies the state, and returns while it is being written.
 
-        part: this rank's share of a checkpoint that all ranks write; None: this rank writes all of it.
+        part: this rank's share of a sharded checkpoint; None: this rank writes all of it.
         """
         self.wait()
         copy = self._on_host(state, {})
@@ -152,9 +149,9 @@ class Writer:
             self._thread = None
 
     def _on_host(self, value: Any, copies: dict[int, Any]) -> Any:
-        """A copy of nested dicts with tensors on the CPU; what occurs in them twice is copied once.
+        """A copy of nested dicts with tensors on the CPU; repeated objects are copied once.
 
-        A GPU's is on its way: it comes to pinned memory, at the speed of the bus.
+        Copies from a GPU, to pinned memory, may still be in progress.
         """
         if id(value) not in copies:
             if isinstance(value, Tensor):
@@ -188,7 +185,7 @@ class Writer:
 
 
 def saved_checkpoints(directory: Path) -> list[Path]:
-    """The complete checkpoints in a folder, oldest first: files, and of those in shards, or of one itself, index.pt."""
+    """The complete checkpoints in a folder, oldest first: files, or index.pt of sharded ones; or the folder's own."""
     if (directory / sharded.INDEX).is_file():
         return [directory / sharded.INDEX]
     found = [*directory.glob("step_*.pt"), *directory.glob(f"step_*/{sharded.INDEX}")]
@@ -196,12 +193,12 @@ def saved_checkpoints(directory: Path) -> list[Path]:
 
 
 def step_path(path: Path) -> Path:
-    """A checkpoint as its user knows it: the file, or the folder of its shards."""
+    """A checkpoint's path for users: the file, or the folder of its shards."""
     return path.parent if path.name == sharded.INDEX else path
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file of weights is a checkpoint of this trainer, which says more than weights."""
+    """Whether a weights file is a checkpoint of this trainer, with more than weights in it."""
     return path.match("step_*.pt") or path.name == sharded.INDEX
 
 
@@ -213,7 +210,7 @@ def read_checkpoint(path: Path, mmap: bool = False) -> Any:
 
 
 def load_newest(config: Config) -> dict[str, Any] | None:
-    """The state in the newest checkpoint, where the run is to resume from one. Raises ConfigError for a damaged one."""
+    """The newest checkpoint's state with RESUME=1, if there is one. Raises ConfigError if it is damaged."""
     found = saved_checkpoints(config.directory) if config.directory is not None and config.resume else []
     if not found:
         return None
@@ -221,6 +218,5 @@ def load_newest(config: Config) -> dict[str, Any] | None:
         state: dict[str, Any] = read_checkpoint(found[-1])
         return state
     except Exception as error:
-        raise ConfigError(
-            f"{step_path(found[-1])}: damaged checkpoint ({damage(error)}): remove it to resume from the one before"
-        ) from None
+        why = f"damaged checkpoint ({damage(error)})"
+        raise ConfigError(f"{step_path(found[-1])}: {why}: remove it to resume from the one before") from None

@@ -1,8 +1,8 @@
-"""Checkpoints in shards: every rank writes its own part, and any number of ranks reads what it needs.
+"""Sharded checkpoints: every rank writes its own part, and any number of ranks can read what they need.
 
-``step_<step>/`` has a file of each rank, with its shard of the masters and the rule's states and where each number of
-it belongs, and ``index.pt`` with all else. The ranks write into a hidden folder, which takes its name when all are
-done: it is there whole or not at all. All nodes must see the same folder.
+``step_<step>/`` has a file per rank, with its shard of the masters and the rule's states and their places in the
+parameters, and ``index.pt`` with all else. The ranks write into a hidden folder, which is renamed when all are done, so
+that it appears whole or not at all. All nodes must see the same folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ShardError(RuntimeError):
 class Part:
     """One rank's share of a checkpoint. token: identifies the checkpoint; equal on all ranks.
 
-    abandoned: set where the other ranks will write no more.
+    abandoned: set if the other ranks will write no more.
     """
 
     rank: int
@@ -42,10 +42,10 @@ class Part:
     abandoned: threading.Event
 
     def write(self, directory: Path, step: int, state: Mapping[str, Any], keep: int) -> Path:
-        """Writes this rank's part; rank 0 waits for the others, and then gives the checkpoint its name.
+        """Writes this rank's part; rank 0 waits for the others, renames the folder, and keeps the newest ``keep``.
 
-        state: "shard", what Sharded.shard_state() gives, and on rank 0 "index", what else is to be saved. Of all
-        checkpoints the newest ``keep`` stay. Raises ShardError where another rank has failed, OSError on a full disk.
+        state: "shard", of Sharded.shard_state(), and on rank 0 "index", the rest to be saved. Raises ShardError if
+        another rank has failed, OSError on a full disk.
         """
         hidden, path = directory / f".step_{step:010d}.{self.token:016x}", directory / f"step_{step:010d}"
         hidden.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class Part:
             with whole_file(hidden / _file_name(self.rank), num_bytes(state["shard"])) as partial:
                 torch.save(state["shard"], partial)
         except Exception as error:
-            with suppress(OSError):  # where the disk is full the file is there, and empty
+            with suppress(OSError):  # on a full disk the file is created, but empty
                 (hidden / f"failed_{self.rank:05d}").write_text(str(error), encoding="utf-8")
             raise
         if self.rank:
@@ -62,8 +62,8 @@ class Part:
             missing = set(range(self.num_ranks))
             while missing := {rank for rank in missing if not (hidden / _file_name(rank)).is_file()}:
                 for failed in hidden.glob("failed_*"):
-                    said = failed.read_text(encoding="utf-8") or "it could not write its part, nor why"
-                    raise ShardError(f"rank {int(failed.name[7:])}: {said}")
+                    reason = failed.read_text(encoding="utf-8") or "it could not write its part, nor why"
+                    raise ShardError(f"rank {int(failed.name[7:])}: {reason}")
                 if self.abandoned.is_set():
                     raise ShardError(f"the run ended before rank {min(missing)} had written its part")
                 time.sleep(POLL_SECONDS)
@@ -78,7 +78,7 @@ class Part:
 
 
 def prune(directory: Path, keep: int) -> None:
-    """Removes all complete checkpoints but the newest ``keep`` of all kinds, and what killed runs have left over."""
+    """Removes all complete checkpoints but the newest ``keep`` of all kinds, and incomplete ones of killed runs."""
     kinds = [directory.glob(pattern) for pattern in ("step_*.pt", f"step_*/{INDEX}", "deepspeed_*/bert.pt")]
     found = [path if path.parent == directory else path.parent for kind in kinds for path in kind]
     old = sorted(found, key=lambda path: path.stem.rpartition("_")[2])[:-keep]
@@ -90,7 +90,7 @@ def prune(directory: Path, keep: int) -> None:
 
 
 def num_bytes(state: Any) -> int:
-    """Of all tensors in nested dicts, each counted once."""
+    """Bytes of all tensors in nested dicts, each counted once."""
     values, storages = [state], {}
     while values:
         value = values.pop()
@@ -105,14 +105,13 @@ def _file_name(rank: int) -> str:
     return f"rank_{rank:05d}.pt"
 
 
-Span = tuple[str, int, Tensor]  # of a flattened parameter: its name, the first number, the numbers
+Span = tuple[str, int, Tensor]  # part of a flattened parameter: its name, index of the first number, the numbers
 
 
 class ShardedTensors(Mapping[str, Tensor]):
-    """Parameters by name, assembled when asked for from the ranks' files, which are mapped and not read."""
+    """Parameters by name, assembled on access from the ranks' memory-mapped files. token: the checkpoint's, if any."""
 
     def __init__(self, shapes: Mapping[str, Any], spans: Iterable[Span], token: int = 0) -> None:
-        """token: of the checkpoint, where it has one."""
         self.token = token
         self.shapes = {name: torch.Size(shape) for name, shape in shapes.items()}
         self.spans: dict[str, list[tuple[int, Tensor]]] = {name: [] for name in shapes}
@@ -126,7 +125,7 @@ class ShardedTensors(Mapping[str, Tensor]):
         return found.view(self.shapes[name])
 
     def of(self, name: str) -> Iterator[Span]:
-        """The spans of a parameter, as the files have them."""
+        """The spans of a parameter in the files."""
         return ((name, *span) for span in self.spans[name])
 
     def __iter__(self) -> Iterator[str]:
@@ -137,7 +136,7 @@ class ShardedTensors(Mapping[str, Tensor]):
 
 
 def spans_of(tensors: Mapping[str, Tensor], name: str) -> Iterable[Span]:
-    """A tensor as spans: as the files have them, or all of it."""
+    """A tensor as spans: those in the files, or all of it as one."""
     return tensors.of(name) if isinstance(tensors, ShardedTensors) else [(name, 0, tensors[name].detach().reshape(-1))]
 
 
@@ -145,10 +144,10 @@ Held = tuple[Mapping[str, Tensor], Iterable[tuple[str, int, int, int]]]  # see a
 
 
 def assembled(index: Mapping[str, Any], held: Sequence[Held], token: int = 0) -> dict[str, Any]:
-    """An optimizer's state, its tensors assembled where they are used.
+    """An optimizer's state, whose tensors are assembled on access.
 
-    index: number of steps, shapes of the parameters; held: flat buffers by part of the state, and of each segment in
-    them its name, first number, begin and size.
+    index: number of steps, shapes of the parameters; held: flat buffers by part of the state, and for each segment in
+    them (parameter's name, first number in it, begin in the buffer, size).
     """
     state: dict[str, Any] = {"num_steps": index["num_steps"]}
     for part in held[0][0]:
@@ -158,9 +157,9 @@ def assembled(index: Mapping[str, Any], held: Sequence[Held], token: int = 0) ->
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The state in a checkpoint, as one file would have it; its tensors are assembled where they are used.
+    """A checkpoint's state as from a single file; its tensors are assembled on access.
 
-    Raises what torch.load raises for a file that is missing or damaged.
+    Raises what torch.load raises for a missing or damaged file.
     """
     index: dict[str, Any] = torch.load(path / INDEX, map_location="cpu", weights_only=True)
     files = [path / _file_name(rank) for rank in range(index["num_ranks"])]

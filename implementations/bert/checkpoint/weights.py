@@ -1,4 +1,4 @@
-"""Weights of a file, ours or foreign, into the model; their checksum."""
+"""Loading weights, from our own or foreign files, into the model; their checksum."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PREFIXES = re.compile(r"^((module|model|bert_model_segment|heads_only_segment)\
 _RENAMES = [(".dense_act.", ".dense."), ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
 _TIED = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": BIAS}  # in a foreign state dict
 _NO_WEIGHTS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-_BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder that was saved by itself
-_NEW_HEADS = ("cls.", "bert.pooler.")  # what an encoder may come without
-_NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # what masked-LM alone is without
-SAMPLE = 256  # numbers of a tensor, about, by which ranks compare their checkpoints
+_BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder saved by itself
+_NEW_HEADS = ("cls.", "bert.pooler.")  # may be missing in an encoder's file
+_NEXT_SENTENCE = ("bert.pooler.", "cls.seq_relationship.")  # absent from masked-LM alone
+SAMPLE = 256  # approximate count of numbers per tensor in the checksum that ranks compare
 
 
 def canonical_name(name: str) -> str:
@@ -44,17 +44,14 @@ def canonical_name(name: str) -> str:
 def read_state_dict(path: Path) -> Mapping[str, Tensor]:
     """Tensors by canonical name from a .safetensors file or a PyTorch file (a state dict, or one under "model").
 
-    PyTorch files are read with weights_only; of the Hub's model.safetensors.index.json all files are. Files are mapped:
-    a number is read when it is used; a checkpoint in shards gives ShardedTensors. Raises ConfigError for a file that
-    cannot be read.
+    PyTorch files are read with weights_only; for the Hub's model.safetensors.index.json all its files are read. Files
+    are memory-mapped; a sharded checkpoint gives ShardedTensors. Raises ConfigError for a file that cannot be read.
     """
     try:
         loaded = _read(path)
     except Exception as error:  # each format has its own errors for a damaged file
         if path.suffix in (".txt", ".json", ".tsv") and not path.name.endswith(".index.json"):
-            raise ConfigError(
-                f"INIT_CHECKPOINT={path}: no weights: give the .pt or .safetensors, or its folder"
-            ) from None
+            raise ConfigError(f"INIT_CHECKPOINT={path}: no weights: give a .pt or .safetensors, or a folder") from None
         raise ConfigError(f"INIT_CHECKPOINT={path}: not a readable checkpoint ({damage(error)})") from None
     for key in ("model", "state_dict"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
@@ -75,13 +72,13 @@ def _read(path: Path) -> Any:
 
 
 def identity(path: Path) -> str:
-    """Digest of a file's weights, whatever its format and padding. Reads all of them; raises as read_state_dict."""
+    """Digest of a file's weights, independent of format and padding. Reads all of it; raises as read_state_dict."""
     kept = ((name, t) for name, t in read_state_dict(path).items() if name not in (*_TIED, *_NO_WEIGHTS))
     return digest_of_tensors((name, tensor.float().numpy()) for name, tensor in kept)
 
 
 class Loaded(NamedTuple):
-    """Parameters that the checkpoint lacks, which stay what they were, and what it has that was not used."""
+    """Parameters missing in the checkpoint, which keep their values, and those of it that were not used."""
 
     new: list[str]
     unused: list[str]
@@ -93,8 +90,8 @@ class Loaded(NamedTuple):
 def load_weights(model: BertForPreTraining, path: Path, new_heads: bool = False) -> Loaded:
     """Copies a checkpoint's weights into the model; the vocabulary may be padded differently.
 
-    new_heads: heads and pooler may be missing, and heads of other tasks be left over. Raises ConfigError listing every
-    other name that is missing or left over, and those of another shape, or that differ from their tied weight.
+    new_heads: heads and pooler may be missing, and heads of other tasks are ignored. Raises ConfigError listing every
+    other name that is missing, unexpected, of another shape, or different from its tied weight.
     """
     tensors, loaded = _matched(model, path, new_heads)
     copy_weights(dict(model.named_parameters()), tensors, path)
@@ -104,11 +101,11 @@ def load_weights(model: BertForPreTraining, path: Path, new_heads: bool = False)
 def chunks_of(
     model: BertForPreTraining, path: Path, seed: int, new_heads: bool, checksum: Checksum
 ) -> tuple[Iterator[Chunk], Loaded]:
-    """What ``load_weights`` would load, in parameter chunks: of a chunk only the part that is used is read.
+    """The weights of ``load_weights`` as parameter chunks, of which only the parts used are read.
 
-    Only the shapes of ``model`` matter. New heads are those that ``first_weights`` draws with the seed. The checksum
-    takes in what is drawn, a sample of each tensor that is read (all of it would mean to read all), and the token of a
-    checkpoint in shards. Raises ConfigError as ``load_weights`` does.
+    Only the shapes of ``model`` matter. New heads are drawn by ``first_weights`` with the seed. The checksum covers the
+    drawn weights, a sample of each tensor in the file (not all, to avoid reading all), and the token of a sharded
+    checkpoint. Raises ConfigError as ``load_weights`` does.
     """
     tensors, loaded = _matched(model, path, new_heads)
     parameters = dict(model.named_parameters())
@@ -130,7 +127,7 @@ def chunks_of(
 
 
 def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Mapping[str, Tensor], Loaded]:
-    """The tensors in a checkpoint; what they lack and have left over, where that is allowed."""
+    """The tensors in a checkpoint; the parameters missing and unused, where allowed."""
     tensors, problems = read_state_dict(path), []
     if isinstance(tensors, dict):
         for name in _NO_WEIGHTS:
@@ -159,7 +156,7 @@ def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Ma
 def misfits(
     shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], vocab_size: int = 0, excused: Collection[str] = ()
 ) -> list[str]:
-    """What is missing, left over or of another shape; with a vocab_size its rows may be padded differently."""
+    """What is missing, unexpected or of another shape; with a vocab_size its rows may be padded differently."""
     found = [f"{name} is missing" for name in shapes if name not in tensors and name not in excused]
     found += [f"{name} is not in this model" for name in tensors if name not in shapes and name not in excused]
     for name in shapes.keys() & tensors.keys():
@@ -174,7 +171,7 @@ def misfits(
 
 @torch.no_grad()
 def copy_weights(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Copies what both have; rows that pad the vocabulary become 0. Raises ConfigError for what is not finite."""
+    """Copies what both have; padding rows of the vocabulary become 0. Raises ConfigError for weights not finite."""
     for name in parameters.keys() & tensors.keys():
         source, target = tensors[name], parameters[name]
         if source.shape != target.shape:
@@ -185,35 +182,33 @@ def copy_weights(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], path: Path | None) -> None:
-    """Raises ConfigError naming one that holds NaN or infinity."""
+    """Raises ConfigError naming the first tensor with NaN or infinity."""
     for name, tensor in tensors:
         if not tensor.isfinite().all():
-            raise ConfigError(
-                f"{path}: {name} holds NaN or infinity: start from other weights, or from an earlier checkpoint"
-            )
+            cure = "start from other weights, or from an earlier checkpoint"
+            raise ConfigError(f"{path}: {name} holds NaN or infinity: {cure}")
 
 
 class Checksum:
-    """A checksum (32 bits) of names and contents that come one after the other."""
+    """Running checksum (32 bits) of names and contents."""
 
     def __init__(self) -> None:
         self.value = 0
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Takes in one tensor."""
         self.value = zlib.crc32(name.encode(), self.value)
         numbers = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         self.value = zlib.crc32(numbers.data, self.value)
 
     def of(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """Takes in the chunks as they pass through."""
+        """Adds the chunks as they pass through."""
         for chunk in chunks:
             self.add(chunk.name, chunk.values)
             yield chunk
 
 
 def checksum_of(tensors: Mapping[str, Tensor]) -> int:
-    """The checksum (32 bits) of names and contents."""
+    """Checksum (32 bits) of names and contents."""
     found = Checksum()
     for name, tensor in tensors.items():
         found.add(name, tensor)
@@ -221,7 +216,7 @@ def checksum_of(tensors: Mapping[str, Tensor]) -> int:
 
 
 def vocabulary_of(path: Path) -> str:
-    """md5 of the vocabulary that weights were trained with, in the Hub's layout the vocab.txt beside; "" if unknown."""
+    """md5 of the vocabulary the weights were trained with; in the Hub's layout of vocab.txt beside; "" if unknown."""
     beside = path.parent / "vocab.txt"
     if is_ours(path):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5") or ""
@@ -229,12 +224,8 @@ def vocabulary_of(path: Path) -> str:
 
 
 def check_vocabulary(path: Path | None, vocab_md5: str) -> None:
-    """Raises ConfigError where the checkpoint to start from was trained with another vocabulary than the data's."""
-    if path is None or not vocab_md5:
-        return
-    known = vocabulary_of(path)
-    if known and known != vocab_md5:
-        raise ConfigError(
-            f"INIT_CHECKPOINT={path}: trained with another vocabulary (md5 {known}) than that of the training data "
-            f"({vocab_md5}): prepare the data with the same vocab.txt, or start from other weights"
-        )
+    """Raises ConfigError if the checkpoint to start from was trained with another vocabulary than the data's."""
+    if path is not None and vocab_md5 and (known := vocabulary_of(path)) and known != vocab_md5:
+        differs = f"trained with another vocabulary (md5 {known}) than that of the training data ({vocab_md5})"
+        cure = "prepare the data with the same vocab.txt, or start from other weights"
+        raise ConfigError(f"INIT_CHECKPOINT={path}: {differs}: {cure}")

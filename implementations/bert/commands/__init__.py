@@ -1,1 +1,1 @@
-"""``python -m bert COMMAND``: what one does with trained weights, checkpoints and ranks."""
+"""``python -m bert COMMAND``: tools for trained weights, checkpoints and ranks."""

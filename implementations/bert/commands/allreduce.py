@@ -21,19 +21,17 @@ from bert.core.process import hard_exit
 from bert.model.config import BertConfig, ModelFiles
 from bert.pretraining.memory import meta_model
 
-PERIOD = 31  # the vectors repeat after so many elements; a prime shows chunks that end up in the wrong place
+PERIOD = 31  # of the vectors' elements; prime, so that misplaced chunks are detected
 STRIDE = 7
 MIB = 1 << 20
 GPU_SIZES, CPU_SIZES = (MIB, 21 * MIB), (MIB, 8 * MIB)
-BERT_LARGE_BYTES = 672_464_516  # of its gradients in 16 bit
+BERT_LARGE_BYTES = 672_464_516  # of its gradients in 16 bits
 PROGRAM = "bert allreduce"
 TIMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelFiles, dist.Address):
-    """The ranks, and what is asked of them."""
-
     timeout_seconds: int = env("NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher")
     min_bandwidth: float = env(
         "NCCL_TEST_MIN_GBPS", at_least=0, doc="GB/s the largest all-reduce must reach; set by the launcher"
@@ -43,7 +41,7 @@ class Config(ModelFiles, dist.Address):
 
 
 def gradient_bytes(config: Config) -> int:
-    """What a step of the model to be trained reduces, in 16 bit; BERT-large's where no bert_config.json is there."""
+    """Bytes of the model's gradients in 16 bits; BERT-large's without a bert_config.json."""
     if (config.bert_config is None and config.phase1 is None) or not config.bert_config_path.is_file():
         return BERT_LARGE_BYTES
     model = meta_model(BertConfig.from_json(config.bert_config_path))
@@ -51,11 +49,11 @@ def gradient_bytes(config: Config) -> int:
 
 
 class AllReduceError(RuntimeError):
-    """The ranks cannot train together. The message is for the user."""
+    """The test has failed. The message is for the user."""
 
 
 def pattern(count: int, rank: int, device: torch.device) -> torch.Tensor:
-    """Vector of rank ``rank``: small integers, whose float32 sums are exact. [count]"""
+    """Vector of ``rank``: small integers, whose float32 sums are exact. [count]"""
     return torch.arange(count, device=device).add_(STRIDE * rank).remainder_(PERIOD).float()
 
 
@@ -66,42 +64,36 @@ def expected(world_size: int, device: torch.device) -> torch.Tensor:
 
 
 def wrong_elements(total: torch.Tensor, world_size: int) -> torch.Tensor:
-    """Indices of the elements of an all-reduced vector that are not the sum. ``total`` is [n * PERIOD]."""
+    """Indices of the wrong elements of an all-reduced vector [n * PERIOD]."""
     return (total.view(-1, PERIOD) != expected(world_size, total.device)).flatten().nonzero().flatten()
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, world_size: int) -> float:
-    """GB/s that each link carries in an ideal ring: 2 (n - 1) / n of the bytes, as nccl-tests define it."""
+    """GB/s per link in an ideal ring: 2 (n - 1) / n of the bytes, as defined by nccl-tests."""
     return 2 * (world_size - 1) / world_size * num_bytes / seconds / 1e9
 
 
 def roll_call(store: distributed.Store, rank: int, world_size: int, seconds: float) -> None:
-    """Waits until every rank has said that it is here. Raises AllReduceError naming those that have not."""
+    """Waits until every rank has arrived. Raises AllReduceError naming those that have not."""
     store.set(f"here/{rank}", platform.node())
     missing, deadline = set(range(world_size)), time.monotonic() + seconds
     while missing := {other for other in missing if not store.check([f"here/{other}"])}:
         if time.monotonic() > deadline:
             names = ", ".join(map(str, sorted(missing)[:20])) + (", ..." if len(missing) > 20 else "")
-            raise AllReduceError(
-                f"{len(missing)} of {world_size} ranks did not arrive in {seconds:.0f} s: rank {names}; "
-                "see their output, or raise NCCL_TEST_TIMEOUT"
-            )
+            late = f"{len(missing)} of {world_size} ranks did not arrive in {seconds:.0f} s: rank {names}"
+            raise AllReduceError(f"{late}; see their output, or raise NCCL_TEST_TIMEOUT")
         time.sleep(0.05)
 
 
 def measure(num_bytes: int, world: World) -> float:
-    """Seconds of one all-reduce of ``num_bytes``, after one whose sums were verified.
-
-    Raises AllReduceError for a wrong sum.
-    """
+    """Seconds of an all-reduce of ``num_bytes``, after a verified one. Raises AllReduceError for a wrong sum."""
     total = world.sum(pattern(num_bytes // 4 // PERIOD * PERIOD, world.rank, world.device))
     wrong = wrong_elements(total, world.size)
     if len(wrong):
-        first = int(wrong[0])
-        raise AllReduceError(
-            f"rank {world.rank} on {platform.node()}: {len(wrong)} of {len(total)} sums of an all-reduce are wrong, "
-            f"element {first} is {total[first]:g} instead of {expected(world.size, world.device)[first % PERIOD]:g}"
-        )
+        first, right = int(wrong[0]), expected(world.size, world.device)
+        example = f"element {first} is {total[first]:g} instead of {right[first % PERIOD]:g}"
+        count = f"{len(wrong)} of {len(total)} sums of an all-reduce are wrong"
+        raise AllReduceError(f"rank {world.rank} on {platform.node()}: {count}, {example}")
     total.zero_()
     world.barrier()
     start = time.perf_counter()
@@ -117,16 +109,14 @@ def connect(config: Config) -> World:
     try:
         store = config.store("allreduce", rank, size, seconds)
     except (RuntimeError, ValueError) as error:
-        raise AllReduceError(
-            f"rank {rank} on {platform.node()} does not reach rank 0 at {config.master_addr}:{config.master_port}: "
-            f"{str(error).splitlines()[0]}"
-        ) from None
+        failure = f"does not reach rank 0 at {config.master_addr}:{config.master_port}: {str(error).splitlines()[0]}"
+        raise AllReduceError(f"rank {rank} on {platform.node()} {failure}") from None
     roll_call(store, rank, size, seconds)
     return World(dataclasses.replace(config.dist, timeout_seconds=seconds), store)
 
 
 def run(config: Config) -> None:
-    """The whole test on this rank. Raises AllReduceError."""
+    """The test on this rank. Raises AllReduceError."""
     with connect(config) as world:
         sizes = (*GPU_SIZES, gradient_bytes(config)) if world.device.type == "cuda" else CPU_SIZES
         bandwidth = 0.0
@@ -135,20 +125,15 @@ def run(config: Config) -> None:
             bandwidth = bus_bandwidth(num_bytes, seconds, world.size)
             if world.is_main:
                 backend = distributed.get_backend() if world.joined else "alone"
-                print(
-                    f"all-reduce of {world.size} ranks ({backend}): {num_bytes / MIB:4.0f} MiB in "
-                    f"{seconds * 1e3:9.3f} ms, bus bandwidth {bandwidth:8.2f} GB/s, all sums right",
-                    flush=True,
-                )
+                rate = f"{num_bytes / MIB:4.0f} MiB in {seconds * 1e3:9.3f} ms, bus bandwidth {bandwidth:8.2f} GB/s"
+                print(f"all-reduce of {world.size} ranks ({backend}): {rate}, all sums right", flush=True)
         if bandwidth < config.min_bandwidth:
-            raise AllReduceError(
-                f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, "
-                f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
-            )
+            low = f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
+            raise AllReduceError(f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, {low}")
 
 
 def main(environ: Mapping[str, str]) -> int:
-    """Runs the test in a thread, since a collective that hangs cannot be left otherwise; returns the exit status."""
+    """Runs the test in a thread, as a hung collective cannot be interrupted; returns the exit status."""
     run_config = rundir.Config()
     try:
         run_config = from_env(rundir.Config, environ)
@@ -167,22 +152,22 @@ def main(environ: Mapping[str, str]) -> int:
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
     thread.join(config.timeout_seconds + 5)
-    said = f"rank {config.dist.rank} on {platform.node()}"
+    reason = f"rank {config.dist.rank} on {platform.node()}"
     if thread.is_alive():
-        said += f" hangs in an all-reduce after {config.timeout_seconds} s; NCCL_DEBUG=INFO shows the interfaces in use"
+        reason += f" hangs in an all-reduce after {config.timeout_seconds} s; NCCL_DEBUG=INFO shows its interfaces"
     elif not failure:
         return 0
     else:
-        said = str(failure[0]) if isinstance(failure[0], AllReduceError) else f"{said}: {failure[0]!r}"
-    return rundir.fail(run_config, PROGRAM, said, 1)
+        reason = str(failure[0]) if isinstance(failure[0], AllReduceError) else f"{reason}: {failure[0]!r}"
+    return rundir.fail(run_config, PROGRAM, reason, 1)
 
 
 def allreduce(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Do all ranks reach each other, do they add right, and how fast? Run before the trials.
+    """Checks that all ranks reach each other and add up correctly, and measures bandwidth. Run before the trials.
 
-    The ranks first answer a roll call, so that one that does not arrive is named. Then they all-reduce vectors whose
-    sums are known, on the devices and the backend of the training, and rank 0 prints what bandwidth they reach. Exit
-    status: 0, 1 where the test fails, 2 for bad input; the reason is one line on stderr and in RUN_DIR.
+    The ranks first answer a roll call, which names missing ones. Then they all-reduce vectors with known sums, with the
+    devices and the backend of training, and rank 0 prints the bandwidth. Exit status: 0, 1 if the test fails, 2 for bad
+    input; the reason is one line on stderr and in RUN_DIR.
     """
     parser.parse_args(arguments)
     return main(environ)

@@ -11,13 +11,13 @@ from bert.training.debug import differences
 
 
 def compare_captures(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """What two runs with CAPTURE computed, module by module.
+    """Compares what two runs with CAPTURE computed, module by module.
 
     Exit status: 0 all is equal within --tolerance, 1 something differs (the first module is named), 2 bad input.
     """
-    parser.add_argument("one", type=Path, help="a file of a capture, or the folder of them")
+    parser.add_argument("one", type=Path, help="a capture file, or a folder of them")
     parser.add_argument("other", type=Path)
-    parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference that counts as none")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference to ignore")
     options = parser.parse_args(arguments)
 
     def files(path: Path) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""From DeepSpeed to our own engine: its JSON as exports, its checkpoints as ours."""
+"""From DeepSpeed to our own engine: converts its JSON to exports, and its checkpoints to ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bert.core.files import whole_file
 from bert.deepspeed import ds_config
 from bert.deepspeed.checkpoints import INDEX, read
 
-# DeepSpeed's launcher sets them.
+# Set by DeepSpeed's launcher.
 PLACE_OF_A_RANK = {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
@@ -26,7 +26,7 @@ def deepspeed_config(parser: argparse.ArgumentParser, arguments: list[str], envi
         python -m bert deepspeed-config ds.json --ranks 8        what to export instead of ENGINE=deepspeed
         python -m bert deepspeed-config --environment            what is set here, for the `deepspeed` launcher's nodes
 
-    Exit status: 0, or 2 where the JSON says what our own engine does not do.
+    Exit status: 0, or 2 for a JSON that our own engine does not support.
     """
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("file", nargs="?", type=Path, help="DeepSpeed's JSON")
@@ -34,32 +34,35 @@ def deepspeed_config(parser: argparse.ArgumentParser, arguments: list[str], envi
     parser.add_argument("--ranks", type=int, default=1, help="GPUs of the run, by which train_batch_size is divided")
     options = parser.parse_args(arguments)
     lines = list(_environment(environ) if options.environment else _exports(options.file, options.ranks))
-    if lines:  # an empty one is more than the launcher can read
+    if lines:  # the launcher cannot read an empty line
         print("\n".join(lines))
     return 0
 
 
 def _exports(path: Path, ranks: int) -> Iterator[str]:
-    """Lines of shell. Raises ConfigError, naming the entry, for what our own engine does not do."""
+    """Shell exports. Raises ConfigError, naming the entry, for what our own engine does not support."""
     if ranks < 1:
         raise ConfigError(f"--ranks is {ranks}: expected at least 1")
     found = ds_config.read(path)
     meanings, zero = ds_config.meanings(found, ranks), found.get("zero_optimization", {})
-    if zero.get("stage") == 3 or ds_config.offloads(zero):
-        raise ConfigError(
-            f"{path}: zero_optimization: our own engine has no stage 3 and no offload: set ENGINE=deepspeed"
-        )
+    offloads = [
+        (zero.get(key) or {}).get("device", "cpu" if zero.get(older) else "none") != "none"
+        for key, older in (("offload_optimizer", "cpu_offload"), ("offload_param", "cpu_offload_param"))
+    ]
+    if zero.get("stage") == 3 or any(offloads):
+        missing = "our own engine has no stage 3 and no offload"
+        raise ConfigError(f"{path}: zero_optimization: {missing}: set ENGINE=deepspeed")
     for key, name, value, explicit in meanings:
         yield f"export {name}={shlex.quote(value)} # {key}{'' if explicit else ', the default'}"
     for key in ds_config.deepspeed_only(found):
-        yield f"# {key}: DeepSpeed's alone, without a variable here"
+        yield f"# {key}: used by DeepSpeed alone, without a variable here"
 
 
 def _environment(environ: Mapping[str, str]) -> Iterator[str]:
-    """NAME=value of every variable of a run that is set, but for those that tell a rank its place.
+    """NAME=value of every variable of a run that is set, except the launcher's own.
 
-    The launcher puts values between double quotes on a command line that pdsh and a shell read, and drops white space
-    around them. Raises ConfigError for a value that would not arrive as it is.
+    The launcher puts values in double quotes on a command line parsed by pdsh and a shell, and strips white space.
+    Raises ConfigError for a value that would not arrive unchanged.
     """
     for entries in variables.groups().values():
         for entry in entries:
@@ -72,11 +75,10 @@ def _environment(environ: Mapping[str, str]) -> Iterator[str]:
 
 
 def deepspeed_checkpoint(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """A checkpoint of DeepSpeed's as a step_*.pt of our own.
+    """Converts a DeepSpeed checkpoint to a step_*.pt.
 
-    FOLDER: CHECKPOINT_DIR/deepspeed_<step>, as DEEPSPEED_CHECKPOINTS=1 writes it. The other way needs no command: with
-    RESUME=1 a run goes on from either kind, and writes the kind that it is asked for. Exit status: 0, or 2 for bad
-    input.
+    FOLDER: CHECKPOINT_DIR/deepspeed_<step>, as DEEPSPEED_CHECKPOINTS=1 writes it. The reverse needs no command: with
+    RESUME=1 a run continues from either kind, and writes the configured kind. Exit status: 0, or 2 for bad input.
     """
     parser.add_argument("folder", type=Path)
     parser.add_argument("file", type=Path, help="step_<step>.pt")
@@ -85,7 +87,7 @@ def deepspeed_checkpoint(parser: argparse.ArgumentParser, arguments: list[str], 
         raise ConfigError(f"{options.folder}: no {INDEX} in it: expected CHECKPOINT_DIR/deepspeed_<step>")
 
     def as_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
-        """With every mapping, such as one that reads tensors when asked, as a dict."""
+        """Converts all mappings, such as those that read tensors on access, to dicts."""
         found = {name: value for name, value in state.items() if name != "model"}
         return {name: as_dicts(value) if isinstance(value, Mapping) else value for name, value in found.items()}
 

@@ -29,7 +29,7 @@ from bert.training.evaluate import Evaluator
 
 # The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the tolerance.
 INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000
-MUCH_WORSE = 0.2  # of a masked-LM loss: its perplexity has grown by a fifth
+MUCH_WORSE = 0.2  # increase of a masked-LM loss: a fifth of the perplexity
 _COLUMNS = (
     "accuracy", "mlm_loss", "loss_per_word", "nsp_loss", "nsp_accuracy", "general_accuracy", "general_mlm_loss",
 )  # fmt: skip
@@ -37,25 +37,23 @@ _COLUMNS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Config(trained.Source):
-    """Where and on what to evaluate."""
-
     evaluate: evaluation.Config = field(default_factory=evaluation.Config)
 
 
 def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """How good are these weights? Accuracy and losses on the sequences of EVALDIR.
+    """Accuracy and losses of trained weights on the sequences of EVALDIR.
 
-    Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or the folder of a run, also of one
-    that is still training. With several the last line compares the last with the first: a model of one's domain
-    with the one that it was continued from. mlm_loss is the mean of the masked tokens; loss_per_word is that times the
-    tokens of a word (or punctuation mark), where the vocabulary is found: of other vocabularies it compares roughly,
-    for what is left of a masked word helps. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION, DEVICE mean what they mean to
-    the trainer; without NUM_EVAL_EXAMPLES all sequences count. Exit status: 0, or 2 for bad input.
+    Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or a run's folder, even while it is
+    training. With several paths the last line compares the last with the first, such as a domain model with the one it
+    was continued from. mlm_loss is the mean over masked tokens; loss_per_word is that times the tokens per word (or
+    punctuation mark), if the vocabulary is found: a rough comparison between vocabularies, since the rest of a masked
+    word helps. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION and DEVICE are the trainer's; without NUM_EVAL_EXAMPLES all
+    sequences count. Exit status: 0, or 2 for bad input.
     """
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a checkpoint, a folder of them, or a run")
     parser.add_argument("--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)")
-    parser.add_argument("--general", type=Path, metavar="FOLDER", help="records of general text: what was forgotten?")
-    parser.add_argument("--json", action="store_true", help="a JSON object for each checkpoint")
+    parser.add_argument("--general", type=Path, metavar="FOLDER", help="records of general text, to find forgetting")
+    parser.add_argument("--json", action="store_true", help="print a JSON object per checkpoint")
     parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
     options = parser.parse_args(arguments)
     config = from_env(Config, environ)
@@ -79,11 +77,8 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
         path, steps = Path(figures["checkpoint"]), figures["steps"]
         values = (f"{figures[column]:.5f}" if column in figures else "-" for column in columns)
         cells = "  ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
-        print(
-            f"{path.name if len(paths) == 1 else path!s:<18}  {'-' if steps is None else f'{steps:,}':>9}  {cells}  "
-            f"{figures['sequences_per_second']:>12.1f}",
-            flush=True,
-        )
+        name, rate = path.name if len(paths) == 1 else str(path), figures["sequences_per_second"]
+        print(f"{name:<18}  {'-' if steps is None else f'{steps:,}':>9}  {cells}  {rate:>12.1f}", flush=True)
         if "initial_checkpoint" in figures:
             verdict = "met" if figures["initial_checkpoint"] else "not met: these are not the benchmark's weights"
             print(f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}", flush=True)
@@ -93,25 +88,25 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
 
 
 def _compare(before: dict[str, Any], after: dict[str, Any], quiet: bool) -> None:
-    """Prints the last line, and warns where general text is predicted much worse than before."""
-    told = {"": "this text", "general_": "general text"}
-    for prefix in [prefix for prefix in told if f"{prefix}mlm_loss" in after]:
+    """Prints the last line, and warns if general text is predicted much worse than before."""
+    texts = {"": "this text", "general_": "general text"}
+    for prefix in [prefix for prefix in texts if f"{prefix}mlm_loss" in after]:
         loss, words = (f"{prefix}{name}" for name in ("mlm_loss", "accuracy"))
         change = f"masked-LM loss {before[loss]:.4f} -> {after[loss]:.4f}"
         if not quiet:
-            print(f"{told[prefix]}: {change}, accuracy {before[words]:.4f} -> {after[words]:.4f}", flush=True)
+            print(f"{texts[prefix]}: {change}, accuracy {before[words]:.4f} -> {after[words]:.4f}", flush=True)
         if prefix and after[loss] > before[loss] + MUCH_WORSE:
             cure = "mix general text into the training data, or lower LR or MAX_STEPS"
             print(f"bert evaluate: warning: general text got much worse ({change}): {cure}", file=sys.stderr)
 
 
 class CheckpointEvaluator:
-    """Evaluates one file of weights after another; model and evaluation sets are made for the first."""
+    """Evaluates one weights file after another; model and evaluation sets are reused."""
 
     def __init__(self, config: Config, samples: int, bert_config: Path | None, general: Path | None = None) -> None:
         """samples: sequences to evaluate on, 0 for all; general: a second evaluation set.
 
-        Raises DataError where there is no evaluation set.
+        Raises DataError without an evaluation set.
         """
         if config.evaluate.evaldir is None:
             raise DataError("EVALDIR is not set: give the folder of the evaluation records")
@@ -124,7 +119,7 @@ class CheckpointEvaluator:
         self._evaluators: dict[str, Evaluator] = {}
 
     def __call__(self, path: Path) -> dict[str, Any]:
-        """The figures of a file of weights. Raises ConfigError or DataError."""
+        """The figures of a weights file. Raises ConfigError or DataError."""
         source = trained.describe(path, self.bert_config)
         if self._model is None or self._model.config != source.shape:
             self._model = self.config.model(source.shape, self.world)
@@ -154,7 +149,7 @@ class CheckpointEvaluator:
 
 
 def tokens_per_word(batches: list[PretrainingBatch], vocab_file: Path) -> float:
-    """Of the text in the batches: masked tokens count as what they were."""
+    """Tokens per word of the text in the batches, with masked tokens restored."""
     vocabulary = WordPiece(vocab_file)
     continuing = [number for word, number in vocabulary.ids.items() if word.startswith("##")]
     tokens = words = 0

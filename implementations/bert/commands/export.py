@@ -17,12 +17,11 @@ from bert.model.bert import BertForPreTraining
 
 
 def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """Trained weights as Hugging Face's classes load them.
+    """Exports trained weights in Hugging Face's format.
 
-    PATH is the folder of a run, a checkpoint or a folder of them (the newest). FOLDER gets config.json,
-    model.safetensors (fp32), vocab.txt and tokenizer_config.json: AutoModel, AutoModelForPreTraining (of NSP=0
-    AutoModelForMaskedLM) and the fill-mask pipeline work on it, and so do INIT_CHECKPOINT=FOLDER, python -m bert
-    fill-mask and fine-tuning.
+    PATH is a run's folder, a checkpoint or a folder of them (the newest). FOLDER gets config.json, model.safetensors
+    (fp32), vocab.txt and tokenizer_config.json: AutoModel, AutoModelForPreTraining (with NSP=0 AutoModelForMaskedLM)
+    and the fill-mask pipeline load it, as do INIT_CHECKPOINT=FOLDER, python -m bert fill-mask and fine-tuning.
     """
     parser.add_argument("path", type=Path, help="a run's folder, a checkpoint, or a folder of them")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder to write")
@@ -33,7 +32,7 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
     try:
         others = not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())
         if folder.exists() and others and not huggingface.weights_in(folder):
-            raise ConfigError(f"{folder}: is there and holds no model: give a new folder by -o")
+            raise ConfigError(f"{folder}: exists and holds no model: give a new folder by -o")
         source = trained.describe(trained.find(options.path)[-1], options.bert_config)
         vocab_file, kernels = trained.vocabulary(source, options.vocab), Config(fused="none", attention="sdpa_loop")
         model = BertForPreTraining(source.shape, select(kernels, torch.device("cpu")))
@@ -45,10 +44,8 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
     except OSError as error:  # a full disk
         raise ConfigError(str(error)) from None
     if source.shape.layer_norm_large_model:
-        print(
-            f"bert export: {folder}: {huggingface.PRE_LN}: load it as INIT_CHECKPOINT, or with bert fill-mask",
-            file=sys.stderr,
-        )
+        cure = "load it as INIT_CHECKPOINT, or with bert fill-mask"
+        print(f"bert export: {folder}: {huggingface.PRE_LN}: {cure}", file=sys.stderr)
     after = f", after {source.steps:,} steps" if source.steps is not None else ""
     print(f"{folder}: {source.path}{after}; GELU in its {source.shape.gelu_form} form", file=sys.stderr)
     return 0

@@ -23,11 +23,11 @@ MASK = "[MASK]"
 
 @torch.no_grad()
 def fill_mask(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
-    """The likeliest words for each [MASK], as in "Paris is the [MASK] of France.".
+    """The most likely words for each [MASK], as in "Paris is the [MASK] of France.".
 
-    PATH is what bert export wrote, any folder of the Hub's layout, a run's folder or a checkpoint.
+    PATH is an exported model, any folder in the Hub's layout, a run's folder or a checkpoint.
     """
-    parser.add_argument("path", type=Path, help="what bert export wrote, a run's folder, or a checkpoint")
+    parser.add_argument("path", type=Path, help="an exported model, a run's folder, or a checkpoint")
     parser.add_argument("text", nargs="+", help=f"with {MASK} for each word to be found")
     parser.add_argument("--top", type=int, default=5, help="words to show for each (default %(default)s)")
     parser.add_argument("--vocab", type=Path, help="the model's vocab.txt (default: the one beside it)")
@@ -65,7 +65,7 @@ def batch_of(text: str, tokenizer: WordPiece, longest: int) -> PretrainingBatch:
         raise ConfigError(f"{text!r}: no {MASK} in it: write {MASK} where a word is to be found")
     if len(ids) > longest:
         raise ConfigError(f"the text has {len(ids)} tokens, and the model takes {longest}: give a shorter one")
-    none = np.full(len(positions) + 1, IGNORE)  # labels of masked words and of the sequence
+    none = np.full(len(positions) + 1, IGNORE)  # labels of masked words and the sequence
     ends = {"sequence_offsets": len(ids), "masked_lm_offsets": len(positions)}
     records = Records(
         input_ids=np.array(ids, np.int32),

@@ -1,4 +1,4 @@
-"""Trained weights, wherever they are: in the folder of a run, among its checkpoints, or in the Hub's layout."""
+"""Finding trained weights: in a run's folder, among its checkpoints, or in the Hub's layout."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from bert.training.config import Hardware
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Hardware):
-    """Hardware settings of a command, by the trainer's variables (DEVICE, PRECISION, ...)."""
+    """Hardware settings of a command: the trainer's variables (DEVICE, PRECISION, ...)."""
 
     def model(self, shape: BertConfig, world: World) -> BertForPreTraining:
-        """A model for inference on this device, its weights still to be loaded."""
+        """A model for inference on this device, without weights."""
         self.dist.check()
         self.precision.check(self.device)
         choice, _ = self.kernels.choose(shape, self.numerics.dtype, False, world)  # no graph: sizes differ
@@ -38,9 +38,9 @@ class Source(Hardware):
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """One file of weights, or the index of one in shards, and what is known of it.
+    """A weights file, or the index of a sharded checkpoint, and what is known of it.
 
-    steps, samples: trained, None where unknown; vocab_md5: "" where unknown.
+    steps, samples: trained, None if unknown; vocab_md5: "" if unknown.
     """
 
     path: Path
@@ -51,10 +51,10 @@ class Trained:
 
 
 def find(path: Path) -> list[Path]:
-    """The files of weights that a path stands for, oldest first.
+    """The weights files of a path, oldest first.
 
-    A run's folder stands for its checkpoints, that of run_pretraining.sh for those of its latest phase, a folder of the
-    Hub's layout for its weights. Raises ConfigError where there are none.
+    A run's folder stands for its checkpoints, that of run_pretraining.sh for those of its latest phase, a folder in the
+    Hub's layout for its weights. Raises ConfigError if there are none.
     """
     if path.is_file():
         return [path]
@@ -72,20 +72,20 @@ def find(path: Path) -> list[Path]:
 
 
 def describe(path: Path, bert_config: Path | None = None) -> Trained:
-    """What is known of a file of weights: by itself, or by ``bert_config`` or the description beside it.
+    """What is known of a weights file, from itself, ``bert_config`` or the model config beside it.
 
-    Raises ConfigError for a file that cannot be read, and where no model config is found.
+    Raises ConfigError for a file that cannot be read, and if no model config is found.
     """
-    said: Mapping[str, Any] = {}
+    saved: Mapping[str, Any] = {}
     if is_ours(path):
         try:
-            said = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:  # a damaged file has many errors
+            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        except Exception as error:  # depends on the kind of damage
             raise ConfigError(f"{step_path(path)}: not a readable checkpoint ({damage(error)})") from None
     beside = bert_config or huggingface.config_beside(path)
-    if bert_config is None and "bert_config" in said:
+    if bert_config is None and "bert_config" in saved:
         try:
-            shape = BertConfig(**said["bert_config"])
+            shape = BertConfig(**saved["bert_config"])
         except (ConfigError, TypeError) as error:  # a key of another version
             raise ConfigError(f"{step_path(path)}: bert_config: {error}") from None
     elif beside is not None:
@@ -94,20 +94,19 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
         shape = replace(BertConfig.from_json(beside), next_sentence=paired)
     else:
         raise ConfigError(f"{path}: no model config found: give its bert_config.json by --bert-config")
-    return Trained(
-        path=path, shape=shape, steps=said.get("step"), samples=said.get("samples"), vocab_md5=vocabulary_of(path),
-    )  # fmt: skip
+    steps, samples = saved.get("step"), saved.get("samples")
+    return Trained(path=path, shape=shape, steps=steps, samples=samples, vocab_md5=vocabulary_of(path))
 
 
 def load(trained: Trained, model: BertForPreTraining) -> None:
-    """Copies the weights into a model of their shape. Raises ConfigError where they do not fit, or lack a head."""
+    """Copies the weights into a model of their shape. Raises ConfigError if they do not fit, or lack a head."""
     with _as_command():
         load_weights(model, trained.path)
 
 
 @contextlib.contextmanager
 def _as_command() -> Iterator[None]:
-    """Names what a command was given by no variable."""
+    """Rewords errors for commands, which are not given weights by variables."""
     try:
         yield
     except ConfigError as error:
@@ -115,9 +114,9 @@ def _as_command() -> Iterator[None]:
 
 
 def vocabulary(trained: Trained, given: Path | None = None) -> Path:
-    """The weights' vocab.txt: the one ``given``, beside them, or where the run's settings say.
+    """The weights' vocab.txt: ``given``, beside them, or by the run's settings.
 
-    Raises ConfigError where it is not found, or is not the one that they were trained with.
+    Raises ConfigError if it is not found, or is not the one they were trained with.
     """
     path = step_path(trained.path)
     near = [path.parent, *list(path.resolve().parents)[1:3]]
@@ -135,7 +134,7 @@ def vocabulary(trained: Trained, given: Path | None = None) -> Path:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """config.json of a run's folder; of any other, nothing."""
+    """config.json of a run's folder; empty for other folders."""
     try:
         settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

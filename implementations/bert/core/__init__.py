@@ -1,1 +1,1 @@
-"""Below everything: settings, ranks, files, the end of a process."""
+"""Foundations: settings, ranks, files, process exit."""

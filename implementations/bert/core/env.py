@@ -43,7 +43,7 @@ class Variable:
     name: str
     doc: str = ""
     choices: tuple[str, ...] = ()
-    auto: bool = False  # the word auto is allowed as well, and read as None
+    auto: bool = False  # "auto" is accepted as well, and read as None
     at_least: float | None = None
     at_most: float | None = None
     above: float | None = None
@@ -55,7 +55,7 @@ class Variable:
         return f"{self.doc} ({', '.join(self.choices)})" if self.choices else self.doc
 
     def expectation(self, kind: type) -> str:
-        """What is accepted, such as ``an integer, at least 1``."""
+        """Description of accepted values, such as ``an integer, at least 1``."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
@@ -63,7 +63,7 @@ class Variable:
         return ", ".join([words, *limits]) + ", or auto" * self.auto
 
     def meant(self, text: str) -> str:
-        """The choice that is most like a text, whatever its case and punctuation; none: empty."""
+        """The choice closest to ``text``, ignoring case and punctuation; empty if none is close."""
         plain = {"".join(filter(str.isalnum, choice)).lower(): choice for choice in self.choices}
         near = difflib.get_close_matches("".join(filter(str.isalnum, text)).lower(), plain, n=1)
         return plain[near[0]] if near else ""
@@ -115,7 +115,7 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """The values of a Config and its nested ones by variable; without paths, which may move."""
+    """Values of a Config and its nested Configs by variable, except paths, which may move."""
     found: dict[str, Any] = {}
     paths = {variable.name for _, variable, kind in variables(type(config)) if kind is Path}
     for field in dataclasses.fields(config):

@@ -10,21 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-unfinished: set[Path] = set()  # being written by this process, for who ends it in the middle
+unfinished: set[Path] = set()  # files this process is writing, to be removed if it is ended meanwhile
 
 
 class NoSpaceError(OSError):
-    """A disk is full, or a quota. The message is for the user."""
+    """The disk or quota is full. The message is for the user."""
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether it says that a disk is full, or a quota."""
+    """Whether the error is that of a full disk or quota."""
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return full or isinstance(error, NoSpaceError)
 
 
 def no_space(folder: Path, what: str = "") -> NoSpaceError:
-    """The error that says so; what: that was to be written."""
+    """The error for a full disk; what: the file that was being written."""
     free = shutil.disk_usage(folder).free / 1e6 if folder.is_dir() else 0.0
     return NoSpaceError(f"No space left in {folder}: {what or 'a file'}, {free:,.1f} MB are free: make room there")
 
@@ -33,8 +33,8 @@ def no_space(folder: Path, what: str = "") -> NoSpaceError:
 def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
     """A hidden path beside ``path`` to write to; on success it is synced and renamed to ``path``, on failure removed.
 
-    Raises OSError where that cannot be done: NoSpaceError on a full disk, whatever error a library makes of it.
-    num_bytes: how large it will be, where that is known before.
+    Raises OSError if it cannot be written: NoSpaceError on a full disk, whatever error a library raises for it.
+    num_bytes: expected size, if known.
     """
     partial = path.with_name(f".{path.name}.partial")
     unfinished.add(partial)
@@ -57,7 +57,7 @@ def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
 
 
 def has_no_room(partial: Path) -> bool:
-    """Whether a file, which is made where there is none, cannot become longer."""
+    """Whether nothing can be appended to a file, which is created if missing."""
     try:
         with partial.open("ab", buffering=0) as file:
             return file.write(bytes(1 << 16)) < 1 << 16
@@ -72,7 +72,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def text_of(path: Path) -> str:
-    """What a text file holds, stripped; empty where it cannot be read."""
+    """Content of a text file, stripped; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
@@ -80,10 +80,10 @@ def text_of(path: Path) -> str:
 
 
 def name_folder(hidden: Path, path: Path) -> None:
-    """Renames a complete folder, in the place of one of the same name, and syncs that."""
+    """Renames a complete folder, replacing one of the same name, and syncs the change."""
     replaced = path.with_name(f".{path.name}.replaced")
     if path.exists():
-        shutil.rmtree(replaced, ignore_errors=True)  # of a run that was killed here
+        shutil.rmtree(replaced, ignore_errors=True)  # left by a run that was killed here
         os.rename(path, replaced)
     os.rename(hidden, path)
     sync(path.parent)
@@ -91,7 +91,7 @@ def name_folder(hidden: Path, path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Returns when the file, or what the folder says of its files, is on the disk."""
+    """fsync of a file or folder."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
@@ -100,9 +100,9 @@ def sync(path: Path) -> None:
 
 
 def damage(error: Exception) -> str:
-    """Why PyTorch could not read a file, in a few words: each kind of damage has its own error.
+    """Why PyTorch could not read a file, in a few words.
 
-    Of what cannot be unpickled PyTorch advises to trust the file all the same, which is no cure for a damaged one.
+    For a file that cannot be unpickled PyTorch suggests weights_only=False, which does not help with a damaged one.
     """
     if isinstance(error, pickle.UnpicklingError):
         return "not what torch.save writes, or cut off"

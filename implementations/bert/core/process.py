@@ -1,4 +1,4 @@
-"""How a process ends, and which error of a chain its user is to read."""
+"""Command lines, exit statuses, and the error of a chain to report."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bert.core.env import ConfigError, from_env
 def hard_exit(status: int) -> NoReturn:
     """Ends this process without exit handlers.
 
-    After a failure, peers may hang in a collective that a handler would wait for; after a success, threads of the
-    communicators now and then abort a process that is torn down around them.
+    After a failure, a handler may wait for peers that hang in a collective; after a success, communicator threads
+    sometimes abort the process during teardown.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -25,7 +25,7 @@ def hard_exit(status: int) -> NoReturn:
 
 
 def run_and_exit(main: Callable[[], int]) -> NoReturn:
-    """``hard_exit`` with the status of ``main``. A reader of its output, such as head, may have seen enough."""
+    """``hard_exit`` with the status of ``main``; 0 if the reader of its output, such as head, closes the pipe."""
     try:
         try:
             status = main()
@@ -39,7 +39,7 @@ def run_and_exit(main: Callable[[], int]) -> NoReturn:
 
 
 def front(name: str, about: str | None, settings: str, commands: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The parser of ``python -m name``, whose options besides are settings. commands: what each does."""
+    """Parser of ``python -m name``; settings are options too. commands: descriptions by name."""
     width = max(map(len, commands)) + 1
     return argparse.ArgumentParser(
         prog=f"python -m {name}",
@@ -54,7 +54,7 @@ def front(name: str, about: str | None, settings: str, commands: Mapping[str, st
 def run_command(
     command: Callable[..., int | None], name: str, program: str, arguments: list[str], environ: Mapping[str, str]
 ) -> int:
-    """Runs ``python -m name``, whose errors ``program`` says in one line; returns the exit status."""
+    """Runs ``python -m name``, printing an error in one line as ``program``; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {name}", description=inspect.getdoc(command),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -71,18 +71,18 @@ def run_command(
 
 
 def refuse(program: str, error: ConfigError, environ: Mapping[str, str]) -> int:
-    """Says in one line what is wrong in a command line, in RUN_DIR for the launcher too; returns the exit status."""
+    """Reports a wrong command line in one line, also in RUN_DIR for the launcher; returns the exit status."""
     if environ.get("RUN_DIR"):
-        from bert.core import rundir  # with PyTorch, which takes seconds
+        from bert.core import rundir  # imports PyTorch, which takes seconds
 
-        with suppress(ConfigError):  # of TRIAL
+        with suppress(ConfigError):  # for TRIAL
             return rundir.fail(from_env(rundir.Config, environ), program, str(error), 2)
     print(f"{program}: error: {error}", file=sys.stderr)
     return 2
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first error of a chain: the one that the others were raised from, or while it was handled."""
+    """The first error of a chain of causes and contexts."""
     while earlier := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = earlier
     return error

@@ -1,4 +1,4 @@
-"""The folder of a run: its configuration, environment and, after a failure, the reason in one line."""
+"""A run's folder: configuration, environment and, after a failure, the reason in one line."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from bert.core.dist import HangError
 from bert.core.env import ConfigError, env, settings
 from bert.core.files import NoSpaceError, is_full, no_space, write_text
 
-_PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # besides torch, whose metadata lack the build (+cu130)
+_PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # not torch, whose metadata lacks the build (+cu130)
 
 _OWN = ("RANK", "LOCAL_RANK", "OMP_NUM_THREADS")  # may differ between the ranks of a run
-# Of a process, its machine, and what is shown and kept: a run is the same with others.
+# Settings of the process, the machine and the output, which do not change what a run computes.
 OUTPUT = {
     *("RESUME", "TRIAL", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "DIST_TIMEOUT", "OMP_NUM_THREADS"),
     *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "CACHE_CLEARED"),
@@ -40,12 +40,12 @@ OUTPUT = {
 class Config:
     """Where a run's files go. The launch scripts set both."""
 
-    run_dir: Path | None = env("RUN_DIR", None, doc="folder of this run's files; unset writes none")
+    run_dir: Path | None = env("RUN_DIR", None, doc="folder of this run's files; unset: none are written")
     trial: int = env("TRIAL", 0, at_least=0, doc="number of this run in its folder: result_<TRIAL>.txt")
 
 
 def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:
-    """Writes config.json (every setting of the run, and what follows from them) and environment.json (the machine)."""
+    """Writes config.json (every setting of the run, and derived values) and environment.json (the machine)."""
     if config.run_dir is None:
         return
     settings = dataclasses.asdict(tree) | derived
@@ -55,7 +55,7 @@ def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> Non
 
 
 def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
-    """Adds what became known after write_description, such as the attention backend, to environment.json."""
+    """Adds facts learnt after write_description, such as the attention backend, to environment.json."""
     if config.run_dir is None:
         return
     path = config.run_dir / "environment.json"
@@ -65,15 +65,15 @@ def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
 
 
 def difference(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
-    """The first in which two runs differ, of what both tell, in words; empty where they are the same."""
-    odd = (name for name in mine if name in known and known[name] != mine[name])
-    return next((f"of a run with {name} {known[name]}, this one has {mine[name]}" for name in odd), "")
+    """The first difference between two runs in what both record, in words; empty if there is none."""
+    differing = (name for name in mine if name in known and known[name] != mine[name])
+    return next((f"of a run with {name} {known[name]}, this one has {mine[name]}" for name in differing), "")
 
 
 def shared_facts(tree: Any) -> dict[str, Any]:
-    """What all ranks of a run must have alike, for World.agree: settings, PyTorch's version and our code.
+    """What must be equal on all ranks of a run, for World.agree: settings, PyTorch's version and our code.
 
-    What lies at a path is compared where it is read.
+    Contents of files are compared where they are read.
     """
     facts = {name: value for name, value in settings(tree).items() if name not in _OWN}
     root, code = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=8)
@@ -83,14 +83,14 @@ def shared_facts(tree: Any) -> dict[str, Any]:
 
 
 def check_same(result: Path, known: Mapping[str, Any] | None, mine: Mapping[str, Any]) -> None:
-    """Raises ConfigError where the trial whose ``result`` is there was another than this one. known: what it told."""
-    said = "does not say of which settings and data it is"
-    if known is None or (said := difference(known, mine) and f"is {difference(known, mine)}"):
-        raise ConfigError(f"{result} {said}: use the same settings and data, or another RUN_NAME")
+    """Raises ConfigError if the finished trial of ``result`` is another run. known: what it recorded of itself."""
+    problem = "does not record its settings and data"
+    if known is None or (problem := difference(known, mine) and f"is {difference(known, mine)}"):
+        raise ConfigError(f"{result} {problem}: use the same settings and data, or another RUN_NAME")
 
 
 def write_error(config: Config, reason: str) -> None:
-    """Leaves the reason of a failure for the launcher; the first one stands."""
+    """Leaves the reason of a failure for the launcher; the first reason is kept."""
     if config.run_dir is None:
         return
     try:
@@ -102,7 +102,7 @@ def write_error(config: Config, reason: str) -> None:
 
 
 def fail(config: Config, program: str, reason: str, status: int) -> int:
-    """Says in one line on stderr, and in RUN_DIR for the launcher, why ``program`` fails; returns the exit status."""
+    """Reports the failure in one line on stderr, and in RUN_DIR for the launcher; returns the exit status."""
     reason = " ".join(reason.split())
     write_error(config, reason)
     print(f"{program}: error: {reason}", file=sys.stderr, flush=True)
@@ -110,10 +110,10 @@ def fail(config: Config, program: str, reason: str, status: int) -> int:
 
 
 def failed(config: Config, program: str, error: Exception) -> int:
-    """``fail`` for an error, with its ``exit_status``; for one without, after its traceback. Within an except.
+    """``fail`` for the error being handled, with its ``exit_status``; without one, status 1 after a traceback.
 
-    Of ranks that did not come RUN_DIR/hang_<TRIAL>.txt says so, and then a line a rank;
-    collectives_<TRIAL>_rank_<RANK>.json beside it: what this rank's flight recorder knows of its last collectives.
+    For a HangError: RUN_DIR/hang_<TRIAL>.txt has the message and a line per missing rank,
+    collectives_<TRIAL>_rank_<RANK>.json this rank's last collectives.
     """
     if isinstance(error, HangError) and config.run_dir is not None:
         with contextlib.suppress(OSError):

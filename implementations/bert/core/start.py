@@ -1,4 +1,4 @@
-"""How long the start of a run takes, by part: from the process's first moment to run_start."""
+"""Startup time by part: from process creation to run_start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def process_started() -> float:
-    """When this process was made, by time.monotonic(); where the system does not say, this moment."""
+    """time.monotonic() at the creation of this process; now, if the system does not tell."""
     now = time.monotonic()
     try:
         ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
@@ -23,9 +23,9 @@ PROCESS_STARTED = process_started()
 
 
 class StartClock:
-    """Seconds of each part of the start, in their order.
+    """Seconds of each part of the startup, in order.
 
-    By the host's clock: what a GPU is still doing counts for the part that waits for it.
+    By the host's clock: pending GPU work counts for the part that waits for it.
     """
 
     def __init__(self, began: float = PROCESS_STARTED, now: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class StartClock:
         self.parts: dict[str, float] = {}
 
     def lap(self, part: str) -> None:
-        """What ran since the part before was ``part``; one that comes again is added up."""
+        """Ends a part, which began where the last one ended; repeated parts are added up."""
         now = self._now()
         self.parts[part] = self.parts.get(part, 0.0) + now - self._last
         self._last = now
@@ -44,6 +44,6 @@ class StartClock:
         return self._last - self.began
 
     def line(self) -> str:
-        """All of it in one line, such as "start 7.3 s: imports 3.1, process group 0.8, ..."."""
+        """Summary such as "start 7.3 s: imports 3.1, process group 0.8, ..."."""
         parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.parts.items() if seconds >= 0.05)
         return f"start {self.total:.1f} s: {parts}"

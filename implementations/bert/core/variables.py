@@ -1,9 +1,9 @@
-"""Every variable that configures a run: one list, a table of it, and a guard against names that nobody reads.
+"""Every variable that configures a run: a list, a table, and a check for misspelt names.
 
 The names are those of ``launch/variables.txt``. A setting of the trainer is declared where it is used, by
-``env("LR", ...)`` in a Config; default and meaning are taken from the source text, so that neither the table nor the
-guard waits for PyTorch. ``python -m bert.core.variables`` is the guard alone, for the launch scripts: exit status 2
-where a name looks like a mistake.
+``env("LR", ...)`` in a Config; default and meaning are parsed from the source, so that neither table nor check has to
+import PyTorch. ``python -m bert.core.variables`` is the check alone, for the launch scripts: exit status 2 for a name
+that looks like a mistake.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IMPLEMENTATIONS = Path(__file__).resolve().parents[2]
 LIST = IMPLEMENTATIONS.parent / "launch" / "variables.txt"
 PAGE = IMPLEMENTATIONS.parent / "docs" / "variables.md"
 
-# What other trainers call ours, beyond what spelling alone finds.
+# Other trainers' names for our variables, beyond what spelling alone finds.
 SYNONYMS = {
     "LEARNING_RATE": "LR",
     "BASE_LR": "LR",
@@ -44,13 +44,13 @@ SYNONYMS = {
     "NUM_NODES": "DGXNNODES",
     "GPUS_PER_NODE": "DGXNGPU",
 }
-# Names that begin so are meant for us; the rest of the world exports none.
+# Names with these prefixes are meant for us; no other software exports such.
 PREFIXES = (
     *("DGX", "EVAL_", "OPT_LAMB_", "OPT_ADAM_", "SUBMISSION_", "DATADIR_", "CHECKPOINTDIR_", "START_WARMUP", "WARMUP_"),
     *("LR_", "BATCHSIZE_", "GRADIENT_", "NUM_EVAL_", "TARGET_MLM_", "INIT_LOSS_", "LOSS_SCALE_", "FP8_", "WALLTIME_"),
     *("NCCL_TEST_", "MAX_SAMPLES_", "CONTAINER_MOUNT", "EXPECTED_"),
 )
-# Names of others that lie within a letter or two of one of ours.
+# Other software's names within a letter or two of ours.
 FOREIGN = {"HOST", "GLOBAL_RANK", "CPUS", "DEVICES", "LOG_DIR", "RANKS", "COUNT", "PYTHON3", "PYTHON2"}
 
 
@@ -64,7 +64,7 @@ class Entry:
 
 
 def declared(root: Path = IMPLEMENTATIONS) -> dict[str, Entry]:
-    """The settings declared by ``env(...)``, with literals, in the packages under ``root``, without importing them."""
+    """Settings declared by ``env(...)``, with literals, in the packages under ``root``, without importing them."""
     found: dict[str, Entry] = {}
     for path in sorted(root.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def shown(default: Any) -> str:
 
 
 def _listed(text: str | None = None) -> Iterator[tuple[str, str, list[str]]]:
-    """(group, name, default and meaning of a variable of the launch scripts) of each line of the list."""
+    """(group, name, [default, meaning] for a variable of the launch scripts) of each line of the list."""
     title = ""
     for line in (LIST.read_text(encoding="utf-8") if text is None else text).splitlines():
         if line.startswith("== "):
@@ -99,26 +99,26 @@ def _listed(text: str | None = None) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def groups(text: str | None = None) -> dict[str, list[Entry]]:
-    """The list, by group. Raises ValueError for a name that is declared nowhere and has no meaning of its own."""
+    """The list by group. Raises ValueError for a name that is neither declared nor described in the list."""
     settings = declared()
     found: dict[str, list[Entry]] = {}
     for title, name, rest in _listed(text):
         if not rest and name not in settings:
-            raise ValueError(f"{LIST}: {name} is not a setting of the trainer, and has no meaning here")
+            raise ValueError(f"{LIST}: {name} is not a setting of the trainer and has no description here")
         found.setdefault(title, []).append(Entry(name, rest[0] or "unset", rest[1]) if rest else settings[name])
     return found
 
 
 def table(environ: Mapping[str, str], width: int | None = None) -> str:
-    """All variables by group with their values in ``environ``, or else their defaults, for a terminal."""
+    """All variables by group with their values in ``environ`` or their defaults, for a terminal."""
     width = max(80, width or shutil.get_terminal_size((120, 24)).columns)
-    lines = ["Variables by what they are for; * marks what this environment sets, all others show their default."]
+    lines = ["Variables by purpose; * marks those set in this environment, all others show their default."]
     for title, entries in groups().items():
         lines += ["", title]
         for entry in entries:
             value = environ.get(entry.name) or entry.default
             start = f"{'*' if environ.get(entry.name) else ' '} {entry.name:<24} {value:<14} "
-            # A long value takes a line of its own, and the meaning stands below it.
+            # A long value takes a line to itself, with the meaning below.
             if len(start) > 42:
                 lines.append(start.rstrip())
                 start = " " * 42
@@ -130,7 +130,7 @@ def table(environ: Mapping[str, str], width: int | None = None) -> str:
 
 
 def markdown() -> str:
-    """docs/variables.md: its own words, then a table of each group."""
+    """docs/variables.md: its introduction, then a table per group."""
     lines = [f"{PAGE.read_text(encoding='utf-8').partition('## ')[0].rstrip()}\n"]
     for title, entries in groups().items():
         lines += [f"## {title}", "", "|variable|default|meaning|", "|---|---|---|"]
@@ -144,11 +144,9 @@ def markdown() -> str:
 def check_names(environ: Mapping[str, str]) -> None:
     """Raises ConfigError, one line, for all exported names that nothing reads and that look meant for a run."""
     if not LIST.is_file():
-        return  # the package without its checkout: the list of the launch scripts is not there
+        return  # the package without its checkout
     known = [name for _, name, _ in _listed()]
-    mistakes = [
-        f"{name}: did you mean {meant}?" for name in sorted(environ) if (meant := _meant(name, known)) is not None
-    ]
+    mistakes = [f"{name}: did you mean {meant}?" for name in sorted(environ) if (meant := _meant(name, known))]
     if mistakes:
         raise ConfigError(f"{' '.join(mistakes)} Nothing reads such a variable: correct it, or unset it")
 
@@ -156,8 +154,8 @@ def check_names(environ: Mapping[str, str]) -> None:
 def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str, str]:
     """Settings given on a command line, by variable: ``--lr 0.002`` and ``--lr=0.002`` are LR.
 
-    others: commands and options that may stand there besides. Raises ConfigError for the first word that is no setting,
-    with what was probably meant, and for one without a value.
+    others: commands and other options, for suggestions. Raises ConfigError for the first word that is no setting, with
+    a suggestion, and for a missing value.
     """
     options = {f"--{name.lower().replace('_', '-')}": name for name in (declared() if words else ())}
     found: dict[str, str] = {}
@@ -168,7 +166,7 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
         if spelt not in options:
             name = spelt.removeprefix("--").replace("-", "_").upper()
             if LIST.is_file() and any(name == listed and meaning for _, listed, meaning in _listed()):
-                raise ConfigError(f"{option}: {name} is read by the launch scripts alone: export it for them")
+                raise ConfigError(f"{option}: {name} is read only by the launch scripts: export it for them")
             near = [other for other, setting in options.items() if setting == SYNONYMS.get(name)]
             near = near or difflib.get_close_matches(spelt, [*options, *others], n=1)
             hint = f"did you mean {near[0]}?" if near else "no such setting: docs/variables.md lists them"
@@ -184,11 +182,11 @@ def check_read(given: Iterable[str], *configs: type) -> None:
     read = {variable.name for config in configs for _, variable, _ in variables(config)}
     for name in given:
         if name not in read:
-            raise ConfigError(f"--{name.lower().replace('_', '-')}: {name} is not read here: leave it out")
+            raise ConfigError(f"--{name.lower().replace('_', '-')}: {name} is not read here: remove it")
 
 
 def _meant(name: str, known: list[str]) -> str | None:
-    """The variable that was most likely meant by ``name``; None where it is one itself, or nothing of ours."""
+    """The variable most likely meant by ``name``; None if it is one itself, or not ours."""
     if name in known or name in FOREIGN:
         return None
     if name in SYNONYMS:
@@ -202,10 +200,10 @@ def _meant(name: str, known: list[str]) -> str | None:
 
 
 def _misspelt(name: str, known: str) -> int:
-    """Edits between a name and ``known`` where few enough for a slip of the hand: 1 or 2; 0 where it is another word.
+    """Number of edits between a name and ``known`` if few enough for a typo, 1 or 2; 0 if it is another word.
 
-    One edit, from 9 letters on two. In a short word a changed letter makes another word (LD is not LR), so only a
-    letter too many, one too few or two swapped count, and below five letters none too few.
+    Up to one edit, from 9 letters on two. In a short word a changed letter makes another word (LD is not LR), so only
+    an extra, a missing or two swapped letters count, and below five letters no missing one.
     """
     shorter = min(len(name), len(known))
     limit = 2 if shorter >= 9 else 1
@@ -216,13 +214,13 @@ def _misspelt(name: str, known: str) -> int:
     if shorter < 6 and len(name) == len(known) and sorted(name) != sorted(known):
         return 0
     if max(len({*name} - {*known}), len({*known} - {*name})) > limit:
-        return 0  # an edit brings or takes one letter at most: this spares thousands of distances at every start
+        return 0  # an edit adds or removes one letter at most; this saves thousands of distances at every start
     edits = _distance(name, known)
     return edits if edits <= limit else 0
 
 
 def _distance(a: str, b: str) -> int:
-    """Letters to insert, delete, change or swap with their neighbour (the optimal string alignment distance)."""
+    """Optimal string alignment distance: letters inserted, deleted, changed or swapped with their neighbour."""
     before: list[int] = []
     row = list(range(len(b) + 1))
     for i, letter in enumerate(a, 1):

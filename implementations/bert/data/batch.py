@@ -1,6 +1,6 @@
-"""The varlen batch: token fields, which every task has, and label fields, which a task adds; that of pretraining.
+"""The varlen batch: token fields of every task, and label fields that a task adds; the batch of pretraining.
 
-``make_batch`` and ``gather_batch`` make one of records.
+``make_batch`` and ``gather_batch`` build one from records.
 """
 
 from __future__ import annotations
@@ -20,22 +20,20 @@ from bert.kernels.cross_entropy import IGNORE
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 AnyCapacity = TypeVar("AnyCapacity", bound="Capacity")
-MASKED_SHARE = 0.15  # of the tokens, in the benchmark's data
+MASKED_SHARE = 0.15  # share of masked tokens in the benchmark's data
 _BEGIN, _MASKED_BEGIN, _SEGMENT_B, _NEXT_SENTENCE = range(4)  # rows of heads: one column a sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Fixed sizes of a batch (for a CUDA graph): tokens T, sequences S. A task whose labels have a size of their own
-    adds it.
-    """
+    """Fixed sizes of a batch (for a CUDA graph): tokens T, sequences S. A task may add sizes of its labels."""
 
     tokens: int
     sequences: int
 
 
 def padded(fills: str, padding: float) -> Any:
-    """A tensor field of a batch: the size in Capacity that its first dimension is padded to, and the padding value."""
+    """A tensor field of a batch: the size in Capacity to which its first dimension is padded, and the padding value."""
     return dataclasses.field(metadata={"fills": fills, "padding": padding})
 
 
@@ -44,8 +42,8 @@ class Batch:
     """Sequences end to end. Positions restart in each; attention never crosses ``cu_seqlens``.
 
     input_ids, segment_ids, position_ids: int32 [T]; cu_seqlens: int32 [S+1]. ``max_seqlen`` bounds the length of a
-    sequence. The num_ fields count what is real. A task's batch is a subclass with label fields, each declared by
-    ``padded``; with their padding, losses and gradients must stay what they are without it.
+    sequence. The num_ fields do not count padding. A task's batch is a subclass with label fields, each declared by
+    ``padded``; padding must not change losses and gradients.
     """
 
     input_ids: Tensor = padded("tokens", 0)
@@ -72,9 +70,9 @@ class Batch:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def pad_to(self: AnyBatch, capacity: Capacity) -> AnyBatch:
-        """The batch filled up to fixed sizes; losses and gradients stay what they were.
+        """The batch padded to fixed sizes; losses and gradients do not change.
 
-        Raises ValueError where the batch holds more than the capacity.
+        Raises ValueError if the batch exceeds the capacity.
         """
         missing, filled = {"sequences": capacity.sequences + 1 - len(self.cu_seqlens)}, {}
         for field in dataclasses.fields(self):
@@ -96,13 +94,13 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingCapacity(Capacity):
-    """Sizes of a pretraining batch: masked positions M, too."""
+    """Sizes of a pretraining batch: T, S and masked positions M."""
 
     masked: int
 
     @classmethod
     def of(cls, tokens: int, sequences: int) -> PretrainingCapacity:
-        """Capacity for the benchmark's data, which mask 15% of the tokens, rounded by up to a half per sequence."""
+        """Capacity for the benchmark's data, where 15% of the tokens of each sequence are masked, rounded."""
         return cls(tokens=tokens, sequences=sequences, masked=int(MASKED_SHARE * tokens + 0.5 * sequences))
 
 
@@ -133,9 +131,9 @@ def gather_batch(
 ) -> PretrainingBatch:
     """The batch of sequences from several sources.
 
-    places: places in the batch of each source's sequences; sequences: number of each in its source, int64 [S].
-    max_seqlen bounds their lengths, vocab_size token ids (None: not checked). Raises DataError for offsets that lead
-    out of the records, and for token ids of another vocabulary.
+    places: places in the batch of each source's sequences; sequences: index of each in its source, int64 [S].
+    max_seqlen bounds their lengths, vocab_size token ids (None: not checked). Raises DataError for offsets outside of
+    the records, and for token ids of another vocabulary.
     """
     sequences = np.ascontiguousarray(sequences, dtype=np.int64)
     heads = np.empty((4, len(sequences)), np.int64)
@@ -147,10 +145,8 @@ def gather_batch(
             heads, starts, masked_starts,
         )  # fmt: skip
         if not sound:
-            raise DataError(
-                f"training data: offsets of sequences lead out of their file, or over {max_seqlen} tokens; find the "
-                "damaged file with python -m input_preprocessing verify"
-            )
+            cure = "find the damaged file with python -m input_preprocessing verify"
+            raise DataError(f"training data: offsets beyond their file, or over {max_seqlen} tokens; {cure}")
     np.cumsum(starts, out=starts)
     np.cumsum(masked_starts, out=masked_starts)
     tokens = np.empty((3, int(starts[-1])), np.int32)  # ids, segments, positions
@@ -162,10 +158,8 @@ def gather_batch(
             where, heads, starts, masked_starts, tokens, masked_positions, masked_labels,
         )  # fmt: skip
         if vocab_size is not None and not 0 <= smallest <= largest < vocab_size:
-            raise DataError(
-                f"token ids {smallest} to {largest} in the training data, and bert_config.json has vocab_size "
-                f"{vocab_size}: the data and BERT_CONFIG are of different vocabularies"
-            )
+            found = f"token ids {smallest} to {largest} in the data, but bert_config.json has vocab_size {vocab_size}"
+            raise DataError(f"{found}: the data and BERT_CONFIG are of different vocabularies")
     return PretrainingBatch(
         input_ids=torch.from_numpy(tokens[0]),
         segment_ids=torch.from_numpy(tokens[1]),
@@ -193,9 +187,9 @@ def _read_heads(  # type: ignore[no-untyped-def]
     sequence_offsets, masked_offsets, segment_b_start, next_sentence_labels, num_tokens, num_masked, max_seqlen,
     where, sequences, heads, lengths, counts,
 ):  # fmt: skip
-    """Fills `heads` and, one place on, lengths and counts of masked tokens; whether all lie within the records.
+    """Fills `heads` and, shifted by one, lengths and counts of masked tokens; returns whether all are in the records.
 
-    The compiled copy trusts offsets; those of a damaged file must not reach it.
+    Compiled code does not check bounds; offsets of a damaged file must not reach it.
     """
     for i in where:
         sequence = sequences[i]
@@ -220,9 +214,9 @@ _OTHERS = _INT64, _HEADS, _INT64, _INT64, array("int32", ndim=2), array("int32")
 def _copy_sequences(  # type: ignore[no-untyped-def]
     input_ids, positions, labels, where, heads, starts, masked_starts, tokens, masked_positions, masked_labels
 ):
-    """Copies one source's sequences to their places ``where`` in the batch; the smallest and largest token id."""
+    """Copies one source's sequences to places ``where`` of the batch; returns the smallest and largest token id."""
     smallest = largest = 0
-    for i in where:  # by slices, which are quick without the compiler too
+    for i in where:  # by slices, which are fast without the compiler too
         start, end = starts[i], starts[i + 1]
         if start == end:
             continue

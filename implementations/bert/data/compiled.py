@@ -1,6 +1,6 @@
 """Compilation of inner loops with numba; no compiler is needed on the user's machine.
 
-Without numba the same functions are interpreted, with the same results, and a line on stderr says so.
+Without numba the same functions are interpreted, with the same results and a warning.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ try:
     import numba
 except ImportError as error:  # absent, or for another NumPy
     numba = None
-    print(f"bert: warning: data are handled by slower, interpreted code: {error}; pip install numba", file=sys.stderr)
+    print(f"bert: warning: data loading runs slower, interpreted: {error}; pip install numba", file=sys.stderr)
 
 Function = Callable[..., Any]
 
 
 def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
-    """Compiles a function at once for these argument types, or for each of several tuples of them, and no others.
+    """Compiles a function eagerly for these argument types, or for each of several tuples of them, and no others.
 
-    Machine code is cached in NUMBA_CACHE_DIR or beside the source; where that is not writable, each process compiles.
+    Machine code is cached in NUMBA_CACHE_DIR or beside the source; if neither is writable, each process compiles.
     """
     signature = None if not arguments else list(arguments) if isinstance(arguments[0], tuple) else arguments
 
@@ -46,18 +46,18 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
     return compile_function
 
 
-compiled = compiled_for()  # when first called, for the types it is called with
+compiled = compiled_for()  # compiles at the first call, for its argument types
 
 
 def is_first(function: Function) -> bool:
-    """Whether the function has to be compiled, not read from disk; says so, for who would wait without a word."""
+    """Whether the function has to be compiled, not read from disk; announces the wait if so."""
     if first := not is_kept(function):
         print("compiling; this is done on the first run only, and can take a minute", file=sys.stderr)
     return first
 
 
 def is_kept(function: Function) -> bool:
-    """Whether machine code of the function, and of the sources as they are, is on disk from an earlier run."""
+    """Whether machine code of the function, from the current sources, is cached on disk."""
     if numba is None:
         return True
     folder = _cache_folder(function.py_func, numba.config.CACHE_DIR)  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ def is_kept(function: Function) -> bool:
 
 
 def array(dtype: str, ndim: int = 1, readonly: bool = False) -> Any:
-    """Type of a contiguous array. A read-only one takes writable arrays too, and any address (memory-mapped files)."""
+    """Type of a contiguous array. A read-only one accepts writable and unaligned (memory-mapped) arrays, too."""
     if numba is None:
         return dtype
     return numba.types.Array(scalar(dtype), ndim, "C", readonly=readonly, aligned=not readonly)
@@ -77,10 +77,10 @@ def scalar(dtype: str) -> Any:
 
 
 def _cache_folder(function: Function, users_folder: str) -> str:
-    """Folder of the machine code made of the package's files that have compiled functions.
+    """Cache folder, named by the content of the package's files with compiled functions.
 
-    numba compares the function's own file only, and would keep using what it compiled into a caller before a function
-    of another file was changed.
+    numba itself only compares the function's own file, and would reuse a caller after a change of what it calls in
+    another file.
     """
     package = Path(function.__code__.co_filename).parent
     while (package.parent / "__init__.py").is_file():  # the outermost package; a module may stand alone

@@ -1,7 +1,7 @@
-"""DATA_LOADER=dali: the batches of our loader through an NVIDIA DALI pipeline, which prefetches them to the GPU.
+"""DATA_LOADER=dali: our loader's batches through an NVIDIA DALI pipeline, which prefetches them to the GPU.
 
 DALI has no reader for these records; it adds a thread and a stream for the copy. Batches are made on the data thread as
-always and enter the pipeline as an external source: an iteration is a step, a sample a micro-batch, an input a tensor
+usual and enter the pipeline as an external source: an iteration is a step, a sample a micro-batch, an input a tensor
 field of the batch. Without a GPU the pipeline runs on the CPU.
 """
 
@@ -18,20 +18,19 @@ from bert.core.env import ConfigError
 from bert.data.batch import PretrainingBatch
 
 PREFETCHED = 2  # steps that DALI holds ready
-_KEPT = 4  # steps whose tensors are kept alive: copies of up to two steps are in flight when the next is requested
+_KEPT = 4  # steps whose tensors are kept alive: copies of up to two may be in flight when the next is requested
 
 
 def is_installed() -> bool:
-    """Whether DALI is installed; nvidia-dali on PyPI, which is not NVIDIA's, has no such module."""
+    """Whether DALI is installed; PyPI's nvidia-dali, which is not NVIDIA's, has no such module."""
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
 def check() -> None:
-    """Raises ConfigError where DALI is not installed."""
+    """Raises ConfigError if DALI is not installed."""
     if not is_installed():
-        raise ConfigError(
-            "DATA_LOADER=dali: NVIDIA DALI is not installed: pip install -r requirements/dali.txt, or unset DATA_LOADER"
-        )
+        cure = "pip install -r requirements/dali.txt, or unset DATA_LOADER"
+        raise ConfigError(f"DATA_LOADER=dali: NVIDIA DALI is not installed: {cure}")
 
 
 class DaliLoader:
@@ -43,9 +42,9 @@ class DaliLoader:
         from nvidia.dali import fn, pipeline_def
 
         self.loader, self.device = loader, device
-        self._given: deque[list[PretrainingBatch]] = deque()  # steps within the pipeline
+        self._given: deque[list[PretrainingBatch]] = deque()  # steps in the pipeline
         self._kept: deque[list[PretrainingBatch]] = deque(maxlen=_KEPT)
-        self._error: Exception | None = None  # of the loader, raised at its step: DALI asks some steps ahead
+        self._error: Exception | None = None  # of the loader, raised at its step, as DALI prefetches
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         gpu: Any = None if self._stream is None else device.index or 0
         num_fields = sum(field.type == "Tensor" for field in dataclasses.fields(PretrainingBatch))
@@ -76,7 +75,7 @@ class DaliLoader:
                     feed_ndarray(output[number], fields[name], cuda_stream=self._stream)
                 step.append(dataclasses.replace(batch, **fields))
         if self._stream is not None:
-            self._stream.synchronize()  # waits for these copies alone; the device continues with the step before
+            self._stream.synchronize()  # waits for these copies alone; the device continues with the previous step
             for batch in step:
                 for tensor in batch.tensors().values():
                     tensor.record_stream(torch.cuda.current_stream(self.device))
@@ -84,12 +83,12 @@ class DaliLoader:
         return step
 
     def close(self) -> None:
-        """Stops the loader and drops the pipeline with the steps that it holds."""
+        """Stops the loader and drops the pipeline with its steps."""
         self.loader.close()
         self._pipeline = None
 
     def _take_step(self) -> list[list[Any]]:
-        """The loader's next step as DALI takes it, for each field its micro-batches; after an error, the end."""
+        """The loader's next step for DALI: for each field its micro-batches. Ends after an error."""
         if self._error is None:
             try:
                 self._given.append(list(self.loader.next_step()))

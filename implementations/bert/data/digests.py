@@ -1,7 +1,7 @@
-"""A hash of every sequence, and their sum: proof of a set of sequences in whatever order.
+"""Order-free digests: a hash of every sequence, and their sum.
 
-The hash is BLAKE2b (RFC 7693) of 16 bytes without a key. To feed hashlib a sequence piece by piece takes longer than to
-hash it, so compiled code lays out what is hashed.
+The hash is BLAKE2b (RFC 7693) of 16 bytes without a key. Compiled code lays out the messages, since feeding hashlib a
+sequence in pieces takes longer than hashing it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .compiled import compiled
 Array = npt.NDArray[Any]
 
 HASH_BYTES = 16
-_HEAD = 4  # numbers of a sequence that come before its tokens
-_AT_ONCE = 4096  # sequences
+_HEAD = 4  # numbers before the tokens of a sequence
+_AT_ONCE = 4096  # sequences laid out at a time
 
 
 def sum_of_hashes(
@@ -29,11 +29,11 @@ def sum_of_hashes(
     """Sum modulo 2^128 of the hash of each sequence: its head, tokens, masked positions and labels.
 
     heads: int16 (N, 4). The others, contiguous, are those of Records; all are hashed as 16-bit numbers, low byte first.
-    Of a sequence that has an id beyond 16 bits all ids count as 32-bit numbers, low half first: how wide a file stores
-    them changes nothing.
+    In a sequence with an id beyond 16 bits all ids are hashed as 32-bit numbers, low half first, so that the digest
+    does not depend on how wide a file stores them.
 
     Raises:
-        ValueError: offsets that fall, or reach beyond the arrays: compiled code does not look.
+        ValueError: offsets that fall, or reach beyond the arrays; compiled code does not check bounds.
     """
     lengths, counts = np.diff(offsets), np.diff(masked_offsets)
     ends = (offsets, len(input_ids)), (masked_offsets, len(positions)), (masked_offsets, len(labels))
@@ -61,12 +61,12 @@ def sum_of_hashes(
 
 
 def add_multiset_digests(digests: Sequence[str]) -> str:
-    """Multiset digest of the union of the files that have these."""
+    """Multiset digest of the union of files with these digests."""
     return f"{sum(int(digest, 16) for digest in digests) % (1 << 128):032x}"
 
 
 def digest_of_tensors(tensors: Iterable[tuple[str, Array]]) -> str:
-    """Digest of weights by name, in any order; zeros at the end of a tensor, which are padding, do not count."""
+    """Digest of weights by name, in any order; ignores zeros at the end of a tensor, which are padding."""
     total = 0
     for name, tensor in tensors:
         numbers = np.ascontiguousarray(tensor, "<f4").tobytes().rstrip(b"\0")
@@ -83,7 +83,7 @@ def _is_wide(ids):  # type: ignore[no-untyped-def]
 
 @compiled
 def _put_ids(message, size, ids, wide):  # type: ignore[no-untyped-def]
-    """Appends ids of 16 bits, or of 32, low half first, to the message; its new size."""
+    """Appends ids of 16 bits, or of 32, low half first, to the message; returns its new size."""
     step = 2 if wide else 1
     end = size + step * ids.size
     message[size:end:step] = ids.astype(np.int16)
@@ -94,7 +94,7 @@ def _put_ids(message, size, ids, wide):  # type: ignore[no-untyped-def]
 
 @compiled
 def _lay_out(heads, input_ids, positions, labels, offsets, masked_offsets, message, ends):  # type: ignore[no-untyped-def]
-    """Lays what is hashed of each sequence end to end in `message`; `ends`: their ends in bytes, from 0 on."""
+    """Writes the messages of the sequences end to end to `message`, and their ends in bytes to `ends`."""
     size = 0
     for i in range(heads.shape[0]):
         first, last = masked_offsets[i], masked_offsets[i + 1]

@@ -1,9 +1,8 @@
 """The record format: sequences of any length, flat in HDF5, memory-mapped by readers.
 
-One format serves the evaluation set, unpacked, binned and packed training data. Datasets are one-dimensional and
-contiguous, so a reader maps them without going through HDF5; sequence i is tokens [sequence_offsets[i],
-sequence_offsets[i + 1]). Packed files add row_offsets: row r holds the sequences [row_offsets[r], row_offsets[r + 1]).
-No padding is stored anywhere.
+One format for the evaluation set and for unpacked, binned and packed training data. Datasets are one-dimensional and
+contiguous, so readers map them without HDF5; sequence i is tokens [sequence_offsets[i], sequence_offsets[i + 1]).
+Packed files add row_offsets: row r holds the sequences [row_offsets[r], row_offsets[r + 1]). There is no padding.
 
 N sequences, R rows, M masked tokens.
 """
@@ -33,7 +32,7 @@ VERSION = 1
 
 
 def _datasets(records: Records) -> dict[str, Array]:
-    """By name, in the order they are written and digested."""
+    """Datasets by name, in the order they are written and digested."""
     named = {name: (getattr(records, name), dtype) for name, dtype in dtypes_of([records]).items()}
     return {name: np.ascontiguousarray(a, dtype=dtype) for name, (a, dtype) in named.items() if a is not None}
 
@@ -78,7 +77,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def _reason(error: Exception) -> str:
-    """Short cause of an OSError; HDF5 spreads its own over a long line."""
+    """Short cause of an OSError; HDF5's messages are long."""
     code = getattr(error, "errno", None)
     text = os.strerror(code) if code else str(error)
     return text.splitlines()[0] if text else type(error).__name__
@@ -100,13 +99,13 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     metadata = _with_digests(records, metadata)
     attributes = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(metadata)}
     attributes["source"] = json.dumps(metadata.source)
-    if not -(2**63) <= metadata.random_seed < 2**63:  # more than a number of HDF5 holds; Python's generator takes it
+    if not -(2**63) <= metadata.random_seed < 2**63:  # too large for an HDF5 integer, but valid for Python's generator
         attributes["random_seed"] = str(metadata.random_seed)
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     with atomic_file(path) as partial:
-        try:  # the contents follow without HDF5, which ends badly on a full disk
+        try:  # contents are written without HDF5, which may crash on a full disk
             with h5py.File(partial, "w") as file:
                 sets = {n: file.create_dataset(n, a.shape, a.dtype, dcpl=layout.copy()) for n, a in arrays.items()}
                 file.attrs.update(attributes)
@@ -147,16 +146,15 @@ def check_structure(path: str | os.PathLike[str], records: Records, metadata: Me
 
 
 def _map(file: h5py.File, mapped: Array, path: Path, name: str) -> Array:
-    """The dataset, where it is contiguous as a part of the file that is ``mapped``: one descriptor for all of them."""
+    """A dataset; a view of the file's mapping if contiguous, so that a file takes a single descriptor."""
     dataset = file.get(name)
     if not isinstance(dataset, h5py.Dataset):
         raise DataError(f"{path} has no dataset {name}; prepare it again")
     allowed = [DTYPES[name], np.int32] if name in IDS else [DTYPES[name]]
     if dataset.ndim != 1 or dataset.dtype not in allowed:
         wanted = " or ".join(np.dtype(dtype).name for dtype in allowed)
-        raise DataError(
-            f"{path}: dataset {name} is {dataset.dtype} of {dataset.ndim} dimensions, expected one of {wanted}"
-        )
+        found = f"{dataset.dtype} of {dataset.ndim} dimensions"
+        raise DataError(f"{path}: dataset {name} is {found}, expected one of {wanted}")
     offset = dataset.id.get_offset()
     if dataset.shape[0] == 0 or offset is None:
         return dataset[:]
@@ -245,7 +243,7 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
 def verify_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     """Opens the file, checks every sequence and recomputes both digests.
 
-    Files of other makers carry no digests: theirs are computed and returned in the metadata.
+    For files of other makers, which have no digests, they are computed and returned in the metadata.
 
     Raises:
         DataError: unreadable, out of range, or a digest does not match.

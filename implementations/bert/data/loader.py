@@ -1,4 +1,4 @@
-"""The data loader: the micro-batches of each step of a rank, prepared some steps ahead on a thread."""
+"""The data loader: a rank's micro-batches of each step, prepared some steps ahead on a thread."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _STEPS_AT_ONCE = 4  # waking a thread can take as long as preparing a step
 class Config:
     """Where the rows come from and how many a rank takes."""
 
-    packed: bool = env("PACKED", False, doc="1 trains on DATADIR_PHASE2_PACKED, 0 on DATADIR_PHASE2")
+    packed: bool = env("PACKED", False, doc="1: train on DATADIR_PHASE2_PACKED; 0: on DATADIR_PHASE2")
     datadir: Path | None = env("DATADIR_PHASE2", None, doc="folder of unpacked record files")
     datadir_packed: Path | None = env("DATADIR_PHASE2_PACKED", None, doc="folder of packed record files")
-    synthetic: bool = env("SYNTH_DATA", False, doc="1 trains on made-up sequences of Wikipedia's lengths, no files")
+    synthetic: bool = env("SYNTH_DATA", False, doc="1: train on synthetic sequences of Wikipedia's lengths, no files")
     batch_size: int = env("BATCHSIZE", at_least=1, doc="rows per GPU in a micro-batch; GRADIENT_STEPS=auto: in a step")
     gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, auto=True,
-                              doc="micro-batches in a step; auto: as few as fit the GPU's memory")  # fmt: skip
+                              doc="micro-batches in a step; auto: as few as the GPU's memory allows")  # fmt: skip
     packing_factor: int = env("PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia")
     max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
     batching: str = env("BATCHING", "rows", choices=("rows", "online", "bins"),
-                        doc="rows as they are, packed in training, or by bins")  # fmt: skip
+                        doc="rows of the files, packed in training, or by bins")  # fmt: skip
     max_sequences_per_row: int = env("MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most")
     online_buffer: int = env("ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online")
     bin_counts: str = env("BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share")
@@ -62,8 +62,8 @@ class Config:
 
     @property
     def capacity(self) -> PretrainingCapacity:
-        """Sizes that no micro-batch exceeds, where 15% of the tokens of each sequence are masked, as in the benchmark's
-        data, or else on average.
+        """Sizes that no micro-batch exceeds, if 15% of the tokens of each sequence are masked as in the benchmark's
+        data, or of all tokens with other MASKING.
         """
         sequences = self.batch_size * (self.max_sequences_per_row if self.packed or self.batching == "online" else 1)
         room = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
@@ -72,7 +72,7 @@ class Config:
 
     @property
     def for_unpacked(self) -> str:
-        """The setting that is of use for records that are not packed alone, such as BATCHING=bins; or empty."""
+        """A setting that only works on unpacked records, such as BATCHING=bins; or empty."""
         if self.batching != "rows":
             return f"BATCHING={self.batching}"
         return f"EXCHANGE_GROUP={self.exchange_group}" if self.exchange_group > 1 else ""
@@ -84,7 +84,7 @@ class Config:
 
     @property
     def source(self) -> tuple[Path, str]:
-        """The folder trained on and the variable that names it. Raises ConfigError where that is unset."""
+        """The training data's folder and the variable that names it. Raises ConfigError if that is unset."""
         variable = "DATADIR_PHASE2_PACKED" if self.packed else "DATADIR_PHASE2"
         folder = self.datadir_packed if self.packed else self.datadir
         if folder is None:
@@ -93,7 +93,7 @@ class Config:
 
 
 def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSource:
-    """The rows to train on. Raises DataError where there are none, or with ``pairs`` none of pairs of sentences."""
+    """The rows to train on. Raises DataError if there are none, or with ``pairs`` no sentence pairs."""
     if config.synthetic:
         return SyntheticShards(config.max_seq_length, vocab_size, config.packed, config.batching == "bins")
     bins = list_bins(*config.source) if config.batching == "bins" else [list_shards(*config.source)]
@@ -106,7 +106,7 @@ def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSour
 
 
 def make_batching(source: RowSource, sampler: Sampler, config: Config) -> RowBatching | OnlineBatching:
-    """The micro-batches of each step. Raises DataError or ConfigError where the settings do not fit the data."""
+    """The micro-batches of each step. Raises DataError or ConfigError if the settings do not fit the data."""
     group = config.exchange_group
     if config.for_unpacked and source[0].row_offsets is not None:
         raise DataError(f"{config.for_unpacked} needs records that are not packed, and these are: leave it unset")
@@ -122,29 +122,26 @@ def make_batching(source: RowSource, sampler: Sampler, config: Config) -> RowBat
 def open_masks(
     config: Config, source: RowSource, phase1: Path | None, vocab_size: int, seed: int
 ) -> DynamicMasks | None:
-    """Draws the masks, unless MASKING=static; None: those of the records are used.
+    """Dynamic masks; None with MASKING=static, which uses the records' own.
 
-    phase1: the folder of vocab.txt. Raises DataError where that is missing, or of other data.
+    phase1: the folder of vocab.txt. Raises DataError if that is missing, or of other data.
     """
     if config.masking == "static":
         return None
     tokens = MaskTokens.synthetic(vocab_size)
     if not config.synthetic:
         if phase1 is None:
-            raise ConfigError(
-                f"MASKING={config.masking} needs the vocabulary: set CHECKPOINTDIR_PHASE1, where vocab.txt is"
-            )
+            raise ConfigError(f"MASKING={config.masking} needs vocab.txt: set CHECKPOINTDIR_PHASE1 to its folder")
         _ = source[0]  # sets vocab_md5
         tokens = MaskTokens.read(phase1 / "vocab.txt", source.vocab_md5)
     if tokens.size > vocab_size:
-        raise DataError(
-            f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}: use a pair"
-        )
+        differ = f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}"
+        raise DataError(f"{differ}: use a matching pair")
     return DynamicMasks(tokens, seed, config.capacity.masked, config.masking == "whole_words")
 
 
 class TrainingData:
-    """``next_step()`` gives the micro-batches of step after step, from ``first_step`` on."""
+    """``next_step()`` returns the micro-batches of one step after the other, from ``first_step`` on."""
 
     def __init__(
         self,
@@ -177,7 +174,7 @@ class TrainingData:
         return batches
 
     def _prepare(self, steps: range) -> list[list[PretrainingBatch] | Exception]:
-        """The batches of some steps, up to one that cannot be made: that is raised at that step's turn."""
+        """The batches of some steps, up to one that fails: its error is raised at that step's turn."""
         prepared: list[list[PretrainingBatch] | Exception] = []
         try:
             for step in steps:
@@ -196,7 +193,7 @@ class TrainingData:
 
     def _make(self, chosen: Chosen) -> PretrainingBatch:
         numbers, places = [int(chosen.files[0])], [np.arange(len(chosen.files))]
-        if (chosen.files != numbers[0]).any():  # rare: the rows of a micro-batch cross a file's end
+        if (chosen.files != numbers[0]).any():  # rare: the micro-batch crosses the end of a file
             numbers = np.unique(chosen.files).tolist()
             places = [np.flatnonzero(chosen.files == number) for number in numbers]
         sources = [self.source[number] for number in numbers]

@@ -1,10 +1,10 @@
-"""MASKING=dynamic: masks drawn while training, other ones in every epoch, in place of those of the records.
+"""MASKING=dynamic: new masks in every epoch, drawn during training, in place of those of the records.
 
-Each token but [CLS] and [SEP] is chosen with probability 0.15, by itself, so that counts vary; of those chosen 80%
+Each token but [CLS] and [SEP] is chosen independently with probability 0.15, so that counts vary; of those chosen 80%
 become [MASK], 10% any token of the vocabulary, 10% stay (Devlin et al. 2019, section 3.1; drawn at loading as in Liu et
 al. 2019, RoBERTa). With MASKING=whole_words the tokens of a word are chosen together, by the draw of its first (as in
-the code of Devlin et al. since May 2019). The random numbers are a hash of (seed, epoch, file, sequence, position):
-which rank trains on a sequence, in which batch, and whether the run was resumed change nothing.
+the code of Devlin et al. since May 2019). The random numbers are a hash of (seed, epoch, file, sequence, position), and
+so do not depend on rank, batch and resumption.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bert.data.sampler import Chosen
 
 _TO_MASK, _TO_RANDOM = 0.8, 0.9  # bounds of the draw that decides what replaces a chosen token
 _DRAWS = 3  # per position: whether it is chosen, what replaces it, which random token
-_DEVIATIONS = 6  # standard deviations of headroom: more masks practically never occur
+_DEVIATIONS = 6  # standard deviations of headroom: practically never exceeded
 _GAMMA, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 Words = npt.NDArray[np.uint64]
@@ -43,12 +43,12 @@ class MaskTokens:
 
     @classmethod
     def read(cls, path: Path, vocab_md5: str) -> MaskTokens:
-        """Of a vocab.txt. vocab_md5: of the records' vocabulary, '' if unknown.
+        """Reads a vocab.txt. vocab_md5: of the records' vocabulary, '' if unknown.
 
         Raises:
             DataError: another vocabulary than the records', or unreadable.
         """
-        from bert.data.tokens import WordPiece  # here: few runs need the tokenizer, whose import takes time
+        from bert.data.tokens import WordPiece  # slow to import, and rarely needed
 
         words = WordPiece(path)
         if vocab_md5 and hashlib.md5(path.read_bytes()).hexdigest() != vocab_md5:
@@ -63,7 +63,7 @@ class MaskTokens:
 
 
 def margin(tokens: int) -> int:
-    """Headroom for masked tokens above their mean number, in a batch of so many tokens."""
+    """Headroom for masked tokens above their mean number, in a batch of ``tokens``."""
     return math.ceil(_DEVIATIONS * math.sqrt(MASKED_SHARE * (1 - MASKED_SHARE) * tokens))
 
 
@@ -76,7 +76,7 @@ class DynamicMasks:
         self.continues = np.isin(np.arange(tokens.size), list(tokens.continuing)) if whole_words else None
 
     def __call__(self, batch: PretrainingBatch, chosen: Chosen) -> PretrainingBatch:
-        """The batch of the sequences ``chosen`` with its own tokens back in place and new masks."""
+        """The batch of the sequences ``chosen`` with its masks undone and new ones drawn."""
         tokens = batch.input_ids.numpy().copy()
         tokens[batch.masked_positions.numpy()] = batch.masked_labels.numpy()
         lengths = np.diff(batch.cu_seqlens.numpy())
@@ -107,7 +107,7 @@ class DynamicMasks:
 
 
 def _mixed(words: Words) -> Words:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every bit depends on every bit."""
+    """Finalizer of SplitMix64 (Steele, Lea and Flood 2014): every bit depends on every bit."""
     words = (words ^ (words >> np.uint64(30))) * _MIX_1
     words = (words ^ (words >> np.uint64(27))) * _MIX_2
     return words ^ (words >> np.uint64(31))

@@ -1,8 +1,8 @@
-"""Reader of the shards that NVIDIA's scripts make (fixed-length, variable-length, packed): people have them on disk.
+"""Reader of shards made by NVIDIA's scripts (fixed-length, variable-length, packed).
 
 A sequence's length and segment B come from packed_input_len, input_mask or the length of the variable-length entry, and
-from segment_ids. Fixed and variable-length files keep no count of masked tokens: it is the number of positions that are
-not 0, since position 0 is [CLS]. Rows of no sequence, which NVIDIA's packer leaves now and then, come as they are.
+from segment_ids. Fixed and variable-length files have no count of masked tokens: it is the number of nonzero positions,
+since position 0 is [CLS]. Rows without a sequence, which NVIDIA's packer sometimes leaves, are kept.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
         masked_lm_offsets=offsets_of(masked),
         next_sentence_labels=flat["next_sentence_labels"],
     )
-    if file["input_ids"].ndim == 1:  # only shards that export_records wrote say how long a sequence may be
+    if file["input_ids"].ndim == 1:  # only shards of export_records record the length limit
         width = int(file.attrs.get("max_seq_length", width))
     return records.with_rows(rows), Metadata(max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0)
 
 
 def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
-    """A dataset as `dtype`: a table unchanged; variable-length entries as flat numbers, with the length of each.
+    """A dataset as `dtype`: a table unchanged; variable-length entries flattened, with their lengths.
 
     Raises:
         DataError: a number does not fit.

@@ -1,10 +1,10 @@
-"""Packs sequences into rows as they come, from a small buffer of them.
+"""Packs a stream of sequences into rows, from a small buffer of them.
 
-A row starts with the sequence that has waited longest and is filled up exactly where the buffer allows it: by one
-sequence, by two, by three, tried in that order; else by the longest that fits, and so on. Starting with the oldest
-bounds the wait of every sequence to about two buffers, and on Wikipedia's lengths fills three slots a row to 99.9%
-(`bench/prepare.py packing`): the buffer stays a fair sample of all lengths, whereas a packer that takes the longest
-first leaves itself the middling ones. Deterministic: rows depend on the order of the sequences only.
+A row starts with the sequence that has waited longest and is filled exactly if the buffer allows it: by one sequence,
+by two, by three, tried in that order; else by the longest that fits, and so on. Starting with the oldest bounds the
+wait of every sequence to about two buffers, and on Wikipedia's lengths fills three slots per row to 99.9%
+(`bench/prepare.py packing`): the buffer stays a fair sample of all lengths, whereas taking the longest first would
+leave middling ones. Deterministic: rows depend only on the order of the sequences.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bert.data.records import DataError
 # A line of `places` is a sequence, waiting or packed, in order of arrival. LENGTH 0: packed, or unused.
 _FILE, _SEQUENCE, _LENGTH, _NEXT = range(4)  # NEXT: place of the next sequence of the length
 _HEAD, _TAIL, _COUNT = range(3)  # of the queue of a length, by length
-_OLDEST, _END, _WAITING, _TAKEN = range(4)  # state: places from the oldest to the end; sequences taken from the stream
+_OLDEST, _END, _WAITING, _TAKEN = range(4)  # state: oldest place and end; sequences waiting, and taken from the stream
 _NUMBER, _INT64, _MATRIX = scalar("int64"), array("int64"), array("int64", ndim=2)
 
 
@@ -34,11 +34,11 @@ class OnlinePacker:
         max_sequences: int,
         buffer_size: int,
     ) -> None:
-        """stream: (file, sequences in it) after another, a file by any number; lengths_of of the same: their tokens."""
+        """stream: endless (file, sequences in it), files as any integers; lengths_of: their lengths in tokens."""
         self.stream, self.lengths_of = stream, lengths_of
         self.limits = buffer_size, max_tokens, max_sequences
         self._file, self._sequences, self._lengths = 0, np.zeros(0, np.int64), np.zeros(0, np.int64)
-        # Each row takes the oldest sequence: while one waits, at most a row comes for each of the others before it.
+        # Each row takes the oldest sequence: while one waits, at most one row is made for each before it.
         self._places = np.zeros(((max_sequences + 1) * buffer_size, 4), np.int64)
         self._queues = np.zeros((max_tokens + 1, 3), np.int64)
         self._state = np.zeros(4, np.int64)
@@ -58,10 +58,8 @@ class OnlinePacker:
             self._file, sequences = next(self.stream)
             lengths = self.lengths_of(self._file, sequences)
             if lengths.size and not 1 <= lengths.min() <= lengths.max() <= self.limits[1]:
-                raise DataError(
-                    f"training data: sequences of {lengths.min()} to {lengths.max()} tokens do not fit rows of "
-                    f"{self.limits[1]}; verify the data, or set MAX_SEQ_LENGTH"
-                )
+                found = f"training data: sequences of {lengths.min()} to {lengths.max()} tokens"
+                raise DataError(f"{found} do not fit rows of {self.limits[1]}; verify the data, or set MAX_SEQ_LENGTH")
             self._sequences = np.ascontiguousarray(sequences, np.int64)
             self._lengths = np.ascontiguousarray(lengths, np.int64)
             self._state[_TAKEN] = 0
@@ -70,15 +68,15 @@ class OnlinePacker:
 @compiled_for(_MATRIX, _NUMBER, _NUMBER)
 def _next_length(queues, space, slots):  # type: ignore[no-untyped-def]
     """Length to put into a row with `space` tokens and `slots` sequences left: the longest of an exact fill by as few
-    as can be, else the longest that fits; 0 where none does."""
+    as possible, else the longest that fits; 0 if none does."""
     if queues[space, _COUNT]:
         return space
-    if slots >= 2:  # two as alike as there are, of which the longer
+    if slots >= 2:  # the longer of the most similar two
         for short in range(space // 2, 0, -1):
             long = space - short
             if queues[short, _COUNT] > (short == long) and queues[long, _COUNT]:
                 return long
-    if slots >= 3:  # the longest there is, of three
+    if slots >= 3:  # the longest of any three
         for first in range(space - 2, (space - 1) // 3, -1):
             if not queues[first, _COUNT]:
                 continue
@@ -100,9 +98,9 @@ def _next_length(queues, space, slots):  # type: ignore[no-untyped-def]
 def _pack_rows(  # type: ignore[no-untyped-def]
     places, queues, state, file, sequences, lengths, chosen, offsets, done, buffer_size, max_tokens, max_sequences
 ):
-    """Makes rows from `done` on until there are enough or the stream's sequences are used up; how many there are then.
+    """Makes rows from `done` on until there are enough or the sequences are used up; returns how many there are then.
 
-    Sequences [offsets[r], offsets[r + 1]) of `chosen`, each a file and a number in it, are row r.
+    Sequences [offsets[r], offsets[r + 1]) of `chosen`, each a file and an index in it, are row r.
     """
     size = places.shape[0]
     while done < offsets.size - 1:

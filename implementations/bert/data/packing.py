@@ -1,8 +1,8 @@
 """Packs sequences into rows of at most `max_tokens` tokens and `max_sequences` sequences.
 
-A linear program over the histogram of lengths (Gilmore and Gomory's cutting-stock program, columns made as they are
-needed), where a slot of a row may hold a shorter sequence; its few fractions are rounded down and the sequences left
-over are packed best fit. Deterministic. Packing for BERT: Krell et al., arXiv 2107.02027.
+A linear program over the histogram of lengths (Gilmore and Gomory's cutting stock with column generation), where a slot
+of a row may hold a shorter sequence; its few fractions are rounded down and the remaining sequences are packed best
+fit. Deterministic. Packing for BERT: Krell et al., arXiv 2107.02027.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pack(
         lengths: tokens of each sequence, (N,), from 1 to max_tokens.
         max_tokens, max_sequences: limits of a row.
         program: solve the linear program, which needs scipy; otherwise best fit packs everything, into about 1% more
-            rows of many sequences, and as few rows of some hundreds.
+            rows, or as few for some hundreds of sequences.
 
     Returns:
         order (N,) and row_offsets (R + 1,): row r holds the sequences order[row_offsets[r]:row_offsets[r + 1]]. Among
@@ -106,8 +106,8 @@ def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[In
     handed = np.arange(max_tokens)
     for _ in range(_MOST_ROUNDS):
         columns = np.array(ordered, dtype=np.int64)
-        # An equation for each length, shortest first: slots of patterns of that length, plus those handed down from the
-        # length above, less those handed down to the length below, are the sequences of that length.
+        # An equation per length, shortest first: slots of patterns of that length, plus those handed down from the
+        # length above, minus those handed down to the length below, equal the sequences of that length.
         size, used = len(columns), columns.reshape(-1) > 0
         lines = np.concatenate([columns.reshape(-1)[used] - 1, handed, handed[:-1]])
         places = np.concatenate([np.repeat(np.arange(size), max_sequences)[used], size + handed, size + handed[1:]])
@@ -135,7 +135,7 @@ def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[In
 def _price(
     values_of_slots: npt.NDArray[np.float64], max_tokens: int, max_sequences: int
 ) -> tuple[list[tuple[int, ...]], float]:
-    """For each first slot the pattern that would help most, where it helps (a knapsack), and the best one's value."""
+    """For each first slot the best improving pattern, if any (a knapsack), and the best one's value."""
     value = np.concatenate([[0.0], values_of_slots])  # by size; never falls
     best, choice = [value], []
     for _ in range(max_sequences - 2):
@@ -159,14 +159,14 @@ def _price(
 
 
 class _Stock:
-    """Multiset of lengths, as counts and as a bit set, which gives the longest that fits at once."""
+    """Multiset of lengths, as counts and as a bit set, for quick lookup of the longest that fits."""
 
     def __init__(self, counts: Iterable[int]) -> None:
         self.counts = [int(count) for count in counts]
         self.at_hand = sum(1 << length for length, count in enumerate(self.counts) if count) | 1  # bit 0: none fits
 
     def longest(self, space: int) -> int:
-        """The longest length at hand of at most `space`, 0 = none."""
+        """The longest available length of at most `space`, 0 = none."""
         return (self.at_hand & ((2 << max(space, 0)) - 1)).bit_length() - 1
 
     def take(self, length: int) -> None:
@@ -183,7 +183,7 @@ class _Stock:
     def fullest(self, space: int, slots: int, most_each: int) -> list[int]:
         """At most `slots` lengths, none over `most_each`, that fill `space` best; they stay in stock.
 
-        Those that leave room for the other slots come first: rows of few sequences leave too many short ones over.
+        Those that leave room for the other slots come first: rows of few sequences would leave too many short ones.
         """
         best: list[int] = []
         most = 0
@@ -202,7 +202,7 @@ class _Stock:
 
 
 def _best_fit(remaining: Integers, max_tokens: int, max_sequences: int) -> Integers:
-    """Rows (R, max_sequences) for few sequences: the longest, filled up as far as the others allow."""
+    """Rows (R, max_sequences) for few sequences: each the longest left, filled as well as the others allow."""
     stock = _Stock(remaining)
     rows = []
     while longest := stock.longest(max_tokens):

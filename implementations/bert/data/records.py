@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class DataError(ValueError):
-    """Prepared or user-given data that cannot be used; one line: what, where, what to do."""
+    """Data that cannot be used; one line: what, where, what to do."""
 
     exit_status = 2
 
@@ -28,9 +28,9 @@ class DataError(ValueError):
 class Records:
     """Tokenised and masked sequences, with rows when they are packed.
 
-    Offsets of tokens and masked tokens are absolute in their flat arrays; masked_lm_positions and segment_b_start count
-    from the first token of their sequence. next_sentence_labels: 1 = segment B is a random text. Where segment B begins
-    at the end, there is none, and the label says nothing.
+    Offsets of tokens and masked tokens are absolute in their flat arrays; masked_lm_positions and segment_b_start are
+    relative to the first token of their sequence. next_sentence_labels: 1 = segment B is a random text. If segment B
+    begins at the end there is none, and the label is meaningless.
     """
 
     input_ids: Array  # int16 (tokens,); int32 of a vocabulary above 32,768, as masked_lm_ids
@@ -48,12 +48,12 @@ class Records:
 
     @property
     def num_rows(self) -> int:
-        """R; every sequence is a row of its own where nothing is packed."""
+        """R; unpacked, every sequence is a row."""
         return self.num_sequences if self.row_offsets is None else len(self.row_offsets) - 1
 
     @property
     def num_empty_rows(self) -> int:
-        """Rows of no sequence, which NVIDIA's packer leaves now and then."""
+        """Rows without a sequence, which NVIDIA's packer sometimes leaves."""
         return 0 if self.row_offsets is None else int(np.count_nonzero(np.diff(self.row_offsets) == 0))
 
     @property
@@ -62,7 +62,7 @@ class Records:
         return np.diff(self.sequence_offsets)
 
     def select(self, indices: npt.ArrayLike) -> Records:
-        """The sequences `indices` in that order, unpacked, copied."""
+        """A copy of the sequences `indices` in that order, unpacked."""
         chosen = np.asarray(indices, dtype=np.int64)
         tokens, sequence_offsets = _places(self.sequence_offsets, chosen)
         masked, masked_lm_offsets = _places(self.masked_lm_offsets, chosen)
@@ -74,12 +74,12 @@ class Records:
         return Records(**taken, sequence_offsets=sequence_offsets, masked_lm_offsets=masked_lm_offsets)
 
     def with_rows(self, row_offsets: npt.ArrayLike | None) -> Records:
-        """The same sequences, packed in the rows given (None: unpacked)."""
+        """The same sequences in the given rows (None: unpacked)."""
         rows = None if row_offsets is None else np.asarray(row_offsets, dtype=np.int64)
         return dataclasses.replace(self, row_offsets=rows)
 
     def release(self) -> None:
-        """Drops the pages of mapped files from memory; later reads load them from the files again."""
+        """Drops the pages of mapped files from memory; later reads load them again."""
         for field in dataclasses.fields(self):
             memory = getattr(self, field.name)
             while isinstance(memory, np.ndarray):
@@ -129,7 +129,7 @@ def dtypes_of(parts: Sequence[Records]) -> dict[str, Any]:
 
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Where each of the ragged rows of these lengths begins, and the end of the last: int64 (rows + 1,)."""
+    """Begin of each ragged row of these lengths, and end of the last: int64 (rows + 1,)."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
@@ -140,14 +140,14 @@ def ragged_indices(starts: Array, lengths: Array) -> Array:
 
 
 def _places(offsets: Array, indices: Array) -> tuple[Array, Array]:
-    """Where the numbers of the ragged rows `indices` are, and the offsets of these rows alone."""
+    """Indices of the elements of the ragged rows `indices`, and the offsets of these rows alone."""
     starts = offsets[indices]
     lengths = offsets[indices + 1] - starts
     return ragged_indices(starts, lengths), offsets_of(lengths)
 
 
 def concatenate(parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None) -> Records:
-    """All sequences (and rows, where every part is packed) one after the other. Calls ``copied(i)`` after part i."""
+    """All sequences (and rows, if every part is packed) one after the other. Calls ``copied(i)`` after part i."""
     packed = bool(parts) and all(part.row_offsets is not None for part in parts)
     names = [name for name in DTYPES if name != "row_offsets" or packed]
     flat = [name for name in names if not name.endswith("_offsets")]

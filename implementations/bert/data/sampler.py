@@ -1,9 +1,8 @@
-"""Where the rows of a step come from, and by BATCHING which sequences make up its micro-batches.
+"""The rows of a step, and by BATCHING the sequences of its micro-batches.
 
-It is a pure function of (seed, step) and the lengths in the files, the same on every rank: a resumed run needs no
-state, and nothing is sent: what other systems do with an all-gather of padded batches is here a choice of what to read.
-Semantics of the 4-bin data and of exchange padding: Samsung's MLPerf Training v1.1 submission; exchange padding also
-NVIDIA's of v3.0.
+A pure function of (seed, step) and the lengths in the files, the same on every rank: resuming needs no state, and
+nothing is communicated. Where other systems all-gather padded batches, ranks here choose what to read. Semantics of the
+4-bin data and of exchange padding: Samsung's MLPerf Training v1.1 submission; exchange padding also NVIDIA's of v3.0.
 """
 
 from __future__ import annotations
@@ -26,31 +25,30 @@ FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 
 
 class Sampler:
-    """Deals all rows once an epoch, without replacement.
+    """Distributes all rows once per epoch, without replacement.
 
     An epoch shuffles the files and, within each, the rows; rank r takes the r-th of ``world_size`` equal runs of that
-    order, so that it reads few files. What does not fill a last step of all ranks is left out until the next epoch.
+    order, so that it reads few files. Rows that do not fill a last step of all ranks are left out of the epoch.
     """
 
     def __init__(self, row_counts: np.ndarray, rows_per_step: int, seed: int, rank: int, world_size: int,
                  shard_order: tuple[int, int] | None = None) -> None:  # fmt: skip
         """row_counts: rows of every file; rows_per_step: rows a rank takes in one optimizer step.
 
-        shard_order: (ranks, rows of each in a step) of the run that this one continues with other ranks: each step has
-        the rows that it would have had there, of as many ranks together.
+        shard_order: (ranks, rows of each in a step) of the run that this one resumes with another number of ranks, so
+        that each step has the rows it would have had there.
         """
         self.row_counts, self.rows_per_step = row_counts, rows_per_step
         self.seed, self.rank, self.world_size = seed, rank, world_size
         num_runs, self._rows_in_order = shard_order or (world_size, rows_per_step)
-        assert num_runs * self._rows_in_order == world_size * rows_per_step, "as many rows in a step"
+        assert num_runs * self._rows_in_order == world_size * rows_per_step, "steps must have the same number of rows"
         num_rows = int(row_counts.sum())
         self.rows_per_rank = num_rows // num_runs
         self.steps_per_epoch = self.rows_per_rank // self._rows_in_order
         if self.steps_per_epoch == 0:
-            raise DataError(
-                f"{int(row_counts.sum())} rows of training data do not fill one step of {num_runs} ranks x "
-                f"{self._rows_in_order} rows: prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
-            )
+            step = f"one step of {num_runs} ranks x {self._rows_in_order} rows"
+            cure = "prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
+            raise DataError(f"{num_rows} rows of training data do not fill {step}: {cure}")
         self._order = lru_cache(maxsize=2)(self._file_order)
         self._permutation = lru_cache(maxsize=4)(
             lambda epoch, file: np.random.default_rng([seed, epoch, file]).permutation(int(row_counts[file]))
@@ -73,7 +71,7 @@ class Sampler:
         return found
 
     def stream(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """This rank's (epoch, file, rows in it) without end and without steps: here each epoch leaves nothing out."""
+        """This rank's endless (epoch, file, rows in it), without steps; no rows are left out."""
         total, epoch = int(self.row_counts.sum()), 0
         while True:
             begin, end = (total * rank // self.world_size for rank in (self.rank, self.rank + 1))
@@ -99,7 +97,7 @@ class Sampler:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Sequences of a micro-batch: file, number in the file and epoch of each; int64 (S,)."""
+    """Sequences of a micro-batch: file, index in the file and epoch of each; int64 (S,)."""
 
     files: np.ndarray
     sequences: np.ndarray
@@ -123,16 +121,16 @@ class Chosen:
 class RowBatching:
     """BATCHING=rows and BATCHING=bins; ``step(n)`` gives this rank's micro-batches of step n (1 is the first).
 
-    rows: a micro-batch is the next rows, packed or a sequence each. bins: a fixed number from each bin of lengths; each
-    bin is shuffled on its own, and an epoch ends with the bin that runs out first.
+    rows: a micro-batch is the next rows, packed or a sequence each. bins: a fixed number from each bin of lengths; bins
+    are shuffled separately, and an epoch ends with the bin that runs out first.
 
-    EXCHANGE_GROUP: the sequences of all micro-batches of a group of ranks are sorted, longest first, and dealt like
-    cards, every second round backwards, so that every micro-batch gets as many sequences and nearly as many tokens.
+    EXCHANGE_GROUP: the sequences of all micro-batches of a group of ranks are sorted, longest first, and distributed
+    back and forth, so that all micro-batches get equally many sequences and nearly equally many tokens.
     """
 
     def __init__(self, source: RowSource, sampler: Sampler, batch_size: int, counts: Sequence[int] = (),
                  group: int = 1) -> None:  # fmt: skip
-        """counts: of the batch_size rows of a micro-batch, those from each bin; empty: from all files as one.
+        """counts: rows of a micro-batch from each bin, batch_size in all; empty: from all files as one bin.
 
         Ranks k * group to (k + 1) * group - 1 exchange sequences.
         """
@@ -150,17 +148,17 @@ class RowBatching:
 
     def step(self, step: int) -> list[Chosen]:
         first = self.rank - self.rank % self.group
-        dealt = [chosen for rank in range(first, first + self.group) for chosen in self._of_rank(step, rank)]
+        batches = [chosen for rank in range(first, first + self.group) for chosen in self._of_rank(step, rank)]
         if self.group == 1:
-            return dealt
-        deck = Chosen.joined(dealt)
-        lengths = np.empty(len(deck.files), dtype=np.int64)
-        for file in np.unique(deck.files).tolist():
-            where = deck.files == file
-            lengths[where] = _lengths_of(self.source[file], deck.sequences[where])
-        cards = np.argsort(-lengths, kind="stable").reshape(-1, len(dealt))
-        cards[1::2] = cards[1::2, ::-1]
-        return [deck.take(hand) for hand in cards[:, self.rank - first :: self.group].T]
+            return batches
+        pool = Chosen.joined(batches)
+        lengths = np.empty(len(pool.files), dtype=np.int64)
+        for file in np.unique(pool.files).tolist():
+            where = pool.files == file
+            lengths[where] = _lengths_of(self.source[file], pool.sequences[where])
+        order = np.argsort(-lengths, kind="stable").reshape(-1, len(batches))
+        order[1::2] = order[1::2, ::-1]
+        return [pool.take(places) for places in order[:, self.rank - first :: self.group].T]
 
     def _of_rank(self, step: int, rank: int) -> list[Chosen]:
         """Micro-batches of a rank of the group, before the exchange."""
@@ -176,7 +174,7 @@ class RowBatching:
 
 
 class OnlineBatching:
-    """BATCHING=online: sequences packed into rows while training; of an epoch each is used exactly once."""
+    """BATCHING=online: packs sequences into rows during training, each once per epoch."""
 
     def __init__(self, source: RowSource, sampler: Sampler, batch_size: int, max_tokens: int, max_sequences: int,
                  buffer_size: int) -> None:  # fmt: skip
@@ -187,9 +185,9 @@ class OnlineBatching:
         self._next_step = 0  # no packer yet
 
     def step(self, step: int) -> list[Chosen]:
-        """This rank's micro-batches of step ``step``; out of turn, the packing is replayed from the first step."""
+        """This rank's micro-batches of step ``step``; out of order, packing is replayed from the first step."""
         if step != self._next_step:
-            # The packer identifies a file of an epoch by one number.
+            # The packer labels a file of an epoch by one number.
             stream = ((epoch * self._num_files + file, rows) for epoch, file, rows in self.sampler.stream())
             self._packer = OnlinePacker(stream, self._lengths, *self.limits)
             skipped = (step - 1) * self.sampler.rows_per_step
@@ -205,19 +203,17 @@ class OnlineBatching:
 
 
 def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
-    """Sequences of a micro-batch from each bin: as BIN_COUNTS says (6:3:2:5), or by the bins' shares of the data.
+    """Sequences of a micro-batch from each bin: by BIN_COUNTS (6:3:2:5), or by the bins' shares of the data.
 
-    Raises DataError where they do not fit the data or BATCHSIZE.
+    Raises DataError if they do not fit the data or BATCHSIZE.
     """
     row_counts = source.row_counts()
     sizes = np.array([row_counts[files].sum() for files in source.bins])
     if wanted:
         counts = [int(count) for count in wanted.split(":")]
         if len(counts) != len(sizes) or sum(counts) != batch_size:
-            raise DataError(
-                f"BIN_COUNTS={wanted}: expected {len(sizes)} numbers, one a bin of the data, with the sum "
-                f"BATCHSIZE={batch_size}"
-            )
+            expected = f"{len(sizes)} numbers, one per bin of the data, with the sum BATCHSIZE={batch_size}"
+            raise DataError(f"BIN_COUNTS={wanted}: expected {expected}")
         return counts
     exact = sizes * batch_size / sizes.sum()
     by_share = np.floor(exact).astype(np.int64)
@@ -227,9 +223,9 @@ def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
 
 
 def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the sequences in the given rows, in order, and how many each row has.
+    """Indices of the sequences in the given rows, in order, and the number in each row.
 
-    For a row that has none, as NVIDIA's packer leaves now and then, the next row of the file that has some is taken.
+    An empty row, as NVIDIA's packer sometimes leaves, is replaced by the file's next one that is not empty.
     """
     if records.row_offsets is None:
         return rows, np.ones(len(rows), dtype=np.int64)

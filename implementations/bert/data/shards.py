@@ -1,7 +1,7 @@
-"""A folder of record files as one list of rows, and its index: the rows of each file, without opening it.
+"""A folder of record files as one list of rows, and its index, which has the rows of each file without opening it.
 
-``index.json`` lies beside the files. It is a shortcut, never trusted: an entry is compared with its file when that is
-opened, and a file without an entry is opened at once.
+``index.json`` lies beside the files. It is never trusted: an entry is compared with its file when that is opened, and a
+file without an entry is opened immediately.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,13 +24,13 @@ from bert.data.records import SUFFIXES, DataError, Records
 
 INDEX = "index.json"
 _KIND, _VERSION = "bert-records-index", 1
-_MOST_OPEN = 128  # of which each keeps a descriptor: bins and exchange read from many files in turn
+_MOST_OPEN = 128  # files, with a descriptor each: bins and exchange alternate between many files
 
 
 def list_shards(folder: Path, variable: str) -> list[Path]:
     """The record files of a folder (or the one file named), sorted by name.
 
-    ``variable`` is the environment variable that named it, for the message. Raises DataError where there are none.
+    ``variable``: the environment variable that names it, for messages. Raises DataError if there are none.
     """
     if folder.is_file():
         return [folder]
@@ -39,7 +40,7 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
     shards = sorted(path for path in visible if path.is_file())
     if not shards:
         raise DataError(f"{variable}={folder}: no record files (*.hdf5) in it; prepare the data first")
-    # DeepLearningExamples' and Habana's scripts leave training and test shards side by side.
+    # DeepLearningExamples' and Habana's scripts put training and test shards side by side.
     wanted, other = ("test", "training") if variable == "EVALDIR" else ("training", "test")
     kept, left = ([path for path in shards if f"_{use}_" in path.name] for use in (wanted, other))
     if not kept or not left:
@@ -50,36 +51,34 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
 
 
 def list_bins(folder: Path, variable: str) -> list[list[Path]]:
-    """The record files of each bin: of the subfolders named by the bins' greatest lengths, the shortest bin first.
+    """The record files of each bin, a subfolder named by its greatest length, shortest first.
 
-    Raises DataError where there are none.
+    Raises DataError if there are none.
     """
     found = [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()] if folder.is_dir() else []
     if not found:
-        raise DataError(
-            f"{variable}={folder}: no bins (folders 128, 256, ...) in it; make them with "
-            "python -m input_preprocessing bins, or set BATCHING=rows"
-        )
+        cure = "make them with python -m input_preprocessing bins, or set BATCHING=rows"
+        raise DataError(f"{variable}={folder}: no bins (folders 128, 256, ...) in it; {cure}")
     return [list_shards(path, variable) for path in sorted(found, key=lambda path: int(path.name))]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Index entry of a file; without a digest, only its rows are known."""
+    """Index entry of a file. content_digest: "" if only the rows are known."""
 
     rows: int
     content_digest: str = ""
 
 
 def write_index(folder: Path, paths: Sequence[Path]) -> None:
-    """Writes the index of the files in the folder. Raises DataError where one cannot be read, or the index written."""
+    """Writes the index of the files in the folder. Raises DataError if one cannot be read, or the index written."""
     text = _index_of(paths)
     with atomic_file(folder / INDEX) as partial:
         partial.write_text(text)
 
 
 def is_index_of(folder: Path, paths: Sequence[Path]) -> bool:
-    """Whether the folder's index matches these files. Raises DataError where one cannot be read."""
+    """Whether the folder's index matches these files. Raises DataError if one cannot be read."""
     try:
         return (folder / INDEX).read_bytes() == _index_of(paths).encode()
     except OSError:
@@ -95,7 +94,7 @@ def _index_of(paths: Sequence[Path]) -> str:
 
 
 def read_index(folder: Path) -> dict[str, Entry]:
-    """Entries by file name; none where there is no index that can be read."""
+    """Entries by file name; none without a readable index."""
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if (index["format"], index["version"]) != (_KIND, _VERSION):
@@ -106,34 +105,31 @@ def read_index(folder: Path) -> dict[str, Entry]:
 
 
 def count_rows(path: Path) -> int:
-    """Rows of a file, without reading more of it than that takes. Raises DataError for what is not a record file."""
-    try:
-        with h5py.File(path, "r") as file:
-            if "input_ids" in file:  # else no records, of this format or of NVIDIA's three
-                return len(file["row_offsets"]) - 1 if "row_offsets" in file else len(file["next_sentence_labels"])
-    except (OSError, KeyError):
-        pass
-    return open_records(path)[0].num_rows  # an error in one line
+    """Rows of a file, reading as little as possible. Raises DataError for a file without records."""
+    with suppress(OSError, KeyError), h5py.File(path, "r") as file:
+        if "input_ids" in file:  # else no records, of this format or of NVIDIA's three
+            return len(file["row_offsets"]) - 1 if "row_offsets" in file else len(file["next_sentence_labels"])
+    return open_records(path)[0].num_rows  # or its DataError
 
 
 class Shards:
-    """Record files opened when first needed, some kept open."""
+    """Record files, opened when first needed; some are kept open."""
 
     def __init__(self, paths: Sequence[Path], max_seq_length: int, files_of_bins: Sequence[int] = ()) -> None:
-        """files_of_bins: how many of the paths belong to each bin, where there are bins."""
+        """files_of_bins: number of paths in each bin, if there are bins."""
         self.paths = list(paths)
         self.max_seq_length = max_seq_length
         self.bins = np.split(np.arange(len(self.paths)), np.cumsum(files_of_bins)[:-1].astype(np.int64))
         self._opened = lru_cache(_MOST_OPEN)(self._open)
         self._entries: dict[Path, Entry] = {}
-        self._told: set[Path] = set()
+        self._warned: set[Path] = set()
         self.vocab_md5 = ""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def row_counts(self) -> np.ndarray:
-        """Rows of every file, int64, from the folders' indices where they have one; opens the first file."""
+        """Rows of every file, int64, from the folders' indices if they have one; opens the first file."""
         if not self._entries:
             indices = {folder: read_index(folder) for folder in {path.parent for path in self.paths}}
             for path in self.paths:
@@ -142,11 +138,11 @@ class Shards:
         return np.array([self._entries[path].rows for path in self.paths], dtype=np.int64)
 
     def identity(self) -> dict[str, Any]:
-        """What ranks compare: each file by name, with its rows and the digest of its content, or else its size."""
+        """For comparison between ranks: each file's rows and content digest, or else size, by name."""
         self.row_counts()
         found: dict[str, Any] = {"vocabulary": self.vocab_md5}
         for path, entry in self._entries.items():
-            name = f"{path.parent.name}/{path.name}" if path.parent.name.isdigit() else path.name  # a bin's, or not
+            name = f"{path.parent.name}/{path.name}" if path.parent.name.isdigit() else path.name  # with its bin
             found[name] = (entry.rows, entry.content_digest or path.stat().st_size)
         return found
 
@@ -158,27 +154,24 @@ class Shards:
         path = self.paths[number]
         records, metadata = open_records(path)
         if metadata.max_seq_length > self.max_seq_length:
-            raise DataError(
-                f"{path}: made for sequences of up to {metadata.max_seq_length} tokens, and MAX_SEQ_LENGTH is "
-                f"{self.max_seq_length}: set MAX_SEQ_LENGTH={metadata.max_seq_length} or prepare the data again"
-            )
+            length = metadata.max_seq_length
+            problem = f"made for sequences of up to {length} tokens, and MAX_SEQ_LENGTH is {self.max_seq_length}"
+            raise DataError(f"{path}: {problem}: set MAX_SEQ_LENGTH={length} or prepare the data again")
         if self.vocab_md5 and metadata.vocab_md5 and metadata.vocab_md5 != self.vocab_md5:
-            raise DataError(
-                f"{path}: made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}: "
-                "prepare it with the model's vocab.txt, as all its other data"
-            )
+            problem = f"made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}"
+            raise DataError(f"{path}: {problem}: prepare all data with the model's vocab.txt")
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
         expected = self._entries.get(path, Entry(records.num_rows))
         if expected.rows != records.num_rows or expected.content_digest not in ("", metadata.content_digest):
             raise DataError(f"{path} is not the file that {path.parent / INDEX} describes; prepare the data again")
-        if not metadata.content_digest and path not in self._told:  # packed by others
-            self._told.add(path)
+        if not metadata.content_digest and path not in self._warned:  # packed by others
+            self._warned.add(path)
             empty, total = records.num_empty_rows, records.num_rows
             if empty and not records.num_sequences:
                 raise DataError(f"{path} has {total} rows and no sequence; remove it")
             if empty:
                 skipped = f"{path}: {empty} of {total} rows hold no sequence and are skipped"
                 print(f"bert: warning: {skipped}; the next row takes the place of each", file=sys.stderr)
-        # Plain arrays on the same memory: each use of a memmap costs microseconds more.
+        # Plain arrays on the same memory, as each use of a memmap costs microseconds.
         arrays = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
         return Records(**{name: np.asarray(array) for name, array in arrays.items() if array is not None})

@@ -1,4 +1,4 @@
-"""Synthetic sequences, to try a machine before its data is there."""
+"""Synthetic sequences, to try a machine before it has data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bert.data.packing import pack
 from bert.data.records import Records, id_dtype, offsets_of, ragged_indices
 
 _NUM_ROWS, _NUM_BINS = 16_384, 4
-_FEW_ROWS = 512  # best fit packs them as well as the linear program does, and without scipy: benchmarks take no more
+_FEW_ROWS = 512  # which best fit packs as well as the linear program, without scipy; benchmarks use no more
 _FULL_SHARE = 0.235  # share of Wikipedia sequences that are full (Krell et al. 2021, arXiv 2107.02027)
 _BETA = (1.1, 2.164)  # shape of the other lengths, chosen for Wikipedia's mean of 254.5 at 512
 
 
 def wikipedia_like_lengths(count: int, max_seq_length: int, generator: np.random.Generator) -> np.ndarray:
-    """Lengths (int64), in random order, at least 5: quantiles of Wikipedia's mix, so that few have its mean as well."""
+    """Lengths (int64), shuffled, at least 5: quantiles of Wikipedia's mix, so that even few have its mean."""
     num_full = round(_FULL_SHARE * count)
     table = np.sort(np.random.default_rng(0).beta(*_BETA, size=100_000))
     quantiles = table[((np.arange(count - num_full) + 0.5) / max(count - num_full, 1) * len(table)).astype(np.int64)]
@@ -24,24 +24,16 @@ def wikipedia_like_lengths(count: int, max_seq_length: int, generator: np.random
     return generator.permutation(np.concatenate([partial, np.full(num_full, max_seq_length)]))
 
 
-def random_rows(
-    order: np.ndarray, row_offsets: np.ndarray, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of a packing in random order, as prepared data have them: (order of sequences, row offsets)."""
-    rows = generator.permutation(len(row_offsets) - 1)
-    sizes = np.diff(row_offsets)[rows]
-    return order[ragged_indices(row_offsets[rows], sizes)], offsets_of(sizes)
-
-
 def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packed: bool, seed: int) -> Records:
-    """About ``num_rows`` rows of random tokens, 15% of them masked, with random labels; packed, about two a row."""
+    """About ``num_rows`` rows of random tokens, 15% of them masked, with random labels; packed, about two per row."""
     generator = np.random.default_rng(seed)
     lengths = wikipedia_like_lengths(2 * num_rows if packed else num_rows, max_seq_length, generator)
     row_offsets = None
-    if packed:
-        few = num_rows <= _FEW_ROWS
-        order, row_offsets = random_rows(*pack(lengths, max_seq_length, program=not few), generator)
-        lengths = lengths[order]
+    if packed:  # with rows in random order, as in prepared data
+        order, offsets = pack(lengths, max_seq_length, program=num_rows > _FEW_ROWS)
+        rows = generator.permutation(len(offsets) - 1)
+        sizes = np.diff(offsets)[rows]
+        lengths, row_offsets = lengths[order[ragged_indices(offsets[rows], sizes)]], offsets_of(sizes)
     counts = np.maximum(1, np.rint(lengths * 0.15)).astype(np.int64)
     positions = [
         1 + np.sort(generator.choice(length - 1, size=count, replace=False))
@@ -60,7 +52,7 @@ def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packe
 
 
 class SyntheticShards:
-    """Stands in for a folder of record files, or for one of bins by quarters of the greatest length."""
+    """Stand-in for Shards: one file, or with ``binned`` a bin per quarter of the greatest length."""
 
     def __init__(self, max_seq_length: int, vocab_size: int, packed: bool, binned: bool = False) -> None:
         self.vocab_md5 = ""
@@ -76,7 +68,7 @@ class SyntheticShards:
         return np.array([records.num_rows for records in self._files], dtype=np.int64)
 
     def identity(self) -> dict[str, Any]:
-        """Nothing: it follows from the settings."""
+        """Empty: the data follow from the settings."""
         return {}
 
     def __getitem__(self, number: int) -> Records:

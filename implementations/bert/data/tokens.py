@@ -1,4 +1,4 @@
-"""WordPiece tokenization that keeps the characters of each token."""
+"""WordPiece tokenization with the character span of each token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LONGEST_WORD = 100  # characters; a longer one is [UNK]
 
 
 class Pieces(NamedTuple):
-    """Tokens of a text: ids, and the characters [begin, end) of each in the text as it was given, all int32 (n,)."""
+    """Tokens of a text: ids, and the characters [begin, end) of each in the original text, all int32 (n,)."""
 
     ids: Integers
     begins: Integers
@@ -27,9 +27,9 @@ class Pieces(NamedTuple):
 
 
 class WordPiece:
-    """BERT's tokenizer of a vocabulary file. Special tokens spelled out in a text are split like other words.
+    """BERT's tokenizer for a vocabulary file. Special tokens spelled out in a text are split like other words.
 
-    Raises DataError for a file that cannot be read or lacks the special tokens.
+    Raises DataError for a file that cannot be read or lacks special tokens.
     """
 
     def __init__(self, vocab_file: Path, lower_case: bool = True) -> None:
@@ -58,7 +58,7 @@ class WordPiece:
         return {number: token for token, number in self.ids.items()}
 
     def words(self, text: str) -> list[str]:
-        """The words of a text and its punctuation marks, normalised, before they become pieces."""
+        """Normalized words and punctuation marks of a text, before they are split into pieces."""
         normalised = self._tokenizer.normalizer.normalize_str(text)
         return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normalised)]
 

@@ -1,1 +1,1 @@
-"""DeepSpeed as the engine, ENGINE=deepspeed: its JSON (settings.py), our rules on its partitions, its checkpoints."""
+"""ENGINE=deepspeed: DeepSpeed's JSON (settings.py), our rules on its partitions, its checkpoints."""

@@ -1,8 +1,8 @@
-"""DeepSpeed's checkpoints, DEEPSPEED_CHECKPOINTS=1: a folder deepspeed_<step> in CHECKPOINT_DIR, a shard a rank.
+"""DeepSpeed's checkpoints, DEEPSPEED_CHECKPOINTS=1: a folder deepspeed_<step> in CHECKPOINT_DIR, one shard per rank.
 
-Its engine writes the files that DeepSpeed's users know (``latest``, ``zero_to_fp32.py``, ``*_optim_states.pt``). Beside
-them lies bert.pt: what a run needs to go on, and which part of which parameter lies where in the shards. With it they
-are read by name, for any number of ranks, stage and engine; a tensor is put together when it is asked for.
+Its engine writes DeepSpeed's usual files (``latest``, ``zero_to_fp32.py``, ``*_optim_states.pt``). bert.pt beside them
+has the rest of the run's state, and the places of the parameters' parts in the shards. With it they are read by name,
+for any number of ranks, stage and engine; tensors are assembled on access.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def folders(directory: Path) -> list[Path]:
 def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: dict[str, Any]) -> None:
     """Writes the folder of ``step`` whole or not at all, then removes all but the newest ``keep``. A collective.
 
-    facts: what else a run needs to go on. Raises TrainingError where it cannot be written.
+    facts: other state for resuming. Raises TrainingError if it cannot be written.
     """
     state, world, name = trained.optimizer, trained.world, f"deepspeed_{step:010d}"
     partial = f".{name}.partial"
     try:
         if world.is_main:
-            for left_over in directory.glob(".deepspeed_*.partial"):  # of a run that was killed
+            for left_over in directory.glob(".deepspeed_*.partial"):  # of a killed run
                 shutil.rmtree(left_over, ignore_errors=True)
         world.barrier()
         trained.engine.save_checkpoint(str(directory), tag=partial, save_latest=False)
@@ -52,7 +52,7 @@ def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: d
                 "parts": state.update.parts(), "num_steps": state.num_steps(), "scaler": trained.scaler.state_dict(),
             }  # fmt: skip
             torch.save({**facts, **index}, directory / partial / INDEX)
-            # Every byte is on the disk before the folder has its name, and DeepSpeed's ``latest`` says it.
+            # All data is on the disk before the folder is renamed, and before DeepSpeed's ``latest`` names it.
             for path in [*(directory / partial).iterdir(), directory / partial]:
                 sync(path)
             name_folder(directory / partial, directory / name)
@@ -61,26 +61,23 @@ def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: d
             prune(directory, keep)
         world.barrier()
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
-        if is_full(error) or has_no_room(directory / partial / INDEX):  # PyTorch's words do not say so
+        if is_full(error) or has_no_room(directory / partial / INDEX):  # PyTorch's message does not tell
             megabytes = num_bytes(dict(enumerate(trained.state_tensors()))) / 1e6
             error = no_space(directory, f"{name} needs {megabytes:,.1f} MB of each rank")
-        reason = " ".join(str(error).split())[:500]
-        raise TrainingError(
-            f"the checkpoint of step {step} cannot be written to {directory}: {reason}; RESUME=1 continues from the "
-            "one before"
-        ) from error
+        reason = " ".join(str(error).split())[:500] + "; RESUME=1 continues from the one before"
+        raise TrainingError(f"the checkpoint of step {step} cannot be written to {directory}: {reason}") from error
 
 
 def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
-    """The state as in a step_*.pt of ours; its tensors are mappings that read when asked.
+    """The state as in our step_*.pt; its tensors are mappings that read on access.
 
-    Raises ConfigError for a damaged one; instead: what to do then.
+    Raises ConfigError for a damaged one; instead: advice for that case.
     """
     load(f"{folder} is a checkpoint of DeepSpeed's")
     try:
         index = torch.load(folder / INDEX, map_location="cpu", weights_only=True)
         shards = [_shard(folder, rank) for rank in range(len(index["segments"]))]
-    except Exception as error:  # each kind of damage has its own
+    except Exception as error:  # depends on the kind of damage
         raise ConfigError(f"{folder}: damaged checkpoint ({damage(error)}): {instead}") from None
     names = list(index["shapes"])
     held = [
@@ -94,9 +91,9 @@ def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
 
 
 def _shard(folder: Path, rank: int) -> dict[str, list[Tensor]]:
-    """Masters and states of a rank, a flat tensor a partition."""
+    """Masters and states of a rank, one flat tensor per partition."""
     (path,) = folder.glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-    # DeepSpeed pickles objects of its own, so weights_only will not do: such a file is to be trusted as code is.
+    # Not weights_only, since DeepSpeed pickles its own objects: such a file must be trusted like code.
     saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True)["optimizer_state_dict"]
     masters = saved["fp32_flat_groups"] if "fp32_flat_groups" in saved else saved["single_partition_of_fp32_groups"]
     states = saved["optimizer_state_dict" if "fp32_flat_groups" in saved else "base_optimizer_state"]["state"]

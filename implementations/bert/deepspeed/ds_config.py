@@ -1,7 +1,7 @@
 """A ds_config JSON in terms of this trainer's variables: for its own engine, and to find contradictions.
 
-DeepSpeed validates zero_optimization itself (``validate``). Here is checked what has a variable, what would change the
-arithmetic, and what DeepSpeed would ignore in silence.
+DeepSpeed validates zero_optimization itself (``validate``). This module checks entries that have a variable, that would
+change the arithmetic, or that DeepSpeed would silently ignore.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SECTIONS = (
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 ADAM_FLAGS = tuple(f"optimizer.params.{name}" for name in ("adam_w_mode", "bias_correction", "torch_adam"))
 FLAGS = ("bf16.enabled", "fp16.enabled", "zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param")
-# Entries that mean something here: what they must be, and the variable that says the same.
+# Entries used here: their type, and the equivalent variable.
 ENTRIES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(SECTIONS, (dict, "")),
     **dict.fromkeys(FLAGS + ADAM_FLAGS, (bool, "")),
@@ -66,8 +66,8 @@ DEFAULTS = {  # DeepSpeed's, with fp16 enabled or a scheduler given
     "scheduler.params.warmup_max_lr": 0.001,
     "scheduler.params.warmup_num_steps": 1000,
 }
-# Entries that would change the arithmetic, or partition in a way that partitions.py does not know: by reason, the
-# values that do not. The first is the one to set.
+# Entries that may change the arithmetic, or partition in a way unknown to partitions.py: by reason, the values allowed.
+# The first is the one to set.
 FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "with PRECISION=bf16 masters and states are fp32": {
         "bf16.bf16_master_weights_and_grads": (False,), "bf16.bf16_optimizer_states": (False,),
@@ -100,7 +100,7 @@ DEEPSPEED_ONLY = {
     *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     *("bf16.immediate_grad_update", "bf16.check_grad_overflow"),
 }
-FREE = ("zero_optimization.", "checkpoint.")  # sections that DeepSpeed checks itself
+FREE = ("zero_optimization.", "checkpoint.")  # sections that DeepSpeed validates itself
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -145,42 +145,40 @@ def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
-    """The JSON as variables, for so many ranks. Raises ConfigError naming the entry that is not supported."""
+    """The JSON as variables, for ``world_size`` ranks. Raises ConfigError naming an unsupported entry."""
     entries = _checked(found)
-    said = [*_batch(entries, world_size)]
+    settings = [*_batch(entries, world_size)]
     precision = next((name for name in ("bf16", "fp16") if f"{name}.enabled" in entries), "")
     key = f"{precision}.enabled" if precision else "neither bf16 nor fp16 is enabled"
-    said.append(Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision)))
+    settings.append(Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision)))
     if "gradient_clipping" in entries:
-        said.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
+        settings.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
     if "zero_optimization" in found:
         key, stage = "zero_optimization.stage", entries.get("zero_optimization.stage", 0)
-        said.append(Meaning(key, "SHARD_OPTIMIZER", str(int(stage > 0))))
-        said.append(Meaning(key, "SHARD_GRADIENTS", str(int(stage > 1))))
+        settings.append(Meaning(key, "SHARD_OPTIMIZER", str(int(stage > 0))))
+        settings.append(Meaning(key, "SHARD_GRADIENTS", str(int(stage > 1))))
     if "optimizer" in found:
-        said += _optimizer(entries)
+        settings += _optimizer(entries)
     if "scheduler" in found:  # poly with its default degree of 1
-        said.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
+        settings.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
     sections = {key.partition(".")[0] for key in entries}
     values = {key: value for key, value in DEFAULTS.items() if key.partition(".")[0] in sections} | entries
     lr, max_lr = "optimizer.params.lr", "scheduler.params.warmup_max_lr"
     if lr in values and max_lr in values:  # the scheduler's wins, even a default that nobody may have meant
         if max_lr not in entries and values[lr] != values[max_lr]:
-            raise ConfigError(
-                f"DEEPSPEED_CONFIG: {lr} is {values[lr]}, and {max_lr}, which overrides it, is not set: DeepSpeed's "
-                f"default is {values[max_lr]}: set it"
-            )
+            unset = f"{max_lr}, which overrides it, is not set: DeepSpeed's default is {values[max_lr]}: set it"
+            raise ConfigError(f"DEEPSPEED_CONFIG: {lr} is {values[lr]}, and {unset}")
         del values[lr if max_lr in entries else max_lr]
     for key, value in values.items():
         if key == "gradient_clipping":
-            value = value or 1e30  # never reached: DeepSpeed does not clip
+            value = value or 1e30  # never reached: 0 means no clipping in DeepSpeed
         elif key == "fp16.initial_scale_power":
             if value > 127:
                 raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {value}: expected an integer, at most 127")
             value = 2.0**value
         if (name := ENTRIES.get(key, (object, ""))[1]) and (value or key != "fp16.loss_scale"):
-            said.append(Meaning(key, name, _text(value), explicit=key in entries))
-    return said
+            settings.append(Meaning(key, name, _text(value), explicit=key in entries))
+    return settings
 
 
 def _checked(found: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +191,7 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
     if strange := sorted(key for key in entries if key not in known and not key.startswith(free)):
         raise ConfigError(f"DEEPSPEED_CONFIG: {', '.join(strange)}: unsupported key: fix or remove it")
     for key, value in entries.items():
-        if key.startswith("activation_checkpointing.") and value:  # DeepSpeed's, of a function that nobody calls here
+        if key.startswith("activation_checkpointing.") and value:  # for a function of DeepSpeed's not called here
             raise ConfigError(f"DEEPSPEED_CONFIG: {key}: RECOMPUTE_LAYERS does that here: remove it")
     if entries.get("bf16.enabled") and entries.get("fp16.enabled"):
         raise ConfigError("DEEPSPEED_CONFIG: bf16.enabled and fp16.enabled are both true: enable one of them")
@@ -201,9 +199,8 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
     entries = {key: value for key, value in entries.items() if not key.startswith(off)}
     if "scheduler" in found:
         if (kind := entries.get("scheduler.type")) != "WarmupDecayLR":
-            raise ConfigError(
-                f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: expected WarmupDecayLR; others by LR_SCHEDULE"
-            )
+            expected = "expected WarmupDecayLR; others by LR_SCHEDULE"
+            raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: {expected}")
         entries.setdefault("scheduler.params.warmup_type", "log")
     for why, fixed in FIXED.items():
         for key in fixed:
@@ -214,16 +211,15 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _batch(entries: dict[str, Any], world_size: int) -> Iterator[Meaning]:
-    """Two of the three sizes give the third; three must multiply out."""
+    """Derives the third of the three batch sizes from two; checks all three for consistency."""
     whole, micro, steps = (entries.get(key) for key in BATCH)
     if whole is not None:
         micro = micro or whole // ((steps or 1) * world_size)
         steps = steps or (whole // (micro * world_size) if micro else 1)
         if whole != micro * steps * world_size:
-            raise ConfigError(
-                f"DEEPSPEED_CONFIG: train_batch_size {whole} is not train_micro_batch_size_per_gpu {micro} x "
-                f"gradient_accumulation_steps {steps} x {world_size} ranks (WORLD_SIZE): correct one of them"
-            )
+            sizes = f"train_micro_batch_size_per_gpu {micro} x gradient_accumulation_steps {steps}"
+            wrong = f"train_batch_size {whole} is not {sizes} x {world_size} ranks (WORLD_SIZE)"
+            raise ConfigError(f"DEEPSPEED_CONFIG: {wrong}: correct one of them")
     if micro is not None:
         yield Meaning(BATCH[1], "BATCHSIZE", _text(micro))
     if micro is not None or steps is not None:
@@ -241,9 +237,8 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
     elif kind.lower() == "lamb":
         rule, names = "lamb", LAMB
     else:
-        raise ConfigError(
-            f"DEEPSPEED_CONFIG: optimizer.type is {kind!r}: expected Adam, AdamW or Lamb; others by OPTIMIZER"
-        )
+        expected = "expected Adam, AdamW or Lamb; others by OPTIMIZER"
+        raise ConfigError(f"DEEPSPEED_CONFIG: optimizer.type is {kind!r}: {expected}")
     yield Meaning("optimizer.type", "OPTIMIZER", rule)
     betas = entries.get("optimizer.params.betas", (None, None))
     given = {name: entries.get(f"optimizer.params.{name}") for name in ("eps", "weight_decay")}
@@ -253,7 +248,7 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
 
 
 def _text(value: float) -> str:
-    """The number in a variable's notation, without loss of digits."""
+    """A number as the value of a variable, without loss of digits."""
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
@@ -265,18 +260,8 @@ def deepspeed_only(found: dict[str, Any]) -> list[str]:
     )  # fmt: skip
 
 
-def offloads(zero: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Settings of offload_optimizer and offload_param, of those that offload anything."""
-    found = {}
-    for key, older in (("offload_optimizer", "cpu_offload"), ("offload_param", "cpu_offload_param")):
-        said = ({"device": "cpu"} if zero.get(older) else {}) | (zero.get(key) or {})
-        if said.get("device", "none") != "none":
-            found[key] = said
-    return found
-
-
 def validate(deepspeed: Any, zero: dict[str, Any]) -> None:
-    """Raises ConfigError where DeepSpeed itself, of the version that is installed, would refuse zero_optimization."""
+    """Raises ConfigError if the installed version of DeepSpeed would refuse zero_optimization."""
     try:
         deepspeed.runtime.zero.config.DeepSpeedZeroConfig(**zero)
     except (ValueError, AssertionError) as error:

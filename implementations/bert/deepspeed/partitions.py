@@ -1,8 +1,8 @@
-"""One of our update rules as the optimizer that DeepSpeed's ZeRO drives, and its state by parameter name.
+"""Our update rules as the optimizer of DeepSpeed's ZeRO, and its state by parameter name.
 
-ZeRO cuts fp32 masters, gradients and the rule's states into flat partitions, one or several a rank, and calls ``step``
-on them. Here they are a Shard of our own (optim/flat.py): it knows which part of which parameter lies where, so a norm
-is that of whole parameters, summed over the ranks that hold their parts, whatever the stage.
+ZeRO splits fp32 masters, gradients and the rule's states into flat partitions, one or several per rank, and calls
+``step`` on them. We wrap them in our own Shard (optim/flat.py), which knows the places of the parameters' parts, so
+that norms are those of whole parameters, summed over ranks, in any stage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = "step"  # DeepSpeed's tools look for the step count under this name
 
 
 class Partition(NamedTuple):
-    """A flat fp32 buffer of ZeRO's, and the parts of parameters in it."""
+    """A flat fp32 buffer of ZeRO, and the parts of parameters in it."""
 
     flat: Tensor
     segments: list[Segment]
@@ -39,15 +39,15 @@ class ZeroRule(torch.optim.Optimizer):
         self.rules: dict[int, Piecewise] = {}  # by the identity of the flat buffer
 
     def bind(self, names: list[str], partitions: Sequence[Partition]) -> None:
-        """Registers the partitions. ``names``: of all parameters, which the segments number."""
+        """Registers the partitions. ``names``: of all parameters, by the segments' numbers."""
         for flat, segments in partitions:
             masters = flat.detach()
             shard = Shard(
                 names=names,
                 segments=segments,
                 masters=masters,
-                gradient=torch.zeros(0, dtype=masters.dtype, device=masters.device),  # ZeRO brings one at each step
-                weights=masters,  # ZeRO casts and gathers
+                gradient=torch.zeros(0, dtype=masters.dtype, device=masters.device),  # ZeRO passes one at each step
+                weights=masters,  # ZeRO casts and gathers them
                 states=self.state[flat],
             )
             rule = Piecewise(shard, self.make_rule)
@@ -56,7 +56,7 @@ class ZeroRule(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update of the partitions that ZeRO has put into the parameter groups, at the groups' rates."""
+        """One update of the partitions in ZeRO's parameter groups, at the groups' rates."""
         for group in self.param_groups:
             for flat in group["params"]:
                 if id(flat) in self.rules and flat.grad is not None:
@@ -69,7 +69,7 @@ class ZeroRule(torch.optim.Optimizer):
         rule.gradients = []
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Over the ranks; offloaded partitions are on the CPU, where the ranks may not reach each other."""
+        """Sum over the ranks; by way of the device, as offloaded partitions are on the CPU, without collectives."""
         return self.world.sum(values.to(self.world.device)).to(values.device)
 
     def shards(self) -> list[Shard]:
@@ -77,15 +77,14 @@ class ZeroRule(torch.optim.Optimizer):
         return [rule.shard for rule in self.rules.values()]
 
     def parts(self) -> list[str]:
-        """Names of the saved parts of every parameter: the masters and the rule's states."""
+        """Names of the parts of the saved state: the masters and the rule's states."""
         return [MASTERS, *(name for name in self.shards()[0].states if name != STEPS)]
 
 
 def partitions_of(optimizer: Any, parameters: Sequence[nn.Parameter], rank: int) -> list[Partition]:
     """Partitions of ZeRO's ``optimizer`` (stage 1, 2 or 3) on this rank; parameters in the model's order.
 
-    In stage 3 every parameter is cut evenly over the ranks, the last part filled up with zeros; sub-groups hold the
-    parts.
+    In stage 3 every parameter is split evenly over the ranks, padded with zeros; sub-groups hold the parts.
     """
     if hasattr(optimizer, "fp32_partitioned_groups_flat"):
         partitions = [Partition(flat, []) for flat in optimizer.fp32_partitioned_groups_flat]
@@ -108,7 +107,7 @@ def partitions_of(optimizer: Any, parameters: Sequence[nn.Parameter], rank: int)
 class ZeroState:
     """State of ``zero``, DeepSpeed's optimizer around ``update``, on this rank; shapes: of all parameters.
 
-    It is gathered for our checkpoints, and loaded back into the partitions.
+    Gathers it for our checkpoints, and loads it into the partitions.
     """
 
     def __init__(self, zero: Any, update: ZeroRule, shapes: Mapping[str, torch.Size], world: World) -> None:
@@ -116,11 +115,10 @@ class ZeroState:
         self.names = list(shapes)
 
     def set_loss_scale(self, scale: Tensor) -> None:
-        """Sets the factor of fp16 losses."""
         self.zero.loss_scaler.cur_scale = float(scale)
 
     def flats(self, part: str) -> list[tuple[Tensor, list[Segment]]]:
-        """The flat buffers of the masters or of a state, and what lies in them."""
+        """The flat buffers of the masters or of a state, and their segments."""
         return [
             (shard.masters if part == MASTERS else shard.states[part], shard.segments) for shard in self.update.shards()
         ]
@@ -130,9 +128,9 @@ class ZeroState:
         return int(next(iter(self.update.rules.values())).num_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """As that of our own optimizers: gathered, by name, on the CPU of rank 0. A collective.
+        """As our own optimizers': gathered, by name, on the CPU of rank 0. A collective.
 
-        One parameter at a time is gathered on the device.
+        One parameter at a time is on the device.
         """
         state: dict[str, Any] = {"num_steps": self.num_steps()}
         for part in self.update.parts():
@@ -155,7 +153,7 @@ class ZeroState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores ``state_dict()`` of any engine and number of ranks. A collective.
 
-        Only tensors are read of which this rank holds a part. Raises KeyError where one is missing.
+        Reads only tensors of which this rank holds a part. Raises KeyError if one is missing.
         """
         for rule in self.update.rules.values():
             rule.num_steps.fill_(int(state["num_steps"]))
@@ -167,12 +165,12 @@ class ZeroState:
 
     @torch.no_grad()
     def begin(self, partitions: Sequence[Partition], pieces: Iterable[Chunk]) -> None:
-        """Gives the masters the weights before a cast to low precision. Before ``update`` is bound. A collective."""
+        """Sets the masters to the weights before a cast to low precision. Before ``update`` is bound. A collective."""
         fill(partitions, self.names, pieces)
         self._publish()
 
     def _publish(self) -> None:
-        """The weights on every rank become those of the masters, as at the end of a step of ZeRO's."""
+        """Updates the weights of all ranks from the masters, as at the end of ZeRO's step."""
         if hasattr(self.zero, "update_lp_params"):  # stages 1 and 2
             self.zero.update_lp_params()
             return
@@ -182,7 +180,7 @@ class ZeroState:
         self.gather_persistent()
 
     def gather_persistent(self) -> None:
-        """Gathers the small parameters that stage 3 keeps whole, as it expects after every step, a skipped one too.
+        """Gathers the small parameters that stage 3 keeps whole, as it expects after every, even a skipped, step.
 
         A collective.
         """

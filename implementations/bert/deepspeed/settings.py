@@ -17,7 +17,7 @@ from bert.kernels.precision import Precision
 
 INSTEAD = {"WARMUP_STEPS": "WARMUP_PROPORTION"}  # the same setting in another unit
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
-WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries by which files lie on several nodes, or come later
+WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries that write files to several nodes, or later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,17 +25,14 @@ class Config:
     """Sharding engine settings."""
 
     engine: str = env(
-        "ENGINE",
-        "own",
-        choices=("own", "deepspeed"),
-        doc="what divides weights, gradients and states over the ranks: this trainer, or DeepSpeed (docs/train.md)",
+        "ENGINE", "own", choices=("own", "deepspeed"), doc="sharding engine: our own, or DeepSpeed (docs/train.md)"
     )
     path: Path | None = env("DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON")
 
     checkpoints: bool = env(
         "DEEPSPEED_CHECKPOINTS",
         False,
-        doc="1 with ENGINE=deepspeed: DeepSpeed's checkpoints, a shard a rank on a folder that all nodes see",
+        doc="1: DeepSpeed's own checkpoints: a shard per rank, in a folder all nodes see",
     )
 
     @property
@@ -44,7 +41,7 @@ class Config:
         return self.engine == "deepspeed"
 
     def json(self) -> dict[str, Any]:
-        """The parsed file. Raises ConfigError where it is missing or cannot be parsed."""
+        """The parsed file. Raises ConfigError if it is missing or cannot be parsed."""
         if self.path is None:
             raise ConfigError("ENGINE=deepspeed and DEEPSPEED_CONFIG is not set: give DeepSpeed's JSON")
         return ds_config.read(self.path)
@@ -52,7 +49,7 @@ class Config:
     def check(
         self, optimizer: optim.Config, precision: Precision, device: torch.device, others: Mapping[str, bool]
     ) -> None:
-        """Raises ConfigError for what DeepSpeed cannot do, and where it is absent. others: setting -> is it set?"""
+        """Raises ConfigError for what DeepSpeed cannot do, and if it is absent. others: setting -> is it set?"""
         if not self.is_deepspeed:
             if self.checkpoints or self.path is not None:
                 name = "DEEPSPEED_CHECKPOINTS=1" if self.checkpoints else f"DEEPSPEED_CONFIG={self.path}"
@@ -61,15 +58,11 @@ class Config:
         found, deepspeed = self.json(), load()
         zero = found.get("zero_optimization", {})
         if self.checkpoints and (elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())):
-            raise ConfigError(
-                f"DEEPSPEED_CHECKPOINTS=1 and checkpoint.{elsewhere[0]} in {self.path}: the folder would get its name "
-                "before it is whole: remove the entry"
-            )
+            entry = f"checkpoint.{elsewhere[0]} in {self.path}"
+            raise ConfigError(f"DEEPSPEED_CHECKPOINTS=1 and {entry}, which may leave them incomplete: remove the entry")
         if zero.get("stage", 0) == 0:
-            raise ConfigError(
-                f"ENGINE=deepspeed and zero_optimization.stage is 0 in {self.path}: set 1, 2 or 3; without ZeRO, unset "
-                "ENGINE"
-            )
+            stage = f"zero_optimization.stage is 0 in {self.path}"
+            raise ConfigError(f"ENGINE=deepspeed and {stage}: set 1, 2 or 3; without ZeRO, unset ENGINE")
         ds_config.validate(deepspeed, zero)
         wrong = {
             **others,
@@ -87,7 +80,7 @@ class Config:
     def complete(
         self, optimizer: optim.Config, precision: Precision, batch_size: int, gradient_steps: int
     ) -> dict[str, Any]:
-        """The JSON with what our variables say: batch, clipping and precision; rule, rate and log stay ours."""
+        """The JSON with batch, clipping and precision by our variables; rule, rate and log remain ours."""
         ours = {"optimizer", "scheduler", "train_batch_size"}
         found = {key: value for key, value in self.json().items() if key not in ours}
         low = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision.dtype)
@@ -105,9 +98,9 @@ class Config:
 
 
 def merged(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """With ENGINE=deepspeed, the environment with what its JSON says where the environment says nothing.
+    """With ENGINE=deepspeed, the environment completed by DeepSpeed's JSON.
 
-    Raises ConfigError, naming both, where the two contradict each other.
+    Raises ConfigError, naming both, if the two contradict each other.
     """
 
     def number(text: str) -> float | str:

@@ -1,4 +1,4 @@
-"""The training step with DeepSpeed as the engine: its ZeRO stages and offload; our losses, rules, rates and seeds."""
+"""The training step by DeepSpeed: its ZeRO stages and offload; our losses, rules, rates and seeds."""
 
 from __future__ import annotations
 
@@ -28,47 +28,45 @@ from bert.training.step import StepResult
 
 
 def load(asked_by: str = "ENGINE=deepspeed") -> Any:
-    """Imports DeepSpeed. Raises ConfigError, naming ``asked_by``, where it is not installed."""
+    """Imports DeepSpeed. Raises ConfigError, naming ``asked_by``, if it is not installed."""
     if not torch.cuda.is_available():
-        announce("DS_ACCELERATOR", "cpu")  # else it warns that it has chosen so
+        announce("DS_ACCELERATOR", "cpu")  # prevents a warning
     try:
         import deepspeed
     except ImportError as error:
         raise ConfigError(f"{asked_by}: {error}: pip install -r requirements/deepspeed.txt, or do without it") from None
     deepspeed.utils.logger.setLevel(logging.WARNING)
-    # Its warning of an optimizer that it does not know: ours is tested with every stage.
+    # Our optimizer is tested with every stage.
     deepspeed.utils.logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
-    # It calls collectives by names that PyTorch 2.13 warns of, at every step.
+    # It calls collectives by names that PyTorch 2.13 warns about at every step.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     return deepspeed
 
 
 def _choose_device(deepspeed: Any, world: World) -> None:
-    """DEVICE decides, not what DeepSpeed finds; and its collectives are those of our process group."""
+    """Makes DeepSpeed use our DEVICE and process group."""
     from deepspeed.accelerator import set_accelerator
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     if world.device.type == "cpu":
         set_accelerator(CPU_Accelerator())
-    # An all-reduce through shared memory that DeepSpeed would compile here, minutes on a busy machine, and one that was
-    # killed meanwhile leaves a lock on which every later run waits for ever. gloo does the same.
+    # Not DeepSpeed's shared-memory all-reduce: compiling it takes minutes on a busy machine, and if killed leaves a
+    # lock on which all later runs hang. gloo does the same.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    announce("LOCAL_RANK", str(world.local_rank))  # DeepSpeed will not start without; srun and a bare shell set none
-    if not distributed.is_initialized():  # one rank: DeepSpeed wants a group all the same
+    announce("LOCAL_RANK", str(world.local_rank))  # required by DeepSpeed; srun and a bare shell do not set it
+    if not distributed.is_initialized():  # DeepSpeed needs a group even for one rank
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
 
 
 def check_fp16(deepspeed: Any, device: torch.device) -> None:
-    """Raises ConfigError where DeepSpeed does not compute in fp16 on ``device``; on CPUs that depends on the model."""
+    """Raises ConfigError if DeepSpeed does not support fp16 on ``device``; for CPUs that depends on the CPU model."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
     accelerator = CPU_Accelerator() if device.type == "cpu" else deepspeed.accelerator.get_accelerator()
     if not accelerator.is_fp16_supported():
-        raise ConfigError(
-            f"ENGINE=deepspeed and PRECISION=fp16: DeepSpeed finds no fp16 on this {device.type.upper()}: set bf16 or "
-            "fp32, in the JSON too"
-        )
+        problem = f"DeepSpeed finds no fp16 on this {device.type.upper()}"
+        raise ConfigError(f"ENGINE=deepspeed and PRECISION=fp16: {problem}: set bf16 or fp32, in the JSON too")
 
 
 @torch.no_grad()
@@ -78,7 +76,7 @@ def place(
     device: torch.device,
     then: Callable[[nn.Parameter], None] | None,
 ) -> None:
-    """Fills each parameter on the device, then calls ``then`` on it. The chunks of a parameter are consecutive."""
+    """Fills each parameter on the device, then calls ``then`` on it. The chunks of a parameter must be consecutive."""
     placed = set()
     for name, some in itertools.groupby(chunks, key=lambda chunk: chunk.name):
         parameter = named[name]
@@ -93,7 +91,7 @@ def place(
 
 
 def _partitioner(deepspeed: Any, settings: dict[str, Any]) -> Callable[[nn.Parameter], None]:
-    """Partitions a parameter over the ranks as stage 3 of these settings does; each call is a collective."""
+    """A function that partitions a parameter over the ranks as stage 3 does; each call is a collective."""
     init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=settings)
     return lambda parameter: init._convert_to_zero_parameters([parameter])
 
@@ -115,13 +113,13 @@ class DeepSpeedStep:
 
         ``model`` has placeholders (bert.model.init) in the dtype of ``precision``; weights fills one parameter after
         the other, and in stage 3 only one at a time is whole. masters yields the same weights again, for fp32 masters.
-        settings: DeepSpeed's, complete.
+        settings: DeepSpeed's complete JSON.
         """
         deepspeed = load()
         _choose_device(deepspeed, world)
         precision.apply()
         self.world = world
-        # Decides over the loss scale. DeepSpeed's own dynamic one changes it before stage 3 has divided by it.
+        # Ours, since DeepSpeed's dynamic loss scaler changes the scale before stage 3 has divided by it.
         self.scaler = LossScaler(precision, world.device)
         named = dict(model.named_parameters())
         stage = int(settings["zero_optimization"]["stage"])
@@ -169,8 +167,8 @@ class DeepSpeedStep:
     def gathered(self) -> Iterator[Any]:
         """The model with all its weights on every rank, for evaluation. A collective.
 
-        Stage 3: a copy, whose memory is free again afterwards. The trained model gathers its layers on all ranks
-        together, and ranks may have unequal numbers of evaluation batches.
+        Stage 3: a temporary copy, since the trained model gathers its layers on all ranks together, and ranks may have
+        unequal numbers of evaluation batches.
         """
         if self.spare is None:
             yield self.engine.module
@@ -184,7 +182,7 @@ class DeepSpeedStep:
         self.spare = whole.to("meta")
 
     def state_tensors(self) -> list[Tensor]:
-        """Masters and moments of this rank, wherever they are; ZeRO casts the weights from them."""
+        """Masters and moments of this rank, on whatever device; ZeRO casts the weights from the masters."""
         update = self.optimizer.update
         return [flat for part in update.parts() for flat, _ in self.optimizer.flats(part)]
 

@@ -1,7 +1,7 @@
-"""Fused operations, one a file, each beside its plain-PyTorch reference.
+"""Fused operations, one per file, each beside its plain PyTorch reference.
 
-``Config.choose`` names the attention backend; ``select`` binds every operation of the model to its reference or its
-fused kernel. Both come once, before the model is built; nothing falls back silently afterwards.
+``Config.choose`` resolves the attention backend; ``select`` binds every operation of the model to its reference or its
+fused kernel. Both are called once, before the model is built; nothing falls back silently afterwards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bert.kernels import (
     triton_support,
 )
 
-# What the model calls; the optimizer's update (lamb) and where fp8 casts are done are chosen by the same variable.
+# The model's operations; FUSED also selects the optimizer's update (lamb) and the place of fp8 casts.
 OPERATIONS: dict[str, ModuleType] = {
     "embeddings": embeddings,
     "dropout_add_layer_norm": dropout_add_layer_norm,
@@ -35,9 +35,9 @@ OPERATIONS: dict[str, ModuleType] = {
     "cross_entropy": cross_entropy,
 }
 FUSABLE = (*OPERATIONS, "lamb", "fp8_cast")
-# By QuACK, where it is installed and trials find it right and faster: in 16 bits and in fp8. Name: why it cannot run.
+# By QuACK, if installed and found right and faster by trials: in 16 bits and in fp8. Values: why it cannot run.
 QUACK = {trials.FEED_FORWARD: feed_forward.missing, trials.FP8_FEED_FORWARD: feed_forward.missing_in_fp8}
-# The casts to fp8 are done inside the kernels whose results they are.
+# Fused kernels required by others: fp8_cast is done inside the kernels whose results are cast.
 NEEDED: dict[str, tuple[str, ...]] = {
     "fp8_cast": ("dropout_add_layer_norm", "bias_gelu"), trials.FP8_FEED_FORWARD: ("fp8_cast",),
 }  # fmt: skip
@@ -47,9 +47,9 @@ NEEDED: dict[str, tuple[str, ...]] = {
 class Config:
     """Which fused kernels and which attention backend a run uses."""
 
-    fused: str = env("FUSED", "auto", doc="auto (what the hardware has), all, none, or names joined by commas")
-    attention: str = env("ATTENTION", "auto", doc="attention backend; auto takes the best one of the hardware")
-    attention_fallback: str = ""  # steps in where the backend that auto has taken fails; no variable of its own
+    fused: str = env("FUSED", "auto", doc="auto (what the hardware supports), all, none, or names joined by commas")
+    attention: str = env("ATTENTION", "auto", doc="attention backend; auto: the fastest on the hardware")
+    attention_fallback: str = ""  # replaces the backend chosen by auto if that fails; has no variable
 
     def names(self, device: torch.device) -> set[str]:
         """The operations that run fused on ``device``. Raises ConfigError for a name that is unknown or cannot run."""
@@ -73,7 +73,7 @@ class Config:
         return wanted
 
     def describe(self, device: torch.device) -> str:
-        """Line of ``--check``: the fused kernels, the plain ones, or why none is fused."""
+        """Text for ``--check``: the fused and the plain operations, or why none is fused."""
         fused = self.names(device)
         if not fused:
             reason = "FUSED=none" if self.fused == "none" else triton_support.missing(device)
@@ -87,9 +87,9 @@ class Config:
     def choose(self, model: trials.Model, dtype: torch.dtype, in_graph: bool, world: World) -> tuple[Config, str]:
         """Settings with the attention backend resolved, equal on all ranks, and the reason as text. A collective.
 
-        On a GPU ATTENTION=auto is the fastest backend on rank 0, if it works on every rank. Raises ConfigError where
-        no backend works in the CUDA graph, or not the one that is named. Must precede the first kernel: if a piece of
-        assembly is wrong on any rank's GPU, all ranks do without assembly.
+        On a GPU ATTENTION=auto is the fastest backend on rank 0, if it works on every rank. Raises ConfigError if no
+        backend works in the CUDA graph, or not the one named. Must precede the first kernel: if inline assembly is
+        wrong on any rank's GPU, all ranks disable it.
         """
         device, name, fallback = world.device, self.attention, ""
         words = f"{name} (ATTENTION)"
@@ -134,9 +134,9 @@ class Config:
 class Kernels:
     """The operations of one model, bound. Signatures: the ``reference`` of each file.
 
-    fp8_cast: kernels cast their results to fp8 for the next product where the scale is known in advance;
+    fp8_cast: kernels cast their results to fp8 for the next product if the scale is known in advance;
     fp8_feed_forward: those of the feed-forward inside its products, with GELU (quack_epilogues.py); feed_forward: both
-    products with the GELU between them as one operation, in 16 bits; None: one after the other.
+    products and the GELU between them as one operation, in 16 bits; None: separately.
     """
 
     embeddings: Callable[..., Tensor]

@@ -1,7 +1,7 @@
-"""Arithmetic of fp32 within the kernels, in fewer instructions than the compiler takes for it; sums over their rows.
+"""fp32 arithmetic of the kernels in fewer instructions than the compiler's; sums over rows.
 
-What is done in assembly stands in functions of its own, ``native_...``, which assembly_check.py tries on a GPU before
-anything relies on them; where one is wrong there all others do without assembly (triton_support.NATIVE).
+Inline assembly is in separate functions, ``native_...``, which assembly_check.py tests on a GPU before they are used;
+if one is wrong all are disabled (triton_support.NATIVE).
 """
 
 # mypy: allow-untyped-defs
@@ -23,7 +23,7 @@ def native_exp2(x):
 
 @jit
 def exp2(x):
-    """2^x of fp32 to 2^-22, in one instruction; Triton's takes three more for results that are subnormal, 0 here."""
+    """2^x of fp32 to 2^-22, in one instruction; Triton's takes three more for subnormal results, which are 0 here."""
     if NATIVE:
         return native_exp2(x)
     return tl.exp2(x)
@@ -55,8 +55,8 @@ def native_widened(x):
 
 @jit
 def widened(x):
-    """A number of ``x``'s type -> fp32. In assembly, which the compiler does not repeat: it would rather convert again,
-    and compute all that follows again, than keep what it has.
+    """``x`` -> fp32. In assembly, because the compiler would otherwise repeat the conversion, and all that follows,
+    rather than keep the result.
     """
     if NATIVE and x.dtype == tl.bfloat16:
         return native_widened(x)
@@ -75,7 +75,7 @@ def native_narrowed(x):
 def narrowed(x, dtype: constexpr):
     """fp32 -> ``dtype``, two numbers in one instruction.
 
-    The compiler's own conversion is moved in front of a select, which then works on halves of registers.
+    The compiler would move its own conversion before a select, which then works on halves of registers.
     """
     if NATIVE and dtype == tl.bfloat16:
         return native_narrowed(x)
@@ -85,7 +85,7 @@ def narrowed(x, dtype: constexpr):
 @jit
 def native_rounded(x):
     """rounded in assembly, by way of bf16."""
-    # Two at a time, on the pipe of the additions; conversions one by one would queue with exp2 and reciprocal.
+    # Two at a time, on the addition pipe; single conversions would compete with exp2 and reciprocal.
     return tl.inline_asm_elementwise(
         "{ .reg .b32 both; cvt.rn.bf16x2.f32 both, $3, $2; shl.b32 $0, both, 16; and.b32 $1, both, 0xffff0000; }",
         "=r,=r,f,f", [x], dtype=tl.int32, is_pure=True, pack=2,
@@ -94,7 +94,7 @@ def native_rounded(x):
 
 @jit
 def rounded(x, dtype: constexpr):
-    """fp32 -> fp32 by way of ``dtype``: what a number would be once it is written and read again."""
+    """fp32 -> ``dtype`` -> fp32, as if written to memory and read."""
     if NATIVE and dtype == tl.bfloat16:
         return native_rounded(x)
     return x.to(dtype).to(tl.float32)
@@ -102,7 +102,7 @@ def rounded(x, dtype: constexpr):
 
 @jit
 def native_kept(word, threshold: constexpr):
-    """kept in assembly: the order of numbers without their signs is that of their bits, and NaN are the last ones."""
+    """kept in assembly: magnitudes are ordered as their bits, NaN last."""
     return tl.inline_asm_elementwise(
         "{ .reg .b32 size, least; abs.f32 size, $1; mov.b32 least, $2; set.geu.f32.f32 $0, size, least; }",
         "=f,r,r", [word, threshold << 16], dtype=tl.float32, is_pure=True, pack=1,
@@ -111,7 +111,7 @@ def native_kept(word, threshold: constexpr):
 
 @jit
 def kept(word, threshold: constexpr):
-    """1.0 where the bits 16 to 30 of a word (uint32) are at least ``threshold``, else 0.0."""
+    """1.0 where bits 16 to 30 of a word (uint32) are at least ``threshold``, else 0.0."""
     if NATIVE:
         return native_kept(word, threshold)
     return tl.where((word & 0x7FFFFFFF) >= (threshold << 16), 1.0, 0.0)
@@ -119,7 +119,7 @@ def kept(word, threshold: constexpr):
 
 @jit
 def native_masked(x, bits, threshold: constexpr):
-    """masked in assembly, two numbers at a time, of 16 bits as their random ones (uint16)."""
+    """masked in assembly, for two 16-bit numbers at a time, with 16 random bits each (uint16)."""
     return tl.inline_asm_elementwise(
         "{ .reg .b32 least, mask; abs.f16x2 mask, $2; mov.b32 least, $3; set.geu.u32.f16x2 mask, mask, least; "
         "and.b32 $0, $1, mask; }",
@@ -129,7 +129,7 @@ def native_masked(x, bits, threshold: constexpr):
 
 @jit
 def masked(x, word, threshold: constexpr):
-    """x where the bits 16 to 30 of its word (uint32) are at least ``threshold``, else 0."""
+    """x where bits 16 to 30 of its word (uint32) are at least ``threshold``, else 0."""
     if NATIVE and x.dtype != tl.float32:
         return native_masked(x, (word >> 16).to(tl.uint16), threshold)
     return tl.where((word & 0x7FFFFFFF) >= (threshold << 16), x, 0.0)
@@ -157,9 +157,9 @@ def _column_sums(partials, output, num_rows, num_columns, block_rows: constexpr,
 
 
 def column_sums(partials: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sums fp32 [P, ...], what programs have left, over its first dimension, in one launch. Returns [...] of ``dtype``.
+    """Sums the programs' partial results, fp32 [P, ...], over the first dimension, in one launch: [...] of ``dtype``.
 
-    Always in the same order, so that results repeat bit for bit.
+    Always in the same order, so that results are reproducible bit for bit.
     """
     num_rows, num_columns = partials.shape[0], partials[0].numel()
     output = torch.empty(partials.shape[1:], dtype=dtype, device=partials.device)

@@ -1,8 +1,7 @@
-"""The assembly in the kernels, checked on this GPU before anything relies on it.
+"""Tests the kernels' inline assembly on this GPU before it is used.
 
-The compiler takes a piece of assembly as it comes: that operands are in the right order, and halves of a register in
-the right places, shows only where it runs. Each piece is held against PyTorch's plain arithmetic, on all exponents and
-signs, infinities and NaN included.
+The compiler does not check assembly: errors such as a wrong order of operands, or of halves of a register, show only at
+run time. Each piece is compared with PyTorch's plain arithmetic, on all exponents and signs, infinities and NaN.
 """
 
 # mypy: allow-untyped-defs
@@ -24,10 +23,10 @@ from bert.kernels.arithmetic import (
 )
 from bert.kernels.triton_support import constexpr, jit, tl
 
-BLOCK, COUNT = 1024, 1 << 16  # of a program, of all numbers
-FACTOR, THRESHOLD = 0xD2511F53, 3277  # one of Philox's; that of a tenth
-SMALLEST = 2.0**-126  # the smallest normal number of fp32; the approximations give 0 below
-EXP2_ERROR, RECIPROCAL_ERROR = 2.0**-21, 2.0**-22  # relative, twice what the instructions are documented with
+BLOCK, COUNT = 1024, 1 << 16  # numbers per program, and in all
+FACTOR, THRESHOLD = 0xD2511F53, 3277  # a factor of Philox; the threshold of dropout 0.1
+SMALLEST = 2.0**-126  # smallest normal fp32 number; the approximations give 0 below
+EXP2_ERROR, RECIPROCAL_ERROR = 2.0**-21, 2.0**-22  # relative, twice the instructions' documented errors
 
 
 @jit
@@ -59,7 +58,7 @@ PIECES = ("exp2", "reciprocal", "widened", "narrowed", "rounded", "product", "ke
 
 
 def numbers(what: str, device: torch.device) -> Tensor:
-    """Inputs of a piece, [COUNT]: every upper half of a number with some lower one; for exp2 its own range."""
+    """Inputs of a piece, [COUNT]: all upper halves of a number, each with some lower half; for exp2 its range."""
     bits = torch.arange(COUNT, dtype=torch.int64, device=device)
     if what == "exp2":
         return bits.float() / COUNT * 300 - 160
@@ -70,7 +69,7 @@ def numbers(what: str, device: torch.device) -> Tensor:
 
 
 def results(what: str, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Results of the assembly on ``x``; for a product the high words and the low words."""
+    """Results of the assembly on ``x``; for a product the high and the low words."""
     dtype = {"narrowed": torch.bfloat16, "masked": torch.bfloat16, "product": torch.int32}.get(what, torch.float32)
     y, low = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=torch.int32)
     _apply[(COUNT // BLOCK,)](x, y, low, what, FACTOR, THRESHOLD, BLOCK, num_warps=4)
@@ -84,10 +83,10 @@ def wrong(what: str, x: Tensor, y: Tensor, low: Tensor) -> Tensor:
         allowed = (EXP2_ERROR if what == "exp2" else RECIPROCAL_ERROR) * exact.abs() + SMALLEST
         near = (y.double() - exact).abs() <= allowed
         same = (y == exact.float()) | (y.isnan() & x.isnan())  # infinities too
-        # What is subnormal may count as 0.
+        # Subnormal numbers may count as 0.
         return ~(near | same | ((what == "reciprocal") & (x.abs() < SMALLEST) & (y.abs() > 2.0**125)))
     if what == "product":
-        words = ((x.long() & 0xFFFFFFFF) * FACTOR).view(torch.int32).view(-1, 2)  # 64 bits, of which a sign is one
+        words = ((x.long() & 0xFFFFFFFF) * FACTOR).view(torch.int32).view(-1, 2)  # the bits of an unsigned product
         return (low != words[:, 0]) | (y != words[:, 1])
     if what in ("kept", "masked"):
         places = x.view(torch.int16) if what == "masked" else x >> 16
@@ -99,13 +98,13 @@ def wrong(what: str, x: Tensor, y: Tensor, low: Tensor) -> Tensor:
 
 
 def problems(device: torch.device) -> dict[str, str]:
-    """The pieces that are wrong on a device where Triton's kernels run, and how."""
+    """The pieces that are wrong on a device that supports Triton's kernels, and how."""
     found = {}
     for what in PIECES:
         try:
             x = numbers(what, device)
             count = int(wrong(what, x, *results(what, x)).sum())
-        except Exception as error:  # whatever a compiler raises for what it does not take
+        except Exception as error:  # any error of a compiler
             found[what] = " ".join(str(root_cause(error)).split())[:200]
             continue
         if count:

@@ -1,8 +1,8 @@
-"""Self-attention over a packed batch: every sequence attends to itself alone. One signature, several backends.
+"""Self-attention over a packed batch: every sequence attends only to itself. One signature, several backends.
 
-A backend maps qkv [T, 3, N, H], the forward pass (its sequences) and the dropout probability to the context [T, N, H].
-What it leaves at tokens past cu_seqlens[-1] is undefined; batches for a graph have none (graph.py). trials.py tries
-them on a GPU.
+A backend maps qkv [T, 3, N, H], the forward pass (its sequences) and the dropout probability to the context [T, N, H],
+which is undefined at tokens beyond cu_seqlens[-1]; batches for a graph have none (graph.py). trials.py tests backends
+on a GPU.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ Attention = Callable[[Tensor, ForwardPass, float], Tensor]
 
 
 def sdpa_loop(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """One scaled_dot_product_attention a sequence: the oracle, and the fastest on a CPU (no masked-out work)."""
+    """One scaled_dot_product_attention per sequence: the reference, and the fastest on a CPU (no masked-out work)."""
     offsets = forward_pass.cu_seqlens.tolist()
     lengths = [end - begin for begin, end in itertools.pairwise([*offsets, qkv.shape[0]])]
-    # Split, not sliced: the gradients of the parts become one by a concatenation, not each by a pass over all tokens.
+    # Split, not sliced: gradients of the parts are concatenated; those of slices would each take a pass over all
+    # tokens.
     query, key, value = (part.split(lengths, dim=2) for part in qkv.permute(1, 2, 0, 3).unsqueeze(1))  # (1, N, L, H)
     contexts = [
         F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
@@ -43,13 +44,13 @@ def sdpa_loop(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Backend:
-    """An implementation. ``missing(device)`` says in a few words why it cannot run there, or None."""
+    """An implementation. ``missing(device)``: why it cannot run there in a few words, or None."""
 
     run: Attention
     missing: Callable[[torch.device], str | None]
     has_fp32: bool = False
-    on_device: bool = True  # works without the host reading the lengths, so it can be part of a CUDA graph
-    compiles: bool = False  # for each size of batch, so that auto takes it for CUDA graphs alone
+    on_device: bool = True  # the host does not read the lengths, so that it can be part of a CUDA graph
+    compiles: bool = False  # for each size of batch, so that auto uses it for CUDA graphs only
 
 
 _BACKENDS: dict[str, Backend] = {
@@ -69,7 +70,7 @@ COMPILING = {name for name, backend in _BACKENDS.items() if backend.compiles}
 
 
 def check(name: str, device: torch.device, dtype: torch.dtype, in_graph: bool) -> None:
-    """Raises ConfigError where the backend that ATTENTION names cannot do what the run needs."""
+    """Raises ConfigError if the backend named by ATTENTION cannot run here."""
     if name == "auto":
         return
     if name not in _BACKENDS:
@@ -84,14 +85,14 @@ def check(name: str, device: torch.device, dtype: torch.dtype, in_graph: bool) -
 
 
 def candidates(device: torch.device) -> dict[str, Attention]:
-    """The backends that the device and the installed packages have, but for the oracle."""
+    """The backends available with this device and the installed packages, except the reference."""
     return {
         name: backend.run for name, backend in _BACKENDS.items() if name in TRIABLE and backend.missing(device) is None
     }
 
 
 def with_fallback(first: str, second: str) -> Attention:
-    """Backend ``first``, until it raises: then one line says so, and ``second`` takes its place for good."""
+    """Backend ``first``, until it raises an error: then ``second`` replaces it for good, which is printed."""
     failed = False
 
     def run(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:

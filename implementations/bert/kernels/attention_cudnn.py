@@ -1,12 +1,12 @@
-"""cuDNN's fused attention through nvidia-cudnn-frontend (the module ``cudnn``), on the packed projections as they are.
+"""cuDNN's fused attention through nvidia-cudnn-frontend (the module ``cudnn``), on the packed projections in place.
 
-Queries, keys and values are read where the product has left them, by strides and by offsets of each sequence ("ragged"
-tensors), and their gradients are written side by side in one tensor: nothing is copied or stacked. cuDNN compiles a
+Queries, keys and values are read from the projection's output, by strides and by offsets of each sequence ("ragged"
+tensors), and their gradients are written side by side into one tensor: nothing is copied or stacked. cuDNN compiles a
 plan for each size of batch, so this is for batches of a fixed capacity, as in a CUDA graph.
 
-Dropout draws cuDNN's own random numbers, by a seed for each site of the forward pass: the same seeds, the same mask, so
-that recomputation repeats it. The gradient of the queries is summed by atomic additions: not the same bits every time.
-fp8 is left out: cuDNN has no fp8 backward pass of ragged sequences on Hopper.
+Dropout uses cuDNN's own random numbers, with a seed per site of the forward pass, so that recomputation repeats the
+mask. The gradient of the queries is summed by atomic additions, and so not reproducible bit for bit. No fp8: cuDNN has
+no fp8 backward pass of ragged sequences on Hopper.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bert.core.env import ConfigError
 from bert.core.process import root_cause
 from bert.kernels.dropout import ForwardPass
 
-SITES = 256  # seeds that are made at once
+SITES = 256  # seeds made at a time
 SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # odd, so that no two sites of a pass share a seed
-MOST_PLANS = 16  # sizes of batches whose plans are kept
+MOST_PLANS = 16  # sizes of batches whose plans are cached
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Sizes:
 
     @property
     def offset_dtype(self) -> torch.dtype:
-        """Type of offsets, which count elements of the packed projections."""
+        """Type of offsets, in elements of the packed projections."""
         return torch.int32 if self.num_tokens * 3 * self.num_heads * self.width < 2**31 else torch.int64
 
 
@@ -55,10 +55,10 @@ class Graph(NamedTuple):
 
 
 def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
-    """A pass for which the GPU has a kernel, not compiled yet; ``where`` goes to ``pygraph``.
+    """A forward or backward pass, not compiled yet; ``where`` goes to ``pygraph``.
 
-    Forward: packed projections (q, k, v) -> context, sums (the logarithms of the softmax's); backward: these and the
-    context's gradient -> dq, dk, dv. The work space is of the tokens, not of sequences of full length.
+    Forward: packed projections (q, k, v) -> context, sums (logarithms of the softmax's); backward: these and the
+    context's gradient -> dq, dk, dv. The workspace is for the tokens, not for sequences of full length.
     """
     cudnn = importlib.import_module("cudnn")
     types, batch, heads, longest = cudnn.data_type, sizes.num_sequences, sizes.num_heads, sizes.longest
@@ -77,7 +77,7 @@ def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
     }
 
     def form(name: str) -> tuple[list[int], list[int], Any, Any]:
-        """Shape [S, N, longest, H or 1], strides, type, and the offsets of tensors that lie in rows of tokens."""
+        """Shape [S, N, longest, H or 1], strides, type, and the offsets of ragged tensors."""
         if name == "sums":
             return [batch, heads, longest, 1], [heads * longest, longest, 1, 1], types.FLOAT, None
         packed = name not in ("context", "gradient")
@@ -130,7 +130,7 @@ class Plans:
         self.tried = False  # whether both passes have run
 
     def run(self, graph: Graph, given: dict[str, Tensor]) -> None:
-        """Starts a pass on the tensors of these names, which it reads or writes, on the current stream."""
+        """Launches a pass on the named tensors, inputs and outputs, on the current stream."""
         device = given["lengths"].device
         if device.type == "cuda":
             importlib.import_module("cudnn").set_stream(self.handle, torch.cuda.current_stream(device).cuda_stream)
@@ -152,7 +152,7 @@ def _handle(device: torch.device) -> Any:
 def _plans(sizes: Sizes, device: torch.device) -> Plans:
     try:
         return Plans(sizes, device)
-    except Exception as error:  # whatever the library raises for what it cannot do
+    except Exception as error:  # any error of the library
         reason = " ".join(str(root_cause(error)).split())[:200]
         raise ConfigError(f"ATTENTION=cudnn_frontend: no plan for {sizes}: {reason}; use auto") from error
 
@@ -169,7 +169,7 @@ def _offsets(forward_pass: ForwardPass, sizes: Sizes) -> dict[str, Tensor]:
 
 
 def _seeds(forward_pass: ForwardPass, dropout: float) -> dict[str, Tensor]:
-    """Seed and offset of the next site; each where a tensor of 16 bytes may begin."""
+    """Seed and offset of the next site, each aligned to 16 bytes."""
     drop = forward_pass.sites.next(dropout)
     block, place = divmod(drop.site, SITES)
     seed = drop.seed
@@ -198,7 +198,7 @@ class _Attention(torch.autograd.Function):
         plans.run(plans.forward, given)
         ctx.names, ctx.plans = list(shared), plans
         ctx.save_for_backward(qkv, context, sums, *shared.values())
-        if not plans.tried:  # an error of the backward pass comes now, where another backend can step in
+        if not plans.tried:  # so that errors of the backward pass come now, while another backend can take over
             _start_backward(plans, context, qkv, context, sums, shared)
             plans.tried = True
         return context
@@ -220,9 +220,9 @@ def _start_backward(
 
 
 def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """qkv [T, 3, N, H] in bf16 or fp16 -> context [T, N, H]. Raises ConfigError where cuDNN has no plan for the sizes.
+    """qkv [T, 3, N, H] in bf16 or fp16 -> context [T, N, H]. Raises ConfigError if cuDNN has no plan for the sizes.
 
-    Context and gradient are undefined at tokens past cu_seqlens[-1].
+    Context and gradient are undefined at tokens beyond cu_seqlens[-1].
     """
     if qkv.dtype not in (torch.float16, torch.bfloat16):
         raise TypeError(f"ATTENTION=cudnn_frontend computes in bf16 or fp16, not in {qkv.dtype}")

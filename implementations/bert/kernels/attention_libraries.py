@@ -1,8 +1,8 @@
-"""Attention of libraries: the varlen kernels that PyTorch carries, and packages that are used where they are installed,
-never required: flash-attn 2, TransformerEngine. Arguments as in attention.py.
+"""Attention of libraries: PyTorch's varlen kernels, and optional packages: flash-attn 2, TransformerEngine. Arguments
+as in attention.py.
 
-torch.nn.attention.varlen offers neither dropout nor cuDNN, so the operators below it are called; their derivatives are
-PyTorch's own. A package is imported at its first use.
+torch.nn.attention.varlen has neither dropout nor cuDNN, so its underlying operators are called; PyTorch derives them.
+Packages are imported at first use.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ CUDNN_VARLEN_SINCE = (2, 14)
 def needs(
     capability: tuple[int, int], absent: Callable[[], str | None], on_rocm: bool = False
 ) -> Callable[[torch.device], str | None]:
-    """``Backend.missing`` of what needs a compute capability and something else, which ``absent`` names if it is.
+    """``Backend.missing`` for a minimum compute capability and another requirement, which ``absent`` names if missing.
 
-    on_rocm: it is there for AMD's GPUs as well, whose compute capability is a number of their own.
+    on_rocm: also available on AMD GPUs, whose compute capability is not comparable.
     """
 
     def missing(device: torch.device) -> str | None:
@@ -42,12 +42,12 @@ def needs(
 
 
 def package(module: str, name: str = "") -> Callable[[], str | None]:
-    """Whether a package's module is not installed. name: of the package to pip."""
+    """``absent`` of a package's module. name: the package's for pip, if different."""
 
     def absent() -> str | None:
         try:
             found = importlib.util.find_spec(module)
-        except ModuleNotFoundError:  # of the package that should hold it
+        except ModuleNotFoundError:  # for the parent package
             found = None
         return None if found else f"the package {name or module.split('.')[0]} with {module} is not installed"
 
@@ -56,7 +56,7 @@ def package(module: str, name: str = "") -> Callable[[], str | None]:
 
 def cudnn(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """cuDNN's fused attention, in PyTorch."""
-    # Contiguous: cuDNN's offsets into the gradients are computed from the strides of the inputs.
+    # Contiguous, since PyTorch computes cuDNN's offsets into the gradients from the strides of the inputs.
     query, key, value = (part.contiguous() for part in qkv.unbind(1))
     offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
     context: Tensor = torch.ops.aten._cudnn_attention_forward(
@@ -67,8 +67,8 @@ def cudnn(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
 
 def cudnn_absent() -> str | None:
     """Why this PyTorch has no such attention, or None."""
-    # Its backward pass took the head size for the longest length and wrote out of bounds (pytorch pull 186142), and
-    # sequences of length 0, which fill up a graph's batch, came later still (pull 194818).
+    # Its backward pass used the head size as the longest length and wrote out of bounds (pytorch pull 186142); support
+    # for sequences of length 0, which pad a graph's batch, came even later (pull 194818).
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < CUDNN_VARLEN_SINCE:
         return "its backward pass needs PyTorch {}.{} or later".format(*CUDNN_VARLEN_SINCE)
     return None if torch.backends.cudnn.is_available() else "this PyTorch has no cuDNN"
@@ -112,9 +112,9 @@ class _Parts(torch.autograd.Function):
 
 
 def parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [T, N, H] of qkv [T, 3, N, H], which lie in it.
+    """Queries, keys and values [T, N, H] as views of qkv [T, 3, N, H].
 
-    Their gradients, too, become one without a copy where a library has left them side by side in one tensor; else they
+    Their gradients are combined without a copy if a library has written them side by side into one tensor; else they
     are stacked.
     """
     found: tuple[Tensor, Tensor, Tensor] = _Parts.apply(qkv)
@@ -122,14 +122,14 @@ def parts(qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def flash_attn_2(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """The flash-attn package, version 2: its packed function reads qkv as it is, and writes one gradient."""
+    """The flash-attn package, version 2: its packed function takes qkv whole, and writes one gradient."""
     run = importlib.import_module("flash_attn").flash_attn_varlen_qkvpacked_func
     context: Tensor = run(qkv, forward_pass.cu_seqlens, forward_pass.max_seqlen, dropout_p=dropout)
     return context
 
 
 def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
-    """TransformerEngine's choice among its fused attentions."""
+    """TransformerEngine's attention, which chooses among its fused kernels."""
     _, _, num_heads, head_size = qkv.shape
     offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
     context: Tensor = _transformer_engine_module(num_heads, head_size, dropout)(

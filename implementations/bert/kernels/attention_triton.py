@@ -1,15 +1,15 @@
 """Self-attention over a packed batch in Triton, with dropout: the backend where no library has both.
 
 Flash attention (Dao et al. 2022, arXiv 2205.14135): a program takes a block of queries of one head of one sequence and
-walks over the keys; only the context and, for each row, the logarithm of its softmax's sum are stored. The backward
-pass is two kernels, one a block of queries (their gradient), one a block of keys (gradients of keys and values), which
-recompute the probabilities: two products more than atomic additions would need, and the same bits every time.
+loops over the keys; only the context and, for each row, the logarithm of its softmax's sum are stored. The backward
+pass is two kernels, one by blocks of queries (their gradient), one by blocks of keys (gradients of keys and values),
+which recompute the probabilities: two products more than with atomic additions, but reproducible bit for bit.
 
-Dropout drops probabilities after the softmax. The mask goes by the places of query and key in their sequence, so it
-does not depend on block sizes.
+Dropout drops probabilities after the softmax. The mask depends on the places of query and key in their sequence, not on
+block sizes.
 
-Programs find their work in a list of tiles, made on the device once a forward pass and shared by all layers. Its length
-depends on the capacities alone, so the grid can be part of a CUDA graph; the few programs left over end at once.
+Programs get their work from a list of tiles, made on the device once per forward pass and shared by all layers. Its
+length depends on the capacities alone, so the grid can be part of a CUDA graph; the few surplus programs end at once.
 """
 
 # mypy: allow-untyped-defs
@@ -57,11 +57,11 @@ def _store_tile(pointer, row, length, stride, values, width: constexpr, block: c
 
 @jit
 def _list_tiles(cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows: constexpr, sequences: constexpr):
-    """One program. A tile is begin and length of its sequence, its first row there, and 1 if this is padding."""
+    """One program. A tile: begin and length of its sequence, its first row in it, and 1 for padding."""
     sequence = tl.arange(0, sequences)
     begin = tl.load(cu_seqlens + sequence, mask=sequence <= num_sequences, other=0)
     end = tl.load(cu_seqlens + sequence + 1, mask=sequence < num_sequences, other=0)
-    end = tl.where(sequence == num_sequences, num_tokens, end)  # the tokens past the last sequence are one more
+    end = tl.where(sequence == num_sequences, num_tokens, end)  # tokens beyond the last sequence form another
     length = tl.where(sequence <= num_sequences, end - begin, 0)
     count = tl.cdiv(length, rows)
     first = tl.cumsum(count, axis=0) - count
@@ -77,7 +77,7 @@ def _list_tiles(cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows: c
 
 @jit
 def _tile(tiles):
-    """The tile of this program: begin and length of the sequence, its first row there, whether it is padding."""
+    """This program's tile: begin and length of its sequence, its first row in it, whether it is padding."""
     slot = tiles + 4 * tl.program_id(0)
     return tl.load(slot), tl.load(slot + 1), tl.load(slot + 2), tl.load(slot + 3)
 
@@ -153,7 +153,7 @@ def _query_gradient_step(
     partial: constexpr, threshold: constexpr, width: constexpr, block: constexpr, block_queries: constexpr,
     block_keys: constexpr,
 ):  # fmt: skip
-    """One block of keys of the gradient of the queries, over the dropout's scale."""
+    """One block of keys of the gradient of the queries, divided by the dropout's scale."""
     place = start + tl.arange(0, block_keys)
     k = _load_tile(key, place, length, stride, width, block, partial)
     v = _load_tile(value, place, length, stride, width, block, partial)
@@ -174,9 +174,9 @@ def _query_gradient(
     num_tokens, num_heads: constexpr, threshold: constexpr, width: constexpr, block: constexpr,
     block_queries: constexpr, block_keys: constexpr,
 ):  # fmt: skip
-    """Grid as forward. Also leaves delta, each row's sum of gradient times context, to the other kernel.
+    """Grid as forward. Also stores delta, each row's sum of gradient times context, for the other kernel.
 
-    Within the loops everything is over the dropout's scale, delta too; the results are multiplied by it at the end.
+    Within the loops everything, delta too, is divided by the dropout's scale; the results are multiplied by it.
     """
     head = tl.program_id(1)
     hidden = num_heads * width
@@ -243,10 +243,10 @@ def _key_gradient(
             q = _load_tile(query, row, length, stride, width, block)
             do = _load_tile(do_pointer, row, length, hidden, width, block)
             flat = head * num_tokens + begin + row
-            # Both of a row at once: Triton 3.6 copies four bytes at a time for each, 200 more instructions.
+            # Both of a row at once: separately, Triton 3.6 copies four bytes at a time, 200 more instructions.
             both = sums + 2 * flat[:, None] + tl.arange(0, 2)[None, :]
             log_sum, delta = tl.split(tl.load(both, mask=(row < length)[:, None], other=0.0))
-            # Of rows past the end query and gradient are 0, and so is what they add; keys past it are not stored.
+            # Beyond the end query and gradient are 0, and so add nothing; keys beyond it are not stored.
             p = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * log2_scale - log_sum[None, :])
             dp = tl.dot(v, tl.trans(do), input_precision="ieee")
             weights = p
@@ -262,12 +262,12 @@ def _key_gradient(
 
 
 def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
-    """List of tiles of ``rows`` rows, int32 [capacity, 4]; computed once a forward pass."""
+    """List of tiles of ``rows`` rows, int32 [capacity, 4]; computed once per forward pass."""
     cu_seqlens = forward_pass.cu_seqlens
 
     def make() -> Tensor:
         num_sequences = cu_seqlens.numel() - 1
-        num_tiles = num_tokens // rows + num_sequences + 1  # at most one that is not full a sequence, or the padding
+        num_tiles = num_tokens // rows + num_sequences + 1  # at most one partial tile per sequence and for the padding
         tiles = torch.empty(num_tiles, 4, dtype=torch.int32, device=cu_seqlens.device)
         lanes = next_power_of_2(num_sequences + 1)
         _list_tiles[(1,)](cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows, lanes)
@@ -282,7 +282,7 @@ class _Attention(torch.autograd.Function):
         qkv = qkv.contiguous()
         num_tokens, _, num_heads, width = qkv.shape
         context = torch.empty(num_tokens, num_heads, width, dtype=qkv.dtype, device=qkv.device)
-        # Of each row the logarithm of its softmax's sum and, by the backward pass, delta (see _query_gradient).
+        # For each row the logarithm of its softmax's sum and, set in the backward pass, delta (see _query_gradient).
         sums = torch.empty(num_heads, num_tokens, 2, dtype=torch.float32, device=qkv.device)
         blocks = _blocks("forward", qkv)
         tiles = _tiles(forward_pass, num_tokens, blocks.rows)
@@ -322,6 +322,6 @@ class _Attention(torch.autograd.Function):
 def attention(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """qkv [T, 3, N, H] -> context [T, N, H]. Sequences may be longer than max_seqlen.
 
-    Zero (context and gradient) at tokens past cu_seqlens[-1]. bf16 and fp16 use the tensor cores, fp32 does not.
+    Zero (context and gradient) at tokens beyond cu_seqlens[-1]. bf16 and fp16 use the tensor cores, fp32 does not.
     """
     return _Attention.apply(qkv, forward_pass, forward_pass.sites.next(dropout))

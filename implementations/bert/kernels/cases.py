@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Spacing of the type's numbers just above 1: the result is rounded once (or cut off), and summed in fp32 before.
+# Spacing of the type's numbers just above 1: results are summed in fp32 and rounded (or truncated) once.
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 
 
 class Draw:
-    """Random inputs on a device; on the meta device only their shapes."""
+    """Random inputs on a device; on the meta device only shapes."""
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device = device
@@ -33,9 +33,9 @@ class Draw:
 class Case:
     """One comparison of ``fused`` with ``reference``.
 
-    ``build`` makes the arguments in order (floating tensors in fp32; they are cast to ``dtype``). The result and the
+    ``build`` makes the arguments in order, floating tensors in fp32, which are cast to ``dtype``. The result and the
     gradient of each floating tensor must be within ``tolerance`` of the reference in fp64 on the same numbers,
-    relative to the largest element of the tensor (or to 1). ``large`` cases are BERT-large's sizes, for GPUs.
+    relative to the tensor's largest element (or to 1). ``large`` cases have BERT-large's sizes, for GPUs.
     """
 
     name: str

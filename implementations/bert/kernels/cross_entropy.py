@@ -1,7 +1,7 @@
-"""Cross-entropy of the masked-LM head over a vocabulary that is padded for speed.
+"""Cross-entropy of the masked-LM head over a vocabulary padded for speed.
 
-Fused, the forward pass reads the logits once, and the backward pass writes their gradient over them: a hundred
-megabytes less, and no softmax is ever stored. The logits are gone afterwards, so a second backward pass is an error.
+Fused, the forward pass reads the logits once, and the backward pass overwrites them by their gradient: a hundred
+megabytes less, and no softmax is stored. A second backward pass is an error, as the logits are gone.
 """
 
 # mypy: allow-untyped-defs
@@ -24,7 +24,7 @@ IGNORE = -100
 def reference(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
     """Loss of each row: logits [M, V], labels int [M] (-100 = no label) -> float [M], 0 where there is no label.
 
-    Columns from ``vocab_size`` on are padding and take no part in the softmax. At least fp32 throughout.
+    Columns from ``vocab_size`` on are padding and excluded from the softmax. At least fp32 throughout.
     """
     logits = logits[:, :vocab_size]
     if logits.dtype in (torch.float16, torch.bfloat16):
@@ -58,10 +58,10 @@ def _forward(
     within = tl.arange(0, depth)[:, None] * block + tl.arange(0, block)[None, :]
     maximum = tl.full([block], float("-inf"), tl.float32)
     total = tl.zeros([block], tl.float32)
-    # An online softmax for each of ``block`` lanes, which takes ``depth`` logits at a time: 1 + 1/depth exps a logit.
+    # An online softmax in each of ``block`` lanes, over ``depth`` logits at a time: 1 + 1/depth exps per logit.
     for begin in range(0, width, depth * block):
         column = begin + within
-        # Loads are bounded by the padded width: a multiple of 8, so that they are 16 bytes wide.
+        # Loads are bounded by the padded width, a multiple of 8, so that they are 16 bytes wide.
         x = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
         x = tl.where(column < vocab_size, x, float("-inf"))
         larger = tl.maximum(maximum, tl.max(x, axis=0))
@@ -123,7 +123,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def fused(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
-    """``reference`` for contiguous logits; its backward pass leaves the gradient in their place.
+    """``reference`` for contiguous logits, which the backward pass overwrites by their gradient.
 
     Nothing else may read the logits after the backward pass.
     """

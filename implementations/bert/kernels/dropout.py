@@ -1,16 +1,15 @@
-"""Counter-based dropout of the fused kernels: which elements survive, and where each mask's randomness comes from; and
-the forward pass whose layers share its seed.
+"""Counter-based dropout of the fused kernels, and the forward pass whose layers share its seed.
 
-Dropout is recomputed in the backward pass, so no mask is stored. Whether an element is kept depends on a 64-bit seed
-that lives on the device, the number of the call within the forward pass (site) and the element's coordinates alone, so
-masks do not depend on tile sizes, and a replayed CUDA graph that draws a new seed drops other elements.
+Dropout is recomputed in the backward pass, so no mask is stored. Whether an element is kept depends only on a 64-bit
+seed on the device, the number of the call within the forward pass (site) and the element's coordinates, so that masks
+do not depend on tile sizes, and a replayed CUDA graph that draws a new seed drops other elements.
 
-The random numbers are those of Philox (Salmon et al. 2011, who found no statistical weakness from 7 rounds on). A call
-gives each of its elements 16 bits, of which 15 count. Which elements share a call is chosen such that a thread holds
-them all, so that the compiler finds their calls to be one: of Philox4x32-7 under the seed as key 8 neighbours in a row,
-where threads hold whole rows (``keep_rows``); of Philox2x32-7 under a key of the sequence and head two keys 8 apart of
-two queries 8 apart, which a thread holds of a product as of its transpose (``pair_words``). The probability is exact to
-2^-15 and survivors are scaled by the exact inverse of what it then is.
+The random numbers are Philox's (Salmon et al. 2011, who found no statistical weakness from 7 rounds on). A call yields
+16 bits per element, of which 15 are used. Elements that share a call are held by one thread, so that the compiler
+merges their calls: for Philox4x32-7 with the seed as key 8 neighbors in a row, where threads hold whole rows
+(``keep_rows``); for Philox2x32-7 with a key by sequence and head two keys 8 apart of two queries 8 apart, which a
+thread holds of a product and of its transpose (``pair_words``). The probability is exact to 2^-15 and survivors are
+scaled by the exact inverse of the rounded one.
 """
 
 # mypy: allow-untyped-defs
@@ -33,7 +32,7 @@ class Dropout:
     """One application of dropout, from which forward and backward compute the same mask.
 
     seed: int64 [1] on the device (None: no dropout); site: number of the call in this forward pass;
-    threshold: an element is dropped where its random bits are below it; scale: of the survivors.
+    threshold: elements with random bits below it are dropped; scale: of the survivors.
     """
 
     seed: Tensor | None
@@ -43,11 +42,11 @@ class Dropout:
 
 
 class DropoutSites:
-    """The applications of dropout in one forward pass, numbered in the order in which they come.
+    """The applications of dropout in one forward pass, numbered in order.
 
     The first one draws the seed of all from the device's generator: torch.manual_seed before a step fixes every mask of
-    that step. To run a part of the pass a second time with the masks of the first (activation recomputation), set
-    ``num_sites`` back to what it was where that part began.
+    that step. To run part of the pass again with the same masks (activation recomputation), reset ``num_sites`` to its
+    value at the begin of that part.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,7 +55,7 @@ class DropoutSites:
         self.num_sites = 0
 
     def next(self, probability: float) -> Dropout:
-        """The next site. Probability 0 uses none, and no random numbers."""
+        """The next site. Probability 0 uses neither a site nor random numbers."""
         if not probability:
             return Dropout(None, 0, 0, 1.0)
         if self.seed is None:
@@ -68,10 +67,10 @@ class DropoutSites:
 
 
 class ForwardPass:
-    """One forward pass over a varlen batch: what its layers share. The model makes one in each call for the kernels.
+    """State shared by the layers in one forward pass over a varlen batch.
 
-    cu_seqlens: int32 [S+1], offsets of the sequences, on the device of the pass; they must not change while it lasts.
-    max_seqlen: no sequence is longer.
+    cu_seqlens: int32 [S+1], offsets of the sequences, on the device; they must not change during the pass.
+    max_seqlen: upper bound of the sequences' lengths.
     """
 
     def __init__(self, cu_seqlens: Tensor, max_seqlen: int) -> None:
@@ -80,7 +79,7 @@ class ForwardPass:
         self._made: dict[Hashable, Tensor] = {}
 
     def once(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """The result of ``make()``, computed once a pass for each ``key``."""
+        """The result of ``make()``, computed once per pass for each ``key``."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
@@ -88,7 +87,7 @@ class ForwardPass:
 
 @jit
 def _product(constant: constexpr, word, one_instruction: constexpr):
-    """High and low word of a product of 32-bit numbers; the compiler takes two instructions for that now and then."""
+    """High and low word of a product of 32-bit numbers; the compiler sometimes uses two instructions."""
     if one_instruction:
         high, low = native_product(constant, word)
     else:
@@ -103,7 +102,7 @@ def philox(seed, c0, c1, c2, c3):
     key_0, key_1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     c0, c1, c2, c3 = c0.to(tl.uint32), c1.to(tl.uint32), c2.to(tl.uint32), c3.to(tl.uint32)
     for number in tl.static_range(7):
-        # Elements that share a call meet in the first two rounds, in arithmetic that the compiler sees through.
+        # In the first two rounds without assembly, so that the compiler can merge the calls of elements.
         high_0, low_0 = _product(0xD2511F53, c0, NATIVE and number > 1)
         high_1, low_1 = _product(0xCD9E8D57, c2, NATIVE and number > 1)
         c0, c1, c2, c3 = high_1 ^ c1 ^ key_0, low_1, high_0 ^ c3 ^ key_1, low_0
@@ -114,18 +113,17 @@ def philox(seed, c0, c1, c2, c3):
 
 @jit
 def _keep(seed, column, row, part, site, upper, right, shift, threshold: constexpr):
-    """True where the 15 bits of an element survive, in the ``upper`` or lower pair of the call's four words, the
-    ``right`` or left word of the pair, its high half (``shift`` 0) or low one (16). Counters broadcast against each
-    other.
+    """True where an element survives, by 15 bits of the ``upper`` or lower pair of the call's four words, of which the
+    ``right`` or left word, of which the high (``shift`` 0) or low half (16). Counters broadcast.
     """
     word_0, word_1, word_2, word_3 = philox(seed, column, row, part, site)
     word = tl.where(upper, tl.where(right, word_3, word_2), tl.where(right, word_1, word_0))
-    return (word << shift.to(tl.uint32)) >= (threshold << 17)  # whatever lies below the bits
+    return (word << shift.to(tl.uint32)) >= (threshold << 17)  # lower bits do not matter
 
 
 @jit
 def keep_rows(seed, site, row, column, threshold: constexpr):
-    """Mask [rows, columns] of elements that survive; row, column: int32. 8 neighbours in a row share a call."""
+    """Mask [rows, columns] of elements that survive; row, column: int32. 8 neighbors in a row share a call."""
     column = column[None, :]
     return _keep(
         tl.load(seed), column >> 3, row[:, None], row[:, None] * 0, site << 16, (column & 4) != 0, (column & 2) != 0,
@@ -135,9 +133,9 @@ def keep_rows(seed, site, row, column, threshold: constexpr):
 
 @jit
 def pair_key(seed, site, head, begin):
-    """Philox's key, and what its second counters are changed by, of a head of a sequence.
+    """Philox's key, and the offset of its second counters, for a head of a sequence.
 
-    seed: the number itself; head: below 2^16; begin: first token of the sequence.
+    seed: the number, not a pointer; head: below 2^16; begin: first token of the sequence.
     """
     key, offset, _, _ = philox(seed, begin, (site << 16) | head, 0 * head, 0 * head)
     return key, offset
@@ -145,12 +143,12 @@ def pair_key(seed, site, head, begin):
 
 @jit
 def pair_words(philox_key, offset, first_query, query, first_key, key):
-    """Words whose bits 16 to 30 are those of the attention probabilities of a block of queries and one of keys, as
-    ``kept`` and ``masked`` of arithmetic.py take them.
+    """Words whose bits 16 to 30 decide on the attention probabilities of a block of queries and one of keys, for
+    ``kept`` and ``masked`` of arithmetic.py.
 
     philox_key, offset: ``pair_key``; first_query, first_key: places in the sequence where the blocks begin, multiples
-    of 16; query, key: int32 places in the blocks, which broadcast against each other. Apart from the firsts, so that
-    the compiler knows their bits whatever becomes of these.
+    of 16; query, key: int32 places in the blocks, which broadcast. They are separate from the firsts so that the
+    compiler knows their bits.
     """
     c0, c1 = (first_key + (key & ~8)).to(tl.uint32), (first_query + (query & ~8)).to(tl.uint32) ^ offset
     for number in tl.static_range(7):

@@ -1,20 +1,19 @@
 """The end of both halves of an encoder layer: LayerNorm(residual + dropout(x + bias)).
 
 The result is returned twice, for the next product and for the residual connection around it, so that the kernel can add
-up their gradients: as one tensor used twice, each would be summed in a pass of its own over memory.
+up their gradients; those of one tensor used twice would be summed in a separate pass over memory.
 
 Fused, the forward pass reads x and the residual once and writes the result; the backward pass reads them again with
-the incoming gradient and recomputes sum and dropout, so nothing of the inside is stored but two numbers a row.
-Gradients of bias, weight and norm_bias are summed over rows within each program, then over programs: same sums, same
-order, every time.
+the incoming gradient and recomputes sum and dropout, so that only two numbers per row are stored. Gradients of bias,
+weight and norm_bias are summed over rows within each program, then over programs, always in the same order.
 
-With ``pre_norm`` the second result is the sum that was normalised, the residual stream of a Pre-LN layer, which may
-begin here (no residual). Fused, that sum is stored instead of the operands for the backward pass, and normalised as it
-is stored; the gradients of both results are added up in the same pass.
+With ``pre_norm`` the second result is the sum that was normalized, the residual stream of a Pre-LN layer, which may
+begin here (no residual). Fused, that sum is stored for the backward pass instead of the operands, and normalized after
+rounding; the gradients of both results are added up in the same pass.
 
-With a Target, the forward pass also leaves the result in fp8 for the next product, one byte an element more instead of
-the four of a cast of its own; the backward pass leaves x's gradient in fp8 alone. Both round to x's type first, so that
-they write what a separate cast would.
+With a Target, the forward pass also writes the result in fp8 for the next product, one more byte per element instead of
+four of a separate cast; the backward pass writes x's gradient in fp8 only. Both round to x's type first, and so equal a
+separate cast.
 """
 
 # mypy: allow-untyped-defs
@@ -140,7 +139,7 @@ def _backward(
         dy = tl.load(gradient_1 + offset, mask=inside, other=0.0).to(tl.float32)
         if both and bias is not None:
             dy += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
-        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)  # where there is no bias x is the sum
+        z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)  # without bias x is the sum
         keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
         if threshold > 0:
             keep_scale = tl.where(keep_rows(seed, site, row, column, threshold), scale, 0.0)
@@ -177,7 +176,7 @@ def _backward(
         tl.atomic_max(largest, tl.max(magnitude), sem="relaxed")
 
 
-FITTING_WIDTH = 1024  # to which the settings limit registers
+FITTING_WIDTH = 1024  # up to which registers are limited
 
 
 class Operands(NamedTuple):
@@ -205,7 +204,7 @@ class Saved(NamedTuple):
 def start_forward(
     operands: Operands, eps: float, drop: Dropout, target: Target | None, pre_norm: bool = False
 ) -> tuple[Tensor, Tensor, Tensor | None, Saved]:
-    """Starts the kernel. Returns both results, the first one in fp8 where there is a target, and Saved."""
+    """Launches the kernel. Returns both results, the first one also in fp8 if there is a target, and Saved."""
     x = operands.x.contiguous()
     residual = None if operands.residual is None else operands.residual.contiguous()
     num_rows, width = x.shape
@@ -223,18 +222,18 @@ def start_forward(
     if sums is not None:
         return output, sums, cast, Saved(sums, None, residual, operands.weight, mean, rstd)
     saved = Saved(x, operands.bias, residual, operands.weight, mean, rstd)
-    # The same memory, but no view of it to autograd: a second result of one function.
+    # The same memory, but to autograd a second result, not a view.
     stream = output.new_empty(0).set_(output.untyped_storage(), 0, output.shape, output.stride())
     return output, stream, cast, saved
 
 
 def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None) -> Operands:
-    """Starts the kernel on what ``start_forward`` left and the gradients of its two results, None for one without use.
+    """Launches the kernel on Saved and the gradients of the two results, None for an unused one.
 
-    Returns the gradients of the operands; that of x in fp8 where there is a target.
+    Returns the gradients of the operands; that of x in fp8 if there is a target.
     """
     x = saved.x
-    if saved.bias is None and gradients[0] is None:  # the sum alone was used
+    if saved.bias is None and gradients[0] is None:  # only the sum was used
         gradients = [torch.zeros_like(x), *gradients[1:]]
     given = [gradient.contiguous() for gradient in gradients if gradient is not None]
     num_rows, width = x.shape

@@ -1,7 +1,7 @@
 """Embeddings: word + position + segment, LayerNorm, dropout.
 
-Fused, the sum is never stored: the backward pass gathers it again. Each table's gradient is summed in a fixed order
-(``scatter``), where PyTorch's own may use atomics.
+Fused, the sum is never stored: the backward pass gathers it again. The tables' gradients are summed in a fixed order
+(``scatter``); PyTorch's own may use atomics.
 """
 
 # mypy: allow-untyped-defs
@@ -37,7 +37,7 @@ def reference(
 
 
 def _case(tokens: int, vocab_size: int, positions: int, width: int, frequent: float) -> Callable[[Draw], Any]:
-    """``frequent``: share of tokens that are one word, as [MASK] is; its run is longer than a chunk."""
+    """``frequent``: share of tokens that are one word, such as [MASK]; its run is longer than a chunk."""
 
     def build(draw: Draw) -> tuple[Any, ...]:
         ids = draw.integers(vocab_size, tokens)

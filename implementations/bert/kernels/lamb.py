@@ -1,14 +1,14 @@
-"""LAMB over flat buffers, in two passes: 40 bytes a parameter where one tensor at a time takes over twice that.
+"""LAMB over flat buffers, in two passes: 40 bytes per parameter, where one tensor at a time takes over twice that.
 
-All parameters lie end to end in one buffer, each from a multiple of ALIGNMENT on and followed by zeros up to the next;
-so do the gradients, moments and low-precision copies. The first pass updates the moments and gives the squared norms of
-each tensor and of its update; the second recomputes the update and applies it. Between the two, a run that shards the
-buffers over ranks adds up the norms. Sums are taken in chunks, then over chunks, always in the same order: the same
-input gives the same bits, and every rank comes to the same norms.
+All parameters lie end to end in one buffer, aligned to ALIGNMENT and padded with zeros; so do the gradients, moments
+and low-precision copies. The first pass updates the moments and computes the squared norms of each tensor and of its
+update; the second recomputes the update and applies it. Between the two, ranks that share the buffers add up the norms.
+Sums are taken in chunks, then over chunks, always in the same order: results are reproducible bit for bit, and all
+ranks compute the same norms.
 
-Everything that changes from step to step lies on the device, so that a replayed CUDA graph sees it: ``scalars``, fp32
-[4], holds the learning rate, the factor of the gradients (clipping and unscaling), 1 / (1 - beta1^t) and
-1 / (1 - beta2^t). A factor that is nan skips the step: nothing changes.
+Everything that changes from step to step is on the device, for replayed CUDA graphs: ``scalars``, fp32 [4], holds the
+learning rate, the factor of the gradients (clipping and unscaling), 1 / (1 - beta1^t) and 1 / (1 - beta2^t). A factor
+of nan skips the step: nothing changes.
 """
 
 # mypy: allow-untyped-defs
@@ -34,8 +34,8 @@ class Layout:
     """Where the tensors of a model lie in a flat buffer, or in one shard of it.
 
     Chunk c is elements [begin[c], begin[c] + length[c]) of the shard and belongs to tensor ``tensor[c]``; tensor i has
-    chunks [offsets[i], offsets[i+1]), none where the shard holds nothing of it. ``decay`` fp32 [tensors]: weight
-    decay; where it is 0 there is no trust ratio either.
+    chunks [offsets[i], offsets[i+1]), none if the shard has nothing of it. ``decay`` fp32 [tensors]: weight decay;
+    tensors with 0 have no trust ratio either.
     """
 
     size: int
@@ -48,7 +48,7 @@ class Layout:
 
 
 def make_layout(sizes: Sequence[int], decays: Sequence[float], device: torch.device) -> Layout:
-    """The layout of whole tensors of the given numbers of elements, one after the other."""
+    """Layout of whole tensors of the given sizes, one after the other."""
     ends = list(itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
     return spans_layout(ends[-1], [[span] for span in itertools.pairwise([0, *ends])], decays, device)
 
@@ -56,7 +56,7 @@ def make_layout(sizes: Sequence[int], decays: Sequence[float], device: torch.dev
 def spans_layout(
     size: int, spans: Sequence[Sequence[tuple[int, int]]], decays: Sequence[float], device: torch.device
 ) -> Layout:
-    """The layout of a shard of ``size`` elements that holds parts of each tensor at its spans, wherever they lie."""
+    """Layout of a shard of ``size`` elements, which holds parts of each tensor at its spans."""
     chunks = [
         (first, min(CHUNK, stop - first), number)
         for number, parts in enumerate(spans)
@@ -98,7 +98,7 @@ def _total(partials, output, count, block: constexpr):
 
 @jit
 def chunk_of(begins, lengths, scalars):
-    """First element and length of this program's chunk; 0 elements where the step is skipped."""
+    """First element and length of this program's chunk; length 0 if the step is skipped."""
     chunk = tl.program_id(0)
     factor = tl.load(scalars + 1)
     begin = tl.multiple_of(tl.load(begins + chunk), 64)
@@ -172,7 +172,7 @@ def _update(
 
 
 def launch(kernel: Any, layout: Layout, *arguments: Any) -> None:
-    """Starts a program for each chunk, of a kernel that takes begins, lengths, tensors and decays first."""
+    """Launches a kernel, whose first arguments are begins, lengths, tensors and decays, with a program per chunk."""
     if layout.begin.numel():
         chunks = layout.begin, layout.length, layout.tensor, layout.decay
         take = launches.blocks("lamb", layout.begin.device)
@@ -188,7 +188,7 @@ def by_tensor(layout: Layout, partials: Tensor) -> Tensor:
 
 
 def squared_norm(flat: Tensor) -> Tensor:
-    """fp32 0-d, of a flat buffer (the gradients) of any length and floating type."""
+    """Squared norm, fp32 0-d, of a flat buffer (the gradients) of any length and floating type."""
     count = max(1, -(-flat.numel() // CHUNK))
     partials = torch.empty(count, dtype=torch.float32, device=flat.device)
     output = torch.empty((), dtype=torch.float32, device=flat.device)
@@ -204,8 +204,8 @@ def moments(
 ) -> Tensor:  # fmt: skip
     """Updates the moments in place from g = factor * gradient, m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2.
 
-    Returns fp32 [tensors, 2]: the squared norms of each tensor and of its update u = (m c1) / (sqrt(v c2) + eps) +
-    decay p, as far as they lie in this shard. All buffers are of ``layout.size`` elements; master and moments fp32, the
+    Returns fp32 [tensors, 2]: this shard's part of the squared norms of each tensor and of its update u =
+    (m c1) / (sqrt(v c2) + eps) + decay p. All buffers have ``layout.size`` elements; master and moments fp32, the
     gradient of any floating type. Formula: You et al. 2020, arXiv 1904.00962, algorithm 2 (optim/rules.py, LambRule).
     """
     partials = torch.empty(layout.begin.numel(), 2, dtype=torch.float32, device=master.device)
@@ -220,7 +220,7 @@ def update(
 ) -> None:  # fmt: skip
     """p -= lr r u in place; r: root of the ratio of the norms where decay applies and both are positive, else 1.
 
-    ``parameters`` (of any floating type, or None) receives the rounded result; norms: of ``moments``, over the ranks.
+    ``parameters`` (of any floating type, or None) receives the rounded result; norms: of ``moments``, over all ranks.
     """
     given = parameters is not None
     launch(_update, layout, master, first, second, parameters, norms, scalars, eps, given)

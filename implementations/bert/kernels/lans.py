@@ -1,10 +1,10 @@
-"""LANS over flat buffers, in three passes: 44 bytes a parameter with a gradient in bf16, where one tensor at a time
+"""LANS over flat buffers, in three passes: 44 bytes per parameter with a gradient in bf16, where one tensor at a time
 takes over three times that.
 
-The first pass gives the squared norm of each tensor's gradient, by which it is normalised; the second updates the
-moments and gives the squared norms of each tensor and of both of its directions; the third recomputes the directions
-and applies them. After the first two, a run that shards the buffers over ranks adds up the norms. Buffers, layout,
-order of sums and ``scalars`` are those of lamb.py.
+The first pass computes the squared norm of each tensor's gradient, by which it is normalized; the second updates the
+moments and computes the squared norms of each tensor and of both of its directions; the third recomputes the directions
+and applies them. After the first two, ranks that share the buffers add up the norms. Buffers, layout, order of sums and
+``scalars`` are those of lamb.py.
 """
 
 # mypy: allow-untyped-defs
@@ -101,7 +101,7 @@ def _update(
 
 
 def squared_norms(layout: Layout, flat: Tensor) -> Tensor:
-    """fp32 [tensors]: of each tensor, as far as it lies in this shard. flat: of any floating type."""
+    """This shard's part of each tensor's squared norm, fp32 [tensors]. flat: of any floating type."""
     num_chunks = layout.begin.numel()
     partials = torch.empty(num_chunks, 1, dtype=torch.float32, device=flat.device)
     if num_chunks:
@@ -114,9 +114,9 @@ def moments(
     layout: Layout, factors: Tensor, gradient: Tensor, master: Tensor, first: Tensor, second: Tensor,
     scalars: Tensor, beta1: float, beta2: float, eps: float,
 ) -> Tensor:  # fmt: skip
-    """fp32 [tensors, 3]: squared norms of each tensor p and of its r and c (see LansRule), as far as they lie here.
+    """This shard's part of the squared norms of each tensor p and of its r and c (see LansRule), fp32 [tensors, 3].
 
-    factors, fp32 [tensors]: make the gradient the normalised one, n. Updates the moments in place; nothing where
+    factors, fp32 [tensors]: turn the gradient into the normalized one, n. Updates the moments in place, unless
     ``scalars[1]`` is nan.
     """
     partials = torch.empty(layout.begin.numel(), 3, dtype=torch.float32, device=master.device)
@@ -131,7 +131,7 @@ def update(
 ) -> None:  # fmt: skip
     """Applies r and c to ``master`` in place; ``parameters`` (low precision) receives the rounded result.
 
-    sums: of ``moments``, added up over the ranks.
+    sums: of ``moments``, over all ranks.
     """
     buffers = master, first, second, parameters
     launch(_update, layout, factors, gradient, *buffers, sums, scalars, 1 - beta1, eps)

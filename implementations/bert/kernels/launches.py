@@ -1,8 +1,7 @@
 """Launch settings of the Triton kernels: one table, by kernel and architecture, chosen from compiled counts.
 
-``python tests/bert/kernels/ahead_of_time.py`` prints the counts of any of these architectures without a GPU: in 16 bits
-no setting spills registers. One choice for all runs, so that
-results repeat bit for bit.
+``python tests/bert/kernels/ahead_of_time.py`` prints the counts for any of these architectures without a GPU: in 16
+bits no setting spills registers. The same settings in all runs, so that results are reproducible bit for bit.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """What a program takes: rows and columns of its block, warps, pipeline stages, at most so many registers a thread.
+    """A program's settings: rows and columns of its block, warps, pipeline stages, maximum registers per thread.
 
-    Of attention rows are queries (a multiple of 16) and columns keys (of 32). programs: of a persistent kernel, a
+    For attention rows are queries (a multiple of 16) and columns keys (of 32). programs: of a persistent kernel, per
     multiprocessor.
     """
 
@@ -30,11 +29,11 @@ class Blocks:
 
     @property
     def options(self) -> dict[str, Any]:
-        """As a launch takes them."""
+        """Keyword arguments of a launch."""
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "maxnreg": self.max_registers}
 
     def tiles(self, num_rows: int, num_columns: int) -> tuple[int, int]:
-        """How many blocks a matrix has, down and in all."""
+        """Number of blocks of a matrix, down and in all."""
         down = -(-num_rows // self.rows)
         return down, down * -(-num_columns // self.columns)
 
@@ -43,28 +42,28 @@ def _attention(rows: int, columns: int, num_stages: int = 2, **others: int) -> B
     return Blocks(rows=rows, columns=columns, num_stages=num_stages, **others)
 
 
-# Compute capability, times 10, from which on they hold.
+# By the lowest compute capability, times 10, for which they hold.
 TABLE: dict[str, dict[int, Blocks]] = {
     "embeddings": {80: Blocks(rows=2, programs=3)},
-    # For rows of 1,024: 64 bytes a thread and row block in flight forward, 96 backward; no barrier but the row sums'.
+    # For rows of 1,024: 64 bytes per thread and row block in flight forward, 96 backward; barriers only in row sums.
     "layer norm forward": {80: Blocks(rows=4)},
-    # A multiprocessor's 65,536 registers for four programs of four warps: with the cast the compiler would take some
-    # more, and the last programs would have to wait for the first ones to end. Blackwell's would spill.
+    # A multiprocessor's 65,536 registers for four programs of four warps: with the cast the compiler would use some
+    # more, and the last programs would wait for the first ones to end. On Blackwell it would spill.
     "layer norm backward": {
         80: Blocks(rows=2, programs=4, max_registers=128), 100: Blocks(rows=2, programs=3, max_registers=168),
     },
-    # Blocks of 4 x 1,024 elements: 64 bytes a thread of each input in flight; backward as many programs as fit at once.
+    # Blocks of 4 x 1,024 elements: 64 bytes per thread and input in flight; backward as many programs as are resident.
     "bias_gelu": {80: Blocks(rows=4, columns=1024, programs=5)},
-    # Both passes have 64 bytes a thread in flight; a program does a row forward, a block of a row backward.
+    # Both passes have 64 bytes per thread in flight; a program does a row forward, a block of a row backward.
     "cross_entropy forward": {80: Blocks(rows=4, columns=1024)},
     "cross_entropy backward": {80: Blocks(columns=4096)},
     "lamb": {80: Blocks(columns=2048, num_warps=8)},
     "scatter": {80: Blocks(columns=256)},
-    # 128-byte lines of what is read and of the transposed fp8, 64-byte halves of the fp8 in row order; 32 elements a
-    # thread, at 60 to 74 registers three or four programs of eight warps a multiprocessor.
+    # 128-byte lines of the input and of the transposed fp8, 64-byte halves of the fp8 in row order; 32 elements per
+    # thread, at 60 to 74 registers three or four programs of eight warps per multiprocessor.
     "cast": {80: Blocks(rows=128, columns=64, num_warps=8)},
-    "transpose": {80: Blocks(rows=128, columns=128)},  # bytes; 32 words a thread in flight
-    # Two or three programs a multiprocessor; on Hopper wgmma in every product.
+    "transpose": {80: Blocks(rows=128, columns=128)},  # bytes; 32 words per thread in flight
+    # Two or three programs per multiprocessor; on Hopper wgmma in every product.
     "attention forward": {80: _attention(64, 32, max_registers=168), 90: _attention(64, 64), 120: _attention(64, 32)},
     "attention query gradient": {
         80: _attention(64, 32), 90: _attention(64, 64, max_registers=168), 100: _attention(64, 64),
@@ -78,13 +77,13 @@ TABLE: dict[str, dict[int, Blocks]] = {
     "attention forward, wide": {80: _attention(32, 64), 90: _attention(64, 64), 120: _attention(32, 64)},
     "attention query gradient, wide": {80: _attention(32, 32), 90: _attention(64, 64), 120: _attention(32, 32)},
     "attention key gradient, wide": {80: _attention(64, 32)},
-    # No tensor cores: a product's operands lie in registers, and every tile spills but the keys'.
+    # No tensor cores: a product's operands are in registers, and every tile but the keys' spills.
     "attention forward, fp32": {80: _attention(16, 32, 1, num_warps=8)},
     "attention query gradient, fp32": {80: _attention(16, 32)},
     "attention key gradient, fp32": {80: _attention(32, 32, 1)},
 }  # fmt: skip
 
-assumed = 90  # architecture where there is no GPU: kernels that are interpreted, recorded or compiled ahead of time
+assumed = 90  # architecture without a GPU, for kernels interpreted, recorded or compiled ahead of time
 
 
 def blocks(kernel: str, device: torch.device) -> Blocks:

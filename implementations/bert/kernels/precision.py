@@ -1,4 +1,4 @@
-"""Numeric precision: what the weights are computed in, and the loss scale that fp16 needs."""
+"""Numeric precision of weights and activations, and the loss scale that fp16 needs."""
 
 from __future__ import annotations
 
@@ -18,41 +18,37 @@ DTYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Weights and activations are of this precision; the optimizer keeps fp32 masters."""
+    """Precision of weights and activations; the optimizer keeps fp32 masters."""
 
     precision: str = env(
         "PRECISION",
         "auto",
         choices=("auto", "fp32", "tf32", "bf16", "fp16", "fp8"),
-        doc="auto is bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8 is bf16 with QKV and "
-        "feed-forward products in fp8; tf32 is fp32 with matrix products in tf32",
+        doc="auto: bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8: bf16 with QKV and "
+        "feed-forward products in fp8; tf32: fp32 with matrix products in tf32",
     )
-    init_loss_scale: float = env("INIT_LOSS_SCALE", 65536.0, above=0, doc="first loss scale of fp16")
-    loss_scale: float = env("LOSS_SCALE", 0.0, at_least=0, doc="constant loss scale of fp16; 0: found while training")
+    init_loss_scale: float = env("INIT_LOSS_SCALE", 65536.0, above=0, doc="initial loss scale of fp16")
+    loss_scale: float = env("LOSS_SCALE", 0.0, at_least=0, doc="constant loss scale of fp16; 0: dynamic")
     growth_interval: int = env("LOSS_SCALE_GROWTH", 2000, at_least=1, doc="good fp16 steps before the scale doubles")
     fp8_recipe: str = env(
         "FP8_RECIPE",
         "delayed",
         choices=("delayed", "current"),
-        doc="fp8 scales from the step before, or from the tensor itself (one more pass over it)",
+        doc="fp8 scales from the last step, or the tensor itself (one more pass)",
     )
     fp8_fast_sums: str = env(
         "FP8_FAST_SUMS",
         "forward",
         choices=("forward", "all"),
-        doc="passes whose fp8 products let the tensor cores keep partial sums at lower precision, which is faster",
+        doc="passes whose fp8 products accumulate faster, less precisely",
     )
-    fp8_output_projection: bool = env(
-        "FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection is done in fp8 as well"
-    )
+    fp8_output_projection: bool = env("FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection in fp8")
     fp8_evaluation: bool = env(
-        "FP8_EVALUATION",
-        True,
-        doc="the evaluations of pretraining in fp8, after the first step, do in fp8 what training does; 0: in bf16",
+        "FP8_EVALUATION", True, doc="1: evaluations after the first step use fp8 as training does; 0: bf16"
     )
 
     def check(self, device: torch.device) -> None:
-        """Raises ConfigError where the hardware has no such precision."""
+        """Raises ConfigError if the hardware does not support the precision."""
         if self.precision in ("fp8", "tf32") and device.type == "cuda" and torch.version.hip:
             raise ConfigError(f"PRECISION={self.precision} is for NVIDIA GPUs; AMD's fp8 has other formats: use bf16")
         if self.precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
@@ -63,7 +59,7 @@ class Config:
             raise ConfigError(f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset")
 
     def resolve(self, device: torch.device) -> Precision:
-        """Resolves the settings for ``device``; nothing else decides the precision."""
+        """Resolves the settings for ``device``."""
         name = resolved(self.precision, device)
         dtype = DTYPES[name]
         recipe = Recipe(
@@ -78,14 +74,14 @@ class Config:
 
 
 def resolved(name: str, device: torch.device) -> str:
-    """PRECISION=name with ``auto`` as what it is on ``device``."""
+    """PRECISION=name with ``auto`` resolved for ``device``."""
     if name != "auto":
         return name
     return "fp32" if device.type != "cuda" else "bf16" if _is_ampere(device) else "fp16"
 
 
 def _is_ampere(device: torch.device) -> bool:
-    """Whether the hardware has matrix products in bf16 and tf32: Ampere and later, not V100 and T4; bf16 AMD's, too."""
+    """Whether the hardware has matrix products in bf16 and tf32: Ampere and later, not V100 and T4; AMD has bf16."""
     return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
@@ -93,8 +89,8 @@ def _is_ampere(device: torch.device) -> bool:
 class Precision:
     """The numeric precision of a run on its device.
 
-    dtype: of weights and activations; tf32: whether products of fp32 matrices are; fp8: None without products
-    in fp8; init_loss_scale: None without loss scaling; constant_loss_scale: it stays as it is.
+    dtype: of weights and activations; tf32: for products of fp32 matrices; fp8: None without products in fp8;
+    init_loss_scale: None without loss scaling; constant_loss_scale: it never changes.
     """
 
     dtype: torch.dtype
@@ -106,24 +102,24 @@ class Precision:
 
     @property
     def scales_loss(self) -> bool:
-        """Whether a step whose gradient overflows is skipped, and tried again with a smaller loss scale."""
+        """Whether losses are scaled; steps whose gradient overflows are then skipped, and the scale is lowered."""
         return self.init_loss_scale is not None
 
     def apply(self) -> None:
-        """Lets cuBLAS multiply in tf32 where the run asks for it; else PyTorch's setting, or the image's, stands."""
+        """Enables tf32 in cuBLAS if configured; else the default of PyTorch or the image remains."""
         if self.tf32:
             torch.backends.cuda.matmul.allow_tf32 = True
 
     @property
     def is_low(self) -> bool:
-        """Whether weights have fewer bits than the optimizer's masters."""
+        """Whether weights are of lower precision than the optimizer's masters."""
         return self.dtype in LOW_PRECISION
 
 
 def cast_with_masters(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor] | None:
-    """Casts the model's parameters in place; returns the fp32 ones by name, or None where it is fp32 already.
+    """Casts the model's parameters in place; returns the fp32 originals by name, or None if it is fp32 already.
 
-    The masters come from before the cast, so that a checkpoint's full precision reaches the optimizer.
+    The optimizer's masters thus have a checkpoint's full precision.
     """
     if dtype == torch.float32:
         return None
@@ -134,9 +130,10 @@ def cast_with_masters(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]
 
 
 class LossScaler:
-    """Loss scale, constant or halved when a gradient overflows (the step is then skipped), doubled after a quiet spell.
+    """Loss scale: constant, or halved when a gradient overflows (the step is skipped) and doubled after growth_interval
+    good steps.
 
-    All state is on the device, so that the host never waits to learn whether a step overflowed.
+    All state is on the device, so that the host need not wait to know whether a step overflowed.
     """
 
     def __init__(self, precision: Precision, device: torch.device | None = None) -> None:

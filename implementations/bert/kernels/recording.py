@@ -1,4 +1,4 @@
-"""CUDA graphs: work that is recorded once on a stream where it has settled; a recording that fails leaves no trace."""
+"""Recording of CUDA graphs after a warm-up; a failed recording leaves no trace."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from bert.core.process import root_cause
 
 
 class CaptureError(RuntimeError):
-    """Work that could not be recorded on this rank or another one. It may be run as it is."""
+    """Work could not be recorded, on this rank or another one. It may still be run eagerly."""
 
 
 def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> torch.cuda.Stream:
-    """A stream on which ``run`` has run as often as a recording needs: kernels and communicators are ready."""
+    """A stream on which ``run`` has run ``times`` times, so that kernels and communicators are ready to be recorded."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -28,19 +28,19 @@ def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> 
 def record(
     run: Callable[[], object], stream: torch.cuda.Stream, before: torch.cuda.CUDAGraph | None = None
 ) -> torch.cuda.CUDAGraph:
-    """Records what ``run`` starts on the device. It has run on ``stream`` before, as often as it needs to settle.
+    """Records what ``run`` launches on the device; it must have been warmed up on ``stream``.
 
-    The memory of the graph ``before`` is used again, but for what is still held of it: nothing that only passes through
-    that graph may be wanted once this one has started. Raises CaptureError; what is on the device is then as it was.
+    Reuses the memory of the graph ``before`` except tensors still referenced: temporaries of that graph are invalid
+    once this one is launched. Raises CaptureError, leaving the device's state unchanged.
     """
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device)
     pool = before.pool() if before is not None else None
     try:
-        # Other threads (data, NCCL's watchdog) may keep using the device meanwhile.
+        # Other threads (data, NCCL's watchdog) may use the device meanwhile.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
     except Exception as error:
-        # Where a capture fails PyTorch may leave its stream current, its memory pool open and its generator recording.
+        # After a failed capture PyTorch may leave its stream current, its memory pool open and its generator recording.
         torch.cuda.set_stream(outside)
         with contextlib.suppress(Exception):
             torch._C._cuda_endAllocateToPool(stream.device_index, graph.pool())

@@ -1,8 +1,8 @@
-"""Sums of rows by index, the gradient of an embedding table: the same sums in the same order every time, no atomics.
+"""Sums of rows by index, the gradient of an embedding table: always in the same order, without atomics.
 
-The indices are sorted (stably), and a program takes CHUNK sorted places: one small matrix product gives the sum of each
-run of equal indices. A run that lies within the chunk is written to the table at once. A longer one leaves a partial
-sum in every chunk it touches, and a second kernel adds those up in order: the program of the chunk where it begins.
+The indices are sorted (stably), and a program takes CHUNK sorted places: a small matrix product computes the sum of
+each run of equal indices. The sum of a run within the chunk is written to the table at once. A longer run has a partial
+sum in every chunk it touches, which a second kernel adds up in order, in the program of the chunk where the run begins.
 """
 
 # mypy: allow-untyped-defs
@@ -71,7 +71,7 @@ def _join_runs(
 
 
 def sum_by_index(rows: Tensor, indices: Tensor, num_indices: int) -> Tensor:
-    """Table [num_indices, D] whose row i is the sum of the rows [T, D] with index i, taken in fp32; 0 where none.
+    """Table [num_indices, D] whose row i is the sum of the rows [T, D] with index i, computed in fp32; 0 if none.
 
     indices: int [T] in [0, num_indices).
     """

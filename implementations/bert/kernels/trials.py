@@ -1,13 +1,11 @@
-"""What may fault at its first use on a GPU, tried before the clock in a process of its own: assembly, attention,
-QuACK's feed-forward.
+"""Trials, before the clock and in a separate process, of code that may fail on a GPU: inline assembly, attention
+backends, QuACK's feed-forward.
 
-Versions of the libraries differ in what they support and in how fast it is. Each backend runs on a model's heads, is
-checked against the oracle and timed in a CUDA graph. An error that a trial leaves behind (a capture that never ended,
-an illegal access, after which no other kernel runs) goes with its process; a hang is ended at a limit. It costs that
-backend, never the run.
+Versions of the libraries differ in support and speed. Each backend runs on a model's heads, is checked against the
+reference and timed in a CUDA graph. A failure that breaks the CUDA context (an unfinished capture, an illegal access)
+ends with its process; a hang is ended at a time limit. It costs that backend, never the run.
 
-The answers are kept beside the compiled kernels, by GPU, driver, PyTorch, Triton, heads, and these sources: whoever
-comes next reads them.
+The results are cached beside the compiled kernels, by GPU, driver, PyTorch, Triton, heads, and these sources.
 """
 
 from __future__ import annotations
@@ -47,17 +45,17 @@ ASSEMBLY, FEED_FORWARD, FP8_FEED_FORWARD = "assembly", "feed_forward", "fp8_feed
 LENGTHS = (512, 384, 128, 256, 200, 56, 512, 97, 415, 333, 179)  # 3,072 tokens: full, even and odd ones
 MAX_LENGTH, DROPOUT = 512, 0.1
 NUM_REPEATS, NUM_TIMED = 8, 5  # of LENGTHS in the timed batch: 24,576 tokens; of passes in the timed graph
-NUM_EMPTY = 3  # sequences of length 0 at the end, as those that fill up a graph's batch
+NUM_EMPTY = 3  # sequences of length 0 at the end, as in a graph's padded batch
 TOLERANCE = 0.02  # of the norm: bf16 operands
-LIMIT, TO_START = 60, 60  # seconds of a trial, and beside them until its process has imported PyTorch
-BUSY = "busy or unavailable"  # the driver's words
-HANGS, TIMEOUT, MARK = f"ran past {LIMIT} s", "Timeout (", b"bert-trial "  # faulthandler's word; ours, of a result
+LIMIT, TO_START = 60, 60  # seconds of a trial, and for its process to import PyTorch
+BUSY = "busy or unavailable"  # in the driver's error
+HANGS, TIMEOUT, MARK = f"ran past {LIMIT} s", "Timeout (", b"bert-trial "  # TIMEOUT: faulthandler's; MARK: of results
 CHILD = "import sys; sys.path[:0] = sys.argv[2:]; from bert.kernels import trials; trials.main(sys.argv[1])"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """What attention is tried on: a model's heads, and the type of its activations."""
+    """A model's attention heads, and the type of its activations."""
 
     num_heads: int = 16
     head_size: int = 64
@@ -68,7 +66,7 @@ BERT_LARGE = Heads()
 
 
 class Model(Protocol):
-    """What has heads: BertConfig, which lies above."""
+    """Interface of BertConfig, which cannot be imported here."""
 
     @property
     def num_attention_heads(self) -> int: ...
@@ -79,9 +77,9 @@ class Model(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why there are none.
+    """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why the trial failed.
 
-    Those of the assembly and of the feed-forward have no time: the latter's problem may be that it is the slower one.
+    Trials of the assembly and the feed-forward have no time; being slower is a problem of the latter.
     """
 
     name: str
@@ -90,42 +88,42 @@ class Trial:
 
 
 def default_backend(device: torch.device) -> str:
-    """The backend that ATTENTION=auto takes on a device: on a GPU the fastest that gives the oracle's results there."""
+    """The backend for ATTENTION=auto on a device: on a GPU the fastest with the reference's results."""
     return "sdpa_loop" if device.type != "cuda" else fastest(trials(device)) or "sdpa_loop"
 
 
 def fallback(name: str, results: list[Trial]) -> str:
-    """Backend to use if ``name`` fails at a run's sizes; empty if there is none, or none is needed."""
+    """Backend to use if ``name`` fails at a run's sizes; empty if there is none, or it is not needed."""
     return (fastest(results, in_graph=False) or "") if name in attention.COMPILING else ""
 
 
 def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
-    """Name of the fastest successful trial among the backends that auto may take, in a CUDA graph or without."""
+    """Name of the fastest successful trial among the backends for auto, in a CUDA graph or without."""
     usable = [trial for trial in results if in_graph or trial.name not in attention.COMPILING]
     good = [(trial.milliseconds, trial.name) for trial in usable if trial.milliseconds is not None]
     return min(good)[1] if good else None
 
 
-# --- the process that asks -------------------------------------------------------------------------------------------
+# --- parent process --------------------------------------------------------------------------------------------------
 
 
 @functools.cache
 def trials(device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto") -> list[Trial]:
-    """Trials on a GPU of the assembly, and of a backend or all that auto may take; those that are kept, where some are.
+    """Trials on a GPU of the assembly, and of a backend or all those for auto; cached results if there are any.
 
-    Where a piece of the assembly is wrong, the kernels of this process do without from here on.
+    If a piece of assembly is wrong, assembly is disabled in this process.
     """
     names = [ASSEMBLY] if triton_support.supported(device) else []
     names += list(attention.candidates(device)) if name == "auto" else [name] if name in attention.TRIABLE else []
     if heads.dtype in LOW_PRECISION:
         names += [FEED_FORWARD] if feed_forward.missing(device) is None else []
         names += [FP8_FEED_FORWARD] if feed_forward.missing_in_fp8(device) is None else []
-    path = _kept(device, heads, names)
+    path = _cache_file(device, heads, names)
     try:
         found = [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):  # none yet, or no such file
+    except (OSError, ValueError, TypeError):  # no results yet, or a damaged file
         found = attempts(names, device, heads)
-        if any(trial.milliseconds is not None for trial in found):  # else the cause may lie elsewhere
+        if any(trial.milliseconds is not None for trial in found):  # if all fail the cause may lie elsewhere
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(path, json.dumps([asdict(trial) for trial in found], indent=1) + "\n")
@@ -135,12 +133,12 @@ def trials(device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto") 
 
 
 def problem_of(name: str, results: list[Trial]) -> str:
-    """Why a trial failed; empty if it did not, or was none."""
+    """Why a trial failed; empty if it did not, or was not run."""
     return next((trial.problem for trial in results if trial.name == name), "")
 
 
-def _kept(device: torch.device, heads: Heads, names: list[str]) -> Path:
-    """File of the answers: another one where anything differs that they depend on."""
+def _cache_file(device: torch.device, heads: Heads, names: list[str]) -> Path:
+    """File for the results, named by all that they depend on."""
     driver = text_of(Path("/proc/driver/nvidia/version"))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     triton, versions = triton_support.triton, (torch.__version__, torch.version.cuda, torch.backends.cudnn.version())
@@ -150,15 +148,15 @@ def _kept(device: torch.device, heads: Heads, names: list[str]) -> Path:
 
 
 def cache_folder() -> Path:
-    """Triton's own folder of compiled kernels, which KERNEL_CACHE sets; without one nothing is kept."""
+    """Triton's folder of compiled kernels, set by KERNEL_CACHE; without one nothing is cached."""
     knobs = getattr(triton_support.triton, "knobs", None)
     return Path(knobs.cache.dir if knobs else os.devnull)
 
 
 def attempts(names: list[str], device: torch.device, heads: Heads) -> list[Trial]:
-    """A trial of each. One that fails ends its process, whatever it left there; another one goes on after it.
+    """A trial of each, in other processes; after a failed trial the next process continues.
 
-    On a GPU in the compute mode EXCLUSIVE_PROCESS, in this process.
+    In this process on a GPU in compute mode EXCLUSIVE_PROCESS.
     """
     found: list[Trial] = []
     while len(found) < len(names):
@@ -167,18 +165,18 @@ def attempts(names: list[str], device: torch.device, heads: Heads) -> list[Trial
             "heads": [heads.num_heads, heads.head_size, str(heads.dtype).removeprefix("torch.")],
         }  # fmt: skip
         found += _attempts(asked)
-        if BUSY in found[-1].problem:  # EXCLUSIVE_PROCESS: a GPU that this process has opened opens for no other
+        if BUSY in found[-1].problem:  # EXCLUSIVE_PROCESS: no other process can open the GPU
             return [attempt(name, device, heads) for name in names]
     return found
 
 
 def _attempts(asked: dict[str, Any]) -> list[Trial]:
-    """Those of the first names, to the first that fails, in a process of their own."""
+    """Trials in another process, up to the first that fails."""
     command = [sys.executable, "-c", CHILD, json.dumps(asked), *sys.path]
     found: list[Trial] = []
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
         )
         assert process.stdout is not None
         text, deadline, problem = b"", time.monotonic() + TO_START + LIMIT, ""
@@ -192,17 +190,17 @@ def _attempts(asked: dict[str, Any]) -> list[Trial]:
                 break
             *lines, text = (text + read).split(b"\n")
             for line in lines:
-                if line.startswith(MARK):  # libraries print, too
+                if line.startswith(MARK):  # libraries may print other lines
                     found.append(Trial(**json.loads(line.removeprefix(MARK))))
                     deadline = time.monotonic() + TO_START + LIMIT
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that the driver holds cannot be ended
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process stuck in the driver cannot be killed
             process.wait(10)
         process.stdout.close()
         if problem:
-            said.seek(0)
-            errors = said.read().decode(errors="replace")
+            log.seek(0)
+            errors = log.read().decode(errors="replace")
             last = " ".join(errors.strip().splitlines()[-1:])[:200]
             if TIMEOUT in errors:
                 problem = HANGS
@@ -214,11 +212,11 @@ def _attempts(asked: dict[str, Any]) -> list[Trial]:
     return found
 
 
-# --- the process of the trials ---------------------------------------------------------------------------------------
+# --- child process ---------------------------------------------------------------------------------------------------
 
 
 def main(text: str) -> None:
-    """Prints a line for each trial that is asked for, to the first that fails."""
+    """Prints a line for each requested trial, up to the first that fails."""
     asked = json.loads(text)
     num_heads, head_size, dtype = asked["heads"]
     heads = Heads(num_heads=num_heads, head_size=head_size, dtype=getattr(torch, dtype))
@@ -226,7 +224,7 @@ def main(text: str) -> None:
     if not asked["assembly"]:
         triton_support.do_without_assembly()
     for name in asked["names"]:
-        faulthandler.dump_traceback_later(LIMIT, exit=True)  # also where nobody waits for it any more
+        faulthandler.dump_traceback_later(LIMIT, exit=True)  # even if the parent is gone
         trial = attempt(name, device, heads)
         print(f"\n{MARK.decode()}{json.dumps(asdict(trial))}", flush=True)
         if trial.problem:
@@ -235,7 +233,7 @@ def main(text: str) -> None:
 
 
 def attempt(name: str, device: torch.device, heads: Heads) -> Trial:
-    """A trial of the assembly or a backend in this process; an error is its problem."""
+    """A trial in this process; an error is its problem."""
     try:
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -248,8 +246,8 @@ def attempt(name: str, device: torch.device, heads: Heads) -> Trial:
         run = attention.BACKENDS[name]
         problem = disagreement(run, device, heads)
         return Trial(name=name, milliseconds=None if problem else _time(run, device, heads), problem=problem)
-    except Exception as error:  # whatever a library raises for what it cannot do
-        reason = " ".join(str(root_cause(error)).split())[:200]  # the end of a graph's capture raises another one
+    except Exception as error:  # any error of a library
+        reason = " ".join(str(root_cause(error)).split())[:200]  # ending a failed capture raises another error
         return Trial(name=name, problem=reason or type(error).__name__)
 
 
@@ -260,10 +258,10 @@ def offsets(repeats: int, device: torch.device) -> Tensor:
 
 
 def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE) -> str:
-    """Problem of a backend: context or gradient unlike the fp32 oracle's, or wrong dropout; empty if there is none.
+    """Problem of a backend: context or gradient unlike the fp32 reference's, or wrong dropout; empty if there is none.
 
-    Dropout leaves the expected context as it is. For a given mask the context is linear in the values, so that
-    the products of context and gradient and of values and their gradient agree, if both passes drop the same.
+    Dropout does not change the expected context. For a given mask the context is linear in the values, so that the
+    products of context and its gradient and of values and theirs agree if both passes drop the same.
     """
     generator = torch.Generator(device).manual_seed(0)
     forward_pass = ForwardPass(offsets(1, device), MAX_LENGTH)
@@ -278,7 +276,7 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
     for what, value, reference in (("context", context, expected), ("gradient", gradient, expected_gradient)):
         error = ((value.detach().float() - reference).norm() / reference.norm()).item()
         if not error <= TOLERANCE:  # nan included
-            return f"its {what} differs from the oracle's by {error:.3g}"
+            return f"its {what} differs from the reference's by {error:.3g}"
     kept = context.detach().float()
     context = run(qkv, forward_pass, DROPOUT)
     (gradient,) = torch.autograd.grad(context, qkv, context.detach())
@@ -389,14 +387,14 @@ def _slower(runs: list[Callable[[], object]], device: torch.device) -> str:
 
 
 def _time(run: Attention, device: torch.device, heads: Heads) -> float:
-    """Milliseconds on the device, on a GPU in a CUDA graph, so that it is also known to work in one."""
+    """Milliseconds of both passes, on a GPU in a CUDA graph, which also shows that it works in one."""
     cu_seqlens = offsets(NUM_REPEATS, device)
     shape = NUM_REPEATS * sum(LENGTHS), heads.num_heads, heads.head_size
     qkv = torch.randn(shape[0], 3, *shape[1:], device=device, dtype=heads.dtype, requires_grad=True)
     gradient = torch.randn(shape, device=device, dtype=heads.dtype)
 
     def both_passes(count: int) -> None:
-        forward_pass = ForwardPass(cu_seqlens, MAX_LENGTH)  # one for all, as for the layers of a model
+        forward_pass = ForwardPass(cu_seqlens, MAX_LENGTH)  # shared, as by the layers of a model
         for _ in range(count):
             torch.autograd.grad(run(qkv, forward_pass, DROPOUT), qkv, gradient)
 
@@ -404,7 +402,7 @@ def _time(run: Attention, device: torch.device, heads: Heads) -> float:
 
 
 def _milliseconds(both_passes: Callable[[int], object], device: torch.device) -> float:
-    """Of one of ``both_passes(count)``; on a GPU in a CUDA graph."""
+    """Milliseconds of ``both_passes(1)``, on a GPU averaged in a CUDA graph."""
     if device.type != "cuda":
         start = time.perf_counter()
         both_passes(1)

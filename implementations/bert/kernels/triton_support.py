@@ -1,7 +1,7 @@
-"""Triton where it can be used: the decorator of kernels, where they run, and the sizes of their grids.
+"""Optional use of Triton: the decorator of kernels, supported devices, and the sizes of grids.
 
-Triton is optional. It is imported where PyTorch sees a GPU, or where it has been imported already: the tests import it
-in interpreter mode (TRITON_INTERPRET=1), and compile kernels for a GPU that is not there.
+Triton is imported if PyTorch sees a GPU, or if it has been imported already: the tests import it in interpreter mode
+(TRITON_INTERPRET=1), and compile kernels without a GPU.
 """
 
 # mypy: allow-untyped-defs
@@ -23,7 +23,7 @@ if torch.cuda.is_available() or "triton" in sys.modules:
     with suppress(ImportError):
         triton = importlib.import_module("triton")
         tl = importlib.import_module("triton.language")
-# Annotates the compile-time constants of a kernel. Triton's interpreter knows them by this very name.
+# Annotates the compile-time constants of a kernel. Triton's interpreter requires this name.
 if TYPE_CHECKING:
     constexpr = Any
 else:
@@ -33,10 +33,10 @@ _interpreted = False
 
 
 def jit(function: Callable[..., Any]) -> Any:
-    """triton.jit, or the bare function where there is no Triton; it is never called there.
+    """triton.jit, or without Triton the bare function, which is then never called.
 
-    A profiler shows the kernel under its module's name as well: many are called _forward.
-    Integers that change from call to call (``site``) are kept out of Triton's specialisation, which would recompile.
+    Profilers show the kernel with its module's name, as many are called _forward. Integers that change from call to
+    call (``site``) are not specialized, which would recompile the kernel.
     """
     if triton is None:
         return function
@@ -47,7 +47,7 @@ def jit(function: Callable[..., Any]) -> Any:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Lets CPU tensors count as supported while inside: for tests, under Triton's interpreter. Never for a run."""
+    """Supports CPU tensors inside, for tests with Triton's interpreter."""
     global _interpreted
     _interpreted = True
     try:
@@ -57,7 +57,7 @@ def interpreted() -> Iterator[None]:
 
 
 def missing(device: torch.device) -> str | None:
-    """Why the Triton kernels cannot run on a device, in a few words; None where they can."""
+    """Why the Triton kernels cannot run on a device, in a few words; None if they can."""
     if device.type != "cuda" and not _interpreted:
         return f"the device is a {device.type.upper()}"
     if triton is None:
@@ -70,7 +70,7 @@ def missing(device: torch.device) -> str | None:
 
 
 def supported(device: torch.device) -> bool:
-    """True where the Triton kernels run: NVIDIA GPUs from compute capability 8.0 on, with Triton installed."""
+    """Whether the Triton kernels run: on NVIDIA GPUs from compute capability 8.0 on, with Triton installed."""
     return missing(device) is None
 
 
@@ -80,13 +80,13 @@ def _multiprocessors(index: int | None) -> int:
 
 
 def num_programs(device: torch.device, per_multiprocessor: int, num_tiles: int) -> int:
-    """Grid of a persistent kernel: some programs a multiprocessor, and no more than there are tiles."""
+    """Grid of a persistent kernel: ``per_multiprocessor`` programs each, but no more than there are tiles."""
     multiprocessors = _multiprocessors(device.index) if device.type == "cuda" else 1
     return max(1, min(multiprocessors * per_multiprocessor, num_tiles))
 
 
 def row_warps(num_warps: int, width: int) -> int:
-    """Warps of a program that holds whole rows: ``num_warps`` up to 1,024 wide, then as many elements a thread."""
+    """Warps of a program that holds whole rows: ``num_warps`` up to a width of 1,024, above it in proportion."""
     return num_warps * max(1, next_power_of_2(width) // 1024)
 
 
@@ -100,13 +100,10 @@ def _probe():
     pass
 
 
-# False in Triton's interpreter, which knows no assembly, and where trials.py found it wrong.
+# Whether inline assembly is used: not in Triton's interpreter, nor if trials.py found it wrong.
 NATIVE: Any = constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
 
 
 def do_without_assembly() -> None:
-    """From now on the kernels compute without assembly. Before any of them has been compiled: Triton notes the value.
-
-    All modules hold the same object.
-    """
-    NATIVE.value = False
+    """Disables assembly in all kernels. Must precede their compilation, when Triton reads the value."""
+    NATIVE.value = False  # all modules hold the same object

@@ -1,8 +1,8 @@
-"""Weight gradients written where the optimizer wants them, and weights of several layers taken as one.
+"""Weight gradients written directly into the optimizer's buffer, and weights of several layers used as one.
 
-An optimizer with a flat buffer offers each parameter its part of it for the time of a backward pass. The product that
-computes the gradient takes the offer and writes there, so that nothing is copied afterwards; what takes no offer (sums,
-a parameter that is used twice) returns a gradient of its own, which the optimizer copies as usual.
+During a backward pass an optimizer with a flat buffer offers each parameter its part of it. The product that computes
+the gradient writes there, which saves a copy; other operations (sums, a parameter used twice) ignore the offer and
+return a new tensor, which the optimizer copies as usual.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ OFFER, SOURCES = "gradient_offer", "gradient_sources"  # attributes of parameter
 
 
 def offer(parameters: Iterable[Tensor], places: Iterable[Tensor | None]) -> None:
-    """Offers the parameters memory for their gradients, of their shapes and types; None takes an offer back."""
+    """Offers the parameters memory for their gradients, of their shapes and types; None withdraws an offer."""
     for parameter, place in zip(parameters, places, strict=True):
         setattr(parameter, OFFER, place)
 
 
 def is_offered(weight: Tensor) -> bool:
-    """Whether there is memory for the gradient of a parameter, or of what ``joined`` made of some."""
+    """Whether there is memory for the gradient of a parameter, or of parameters combined by ``joined``."""
     return all(getattr(source, OFFER, None) is not None for source in sources(weight))
 
 
 def sources(weight: Tensor) -> tuple[Tensor, ...]:
-    """The parameters that ``weight`` consists of: itself, or those that were joined."""
+    """The parameters of ``weight``: itself, or those that were joined."""
     found: tuple[Tensor, ...] = getattr(weight, SOURCES, (weight,))
     return found
 
 
 def take(parameters: Sequence[Tensor]) -> Tensor | None:
-    """The memory for the gradient of these, one after the other; None where there is none in one piece.
+    """Contiguous memory for the gradients of these parameters; None if none is offered.
 
     An offer is taken once: a second product of the same weight gets None, and autograd adds both up elsewhere.
     """
@@ -45,15 +45,15 @@ def take(parameters: Sequence[Tensor]) -> Tensor | None:
 
 
 def into(place: Tensor | None, compute: Callable[[Tensor | None], Tensor]) -> Tensor:
-    """``compute(out)`` with the place as ``out``; as a tensor that autograd may keep as the gradient."""
+    """``compute(out)`` with the place as ``out``; a tensor that autograd can keep as the gradient."""
     if place is None:
         return compute(None)
     compute(place)
-    return place.view_as(place)  # of the place itself, which others hold, autograd would make a copy
+    return place.view_as(place)  # autograd would copy the place itself, as others hold it
 
 
 def _in_one_piece(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Tensors that lie one after the other in the same memory as one, along their first dimension."""
+    """Tensors that are adjacent in memory as one, joined along the first dimension; else None."""
     first = parts[0]
     if first is None or len(parts) == 1:
         return first
@@ -70,7 +70,7 @@ def _in_one_piece(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether both are the same numbers: type, shape and place."""
+    """Whether both are the same memory with the same type, shape and strides."""
     shares = a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
     return shares and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
@@ -87,7 +87,7 @@ class _Joined(torch.autograd.Function):
 
 
 def joined(*parameters: Tensor) -> Tensor:
-    """torch.cat(parameters): without a copy where they lie one after the other."""
+    """torch.cat(parameters), without a copy if they are adjacent in memory."""
     whole = _in_one_piece(parameters)
     made: Tensor = torch.cat(parameters) if whole is None else _Joined.apply(whole, *parameters)
     setattr(made, SOURCES, parameters)
@@ -110,7 +110,7 @@ class _Linear(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear of x [T, K], weight [N, K], whose gradient goes where it was offered."""
+    """F.linear of x [T, K], weight [N, K], whose gradient is written to the memory offered for it."""
     if torch.is_grad_enabled() and is_offered(weight):
         result: Tensor = _Linear.apply(x, weight, bias)
         return result

@@ -1,1 +1,1 @@
-"""BERT of any size: embeddings, encoder and pretraining heads on one varlen batch."""
+"""BERT of any size: embeddings, encoder and pretraining heads on a varlen batch."""

@@ -1,4 +1,4 @@
-"""BERT and its two pretraining heads, on one varlen batch."""
+"""BERT and its two pretraining heads, on a varlen batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Losses(NamedTuple):
 
 
 class MaskedLoss(NamedTuple):
-    """Mean loss of a batch (0-d) over its masked tokens, of a model for masked-LM alone."""
+    """Mean loss of a batch (0-d) over its masked tokens, for masked-LM alone."""
 
     mlm: Tensor
 
@@ -38,7 +38,7 @@ class MaskedLoss(NamedTuple):
 class Scored(NamedTuple):
     """Scores at the masked positions [M, V] and their losses [M], scores of the sequences [S, 2]; fp32 at least.
 
-    Masked-LM alone has no scores of sequences, here and in Logits.
+    nsp is None for masked-LM alone, here and in Logits.
     """
 
     mlm: Tensor
@@ -54,7 +54,7 @@ class Logits(NamedTuple):
 
 
 class BertEmbeddings(nn.Module):
-    """Word, position and segment embeddings, LayerNorm, dropout. Word rows past the vocabulary are padding."""
+    """Word, position and segment embeddings, LayerNorm, dropout. Word rows beyond the vocabulary are padding."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Pooler(nn.Module):
 
 
 class Transform(nn.Module):
-    """Dense, GELU, LayerNorm before the decoder."""
+    """Dense, GELU and LayerNorm before the decoder."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -114,24 +114,20 @@ class MaskedLanguageModel(nn.Module):
         return F.linear(self.transform(x), word_embeddings, self.bias)
 
     def scores(self, x: Tensor, word_embeddings: Tensor) -> Tensor:
-        """The logits in fp32 at least, as the product sums them up; without gradients.
+        """The logits in fp32 at least, whatever the operands' precision; without gradients.
 
         Rounded to bf16, close ones become equal, and the accuracy is off by some 6e-5.
         """
-        return wide_linear(self.transform(x), word_embeddings, self.bias)
-
-
-def wide_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x W^T + bias in fp32 at least, whatever the operands' precision; without gradients."""
-    if x.dtype not in LOW_PRECISION:
-        return F.linear(x, weight, bias)
-    if x.is_cuda and "dtype" in torch.ops.aten.mm.overloads():  # PyTorch 2.8 or later
-        return torch.mm(x, weight.t(), out_dtype=torch.float32).add_(bias)
-    return F.linear(x.float(), weight.float(), bias.float())
+        x = self.transform(x)
+        if x.dtype not in LOW_PRECISION:
+            return F.linear(x, word_embeddings, self.bias)
+        if x.is_cuda and "dtype" in torch.ops.aten.mm.overloads():  # PyTorch 2.8 or later
+            return torch.mm(x, word_embeddings.t(), out_dtype=torch.float32).add_(self.bias)
+        return F.linear(x.float(), word_embeddings.float(), self.bias.float())
 
 
 class PretrainingHeads(nn.Module):
-    """Masked words, and whether B follows A."""
+    """The masked-LM and next-sentence heads."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -151,13 +147,13 @@ class BertModel(nn.Module):
             self.pooler = Pooler(config)
 
     def forward(self, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Hidden states [T, D], or those of the tokens ``rows`` alone."""
+        """Hidden states [T, D], or only those of the tokens ``rows``."""
         forward_pass = ForwardPass(batch.cu_seqlens, batch.max_seqlen)
         return self.encoder(self.embeddings(batch, forward_pass), forward_pass, rows)
 
 
 class BertForPreTraining(Trainable):
-    """BERT with its masked-LM and next-sentence heads, or the former alone; forward gives their losses."""
+    """BERT with masked-LM and next-sentence heads, or the former alone; forward returns their losses."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -177,7 +173,7 @@ class BertForPreTraining(Trainable):
 
     @contextlib.contextmanager
     def evaluating(self, calibrated: bool = False) -> Iterator[None]:
-        """The mode of an evaluation inside, of the weights as they are now: no dropout; in fp8 where the run has it so.
+        """Evaluation mode inside, for the current weights: no dropout; in fp8 if the run evaluates in fp8.
 
         calibrated: in fp8 even before the first step, see Scaling.evaluation.
         """
@@ -189,7 +185,7 @@ class BertForPreTraining(Trainable):
 
     @property
     def evaluates_in_fp8(self) -> bool:
-        """Whether an evaluation in fp8 is under way."""
+        """Whether an evaluation in fp8 is in progress."""
         scaling = self.bert.encoder.fp8_scaling
         return scaling is not None and scaling.evaluates
 
@@ -198,11 +194,11 @@ class BertForPreTraining(Trainable):
         self.bert.encoder.recomputation = recomputation
 
     def _read(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """Hidden states of the masked tokens [M, D] and of the first of each sequence [S, D]: all that the heads read,
-        and all that the last layer computes, but for keys and values.
+        """Hidden states of the masked tokens [M, D] and of each sequence's first token [S, D]: all that the heads read,
+        and all that the last layer computes beyond keys and values.
         """
         masked = batch.masked_positions
-        # The offset of a padding sequence may be T, one past the last token; its label is ignored.
+        # A padding sequence may begin at T, beyond the last token; its label is ignored.
         first = batch.cu_seqlens[:-1].clamp(max=batch.input_ids.shape[0] - 1).to(masked)
         rows = torch.cat([masked, first])
         padding = -len(rows) % ROW_MULTIPLE if self.bert.encoder.fp8_scaling is not None else 0
@@ -223,7 +219,7 @@ class BertForPreTraining(Trainable):
         return Logits(mlm[:, : self.config.vocab_size], nsp)
 
     def scored(self, batch: PretrainingBatch) -> Scored:
-        """Scores and losses of a batch, one by one; without gradients."""
+        """Scores and losses per token and sequence; without gradients."""
         masked, first = self._read(batch)
         mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
         losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
@@ -231,7 +227,7 @@ class BertForPreTraining(Trainable):
         return Scored(mlm[:, : self.config.vocab_size], losses, None if nsp is None else _fp32_at_least(nsp))
 
     def forward(self, batch: PretrainingBatch) -> Losses | MaskedLoss:
-        """Losses of a batch, in fp32 at least. Ignored labels (-100) pad the capacities and count for nothing."""
+        """Losses of a batch, in fp32 at least. Labels of -100 are padding and ignored."""
         mlm, nsp = self._padded_logits(batch)
         token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)
         num_masked = (batch.masked_labels != IGNORE).sum().clamp(min=1)

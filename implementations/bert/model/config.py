@@ -1,4 +1,4 @@
-"""The shape of a BERT: what bert_config.json says."""
+"""The shape of a BERT: bert_config.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COUNTS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "max_position_embeddings", "type_vocab_size",
 )  # fmt: skip
-# Keys of published configs that change nothing here: of tokens, of what is returned, of other heads and of saving.
+# Keys of published configs without effect here: tokens, return values, other heads, saving.
 _HARMLESS = {
     "_name_or_path", "_num_labels", "architectures", "attn_implementation", "bos_token_id",
     "chunk_size_feed_forward", "classifier_dropout", "cross_attention_hidden_size", "directionality", "dtype",
@@ -28,7 +28,7 @@ _HARMLESS = {
     "pooler_type", "problem_type", "return_dict", "sep_token_id", "task_specific_params", "tokenizer_class",
     "torch_dtype", "torchscript", "transformers_version", "use_bfloat16", "use_cache",
 }  # fmt: skip
-# Keys that change the model, with the only value that is this one.
+# Keys that change the model, with the only supported value.
 _ONLY = {
     "model_type": "bert", "position_embedding_type": "absolute", "tie_word_embeddings": True, "is_decoder": False,
     "is_encoder_decoder": False, "add_cross_attention": False, "pruned_heads": {},
@@ -37,10 +37,10 @@ _ONLY = {
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
-    """Sizes and rates of one model, under the names of bert_config.json. The defaults are BERT-large, uncased.
+    """Sizes and rates of a model, under the names of bert_config.json. The defaults are BERT-large, uncased.
 
-    hidden_act is Google's word: "gelu" is the tanh form. layer_norm_large_model: Habana's key for the Pre-LN layers of
-    BERT-1.5B and 5B (model/encoder.py). next_sentence: ours, False for masked-LM alone, without pooler and that head.
+    hidden_act is Google's name: "gelu" is the tanh form. layer_norm_large_model: Habana's key for the Pre-LN layers of
+    BERT-1.5B and 5B (model/encoder.py). next_sentence: ours, False for masked-LM alone, without that head and pooler.
     """
 
     vocab_size: int = 30522
@@ -80,7 +80,7 @@ class BertConfig:
 
     @property
     def identity(self) -> str:
-        """The model in one line, as checkpoints keep it; the usual one in the words of those that knew no other."""
+        """The model in one line for checkpoints; that of the usual model is the same as in earlier versions."""
         pre_norm, alone = self.layer_norm_large_model, not self.next_sentence
         return repr(self) + " layer_norm_large_model" * pre_norm + " masked-LM alone" * alone
 
@@ -91,7 +91,7 @@ class BertConfig:
 
     @property
     def padded_vocab_size(self) -> int:
-        """Rows of the word embedding: the vocabulary rounded up to a multiple of 8, which the GEMMs want."""
+        """Rows of the word embedding: the vocabulary rounded up to a multiple of 8, for the GEMMs."""
         return -(-self.vocab_size // 8) * 8
 
     @property
@@ -111,11 +111,11 @@ class BertConfig:
 
     @classmethod
     def from_json(cls, path: Path) -> BertConfig:
-        """Reads Google's bert_config.json, or a Hugging Face config.json, which is known by its ``model_type``.
+        """Reads Google's bert_config.json, or a Hugging Face config.json, recognized by its ``model_type``.
 
-        Habana's files, known by ``layer_norm_large_model``, are of a model whose "gelu" is erf's, as Hugging Face's.
+        In Habana's files, recognized by ``layer_norm_large_model``, "gelu" is the erf form, as Hugging Face's.
 
-        Raises ConfigError naming the file and the key, also for keys that might change the model and are not known.
+        Raises ConfigError naming the file and the key, also for unknown keys, which might change the model.
         """
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -127,11 +127,9 @@ class BertConfig:
             raise ConfigError(f"BERT_CONFIG={path}: expected a JSON object")
         for key, only in _ONLY.items():
             if values.get(key, only) not in (only, None):
-                raise ConfigError(f"BERT_CONFIG={path}: {key}={values[key]!r}: only {only!r} is this model")
+                raise ConfigError(f"BERT_CONFIG={path}: {key}={values[key]!r}: only {only!r} is supported")
         if unknown := ", ".join(sorted(values.keys() - cls.__dataclass_fields__.keys() - _HARMLESS - _ONLY.keys())):
-            raise ConfigError(
-                f"BERT_CONFIG={path}: unknown key {unknown}, which may change the model: remove it if not"
-            )
+            raise ConfigError(f"BERT_CONFIG={path}: unknown key {unknown}: remove it if it does not change the model")
         if missing := [key for key in ("vocab_size", "hidden_size", "num_hidden_layers") if key not in values]:
             raise ConfigError(f"BERT_CONFIG={path}: {', '.join(missing)} missing: is this a bert_config.json?")
         settings = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
@@ -153,7 +151,6 @@ class ModelFiles:
 
     @property
     def bert_config_path(self) -> Path:
-        """The bert_config.json in use."""
         if self.bert_config is not None:
             return self.bert_config
         if self.phase1 is None:

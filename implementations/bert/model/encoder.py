@@ -1,8 +1,8 @@
 """The encoder: transformer layers over a varlen batch.
 
-Each half of a layer ends in a LayerNorm. Post-LN, that of the original: x = LayerNorm(x + dropout(half(x))). Pre-LN, by
-bert_config's layer_norm_large_model: a stream s, at first 0, collects what the halves compute, s += dropout(half(x)),
-and x = LayerNorm(s); the embeddings are the first x, but no part of s. Parameters and their names are the same.
+Each half of a layer ends in a LayerNorm. Post-LN, as the original: x = LayerNorm(x + dropout(half(x))). Pre-LN, by
+bert_config's layer_norm_large_model: a residual stream s, initially 0, s += dropout(half(x)), and x = LayerNorm(s); the
+embeddings are the first x, but not part of s. Parameters and their names are the same.
 
 Parameter names are those of Hugging Face's BERT, so that a state dict needs no map. Shapes: T tokens, D hidden width,
 F feed-forward width, N heads, H head width.
@@ -31,10 +31,10 @@ from bert.model.recompute import Recomputation
 
 
 class Hidden(NamedTuple):
-    """Hidden states between two halves of a layer: x [T, D] for the product that comes next.
+    """Hidden states between two halves of a layer: x [T, D], the input of the next product.
 
-    residual: what the residual connection around it takes, see dropout_add_layer_norm: the same numbers, or in Pre-LN
-    the stream (None: 0); x8: x in fp8, where the kernel that computed it has cast it too.
+    residual: input of its residual connection, see dropout_add_layer_norm: the same numbers, or in Pre-LN the stream
+    (None: 0); x8: x in fp8, if the kernel that computed it also cast it.
     """
 
     x: Tensor
@@ -43,7 +43,7 @@ class Hidden(NamedTuple):
 
 
 class Product(nn.Module):
-    """A half of a layer around its matrix product, which runs in fp8 where it has such a product that runs."""
+    """A half of a layer around its matrix product, which may run in fp8."""
 
     dense: nn.Linear
 
@@ -75,7 +75,7 @@ class SelfAttention(Product):
         self.attention = kernels.attention
 
     def side_by_side(self) -> list[tuple[Tensor, ...]]:
-        """Parameters that an optimizer had best lay one after the other in its flat buffers."""
+        """Groups of parameters that should be adjacent in an optimizer's flat buffers."""
         parts = (self.query, self.key, self.value)
         return [tuple(part.weight for part in parts), tuple(part.bias for part in parts)]
 
@@ -94,7 +94,7 @@ class SelfAttention(Product):
 
 
 class Residual(Product):
-    """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer; in Pre-LN that sum, too."""
+    """LayerNorm(residual + dropout(dense(x))): the end of both halves of a layer; in Pre-LN also that sum."""
 
     def __init__(self, config: BertConfig, kernels: Kernels, in_features: int) -> None:
         super().__init__()
@@ -106,18 +106,18 @@ class Residual(Product):
         self.following: Fp8Linear | None = None
 
     def target(self, num_rows: int) -> Target | None:
-        """How the product that follows wants the result in fp8; None where it casts for itself, or is none."""
+        """Cast target for the following fp8 product; None if it casts its input itself, or there is none."""
         following = self.following
         if following is None or not following.runs(self.training) or not following.takes_cast(num_rows):
             return None
         return following.target(INPUT)
 
     def forward(self, x: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
-        """x [T, in], residual [T, D] -> [T, D]; in fp8 too where the next product takes it so."""
+        """x [T, in], residual [T, D] -> [T, D]; also in fp8 if the next product takes it."""
         return self.finish(self.project(x, None), residual, forward_pass)
 
     def finish(self, projected: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
-        """What follows the product [T, D], whose bias the kernel adds."""
+        """The rest after the product [T, D], whose bias the kernel adds."""
         norm, dropout = self.LayerNorm, self.dropout if self.training else 0.0
         operands = Operands(projected, self.dense.bias, residual, norm.weight, norm.bias)
         target = self.target(len(projected))
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         self.output = Residual(config, kernels, config.hidden_size)
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None) -> Hidden:
-        """[T, D] -> [T, D], or the result's ``rows`` alone."""
+        """[T, D] -> [T, D], or only the result's ``rows``."""
         context, residual = self.self(hidden, forward_pass), hidden.residual
         if rows is not None:
             context = context.index_select(0, rows)
@@ -144,7 +144,7 @@ class Attention(nn.Module):
 
 
 class Intermediate(Product):
-    """GELU(dense(x)): the widening half of the feed-forward."""
+    """GELU(dense(x)): the first half of the feed-forward."""
 
     def __init__(self, config: BertConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class Layer(nn.Module):
         self.feed_forward, self.fp8_by_quack = kernels.feed_forward, kernels.fp8_feed_forward
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None) -> Hidden:
-        """The last layer's result [T, D] -> this layer's, or its ``rows`` alone."""
+        """The previous layer's result [T, D] -> this layer's, or only its ``rows``."""
         hidden, first, second = self.attention(hidden, forward_pass, rows), self.intermediate, self.output
         if self.feed_forward is not None and first.fp8 is None and hidden.x.dtype in LOW_PRECISION:
             weights = first.dense.weight, first.dense.bias, second.dense.weight
@@ -203,15 +203,13 @@ class Encoder(nn.Module):
         self.recomputation: Recomputation | None = None
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
-        """Runs the products in fp8, attention's output projection if the recipe has it so. Returns their scales.
+        """Runs the products in fp8, the attention output projection by the recipe. Returns their scales.
 
         Raises ConfigError for sizes that a GPU's fp8 products do not take.
         """
         if device.type == "cuda" and any(size % ROW_MULTIPLE for size in self.sizes):
-            raise ConfigError(
-                f"PRECISION=fp8 takes multiples of {ROW_MULTIPLE}, and bert_config has hidden_size={self.sizes[0]}, "
-                f"intermediate_size={self.sizes[1]}: use PRECISION=bf16"
-            )
+            sizes = "hidden_size={}, intermediate_size={}".format(*self.sizes)
+            raise ConfigError(f"PRECISION=fp8 takes multiples of {ROW_MULTIPLE}, not {sizes}: use PRECISION=bf16")
         layers = [layer for layer in self.layer if isinstance(layer, Layer)]
         users: list[Product] = []
         for layer in layers:
@@ -229,7 +227,7 @@ class Encoder(nn.Module):
 
     @contextlib.contextmanager
     def fp8_evaluation(self, calibrated: bool) -> Iterator[None]:
-        """Where evaluations are in fp8, this one: the weights as they are now, cast once. See Scaling.evaluation."""
+        """Evaluates in fp8 inside, if the run does: casts the current weights once. See Scaling.evaluation."""
         scaling = self.fp8_scaling
         with contextlib.nullcontext() if scaling is None else scaling.evaluation(calibrated):
             for user in self.fp8_users if scaling is not None and scaling.evaluates else ():
@@ -238,9 +236,7 @@ class Encoder(nn.Module):
             yield
 
     def forward(self, x: Tensor, forward_pass: ForwardPass, rows: Tensor | None = None) -> Tensor:
-        """x [T, D] -> [T, D]; with ``rows`` [S] the result of these tokens alone [S, D], which leaves most of the last
-        layer uncomputed.
-        """
+        """x [T, D] -> [T, D]; with ``rows`` [S] only these tokens' [S, D], which saves most of the last layer."""
         hidden = Hidden(x, None if self.pre_norm else x, None)
         recomputation = self.recomputation if self.training and torch.is_grad_enabled() else None
         calls = [functools.partial(layer, forward_pass=forward_pass) for layer in self.layer]

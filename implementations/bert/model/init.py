@@ -1,4 +1,4 @@
-"""Initial weights: drawn at random, in parameter chunks, so that no rank holds a large model whole."""
+"""Random initial weights, drawn in parameter chunks, so that no rank holds all of a large model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from bert.model.bert import BertForPreTraining
 
-CHUNK_SIZE = 1 << 24  # numbers at a time; a multiple of the 16 that PyTorch's generator makes at once
+CHUNK_SIZE = 1 << 24  # numbers at a time; a multiple of the 16 that PyTorch's generator draws at once
 META = torch.device("meta")
 
 
@@ -26,13 +26,12 @@ class Chunk(NamedTuple):
 
 
 def initialize(model: BertForPreTraining, seed: int) -> None:
-    """Gives the model the weights that ``first_weights`` draws."""
     fill(model, first_weights(model, seed))
 
 
 @torch.no_grad()
 def fill(model: nn.Module, chunks: Iterable[Chunk]) -> None:
-    """Copies the chunks into the model's parameters; what is in none of them becomes 0."""
+    """Copies the chunks into the model's parameters; the rest becomes 0."""
     parameters = dict(model.named_parameters())
     for parameter in parameters.values():
         parameter.zero_()
@@ -41,10 +40,10 @@ def fill(model: nn.Module, chunks: Iterable[Chunk]) -> None:
 
 
 def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
-    """Draws weights from N(0, initializer_range), biases are 0 and LayerNorm is the identity; padding rows are 0.
+    """Draws weights from N(0, initializer_range); biases and padding rows are 0 and LayerNorm is the identity.
 
-    The same seed gives the same weights on every rank and device, because the draw is made on the CPU. Only the shapes
-    of ``model`` matter.
+    A seed gives the same weights on every rank and device, as they are drawn on the CPU. Only the shapes of ``model``
+    matter.
     """
     generator = torch.Generator().manual_seed(seed)
     words, used = model.bert.embeddings.word_embeddings, model.config.vocab_size * model.config.hidden_size
@@ -53,7 +52,7 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
             size, is_weight = parameter.numel(), name.endswith(".weight")
             starts = list(range(0, size, CHUNK_SIZE))
             if len(starts) > 1 and size - starts[-1] < 16:
-                starts.pop()  # fewer than 16 numbers would be drawn in another way
+                starts.pop()  # fewer than 16 numbers would be drawn differently
             for start, end in itertools.pairwise([*starts, size]):
                 values = torch.full((end - start,), float(is_weight and isinstance(module, nn.LayerNorm)))
                 if is_weight and isinstance(module, (nn.Linear, nn.Embedding)):
@@ -64,7 +63,7 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
 
 
 class _NoDraws(TorchFunctionMode):
-    """Skips the initialization of PyTorch's modules, whose draws take seconds, even on the meta device."""
+    """Skips the initialization of PyTorch's modules, which takes seconds, even on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
@@ -74,15 +73,15 @@ class _NoDraws(TorchFunctionMode):
 
 @contextlib.contextmanager
 def uninitialized(device: torch.device = META) -> Iterator[None]:
-    """Models made inside lie on the device and their weights have no values; on meta, only shapes."""
+    """Models made inside are on ``device`` with uninitialized weights; on meta, only shapes."""
     with device, _NoDraws():
         yield
 
 
 def use_placeholders(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-    """Gives a model of the meta device parameters of ``dtype`` on ``device``, each a single number expanded.
+    """Gives a model on the meta device parameters of ``dtype`` on ``device``, each a single number expanded.
 
-    They have the right shapes and next to no memory: the optimizer that shards them gives them theirs.
+    They have the right shapes and take almost no memory; the sharded optimizer allocates the real ones.
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):

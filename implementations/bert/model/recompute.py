@@ -1,10 +1,10 @@
-"""Activation recomputation (Chen et al. 2016, arXiv 1604.06174): a segment of layers keeps its input,
-and the backward pass runs it again before it goes through it.
+"""Activation recomputation (Chen et al. 2016, arXiv 1604.06174): a segment of layers keeps only its input, and the
+backward pass runs it again.
 
-The second time must be the first one bit for bit. The fused kernels number their dropout by its place in the forward
-pass, so the count is set back to where the segment began; PyTorch's own dropout draws from the random state, which is
-set back too, but for CUDA graphs, where no such state can be read: in them all dropout must be the kernels'. Largest
-magnitudes that fp8 notes twice are the same numbers.
+The second run must equal the first bit for bit. The fused kernels number their dropout by its place in the forward
+pass, so the count is reset to where the segment began; PyTorch's own dropout draws from the random state, which is
+reset too, except in CUDA graphs, where it cannot be read: there all dropout must be the kernels'. fp8 records the same
+largest magnitudes twice.
 """
 
 from __future__ import annotations
@@ -25,32 +25,29 @@ Tensors = TypeVar("Tensors", bound="tuple[Tensor | None, ...]")
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Whether activations are kept."""
-
     layers: int = env(
         "RECOMPUTE_LAYERS",
         0,
         at_least=0,
-        doc="layers of a segment that keeps its input alone and is computed again in the backward pass: less memory "
-        "for about a third more work; 0: none",
+        doc="layers per recomputed segment: less memory, about a third more work; 0: none",
     )
 
 
 @dataclass(frozen=True)
 class Recomputation:
-    """layers: in a segment; random_state: whether PyTorch's is set back for the second time."""
+    """layers: per segment; random_state: whether PyTorch's is reset for the second run."""
 
     layers: int
     random_state: bool
 
     def run(self, segment: Callable[..., Tensors], inputs: Sequence[Tensor | None], sites: DropoutSites) -> Tensors:
-        """``segment(*inputs)``, of which only the inputs are kept. sites: of the forward pass that it is a part of."""
+        """``segment(*inputs)``, of which only the inputs are kept. sites: those of the forward pass."""
         begin = sites.num_sites, sites.seed
 
         @contextlib.contextmanager
         def again() -> Iterator[None]:
             end = sites.num_sites, sites.seed
-            sites.num_sites, sites.seed = begin  # where there was no seed yet, it is drawn again, from the same state
+            sites.num_sites, sites.seed = begin  # if there was no seed yet, it is drawn again from the same state
             try:
                 yield
             finally:

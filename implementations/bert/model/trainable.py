@@ -15,28 +15,27 @@ from bert.model.recompute import Recomputation
 
 
 class Trainable(nn.Module, ABC):
-    """A module whose forward pass gives the losses of its task's batch. Nothing else in training knows the task.
+    """A module whose forward pass returns the losses of its task's batch. The rest of training is task-independent.
 
-    The batch is a subclass of data/batch.py's Batch with label fields of the task.
+    The batch is a subclass of data/batch.py's Batch with the task's label fields.
     """
 
     @abstractmethod
     def stages(self) -> Sequence[nn.Module]:
-        """Modules that together hold all parameters, in the order in which the forward pass calls them."""
+        """Modules that together hold all parameters, in the order of the forward pass."""
 
     @abstractmethod
     def forward(self, batch: Any) -> tuple[Tensor, ...]:
-        """A NamedTuple of mean losses (0-d, fp32 at least). Their sum is minimised; their names are reported."""
+        """A NamedTuple of mean losses (0-d, fp32 at least). Their sum is minimized; their names are reported."""
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
-        """Runs matrix products in fp8 from now on; their scales. Raises ConfigError where that cannot be."""
+        """Runs matrix products in fp8 from now on; returns their scales. Raises ConfigError if unsupported."""
         raise ConfigError(f"PRECISION=fp8: {type(self).__name__} has no products in fp8: use PRECISION=bf16")
 
     def recompute(self, recomputation: Recomputation) -> None:
-        """Keeps only some activations from now on. Raises ConfigError where that cannot be."""
-        raise ConfigError(f"RECOMPUTE_LAYERS: {type(self).__name__} has no layers to compute again: set it to 0")
+        """Recomputes activations from now on. Raises ConfigError if unsupported."""
+        raise ConfigError(f"RECOMPUTE_LAYERS: {type(self).__name__} has no layers to recompute: set it to 0")
 
 
 def loss_names(losses: tuple[Tensor, ...]) -> tuple[str, ...]:
-    """The names in a task's NamedTuple of losses."""
     return losses._fields  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Optimizers. OPTIMIZER chooses the rule (lamb.py, adam.py, apex.py, ...); SHARD_OPTIMIZER, if its state is divided."""
+"""Optimizers. OPTIMIZER selects the rule (rules.py, apex.py); SHARD_OPTIMIZER shards its state over the ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from bert.core.dist import World
 from bert.core.env import ConfigError, env
 from bert.optim import apex, rules
 from bert.optim.flat import FlatLamb, FlatLans, Piecewise, Shard
-from bert.optim.gradients import Clipping
 from bert.optim.rules import Pieces, Rule
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import Clipping, Sharded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,22 +25,18 @@ class Config:
         "OPTIMIZER",
         "lamb",
         choices=("lamb", "apex_lamb", "lans", "adamw", "adam", "acclip", "madgrad"),
-        doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, where it is installed",
+        doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, if installed",
     )
-    sharded: bool | None = env(
-        "SHARD_OPTIMIZER", None, doc="1 divides the optimizer's state over the ranks (ZeRO-1); unset: on GPUs"
-    )
+    sharded: bool | None = env("SHARD_OPTIMIZER", None, doc="1: shard the optimizer state (ZeRO-1); unset: on GPUs")
     shard_gradients: bool = env(
-        "SHARD_GRADIENTS",
-        False,
-        doc="1 divides the gradients over the ranks too (ZeRO-2): less memory, GRADIENT_STEPS times the communication "
-        "within a SHARD_GROUP",
-    )
+        "SHARD_GRADIENTS", False,
+        doc="1: shard gradients too (ZeRO-2): less memory, GRADIENT_STEPS times the communication within a SHARD_GROUP",
+    )  # fmt: skip
     shard_group: str | None = env(
         "SHARD_GROUP",
         None,
-        doc="ranks that divide state and weights among them: node, all, or a number; across such groups gradients are "
-        "averaged, once a step; unset: node, where several nodes have several ranks each",
+        doc="ranks that shard one copy of state and weights: node, all, or a number; across such groups gradients are "
+        "averaged, once a step; unset: node, on several nodes with several ranks each",
     )
     clip: str = env(
         "CLIP",
@@ -52,11 +47,9 @@ class Config:
     )
     max_grad_norm: float = env("MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down")
     allreduce_dtype: str = env(
-        "ALLREDUCE_DTYPE",
-        "fp32",
-        choices=("fp32", "weights"),
-        doc="precision in which accumulated gradients are sent to other ranks; weights: of the weights, half the bytes",
-    )
+        "ALLREDUCE_DTYPE", "fp32", choices=("fp32", "weights"),
+        doc="type in which accumulated gradients are sent; weights: that of the weights, half the bytes",
+    )  # fmt: skip
     lamb: rules.LambConfig = field(default_factory=rules.LambConfig)
     adam: rules.AdamConfig = field(default_factory=rules.AdamConfig)
     lans: rules.LansConfig = field(default_factory=rules.LansConfig)
@@ -64,7 +57,7 @@ class Config:
     madgrad: rules.MadgradConfig = field(default_factory=rules.MadgradConfig)
 
     def check(self, device: torch.device) -> None:
-        """Raises ConfigError for an optimizer that cannot train on ``device``, or settings that do not go together."""
+        """Raises ConfigError for an optimizer that cannot run on ``device``, and for conflicting settings."""
         if self.is_apex:
             if self.sharded:
                 raise ConfigError(f"OPTIMIZER={self.optimizer} with SHARD_OPTIMIZER=1: leave SHARD_OPTIMIZER unset")
@@ -79,13 +72,12 @@ class Config:
                 (f"SHARD_GROUP={self.shard_group}", self.shard_group is not None),
             ):
                 if wanted:
-                    raise ConfigError(f"{setting} needs a sharded optimizer of ours: set SHARD_OPTIMIZER=1")
+                    raise ConfigError(f"{setting} needs our own sharded optimizer: set SHARD_OPTIMIZER=1")
         if self.shard_gradients and self.clip == "before":
             raise ConfigError("SHARD_GRADIENTS=1 with CLIP=before, which needs whole gradients: set CLIP=after")
 
     @property
     def clipping(self) -> Clipping:
-        """How gradients are clipped."""
         return Clipping(when=self.clip, max_norm=self.max_grad_norm)
 
     @property
@@ -94,33 +86,25 @@ class Config:
         return self.optimizer == apex.NAME
 
     @property
-    def is_lamb(self) -> bool:
-        """Whether the rule is LAMB, whoever computes it."""
-        return self.optimizer == "lamb" or self.is_apex
-
-    @property
     def has_fused_update(self) -> bool:
         """Whether there are Triton kernels for the rule."""
         return self.optimizer == "lans" or (self.optimizer == "lamb" and self.lamb.ratio == "decayed")
 
     def is_sharded(self, device: torch.device) -> bool:
-        """Whether the state is divided over the ranks."""
         if self.is_apex:
             return False
         return self.sharded if self.sharded is not None else device.type == "cuda"
 
     def group_size(self, num_ranks: int, ranks_per_node: int) -> int:
-        """How many ranks divide the state among them. Raises ConfigError where SHARD_GROUP cannot be."""
+        """Number of ranks that share a copy of the state. Raises ConfigError for an impossible SHARD_GROUP."""
         sizes = {"all": num_ranks, "node": min(ranks_per_node or num_ranks, num_ranks)}
         if self.shard_group is None:
             return sizes["node"] if sizes["node"] > 1 and num_ranks % sizes["node"] == 0 else num_ranks
         number = int(self.shard_group) if self.shard_group.isdecimal() else 0
         size = sizes.get(self.shard_group) or min(number, num_ranks)
         if not size or num_ranks % size:
-            raise ConfigError(
-                f"SHARD_GROUP={self.shard_group} with {num_ranks} ranks, {sizes['node']} of them on a node: give node, "
-                f"all, or a number by which {num_ranks} can be divided"
-            )
+            problem = f"SHARD_GROUP={self.shard_group} with {num_ranks} ranks, {sizes['node']} of them on a node"
+            raise ConfigError(f"{problem}: give node, all, or a divisor of {num_ranks}")
         return size
 
     def rule(self, pieces: Pieces) -> Rule:
@@ -128,16 +112,14 @@ class Config:
         return RULES[self.optimizer](pieces, self)
 
     def flat_rule(self, shard: Shard, fused: bool) -> Piecewise | FlatLamb | FlatLans:
-        """The update rule over a shard; ``fused``: by Triton kernels where there are some for it."""
+        """The update rule over a shard; ``fused``: by Triton kernels if it has any."""
         if not fused or not self.has_fused_update:
             return Piecewise(shard, self.rule)
-        if self.optimizer == "lans":
-            return FlatLans(shard, self.lans)
-        return FlatLamb(shard, self.lamb)
+        return FlatLans(shard, self.lans) if self.optimizer == "lans" else FlatLamb(shard, self.lamb)
 
     def hyperparameters(self) -> dict[str, Any]:
-        """What the MLPerf log says of the optimizer, by MLLOG key."""
-        if self.is_lamb:
+        """The optimizer's settings for the MLPerf log, by MLLOG key."""
+        if self.optimizer == "lamb" or self.is_apex:
             return {
                 "opt_name": "lamb",
                 "opt_lamb_epsilon": self.lamb.eps,
@@ -177,15 +159,13 @@ def build(
 ) -> Sharded:
     """The optimizer of ``model``, on its device. stages, masters, accumulate, first_weights: as in Sharded.
 
-    Raises ConfigError where a group of ranks would be of several nodes' that are numbered in turns.
+    Raises ConfigError if SHARD_GROUP=node and ranks are numbered round-robin over the nodes.
     """
     is_sharded, per_node = config.is_sharded(world.device), world.ranks_per_node
     group_size = config.group_size(world.size, per_node) if is_sharded else 1
     if group_size == per_node < world.size and world.joined and world.rank % per_node != world.local_rank:
-        raise ConfigError(
-            f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: SHARD_GROUP=node needs ranks "
-            "that are numbered node by node (srun --distribution=block); or set SHARD_GROUP=all"
-        )
+        cure = "number ranks node by node for SHARD_GROUP=node (srun --distribution=block), or set SHARD_GROUP=all"
+        raise ConfigError(f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: {cure}")
     return Sharded(
         model.named_parameters(), lambda shard: config.flat_rule(shard, fused and is_sharded), world,
         stages=stages, masters=masters, first_weights=first_weights, side_by_side=side_by_side(model),
@@ -195,5 +175,5 @@ def build(
 
 
 def side_by_side(model: nn.Module) -> list[Sequence[Tensor]]:
-    """The groups of parameters that the modules want one after the other: ``side_by_side()`` of those that have it."""
+    """Groups of parameters to lie one after the other: ``side_by_side()`` of the modules that have it."""
     return [group for module in model.modules() for group in getattr(module, "side_by_side", list)()]

@@ -1,9 +1,9 @@
-"""Parameters in flat buffers: where each one lies, one rank's shard of them, and the rules that update a shard.
+"""Parameters in flat buffers: their layout, a rank's shard, and the rules that update a shard.
 
-Parameters are laid end to end in the order in which the backward pass finishes their gradients, and cut into buckets of
-whole parameters. Those of a group lie one after the other in its own order, in one bucket: one product computes their
-gradients. A bucket is reduced and gathered on its own, that of a large parameter in slices of the usual size of one.
-Each slice is divided evenly over the ranks; the shard of a rank is its part of every slice, end to end.
+Parameters lie end to end in the order in which the backward pass finishes their gradients, and are split into buckets
+of whole parameters. Those of a group lie in one bucket, in the group's order, as one product computes their gradients.
+Buckets are reduced and gathered one at a time, that of a large parameter in slices of the usual bucket size. Each slice
+is divided evenly over the ranks; the shard of a rank is its parts of all slices, end to end.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Bucket(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Of all slices, in elements."""
+        """Elements in all slices."""
         return sum(one.size for one in self.slices)
 
 
@@ -61,9 +61,9 @@ class Segment(NamedTuple):
 
 
 class Layout:
-    """The layout of parameters of the given ``sizes`` (in elements, in the order of the model) over some ranks.
+    """Layout of parameters of the given ``sizes`` (in elements, in the order of the model) over ``num_ranks``.
 
-    groups: numbers of parameters that belong side by side, no parameter in two; each lies where its last one would.
+    groups: indices of parameters to lie side by side, disjoint; a group lies where its last parameter would.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Layout:
         for parameter in reversed(range(len(sizes))):
             group = grouped.get(parameter, (parameter,))
             if parameter != max(group):
-                continue  # lies with the last one of its group
+                continue  # lies with the last parameter of its group
             if members and filled + sum(sizes[member] for member in group) > bucket_elements:
                 self._close(members, filled)
                 members, filled = [], 0
@@ -102,11 +102,10 @@ class Layout:
 
     @property
     def slices(self) -> list[Slice]:
-        """Those of all buckets."""
         return [one for bucket in self.buckets for one in bucket.slices]
 
     def segments(self, rank: int) -> list[Segment]:
-        """The parts of parameters in the shard of ``rank``, by place: one in a slice at most, of one rank all."""
+        """The parts of parameters in the shard of ``rank``, in order; with a single rank whole parameters."""
         found = []
         for bucket in self.buckets:
             whole = bucket.slices[0]._replace(size=bucket.size, shard_size=bucket.size)
@@ -127,12 +126,12 @@ class Layout:
         return found
 
     def views(self, flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Each parameter's part of a whole buffer, in its shape."""
+        """Each parameter's view of a whole buffer."""
         parts = zip(self.begins, self.sizes, parameters, strict=True)
         return [flat[begin : begin + size].view(parameter.shape) for begin, size, parameter in parts]
 
     def bucket_of_each(self) -> list[int]:
-        """The number of the bucket in which each parameter lies."""
+        """Index of each parameter's bucket."""
         found = {p: number for number, bucket in enumerate(self.buckets) for p in bucket.parameters}
         return [found[parameter] for parameter in range(len(self.sizes))]
 
@@ -144,7 +143,7 @@ def _round_up(number: int, multiple: int) -> int:
 def fill(
     flats: Iterable[tuple[Tensor, Sequence[Segment]]], names: Sequence[str], chunks: Iterable[tuple[str, int, Tensor]]
 ) -> None:
-    """Copies into flat buffers what their segments have of parameter chunks: (name, first number, numbers)."""
+    """Copies parameter chunks, (name, first number, numbers), into the segments of flat buffers that overlap them."""
     places: dict[str, list[tuple[Tensor, Segment]]] = {}
     for flat, segments in flats:
         for segment in segments:
@@ -160,9 +159,9 @@ def fill(
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """Flat buffers of equal length: fp32 masters, averaged gradient, weights as the model computes, the rule's states.
+    """Flat buffers of equal length: fp32 masters, averaged gradient, weights in the model's type, the rule's states.
 
-    ``names``: of all parameters of the model; ``segments``: which parts of them lie where. Zeros lie between.
+    ``names``: of all parameters of the model; ``segments``: the parts of them in the buffers, with zeros between.
     """
 
     names: list[str]
@@ -173,21 +172,21 @@ class Shard:
     states: dict[str, Tensor] = field(default_factory=dict)
 
     def state(self, name: str, *, of_weights: bool = False) -> Tensor:
-        """A state of the rule: zeros, or a copy of the first weights. It is saved and restored under its name."""
+        """Makes a state of the rule, saved and restored by name: zeros, or a copy of the initial weights."""
         self.states[name] = self.masters.clone() if of_weights else torch.zeros_like(self.masters)
         return self.states[name]
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The segments of one of the buffers."""
+        """The segments of a buffer."""
         return [flat[segment.begin : segment.begin + segment.size] for segment in self.segments]
 
 
 class Piecewise:
     """A rule on lists of tensors, applied to the segments; there may be none.
 
-    squared_norm(flat): of a flat buffer (0-d, fp32 at least). measure(): squared norms of the shard's gradient: of each
-    parameter where the rule needs them, else of all [1]. step(): as that of a rule; squares: measure(), added up over
-    the ranks; total: of sums [parameters, n].
+    squared_norm(flat): of a flat buffer (0-d, fp32 at least). measure(): squared norms of the shard's gradient, per
+    parameter if the rule needs them, else of all [1]. step(): as a rule's; squares: measure(), summed over the ranks;
+    total: sums [parameters, n] over the ranks.
     """
 
     def __init__(self, shard: Shard, make_rule: Callable[[Pieces], Rule]) -> None:
@@ -199,7 +198,7 @@ class Piecewise:
         self.rule = make_rule(Pieces(names=names, masters=masters, device=self.device, state=self._state))
         self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
         self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
-        # The first segments of all parameters, the second ones, ...: added up in this order the same bits come out.
+        # The first segments of all parameters, the second ones, ...: a fixed order of summation.
         turns: dict[int, list[int]] = {}
         for place, owner in enumerate(owners):
             turns.setdefault(owners[:place].count(owner), []).append(place)
@@ -209,7 +208,7 @@ class Piecewise:
         return self.shard.views(self.shard.state(name, of_weights=of_weights))
 
     def _of_parameters(self, sums: Tensor) -> Tensor:
-        """[parameters, ...]: what the segments' sums [segments, ...] come to."""
+        """Adds up segments' sums [segments, ...] by parameter: [parameters, ...]."""
         whole = torch.zeros(self.num_parameters, *sums.shape[1:], dtype=sums.dtype, device=self.device)
         for turn in self.turns:
             whole.index_add_(0, self.owners.index_select(0, turn), sums.index_select(0, turn))
@@ -232,7 +231,7 @@ class Piecewise:
         if self.gradients:
             mine = squares.index_select(0, self.owners) if self.needs_norms and squares is not None else None
             self.rule.step(self.gradients, lr, scale, keep, mine, of_parameters)
-        else:  # the collective of the others all the same
+        else:  # takes part in the collective
             self.num_steps += 1 if keep is None else keep
             if num_sums := self.rule.num_sums:
                 of_parameters(torch.zeros(0, num_sums, dtype=self.shard.masters.dtype, device=self.device))
@@ -240,18 +239,18 @@ class Piecewise:
 
 
 class FlatRule:
-    """A rule by Triton kernels: both moments of a shard, with what the kernels need besides. Methods as Piecewise's."""
+    """A rule by Triton kernels: both moments of a shard, and the kernels' scalars and layout. Methods: Piecewise's."""
 
     needs_norms = False
 
     def __init__(self, shard: Shard, config: LambConfig | LansConfig, passes: Any = lamb_kernel) -> None:
-        """passes: squared_norm, moments and update as of kernels/lamb.py."""
+        """passes: module with squared_norm, moments and update, as kernels/lamb.py."""
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
         self.buffers = shard.gradient, shard.masters, shard.state("first_moments"), shard.state("second_moments")
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.scalars = torch.zeros(4, dtype=torch.float32, device=device)  # as kernels/lamb.py takes them
-        # A span is a segment with the zeros behind it.
+        # A span is a segment with the zeros after it.
         spans: list[list[tuple[int, int]]] = [[] for _ in shard.names]
         for segment in shard.segments:
             end = segment.begin + _round_up(segment.size, lamb_kernel.ALIGNMENT)
@@ -263,7 +262,7 @@ class FlatRule:
         return self.passes.squared_norm(flat)
 
     def begin(self, lr: Scalar, scale: Scalar, keep: Maybe) -> Tensor:
-        """Counts the step and writes its scalars; a factor of nan (``keep``) skips it. Returns ``scale`` in fp32."""
+        """Counts the step and sets its scalars; without ``keep`` a nan factor skips it. Returns ``scale`` in fp32."""
         self.num_steps += 1 if keep is None else keep
         steps = self.num_steps.clamp(min=1).double()
         rate, factor = (torch.as_tensor(x, dtype=torch.float32, device=self.scalars.device) for x in (lr, scale))

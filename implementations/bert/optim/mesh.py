@@ -1,8 +1,7 @@
-"""The ranks as a grid: those of a group divide the optimizer's state among them, and every group has all of it.
+"""Hybrid sharding (Zhao et al. 2023, arXiv 2304.11277): every group of ranks shards a full copy of the state.
 
-Within a group, a node as a rule, gradients are reduce-scattered and weights gathered; across the groups each rank
-averages its shard of the gradients with those that have the same one (hybrid sharding; Zhao et al. 2023, arXiv
-2304.11277).
+Within a group, usually a node, gradients are reduce-scattered and weights gathered; across groups each rank averages
+its shard of the gradients with the ranks that have the same shard.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from bert.core.dist import World
 
 
 class Mesh:
-    """size: ranks of a group, which are neighbours; rank: this one's place in its group.
+    """size: ranks of a group, numbered consecutively; rank: this one's place in its group.
 
-    groups: how many there are; group: the number of this rank's.
+    groups: their number; group: index of this rank's.
     """
 
     def __init__(self, world: World, size: int) -> None:
@@ -31,21 +30,21 @@ class Mesh:
             self.across = world.subgroup(range(self.rank, world.size, size))
 
     def reduce_scatter(self, shard: Tensor, gathered: Tensor) -> distributed.Work | None:
-        """Starts to average ``gathered`` [size x n] over the group, see World."""
+        """Starts averaging ``gathered`` [size x n] over the group, see World."""
         return self.world.reduce_scatter(shard, gathered, self.within)
 
     def average(self, shard: Tensor) -> distributed.Work | None:
-        """Starts to average a shard over the groups, in place."""
+        """Starts averaging a shard over the groups, in place."""
         return self.world.average(shard, self.across)
 
     def all_gather(self, gathered: Tensor, shard: Tensor) -> distributed.Work | None:
-        """Starts to collect the shards of the group in ``gathered``, see World."""
+        """Starts gathering the shards of the group in ``gathered``, see World."""
         return self.world.all_gather(gathered, shard, self.within)
 
     def sum(self, values: Tensor) -> Tensor:
         """Sums a tensor over the shards, in place: the same bits on every rank.
 
-        All-reduces of several groups need not add in the same order; the groups would come apart bit by bit.
+        Not by an all-reduce per group: their orders of summation may differ, and the groups would diverge.
         """
         if self.groups == 1:
             return self.world.sum(values)

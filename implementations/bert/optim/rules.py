@@ -1,8 +1,7 @@
-"""The update rules, OPTIMIZER, on lists of tensors: each is its formula.
+"""The update rules, OPTIMIZER, on lists of tensors.
 
-A rule works on whatever pieces of the parameters it is given: whole ones, or the segments in one rank's shard. It never
-waits for the device. A norm over a parameter needs the sums of every rank that holds a part of it: the caller adds them
-up (``total``).
+A rule works on pieces of parameters: whole ones, or the segments in a rank's shard. It never waits for the device. For
+a norm over a parameter the caller adds up the sums of all ranks that hold a part of it (``total``).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def is_decayed(name: str) -> bool:
 class Pieces:
     """The tensors that a rule updates: fp32 masters, with their parameters' names.
 
-    state(name, of_weights): a state of the rule, alike in shape to the masters: zeros, or a copy of the first weights.
+    state(name, of_weights): makes a state of the rule, of the masters' shapes: zeros, or a copy of the initial weights.
     """
 
     names: list[str]
@@ -43,9 +42,9 @@ class Pieces:
 
 
 class Rule:
-    """needs_norms: a step needs the squared norms of whole gradients; num_sums: columns of what it adds up over ranks.
+    """needs_norms: a step needs the squared norms of whole gradients; num_sums: columns of its sums over ranks.
 
-    decayed: numbers of the pieces that are decayed, none without decay.
+    decayed: indices of the pieces with weight decay.
     """
 
     needs_norms = False
@@ -59,8 +58,8 @@ class Rule:
     def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
         """Updates states and masters by the gradients times ``scale``.
 
-        keep: bool (0-d), where it is false nothing changes; None: true. squares [pieces]: of the norm of the gradient
-        of each piece's whole parameter, before ``scale``. total: of sums [pieces, num_sums].
+        keep: bool (0-d), if false nothing changes; None: true. squares [pieces]: squared norm of the gradient of each
+        piece's whole parameter, before ``scale``. total: takes sums [pieces, num_sums].
         """
         raise NotImplementedError
 
@@ -69,7 +68,7 @@ class Rule:
         return torch.as_tensor(lr, dtype=self.pieces.masters[0].dtype, device=self.pieces.device)
 
     def add_decay(self, tensors: list[Tensor]) -> None:
-        """Adds wd p to the tensors of parameters that are decayed."""
+        """Adds wd p to the tensors of decayed parameters."""
         if self.decayed:
             masters = [self.pieces.masters[i] for i in self.decayed]
             torch._foreach_add_([tensors[i] for i in self.decayed], masters, alpha=self.weight_decay)
@@ -81,7 +80,7 @@ class MomentRule(Rule):
     m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; direction = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps).
     """
 
-    bias_correction = True  # else m and v are taken as they are
+    bias_correction = True  # else m and v are not corrected
 
     def __init__(self, pieces: Pieces, config: LambConfig | LansConfig | AdamConfig | ACClipConfig) -> None:
         super().__init__(pieces, config.weight_decay)
@@ -89,7 +88,7 @@ class MomentRule(Rule):
         self.first, self.second = pieces.state("first_moments"), pieces.state("second_moments")
 
     def update_moments(self, gradients: list[Tensor], keep: Tensor | None) -> None:
-        """Takes in the gradients, of the masters' type, and counts the step."""
+        """Updates the moments by gradients of the masters' type, and counts the step."""
         self.num_steps += 1 if keep is None else keep
         with kept([*self.first, *self.second], keep):
             torch._foreach_lerp_(self.first, gradients, 1 - self.beta1)
@@ -121,13 +120,13 @@ class MomentRule(Rule):
         """1 - beta^t (0-d), or 1 without bias correction."""
         if not self.bias_correction:
             return torch.ones((), dtype=torch.float64, device=self.num_steps.device)
-        # In fp64 on the device: 1 - beta^t cancels. A step that was never taken (t = 0) divides by 1 - beta, not by 0.
+        # In fp64, as 1 - beta^t cancels; t = 0, if no step was taken, counts as 1 to avoid dividing by 0.
         return 1 - torch.pow(beta, self.num_steps.clamp(min=1).double())
 
 
 @contextlib.contextmanager
 def kept(tensors: Sequence[Tensor], keep: Tensor | None) -> Iterator[None]:
-    """Where not ``keep``, the tensors are afterwards what they were before."""
+    """Restores the tensors on exit unless ``keep``."""
     before = [] if keep is None else [tensor.clone() for tensor in tensors]
     yield
     if keep is not None:
@@ -136,7 +135,7 @@ def kept(tensors: Sequence[Tensor], keep: Tensor | None) -> Iterator[None]:
 
 
 def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Of each tensor (in fp32 at least): [tensors]."""
+    """Squared norms of tensors, in fp32 at least: [tensors]."""
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=dtype)).square()
 
@@ -166,12 +165,12 @@ class LambConfig:
         "LAMB_RATIO",
         "decayed",
         choices=("decayed", "all"),
-        doc="LAMB: which parameters have a trust ratio: those that are decayed, or biases and LayerNorm too (NVLAMB)",
+        doc="LAMB: parameters with a trust ratio: decayed ones, or all (NVLAMB)",
     )
 
 
 class LambRule(MomentRule):
-    """LAMB as the published MLPerf BERT submissions run it (apex's FusedLAMB with use_nvlamb off).
+    """LAMB of the published MLPerf BERT submissions (apex's FusedLAMB with use_nvlamb off).
 
     With g the gradient times ``scale`` (which carries clipping and unscaling), per tensor p of step t:
     u = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps) + wd p; p -= lr * r * u, with r = ||p|| / ||u|| where weight decay
@@ -179,7 +178,7 @@ class LambRule(MomentRule):
     algorithm 2, with the trust ratio left out without decay).
     """
 
-    num_sums = 2  # of p^2 and of u^2; 0 for those without a trust ratio
+    num_sums = 2  # of p^2 and of u^2; 0 for parameters without a trust ratio
 
     def __init__(self, pieces: Pieces, config: LambConfig) -> None:
         super().__init__(pieces, config)
@@ -217,10 +216,10 @@ class LansConfig:
 class LansRule(MomentRule):
     """LANS: LAMB on normalised gradients with Nesterov's momentum (Zheng et al. 2020, arXiv 2006.13484).
 
-    With g the gradient times ``scale``, per tensor p of step t, n = g / (||g|| + eps), or g where it is 0:
+    With g the gradient times ``scale``, per tensor p of step t, n = g / (||g|| + eps), or g if it is 0:
     m = b1 m + (1-b1) n; v = b2 v + (1-b2) n^2; d = sqrt(v / (1-b2^t)) + eps; r = (m / (1-b1^t)) / d + wd p;
     c = n / d + wd p; p -= lr (b1 R(r) r + (1-b1) R(c) c), with R(x) = ||p|| / ||x|| where both are positive, else 1.
-    Norms are those of whole parameters. Biases and LayerNorm are not decayed; they have a ratio all the same.
+    Norms are those of whole parameters. Biases and LayerNorm are not decayed, but have a ratio as well.
     """
 
     needs_norms = True
@@ -257,9 +256,7 @@ class AdamConfig:
     beta2: float = env("OPT_ADAM_BETA_2", 0.999, at_least=0, below=1, doc="Adam: decay of the second moment")
     eps: float = env("OPT_ADAM_EPSILON", 1e-8, above=0, doc="Adam: added to the root of the second moment")
     weight_decay: float = env("OPT_ADAM_WEIGHT_DECAY", 0.01, at_least=0, doc="Adam: decay, as WEIGHT_DECAY_RATE")
-    bias_correction: bool = env(
-        "OPT_ADAM_BIAS_CORRECTION", True, doc="Adam: 0 takes the moments as they are, as BERT's fine-tuning does"
-    )
+    bias_correction: bool = env("OPT_ADAM_BIAS_CORRECTION", True, doc="Adam: 0: without it, as BERT's fine-tuning")
 
 
 class AdamRule(MomentRule):
@@ -287,7 +284,7 @@ class AdamRule(MomentRule):
         self.descend(updates, lr, keep)
 
     def _step_by_pytorch(self, gradients: list[Tensor], lr: float) -> None:
-        """The whole update by PyTorch's fused kernel for CPUs, 4 times as fast as operation by operation."""
+        """The whole update by PyTorch's fused CPU kernel, 4 times as fast as separate operations."""
         for decayed in (True, False):
             chosen = [i for i, name in enumerate(self.pieces.names) if is_decayed(name) is decayed]
             if chosen:
@@ -309,9 +306,7 @@ class ACClipConfig:
     beta2: float = env("OPT_ACCLIP_BETA_2", 0.99, at_least=0, below=1, doc="ACClip: decay of the other states")
     eps: float = env("OPT_ACCLIP_EPSILON", 1e-5, above=0, doc="ACClip: added to denominators")
     weight_decay: float = env("OPT_ACCLIP_WEIGHT_DECAY", 1e-5, at_least=0, doc="ACClip: decay, as WEIGHT_DECAY_RATE")
-    alpha: float = env(
-        "OPT_ACCLIP_ALPHA", 1.0, at_least=1, at_most=2, doc="ACClip: moment of the magnitudes that clips"
-    )
+    alpha: float = env("OPT_ACCLIP_ALPHA", 1.0, at_least=1, at_most=2, doc="ACClip: moment of the clipping magnitude")
 
 
 class ACClipRule(MomentRule):

@@ -1,15 +1,15 @@
-"""An optimizer whose state is divided over the ranks (ZeRO stage 1; Rajbhandari et al. 2020, arXiv 1910.02054).
+"""An optimizer whose state is sharded over the ranks (ZeRO stage 1; Rajbhandari et al. 2020, arXiv 1910.02054).
 
 Weights and gradients live in two flat buffers of buckets (flat.py). During the backward pass each bucket is averaged
-as soon as its gradients are there, and each rank receives its shard. It updates its shard of the fp32 masters; norms
-over a parameter that lies on several ranks are summed over them, so the update is that of whole parameters. The new
-weights are gathered bucket by bucket while the next forward pass runs, in the order in which it needs them. With
-SHARD_GROUP all this happens within groups of ranks, and across them the shards of the gradients are averaged (mesh.py).
+as soon as its gradients are complete, and each rank receives its shard. It updates its shard of the fp32 masters; norms
+over a parameter on several ranks are summed over them, so the update is that of whole parameters. The new weights are
+gathered bucket by bucket during the next forward pass, in the order in which it needs them. With SHARD_GROUP all this
+happens within groups of ranks, and the shards of the gradients are averaged across groups (mesh.py).
 SHARD_OPTIMIZER=0 is a group of one: every rank has all of the state, and gradients are averaged.
 
-Collectives must come in the same order on all ranks. Gradients are therefore reduced in the order of the buckets, which
-is about that in which the backward pass fills them, and weights collected in the order in which the forward pass needs
-them; neither depends on what is ready first.
+Collectives must be started in the same order on all ranks. Gradients are therefore reduced in the order of the buckets,
+which is about that in which the backward pass fills them, and weights gathered in the order in which the forward pass
+needs them; neither depends on what is ready first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,24 +28,23 @@ from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
 from bert.kernels import weight_gradient
 from bert.optim.flat import Bucket, FlatLamb, FlatLans, Layout, Piecewise, Shard, Slice, fill
-from bert.optim.gradients import Clipping
 from bert.optim.mesh import Mesh
 from bert.optim.rules import Scalar, squared_norms
 
 BUCKET_BYTES = 64 << 20
-MOST_UNDER_WAY = 2  # slices at once that are reduced from a copy
+MOST_UNDER_WAY = 2  # slices being reduced from a copy at once
 
 
 class Sharded:
     """Applies a rule to this rank's shard of the parameters.
 
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
-    ``accumulate``: gradients of several micro-batches are added, which is done in fp32. ``clip_each``: each of them is
-    clipped before that, so that it needs a buffer of its own. ``low_wire``: their sums are sent in the weights' type.
-    ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2). ``group_size``: ranks that divide the state
-    among them; None: all. ``by_parameter``: norms are taken of each parameter, then of these; with one in a group.
-    ``first_weights``: (name, first number, numbers) of all parameters, where those given are placeholders; each rank
-    keeps what is in its shard. ``side_by_side``: groups of parameters, see Layout.
+    ``accumulate``: gradients of several micro-batches are added, in fp32. ``clip_each``: each of them is clipped first,
+    which takes a separate buffer. ``low_wire``: their sums are sent in the weights' type. ``shard_gradients``: no rank
+    keeps a whole gradient (ZeRO stage 2). ``group_size``: ranks that share a copy of the state; None: all.
+    ``by_parameter``: compute the norm from those of the parameters; for groups of one. ``first_weights``: (name, first
+    number, numbers) of all parameters, if those given are placeholders; each rank keeps what is in its shard.
+    ``side_by_side``: groups of parameters, see Layout.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Sharded:
         self.names, self.parameters = list(named), list(named.values())
         self.mesh = Mesh(world, group_size or world.size)
         dtype = self.parameters[0].dtype
-        assert all(p.dtype == dtype for p in self.parameters), "one type of weights"
+        assert all(p.dtype == dtype for p in self.parameters), "all weights are of one type"
         self.layout = layout_of(self.parameters, self.mesh.size, bucket_bytes // dtype.itemsize, side_by_side)
         self.segments = self.layout.segments(self.mesh.rank)
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
@@ -81,7 +81,7 @@ class Sharded:
         self.weights = WeightBuckets(self.parameters, stages, self.layout, self.mesh, filled=first_weights is None)
         self.weights.shard.copy_(masters_flat)
         self.by_parameter, self.rounds = by_parameter, by_parameter and clip_each and not accumulate
-        # Each rank scales its gradient by another factor before the average, which loses nothing in fp32.
+        # fp32 also where each rank clips its gradient by its own factor before the average.
         sum_dtype = master_dtype if accumulate or (by_parameter and clip_each and world.size > 1) else dtype
         assert not (shard_gradients and clip_each), "the norm of a micro-batch needs all of its gradient"
         self.buckets = GradientBuckets(
@@ -93,7 +93,7 @@ class Sharded:
             weights=self.weights.shard,
         )  # fmt: skip
         self.rule = make_rule(self.shard)
-        self.squares: Tensor | None = None  # of the norms of the averaged gradient, where they have been measured
+        self.squares: Tensor | None = None  # squared norms of the averaged gradient, once measured
 
     @torch.no_grad()
     def _fill_shard(self, shard: Tensor, tensors: Mapping[str, Tensor]) -> None:
@@ -102,12 +102,8 @@ class Sharded:
 
     # --- gradients and update ----------------------------------------------------------------------------------------
 
-    def gradients(self, model: nn.Module, clipping: Clipping, world: World, find_overflow: bool) -> Gradients:
-        """How the gradients of micro-batches and ranks become one. find_overflow: say so on all ranks alike."""
-        return Gradients(model, self, clipping, world, find_overflow)
-
     def norm_received(self) -> Tensor:
-        """L2 norm of the gradient that the backward pass has left on this rank (0-d, fp32 at least)."""
+        """L2 norm of this rank's gradient after the backward pass (0-d, fp32 at least)."""
         buckets = self.buckets
         assert buckets.received is not None
         if self.by_parameter:
@@ -117,10 +113,7 @@ class Sharded:
 
     @torch.no_grad()
     def measure(self) -> Tensor:
-        """L2 norm of the averaged gradient (0-d, fp32 at least), the same on every rank. A collective.
-
-        One vector of squares is added up over the ranks: it holds those of each parameter where the rule needs them.
-        """
+        """L2 norm of the averaged gradient (0-d, fp32 at least), the same on every rank. A collective."""
         if self.by_parameter:
             return self.norm_received()
         self.squares = self.mesh.sum(self.rule.measure())
@@ -128,9 +121,9 @@ class Sharded:
 
     @torch.no_grad()
     def step(self, lr: Scalar, grad_scale: Scalar = 1.0, keep: Tensor | None = None) -> None:
-        """One update from the averaged gradient, multiplied by ``grad_scale`` first; none where not ``keep`` (0-d).
+        """One update from the averaged gradient times ``grad_scale``, if ``keep`` (0-d).
 
-        With tensors as arguments nothing waits for the device.
+        With tensors as arguments it does not wait for the device.
         """
         if self.rule.needs_norms and self.squares is None:
             self.squares = self.mesh.sum(self.rule.measure())
@@ -138,12 +131,8 @@ class Sharded:
         self.rule.step(lr, grad_scale, keep, squares, self.mesh.sum)
         self.weights.mark_stale()
 
-    def mark_stale(self) -> None:
-        """Notes that a replayed graph has updated the weights."""
-        self.weights.mark_stale()
-
     def gather(self) -> None:
-        """Makes all weights current on every rank. A collective, unless they are."""
+        """Makes all weights current on every rank. A collective, unless they are current."""
         self.weights.gather()
 
     # --- state -------------------------------------------------------------------------------------------------------
@@ -156,7 +145,7 @@ class Sharded:
         return {"masters": self.shard.masters, **self.shard.states}
 
     def state_dict(self) -> dict[str, Any]:
-        """Step count, fp32 masters and the rule's states by parameter name, whole, on the CPU of rank 0; a collective.
+        """Step count, fp32 masters and the rule's states by parameter, gathered on the CPU of rank 0; a collective.
 
         The same as a replicated optimizer's, so that it can be resumed with any number of ranks, or replicated. Other
         ranks get only the step count.
@@ -169,9 +158,9 @@ class Sharded:
         return state
 
     def shard_state(self) -> dict[str, Any]:
-        """This rank's part of ``state_dict()``: its flat buffers, and of each segment name, start, begin and size.
+        """This rank's part of ``state_dict()``: its flat buffers, and (name, start, begin, size) of each segment.
 
-        Groups have the same: each has a stretch of their shards to save.
+        Groups have equal shards, of which each saves a stretch.
         """
         mine = self.mesh.group, self.mesh.group + 1
         low, high = (self.layout.shard_total * group // self.mesh.groups for group in mine)
@@ -183,12 +172,12 @@ class Sharded:
         return {"parts": {key: flat[low:high] for key, flat in self._parts().items()}, "segments": segments}
 
     def index(self) -> dict[str, Any]:
-        """What the parts of all ranks have in common."""
+        """State common to all ranks."""
         shapes = {name: tuple(p.shape) for name, p in zip(self.names, self.parameters, strict=True)}
         return {"num_steps": int(self.rule.num_steps), "shapes": shapes}
 
     def _collect(self, shard: Tensor) -> list[Tensor]:
-        """Whole tensors, in the order of the parameters; none but on rank 0. One bucket at a time is on the device."""
+        """Gathered tensors, in the order of the parameters, on rank 0 only. One bucket at a time is on the device."""
         whole: dict[int, Tensor] = {}
         for bucket in self.layout.buckets:
             flats = [one.of_shard(shard) for one in bucket.slices]
@@ -207,9 +196,9 @@ class Sharded:
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict()`` of any number of ranks, weights included. Raises KeyError for a name missing.
+        """Restores ``state_dict()`` of any number of ranks, weights included. Raises KeyError for a missing name.
 
-        Only what is in this rank's shard is read; the weights of the other ranks are gathered when they are needed.
+        Only this rank's shard is read; other ranks' weights are gathered when needed.
         """
         self.rule.num_steps.fill_(int(state["num_steps"]))
         for key, shard in self._parts().items():
@@ -223,17 +212,36 @@ class Sharded:
 def layout_of(
     parameters: Sequence[Tensor], num_ranks: int, bucket_elements: int, side_by_side: Sequence[Sequence[Tensor]]
 ) -> Layout:
-    """The layout of parameters over ``num_ranks``; side_by_side: groups of them."""
+    """Layout of parameters over ``num_ranks``; side_by_side: groups of them."""
     places = {id(parameter): number for number, parameter in enumerate(parameters)}
     groups = [[places[id(parameter)] for parameter in group] for group in side_by_side]
     return Layout([parameter.numel() for parameter in parameters], num_ranks, bucket_elements, groups)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Clipping:
+    """Where gradients are clipped ("before", "after", "bucket"; see Gradients), and to which norm."""
+
+    when: str = "after"
+    max_norm: float = 1.0
+
+    def coefficient(self, norm: Tensor) -> Tensor:
+        """min(1, max_norm / norm): the factor for a gradient of this norm."""
+        return (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
 class Gradients:
-    """How the gradients of micro-batches and ranks become one, and are clipped on the way.
+    """Combines the gradients of micro-batches and ranks, and clips them on the way.
+
+    CLIP=after: the average over micro-batches and ranks is clipped by its norm. CLIP=before: the gradient of each
+    micro-batch is clipped by its own norm, then averaged: the rule of the published 8-GPU submissions; the update does
+    not depend on how micro-batches are distributed over ranks. CLIP=bucket: each of the K buckets of a micro-batch is
+    clipped to a norm of max_norm / sqrt(K), as soon as it is full, so that the whole has at most max_norm: the rule of
+    Samsung's 1,024-GPU submission. Micro-batches count equally, whatever their number of tokens.
 
     Each rank ends up with its shard of the average: reduced during the backward pass (CLIP=after), or after it.
-    forward: the model to call; norm: of the micro-batches so far, added up; coefficient: of the last one.
+    forward: the model to call; norm: sum over the micro-batches so far; coefficient: of the last one. find_overflow:
+    the norm must show an overflow on any rank.
     """
 
     def __init__(
@@ -243,19 +251,16 @@ class Gradients:
         self.clips_each = clipping.when == "before"
         self.norm = self.coefficient = torch.ones(())
         self.optimizer, self.buckets = optimizer, optimizer.buckets
-        self.factor = torch.ones(())  # of the micro-batch that is under way
+        self.factor = torch.ones(())  # of the current micro-batch
         if clipping.when == "bucket":
-            self.bucket_clipping = Clipping(max_norm=clipping.max_norm / math.sqrt(len(optimizer.layout.buckets)))
-            self.buckets.factor_of = self._bucket_coefficient
-
-    def _bucket_coefficient(self, gradients: list[Tensor]) -> Tensor:
-        return self.bucket_clipping.coefficient(squared_norms(gradients).sum().sqrt() / self.factor)
+            each = Clipping(max_norm=clipping.max_norm / math.sqrt(len(optimizer.layout.buckets)))
+            self.buckets.factor_of = lambda some: each.coefficient(squared_norms(some).sum().sqrt() / self.factor)
 
     @contextlib.contextmanager
     def micro_batch(self, first: bool, last: bool, factor: Tensor) -> Iterator[None]:
         """Around forward and backward of one micro-batch, whose loss is multiplied by ``factor``.
 
-        The new weights arrive in the first one; the buckets are reduced in the backward pass of the last one.
+        New weights are gathered during the first one; buckets are reduced in the backward pass of the last one.
         """
         self.factor = factor
         if first:
@@ -268,7 +273,7 @@ class Gradients:
 
     @torch.no_grad()
     def _clip(self, first: bool, last: bool, factor: Tensor) -> None:
-        """Adds the clipped gradient of a micro-batch to the sum. A single one is clipped on the way to the update."""
+        """Adds the clipped gradient of a micro-batch to the sum. A single one is clipped in the update instead."""
         buckets, norm = self.buckets, self.optimizer.norm_received()
         self.norm = norm if first else self.norm + norm
         self.coefficient = self.clipping.coefficient(norm / factor)
@@ -281,13 +286,13 @@ class Gradients:
     def finish(self, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Averages and clips. Returns a norm that is finite unless a rank overflowed, and the update's grad_scale.
 
-        scale: the sum of the factors. The norm is that of the average before it is clipped; with CLIP=before, the mean
-        of this rank's micro-batches, with loss scaling that of the clipped average, as with CLIP=bucket; all times
+        scale: the sum of the factors. The norm is that of the average before clipping; with CLIP=before, the mean over
+        this rank's micro-batches, with loss scaling that of the clipped average, as with CLIP=bucket; all times
         ``scale``.
         """
         self.buckets.finish()
         if self.clips_each:
-            if self.optimizer.rounds:  # in the weights' type, as the backward pass leaves it
+            if self.optimizer.rounds:  # to the weights' type, as the backward pass produces it
                 self.buckets.shard.copy_(self.buckets.shard.to(self.optimizer.parameters[0].dtype))
             several = self.world.size > 1
             return self.optimizer.measure() if several and self.find_overflow else self.norm, self.coefficient / scale
@@ -300,14 +305,14 @@ class Gradients:
 class GradientBuckets:
     """Collects the gradients of micro-batches, and averages them over the ranks, each bucket as soon as it is full.
 
-    shard: this rank's part of the average, zero between the parameters; wire_dtype: in which gradients are sent to
-    other ranks. whole: this rank's gradient (the same memory as the shard where no ranks share it); received: where a
-    backward pass leaves its gradients, which is ``whole`` itself unless micro-batches are clipped before they are added
-    (apart), then of the parameters' type. All are zero between the parameters.
+    shard: this rank's part of the average; wire_dtype: type in which gradients are sent. whole: this rank's gradient
+    (the shard itself in groups of one); received: where a backward pass leaves its gradients, ``whole`` itself unless
+    micro-batches are clipped before they are added (apart), then of the parameters' type. All are zero between the
+    parameters.
 
-    Without ``keep_whole`` no whole gradient is ever there (ZeRO stage 2): each slice of each micro-batch is averaged
-    over the group and added to the shard, over the groups that of the last one; other roundings: averages are added,
-    not sums averaged. Where no ranks share the state that would save nothing, and makes no difference.
+    Without ``keep_whole`` there is never a whole gradient (ZeRO stage 2): each slice of each micro-batch is averaged
+    over the group and added to the shard, and after the last one averaged over the groups. Rounding differs: averages
+    are added, not sums averaged. It makes no difference in groups of one.
     """
 
     def __init__(
@@ -324,9 +329,9 @@ class GradientBuckets:
         if apart:
             self.received = torch.zeros(layout.total, dtype=parameters[0].dtype, device=parameters[0].device)
         self.views = layout.views(self.received, parameters) if self.received is not None else []
-        self.factor_of: Callable[[list[Tensor]], Tensor] | None = None  # of a full bucket
-        self.first = self.last = True  # which micro-batch it is; last: its buckets are sent over the groups
-        self.num_sent = 0  # buckets, since the first micro-batch or, without whole gradients, of this one
+        self.factor_of: Callable[[list[Tensor]], Tensor] | None = None  # factor for a full bucket
+        self.first = self.last = True  # position of the micro-batch; the last one's buckets are sent over the groups
+        self.num_sent = 0  # buckets sent, since the first micro-batch or, without whole gradients, of this one
         self.under_way: list[Way] = []
         self.stream = torch.cuda.Stream(device) if mesh.groups > 1 and device.type == "cuda" else None
         self.missing = [0] * len(layout.buckets)  # gradients that each bucket waits for in this backward pass
@@ -335,10 +340,10 @@ class GradientBuckets:
 
     @contextlib.contextmanager
     def backward_pass(self, *, first: bool, reduce: bool) -> Iterator[None]:
-        """Around the backward pass of one micro-batch. reduce: full buckets are reduced at once, while it runs."""
+        """Around the backward pass of one micro-batch. reduce: reduce full buckets while it runs."""
         self.first, self.last, self.num_sent = first, reduce, 0
         self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
-        # Where the backward pass may write the gradients itself: not where they are added, or of another type.
+        # The backward pass may write the gradients in place, unless they are added or of another type.
         alone = first or self.received is not self.whole
         fits = self.received is not None and alone and self.received.dtype == self.parameters[0].dtype
         nowhere = [None] * len(self.parameters)
@@ -369,7 +374,7 @@ class GradientBuckets:
             torch._foreach_copy_([view for view, _ in apart], [gradient for _, gradient in apart])
 
     def _take(self, bucket: Bucket, dtype: torch.dtype) -> list[Tensor]:
-        """The gradients of a full bucket, with their factor in ``dtype``; the parameters have none afterwards."""
+        """The gradients of a full bucket, times the factor in ``dtype`` if any; clears those of the parameters."""
         gradients: list[Tensor] = [self.parameters[index].grad for index in bucket.parameters]  # type: ignore[misc]
         if self.factor_of is not None:
             factor = self.factor_of(gradients).to(dtype)
@@ -380,9 +385,8 @@ class GradientBuckets:
 
     @torch.no_grad()
     def add_received(self, factor: Tensor, first: bool) -> None:
-        """Adds what was received, times ``factor``, to the whole; not times nan, which is in the gradient already.
-
-        It would stay in the zeros between the parameters, which no later gradient overwrites.
+        """Adds what was received, times ``factor``, to the whole. A factor of nan counts as 1: the gradient has the nan
+        already, and the zeros between parameters, which no gradient overwrites, must not get any.
         """
         assert self.whole is not None
         assert self.received is not None
@@ -390,7 +394,7 @@ class GradientBuckets:
         if self.received is self.whole:
             self.whole.mul_(factor)
             return
-        for one in self.layout.slices:  # one at a time, for the sake of memory
+        for one in self.layout.slices:  # one at a time, to save memory
             whole = one.of_whole(self.whole)
             clipped = one.of_whole(self.received).to(whole.dtype).mul_(factor)
             if first:
@@ -399,7 +403,7 @@ class GradientBuckets:
                 whole.add_(clipped)
 
     def finish(self) -> None:
-        """Waits until this rank's shard of the average is there; on a GPU the stream waits, not the host."""
+        """Waits for this rank's shard of the average; on a GPU the stream waits, not the host."""
         self.last = True
         while self.num_sent < len(self.layout.buckets):
             self._send_next()
@@ -428,7 +432,7 @@ class GradientBuckets:
                 )
             way = Way(self, one, sent)
             if self.stream is None and way.last and self.under_way:
-                self.under_way[-1].cross()  # while this one is on its way in the group
+                self.under_way[-1].cross()  # while this one is being reduced in the group
             self.under_way.append(way)
             if self.stream is not None:
                 self.stream.wait_stream(torch.cuda.current_stream())
@@ -447,10 +451,10 @@ class GradientBuckets:
 
 
 class Way:
-    """A slice of the gradient on its way: over the group to this rank's piece of it, over the groups, to the shard.
+    """A slice of the gradient being reduced: over the group to this rank's piece, over the groups, into the shard.
 
-    On a GPU, with several groups, a stream of its own waits for one collective to start the next: the backward pass
-    goes on. Tensors are held until the stream of the backward pass has waited for the end, ``arrived``.
+    On a GPU with several groups a separate stream waits for one collective to start the next, while the backward pass
+    goes on. Tensors are kept until the stream of the backward pass has waited for the end, ``arrived``.
     """
 
     def __init__(self, buckets: GradientBuckets, one: Slice, sent: Tensor) -> None:
@@ -481,13 +485,12 @@ class Way:
             self.work = self.mesh.average(self.piece)
 
     def arrive(self) -> None:
-        """Waits for the end, and has it in the shard."""
+        """Waits for the last collective and copies its result into the shard."""
         self.wait()
         if self.piece is not self.target:
             self.target.copy_(self.piece)
 
     def wait(self) -> None:
-        """For the collective that is under way."""
         if self.work is not None:
             self.work.wait()
             self.work = None
@@ -496,8 +499,8 @@ class Way:
 class WeightBuckets:
     """The weights of all ranks in a flat buffer, of which the parameters are views, and this rank's shard of them.
 
-    stages: modules whose calls make up the forward pass, in its order; filled: the parameters have their values, else
-    the shards of all ranks, which the caller fills, are gathered.
+    stages: modules whose calls make up the forward pass, in its order; filled: the parameters have values; otherwise
+    the caller fills the shards, which are then gathered.
     """
 
     def __init__(
@@ -533,7 +536,7 @@ class WeightBuckets:
         self.stale = self.mesh.size > 1
 
     def start_gather(self) -> None:
-        """Starts to collect the shards of all ranks; the forward pass waits for each bucket as it comes to it."""
+        """Starts gathering the shards of all ranks; the forward pass waits for each bucket when it needs it."""
         if not self.stale:
             return
         self.stale = False
@@ -546,12 +549,12 @@ class WeightBuckets:
             self.wait()
 
     def gather(self) -> None:
-        """Makes all weights current on every rank. A collective, unless they are."""
+        """Makes all weights current on every rank. A collective, unless they are current."""
         self.start_gather()
         self.wait()
 
     def wait(self, buckets: set[int] | None = None) -> None:
-        """Until the gathers of these buckets are done; None: of all."""
+        """Waits for the gathers of these buckets; None: of all."""
         for number in list(self.under_way) if buckets is None else buckets:
             for work in self.under_way.pop(number, ()):
                 if work is not None:

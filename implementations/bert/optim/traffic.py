@@ -1,6 +1,7 @@
-"""What a rank sends to others in a step of the sharded optimizer, by SHARD_GROUP: from the layout, before it runs.
+"""Communication of a rank per step of the sharded optimizer, by SHARD_GROUP, computed from the layout.
 
-Bytes are those of rings: (n-1)/n of a buffer for a reduce-scatter or gather over n ranks, twice that for an all-reduce.
+Bytes are those of ring algorithms: (n-1)/n of a buffer for a reduce-scatter or gather over n ranks, twice that for an
+all-reduce.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from bert.optim.sharded import BUCKET_BYTES, layout_of
 
 
 class Axis(NamedTuple):
-    """Of a step: collectives, and bytes that a rank sends in those of the buckets; norms are a few numbers."""
+    """Collectives of a step, and bytes that a rank sends in those of the buckets; norms are negligible."""
 
     collectives: int
     num_bytes: float
@@ -31,7 +32,7 @@ class Axis(NamedTuple):
 def axes(
     config: Config, layout: Layout, num_ranks: int, weights: int, wire: int, gradient_steps: int
 ) -> dict[str, Axis]:
-    """Within a group, across the groups, or both. weights, wire: bytes of a number of weights, of gradients sent."""
+    """Communication within a group and across groups. weights, wire: bytes per weight, per gradient sent."""
     size, slices = layout.num_ranks, layout.slices
     groups, found = num_ranks // size, {}
     if size > 1:
@@ -50,17 +51,17 @@ def axes(
 def describe(
     config: Config, model: nn.Module, dtype: torch.dtype, num_ranks: int, ranks_per_node: int, gradient_steps: int
 ) -> str:
-    """Bytes and collectives for the group that is chosen and for the others that SHARD_GROUP names."""
+    """Bytes and collectives for the chosen SHARD_GROUP and for its named alternatives."""
     parameters: Sequence[Tensor] = list(model.parameters())
     low = gradient_steps == 1 or config.allreduce_dtype == "weights"
     weights, wire = dtype.itemsize, dtype.itemsize if low else max(dtype.itemsize, 4)
-    chosen, said = config.group_size(num_ranks, ranks_per_node), {}
+    chosen, described = config.group_size(num_ranks, ranks_per_node), {}
     for name in (config.shard_group, "node", "all"):
         size = replace(config, shard_group=name).group_size(num_ranks, ranks_per_node)
         layout = layout_of(parameters, size, BUCKET_BYTES // weights, side_by_side(model))
         found = axes(config, layout, num_ranks, weights, wire, gradient_steps)
-        said[size] = ", ".join(f"{place} {axis}" for place, axis in found.items())
-    told = [f"a rank sends a step, in groups of {chosen} of {num_ranks}: {said.pop(chosen)}"]
-    told += [f"SHARD_GROUP={size}: {text}" for size, text in said.items()]
-    told.append(f"of a parameter {wire} bytes of gradient and {weights} of weight")
-    return "; ".join(told) + ("" if wire == weights else f" (ALLREDUCE_DTYPE=weights: {weights} and {weights})")
+        described[size] = ", ".join(f"{place} {axis}" for place, axis in found.items())
+    parts = [f"a rank sends per step, in groups of {chosen} of {num_ranks}: {described.pop(chosen)}"]
+    parts += [f"SHARD_GROUP={size}: {text}" for size, text in described.items()]
+    parts.append(f"per parameter {wire} bytes of gradient and {weights} of weight")
+    return "; ".join(parts) + ("" if wire == weights else f" (ALLREDUCE_DTYPE=weights: {weights} and {weights})")

@@ -1,4 +1,4 @@
-"""``python -m bert --check``: is everything there, does it fit, and what would run? Before any GPU is taken."""
+"""``python -m bert --check``: validates settings, data and weights, and describes the run. Before any GPU is taken."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from bert.pretraining.config import Config
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
 
-MOST_PASSES = 40  # over a text: as many as BERT's own pretraining had (Devlin et al. 2019, A.2)
+MOST_PASSES = 40  # over a text: as in BERT's own pretraining (Devlin et al. 2019, A.2)
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """By what a finished trial is known: settings by name, the model, and what the files hold."""
-    told = {name: value for name, value in settings(config).items() if name not in rundir.OUTPUT}
-    told["BERT_CONFIG"] = config.model.identity
+    """What identifies a finished trial: settings by name, the model, and digests of data."""
+    facts = {name: value for name, value in settings(config).items() if name not in rundir.OUTPUT}
+    facts["BERT_CONFIG"] = config.model.identity
     path = config.checkpoint.init_checkpoint
-    told["bytes of the starting weights"] = path.stat().st_size if path is not None else None
+    facts["bytes of the starting weights"] = path.stat().st_size if path is not None else None
     if not config.data.synthetic:
-        told["training data"] = contents(config.data.source[0])
+        facts["training data"] = contents(config.data.source[0])
     if config.evaluates and config.evaluate.evaldir is not None:
-        told["evaluation data"] = contents(config.evaluate.evaldir)
-    return told
+        facts["evaluation data"] = contents(config.evaluate.evaldir)
+    return facts
 
 
 def contents(place: Path) -> str:
-    """A digest of names and sizes of record files, and of their folder's index, which has the digest of each."""
+    """Digest of names and sizes of record files, and of their folder's index, which has a digest of each."""
     paths = [path for path in (sorted(place.rglob("*.hdf5")) if place.is_dir() else [place]) if path.is_file()]
-    found = hashlib.sha256(str([(path.name, path.stat().st_size) for path in paths]).encode())
+    digest = hashlib.sha256(str([(path.name, path.stat().st_size) for path in paths]).encode())
     for folder in sorted({path.parent for path in paths}):
-        found.update((folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b"")
-    return found.hexdigest()[:16]
+        digest.update((folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b"")
+    return digest.hexdigest()[:16]
 
 
 def write_identity(config: Config) -> None:
@@ -58,7 +58,7 @@ def write_identity(config: Config) -> None:
 
 
 def check_finished(config: Config) -> None:
-    """Raises ConfigError where this trial is done in RUN_DIR, and was another."""
+    """Raises ConfigError if RUN_DIR has a finished trial of this number that differs from this one."""
     folder = config.run.run_dir
     if folder is not None and (result := folder / f"result_{config.run.trial}.txt").is_file():
         path = folder / f"identity_{config.run.trial}.json"
@@ -67,7 +67,7 @@ def check_finished(config: Config) -> None:
 
 
 def report(config: Config) -> str:
-    """The settings and what follows from them. Raises ConfigError or DataError for what would stop the run."""
+    """The settings and their consequences. Raises ConfigError or DataError for what would stop the run."""
     check_finished(config)
     device, path, ranks = pick_device(config.dist), config.checkpoint.init_checkpoint, config.dist.world_size
     alone = dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0)
@@ -93,10 +93,10 @@ def report(config: Config) -> str:
     rows = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {ranks} ranks"
     when = f"every {evaluate.every_samples:,} samples from {evaluate.start_samples or evaluate.every_samples:,}"
     target = f"target {evaluate.target}" if evaluate.has_target else "no target"
-    said = {
+    lines = {
         "system": f"{config.mlperf.num_nodes} x {config.mlperf.system}, {ranks} ranks",
         "model": f"{num_parameters:,} parameters, {heads}, GELU in its {form} form, {config.bert_config_path}",
-        "last layer": f"past its attention for {read:.0%} of the tokens at most, those that the heads read",
+        "last layer": f"past its attention for at most {read:.0%} of the tokens, those that the heads read",
         "kernels": config.kernels.describe(device),
         "attention": config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, World(alone))[1],
         "global batch": f"{batch} sequences = {rows} x packing factor {data.packing_factor}",
@@ -105,26 +105,26 @@ def report(config: Config) -> str:
         "evaluation": f"{when if evaluate.every_samples else 'none'}, {target}",
     }
     if config.mlperf.division == "closed":
-        said["convergence"] = f"the reference's: python -m review rcp {batch}"
+        lines["convergence"] = f"the reference's: python -m review rcp {batch}"
     if config.zero.is_deepspeed:
         own = ", ".join(ds_config.deepspeed_only(config.zero.json()))
-        said["engine"] = f"DeepSpeed{f', which alone heeds {own}' if own else ''}"
+        lines["engine"] = f"DeepSpeed{f', which alone uses {own}' if own else ''}"
     if config.mlperf.division == "closed" and path is not None:
         first = closed_division.starting_weights(path)
         weights += f": {first['weights']}, {'not proved' if first['unproved'] else 'proved'} to be model.ckpt-28252"
     on_cpu = World(dataclasses.replace(alone, device="cpu"))
     if not config.zero.is_deepspeed and config.optim.is_sharded(device) and ranks > 1:
         layout, steps = (ranks, config.dist.ranks_per_node), config.data.gradient_steps
-        said["traffic"] = traffic.describe(config.optim, model, config.numerics.dtype, *layout, steps)
+        lines["traffic"] = traffic.describe(config.optim, model, config.numerics.dtype, *layout, steps)
     if config.mlperf.division == "open":
-        said["time"] = _hours(config, saved)
-    said |= {"memory": memory.describe(config), "data": _data(config, on_cpu, saved), "weights": weights}
-    width = max(map(len, said))
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in said.items())
+        lines["time"] = _hours(config, saved)
+    lines |= {"memory": memory.describe(config), "data": _data(config, on_cpu, saved), "weights": weights}
+    width = max(map(len, lines))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
 
 
 def _hours(config: Config, saved: dict[str, Any] | None) -> str:
-    """Hours of the steps that are left, by the rate that is given, or that the run in RUN_DIR has had."""
+    """Hours of the remaining steps, at SEQUENCES_PER_SECOND or the rate of the run in RUN_DIR."""
     rate, how = config.sequences_per_second, "SEQUENCES_PER_SECOND"
     if not rate and config.run.run_dir is not None:
         path = config.run.run_dir / f"metrics_{config.run.trial}.jsonl"
@@ -132,14 +132,14 @@ def _hours(config: Config, saved: dict[str, Any] | None) -> str:
         rates = [line["sequences_per_second"] for line in map(json.loads, lines) if line["kind"] == "train"]
         rate, how = (rates[-1], str(path)) if rates else (0.0, "")
     if not rate:
-        return "not known: measured by a run of a few steps (STEPS_THIS_RUN), or give SEQUENCES_PER_SECOND"
+        return "unknown: run a few steps to measure it (STEPS_THIS_RUN), or give SEQUENCES_PER_SECOND"
     steps = config.max_steps - (int(saved["step"]) if saved is not None else 0)
     hours = steps * config.global_batch_size / rate / 3600
     return f"{hours:.1f} hours for {steps:,} steps at {rate:,.0f} sequences/s ({how})"
 
 
 def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
-    """What the data is, and that batches can be made of it."""
+    """Describes the data. Raises DataError if no batches can be made of it."""
     data, size = config.data, config.model.vocab_size
     if data.synthetic:
         return "synthetic"
@@ -152,7 +152,7 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     row_counts = shards.row_counts()
     resume.check_data(config.checkpoint, saved, shards)
     if int(first.input_ids.max()) >= size:
-        raise DataError(f"{variable}={folder}: token ids past vocab_size {size} of bert_config.json")
+        raise DataError(f"{variable}={folder}: token ids beyond vocab_size {size} of bert_config.json")
     closed = config.mlperf.division == "closed"
     unproved = closed and closed_division.data_sets(config, shards)["unproved"]
     make_batching(shards, Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size), data)
@@ -166,7 +166,7 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     if copies > 1:
         found += f" of {copies} copies of the text"
     if config.mlperf.division == "open" and epochs * copies > MOST_PASSES:
-        found += f": more than the {MOST_PASSES} passes of BERT's own: lower MAX_STEPS, or give more text"
+        found += f": more than BERT's own {MOST_PASSES} passes: lower MAX_STEPS, or give more text"
     found += "; not proved to be the benchmark's" if unproved else ""
     if masks := open_masks(data, shards, config.phase1, size, seed=0):
         mask, words = masks.tokens.mask, masks.tokens.size

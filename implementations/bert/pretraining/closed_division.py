@@ -1,9 +1,9 @@
-"""What the rules of MLPerf Training fix for BERT's closed division, checked before a run of it starts.
+"""MLPerf Training's rules for BERT's closed division, checked before a run starts.
 
-Sources, in words of the rule at each row: the training rules (training_policies/training_rules.adoc, round 5.0), the
-reference (BERT of mlcommons/training: modeling.py, optimization.py, run_pretraining.py, bert_config.json) and its
-README, which rules name where they say "as the reference". What they leave free is absent: batch size, learning rate,
-warm-up, betas, epsilon, weight decay, number formats, and on which side of the all-reduce gradients are clipped.
+Sources, quoted with each rule: the training rules (training_policies/training_rules.adoc, round 5.0), the reference
+(BERT of mlcommons/training: modeling.py, optimization.py, run_pretraining.py, bert_config.json) and its README, to
+which the rules refer by "as the reference". They leave free: batch size, learning rate, warm-up, betas, epsilon, weight
+decay, number formats, and whether gradients are clipped before or after the all-reduce.
 """
 
 from __future__ import annotations
@@ -27,25 +27,23 @@ from bert.model.config import BertConfig
 from bert.pretraining import resume
 from bert.pretraining.config import Config
 
-# Of bert_config.json; initializer_range is left out, since every weight comes from the checkpoint.
+# Of bert_config.json; not initializer_range, since all weights come from the checkpoint.
 MODEL_FIELDS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     *("max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob"),
     *("layer_norm_eps", "layer_norm_large_model"),
 )
-# By the variable that each fixes.
+# By the variable they fix.
 RULES = {
     "OPTIMIZER": "LAMB is the benchmark's only optimizer (training rules, optimizers)",
     "MAX_GRAD_NORM": "gradients are clipped to a norm of 1.0 (reference, optimization.py)",
     "CLIP": "the whole gradient is clipped, before or after the all-reduce (reference, optimization.py)",
-    "LAMB_RATIO": "LAMB scales by a trust ratio where weight decay applies, and nowhere else (reference, "
-    "optimization.py)",
+    "LAMB_RATIO": "LAMB scales by a trust ratio only where weight decay applies (reference, optimization.py)",
     "LR_SCHEDULE": "the learning rate warms up linearly, then decays polynomially: mlperf (reference, optimization.py)",
     "END_LR": "the learning rate decays to 0 (reference, optimization.py)",
     "LR_DECAY_POWER": "the learning rate decays linearly (reference, optimization.py)",
     "TARGET_MLM_ACCURACY": "the quality target is 0.720 (training rules, benchmarks)",
-    "NUM_EVAL_EXAMPLES": "every evaluation takes all 10,000 samples of the evaluation set (training rules, quality "
-    "measure)",
+    "NUM_EVAL_EXAMPLES": "every evaluation takes all 10,000 evaluation samples (training rules, quality measure)",
     "EVAL_ITER_SAMPLES": "evaluations come every floor(0.05 (230.23 batch + 3,000,000) / 25,000) 25,000 samples, or at "
     "the next whole step (training rules, evaluation frequency)",
     "EVAL_ITER_START_SAMPLES": "the first evaluation comes after one interval (training rules, evaluation frequency)",
@@ -55,13 +53,13 @@ RULES = {
     "BATCHING": "data is traversed in random order: rows or online (training rules, training data order)",
     "NSP": "next sentences are predicted, too (reference, run_pretraining.py)",
     "MASKING": "masks are those of the prepared data: static (reference, create_pretraining_data.py)",
-    "SYNTH_DATA": "the data set is Wikipedia's (training rules, benchmarks)",
+    "SYNTH_DATA": "the data set is Wikipedia (training rules, benchmarks)",
     "PACKING_FACTOR": "the global batch is logged in sequences: 2 for a packed row of Wikipedia, 1 for an unpacked one",
     "INIT_CHECKPOINT": "training starts from model.ckpt-28252: give the converted checkpoint (training rules, weights)",
     "INIT_OPTIMIZER": "LAMB's moments start from 0 (reference, optimization.py)",
     "RESUME": "a run is timed from its start, and the log of a resumed one leaves out the time trained before",
 }
-# The values that keep the rules; ``violations`` knows those that depend on others.
+# Allowed values; ``violations`` adds those that depend on other settings.
 KEPT: dict[str, tuple[Any, ...]] = {
     "OPTIMIZER": ("lamb", "apex_lamb"), "MAX_GRAD_NORM": (1.0,), "CLIP": ("before", "after"),
     "LAMB_RATIO": ("decayed",), "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,), "LR_DECAY_POWER": (1.0,),
@@ -70,14 +68,14 @@ KEPT: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("EVAL_INITIAL", "SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),
 }  # fmt: skip
 
-# By which the benchmark's files are known (MLCommons' retired_benchmarks/bert/dataset.md): model.ckpt-28252.index,
-# its data and bert_config.json, as prepare_data.sh notes them beside the checkpoint that it has converted.
+# md5 of the benchmark's files (MLCommons' retired_benchmarks/bert/dataset.md): model.ckpt-28252.index, its data and
+# bert_config.json, as prepare_data.sh notes them beside the converted checkpoint.
 _FILES = "f97de3ae180eb8d479555c939d50d048 50797acd537880bfb5a7ade80d976129 7f59165e21b7d566db610ff6756c926b"
 SOURCE_MD5 = hashlib.md5(_FILES.encode()).hexdigest()
 VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"
 TEXT_MD5 = {"eval.txt": "2a220f790517261547b1b45ed3ada07a", "part-00000-of-00500": "a64a7c31eff5cd38ae6d94f7a6229dab"}
 NUM_TEXTS = 501  # 500 parts and eval.txt
-# How the benchmark's data are made (reference, README), in the words of prepared-*.json.
+# How the benchmark's data are made (reference, README), by the keys of prepared-*.json.
 RECIPE = {
     "max_seq_length": 512, "max_predictions_per_seq": 76, "masked_lm_prob": 0.15, "short_seq_prob": 0.1,
     "random_seed": 12345, "dupe_factor": 10, "do_lower_case": True, "nsp": True, "sequences": None,
@@ -91,7 +89,7 @@ def rule_interval(global_batch_size: int) -> int:
 
 
 def violations(config: Config) -> Iterator[str]:
-    """What of a run's settings and model the rules do not allow: NAME=VALUE and the rule, each."""
+    """Settings of a run and its model that the rules do not allow, each as NAME=VALUE (rule)."""
     data, path, batch = config.data, config.checkpoint.init_checkpoint, config.global_batch_size
     interval = rule_interval(batch)
     intervals = interval, -(-interval // batch) * batch  # or that rounded up to whole steps
@@ -101,22 +99,19 @@ def violations(config: Config) -> Iterator[str]:
     for name, rule in RULES.items():
         if (value := values[name]) not in kept[name]:
             yield f"{name}={int(value) if isinstance(value, bool) else value} ({rule})"
-    reference = BertConfig()
+    reference, model, file = BertConfig(), config.model, config.bert_config_path
     for name in MODEL_FIELDS:
-        value, fixed = getattr(config.model, name), getattr(reference, name)
+        value, fixed = getattr(model, name), getattr(reference, name)
         if value != fixed:
-            yield f"{name}={value} in {config.bert_config_path} (the model is BERT-large: {fixed})"
-    if config.model.gelu_form != "tanh":
-        yield (
-            f"hidden_act={config.model.hidden_act} in {config.bert_config_path} (GELU is the tanh form: reference, "
-            "modeling.py)"
-        )
+            yield f"{name}={value} in {file} (the model is BERT-large: {fixed})"
+    if model.gelu_form != "tanh":
+        yield f"hidden_act={model.hidden_act} in {file} (GELU is the tanh form: reference, modeling.py)"
 
 
 def starting_weights(path: Path) -> dict[str, Any]:
-    """The identity of the first weights, and whether it is proved that they are the published ones.
+    """Identity of the initial weights, and whether they are proved to be the published ones.
 
-    Raises ConfigError where they are not those that were converted.
+    Raises ConfigError if they are not those that were converted.
     """
     found, note = weights.identity(path), path.with_suffix(".json")
     try:
@@ -125,15 +120,15 @@ def starting_weights(path: Path) -> dict[str, Any]:
         noted = {}
     noted = noted if isinstance(noted, dict) else {}
     if noted.get("tensors", found) != found:
-        raise ConfigError(f"INIT_CHECKPOINT={path}: not the weights that {note} tells of: convert them again")
+        raise ConfigError(f"INIT_CHECKPOINT={path}: not the weights that {note} describes: convert them again")
     proved = "tensors" in noted and noted.get("source") == SOURCE_MD5
     return {"weights": found, "unproved": [] if proved else ["weights"]}
 
 
 def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
-    """The identity of training and evaluation data, and what is not proved of it, by the manifest of prepare_data.sh.
+    """Identity of training and evaluation data, and what of it prepare_data.sh's manifest does not prove.
 
-    Raises ConfigError naming all that is not as the benchmark's data are made, or not as it was prepared.
+    Raises ConfigError naming all that differs from the benchmark's recipe, or from what was prepared.
     """
     (folder, variable), evaldir = config.data.source, config.evaluate.evaldir
     assert evaldir is not None
@@ -155,11 +150,8 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
         differ = [name for name, value in RECIPE.items() if recipe.get(name) != value]
         wrong += [f"{name} {recipe.get(name)}, not {RECIPE[name]}" for name in differ]
         texts = made["texts"]
-        wrong += [
-            f"another text: {name} has md5 {texts.get(name)}"
-            for name, md5 in TEXT_MD5.items()
-            if texts.get(name) != md5
-        ]
+        others = [name for name, md5 in TEXT_MD5.items() if texts.get(name) != md5]
+        wrong += [f"another text: {name} has md5 {texts.get(name)}" for name in others]
         if len(texts) != NUM_TEXTS:
             wrong.append(f"{len(texts)} texts, not {NUM_TEXTS}")
         known = {name: digest for name, digest in made["digests"].items() if not name.startswith("part_eval")}
@@ -168,25 +160,23 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
         if evaluation != [made["digests"].get("part_eval_10k.hdf5")]:
             wrong.append(f"EVALDIR={evaldir} is not the evaluation set that was prepared with it")
     if wrong:
-        raise ConfigError(
-            f"the closed division does not allow {variable}={folder}: {'; '.join(wrong)}. Prepare the data again with "
-            "the defaults of prepare_data.sh, or set SUBMISSION_DIVISION=open"
-        )
+        cure = "Prepare the data again with the defaults of prepare_data.sh, or set SUBMISSION_DIVISION=open"
+        raise ConfigError(f"the closed division does not allow {variable}={folder}: {'; '.join(wrong)}. {cure}")
     facts: dict[str, Any] = {"training_data": resume.data_digest(identity), "evaluation_data": " ".join(evaluation)}
     return facts | {"unproved": [] if made else list(facts)}
 
 
 def starting_point(config: Config, source: RowSource, first: Mapping[str, Any]) -> dict[str, Any]:
-    """The starting point of a closed run, for its log and environment; warns of what is not proved.
+    """Starting point of a closed run, for its log and environment; warns of what is not proved.
 
-    first: what starting_weights() gave. Raises ConfigError as data_sets() does.
+    first: result of starting_weights(). Raises ConfigError as data_sets() does.
     """
     sets = data_sets(config, source)
     facts: dict[str, Any] = {**first, **sets, "unproved": [*first["unproved"], *sets["unproved"]]}
     if facts["unproved"]:
         names = ", ".join(name.replace("_", " ") for name in facts["unproved"])
-        said = f"{names} not proved to be the benchmark's: no files of prepare_data.sh beside them tell"
-        print(f"bert: warning: {said}", file=sys.stderr, flush=True)
+        why = "no files of prepare_data.sh beside them"
+        print(f"bert: warning: {names} not proved to be the benchmark's: {why}", file=sys.stderr, flush=True)
     rundir.add_to_environment(config.run, {"starting_point": facts})
     return facts
 
@@ -194,18 +184,14 @@ def starting_point(config: Config, source: RowSource, first: Mapping[str, Any]) 
 def check(config: Config, starts: bool) -> None:
     """Raises ConfigError naming every violation of a closed run at once; does nothing in the open division.
 
-    starts: the run starts now, so that its caches must have been dropped (on GPUs: a CPU run is a trial of the code,
-    which no one submits).
+    starts: the run starts now, so that on GPUs caches must have been dropped; nobody submits a CPU run.
     """
     if config.mlperf.division != "closed":
         return
     found = list(violations(config))
     if starts and not config.mlperf.cache_cleared and pick_device(config.dist).type == "cuda":
-        found.append(
-            "CACHE_CLEARED=0 (page caches are dropped before each run; the launch scripts do it where DROPCACHE_CMD is "
-            "allowed and CLEAR_CACHES is not 0)"
-        )
+        how = "the launch scripts do it where DROPCACHE_CMD is allowed and CLEAR_CACHES is not 0"
+        found.append(f"CACHE_CLEARED=0 (page caches are dropped before each run; {how})")
     if found:
-        raise ConfigError(
-            f"the closed division does not allow {'; '.join(found)}. Correct this, or set SUBMISSION_DIVISION=open"
-        )
+        listed = "; ".join(found)
+        raise ConfigError(f"the closed division does not allow {listed}. Correct this, or set SUBMISSION_DIVISION=open")

@@ -1,4 +1,4 @@
-"""The Config tree of a run: the components' settings and the rules between them."""
+"""The Config tree of a run: the components' settings and constraints between them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bert.model.config import BertConfig, ModelFiles
 from bert.training import debug, evaluate, metrics, mlperf, schedule
 from bert.training.config import Hardware
 
-MAX_SAMPLES = 14_000_000  # at which a run that has not reached its target gives up
+MAX_SAMPLES = 14_000_000  # after which a run that has not reached its target gives up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +29,11 @@ class Config(ModelFiles, Hardware):
 
     seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system")
     max_samples: int = env(
-        "MAX_SAMPLES_TERMINATION",
-        0,
-        at_least=0,
-        doc="stop after this many training samples; 0: 14,000,000 with a target, no limit without one",
+        "MAX_SAMPLES_TERMINATION", 0, at_least=0, doc="limit of training samples; 0: 14,000,000 with a target, or none"
     )
     nsp: bool = env("NSP", True, doc="0: masked-LM alone, without next-sentence head and pooler (open division)")
     steps_this_run: int = env(
-        "STEPS_THIS_RUN", 0, at_least=0, doc="steps after which this process saves and ends, RESUME=1 continues; 0: all"
+        "STEPS_THIS_RUN", 0, at_least=0, doc="steps until this process saves and ends; RESUME=1 continues; 0: all"
     )
     sequences_per_second: float = env(
         "SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="rate of all ranks, for the hours of --check; unset: as measured"
@@ -48,10 +45,10 @@ class Config(ModelFiles, Hardware):
     warm_up: bool | None = env(
         "WARMUP_RUN",
         None,
-        doc="1 runs one untimed step before run_start, rolled back; unset: on GPUs. CUDA graphs always do",
+        doc="1: an untimed step before run_start, rolled back; unset: on GPUs; in CUDA graphs always",
     )
     rehearse: bool = env(
-        "REHEARSAL", False, doc="1 trains the start of a closed run, to hold it to the published ones (docs/review.md)"
+        "REHEARSAL", False, doc="1: train the start of a closed run to compare it with published ones (docs/review.md)"
     )
     rehearsal_samples: int = env("REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal")
 
@@ -77,20 +74,15 @@ class Config(ModelFiles, Hardware):
         if self.steps_this_run and self.checkpoint.directory is None:
             raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
         if self.checkpoint.shards and self.zero.is_deepspeed:
-            raise ConfigError(
-                "CHECKPOINT_SHARDS=1 writes our own engine's shards: with ENGINE=deepspeed set CHECKPOINT_SHARDS=0 "
-                "DEEPSPEED_CHECKPOINTS=1"
-            )
+            raise ConfigError("CHECKPOINT_SHARDS=1, ENGINE=deepspeed: set CHECKPOINT_SHARDS=0 DEEPSPEED_CHECKPOINTS=1")
         if self.checkpoint.shards and not self.optim.is_sharded(self.device):
             raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1")
         others = {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)}
         self.zero.check(self.optim, self.numerics, self.device, others)
         self.check_device(uses_graph=self.uses_graph)
         if self.data.max_seq_length > self.model.max_position_embeddings:
-            raise ConfigError(
-                f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds max_position_embeddings "
-                f"{self.model.max_position_embeddings} of {self.bert_config_path}"
-            )
+            limit = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
+            raise ConfigError(f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds {limit}")
         if not self.data.synthetic:
             _ = self.data.source
         if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluates:
@@ -98,9 +90,9 @@ class Config(ModelFiles, Hardware):
 
     @property
     def uses_graph(self) -> bool:
-        """Whether steps and evaluation run as CUDA graphs: as CUDA_GRAPH says, or where it pays and works.
+        """Whether steps and evaluation run as CUDA graphs: CUDA_GRAPH, or else where it works and pays.
 
-        Unpacked rows are half padding, which a graph would compute on.
+        Unpacked rows are half padding, on which a graph would compute.
         """
         if self.graph.cuda_graph is not None:
             return self.graph.cuda_graph
@@ -114,7 +106,7 @@ class Config(ModelFiles, Hardware):
 
     @property
     def bert_config_path(self) -> Path:
-        """BERT_CONFIG; unset: the config.json beside an INIT_CHECKPOINT of the Hub's layout, else that of phase1."""
+        """BERT_CONFIG; unset: the config.json beside an INIT_CHECKPOINT in the Hub's layout, else that of phase1."""
         path = self.checkpoint.init_checkpoint
         if self.bert_config is None and path is not None and path.name in huggingface.WEIGHTS:
             return huggingface.config_beside(path) or super().bert_config_path
@@ -122,7 +114,7 @@ class Config(ModelFiles, Hardware):
 
     @property
     def may_have_new_heads(self) -> bool:
-        """Whether INIT_CHECKPOINT may lack heads, which are drawn then. The closed division's has them."""
+        """Whether INIT_CHECKPOINT may lack heads, which are then drawn at random. The closed division's has them."""
         return self.mlperf.division == "open" and not self.checkpoint.init_optimizer
 
     @cached_property
@@ -137,7 +129,7 @@ class Config(ModelFiles, Hardware):
 
     @property
     def max_steps(self) -> int:
-        """Steps after which the run gives up: MAX_STEPS, or sooner at MAX_SAMPLES_TERMINATION."""
+        """Steps after which the run gives up: MAX_STEPS, or fewer by MAX_SAMPLES_TERMINATION."""
         most = self.schedule.max_steps * self.global_batch_size
         samples = self.max_samples or (MAX_SAMPLES if self.evaluate.has_target else most)
         return min(self.schedule.max_steps, -(-samples // self.global_batch_size))
@@ -150,20 +142,19 @@ class Config(ModelFiles, Hardware):
 
     @property
     def evaluates(self) -> bool:
-        """Whether the model is evaluated at all."""
         return self.evaluate.initial or bool(self.evaluation_steps)
 
     def rehearsed(self) -> Config:
-        """The run that is trained: with REHEARSAL=1 the start of it, else the whole.
+        """The run to train: with REHEARSAL=1 its start, else the whole.
 
-        A rehearsal evaluates before the first step as well and ends after the evaluation at REHEARSAL_SAMPLES; its log
-        is of the open division, so that nobody takes it for a result. The learning rate stays: it depends on MAX_STEPS.
+        A rehearsal also evaluates before the first step, and ends after the evaluation at REHEARSAL_SAMPLES; its log
+        is of the open division, so that nobody takes it for a result. The learning rate depends on MAX_STEPS as usual.
         """
         if not self.rehearse:
             return self
         every = self.evaluate.every_samples
         if not every:
-            raise ConfigError("REHEARSAL=1 compares evaluations and there are none: set EVAL_ITER_SAMPLES")
+            raise ConfigError("REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES")
         start = self.evaluate.start_samples or every
         intervals = max(0, -(-(self.rehearsal_samples - start) // every))
         return dataclasses.replace(
@@ -174,7 +165,7 @@ class Config(ModelFiles, Hardware):
         )
 
     def hyperparameters(self, seed: int) -> dict[str, Any]:
-        """What the MLPerf log says of the run's settings, by MLLOG key."""
+        """The run's settings for the MLPerf log, by MLLOG key."""
         warmup_steps, start_warmup_step = self.schedule.warmup
         return {
             "seed": seed,

@@ -1,11 +1,10 @@
-"""How much memory a rank needs, by part: before anything starts, and for GPUs that are not there.
+"""Memory of a rank by part, estimated before anything starts, also for GPUs that are not there.
 
-What stays from step to step is counted, not estimated: the optimizer is made on the meta device, with no process group,
-its buffers are added up, and an update of it is watched for its transient peak. What the forward pass keeps for
-the backward pass follows from the operations. T tokens of width D, feed-forward width F and b bytes a number keep in
-each layer (8 D + 2 F) T b with the fused kernels: queries, keys, values, context, two LayerNorms with their inputs,
-GELU with its input. Plain PyTorch keeps the masks of dropout and the attention's result once more, (11 D + 2 F) T b,
-and on a CPU with dropout the attention's probabilities.
+Persistent memory is counted exactly: the optimizer is made on the meta device, without a process group, its buffers are
+added up, and the transient peak of an update is measured. Activations follow from the operations: T tokens of width D,
+feed-forward width F and b bytes per number keep in each layer (8 D + 2 F) T b with the fused kernels: queries, keys,
+values, context, two LayerNorms with their inputs, GELU with its input. Plain PyTorch also keeps dropout masks and the
+attention's result a second time, (11 D + 2 F) T b, and on a CPU with dropout the attention probabilities.
 """
 
 from __future__ import annotations
@@ -31,20 +30,21 @@ from bert.core.files import text_of
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
-from bert.optim.sharded import MOST_UNDER_WAY, Sharded
+from bert.optim.sharded import MOST_UNDER_WAY
 from bert.pretraining.config import Config
 
 META = torch.device("meta")
+SAVE_MEMORY = "set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1, SHARD_GROUP=all"
 GIB = 2**30
-RUNTIME = {"cuda": 1 * GIB, "cpu": 0}  # CUDA context, kernels and NCCL's buffers: about; not measured
-FILLED = 0.9  # of a GPU's memory at most, where rows are chosen by it: fragments stay free. Assumed
-PROCESS = GIB // 2  # of host memory, which Python with PyTorch takes: about, measured on CPUs
+RUNTIME = {"cuda": 1 * GIB, "cpu": 0}  # CUDA context, kernels and NCCL's buffers: a guess, not measured
+FILLED = 0.9  # share of memory to fill at most with GRADIENT_STEPS=auto, for fragmentation. Assumed
+PROCESS = GIB // 2  # host memory of Python with PyTorch: about, measured on CPUs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the memory of one rank depends on. tokens, masked: of a micro-batch, at most; length: of a sequence;
-    ranks_per_node: of the fullest node; fp8_copies: bytes of the weights' copies that evaluations in fp8 compute with.
+    """What the memory of a rank depends on. tokens, masked: most in a micro-batch; length: most tokens of a sequence;
+    ranks_per_node: of the fullest node; fp8_copies: bytes of the fp8 weights of evaluations.
     """
 
     model: BertConfig
@@ -63,7 +63,7 @@ class Plan:
 
     @classmethod
     def of(cls, config: Config) -> Plan:
-        """Of a run on this machine's device."""
+        """Plan of a run on this machine's device."""
         device, data, recipe, width = config.device, config.data, config.numerics.fp8, config.model.hidden_size
         num_ranks, sharded, group = config.dist.world_size, config.optim.is_sharded(device), None
         if sharded:
@@ -90,7 +90,7 @@ class Plan:
 
 
 def meta_model(config: BertConfig) -> BertForPreTraining:
-    """The model with shapes alone."""
+    """The model on the meta device: shapes without values."""
     with uninitialized():
         return BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
 
@@ -98,9 +98,9 @@ def meta_model(config: BertConfig) -> BertForPreTraining:
 def estimate(plan: Plan) -> dict[str, int]:
     """Bytes of one rank's device memory by part.
 
-    weights, gradients, states (with the fp32 masters) are persistent; activations: the transient peak, of the backward
-    pass with the gradients that wait in it, or of the update; runtime: what the device's libraries take. Raises
-    ConfigError for an optimizer that there is not.
+    weights, gradients and states (with the fp32 masters) are persistent; activations: the transient peak of the
+    backward pass, with gradients not yet reduced, or of the update; runtime: the device's libraries. Raises
+    ConfigError for an unavailable optimizer.
     """
     model = meta_model(plan.model)
     use_placeholders(model, plan.dtype, META)
@@ -108,57 +108,49 @@ def estimate(plan: Plan) -> dict[str, int]:
     settings.check(torch.device(plan.device_type))
     low, b = plan.dtype != torch.float32, plan.dtype.itemsize
     masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None
-    world = World(DistConfig(device="cpu"))  # rank 0 of as many; no collective sends anything
+    world = World(DistConfig(device="cpu"))  # rank 0 of num_ranks, whose collectives send nothing
     world.size, world.ranks_per_node, world.device = plan.num_ranks, plan.num_ranks, META
     engine = optim.build(settings, model, model.stages(), masters, world, accumulate=plan.accumulate, fused=False)
-    # The first gradient of the table of words, of the scores, waits for its second one, of the embeddings.
+    # The decoder's gradient of the word embeddings is held until the embeddings' own is there.
     peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
-    # Gradients that wait in a bucket during the backward pass, and the copies from which slices are reduced.
+    # Gradients held in a bucket during the backward pass, and the copies from which slices are reduced.
     buckets, layout, copied = engine.buckets, engine.layout, 0
     if plan.num_ranks > 1 and (buckets.whole is None or buckets.wire_dtype != buckets.whole.dtype):
         sizes = sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:]
         copied = sum(sizes) * buckets.wire_dtype.itemsize
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
-    peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the micro-batch before
+    peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the previous micro-batch
     if not (plan.fused and settings.has_fused_update):
         with Peak() as update:
             engine.step(0.1)
         peaks.append(update.most)
-    parts = persistent_bytes(engine)
+    persistent: dict[str, list[Tensor | None]] = {
+        "weights": [engine.weights.whole, engine.weights.shard],
+        "gradients": [buckets.whole, buckets.shard, buckets.received],
+        "states": [engine.shard.masters, *engine.shard.states.values()],
+    }
+    parts = {  # a tensor in two roles counts once
+        name: sum({id(tensor): tensor.nbytes for tensor in tensors if tensor is not None}.values())
+        for name, tensors in persistent.items()
+    }
     parts["weights"] += plan.fp8_copies
     return {**parts, "activations": max(peaks), "runtime": RUNTIME[plan.device_type]}
 
 
-def persistent_bytes(engine: Sharded) -> dict[str, int]:
-    """What a sharded optimizer keeps from step to step, by part; a tensor that is there twice counts once."""
-    parts = {
-        "weights": [engine.weights.whole, engine.weights.shard],
-        "gradients": gradient_buffers(engine),
-        "states": [engine.shard.masters, *engine.shard.states.values()],
-    }
-    return {name: sum({id(t): t.nbytes for t in some}.values()) for name, some in parts.items()}
-
-
-def gradient_buffers(engine: Sharded) -> list[Tensor]:
-    """The persistent tensors of gradients."""
-    buckets = engine.buckets
-    return [tensor for tensor in (buckets.whole, buckets.shard, buckets.received) if tensor is not None]
-
-
 def activations(plan: Plan) -> int:
-    """Bytes that are kept at most for the backward pass of a micro-batch."""
+    """Most bytes kept for the backward pass of a micro-batch."""
     shape, b = plan.model, plan.dtype.itemsize
     width, layers, tokens = shape.hidden_size, shape.num_hidden_layers, plan.tokens
     masks = 0 if plan.fused or not shape.hidden_dropout_prob else 2 * width
-    attention = 5 * width * b + 4 * shape.num_attention_heads  # of a token: input, QKV, context and softmax
+    attention = 5 * width * b + 4 * shape.num_attention_heads  # per token: input, QKV, context and softmax
     rest = (3 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)) * b + 16
     joined = 3 * width * width * b  # weights of Q, K and V
     if not plan.fused and shape.attention_probs_dropout_prob:
-        # In fp32 at least: of low precision queries, keys and values are kept so, and no longer as they came.
+        # In fp32 at least: of low-precision queries, keys and values only an fp32 copy is kept.
         attention += 3 * plan.length * shape.num_attention_heads * max(b, 4)
         attention += 3 * width * (b if b >= 4 else 4 - b)
     layer = tokens * (attention + rest) + joined
-    read = plan.masked + tokens // plan.length  # tokens for which the last layer goes past its attention
+    read = plan.masked + tokens // plan.length  # tokens that the heads read: the last layer's after its attention
     kept = (layers - 1) * layer + tokens * attention + read * (rest + 2 * width * b) + joined
     if k := plan.recompute_layers:
         inputs = (2 if shape.layer_norm_large_model else 1) * tokens * width * b
@@ -168,10 +160,9 @@ def activations(plan: Plan) -> int:
 
 
 def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) -> int:
-    """Host memory that the ranks of a node need together, at most: rank 0's node has most to hold.
+    """Peak host memory of all ranks of a node, for rank 0's node, which needs the most.
 
-    For weights that they begin with, then for checkpoints; on CPUs what else would be on the device too. parts: what
-    ``estimate`` gives.
+    For the initial weights, then for checkpoints; on CPUs device memory as well. parts: result of ``estimate``.
     """
     beginning = saving = 0
     if not plan.optimizer.sharded:
@@ -188,26 +179,24 @@ def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) 
 
 
 def fitted(config: Config) -> Config:
-    """The config with GRADIENT_STEPS=auto settled: BATCHSIZE, the rows of a step, in the fewest equal micro-batches of
-    which one fits. Global batch and learning rate stay what they are. Raises ConfigError where none does.
+    """Resolves GRADIENT_STEPS=auto: splits BATCHSIZE, the rows of a step, into the fewest equal micro-batches that fit.
+    Global batch and learning rate do not change. Raises ConfigError if none fits.
 
-    Ranks whose GPUs have other memory may settle otherwise, which they tell each other at the start.
+    Ranks with other GPU memory may resolve it differently, which World.agree finds at the start.
     """
     if config.data.gradient_steps is not None:
         return config
     if config.zero.is_deepspeed:
-        raise ConfigError("GRADIENT_STEPS=auto goes by our own engine's memory: with ENGINE=deepspeed give a number")
+        raise ConfigError("GRADIENT_STEPS=auto estimates our own engine's memory: with ENGINE=deepspeed give a number")
     if found := _largest(config, config.data.batch_size):
         return found
     one = replace(config, data=replace(config.data, batch_size=1, gradient_steps=config.data.batch_size))
-    raise ConfigError(
-        f"out of memory: GRADIENT_STEPS=auto, and one row at a time takes {_total(one) / GIB:.1f} GiB of "
-        f"{_room(one) / GIB:.1f}: set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1, SHARD_GROUP=all"
-    )
+    needs = f"one row at a time takes {_total(one) / GIB:.1f} GiB of {_room(one) / GIB:.1f}"
+    raise ConfigError(f"out of memory: GRADIENT_STEPS=auto, and {needs}: {SAVE_MEMORY}")
 
 
 def _largest(config: Config, rows: int) -> Config | None:
-    """The config with ``rows`` a step in the fewest micro-batches that fit, if any do."""
+    """The config with ``rows`` a step in the fewest micro-batches that fit, if any."""
     for steps in (steps for steps in range(1, rows + 1) if rows % steps == 0):
         divided = replace(config, data=replace(config.data, batch_size=rows // steps, gradient_steps=steps))
         if _total(divided) <= _room(divided):
@@ -220,7 +209,7 @@ def _total(config: Config) -> int:
 
 
 def _room(config: Config) -> float:
-    """Bytes that a rank may have: on its GPU, or of this machine's memory."""
+    """Bytes a rank may use: of its GPU, or its share of this machine's memory."""
     plan = Plan.of(config)
     if plan.device_type == "cuda":
         return FILLED * torch.cuda.get_device_properties(config.device).total_memory
@@ -228,49 +217,43 @@ def _room(config: Config) -> float:
 
 
 def describe(config: Config) -> str:
-    """The estimate in words. Raises ConfigError where a GPU or its host has less than that.
+    """The estimate in words. Raises ConfigError if the GPU or its host has less memory.
 
-    Where DEVICE=auto finds no GPU nothing is refused: the check then runs on another machine than the run.
+    If DEVICE=auto finds no GPU nothing is refused: the check then does not run on the machine of the run.
     """
     if config.zero.is_deepspeed:
         return "not estimated: deepspeed.runtime.zero has estimators for each stage"
     plan = Plan.of(config)
     parts = estimate(plan)
     host, total = host_bytes(plan, config.checkpoint, parts), sum(parts.values())
-    said = f"{total / GIB:.1f} GiB per rank: "
-    said += ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
+    text = f"{total / GIB:.1f} GiB per rank: "
+    text += ", ".join(f"{name} {size / GIB:.1f}" for name, size in parts.items() if size)
     if plan.device_type == "cuda":
         gpu = torch.cuda.get_device_properties(config.device).total_memory
-        said += f"; the GPU has {gpu / GIB:.1f}"
+        text += f"; the GPU has {gpu / GIB:.1f}"
         if total > gpu:
-            raise ConfigError(
-                f"out of memory: {said}: lower BATCHSIZE and raise GRADIENT_STEPS, or set RECOMPUTE_LAYERS=1, "
-                "SHARD_GRADIENTS=1, SHARD_GROUP=all"
-            )
+            raise ConfigError(f"out of memory: {text}: lower BATCHSIZE and raise GRADIENT_STEPS, or {SAVE_MEMORY}")
         if plan.accumulate:
             rows = config.data.rows_per_step
             found = _largest(config, rows)
             if found and found.data.batch_size > config.data.batch_size:
-                said += f"; BATCHSIZE={rows} GRADIENT_STEPS=auto would take {found.data.batch_size} rows at a time"
+                text += f"; BATCHSIZE={rows} GRADIENT_STEPS=auto would take {found.data.batch_size} rows at a time"
         if plan.optimizer.shard_gradients and plan.accumulate:
             whole = sum(estimate(replace(plan, optimizer=replace(plan.optimizer, shard_gradients=False))).values())
             if whole <= gpu:
-                said += f"; SHARD_GRADIENTS=0 fits too, {whole / GIB:.1f}, and reduces gradients once a step"
+                text += f"; SHARD_GRADIENTS=0 fits too, {whole / GIB:.1f}, and reduces gradients once a step"
     capacity = host_capacity()
-    said += f"; host {host / GIB:.1f} GiB for the ranks of a node; this machine has {capacity / GIB:.1f}"
+    text += f"; host {host / GIB:.1f} GiB for the ranks of a node; this machine has {capacity / GIB:.1f}"
     if host > capacity and (plan.device_type == "cuda" or config.dist.device == "cpu"):
-        raise ConfigError(
-            f"out of memory: {said}: set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start "
-            "fewer ranks on a node"
-        )
-    return said
+        cure = "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start fewer ranks on a node"
+        raise ConfigError(f"out of memory: {text}: {cure}")
+    return text
 
 
 def host_capacity(root: Path = Path("/")) -> int:
-    """Bytes that the processes of this node may have together: of the machine, or the limit of a control group.
+    """Bytes of memory for all processes of this node: the machine's, or the limit of a control group.
 
-    Of the process's group (v1 or v2) and those around it; in a container these are named from its own root. root: where
-    /proc and /sys are.
+    The limits of the process's group (v1 or v2) and its ancestors count. root: parent of /proc and /sys.
     """
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for line in text_of(root / "proc/self/cgroup").splitlines():
@@ -287,9 +270,9 @@ def host_capacity(root: Path = Path("/")) -> int:
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes that tensors hold at once, counted operation by operation, on any device, meta included.
+    """Peak bytes held by tensors, counted operation by operation, on any device, meta included.
 
-    ``now`` and ``most``: bytes of what was made inside and of ``before``, what was there.
+    ``now`` and ``most``: current and peak bytes of tensors made inside and of ``before``, those that existed.
     """
 
     def __init__(self, before: Iterable[Tensor] = ()) -> None:

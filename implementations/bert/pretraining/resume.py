@@ -31,13 +31,13 @@ from bert.training.step import Step, check_finite, is_finite
 Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
 
 _ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their product, a step's rows, does not
-# What a run that resumes may change; all other variables must stay (``run_identity``). How the work is divided and
-# computed: losses then differ by rounding, and by which numbers dropout drops.
+# What a resumed run may change; all other variables must stay (``run_identity``). How work is divided and computed:
+# losses then differ by rounding and by dropout's random numbers.
 ROUNDING = {
     *("DEVICE", "FUSED", "ATTENTION", "CUDA_GRAPH", "RECOMPUTE_LAYERS", "SHARD_OPTIMIZER", "SHARD_GRADIENTS"),
     *("SHARD_GROUP", "ENGINE", *_ROWS),
 }
-# Output, length and evaluation of a run, and the machine and the log: they do not change its weights.
+# Output, length and evaluation of a run, machine and log, which do not affect its weights.
 FREE = rundir.OUTPUT | {
     *("DATA_LOADER", "NUM_EVAL_EXAMPLES", "EVAL_BATCHSIZE", "BACKEND", "WARMUP_RUN", "INIT_OPTIMIZER", "MTBF_HOURS"),
     *("EVAL_ITER_START_SAMPLES", "EVAL_ITER_SAMPLES", "EVAL_INITIAL", "TARGET_MLM_ACCURACY", "FP8_EVALUATION"),
@@ -47,7 +47,7 @@ FREE = rundir.OUTPUT | {
 
 
 def newest(config: CheckpointConfig) -> dict[str, Any] | None:
-    """The state in the newest checkpoint, ours or DeepSpeed's, or None. Raises ConfigError for one that is damaged."""
+    """The state in the newest checkpoint, ours or DeepSpeed's, or None. Raises ConfigError if it is damaged."""
     if config.directory is not None and config.resume:
         ours = saved_checkpoints(config.directory)
         theirs = checkpoints.folders(config.directory)
@@ -65,7 +65,7 @@ def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
 
 
 def restore(config: Config, step: Trainer, seed: int, saved: dict[str, Any] | None) -> tuple[int, int, int]:
-    """Restores a checkpoint where there is one: (steps, batches, samples) done. Raises ConfigError where it differs."""
+    """Restores a checkpoint, if any: (steps, batches, samples) done. Raises ConfigError if it is of another run."""
     if saved is None:
         return 0, 0, 0
     changed = check_identity(config, seed, saved)
@@ -76,11 +76,11 @@ def restore(config: Config, step: Trainer, seed: int, saved: dict[str, Any] | No
 
 
 def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
-    """Raises ConfigError where a run is not the one that was saved; in words, which of ROUNDING have changed."""
-    # Earlier versions saved fewer settings, and of PRECISION the word auto itself.
+    """Raises ConfigError if the saved run is another one; describes changes of ROUNDING."""
+    # Earlier versions saved fewer settings, and for PRECISION the word auto itself.
     before = _kept(config) | saved["run"] | {"PRECISION": resolved(saved["run"]["PRECISION"], config.device)}
     mine = run_identity(config, seed)
-    can_move = config.data.batching == "rows" and config.data.exchange_group == 1  # by step and rank alone
+    can_move = config.data.batching == "rows" and config.data.exchange_group == 1  # rows depend on step and rank alone
     can_move &= config.optim.clip == "after"  # else each micro-batch of a rank is clipped by itself
     rows, rows_before = (math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, before))
     for name, value in mine.items():
@@ -89,10 +89,9 @@ def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
         cure = "use the same settings"
         if name in _ROWS and can_move:
             cure = f"{' x '.join(_ROWS)} must stay {rows_before}, and is {rows}: change another of them"
-        raise ConfigError(
-            f"RESUME=1: the checkpoint in {config.checkpoint.directory} is of a run with {name} "
-            f"{before.get(name)}, this one has {value}: {cure}, or use another CHECKPOINT_DIR"
-        )
+        differs = f"is of a run with {name} {before.get(name)}, this one has {value}"
+        cure += ", or use another CHECKPOINT_DIR"
+        raise ConfigError(f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}")
     now = _computed(config)
     earlier = {**now, **saved.get("computed", {}), **{name: before[name] for name in _ROWS}}
     changed = [f"{name} {earlier[name]} -> {value}" for name, value in now.items() if earlier[name] != value]
@@ -104,14 +103,14 @@ def _computed(config: Config) -> dict[str, Any]:
 
 
 def _kept(config: Config) -> dict[str, Any]:
-    """Variables that must stay and need no more than to be compared."""
+    """Variables that must not change and are compared as they are."""
     resolved_elsewhere = {"SEED", "PRECISION", "FP8_RECIPE", "FP8_FAST_SUMS", "FP8_OUTPUT_PROJECTION", "MASKING"}
     others = ROUNDING.difference(_ROWS) | FREE | resolved_elsewhere | {"LR_DECAY_STEPS"}
     return {name: value for name, value in settings(config).items() if name not in others}
 
 
 def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
-    """(ranks, rows of each in a step) by which rows are given to ranks: those of the run that was the first of this."""
+    """(ranks, rows of each in a step) that determine which rows a rank gets: those of the original run."""
     if saved is None:
         return config.dist.world_size, config.data.rows_per_step
     ranks, rows, steps = (saved["run"][name] for name in _ROWS)
@@ -119,7 +118,7 @@ def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]
 
 
 def run_identity(config: Config, seed: int) -> dict[str, Any]:
-    """What must not change between a run and its resumption, by the name of the variable."""
+    """What must not change between a run and its resumption, by variable."""
     data, precision = config.data, config.precision
     return {
         **_kept(config),
@@ -127,50 +126,47 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "MASKING": None if data.masking == "static" else data.masking,
         "PRECISION": resolved(precision.precision, config.device),
         "FP8_RECIPE": precision.fp8_recipe if precision.precision == "fp8" else None,
-        # None where earlier versions, which had no such setting, did the same.
+        # None for what earlier versions did, which had no such setting.
         "FP8_FAST_SUMS": precision.fp8_fast_sums if precision.fp8_fast_sums != "forward" else None,
         "FP8_OUTPUT_PROJECTION": int(config.numerics.fp8 is not None and config.numerics.fp8.output_projection) or None,
-        # The run may become longer where the schedule's length is given apart.
+        # The run may become longer if the schedule's length is set separately.
         "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,
         "BERT_CONFIG": config.model.identity,
     }
 
 
 def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: RowSource) -> None:
-    """Raises ConfigError where the rows, or their vocabulary, are not those that the weights were trained on."""
+    """Raises ConfigError if the rows, or their vocabulary, are not those the weights were trained on."""
     weights.check_vocabulary(config.init_checkpoint, data.vocab_md5)
     if saved is None:
         return
     row_counts, before = data.row_counts().tolist(), saved["row_counts"]
     digest = data_digest(data.identity())
     if before != row_counts or saved.get("data_digest", digest) != digest:
-        raise ConfigError(
-            f"RESUME=1: the checkpoint in {config.directory} is of a run on other training data, "
-            f"{sum(before):,} rows in {len(before)} files, this one has {sum(row_counts):,} in {len(row_counts)}"
-            f"{' with other contents' if before == row_counts else ''}: use the same data, or another CHECKPOINT_DIR"
-        )
+        mine = f"{sum(row_counts):,} in {len(row_counts)}{' with other contents' if before == row_counts else ''}"
+        differs = f"{sum(before):,} rows in {len(before)} files, this one has {mine}"
+        problem = f"the checkpoint in {config.directory} is of a run on other training data, {differs}"
+        raise ConfigError(f"RESUME=1: {problem}: use the same data, or another CHECKPOINT_DIR")
 
 
 def data_digest(identity: Mapping[str, Any]) -> str:
-    """Of all files, by what is known of their contents (``RowSource.identity``)."""
+    """Digest of all files, by ``RowSource.identity``."""
     return hashlib.md5(json.dumps(identity).encode()).hexdigest()
 
 
 def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
-    """Raises ConfigError, on every rank, where the weights or moments that were read are not finite. A collective."""
+    """Raises ConfigError, on every rank, if the weights or moments read are not finite. A collective."""
     if isinstance(trained, Step):
         trained.optimizer.gather()
     if not is_finite(trained.state_tensors(), world):
-        raise ConfigError(
-            f"{path} holds weights or moments that are NaN or infinite (--check names the first): start from others, "
-            "or remove the newest checkpoint to resume from the one before"
-        )
+        cure = "start from others, or remove the newest checkpoint to resume from the one before"
+        raise ConfigError(f"{path} holds weights or moments that are NaN or infinite (--check names the first): {cure}")
 
 
 def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> None:
-    """Raises ConfigError where a rank has other settings, code or checkpoint than most. A collective."""
+    """Raises ConfigError if a rank has other settings, code or checkpoint than most. A collective."""
     facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model}
-    if saved is not None:  # one in shards has a token of its own
+    if saved is not None:  # a sharded one has a token
         facts["the newest checkpoint"] = saved.get("token") or weights.checksum_of(saved["model"])
     facts["CHECKPOINT_DIR"] = "unset" if config.checkpoint.directory is None else "set"
     if config.zero.is_deepspeed:
@@ -179,12 +175,12 @@ def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> N
 
 
 def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None:
-    """Raises ConfigError where a rank begins with other weights than most. checksum: of this rank's. A collective."""
+    """Raises ConfigError if a rank starts from other weights than most. checksum: of this rank's. A collective."""
     world.agree({"weights": f"{checksum:08x}"}, f"is INIT_CHECKPOINT={config.init_checkpoint} the same on every node?")
 
 
 class Saver:
-    """Saves the state of a run on a thread, from rank 0, or each rank its part; the steps wait for a copy only."""
+    """Saves the state of a run on a thread, from rank 0 or in shards; training only waits for a copy."""
 
     def __init__(
         self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource, shard_order: tuple[int, int]
@@ -192,14 +188,14 @@ class Saver:
         """data: what is trained on; shard_order: see Sampler."""
         self.config, self.trained, self.world = config, trained, world
         self.writer = Writer(config.checkpoint)
-        self.facts = {  # alike in every checkpoint of the run
+        self.facts = {  # equal in all checkpoints of the run
             "row_counts": data.row_counts().tolist(), "vocab_md5": data.vocab_md5,
             "data_digest": data_digest(data.identity()), "computed": _computed(config), "dealt": shard_order,
             "bert_config": dataclasses.asdict(config.model), "run": run_identity(config, seed),
         }  # fmt: skip
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
-        """Begins to write a checkpoint of what was done so far. ``ended``: the run is over. A collective.
+        """Starts writing a checkpoint. ``ended``: the run is over. A collective.
 
         Raises TrainingError for a state that is not finite.
         """
@@ -221,39 +217,31 @@ class Saver:
                 self.writer.start(step, state | facts | {"model": state["optimizer"]["masters"]})
 
     def finish(self) -> bool:
-        """Waits for the last checkpoint; whether it was written, on every rank. A collective."""
+        """Waits for the last checkpoint; returns whether it was written, on every rank. A collective."""
         self.writer.wait()
         return not self.world.any(self.writer.error is not None)
 
 
 def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
-    """The state of an optimizer that begins a phase of pretraining with the moments of the one before, steps from 0.
+    """Optimizer state for a warm start: the moments of the previous phase of pretraining, steps counted from 0.
 
-    path: of a step_*.pt of this trainer; optimizer: this run's; shapes: of the model's parameters, by name. Raises
-    ConfigError where the file is none, or of another optimizer, vocabulary or shape.
+    path: a step_*.pt of this trainer; optimizer: this run's; shapes: of the model's parameters, by name. Raises
+    ConfigError for another file, or another optimizer, vocabulary or shape.
     """
     try:
         saved = read_checkpoint(path, mmap=True)
-    except Exception as error:  # a damaged file, or none of PyTorch's
+    except Exception as error:  # a damaged file, or not PyTorch's
         raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})") from None
     found = saved.get("optimizer") if isinstance(saved, Mapping) else None
     if not isinstance(found, Mapping) or "masters" not in found:
-        raise ConfigError(
-            f"INIT_OPTIMIZER=1: {path} holds no optimizer's state: expected a step_*.pt of this trainer, or set "
-            "INIT_OPTIMIZER=0"
-        )
+        expected = "expected a step_*.pt of this trainer, or set INIT_OPTIMIZER=0"
+        raise ConfigError(f"INIT_OPTIMIZER=1: {path} holds no optimizer state: {expected}")
     trained_with = saved.get("run", {}).get("OPTIMIZER")
     if trained_with != optimizer:
-        raise ConfigError(
-            f"INIT_OPTIMIZER=1: {path} is of OPTIMIZER={trained_with}, this run has {optimizer}: use the same, or "
-            "INIT_OPTIMIZER=0"
-        )
+        differs = f"is of OPTIMIZER={trained_with}, this run has {optimizer}"
+        raise ConfigError(f"INIT_OPTIMIZER=1: {path} {differs}: use the same, or INIT_OPTIMIZER=0")
     for part, tensors in found.items():
-        if not isinstance(tensors, Mapping):
-            continue
-        if wrong := weights.misfits(shapes, tensors):
-            rest = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-            raise ConfigError(
-                f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {'; '.join(wrong[:3])}{rest}"
-            )
+        if isinstance(tensors, Mapping) and (wrong := weights.misfits(shapes, tensors)):
+            some = "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+            raise ConfigError(f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {some}")
     return {**found, "num_steps": 0}

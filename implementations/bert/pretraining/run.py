@@ -20,7 +20,7 @@ SUCCESS, NOT_REACHED = 0, 3
 
 
 def run(environ: Mapping[str, str], check_only: bool = False) -> int:
-    """Trains as ``environ`` says, or with ``check_only`` prints what would run; returns the exit status."""
+    """Trains as configured by ``environ``, or with ``check_only`` describes the run; returns the exit status."""
     run_config = rundir.Config()
     try:
         run_config = from_env(rundir.Config, environ)
@@ -40,7 +40,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
 
 
 def _check_gpu(config: Config) -> None:
-    """Raises ConfigError where a submission would quietly train on a CPU, weeks instead of minutes."""
+    """Raises ConfigError if a submission would silently train on a CPU, for weeks instead of minutes."""
     unseen = config.dist.device == "auto" and pick_device(config.dist).type == "cpu"
     if unseen and config.mlperf.division == "closed" and not config.data.synthetic:
         raise ConfigError(f"no GPU is seen ({why_no_gpu()}): fix the driver, or set DEVICE=cpu")
@@ -63,9 +63,9 @@ def _train(config: Config) -> int:
     if is_main and not ending.stopped:
         check.write_identity(config)  # off the clock: it looks at the data
     if ending.stopped and is_main:
-        said = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
-        rundir.write_error(config.run, said)  # the launcher's word that the run is not complete
-        print(f"bert: {said}", file=sys.stderr, flush=True)
+        stopped = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
+        rundir.write_error(config.run, stopped)  # tells the launcher that the run is not complete
+        print(f"bert: {stopped}", file=sys.stderr, flush=True)
     if ending.reached or ending.stopped or config.rehearse or not config.evaluate.has_target:
         return SUCCESS
     reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"

@@ -44,7 +44,7 @@ from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
 
 
 def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) -> Ending:
-    """Runs to the end and says why it ended. A collective: every rank calls it with the same settings."""
+    """Runs to the end and returns why it ended. A collective: every rank calls it with the same settings."""
     saved = resume.newest(config.checkpoint)
     resume.check_ranks(config, world, saved)
     seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
@@ -61,7 +61,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     model, step = build(config, world, seed, clock)
     log.weights(name for name, _ in model.named_parameters())
     if saved is None and config.checkpoint.init_optimizer and path is not None:
-        # ds_shape: of the gathered parameter, where ZeRO-3 has left this rank a part of it.
+        # ds_shape: shape of the whole parameter where ZeRO-3 partitions it.
         shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
         step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
     done, done_batches, done_samples = resume.restore(config, step, seed, saved)
@@ -80,7 +80,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         start = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
         rundir.add_to_environment(config.run, {"start_seconds": start})
     log.run_start()
-    world.barrier()  # no rank touches the data set before the line is written
+    world.barrier()  # no rank may read the data set before run_start is logged
     run_start = time.monotonic()
 
     settings, vocab_size = config.data, model.config.vocab_size
@@ -101,10 +101,9 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         data = DaliLoader(data, world.device, settings.gradient_steps)
 
     def epochs(batches: int, samples: int) -> float:
-        """Passes over the data. Rows packed while training are not rows of the files."""
+        """Passes over the data. With online packing, rows of the files are sequences."""
         return (samples if settings.batching == "online" else batches * rows_per_step) / num_rows
 
-    # What drives the loop, and what the loop drives.
     rate = partial(learning_rate, config=config.schedule)
     steps = StepCounter(rate, config.max_steps, step.scaler, done, done_batches)
     progress = Progress(
@@ -142,7 +141,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         if config.sustained_minutes and not ending.stopped:
             # The same work for a power meter, with a learning rate of 0.
             while world.any(time.monotonic() < run_start + 60 * config.sustained_minutes):
-                for _ in range(10):  # the question of the time is a collective that waits for the device
+                for _ in range(10):  # world.any waits for the device
                     take_step(data.next_step(), 0.0)
             log.sustained_stop()
     except BaseException:
@@ -157,19 +156,18 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 def save_last(saver: resume.Saver, ending: Ending, needed: bool) -> None:
     """Saves a run that is over. A collective.
 
-    Raises TrainingError where the checkpoint cannot be written and is needed: of a run that was asked to stop, and of
-    one without a target, which is there for its weights.
+    Raises TrainingError if the checkpoint cannot be written and is needed: by a run that was stopped, and by one
+    without a target, which is run for its weights.
     """
     saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
     if not saver.finish() and needed:
-        raise TrainingError(
-            f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}, and its checkpoint cannot be "
-            f"written ({saver.writer.error or 'another rank says why'}): RESUME=1 continues from the one before"
-        )
+        last = f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}"
+        failure = f"its checkpoint cannot be written ({saver.writer.error or 'another rank says why'})"
+        raise TrainingError(f"{last}, and {failure}: RESUME=1 continues from the one before")
 
 
 def resolve_kernels(config: Config, world: World) -> Config:
-    """The config with the attention backend named, which is printed and noted in the run's folder. A collective."""
+    """The config with ATTENTION=auto resolved, which is printed and noted in the run's folder. A collective."""
     kernels, words = config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, world)
     if world.is_main:
         if world.device.type == "cuda":
@@ -182,22 +180,22 @@ def resolve_kernels(config: Config, world: World) -> Config:
 def build(
     config: Config, world: World, seed: int, clock: StartClock | None = None
 ) -> tuple[BertForPreTraining, resume.Trainer]:
-    """The model with its first weights, and what trains it. Raises ConfigError for weights that do not fit.
+    """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit.
 
-    ``config``: with the attention backend named. Where the optimizer is sharded, no rank has all weights in fp32: they
+    ``config``: with the attention backend resolved. With a sharded optimizer no rank has all weights in fp32: they
     come chunk by chunk, and each rank keeps those of its shard.
     """
     kernels, device, clock = select(config.kernels, world.device), world.device, clock or StartClock()
     path, by_chunks = config.checkpoint.init_checkpoint, config.optim.is_sharded(device)  # always with DeepSpeed
 
     def chunks(shapes: BertForPreTraining, so_far: Checksum) -> tuple[Iterator[Chunk], Loaded]:
-        """The first weights of a model without numbers; the checksum takes them in as they come."""
+        """Initial weights of a model of shapes; the checksum is computed as they are read."""
         if path is None:
             return so_far.of(first_weights(shapes, seed)), Loaded([], [])
         return chunks_of(shapes, path, seed, config.may_have_new_heads, so_far)
 
     def masters() -> Iterator[Chunk]:
-        """The same once more, of a model that has its weights, of which ZeRO-3 leaves no shapes."""
+        """The same weights again, for fp32 masters; by then ZeRO-3 has removed the model's shapes."""
         return chunks(meta_model(config.model), Checksum())[0]
 
     with uninitialized(torch.device("meta") if by_chunks else world.device):
@@ -233,7 +231,7 @@ def build(
 def prepare(
     config: Config, model: BertForPreTraining, step: resume.Trainer, world: World, clock: StartClock | None = None
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
-    """Before the clock: all that the first step and the first evaluation would otherwise wait for."""
+    """Before the clock: compiles and records what the first step and evaluation would otherwise wait for."""
     take_step: TrainingStep = step
     graph, length, clock = None, config.data.max_seq_length, clock or StartClock()
     if isinstance(step, Step):
@@ -258,7 +256,7 @@ def prepare(
 
 
 def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], PretrainingBatch]:
-    """What the data thread does with a batch: fills it up for a graph, pins its memory where a GPU will copy it."""
+    """The data thread's last stage: pads a batch for a graph, and pins its memory for a GPU."""
     capacity = graph_capacity(config.data.capacity, config.data.batch_size)
 
     def finish(batch: PretrainingBatch) -> PretrainingBatch:
@@ -270,7 +268,7 @@ def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], Pretr
 
 
 def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
-    """Micro-batches of one step on made-up data, as the data thread gives them."""
+    """Micro-batches of one step on synthetic data, as the data thread provides them."""
     size, length = config.data.batch_size, config.data.max_seq_length
     records = synthetic_records(size, length, config.model.vocab_size, config.data.packed, seed=0)
     rows = np.arange(min(size, records.num_rows))
@@ -280,7 +278,7 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
 
 @dataclass
 class Evaluation:
-    """Evaluates, logs, and says whether the target is reached. The data set is opened at the first one."""
+    """Evaluates, logs, and tells whether the target is reached. Opens the data set at the first evaluation."""
 
     config: evaluate.Config
     max_seq_length: int
@@ -294,7 +292,7 @@ class Evaluation:
 
     @property
     def num_sequences(self) -> int:
-        """Of the evaluation set; before the first evaluation as many as are asked for."""
+        """Size of the evaluation set; before the first evaluation NUM_EVAL_EXAMPLES."""
         return self.config.num_examples if self.evaluator is None else self.evaluator.num_sequences
 
     def run(self, step: int, samples: int) -> bool:
@@ -313,12 +311,9 @@ class Evaluation:
             if self.world.is_main:
                 outcome = "reached" if reached else f"{target:.4f}" if target else "none"
                 pairs = "" if result.nsp_accuracy is None else f"next sentence {result.nsp_accuracy:.4f}, "
-                print(
-                    f"evaluation at step {step}, {samples:,} samples: accuracy {result.accuracy:.5f} "
-                    f"(target {outcome}), loss {result.mlm_loss:.4f}, {pairs}{seconds:.1f} s",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                when = f"evaluation at step {step}, {samples:,} samples"
+                accuracy = f"accuracy {result.accuracy:.5f} (target {outcome}), loss {result.mlm_loss:.4f}"
+                print(f"{when}: {accuracy}, {pairs}{seconds:.1f} s", file=sys.stderr, flush=True)
             figures = result.figures() | {"seconds": seconds}
             for sink in self.sinks:
                 sink("evaluation", {"step": step, "samples": samples, **figures})

@@ -1,4 +1,4 @@
-"""Settings that every task shares and its device has a say in: ranks, kernels, precision, graph and optimizer."""
+"""Device-dependent settings, shared by all tasks: ranks, kernels, precision, graph and optimizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bert.training import graph
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The part of a task's Config that the device has a say in."""
+    """The device-dependent part of a task's Config."""
 
     dist: dist.Config = field(default_factory=dist.Config)
     kernels: kernels.Config = field(default_factory=kernels.Config)
@@ -43,25 +43,20 @@ class Hardware:
         return self.kernels.attention in ("triton", "cudnn_frontend") and fused
 
     def recomputation(self, *, uses_graph: bool) -> Recomputation | None:
-        """How the model saves activations, if it does."""
+        """Activation recomputation of the model, if any."""
         layers = self.recompute.layers
         return Recomputation(layers, random_state=not uses_graph) if layers else None
 
     def check_device(self, *, uses_graph: bool) -> None:
-        """Raises ConfigError for what this machine's device cannot do.
-
-        After ``dist.check()``: what is asked of a device that is not there fails in PyTorch's words.
-        """
+        """Raises ConfigError for what this machine's device cannot do. Requires ``dist.check()`` first."""
         self.precision.check(self.device)
         dtype = self.numerics.dtype
         self.optim.check(self.device)
         self.optim.group_size(self.dist.world_size, self.dist.ranks_per_node)
         attention.check(self.kernels.attention, self.device, dtype, uses_graph)
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
-            raise ConfigError(
-                "RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours: set ATTENTION=triton or cudnn_frontend, "
-                "and FUSED=auto, or CUDA_GRAPH=0"
-            )
+            cure = "set ATTENTION=triton or cudnn_frontend, and FUSED=auto, or CUDA_GRAPH=0"
+            raise ConfigError(f"RECOMPUTE_LAYERS in a CUDA graph needs our own dropout: {cure}")
         if not self.graph.cuda_graph:
             return
         if self.device.type != "cuda":

@@ -1,7 +1,7 @@
 """Steps that leave files: CAPTURE, tensors of the first steps to compare; PROFILE_STEPS, a trace of PyTorch's profiler.
 
-RUN_DIR/capture_<TRIAL>/step_<step>_rank_<rank>.safetensors holds what every module computed by module, in the order of
-the forward pass, and the gradients of it. Where a module runs twice (RECOMPUTE_LAYERS) the first time counts.
+RUN_DIR/capture_<TRIAL>/step_<step>_rank_<rank>.safetensors holds the outputs of every module, in the order of the
+forward pass, and their gradients. If a module runs twice (RECOMPUTE_LAYERS) its first run is kept.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ from bert.data.records import DataError
 from bert.training.step import StepResult, TrainingStep
 
 KINDS = ("inputs", "activations", "gradients")
-ORDER = "order"  # of the names, in a file's metadata
+ORDER = "order"  # metadata key: names in the order of the step
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptureConfig:
-    """What is captured."""
-
     capture: str = env(
-        "CAPTURE", "", doc="tensors of the first steps into RUN_DIR, joined by commas: inputs, activations, gradients"
+        "CAPTURE", "", doc="tensors of the first steps to write to RUN_DIR, by comma: inputs, activations, gradients"
     )
-    steps: int = env("CAPTURE_STEPS", 1, at_least=1, doc="CAPTURE: steps of which tensors are written")
+    steps: int = env("CAPTURE_STEPS", 1, at_least=1, doc="CAPTURE: number of steps captured")
 
     @property
     def kinds(self) -> set[str]:
@@ -50,7 +48,7 @@ class CaptureConfig:
         if not self.kinds:
             if self.capture or self.steps != 1:
                 wrong = f"CAPTURE={self.capture!r}" if self.capture else f"CAPTURE_STEPS={self.steps} and no CAPTURE"
-                raise ConfigError(f"{wrong}: say in CAPTURE what to write: {', '.join(KINDS)}, joined by commas")
+                raise ConfigError(f"{wrong}: set CAPTURE to what to write: {', '.join(KINDS)}, joined by commas")
             return
         if unknown := sorted(self.kinds - set(KINDS)):
             raise ConfigError(f"CAPTURE names {', '.join(unknown)}: expected {', '.join(KINDS)}, joined by commas")
@@ -61,13 +59,12 @@ class CaptureConfig:
 
 
 class CapturedStep:
-    """A training step whose first calls leave files."""
+    """A training step whose first calls are captured."""
 
     def __init__(
         self, config: CaptureConfig, folder: Path, rank: int, model: nn.Module, take_step: TrainingStep
     ) -> None:
-        self.config, self.folder, self.rank, self.take_step = config, folder, rank, take_step
-        self.model = model
+        self.config, self.folder, self.rank, self.model, self.take_step = config, folder, rank, model, take_step
         self.count = self.micro_batch = 0
         self.found: dict[str, Tensor] = {}
 
@@ -122,8 +119,8 @@ class CapturedStep:
 def differences(one: Path, other: Path) -> Iterator[tuple[str, float, float]]:
     """(name, largest absolute difference, that relative to the largest number of ``one``) in the order of the step.
 
-    Infinite where one has not the tensor or another shape; what ``other`` alone has comes last. Raises DataError for
-    a file that is damaged, or none of a capture.
+    Infinite if a tensor is missing in one or has another shape; tensors of ``other`` alone come last. Raises DataError
+    for a damaged file, or one not written by CAPTURE.
     """
 
     def largest(tensor: Tensor) -> float:
@@ -135,7 +132,7 @@ def differences(one: Path, other: Path) -> Iterator[tuple[str, float, float]]:
         held = [(file, set(file.keys())) for file in (a, b)]
         for name in dict.fromkeys(order):
             pair = [file.get_tensor(name).double() for file, names in held if name in names]
-            if len(pair) == 2 and name.endswith(".gradient"):  # one that never came is 0
+            if len(pair) == 2 and name.endswith(".gradient"):  # empty: never computed, as 0
                 pair = [x if x.numel() else torch.zeros_like(y) for x, y in (pair, pair[::-1])]
             if len(pair) < 2 or pair[0].shape != pair[1].shape:
                 yield name, float("inf"), float("inf")
@@ -146,7 +143,7 @@ def differences(one: Path, other: Path) -> Iterator[tuple[str, float, float]]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A file of a capture, whose metadata has the names of its tensors as the step computed them."""
+    """A capture file, whose metadata lists its tensors in the order of the step."""
     try:
         file = safetensors.safe_open(path, framework="pt")
     except (OSError, safetensors.SafetensorError) as error:
@@ -157,40 +154,36 @@ def _opened(path: Path) -> Iterator[Any]:
         except (KeyError, TypeError, ValueError):
             complete = False
         if not complete:
-            raise DataError(
-                f"{path}: a file of tensors, but none that CAPTURE wrote: name a capture_<TRIAL> or a file of it"
-            )
+            raise DataError(f"{path}: tensors, but not written by CAPTURE: name a capture_<TRIAL> or a file in it")
         yield file
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """Which steps are profiled."""
-
     steps: str = env(
-        "PROFILE_STEPS", "", doc="first,last step of this process whose torch.profiler trace rank 0 writes to RUN_DIR"
+        "PROFILE_STEPS", "", doc="first,last step of this process to profile; rank 0 writes a trace to RUN_DIR"
     )
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """The first and the last, counted from 1; None without any."""
+        """First and last step, counted from 1; None if none are profiled."""
         found = re.fullmatch(r"(\d+),(\d+)", self.steps)
         return (int(found[1]), int(found[2])) if found else None
 
     def check(self, run: rundir.Config, num_steps: int) -> None:
-        """Raises ConfigError for what is not a span of the ``num_steps`` of this process, and without RUN_DIR."""
+        """Raises ConfigError for an invalid span of the ``num_steps`` of this process, and without RUN_DIR."""
         if not self.steps:
             return
         if self.span is None or not 1 <= self.span[0] <= self.span[1]:
             raise ConfigError(f"PROFILE_STEPS={self.steps!r}: expected the first and the last step, such as 2,3")
         if self.span[1] > num_steps:
-            raise ConfigError(f"PROFILE_STEPS={self.steps}: this process takes {num_steps} steps: choose some of these")
+            raise ConfigError(f"PROFILE_STEPS={self.steps}: this process takes {num_steps} steps: choose among these")
         if run.run_dir is None:
             raise ConfigError("PROFILE_STEPS writes to RUN_DIR, which is not set: give the folder")
 
 
 class ProfiledStep:
-    """A training step that is profiled from the ``first`` call to the ``last``; the trace is Chrome's JSON."""
+    """A training step profiled from the ``first`` call to the ``last``; the trace is in Chrome's JSON format."""
 
     def __init__(self, span: tuple[int, int], path: Path, take_step: TrainingStep) -> None:
         self.first, self.last = span
@@ -218,9 +211,9 @@ class ProfiledStep:
 
 
 def unprofiled(take_step: TrainingStep) -> TrainingStep:
-    """The step without its profile, which ends: of what comes after the training nothing belongs into the trace.
+    """The step without its profile: the trace must not include what follows the training.
 
-    Writes a profile that is still open, and says in one line which of its steps never came.
+    Writes a profile that is still open, and reports that it is incomplete.
     """
     if not isinstance(take_step, ProfiledStep):
         return take_step
@@ -229,6 +222,6 @@ def unprofiled(take_step: TrainingStep) -> TrainingStep:
         outcome = "no trace is written" if step.profile is None else f"{step.path} ends there"
         if step.profile is not None:
             step._export()
-        said = f"PROFILE_STEPS={step.first},{step.last}: this process ended after its step {step.count}"
-        print(f"{said}: {outcome}", file=sys.stderr, flush=True)
+        early = f"PROFILE_STEPS={step.first},{step.last}: this process ended after its step {step.count}"
+        print(f"{early}: {outcome}", file=sys.stderr, flush=True)
     return step.take_step

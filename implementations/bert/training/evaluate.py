@@ -31,13 +31,10 @@ class Config:
     evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
     num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=0, doc="sequences of the evaluation set; 0: all")
     batch_size: int = env(
-        "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, full lengths"
+        "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, of full length"
     )
     start_samples: int = env(
-        "EVAL_ITER_START_SAMPLES",
-        0,
-        at_least=0,
-        doc="training samples before the first evaluation; 0: as many as between",
+        "EVAL_ITER_START_SAMPLES", 0, at_least=0, doc="training samples before the first evaluation; 0: one interval"
     )
     every_samples: int = env(
         "EVAL_ITER_SAMPLES", 0, at_least=0, doc="training samples between evaluations; 0: none, and no target"
@@ -45,17 +42,17 @@ class Config:
     target: float = env(
         "TARGET_MLM_ACCURACY", 0.720, at_least=0, at_most=1, doc="masked-LM accuracy that ends the run; 0: none"
     )
-    initial: bool = env("EVAL_INITIAL", False, doc="1 evaluates once before the first step as well")
+    initial: bool = env("EVAL_INITIAL", False, doc="1: evaluate before the first step, too")
 
     @property
     def has_target(self) -> bool:
-        """Whether the run succeeds by an accuracy; else it succeeds by its last step."""
+        """Whether reaching an accuracy is success; otherwise reaching the last step is."""
         return self.target > 0 and (self.every_samples > 0 or self.initial)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """Of masked words (mlm) and of next sentences (nsp), None for a model without that head, or data without pairs."""
+    """Figures of masked words (mlm) and next sentences (nsp); nsp is None without that head, or data without pairs."""
 
     accuracy: float
     mlm_loss: float
@@ -63,12 +60,11 @@ class Result:
     nsp_accuracy: float | None
 
     def figures(self) -> dict[str, float]:
-        """All that there are, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -> set[int]:
-    """Steps after which to evaluate: the first with at least start, start + every, ... nominal samples trained."""
+    """Steps to evaluate after: the first with at least start, start + every, ... nominal samples trained."""
     if not config.every_samples:
         return set()
     points = range(config.start_samples or config.every_samples, max_samples + 1, config.every_samples)
@@ -87,7 +83,7 @@ class Evaluator:
         world: World,
         graph: EvaluationGraph | None = None,
     ) -> None:
-        """Raises DataError where the set is absent, too small, or of another vocabulary than ``vocab_md5``."""
+        """Raises DataError if the set is absent, too small, or of another vocabulary than ``vocab_md5``."""
         if config.evaldir is None:
             raise DataError("EVALDIR is not set: give the folder of the evaluation records")
         self.world, self.graph = world, graph
@@ -97,12 +93,10 @@ class Evaluator:
         records = concatenate([shards[number] for number in range(len(shards))])
         self.vocab_md5 = shards.vocab_md5
         if records.num_sequences < config.num_examples:
-            raise DataError(
-                f"EVALDIR={config.evaldir}: {records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is "
-                f"{config.num_examples}: prepare the evaluation set again, or lower NUM_EVAL_EXAMPLES"
-            )
+            few = f"{records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is {config.num_examples}"
+            raise DataError(f"EVALDIR={config.evaldir}: {few}: prepare the evaluation set again, or lower that")
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
-            raise DataError(f"EVALDIR={config.evaldir}: token ids past vocab_size {vocab_size} of bert_config.json")
+            raise DataError(f"EVALDIR={config.evaldir}: token ids beyond vocab_size {vocab_size} of bert_config.json")
         self.num_sequences = config.num_examples or records.num_sequences
         mine = share(records, self.num_sequences, world.rank, world.size)
         if graph is None:  # sequences of like length together: the sums do not depend on the order
@@ -119,7 +113,7 @@ class Evaluator:
         """Accuracy = correct / masked tokens over all ranks; losses are means over masked tokens and over sequences."""
         totals = torch.zeros(_COUNTS, dtype=torch.float64, device=self.world.device)
         with model.evaluating():
-            # The graph is of evaluations after a step; one before the first has no fp8 scales yet.
+            # The graph was recorded for evaluations after a step; before the first one there are no fp8 scales.
             graphed = self.graph is not None and self.graph.in_fp8 == model.evaluates_in_fp8
             for batch in self.batches:
                 totals += self.graph(batch) if self.graph is not None and graphed else _count(model, batch)
@@ -134,7 +128,7 @@ class EvaluationGraph:
     """The pass over one evaluation batch, recorded as a CUDA graph before the clock starts."""
 
     def __init__(self, config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device) -> None:
-        """Room for EVAL_BATCHSIZE times ``max_seq_length`` tokens: about twice as many sequences of Wikipedia."""
+        """Capacity: EVAL_BATCHSIZE times ``max_seq_length`` tokens, about twice as many sequences of Wikipedia."""
         self.room = evaluation_room(config.batch_size, max_seq_length)
         self.capacity = graph_capacity(self.room, config.batch_size)
         self.batch = static_batch(dummy_batch(1, max_seq_length, model), self.capacity).to(device)
@@ -158,25 +152,25 @@ def dummy_batch(num_sequences: int, max_seq_length: int, model: BertForPreTraini
 
 @torch.no_grad()
 def rehearse(config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device) -> None:
-    """A pass over one dummy evaluation batch: the first evaluation then waits for no compiler. Changes nothing."""
+    """A pass over a dummy batch, so that the first evaluation need not compile kernels. Changes no state."""
     with model.evaluating(calibrated=True):
         _count(model, dummy_batch(config.batch_size, max_seq_length, model).to(device))
 
 
 def evaluation_room(batch_size: int, max_seq_length: int) -> PretrainingCapacity:
-    """Sizes of an evaluation batch for a graph."""
+    """Capacity of an evaluation batch for a graph."""
     return PretrainingCapacity.of(batch_size * max_seq_length, 3 * batch_size)
 
 
 def share(records: Records, num_examples: int, rank: int, num_ranks: int) -> np.ndarray:
-    """The sequences of a rank, the shortest first: as many tokens as every other rank's, give or take a sequence."""
+    """A rank's sequences, shortest first; all ranks get equally many tokens, give or take a sequence."""
     return np.argsort(records.sequence_lengths[:num_examples], kind="stable")[rank::num_ranks]
 
 
 def fill_batches(records: Records, sequences: np.ndarray, room: PretrainingCapacity) -> list[np.ndarray]:
-    """The sequences in the fewest batches that all have their share of long and short ones, and so are equally full.
+    """Splits the sequences into the fewest batches that fit, all with a like mix of lengths and so equally full.
 
-    Sorted by length they are dealt out back and forth. One that exceeds the room by itself is a batch by itself.
+    Sorted by length they are distributed back and forth. A sequence that exceeds the room alone is a batch alone.
     """
     ordered = sequences[np.argsort(-records.sequence_lengths[sequences], kind="stable")]
     sizes = (records.sequence_lengths[ordered], np.diff(records.masked_lm_offsets)[ordered], np.ones(len(ordered)))

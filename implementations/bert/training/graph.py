@@ -1,8 +1,8 @@
-"""What runs before the clock: steps that compile kernels; a step or an evaluation pass, recorded as one CUDA graph.
+"""Before the clock: steps that compile kernels; a step or an evaluation pass recorded as one CUDA graph.
 
-A graph is recorded once, then started with a single call. It works on fixed memory and fixed sizes (a Capacity), so
-batches are filled up and copied in. The copies run ahead on a stream of their own, from page-locked memory into one of
-two staging buffers, while the graph of the step before still runs.
+A graph is recorded once, then launched with a single call. It works on fixed memory and fixed sizes (a Capacity), so
+batches are padded and copied in. The copies run ahead on a separate stream, from page-locked memory into one of two
+staging buffers, while the graph of the previous step still runs.
 """
 
 from __future__ import annotations
@@ -21,29 +21,27 @@ from bert.data.records import DataError
 from bert.kernels.recording import CaptureError, record, warm_stream
 from bert.training.step import Step, StepResult, TrainingStep
 
-NUM_WARM_UP_STEPS = 3  # before the recording: kernels are compiled, libraries and communicators ready
+NUM_WARM_UP_STEPS = 3  # before the recording: compile kernels, initialize libraries and communicators
 NUM_STAGES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     cuda_graph: bool | None = env(
-        "CUDA_GRAPH",
-        None,
-        doc="1: steps as one CUDA graph, evaluation as another; unset: pretraining on GPUs, packed data",
+        "CUDA_GRAPH", None, doc="1: a CUDA graph for steps, one for evaluation; unset: packed pretraining on GPUs"
     )
 
 
 def graph_capacity(capacity: AnyCapacity, num_rows: int) -> AnyCapacity:
-    """Room for the padding tokens too: up to a row's length each, they are sequences of their own (static_batch)."""
+    """Capacity with room for the padding tokens, which form sequences of up to a row's length (static_batch)."""
     return dataclasses.replace(capacity, sequences=capacity.sequences + num_rows)
 
 
 def static_batch(batch: AnyBatch, capacity: Capacity) -> AnyBatch:
-    """The batch filled up to ``capacity``, with every token in some sequence: losses and gradients stay what they were.
+    """The batch padded to ``capacity``, with every token in some sequence; losses and gradients do not change.
 
-    Attention libraries leave the output of tokens outside of all sequences undefined, even nan. Raises DataError where
-    the batch holds more than the capacity.
+    Attention libraries leave the output of tokens outside of all sequences undefined, even nan. Raises DataError if
+    the batch exceeds the capacity.
     """
     try:
         filled = batch.pad_to(capacity)
@@ -55,7 +53,7 @@ def static_batch(batch: AnyBatch, capacity: Capacity) -> AnyBatch:
     offsets = torch.cat([batch.cu_seqlens, ends.clamp(max=capacity.tokens).to(torch.int32)])
     if int(offsets[-1]) < capacity.tokens:
         raise DataError(f"{capacity} leaves no room for the padding tokens: raise MAX_SEQUENCES_PER_ROW")
-    # The counts are the graph's: what is real is known by the labels.
+    # The graph computes on all tokens; the labels tell real ones from padding.
     return dataclasses.replace(filled, cu_seqlens=offsets)
 
 
@@ -68,12 +66,12 @@ def copy_batches(targets: Sequence[Batch], sources: Sequence[Batch]) -> None:
 
 
 class Recording:
-    """A recorded step; ``result`` is where its result lies after each start."""
+    """A recorded step; ``result`` is overwritten by each launch."""
 
     def __init__(
         self, step: Step, batches: Sequence[Batch], stream: torch.cuda.Stream, before: Recording | None
     ) -> None:
-        """``before``: a recording whose memory is used again, see record()."""
+        """``before``: a recording whose memory is reused, see record()."""
         self.result: StepResult
 
         def run() -> None:
@@ -83,14 +81,14 @@ class Recording:
 
 
 class GraphedStep:
-    """Step's signature, run from a graph. Recording it leaves weights, optimizer, scales and RNG as they were.
+    """Step's signature, run from a graph. Recording leaves weights, optimizer, scales and RNG unchanged.
 
-    The first fp8 step, which measures the scales, is a graph of its own in the memory of the other: run eagerly, its
-    activations would lie in memory beside theirs, and a batch that just fits would end in the first step.
+    The first fp8 step, which measures the scales, is a separate graph in the memory of the other: run eagerly, its
+    activations would need additional memory, and a batch that just fits would run out of it in the first step.
     """
 
     def __init__(self, step: Step, examples: Sequence[Batch]) -> None:
-        """``examples``: micro-batches at capacity, as they will come. Raises CaptureError, on every rank."""
+        """``examples``: micro-batches at capacity, as in training. Raises CaptureError, on every rank."""
         self.step, self.device = step, step.world.device
         self.batches = [batch.to(self.device) for batch in examples]
         self.stages = [[batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)]
@@ -103,23 +101,23 @@ class GraphedStep:
         with step.rollback():
             earlier, failed = None, None
             try:
-                while step.measures not in self.recordings:  # a step that measures is followed by one that does not
+                while step.measures not in self.recordings:  # a measuring step is followed by one that does not measure
                     measures = step.measures
                     earlier = self.recordings[measures] = Recording(step, self.batches, stream, earlier)
             except CaptureError as error:
                 failed = error
-            # Before the first start, in which ranks that have a graph would wait for one that has none.
+            # Before the first launch, in which ranks with a graph would wait for one without.
             if step.world.any(failed is not None):
                 failed = failed or CaptureError("on another rank")
             else:
                 for recording in self.recordings.values():
-                    self._start(recording)  # the first start of a graph is slow
+                    self._start(recording)  # the first launch of a graph is slow
         if failed:
             raise failed
         torch.cuda.synchronize(self.device)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
-        """Trains on the micro-batches, which lie in page-locked memory. The result is valid until the next call."""
+        """Trains on micro-batches in page-locked memory. The result is valid until the next call."""
         stage = self.count % NUM_STAGES
         self.count += 1
         self.step.world.wait_for(self.finished[stage])  # run at most two steps ahead of the device
@@ -143,11 +141,11 @@ class GraphedStep:
 
 
 def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, rehearse: bool) -> TrainingStep:
-    """The step as the loop will call it: recorded as a CUDA graph, or itself, with ``rehearse`` after a trial; itself,
-    too, where the recording fails, and a line says so.
+    """The step for the loop: recorded as a CUDA graph, or, without ``graph`` or if recording fails (which is printed),
+    the step itself, run once if ``rehearse``.
 
-    Kernels, allocator and communicators are then ready. Weights, moments, step count, scales and random states are
-    bit for bit what they were. examples: micro-batches of one step, as the data source gives them.
+    Afterwards kernels, allocator and communicators are ready; weights, moments, step count, scales and random states
+    are bit for bit unchanged. examples: micro-batches of one step, as the data source gives them.
     """
     if graph:
         try:

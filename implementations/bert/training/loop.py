@@ -1,4 +1,4 @@
-"""The training loop: take a step, do what is due after it, until the target or the end. It knows no task by name."""
+"""The task-independent training loop: take a step, do what is due after it, until the target or the end."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bert.training.metrics import Progress
 from bert.training.step import TrainingStep
 from bert.training.stop import LAST_STEP, TARGET, Ending, Stop, TrainingError
 
-MOST_OVERFLOWS = 50  # in a row: as many halvings bring every sensible loss scale to 1
+MOST_OVERFLOWS = 50  # in a row: so many halvings bring any sensible loss scale to 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """What the loop drives.
 
-    next_step: micro-batches of the next step, on the CPU or on the device; seed: number of a batch -> seed of its
-    random numbers; evaluate: (steps, samples) -> whether the target is reached; save: writes a checkpoint of (steps,
-    batches, samples). The last two are collectives.
+    next_step: micro-batches of the next step, on the CPU or the device; seed: batch number -> random seed; evaluate:
+    (steps, samples) -> whether the target is reached; save: writes a checkpoint of (steps, batches, samples). The last
+    two are collectives.
     """
 
     next_step: Callable[[], Sequence[Any]]
@@ -39,9 +39,9 @@ class Parts:
 
 
 def train(parts: Parts) -> Ending:
-    """Runs to the end; every rank calls it with parts of the same settings. The last checkpoint is the caller's.
+    """Runs to the end; every rank calls it with the same settings. The caller writes the last checkpoint.
 
-    Raises TrainingError where training has broken down, and what the parts raise.
+    Raises TrainingError if training has broken down, and what the parts raise.
     """
     steps, schedule, progress = parts.steps, parts.schedule, parts.progress
 
@@ -55,7 +55,7 @@ def train(parts: Parts) -> Ending:
 
     while not reached and not stopped and steps.done < schedule.last:
         batches, rate = parts.next_step(), steps.begin()
-        # Dropout depends on the batch, not on what ran before.
+        # Makes dropout depend on the batch alone, not on what ran before.
         torch.manual_seed(parts.seed(steps.batches))
         progress.add(parts.take_step(batches, rate), batches)
 
@@ -63,7 +63,7 @@ def train(parts: Parts) -> Ending:
         if not any(due) and not stopped:
             continue
         if not steps.resolve():
-            due = Triggers()  # overflows have put it off
+            due = Triggers()  # postponed by overflows
         if due.report:
             progress.report(steps.done, steps.batches)
         if due.evaluate:
@@ -76,7 +76,7 @@ def train(parts: Parts) -> Ending:
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
-    """Seed of the dropout of one step on one rank: independent streams, and nothing to save in a checkpoint."""
+    """Dropout seed of one step on one rank: independent streams, with no state to save in checkpoints."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
@@ -91,9 +91,9 @@ class Triggers(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSchedule:
-    """The steps after which something is due: the only ones at which the host synchronizes with the device.
+    """What is due after which steps; only there does the host synchronize with the device.
 
-    last: step at which the run ends; report_every: steps between reports; evaluations: steps (0: before the first one);
+    last: step at which the run ends; report_every: steps between reports; evaluations: steps (0: before the first);
     checkpoint: whether one is due after a step.
     """
 
@@ -110,16 +110,16 @@ class StepSchedule:
 
 
 class StepCounter:
-    """Counts optimizer steps, and gives each its learning rate.
+    """Counts optimizer steps and provides their learning rates.
 
     With loss scaling, a batch whose gradient overflows is skipped. Only the device knows, so the rate is computed
-    there, and ``done`` runs ahead of the truth until something is due, where the host waits for the device anyway.
+    there, and ``done`` may be too high until something is due, when the host waits for the device anyway.
     """
 
     def __init__(
         self, rate: Callable[[int], float], last: int, scaler: LossScaler, done: int = 0, batches: int = 0
     ) -> None:
-        """rate: learning rate of a step, 1 first; last: step at which the run ends; done, batches: before it began."""
+        """rate: learning rate of a step, 1 first; last: step at which the run ends; done, batches: before this run."""
         self.rate, self.scaler, self.done, self.batches = rate, scaler, done, batches
         self.resolved, self.resolved_batches = done, batches
         self.rates: Tensor | None = None
@@ -136,18 +136,16 @@ class StepCounter:
         return torch.take(self.rates, self.batches - 1 - self.scaler.num_skipped_steps)
 
     def resolve(self) -> bool:
-        """Brings ``done`` to the truth; False where overflows have put off what is due. Waits for the device.
+        """Corrects ``done``; False if overflows have postponed what is due. Waits for the device.
 
-        Raises TrainingError where no gradient is finite any more.
+        Raises TrainingError if gradients are no longer finite.
         """
         if not self.scaler.enabled:
             return True
         expected, self.done = self.done, self.batches - int(self.scaler.num_skipped_steps)
         if self.done > self.resolved:
             self.resolved, self.resolved_batches = self.done, self.batches
-        elif self.batches - self.resolved_batches > MOST_OVERFLOWS:
-            raise TrainingError(
-                f"gradients were not finite in {self.batches - self.resolved_batches} steps in a row after step "
-                f"{self.done}: lower LR or INIT_LOSS_SCALE, or look at the data"
-            )
+        elif (count := self.batches - self.resolved_batches) > MOST_OVERFLOWS:
+            failure = f"gradients were not finite in {count} steps in a row after step {self.done}"
+            raise TrainingError(f"{failure}: lower LR or INIT_LOSS_SCALE, or look at the data")
         return self.done == expected

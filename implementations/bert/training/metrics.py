@@ -1,7 +1,7 @@
 """The figures of a run (losses, learning rate, gradient norm, speed, time left) and where they go.
 
-To stderr; to the sinks: metrics_<TRIAL>.jsonl, TensorBoard, Weights & Biases. All at reports only, where the host has
-waited for the device anyway.
+To stderr; to the sinks: metrics_<TRIAL>.jsonl, TensorBoard, Weights & Biases. Only at reports, when the host has to
+wait for the device.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from bert.model.trainable import loss_names
 from bert.training.step import StepResult
 from bert.training.stop import Ending, TrainingError
 
-MEAN_STEPS = 100  # a single step's loss is noise: the summary also has the mean of at least so many
+MEAN_STEPS = 100  # a single step's loss is noisy: the summary has the mean of at least so many, too
 PACKAGES = ("tensorboard", "wandb")
 
 
@@ -39,7 +39,7 @@ class Config:
     """Sinks beside metrics_<TRIAL>.jsonl."""
 
     metrics: str = env(
-        "METRICS", "", doc="further places for a run's figures, between commas: tensorboard, wandb; both need RUN_DIR"
+        "METRICS", "", doc="further sinks for a run's figures, joined by commas: tensorboard, wandb; need RUN_DIR"
     )
 
     @property
@@ -50,23 +50,23 @@ class Config:
         """Raises ConfigError for an unknown name, a package that is not installed, and without RUN_DIR."""
         for name in self.names:
             if name not in PACKAGES:
-                raise ConfigError(f"METRICS={self.metrics}: expected {' or '.join(PACKAGES)}, or both between commas")
+                raise ConfigError(f"METRICS={self.metrics}: expected {' or '.join(PACKAGES)}, or both with a comma")
             if importlib.util.find_spec(name) is None:
                 raise ConfigError(f"METRICS={name}: it is not installed: pip install -r requirements/metrics.txt")
             if run.run_dir is None:
                 raise ConfigError(f"METRICS={name} writes to RUN_DIR, which is not set: give the folder")
 
 
-# A sink takes (kind, figures): "train" (a report), "evaluation" or "summary" (the last; "end" is why the run ended).
-# The first two have "step", and their figures are numbers.
+# A sink takes (kind, figures). Kinds: "train" (a report), "evaluation", "summary" (the last; its "end" is the reason).
+# The first two hold numbers alone, among them "step".
 MetricSink = Callable[[str, Mapping[str, Any]], object]
 
 
 def metrics_file(path: Path, first_step: int) -> MetricSink:
-    """One JSON object a line, with its kind. A run that resumes appends: its file tells every step once."""
+    """One JSON object per line, with its kind. A resumed run appends; each step occurs once in the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = path.read_text(encoding="utf-8").splitlines(True) if first_step and path.is_file() else []
-    kept = (line for line in told if line.endswith("}\n") and json.loads(line).get("step", 0) <= first_step)
+    lines = path.read_text(encoding="utf-8").splitlines(True) if first_step and path.is_file() else []
+    kept = (line for line in lines if line.endswith("}\n") and json.loads(line).get("step", 0) <= first_step)
     write_text(path, "".join(kept))
     file = path.open("a", encoding="utf-8", buffering=1)
     return lambda kind, values: file.write(json.dumps({"kind": kind, **values}) + "\n")
@@ -92,7 +92,7 @@ def tensorboard(folder: Path, first_step: int) -> MetricSink:
 
 
 def weights_and_biases(folder: Path, name: str, settings: Mapping[str, Any]) -> MetricSink:
-    """The same names as in TensorBoard; WANDB_MODE, WANDB_PROJECT and the like are read by the package itself."""
+    """Names as in TensorBoard. The package itself reads WANDB_MODE, WANDB_PROJECT and the like."""
     import wandb
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def weights_and_biases(folder: Path, name: str, settings: Mapping[str, Any]) -> 
 
 
 def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
-    """A sink that may fail: the first error is a warning on stderr, and the run continues without it."""
+    """A sink that may fail: at its first error the run prints a warning and continues without it."""
     kept: list[MetricSink] = []
 
     def attempt(act: Callable[[], object]) -> None:
@@ -127,7 +127,7 @@ def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
 def metric_sinks(
     config: Config, run: rundir.Config, settings: Mapping[str, Any], first_step: int
 ) -> Sequence[MetricSink]:
-    """The sinks of rank 0. settings: what describes the run; first_step: step from which it resumes, else 0."""
+    """The sinks of rank 0. settings: description of the run; first_step: step from which it resumes, else 0."""
     folder, trial = run.run_dir, run.trial
     if folder is None:
         return []
@@ -141,7 +141,7 @@ def metric_sinks(
 
 
 class Progress:
-    """Counts samples and losses and reports them at a low rate, so that the device is rarely waited for."""
+    """Counts samples and losses; rare reports, as each waits for the device."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class Progress:
         samples: int = 0,
     ) -> None:
         """last: step at which the run ends; rate: learning rate of a step; epochs: of (batches, samples) trained on;
-        skips_overflows: loss scaling may skip steps; done, samples: steps and samples before this process began.
+        skips_overflows: loss scaling may skip steps; done, samples: steps and samples before this process.
         """
         self.world, self.last, self.rate, self.epochs, self.sinks = world, last, rate, epochs, sinks
         self.skips_overflows = skips_overflows
@@ -171,7 +171,7 @@ class Progress:
         self.recent: deque[tuple[int, float]] = deque()  # (steps, mean loss) of the last reports
 
     def add(self, result: StepResult, batches: Sequence[Batch]) -> None:
-        """Adds a step; one whose gradient overflowed trained on nothing. Does not wait for the device."""
+        """Adds a step; one whose gradient overflowed counts no samples. Does not wait for the device."""
         if not self.names:
             self.names = loss_names(result.losses)
             self.totals = torch.zeros(len(self.names) + 1, device=self.world.device)
@@ -187,7 +187,7 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done inside, such as an evaluation, counts neither for the speed nor for the time left."""
+        """Excludes what is done inside, such as an evaluation, from the speed and the time left."""
         begin = time.monotonic()
         yield
         seconds = time.monotonic() - begin
@@ -197,8 +197,8 @@ class Progress:
     def report(self, step: int, batches: int) -> None:
         """Prints means over the ranks and over the steps since the last report, and writes them to the sinks.
 
-        A collective. batches: how many there were so far, with those that overflowed. Raises TrainingError where
-        training has broken down.
+        A collective. batches: number so far, including those that overflowed. Raises TrainingError if training has
+        broken down.
         """
         totals = self.world.sum(self.totals / (max(self.span_steps, 1) * self.world.size)).tolist()
         samples, now = self.samples(), time.monotonic()
@@ -214,12 +214,10 @@ class Progress:
             print(f"{line}ETA {clock(per_step * (self.last - step))}", file=sys.stderr, flush=True)
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss} at step {step}: lower LR, or look at the data")
-        # Loss scaling skips steps (StepCounter.resolve ends a run that takes none any more); nothing else may.
+        # Only loss scaling may skip steps (StepCounter.resolve ends a run that skips all).
         if overflows and not self.skips_overflows:
-            raise TrainingError(
-                f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}: "
-                "lower LR, or look at the data"
-            )
+            failure = f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}"
+            raise TrainingError(f"{failure}: lower LR, or look at the data")
         values = {
             "step": step,
             "epoch": self.epochs(batches, samples),
@@ -245,7 +243,7 @@ class Progress:
     def summary(self, ending: Ending) -> None:
         """Writes the figures of the whole run to the sinks.
 
-        raw_train_time: of the loop, with its evaluations and checkpoints; e2e_train_time: with all that came before.
+        raw_train_time: the loop with its evaluations and checkpoints; e2e_train_time: since the process began.
         """
         now = time.monotonic()
         seconds = now - self.started

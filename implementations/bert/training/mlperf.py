@@ -1,4 +1,4 @@
-"""Every MLPerf event of a run, in the order ruleset 5.0.0 wants. The only importer of mlperf_logging."""
+"""Every MLPerf event of a run, in the order of ruleset 5.0.0. The only importer of mlperf_logging."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bert.core.env import env
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What the log says of the submission."""
+    """Facts about the submission for the log."""
 
     division: str = env("SUBMISSION_DIVISION", "closed", choices=("closed", "open"), doc="MLPerf division")
     organization: str = env("SUBMISSION_ORG", "unknown", doc="submitter")
-    platform: str = env("SUBMISSION_PLATFORM", "", doc="nodes x system, such as 1xDGXH100; unset is built from the run")
+    platform: str = env("SUBMISSION_PLATFORM", "", doc="nodes x system, such as 1xDGXH100; unset: DGXNNODESxDGXSYSTEM")
     status: str = env(
         "SUBMISSION_STATUS", "onprem", choices=("onprem", "cloud", "preview", "research"), doc="availability"
     )
@@ -38,7 +38,7 @@ def _raise(record: logging.LogRecord) -> None:
 class MlperfLog:
     """Writes MLLOG lines to a file, or without one to stdout; does nothing on ranks other than 0.
 
-    The sample counts are sequences trained on, the epoch_num of BERT's rules.
+    Sample counts are sequences trained on, the epoch_num of BERT's rules.
     """
 
     def __init__(self, config: Config, is_main: bool, path: Path | None = None) -> None:
@@ -62,7 +62,7 @@ class MlperfLog:
         self._start(constants.INIT_START)
 
     def submission(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Logs who submits what, and the run's settings by MLLOG key."""
+        """Logs submitter and benchmark, and the run's settings by MLLOG key."""
         config = self.config
         values = {
             constants.SUBMISSION_BENCHMARK: constants.BERT,
@@ -75,7 +75,7 @@ class MlperfLog:
             self._event(key, value)
 
     def weights(self, tensor_names: Iterable[str]) -> None:
-        """Logs that each tensor is initialised."""
+        """Logs the initialization of each tensor."""
         for name in tensor_names:
             self._event(constants.WEIGHTS_INITIALIZATION, None, {"tensor": name})
 
@@ -87,7 +87,7 @@ class MlperfLog:
         self._start(constants.BLOCK_START, None, {"first_epoch_num": 1, "epoch_count": 1})
 
     def data(self, max_predictions: int, starting_point: Mapping[str, Any]) -> None:
-        """Logs what is known once the data is open: the most masked tokens of a sequence, what the run starts from."""
+        """Logs what the open data tell: the most masked tokens of a sequence, and the run's starting point."""
         self._event("max_predictions_per_seq", max_predictions)
         if starting_point:
             self._event("starting_point", starting_point)
@@ -108,7 +108,7 @@ class MlperfLog:
             self._event("tracked_stats", figures, {"epoch_num": values["samples"]})
 
     def run_stop(self, samples: int, eval_samples: int, success: bool) -> None:
-        """Logs how many samples were trained and evaluated on, and stops the clock: the last line of a complete log."""
+        """Logs the numbers of training and evaluation samples and stops the clock: the last line of a complete log."""
         self._end(constants.BLOCK_STOP, None, {"first_epoch_num": 1})
         self._end(constants.EPOCH_STOP, None, {"epoch_num": samples})
         self._event(constants.TRAIN_SAMPLES, samples)

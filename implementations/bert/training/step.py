@@ -1,4 +1,4 @@
-"""One optimizer step: forward, backward, reduce, clip, update. Nothing in it waits for the device."""
+"""One optimizer step: forward, backward, reduce, clip, update. It never waits for the device."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from bert.kernels.precision import LossScaler, Precision, cast_with_masters
 from bert.model.init import Chunk
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
-from bert.optim.gradients import Clipping
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import Clipping, Gradients, Sharded
 from bert.training.stop import TrainingError
 
 
 class StepResult(NamedTuple):
-    """What a step found; 0-d, on the device.
+    """Results of a step; 0-d, on the device.
 
-    losses: the task's NamedTuple, means of this rank's micro-batches. norm: that of the average gradient before it is
-    clipped; with CLIP=before, the mean of those of this rank's micro-batches, in fp16 on several ranks that of the
-    clipped average. finite (bool): whether the gradient was; in fp8 all that was cast must have been finite too: inf,
-    cut off to the largest number, would not show in it. With loss scaling (fp16) a step whose gradient is not finite
-    leaves the weights as they were; else it spoils them.
+    losses: the task's NamedTuple, means of this rank's micro-batches. norm: of the average gradient before clipping;
+    with CLIP=before, the mean of the norms of this rank's micro-batches, in fp16 on several ranks that of the clipped
+    average. finite (bool): whether the gradient was; in fp8 also whether all tensors cast were, as saturation hides
+    inf. A step whose gradient is not finite leaves the weights unchanged with loss scaling (fp16), else it ruins them.
     """
 
     losses: tuple[Tensor, ...]
@@ -39,7 +37,7 @@ class StepResult(NamedTuple):
     finite: Tensor
 
 
-# An optimizer step over micro-batches, whose gradients are averaged, at a learning rate: Step, graph.GraphedStep, ...
+# An optimizer step over micro-batches, averaging their gradients, at a learning rate: Step, graph.GraphedStep, ...
 TrainingStep = Callable[[Sequence[Batch], float | Tensor], StepResult]
 
 
@@ -53,9 +51,9 @@ def build_step(
     fused_update: bool,
     first_weights: Iterable[Chunk] | None = None,
 ) -> Step:
-    """What trains ``model``, which has its first weights in fp32 on the device: casts it and makes the optimizer.
+    """Casts ``model``, which has its initial weights in fp32 on the device, and makes optimizer and step.
 
-    accumulate: of several micro-batches; fused_update: by the Triton kernels; first_weights: of a model of placeholders
+    accumulate: over several micro-batches; fused_update: by Triton kernels; first_weights: for a model of placeholders
     (model/init.py), which a sharded optimizer fills.
     """
     precision.apply()
@@ -70,7 +68,7 @@ def build_step(
 
 @contextlib.contextmanager
 def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]:
-    """Afterwards the tensors and the random states are bit for bit what they were, in the same memory."""
+    """Restores tensors (in place) and random states on exit, bit for bit."""
     before = [tensor.detach().clone() for tensor in tensors]
     random_state = torch.get_rng_state()
     device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
@@ -91,16 +89,14 @@ def is_finite(state: Iterable[Tensor], world: World) -> bool:
 
 
 def check_finite(state: Iterable[Tensor], world: World, step: int) -> None:
-    """Before a checkpoint: raises TrainingError, on all ranks, where a state is not finite after ``step``."""
+    """Before a checkpoint: raises TrainingError, on all ranks, if a state is not finite after ``step``."""
     if not is_finite(state, world):
-        raise TrainingError(
-            f"weights or moments are not finite at step {step}, and are not saved: lower LR, or look at the data; "
-            "checkpoints of earlier steps are kept"
-        )
+        cure = "lower LR, or look at the data; checkpoints of earlier steps are kept"
+        raise TrainingError(f"weights or moments are not finite at step {step}, and are not saved: {cure}")
 
 
 class Step:
-    """Callable training step over micro-batches. How gradients become one and are clipped: optim/gradients.py."""
+    """Callable training step over micro-batches."""
 
     def __init__(
         self,
@@ -113,8 +109,8 @@ class Step:
     ) -> None:
         self.model, self.optimizer, self.scaler, self.fp8, self.world = model, optimizer, scaler, fp8, world
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
-        self.gradients = optimizer.gradients(model, clipping, world, scaler.enabled)
-        self.mark: Callable[[str], None] = lambda part: None  # timing hook, called where a part of the step ends
+        self.gradients = Gradients(model, optimizer, clipping, world, find_overflow=scaler.enabled)
+        self.mark: Callable[[str], None] = lambda part: None  # timing hook, called at the end of a part of the step
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
@@ -122,7 +118,7 @@ class Step:
         return self.run([batch.to(self.world.device) for batch in batches])
 
     def run(self, batches: Sequence[Batch]) -> StepResult:
-        """The step on batches that are on the device, at the rate that is in ``lr``: what a CUDA graph captures."""
+        """The step on batches on the device, at the rate in ``lr``: what a CUDA graph captures."""
         self.model.zero_grad()
         totals: list[Tensor] = []
         for number, batch in enumerate(batches, start=1):
@@ -146,18 +142,18 @@ class Step:
 
     @property
     def measures(self) -> bool:
-        """Whether the next step measures its fp8 scales first: other kernels than those of all later steps."""
+        """Whether the next step measures its fp8 scales first, with other kernels than all later steps."""
         return self.fp8 is not None and not self.fp8.calibrated
 
     def mark_replayed(self) -> None:
-        """Notes what a step notes on the host, which a replayed graph does not run."""
-        self.optimizer.mark_stale()
+        """Updates the host's state as a step does; replaying a graph does not."""
+        self.optimizer.weights.mark_stale()
         if self.fp8 is not None:
             self.fp8.mark_calibrated()
 
     @contextlib.contextmanager
     def rollback(self) -> Iterator[None]:
-        """Steps taken inside leave no trace: all state is afterwards bit for bit what it was. A collective."""
+        """Undoes the steps taken inside: restores all state bit for bit. A collective."""
         self.optimizer.gather()
         calibrated = self.fp8 is not None and self.fp8.calibrated
         with preserved(self.state_tensors(), self.world.device):
@@ -177,11 +173,11 @@ class Step:
         return [*self.optimizer.state_tensors(), *self.scaler.state_tensors(), *scales]
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, by part. A collective."""
+        """State for resuming, by part. A collective."""
         return {"optimizer": self.optimizer.state_dict(), **self._scales()}
 
     def shard_state(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """This rank's part of the sharded optimizer's state, and what all ranks have in common."""
+        """This rank's part of the sharded optimizer's state, and the state common to all ranks."""
         return self.optimizer.shard_state(), {"optimizer": self.optimizer.index(), **self._scales()}
 
     def _scales(self) -> dict[str, Any]:
@@ -189,7 +185,7 @@ class Step:
         return scales if self.fp8 is None else {**scales, "fp8": self.fp8.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores ``state_dict()``; fp8 scales that are not in it are measured by the next step."""
+        """Restores ``state_dict()``; fp8 scales missing in it are measured by the next step."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.fp8 is not None and "fp8" in state:

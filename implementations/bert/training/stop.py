@@ -1,4 +1,4 @@
-"""Why a run ends: its target, its last step, a signal on any rank, or training that has broken down."""
+"""How a run ends: at its target, at its last step, by a signal on any rank, or because training has broken down."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from bert.core.dist import World
 
 TARGET, LAST_STEP = "the target was reached", "the last step was reached"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-PATIENCE = 5.0  # seconds that a signal waits for all ranks to agree on it, where steps are shorter
+PATIENCE = 5.0  # seconds between agreements of the ranks on signals, unless steps are longer
 
 
 class TrainingError(RuntimeError):
-    """The run itself went wrong, such as a loss that is not a number."""
+    """Training failed, such as by a loss that is nan."""
 
     exit_status = 1
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The reason for which a run ended, after how many steps, batches (with those that overflowed) and samples."""
+    """Why a run ended, after how many steps, batches (including those that overflowed) and samples."""
 
     reason: str
     step: int
@@ -46,19 +46,19 @@ class Ending:
 
 
 class Stop:
-    """Listens for SIGTERM and SIGUSR1 while entered; the ranks agree at which batch they end.
+    """Handles SIGTERM and SIGUSR1 while entered; the ranks agree on the batch at which they end.
 
-    The agreement is an all-reduce that waits for the device, so it comes only every PATIENCE seconds or so: as many
-    batches apart as the slowest rank takes in that time, which all ranks learn from the same all-reduce.
+    The agreement is an all-reduce that waits for the device, so it comes only about every PATIENCE seconds: as many
+    batches apart as the slowest rank takes in that time, by the same all-reduce.
     """
 
     def __init__(self, world: World, listen: bool, note: Path | None = None) -> None:
-        """listen: False leaves the signals' default handling; note: file of the last step at which all ranks agreed."""
+        """listen: False keeps the signals' default handling; note: file for the last step at which the ranks agreed."""
         self.world, self.note = world, note
         self.listen = listen and threading.current_thread() is threading.main_thread()
         self.received = 0
         self.asked, self.next = time.monotonic(), 0
-        self.asked_batch: int | None = None  # a run that continues begins with a later one
+        self.asked_batch: int | None = None  # a resumed run begins at a later batch
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -74,7 +74,7 @@ class Stop:
         self.received = number
 
     def agreed(self, batch: int, step: int) -> str | None:
-        """The name of a signal that a rank has received, the same on every rank after the same batch, or None."""
+        """Name of a signal received by any rank, the same on every rank after the same batch, or None."""
         if not self.listen or batch < self.next:
             return None
         received = self.received
@@ -86,7 +86,7 @@ class Stop:
             received = int(number)
             self.asked, self.asked_batch = now, batch
             if self.note is not None and self.world.is_main:
-                with suppress(OSError):  # it only tells, after a failure, how much is lost
+                with suppress(OSError):  # only needed to tell, after a failure, how much is lost
                     self.note.write_text(f"{step}\n", encoding="ascii")
             self.next = batch + max(1, int(PATIENCE / max(slowest, 1e-6)))
         return signal.Signals(received).name if received else None

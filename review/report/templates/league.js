@@ -1,10 +1,10 @@
-// Search and sort; without it the table reads as it stands. One's own rows stay on top and in sight.
+// Search and sort; the table is readable without it. Own rows stay on top and visible.
 const table = document.querySelector("table"), body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
 const own = [...body.querySelectorAll(".own")], others = [...body.querySelectorAll("tr:not(.own)")];
 const tools = document.querySelector(".tools"), [search, order] = tools.querySelectorAll("input, select");
 const value = (row, column) => {
-  const said = row.cells[column].textContent.trim(), number = parseFloat(said.replaceAll(",", ""));
-  return said === "-" ? [2, 0] : /^[\d.,]+(?:%|\*| x .*)?$/.test(said) ? [0, number] : [1, said];
+  const shown = row.cells[column].textContent.trim(), number = parseFloat(shown.replaceAll(",", ""));
+  return shown === "-" ? [2, 0] : /^[\d.,]+(?:%|\*| x .*)?$/.test(shown) ? [0, number] : [1, shown];
 };
 const compare = (a, b) => a[0] - b[0] || (a[0] === 1 ? a[1].localeCompare(b[1]) : a[1] - b[1]);
 const sort = (column, side) => {

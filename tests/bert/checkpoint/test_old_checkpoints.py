@@ -1,4 +1,4 @@
-"""What a step saves keeps its layout: the checkpoints of earlier versions resume, and are written in the same way."""
+"""The layout of checkpoints is stable: those of earlier versions resume, and are written in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, and the newest ones are kept."""
+"""A checkpoint is written whole or not at all, and the newest ones are kept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_
 
 
 @pytest.mark.parametrize("path", ["bert-base-uncased", "google/bert_uncased"])
-def test_the_name_of_a_model_of_the_hub_is_told_how_to_have_the_folder(path):
+def test_a_model_name_of_the_hub_gets_the_download_command(path):
     name = path.rpartition("/")[2]
     fetch = f"not fetched: hf download {path} --local-dir {name}, then INIT_CHECKPOINT={name}"
     with pytest.raises(ConfigError, match=f"INIT_CHECKPOINT={path}: no such file or folder; .* {fetch}"):

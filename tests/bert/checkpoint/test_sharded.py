@@ -1,4 +1,4 @@
-"""Large models: weights that no rank holds whole, and checkpoints of which each rank writes its part."""
+"""Large models: no rank holds all weights, and each rank writes its part of a checkpoint."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _check_ranks(world: World, shape, directory):
 
 
 def _save_weights(model, config, directory):
-    """As a bare encoder, and with the table of words as long as the vocabulary."""
+    """As a bare encoder, and with word embeddings as long as the vocabulary."""
     tensors = {name: p.detach().clone() for name, p in model.state_dict().items()}
     encoder = {name.removeprefix("bert."): t for name, t in tensors.items() if name.startswith("bert.encoder.")}
     embeddings = {name.removeprefix("bert."): t for name, t in tensors.items() if ".embeddings." in name}

@@ -1,4 +1,4 @@
-"""The all-reduce test before the trials: right sums pass, and what is wrong is named with its rank."""
+"""The all-reduce test before the trials: right sums pass, and faults are named with their rank."""
 
 from __future__ import annotations
 

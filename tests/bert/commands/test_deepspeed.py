@@ -52,7 +52,7 @@ def test_a_shell_that_evaluates_the_exports_has_the_settings_of_the_json(saved, 
     assert (config.optim.lamb.beta1, config.optim.lamb.beta2, config.optim.lamb.weight_decay) == (0.8, 0.9, 0.1)
     assert (config.precision.precision, config.precision.init_loss_scale) == ("fp16", 4096.0)
     for alone in ("wall_clock_breakdown", "zero_optimization.overlap_comm"):
-        assert f"# {alone}: DeepSpeed's alone" in printed
+        assert f"# {alone}: used by DeepSpeed alone" in printed
 
 
 @pytest.mark.parametrize(("stage", "gradients"), [(1, 0), (2, 1)])
@@ -111,6 +111,6 @@ def test_the_environment_is_what_is_set_but_for_the_place_of_a_rank(capsys):
 @pytest.mark.parametrize(
     ("value", "what"), [("a\nb", "a line break"), ("$HOME/data", "$"), ("a%nb", "%"), ('a"b', '"')]
 )
-def test_a_value_that_would_not_arrive_as_it_is_is_an_error(capsys, value, what):
+def test_a_value_that_would_not_arrive_unchanged_is_an_error(capsys, value, what):
     assert main(["deepspeed-config", "--environment"], {"DATADIR": value}) == 2
     assert f"DATADIR has {what} in it" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""python -m bert evaluate: the figures are those that the run itself found, of each of its checkpoints."""
+"""python -m bert evaluate: for each checkpoint of a run the figures of the run itself."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(prepared,
 
 
 def test_a_checkpoint_in_shards_has_the_figures_of_one_in_a_file(save, prepared, tmp_path, capsys):
-    """Given by itself or by the folder of both, where it is the newer one."""
+    """Given directly or by the folder of both, as the newer one."""
     state = torch.load(save(3), weights_only=True)
     folder = tmp_path / "checkpoints"
     facts = {name: state[name] for name in ("samples", "bert_config", "ended", "vocab_md5")}

@@ -1,4 +1,4 @@
-"""Hugging Face both ways: what bert export writes, their classes load; what the Hub has, a run starts from."""
+"""Hugging Face both ways: its classes load what bert export writes, and runs start from models of the Hub."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_likeliest_words_are_those_of_the_fill_mask_pipeline(run, tmp_path, 
 
 @pytest.mark.parametrize("form", ["whole", "encoder", "classifier", "sharded", "bin"])
 def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_model, tmp_path):
-    """Folder or file; heads may be missing and those of other tasks be there; its config.json is the model's."""
+    """Folder or file; heads may be missing, and others present; its config.json is the model's."""
     source, model = run
     folder = tmp_path / "hub"
     assert main(["export", str(source), "-o", str(folder)], {}) == 0
@@ -198,7 +198,7 @@ def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
     cases = [
         (["export", str(tmp_path / "none"), "-o", new], "no such file or folder"),
         (["export", str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
-        (["export", str(folder), "-o", str(tmp_path / "full")], "is there and holds no model: give a new folder"),
+        (["export", str(folder), "-o", str(tmp_path / "full")], "exists and holds no model: give a new folder"),
         (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")], "the model was trained with"),
         (
             ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")],

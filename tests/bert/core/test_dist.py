@@ -1,4 +1,4 @@
-"""The process group of a run: when it is left, and what is kept of it."""
+"""The process group of a run: when it is destroyed, and what is kept of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["a rank", "the one with the store"])
-def test_of_a_hang_the_others_say_who_did_not_come_where_and_after_how_long(odd, tmp_path):
+def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_path):
     ranks, port = [0, 1, 2], free_ports()
     started = [context().Process(target=_stopped, args=(rank, odd, port, tmp_path)) for rank in ranks]
     for process in started:
@@ -64,5 +64,5 @@ def test_of_a_hang_the_others_say_who_did_not_come_where_and_after_how_long(odd,
     assert ranks_named == [f"rank {odd}"]
 
 
-def test_a_group_that_was_left_is_kept_so_that_no_model_is_the_last_to_let_go_of_it():
+def test_a_destroyed_group_is_kept_alive():
     run_ranks(_look, 2, 2, arguments=([],))

@@ -1,4 +1,4 @@
-"""Files: why one cannot be read."""
+"""Why a file cannot be read."""
 
 from __future__ import annotations
 

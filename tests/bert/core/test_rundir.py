@@ -1,4 +1,4 @@
-"""What a run's folder says of the machine and its software."""
+"""The description of machine and software in a run's folder."""
 
 from __future__ import annotations
 

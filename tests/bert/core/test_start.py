@@ -103,7 +103,7 @@ def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert,
 
 
 def _odd_data(prepared, tmp_path):
-    """A folder of data like the others, of which one file has other tokens."""
+    """A copy of the data folder in which one file has other tokens."""
     folder = tmp_path / "other"
     folder.mkdir()
     paths = sorted(Path(prepared["DATADIR_PHASE2_PACKED"]).iterdir())
@@ -149,7 +149,7 @@ def test_a_rank_alone_with_other_settings_or_data_is_named_with_what_differs(pre
     assert "step " not in finished.stderr, "before the first step"
 
 
-def test_a_checksum_knows_names_and_every_bit():
+def test_a_checksum_depends_on_names_and_every_bit():
     weights = {"a": torch.randn(5, 3), "b": torch.tensor(1.0), "c": torch.ones(4, dtype=torch.bfloat16)}
     same = {name: tensor.clone() for name, tensor in weights.items()}
     assert checksum_of(weights) == checksum_of(same)
@@ -167,7 +167,7 @@ def test_the_parts_of_the_start_are_added_up_and_short_ones_left_out():
     assert sum(clock.parts.values()) == pytest.approx(clock.total)
 
 
-def test_a_process_knows_when_it_was_made(monkeypatch):
+def test_the_creation_time_of_the_process_is_known(monkeypatch):
     now = time.monotonic()
     assert now - process_started() > 0.3, "it has imported PyTorch since"
     assert process_started() == pytest.approx(PROCESS_STARTED, abs=5)
@@ -208,7 +208,7 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prep
 
 
 def test_models_are_made_where_they_train(prepared):
-    """A device on which nothing can be computed would show any number that is moved there later."""
+    """A device on which nothing can be computed shows any number moved there later."""
     config = from_env(Config, prepared | {"SHARD_OPTIMIZER": "0"})
     places, world = [], World(DistConfig(device="cpu"))
     world.device = torch.device("meta")

@@ -8,7 +8,7 @@ from bert.data.records import Records
 
 
 class Files:
-    """What ``Shards`` is to the loader, each file a bin of its own."""
+    """Stand-in for ``Shards``, with a bin per file."""
 
     vocab_md5 = ""
 

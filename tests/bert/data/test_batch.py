@@ -43,7 +43,7 @@ def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
     assert batch.next_sentence_labels.tolist() == records.next_sentence_labels[chosen].tolist()
 
 
-def test_a_token_past_the_vocabulary_is_told(make_records):
+def test_a_token_beyond_the_vocabulary_is_reported(make_records):
     records = make_records(4)
     largest = int(max(records.input_ids.max(), records.masked_lm_ids.max()))
     line = [records], [np.arange(4)], np.arange(4), 48
@@ -75,7 +75,7 @@ def test_batches_without_numba_are_the_same_and_a_line_says_so(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     done = Command("without_numba", {"PATH": os.environ["PATH"]}, before=_here).finish()
     assert done.returncode == 0, done.stderr
-    assert "bert: warning: data are handled by slower, interpreted code" in done.stderr
+    assert "bert: warning: data loading runs slower, interpreted" in done.stderr
     records, without = synthetic_records(4, 512, 1000, packed=True, seed=3), torch.load("batch.pt")
     for name, value in vars(make_batch(records, np.arange(records.num_sequences), 512)).items():
         assert torch.equal(torch.as_tensor(value), torch.as_tensor(without[name])), name

@@ -1,4 +1,4 @@
-"""BATCHING and EXCHANGE_GROUP: what each deals, that nothing is lost, and that any step can be asked for."""
+"""BATCHING and EXCHANGE_GROUP: how sequences are distributed, that none is lost, and random access to steps."""
 
 from __future__ import annotations
 

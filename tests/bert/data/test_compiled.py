@@ -1,4 +1,4 @@
-"""Machine code kept on disk is that of the sources as they are."""
+"""Cached machine code is that of the current sources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _as_if_started_in(folder):
 
 
 def said(folder, module, **environment):
-    """What ``python -B -m module`` prints, started in the folder."""
+    """Output of ``python -B -m module`` in the folder."""
     before = functools.partial(_as_if_started_in, str(folder))
     done = Command(module, {"PATH": os.environ["PATH"]} | environment, before=before).finish()
     assert done.returncode == 0, done.stderr

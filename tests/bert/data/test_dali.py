@@ -1,4 +1,4 @@
-"""DATA_LOADER=dali gives the batches of our loader: by DALI itself where it is installed, and by a stand-in everywhere.
+"""DATA_LOADER=dali gives the batches of our loader: with DALI itself if it is installed, and with a stand-in.
 
 The stand-in does what the adapter relies on: it asks for iterations ahead, ends with StopIteration once those that it
 holds are given out, and lends its buffers until the next run only.
@@ -96,7 +96,7 @@ def data(make_records):
 
 
 def _data(source, first_step=1, bad_batch=None):
-    """Our loader, two micro-batches a step; its batch of that number cannot be made."""
+    """Our loader, with two micro-batches per step, that fails at the batch of that number."""
 
     def finish(batch):
         made.append(batch)

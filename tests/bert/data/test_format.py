@@ -1,4 +1,4 @@
-"""Record files come back as written, damage is told in one line, digests catch lost or doubled sequences."""
+"""Record files are read as written, damage is reported in one line, digests catch lost or doubled sequences."""
 
 from __future__ import annotations
 

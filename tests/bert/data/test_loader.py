@@ -60,7 +60,7 @@ def test_rows_of_no_sequence_are_passed_over_and_no_micro_batch_is_empty(make_re
 
 
 @pytest.mark.parametrize("bad", [1, 2, 4, 9])
-def test_a_step_that_cannot_be_made_is_told_at_its_turn(make_records, bad):
+def test_a_step_that_cannot_be_made_is_reported_at_its_turn(make_records, bad):
     def finish(batch):
         made.append(batch)
         if len(made) == bad:

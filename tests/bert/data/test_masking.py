@@ -1,4 +1,4 @@
-"""MASKING=dynamic: rates, and masks that hang on seed, epoch and sequence alone."""
+"""MASKING=dynamic: rates, and masks that depend on seed, epoch and sequence alone."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ VOCABULARY = "\n".join(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" 
 
 @pytest.fixture
 def dynamic(prepared: dict[str, str]) -> dict[str, str]:
-    """A run on records made with a vocabulary that is there."""
+    """A run on records whose vocabulary exists."""
     path = Path(prepared["CHECKPOINTDIR_PHASE1"]) / "vocab.txt"
     path.write_text(VOCABULARY)
     md5 = hashlib.md5(path.read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""The online packer: each sequence once an epoch, bounded waits, rows as full as promised."""
+"""The online packer: each sequence once per epoch, bounded waits, rows as full as promised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bert.data.synthetic import wikipedia_like_lengths
 
 
 def packer(lengths: np.ndarray, max_tokens: int, max_sequences: int, buffer_size: int, piece: int = 7) -> OnlinePacker:
-    """Of an endless stream of the lengths, epoch after epoch (= file), in pieces."""
+    """A packer of an endless stream of the lengths, epoch after epoch (= file), in pieces."""
 
     def stream():
         for epoch in itertools.count():

@@ -27,7 +27,7 @@ def wikipedia_lengths(num_sequences: int) -> np.ndarray:
 
 
 def assert_rows(lengths: np.ndarray, order: np.ndarray, rows: np.ndarray, max_tokens: int, most: int) -> float:
-    """Checks rows; their share of real tokens."""
+    """Checks rows; returns their share of real tokens."""
     assert sorted(order) == list(range(len(lengths)))
     assert rows[0] == 0
     assert rows[-1] == len(lengths)

@@ -1,4 +1,4 @@
-"""Every row once an epoch, whatever the number of ranks; a pure function of seed and step."""
+"""Every row once per epoch, for any number of ranks; a pure function of seed and step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of files start at once from their index, and no changed file slips through."""
+"""Thousands of files start immediately from their index, and changed files are detected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(folder):
     return Shards(list_shards(folder, "DATADIR"), 48)
 
 
-def test_the_index_and_the_files_tell_the_same(folder):
+def test_index_and_files_agree(folder):
     without = opened(folder).row_counts()
     write_index(folder, list_shards(folder, "DATADIR"))
     assert np.array_equal(opened(folder).row_counts(), without)
@@ -114,7 +114,7 @@ def test_offsets_of_a_damaged_file_are_an_error_not_a_crash(make_records, batch_
         batch_of(records, [1])
 
 
-def test_test_shards_beside_training_shards_are_not_trained_on_and_that_is_said(tmp_path, make_records, capsys):
+def test_test_shards_beside_training_shards_are_skipped_with_a_message(tmp_path, make_records, capsys):
     for name in ("wiki_training_0", "wiki_training_1", "wiki_test_0"):
         write_records(tmp_path / f"{name}.hdf5", make_records(3, False), METADATA)
     found = list_shards(tmp_path, "DATADIR_PHASE2")

@@ -50,7 +50,7 @@ def deepspeed_step(world, config, rule, precision, accumulate, folder, *, recomp
 
 
 def curve(world, step, first, last, accumulate):
-    """Losses and norms of steps first + 1 to last; what they are trained on depends on the step alone."""
+    """Losses and norms of steps first + 1 to last; the data depend on the step alone."""
     records = synthetic_records(40, LENGTH, VOCABULARY, False, seed=world.rank)
     data = [make_batch(records, np.arange(begin, begin + ROWS), LENGTH) for begin in range(0, 40, ROWS)]
     figures = []

@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints: read exactly by any engine, stage and number of ranks; whole or not at all."""
+"""DeepSpeed's checkpoints: read exactly by any engine, stage and number of ranks; written whole or not at all."""
 
 from __future__ import annotations
 

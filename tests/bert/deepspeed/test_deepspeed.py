@@ -28,7 +28,7 @@ pytestmark = pytest.mark.deepspeed
 
 
 def _same_state(world, mine, other, tolerance):
-    """Fails where masters or states differ. The gradient of a key's bias is 0 but for rounding, which Adam blows up."""
+    """Fails if masters or states differ. The gradient of a key's bias is 0 except rounding, which Adam amplifies."""
     mine, other = mine.state_dict()["optimizer"], other.state_dict()["optimizer"]
     assert mine.keys() == other.keys()
     assert mine["num_steps"] == other["num_steps"]
@@ -68,7 +68,7 @@ def test_rules_with_norms_see_whole_parameters_in_every_stage_and_offloaded(tiny
 
 
 def _recomputed(world, config, folder):
-    """With dropout: what is computed again is the same, also where stage 3 gathers its weights again."""
+    """With dropout: recomputation gives the same, also when stage 3 gathers its weights again."""
     for zero in STAGES[1:]:
         kept, again = (deepspeed_step(world, config, "lans", FP32, 2, folder, recompute=k, **zero) for k in (0, 1))
         assert torch.equal(curve(world, again, 0, 3, 2), curve(world, kept, 0, 3, 2)), zero
@@ -97,7 +97,7 @@ def test_in_low_precision_the_masters_are_the_weights_before_the_cast(tiny, tmp_
 
 
 def _start_of_stage_3(world, config, folder):
-    """Of many parameters, each is whole for a moment; a rank keeps its half."""
+    """Parameters are whole one at a time; a rank keeps its half of each."""
     deepspeed = zero_step.load()
     zero_step._choose_device(deepspeed, world)
     model = tiny_model(dataclasses.replace(config, num_hidden_layers=12))

@@ -1,4 +1,4 @@
-"""Whole runs with ENGINE=deepspeed: evaluation, log, and checkpoints of both kinds, which both engines go on from."""
+"""Whole runs with ENGINE=deepspeed: evaluation, log, and checkpoints of both kinds, from which both engines resume."""
 
 from __future__ import annotations
 

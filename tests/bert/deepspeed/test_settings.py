@@ -1,4 +1,4 @@
-"""DEEPSPEED_CONFIG: what the JSON says fills what is unset, and what contradicts it is one line naming both."""
+"""DEEPSPEED_CONFIG: the JSON fills unset variables, and contradictions are errors of one line naming both."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DECAY = {"type": "WarmupDecayLR", "params": {"warmup_type": "linear", "total_num
 
 @pytest.fixture
 def environ(prepared, tmp_path):
-    """environ(JSON, **variables): of a run with DeepSpeed; the variables that the JSON speaks of are unset."""
+    """environ(JSON, **variables): of a run with DeepSpeed; the variables that the JSON sets are unset."""
 
     def make(found, **variables):
         path = tmp_path / "ds.json"
@@ -80,7 +80,7 @@ def test_the_json_fills_what_is_unset(environ):
 
 @pytest.mark.parametrize("where", [(), ("optimizer",), ("optimizer", "params"), ("zero_optimization", "offload_param")])
 @pytest.mark.parametrize("value", [True, [], "AdamW", 1])
-def test_what_is_no_section_is_one_line(environ, capsys, where, value):
+def test_a_value_in_place_of_a_section_is_refused_in_one_line(environ, capsys, where, value):
     line = _refusal(environ(_put(where or ("zero_optimization",), value)), capsys)
     assert f"{'.'.join(where) or 'zero_optimization'} is {json.dumps(value)}: expected an object, in braces" in line
 
@@ -152,10 +152,10 @@ def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypat
 
 
 @pytest.mark.deepspeed
-def test_what_only_deepspeed_heeds_and_changes_no_arithmetic_stays_and_is_told(environ, capsys):
+def test_entries_that_only_deepspeed_uses_are_kept_and_listed(environ, capsys):
     own = {"timers": {"throughput": {"enabled": True, "synchronized": False}}, "disable_python_gc": True}
     assert run(environ({"zero_optimization": {"stage": 1}} | own, WORLD_SIZE="1"), check_only=True) == 0
-    assert "DeepSpeed, which alone heeds disable_python_gc, timers" in capsys.readouterr().out
+    assert "DeepSpeed, which alone uses disable_python_gc, timers" in capsys.readouterr().out
     assert ds_config.deepspeed_only(own) == ["disable_python_gc", "timers"]
 
 
@@ -202,7 +202,7 @@ def test_a_contradiction_is_one_line_that_names_both(environ, capsys, name, valu
     assert f": {key} means {name}=" in line
 
 
-def test_the_same_said_twice_is_no_contradiction(environ):
+def test_agreeing_settings_are_no_contradiction(environ):
     same = {"BATCHSIZE": "4", "MAX_GRAD_NORM": "0.50", "SHARD_OPTIMIZER": "true", "PRECISION": "auto", "LR": "7e-4"}
     assert from_env(Config, merged(environ(PUBLISHED, **same))).optim.max_grad_norm == 0.5
 
@@ -266,7 +266,7 @@ def test_the_same_said_twice_is_no_contradiction(environ):
         ({"optimizer": ADAMW, "scheduler": DECAY}, "optimizer.params.lr is 0.0005, and scheduler.params.warmup_max_lr"),
     ],
 )
-def test_a_json_that_cannot_be_is_one_line(environ, capsys, found, words):
+def test_an_invalid_json_is_refused_in_one_line(environ, capsys, found, words):
     assert words in _refusal(environ(found), capsys)
 
 

@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels for GPUs that are not there, as BERT-large launches them, and prints what each takes.
+"""Compiles the Triton kernels without a GPU, as BERT-large launches them, and prints their resources.
 
 usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME]   (default: 80 89 90 100 120)
        python tests/bert/kernels/ahead_of_time.py --update tests/bert/kernels/compiled_kernels.json
@@ -57,7 +57,7 @@ Launch = tuple[ASTSource, dict[str, int]]
 
 
 def source_of(function: JITFunction, args: tuple[Any, ...]) -> ASTSource:
-    """What triton.jit would compile for these arguments."""
+    """The specialization that triton.jit would compile for these arguments."""
     signature: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
@@ -200,7 +200,7 @@ def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
 
 
 def table(capabilities: Iterable[int] = CAPABILITIES) -> dict[str, dict[str, dict[str, int]]]:
-    """What each kernel takes of GPUs, by compute capability."""
+    """Resources of each kernel, by compute capability."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     for capability in capabilities:
         for name, (source, options) in record("", capability).items():

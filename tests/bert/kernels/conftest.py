@@ -31,7 +31,7 @@ def _teach_the_interpreter_bf16_products() -> None:
 
 
 def _teach_the_interpreter_to_round_to_fp8() -> None:
-    """Triton's interpreter loses a carry into the exponent (127 becomes 64) and makes numbers of what is none."""
+    """Triton's interpreter loses a carry into the exponent (127 becomes 64) and turns NaN into numbers."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     plain = interpreter._convert_float
     formats = {triton_support.tl.float8e4nv: torch.float8_e4m3fn, triton_support.tl.float8e5: torch.float8_e5m2}
@@ -52,7 +52,7 @@ if triton_support.triton is not None and not torch.cuda.is_available():
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where there is a GPU, what runs the kernels is a test of it, though nothing in its file says so."""
+    """With a GPU, tests that run the kernels are tests of the GPU, without a marker in their files."""
     for item in items if torch.cuda.is_available() else ():
         if item.path.parent == Path(__file__).parent and "device" in getattr(item, "fixturenames", ()):
             item.add_marker("gpu")
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def device() -> Iterator[torch.device]:
-    """Where the Triton kernels run; skips where Triton is not installed."""
+    """The device of the Triton kernels; skips without Triton."""
     if triton_support.triton is None:
         pytest.skip("Triton is not installed")
     if torch.cuda.is_available():
@@ -84,7 +84,7 @@ def quack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def gpu() -> torch.device:
-    """A GPU; skips where there is none."""
+    """A GPU; skips without one."""
     if triton_support.triton is None or not torch.cuda.is_available():
         pytest.skip("no GPU")
     return torch.device("cuda")

@@ -33,7 +33,7 @@ def new_target(dtype: torch.dtype, scale: float, device: torch.device) -> Target
 
 
 def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, str]:
-    """What differs from PyTorch's cast, by bits, in either order; magnitudes and column sums that are wrong."""
+    """Differences from PyTorch's cast, in bits, in both orders; wrong magnitudes and column sums."""
     problems = {}
     x = Draw(device, 0).normal(rows, columns)
     x[::7, ::5] *= 2.0**14  # beyond the ends of both formats

@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of a GPU, read from its machine code with the tools that Triton brings."""
+"""Resources of a compiled kernel, read from its machine code with Triton's tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESERVED_SHARED_BYTES = 1024  # a block
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Registers and bytes of local memory a thread."""
+    """Registers and bytes of local memory per thread."""
     found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", _run("cuobjdump", cubin, "--dump-resource-usage")))
     return {"registers": int(found["REG"]), "spilled_bytes": int(found["STACK"]) + int(found.get("LOCAL", 0))}
 
@@ -45,7 +45,7 @@ def instructions(cubin: bytes) -> dict[str, int]:
 
 
 def blocks_per_multiprocessor(capability: int, registers: int, warps: int, shared_bytes: int) -> int:
-    """How many blocks lie on a multiprocessor at once. A warp's registers come in units of 256."""
+    """Resident blocks per multiprocessor. A warp's registers are allocated in units of 256."""
     of_warp = -(-registers * 32 // 256) * 256
     by_registers = REGISTERS // of_warp // warps
     most_warps, kilobytes, most_blocks = LIMITS[capability]

@@ -1,4 +1,4 @@
-"""The kernels' assembly means what it should, and a GPU on which it does not makes the kernels do without."""
+"""The kernels' assembly is right, and a GPU on which it is not disables it."""
 
 from __future__ import annotations
 

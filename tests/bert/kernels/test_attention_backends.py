@@ -1,4 +1,4 @@
-"""Attention backends: what each needs is said before the run; on a GPU each gives the oracle's context and gradient."""
+"""Attention backends: missing requirements are reported before the run; on a GPU each equals the reference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_unknown_backend_is_refused_with_the_known_ones():
         attention.check("fast", CPU, torch.bfloat16, in_graph=False)
 
 
-def test_oracle_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
+def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
     with pytest.raises(ConfigError, match="reads the lengths on the host"):
         attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=True)
     attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=False)
@@ -92,7 +92,7 @@ def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_foun
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ON_GPU)
-def test_backend_gives_the_oracles_context_and_gradient(name, gpu):
+def test_backend_gives_the_reference_context_and_gradient(name, gpu):
     reason = attention._BACKENDS[name].missing(gpu)
     if reason:
         pytest.skip(reason)

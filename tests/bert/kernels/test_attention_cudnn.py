@@ -46,7 +46,7 @@ def _qkv(dtype=torch.bfloat16) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_context_and_gradient_are_the_oracles(cudnn, dtype):
+def test_context_and_gradient_equal_the_reference(cudnn, dtype):
     qkv, upstream = _qkv(dtype), torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4))
     context = attention_cudnn.attention(qkv, _pass(), 0.0)
     context.backward(upstream.to(dtype))
@@ -177,7 +177,7 @@ def test_what_falls_back_is_the_fastest_that_compiles_nothing():
     assert trials.fallback("cudnn_frontend", results[:1]) == ""
 
 
-def test_whoever_asks_for_auto_gets_the_fallback_too(cudnn, monkeypatch, capsys):
+def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
     trial = trials.Trial
     results = [trial(name="cudnn_frontend", milliseconds=1.0), trial(name="sdpa_loop", milliseconds=2.0)]
     monkeypatch.setattr(trials, "trials", lambda device: results)

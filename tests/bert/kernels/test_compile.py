@@ -20,7 +20,7 @@ BODIES = ("_forward", "_backward", "_query_gradient", "_key_gradient", "_moments
 
 
 def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
-    """What ahead_of_time.py prints for one target; what ``folder`` has of the same sources is kept."""
+    """Output of ahead_of_time.py for one target, cached in ``folder`` by its sources."""
     if triton_support.triton is None:
         pytest.skip("Triton is not installed")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -83,7 +83,7 @@ def triton_of(repository):
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])  # of NGC's PyTorch 2.11 and of PyTorch 2.13
 def test_kernels_take_what_the_table_says_under_both_versions_of_triton(version, triton_of, repository, tmp_path):
-    """Registers, blocks a multiprocessor, instructions in all and in the longest loop, at real sizes."""
+    """Registers, blocks per multiprocessor, instructions in all and in the longest loop, at real sizes."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [str(triton_of(version)), str(repository / "implementations")]
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths)}

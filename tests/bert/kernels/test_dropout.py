@@ -212,7 +212,7 @@ def test_the_generator_of_the_device_fixes_the_seed():
     assert torch.equal(*seeds)
 
 
-def test_what_is_made_once_is_made_for_each_key_and_each_pass():
+def test_once_computes_once_per_key_and_pass():
     made = []
 
     def make() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Casts to fp8 and transposes: every bit is that of PyTorch's own cast, and what is no number is not hidden."""
+"""Casts to fp8 and transposes: bit for bit PyTorch's own cast, and NaN and inf are not hidden."""
 
 from __future__ import annotations
 

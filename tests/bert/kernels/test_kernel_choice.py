@@ -44,7 +44,7 @@ def test_auto_is_the_fastest_and_says_what_was_tried(monkeypatch):
     )  # fmt: skip
 
 
-def test_what_compiles_for_each_size_is_taken_for_graphs_alone_and_another_steps_in_if_it_fails(monkeypatch):
+def test_a_compiling_backend_is_used_only_in_graphs_and_replaced_if_it_fails(monkeypatch):
     tried = [*TRIALS, Trial(name="cudnn_frontend", milliseconds=0.3)]
     assert _choose(monkeypatch, tried)[::2] == ("cudnn_frontend", "triton")
     assert _choose(monkeypatch, tried, uses_graph=False)[::2] == ("triton", "")

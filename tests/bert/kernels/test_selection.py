@@ -1,4 +1,4 @@
-"""FUSED: what is asked for runs, or the run stops."""
+"""FUSED: the requested kernels run, or the run stops."""
 
 from __future__ import annotations
 

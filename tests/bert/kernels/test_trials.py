@@ -1,4 +1,4 @@
-"""A backend that crashes, hangs or leaves a broken process behind costs itself, never the run; the answers are kept."""
+"""A backend that crashes, hangs or breaks its process is excluded, and never harms the run; results are cached."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROBLEMS = {
 }
 
 
-def test_each_fault_costs_its_backend_and_what_comes_after_it_is_timed(monkeypatch):
+def test_each_fault_costs_its_backend_and_later_ones_are_timed(monkeypatch):
     monkeypatch.setattr(trials, "CHILD", FAULTY)
     names = [*PROBLEMS, "sdpa_loop"]
     found = trials.attempts(names, CPU, HEADS)
@@ -51,7 +51,7 @@ def test_each_fault_costs_its_backend_and_what_comes_after_it_is_timed(monkeypat
 
 
 def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch):
-    """In the compute mode EXCLUSIVE_PROCESS, whatever the trials' own process meets there."""
+    """In the compute mode EXCLUSIVE_PROCESS, in which the trials' process cannot open the GPU."""
     busy = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
     asked = []
 
@@ -66,7 +66,7 @@ def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch
     assert asked == [["triton", "flash"]], "it asks once"
 
 
-def test_a_process_that_heeds_no_limit_is_ended(monkeypatch, tmp_path):
+def test_a_process_that_ignores_its_limit_is_killed(monkeypatch, tmp_path):
     there = tmp_path / "there"
     monkeypatch.setattr(trials, "CHILD", f"import time; open({str(there)!r}, 'w'); time.sleep(900)")
 
@@ -82,7 +82,7 @@ def test_a_process_that_heeds_no_limit_is_ended(monkeypatch, tmp_path):
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
-    """Where answers are kept; trials() asks this process for them, and ``asked`` notes what for."""
+    """The cache file; trials() runs in this process, and ``asked`` records its requests."""
     asked: list[list[str]] = []
     answers = {"triton": trials.Trial(name="triton", milliseconds=2.0)}
 
@@ -100,12 +100,12 @@ def kept(monkeypatch, tmp_path):
 
 
 def _again(*arguments):
-    """As another process would."""
+    """Forgets what this process has cached in memory."""
     trials.trials.cache_clear()
     return trials.trials(CPU, *arguments)
 
 
-def test_answers_are_kept_until_anything_changes_that_they_depend_on(kept, monkeypatch, tmp_path):
+def test_results_are_cached_until_anything_they_depend_on_changes(kept, monkeypatch, tmp_path):
     asked, _ = kept
     first = _again()
     assert _again() == first
@@ -122,7 +122,7 @@ def test_answers_are_kept_until_anything_changes_that_they_depend_on(kept, monke
     assert len(asked) == 5
 
 
-def test_where_nothing_works_nothing_is_kept(kept, tmp_path):
+def test_if_nothing_works_nothing_is_cached(kept, tmp_path):
     asked, answers = kept
     answers.clear()
     assert not any(trial.milliseconds for trial in _again())
@@ -131,7 +131,7 @@ def test_where_nothing_works_nothing_is_kept(kept, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_assembly_that_fails_is_done_without_here_and_in_the_processes_that_follow(kept, monkeypatch):
+def test_wrong_assembly_is_disabled_here_and_in_later_processes(kept, monkeypatch):
     asked, _ = kept
     done = []
     monkeypatch.setattr(triton_support, "supported", lambda device: True)

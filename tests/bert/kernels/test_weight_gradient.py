@@ -1,4 +1,4 @@
-"""Weight gradients go where they were offered, bit for bit what they were, and nothing large is copied for it."""
+"""Weight gradients are written to offered memory, bit for bit the same, without large copies."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Copies(TorchDispatchMode):
 
 
 def _flat(shapes: list[tuple[int, ...]], gap: int = 0) -> list[nn.Parameter]:
-    """Parameters that lie one after the other in one tensor."""
+    """Parameters adjacent in one tensor."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     flat, begin, found = torch.arange(sum(sizes) + gap * len(sizes), dtype=torch.float32), 0, []
     for shape, size in zip(shapes, sizes, strict=True):

@@ -158,7 +158,7 @@ def test_scores_in_full_precision_are_the_logits(tiny, make_model, make_records,
 
 @pytest.mark.parametrize("recompute", [0, 1, 2])
 @pytest.mark.parametrize("pre_norm", [False, True], ids=["post-norm", "pre-norm"])
-def test_of_the_last_layer_only_what_the_heads_read_is_computed_and_no_gradient_changes(
+def test_the_last_layer_computes_only_what_the_heads_read_and_no_gradient_changes(
     pre_norm, recompute, tiny, make_model, make_records, batch_of
 ):
     shape = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""bert_config.json of Google and config.json of Hugging Face: the same model, or one line that says what is not."""
+"""bert_config.json of Google and config.json of Hugging Face: the same model, or a one-line error."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read(tmp_path):
         (None, "tanh", "erf"),
     ],
 )
-def test_the_form_of_gelu_is_what_the_word_means_where_it_was_written(word, google, hugging_face, read):
+def test_the_form_of_gelu_depends_on_the_kind_of_config(word, google, hugging_face, read):
     values = {**GOOGLE, "hidden_act": word} if word else {k: v for k, v in GOOGLE.items() if k != "hidden_act"}
     assert read(**values).gelu_form == google
     assert read(**values, model_type="bert").gelu_form == hugging_face
@@ -85,7 +85,7 @@ def test_keys_of_other_heads_and_of_tokens_are_harmless(read):
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("embedding_size", 32, "unknown key embedding_size, which may change the model"),
+        ("embedding_size", 32, "unknown key embedding_size: remove it"),
         ("num_hidden_layer", 3, "unknown key num_hidden_layer"),
         ("position_embedding_type", "relative_key", "position_embedding_type='relative_key': only 'absolute'"),
         ("tie_word_embeddings", False, "tie_word_embeddings=False: only True"),

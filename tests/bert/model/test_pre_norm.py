@@ -128,7 +128,7 @@ def test_the_models_have_the_published_numbers_of_parameters(name, repository):
     assert config.layer_norm_large_model == (name not in ("bert_base", "bert_large"))
 
 
-def test_habanas_word_gelu_is_erf(tmp_path):
+def test_habanas_gelu_is_erf(tmp_path):
     path = tmp_path / "config.json"
     path.write_text('{"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, '
                     '"hidden_act": "gelu", "layer_norm_large_model": true}')  # fmt: skip

@@ -101,7 +101,7 @@ def test_two_sharded_steps_leave_the_same_state(precision, tiny, make_records, b
 
 
 def _check_ranks(world, config):
-    """With gradients in shards, each rank's states are those without recomputation: losses and gradients were."""
+    """With sharded gradients each rank's states equal those without recomputation, and so do losses and gradients."""
     records, states = synthetic_records(4, 48, config.vocab_size, packed=True, seed=0), []
     batches = [make_batch(records, np.arange(begin, begin + 2), 48) for begin in (0, 2, 4, 6)]
     for recomputation in (None, Recomputation(2, random_state=True)):
@@ -131,7 +131,7 @@ def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(tiny, make_model
 
 
 @pytest.mark.parametrize(("attention", "allowed"), [("triton", True), ("auto", False), ("cudnn", False)])
-def test_in_a_graph_all_dropout_must_be_of_ours(attention, allowed, prepared, monkeypatch):
+def test_in_a_graph_all_dropout_must_be_our_own(attention, allowed, prepared, monkeypatch):
     config = from_env(Config, prepared | {"RECOMPUTE_LAYERS": "1"})
     monkeypatch.setattr(kernels.Config, "names", lambda self, device: {"dropout_add_layer_norm"})
     monkeypatch.setattr("bert.kernels.attention.check", lambda *arguments: None)
@@ -140,5 +140,5 @@ def test_in_a_graph_all_dropout_must_be_of_ours(attention, allowed, prepared, mo
     if allowed:
         config.check_device(uses_graph=True)
         return
-    with pytest.raises(ConfigError, match=r"RECOMPUTE_LAYERS in a CUDA graph needs dropout of ours"):
+    with pytest.raises(ConfigError, match=r"RECOMPUTE_LAYERS in a CUDA graph needs our own dropout"):
         config.check_device(uses_graph=True)

@@ -1,4 +1,4 @@
-"""Stands in for NVIDIA's apex: its public signatures and its rules of use, its arithmetic in plain PyTorch.
+"""A stand-in for NVIDIA's apex: its public signatures and rules of use, its arithmetic in plain PyTorch.
 
 Written from the documentation and the interface; the real kernels have not been run beside it.
 """

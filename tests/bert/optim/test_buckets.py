@@ -1,4 +1,4 @@
-"""A bucket of gradients on its way: clipped on its own (CLIP=bucket), sent in the weights' precision."""
+"""Buckets of gradients: clipped separately (CLIP=bucket), sent in the weights' precision."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.core.env import ConfigError
 from bert.optim.flat import Piecewise
-from bert.optim.gradients import Clipping
 from bert.optim.rules import LambConfig, LambRule
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import Clipping, Gradients, Sharded
 
 from ..ranks import run_ranks
 from .test_sharded import BUCKET_BYTES, Chain, _data, train
@@ -38,7 +37,7 @@ def _own(model, micro, rank):
 
 def _averaged(world, model, optimizer, clipping, scale):
     """(whole averaged gradients on rank 0, the update's grad_scale)."""
-    gradients = optimizer.gradients(model, clipping, world, False)
+    gradients = Gradients(model, optimizer, clipping, world, False)
     for micro in range(2):
         with gradients.micro_batch(micro == 0, micro == 1, scale / 2):
             (gradients.forward(_data(micro, world.rank)) * (scale / 2)).backward()
@@ -90,7 +89,7 @@ def _check_rank(world):
 
 
 def _check_sharded_gradients(world):
-    """A whole gradient or none: the same averages, bit for bit where a step is one micro-batch."""
+    """With and without a whole gradient: the same averages, bit for bit if a step is one micro-batch."""
     for clip in ("after", "bucket"):
         for accumulate in (1, 2):
             outcomes = []
@@ -106,13 +105,13 @@ def _check_sharded_gradients(world):
                     torch.testing.assert_close(whole, shard, atol=1e-13, rtol=1e-13)
 
 
-def test_gradients_that_are_sharded_are_the_whole_ones_on_1_2_and_3_ranks():
+def test_sharded_gradients_equal_whole_ones_on_1_2_and_3_ranks():
     run_ranks(_check_sharded_gradients, 1, 2, 3)
 
 
 def test_sharded_gradients_need_a_sharded_optimizer_and_no_norm_of_a_micro_batch():
     for settings, message in (
-        ({"sharded": False}, "SHARD_GRADIENTS=1 needs a sharded optimizer of ours"),
+        ({"sharded": False}, "SHARD_GRADIENTS=1 needs our own sharded optimizer"),
         ({"sharded": True, "clip": "before"}, "SHARD_GRADIENTS=1 with CLIP=before"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -86,7 +86,7 @@ def _check_groups(world, group, cases):
 
 
 def _check_checkpoints(world, folder):
-    """A state goes from groups to one group and back, whole and in shards; bit for bit where the layout stays."""
+    """Moves a state from groups to one group and back, whole and in shards; bit for bit if the layout is the same."""
     _, step = _step(world, "fp64", 2, 2, optimizer="lans")
     _train(world, step, 2, range(2))
     whole = [step.state_dict()]
@@ -117,7 +117,7 @@ def _check_checkpoints(world, folder):
 
 
 def _check_traffic(world, monkeypatch):
-    """Bytes that a rank sends in a step, and collectives, are those that are foreseen."""
+    """Compares the bytes and collectives of a step with those predicted by traffic.py."""
     counted: dict[str, list[float]] = {"within": [], "across": []}
 
     class Counting(Mesh):
@@ -181,6 +181,6 @@ def test_the_size_of_a_group_follows_from_the_layout(setting, ranks, per_node, s
 
 
 @pytest.mark.parametrize(("setting", "per_node"), [("3", 8), ("0", 8), ("nodes", 8), ("node", 5)])
-def test_a_group_that_cannot_be_is_one_line(setting, per_node):
+def test_an_impossible_group_is_refused_in_one_line(setting, per_node):
     with pytest.raises(ConfigError, match=f"SHARD_GROUP={setting} with 16 ranks"):
         optim.Config(shard_group=setting).group_size(16, per_node)

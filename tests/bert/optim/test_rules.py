@@ -1,4 +1,4 @@
-"""Every rule: its formula written out again in fp64, and the same update however its state is divided over ranks."""
+"""Every rule: its formula written out again in fp64, and the same update however its state is sharded."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.optim import RULES, rules
 from bert.optim.flat import Piecewise
-from bert.optim.gradients import Clipping
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import Clipping, Gradients, Sharded
 
 from ..ranks import run_ranks
 from .whole import Whole
@@ -121,7 +120,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rule_is_its_formula(case):
+def test_rule_equals_its_formula(case):
     config, formula = CASES[case]
     parameters = _weights()
     optimizer = Whole(parameters.items(), config.rule)
@@ -162,7 +161,7 @@ def test_a_step_not_kept_changes_nothing(name):
 
 
 class _Sum(nn.Module):
-    """A loss whose gradients are those that are given to it."""
+    """A loss with given gradients."""
 
     def __init__(self, parameters):
         super().__init__()
@@ -181,7 +180,7 @@ def _engine(world, config, **settings):
 
 
 def _train(world, model, optimizer, steps):
-    gradients = optimizer.gradients(model, Clipping(max_norm=5.0), world, False)
+    gradients = Gradients(model, optimizer, Clipping(max_norm=5.0), world, False)
     one = torch.ones((), dtype=torch.float64)
     for step in steps:
         with gradients.micro_batch(True, True, one):

@@ -15,9 +15,8 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.kernels.precision import LossScaler, Precision
 from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, Piecewise
-from bert.optim.gradients import Clipping
 from bert.optim.rules import LambConfig, LambRule
-from bert.optim.sharded import Sharded
+from bert.optim.sharded import Clipping, Gradients, Sharded
 
 from ..kernels import plain_lamb
 from ..ranks import run_ranks
@@ -69,7 +68,7 @@ def replicated(model: Chain) -> Whole:
 
 
 def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Whole:
-    """What the ranks must come to: one process that has all their gradients."""
+    """The expected result: one process with the gradients of all ranks."""
     model = Chain()
     lamb = replicated(model)
     _train_alone(model, lamb, num_ranks, clip, range(num_steps), accumulate)
@@ -94,7 +93,7 @@ def _train_alone(model: Chain, lamb: Whole, num_ranks: int, clip: str, steps: ra
 
 def train(world: World, model: Chain, optimizer: Sharded, clip: str, steps: range, accumulate: int = 1) -> None:
     """Steps as Step.run takes them."""
-    gradients = optimizer.gradients(model, Clipping(when=clip), world, False)
+    gradients = Gradients(model, optimizer, Clipping(when=clip), world, False)
     scale = torch.ones((), dtype=torch.float64)
     lrs = _lrs(steps.stop)
     for step in steps:
@@ -160,7 +159,7 @@ def _check_ranks(world, groups):
 
 
 def _continued_alone(state, size, clip, accumulate):
-    """Two more steps by a replicated optimizer that starts from a sharded one's state."""
+    """Two more steps by a replicated optimizer from a sharded one's state."""
     model = Chain()
     lamb = replicated(model)
     lamb.load_state_dict(state)

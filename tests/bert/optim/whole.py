@@ -1,4 +1,4 @@
-"""A rule on whole parameters by itself: what the engine, with its buckets and shards, must come to."""
+"""A rule on whole parameters: the expected result of the engine with its buckets and shards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from bert.optim.rules import Pieces, squared_norms
 
 
 class Whole:
-    """Steps from the gradients that the parameters have. masters: of parameters in low precision, fp32 by name."""
+    """Steps by the parameters' gradients. masters: fp32 by name, of parameters in low precision."""
 
     def __init__(self, named_parameters, make_rule, masters=None):
         named = dict(named_parameters)

@@ -1,11 +1,11 @@
-"""python -m bert --check: what would run, and what the rules say of it."""
+"""python -m bert --check: description of the run, and the rules' verdict."""
 
 from __future__ import annotations
 
 import shutil
 
 
-def test_the_check_says_what_would_run(prepared, run_bert):
+def test_the_check_describes_the_run(prepared, run_bert):
     done = run_bert(prepared | {"WORLD_SIZE": "2", "EVAL_ITER_SAMPLES": "24"}, arguments=("--check",))
     assert done.returncode == 0, done.stderr
     said = {line.split("  ")[0]: line.partition("  ")[2].strip() for line in done.stdout.splitlines()}

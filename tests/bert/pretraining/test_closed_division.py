@@ -28,7 +28,7 @@ LARGE = {
 
 @pytest.fixture
 def closed(tmp_path):
-    """closed(model_changes, **variables) -> the Config of a closed run of 8 x 48 packed rows, so changed."""
+    """closed(model_changes, **variables) -> the Config of a closed run of 8 x 48 packed rows, with these changes."""
 
     def make(model: dict | None = None, **changes: str) -> Config:
         (tmp_path / "bert_config.json").write_text(json.dumps(LARGE | (model or {})))
@@ -60,7 +60,10 @@ def closed(tmp_path):
 WRONG = {
     "clip norm": ({"MAX_GRAD_NORM": "2"}, "MAX_GRAD_NORM=2.0 (gradients are clipped to a norm of 1.0"),
     "clipping by bucket": ({"CLIP": "bucket", "SHARD_OPTIMIZER": "1"}, "CLIP=bucket (the whole gradient is clipped"),
-    "trust ratio": ({"LAMB_RATIO": "all"}, "LAMB_RATIO=all (LAMB scales by a trust ratio where weight decay applies"),
+    "trust ratio": (
+        {"LAMB_RATIO": "all"},
+        "LAMB_RATIO=all (LAMB scales by a trust ratio only where weight decay applies",
+    ),
     "schedule": ({"LR_SCHEDULE": "poly"}, "LR_SCHEDULE=poly (the learning rate warms up linearly"),
     "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
     "decay power": ({"LR_DECAY_POWER": "2"}, "LR_DECAY_POWER=2.0 (the learning rate decays linearly"),
@@ -79,7 +82,7 @@ WRONG = {
     "resumed": ({"RESUME": "1", "CHECKPOINT_DIR": "/tmp"}, "RESUME=1 (a run is timed from its start"),
     "moments": ({"INIT_OPTIMIZER": "1"}, "INIT_OPTIMIZER=1 (LAMB's moments start from 0"),
     "random weights": ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT= (training starts from model.ckpt-28252"),
-    "made-up data": ({"SYNTH_DATA": "1"}, "SYNTH_DATA=1 (the data set is Wikipedia's"),
+    "made-up data": ({"SYNTH_DATA": "1"}, "SYNTH_DATA=1 (the data set is Wikipedia"),
     "packed rows that count once": ({"PACKING_FACTOR": "1"}, "PACKING_FACTOR=1 (the global batch is logged in"),
     "unpacked rows that count twice": ({"PACKED": "0"}, "PACKING_FACTOR=2 (the global batch is logged in"),
 }
@@ -203,7 +206,7 @@ def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_
     note.write_text(json.dumps({"source": "0" * 32, "tensors": found["weights"]}))
     assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == ["weights"], "of another checkpoint"
     torch.save(padded | {"bert.pooler.dense_act.bias": bias + 1e-3}, tmp_path / "w.pt")
-    with pytest.raises(ConfigError, match=r"w.pt: not the weights that .*w.json tells of: convert them again"):
+    with pytest.raises(ConfigError, match=r"w.pt: not the weights that .*w.json describes: convert them again"):
         closed_division.starting_weights(tmp_path / "w.pt")
     (tmp_path / "w.pt").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"w.pt: not a readable checkpoint"):
@@ -212,7 +215,7 @@ def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_
 
 @pytest.fixture
 def manifest(prepared, tmp_path):
-    """manifest(**changes) writes the prepared-packed.json that the benchmark's data would have, so changed."""
+    """manifest(**changes) writes the prepared-packed.json of the benchmark's data, with these changes."""
     of = {path: open_records(path)[1].content_digest for path in tmp_path.glob("*/*.hdf5")}
     files = {str(path.relative_to(tmp_path)): digest for path, digest in of.items()}
     texts = {f"part-{i:05d}-of-00500": "0" * 32 for i in range(500)} | closed_division.TEXT_MD5

@@ -1,4 +1,4 @@
-"""kill -9 in both phases and between them: the same command continues, and the weights are those of a run left alone.
+"""kill -9 in both phases and between them: the same command continues, with the weights of an undisturbed run.
 
 The whole tour, of run_pretraining.sh and at ten moments, is in tests/launch/test_pretraining.py.
 """

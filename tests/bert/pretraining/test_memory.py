@@ -1,4 +1,4 @@
-"""The memory that --check announces, against what a step on this machine takes."""
+"""The memory estimate of --check, against that of a step on this machine."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ def _two_wide_steps(world, rows, length):
         model, Precision(dtype=torch.float32), optimizer, world,
         accumulate=False, fused_update=False, first_weights=first_weights(model, 0),
     )  # fmt: skip
-    with memory.Peak([*step.optimizer.state_tensors(), *memory.gradient_buffers(step.optimizer)]) as peak:
+    buckets = step.optimizer.buckets
+    gradients = [tensor for tensor in (buckets.whole, buckets.shard, buckets.received) if tensor is not None]
+    with memory.Peak([*step.optimizer.state_tensors(), *gradients]) as peak:
         first = step([batch], 1e-3)
     assert sum(memory.estimate(plan).values()) == pytest.approx(peak.most, rel=0.1)
     second = step([batch], 1e-3)
@@ -120,7 +122,7 @@ def _whole_rows(rows, length, vocab_size):
 
 
 @pytest.mark.slow
-def test_two_steps_as_wide_as_bert_1_5b_on_two_ranks_take_what_was_foreseen():
+def test_two_steps_as_wide_as_bert_1_5b_on_two_ranks_take_the_estimated_memory():
     run_ranks(_two_wide_steps, 2, arguments=(4, 128))
 
 
@@ -160,7 +162,7 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
 
 
 def test_rows_at_a_time_are_as_many_as_fit_and_batch_and_rate_stay(prepared, monkeypatch, capsys):
-    """GRADIENT_STEPS=auto on GPUs of made-up sizes: each just large enough for so many rows."""
+    """GRADIENT_STEPS=auto on GPUs of made-up sizes: each just large enough for a number of rows."""
     of = memory.Plan.of
     monkeypatch.setattr(memory.Plan, "of", lambda config: dataclasses.replace(of(config), device_type="cuda"))
     settings = prepared | {"SHARD_OPTIMIZER": "1", "BATCHSIZE": "12"}
@@ -188,7 +190,7 @@ def test_rows_at_a_time_are_as_many_as_fit_and_batch_and_rate_stay(prepared, mon
 
 
 def test_deepspeed_is_given_the_number_of_micro_batches(prepared):
-    with pytest.raises(ConfigError, match="GRADIENT_STEPS=auto goes by our own engine's memory"):
+    with pytest.raises(ConfigError, match="GRADIENT_STEPS=auto estimates our own engine's memory"):
         memory.fitted(from_env(Config, prepared | {"GRADIENT_STEPS": "auto", "ENGINE": "deepspeed"}))
 
 
@@ -250,7 +252,7 @@ def test_every_published_size_fits_where_its_configs_run(repository):
         assert whole["states"] * ranks == pytest.approx(3 * 2 * whole["weights"] * ranks / (ranks + 1), rel=0.01)
 
 
-def test_an_optimizer_that_there_is_not_is_refused_in_words(tiny):
+def test_an_unavailable_optimizer_is_refused_in_words(tiny):
     optimizer = optim.Config(sharded=True, shard_gradients=True, clip="before")
     batch = SimpleNamespace(num_tokens=8, num_masked=2)
     with pytest.raises(ConfigError, match="SHARD_GRADIENTS=1 with CLIP=before"):

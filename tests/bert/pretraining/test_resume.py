@@ -143,7 +143,7 @@ def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepa
     assert kept.union(*listed) == env.settings(config).keys()
 
 
-def test_what_may_change_and_rounds_differently_is_said(prepared, capfd):
+def test_changes_that_affect_rounding_are_reported(prepared, capfd):
     before = from_env(Config, prepared | {"GRADIENT_STEPS": "2"})
     run, computed = resume.run_identity(before, 7), resume._computed(before)
     assert _restore(before, run, computed=computed) == (4, 5, 6)

@@ -1,4 +1,4 @@
-"""SUSTAINED_TRAINING_TIME goes on training after run_stop, which changes nothing of the result."""
+"""SUSTAINED_TRAINING_TIME continues training after run_stop, without effect on the result."""
 
 from __future__ import annotations
 

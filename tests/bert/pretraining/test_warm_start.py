@@ -54,7 +54,7 @@ def _read(path, prepared, shapes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s["optimizer"].pop("masters"), "holds no optimizer's state: expected a step_"),
+        (lambda s: s["optimizer"].pop("masters"), "holds no optimizer state: expected a step_"),
         (lambda s: s["run"].update(OPTIMIZER="adamw"), "is of OPTIMIZER=adamw, this run has lamb: use the same"),
         (
             lambda s: s["optimizer"]["masters"].update({"cls.predictions.bias": torch.zeros(7)}),

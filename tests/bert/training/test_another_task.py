@@ -1,4 +1,4 @@
-"""A task that the package does not know trains like pretraining: eagerly, sharded over ranks, accumulated, resumed."""
+"""A task unknown to the package trains like pretraining: eagerly, sharded over ranks, accumulated, resumed."""
 
 from __future__ import annotations
 

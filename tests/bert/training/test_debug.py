@@ -1,4 +1,4 @@
-"""CAPTURE: tensors by module in the order of the step, compared; PROFILE_STEPS: a trace of the steps asked for."""
+"""CAPTURE: tensors by module in the order of the step, compared; PROFILE_STEPS: a trace of the chosen steps."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
         (
             CaptureConfig(steps=3),
             (folder, False),
-            "CAPTURE_STEPS=3 and no CAPTURE: say in CAPTURE what to write: inputs",
+            "CAPTURE_STEPS=3 and no CAPTURE: set CAPTURE to what to write: inputs",
         ),
-        (CaptureConfig(capture=","), (folder, False), "CAPTURE=',': say in CAPTURE"),
+        (CaptureConfig(capture=","), (folder, False), "CAPTURE=',': set CAPTURE to"),
         (CaptureConfig(capture="inputs"), (rundir.Config(), False), "CAPTURE writes to RUN_DIR"),
         (CaptureConfig(capture="inputs"), (folder, True), "set CUDA_GRAPH=0"),
     ):
@@ -96,7 +96,7 @@ def test_what_cannot_be_captured_is_refused_before_the_run(tmp_path):
 
 @pytest.fixture
 def file(tmp_path):
-    """file(name, **tensors) -> a file of a capture."""
+    """file(name, **tensors) -> a capture file."""
 
     def write(name, **tensors):
         order = {debug.ORDER: json.dumps(list(tensors))}
@@ -116,7 +116,7 @@ def test_a_tensor_that_only_one_of_two_has_differs(file, capsys, turned):
 
 
 @pytest.mark.parametrize("turned", [False, True], ids=["first", "second"])
-def test_a_file_that_is_not_a_whole_one_of_a_capture_is_bad_input_and_no_difference(file, tmp_path, capsys, turned):
+def test_a_damaged_capture_is_bad_input_not_a_difference(file, tmp_path, capsys, turned):
     good, tensor = file("good", a=torch.ones(3)), {"a": torch.ones(3)}
     bad = {name: tmp_path / name for name in ("torn", "foreign", "unordered", "folder")}
     bad["torn"].write_bytes(good.read_bytes()[:-3])
@@ -130,7 +130,7 @@ def test_a_file_that_is_not_a_whole_one_of_a_capture_is_bad_input_and_no_differe
         assert said.count("\n") == 1
 
 
-def test_a_gradient_that_never_came_is_zero(file):
+def test_a_missing_gradient_counts_as_zero(file):
     never = file("never", **{"a.gradient": torch.empty(0), "a.activation": torch.empty(0)})
     for value, worst in ((0.0, 0.0), (2.0, 2.0)):
         came = file("came", **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)})
@@ -181,10 +181,10 @@ def test_a_resumed_run_with_too_few_steps_left_says_which_were_not_profiled(prep
     assert not (tmp_path / "run" / "trace_0.json").exists()
 
 
-def test_what_is_no_span_of_steps_is_refused(tmp_path):
+def test_an_invalid_span_of_steps_is_refused(tmp_path):
     folder = rundir.Config(run_dir=tmp_path)
     ProfileConfig(steps="2,3").check(folder, 3)
-    with pytest.raises(ConfigError, match="PROFILE_STEPS=2,3: this process takes 2 steps: choose some of these"):
+    with pytest.raises(ConfigError, match="PROFILE_STEPS=2,3: this process takes 2 steps: choose among these"):
         ProfileConfig(steps="2,3").check(folder, 2)
     for steps in ("3", "3,2", "0,1", "a,b"):
         with pytest.raises(ConfigError, match=r"PROFILE_STEPS='.*': expected the first and the last step"):

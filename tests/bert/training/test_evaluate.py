@@ -1,4 +1,4 @@
-"""When a run evaluates, on which sequences, and that padding counts for nothing."""
+"""When a run evaluates and on which sequences; padding does not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluation in fp8: what training would compute of the weights as they are, and no trace of it in the training."""
+"""Evaluation in fp8 computes what training would with the current weights, and does not affect training."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_weights_are_cast_once_an_evaluation_and_again_for_the_next(run, batches
 
 
 class _Recorded:
-    """What a recorded graph does, without a GPU: the same again, in the mode that it was recorded in."""
+    """A recorded graph's behavior without a GPU: repeats the work, in the mode it was recorded in."""
 
     def __init__(self, run, scaling):
         self.run, self.scaling, self.mode, self.starts = run, scaling, scaling.evaluates, 0
@@ -147,9 +147,7 @@ class _Recorded:
 
 
 @pytest.mark.parametrize("in_fp8", [True, False])
-def test_a_graph_recorded_before_the_first_step_evaluates_what_the_weights_have_become(
-    in_fp8, run, batches, monkeypatch
-):
+def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(in_fp8, run, batches, monkeypatch):
     no_gpu.streams(monkeypatch)
     recordings = []
 

@@ -1,4 +1,4 @@
-"""Steps at fixed sizes: a filled batch trains as the plain one, and warming up leaves no trace."""
+"""Steps at fixed sizes: a padded batch trains as the plain one, and warming up changes no state."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_state_tensors_are_all_that_a_step_changes(tiny, make_records, batch_of)
 
 
 class _Replayed:
-    """What a recorded graph does, without a GPU: the same again, in the mode that it was recorded in."""
+    """A recorded graph's behavior without a GPU: repeats the work, in the mode it was recorded in."""
 
     def __init__(self, run, step, log):
         self.run, self.step, self.known, self.log = run, step, not step.measures, log
@@ -166,7 +166,7 @@ def graphed(monkeypatch):
     return build
 
 
-def test_first_fp8_step_is_a_recording_of_its_own_in_the_memory_of_the_other(graphed, tiny, make_records, batch_of):
+def test_first_fp8_step_is_recorded_separately_in_the_memory_of_the_other(graphed, tiny, make_records, batch_of):
     batches = [batch_of(make_records(3), range(begin, begin + 4)) for begin in range(3)]
     room = PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60)
     batches = [static_batch(batch, room) for batch in batches]
@@ -210,7 +210,7 @@ def test_a_step_whose_scales_are_known_is_recorded_once(precision, graphed, tiny
 def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
     precision, elsewhere, monkeypatch, capsys, tiny, make_records, batch_of
 ):
-    """As some kernel's does that may not be captured, in the middle of the backward pass; or on another rank."""
+    """Fails as a kernel that cannot be captured, in the middle of the backward pass; or on another rank."""
     no_gpu.streams(monkeypatch)
     no_gpu.captures(monkeypatch)
     batch = static_batch(
@@ -245,7 +245,7 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
 
 @pytest.mark.parametrize("steps_fail", [True, False])
 def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(steps_fail, prepared, monkeypatch, capsys, tmp_path):
-    """Neither of steps nor of evaluations, or of evaluations alone."""
+    """No graphs of steps and evaluations, or only none of evaluations."""
 
     def replayed(run, *_):
         run()

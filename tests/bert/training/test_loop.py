@@ -1,4 +1,4 @@
-"""What is due after a step, and nothing else."""
+"""What is due after a step."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_metrics_file_has_an_object_a_line_and_a_resumed_run_tells_every_step_once(tmp_path):
+def test_metrics_file_has_an_object_per_line_and_after_a_resume_each_step_once(tmp_path):
     _write(_built(tmp_path))
     whole = [{"kind": "train", **TRAIN}, {"kind": "evaluation", "step": 5, "samples": 40, "accuracy": 0.25},
              {"kind": "summary", **SUMMARY}]  # fmt: skip
@@ -253,19 +253,19 @@ def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("names", "run_dir", "message"),
     [
-        ("tensorbord", Path("x"), "METRICS=tensorbord: expected tensorboard or wandb, or both between commas"),
+        ("tensorbord", Path("x"), "METRICS=tensorbord: expected tensorboard or wandb, or both with a comma"),
         ("tensorboard,mlflow", Path("x"), "METRICS=tensorboard,mlflow: expected"),
         ("tensorboard", None, "METRICS=tensorboard writes to RUN_DIR, which is not set"),
     ],
 )
-def test_what_cannot_be_is_one_line(names, run_dir, message, monkeypatch):
+def test_bad_settings_are_refused_in_one_line(names, run_dir, message, monkeypatch):
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(ConfigError) as caught:
         metrics.Config(metrics=names).check(rundir.Config(run_dir=run_dir))
     assert str(caught.value).startswith(message)
 
 
-def test_a_package_that_is_missing_is_named(monkeypatch):
+def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"METRICS=wandb: it is not installed: pip install"):
         metrics.Config(metrics=" wandb").check(rundir.Config(run_dir=Path("x")))

@@ -1,4 +1,4 @@
-"""REHEARSAL=1 trains the start of the run that would count, and the review holds it to a band: all of it on a CPU."""
+"""REHEARSAL=1 trains the start of a closed run, and the review compares it with a band: all of it on a CPU."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_ends_with_an_evaluation(prepared, every, last):
 
 def test_without_an_evaluation_there_is_nothing_to_compare(prepared):
     with pytest.raises(
-        ConfigError, match=r"REHEARSAL=1 compares evaluations and there are none: set EVAL_ITER_SAMPLES"
+        ConfigError, match=r"REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES"
     ):
         from_env(Config, prepared | {"EVAL_ITER_SAMPLES": "0", "REHEARSAL": "1"}).rehearsed()
 
@@ -52,7 +52,7 @@ def test_the_closed_guard_holds_for_a_rehearsal(prepared, capfd):
 
 
 def test_from_training_to_the_verdict_on_a_cpu(prepared, run_bert, tmp_path):
-    """A small model, a band of its own: what runs on a GPU is the same code."""
+    """A small model with a band for it; on a GPU the same code runs."""
     small = prepared | {"REHEARSAL": "1", "REHEARSAL_SAMPLES": "48", "MAX_STEPS": "100", "TARGET_MLM_ACCURACY": "1"}
     done = run_bert(small)
     assert done.returncode == 0, done.stderr  # it ends short of the target, which is what a rehearsal does

@@ -63,7 +63,7 @@ def test_a_decay_that_ends_before_the_run_stays_at_its_end():
 
 
 def test_an_end_above_the_base_is_refused():
-    with pytest.raises(ConfigError, match=r"END_LR=0\.1: above LR=0\.01"):
+    with pytest.raises(ConfigError, match=r"END_LR=0\.1 is above LR=0\.01"):
         Config(lr=0.01, max_steps=9, end_lr=0.1).check()
 
 
@@ -134,7 +134,7 @@ def test_a_run_that_is_all_warm_up_has_a_rate_at_every_step(schedule):
         ("samsung", {"power": 2.0}, "LR_DECAY_POWER"),
     ],
 )
-def test_what_a_rule_has_no_use_for_is_refused_by_name(schedule, settings, name):
+def test_a_setting_the_rule_does_not_use_is_refused_by_name(schedule, settings, name):
     with pytest.raises(ConfigError, match=f"LR_SCHEDULE={schedule} does not use {name}: leave it unset"):
         Config(schedule=schedule, lr=1.0, max_steps=100, **settings).check()
 
@@ -143,7 +143,7 @@ def test_what_a_rule_has_no_use_for_is_refused_by_name(schedule, settings, name)
     ("settings", "message"),
     [
         ({"schedule": "poly", "warmup_proportion": 0.6, "constant_proportion": 0.5}, "expected a sum of at most 1"),
-        ({"schedule": "samsung", "warmup_steps": 10}, "a warm-up of 10 steps leaves none of 10 for the decay"),
+        ({"schedule": "samsung", "warmup_steps": 10}, "a warm-up of 10 of 10 steps leaves none to decay"),
     ],
     ids=["shares-above-1", "no-decay"],
 )
@@ -152,7 +152,7 @@ def test_a_schedule_without_room_is_refused(settings, message):
         Config(lr=1.0, max_steps=10, **settings).check()
 
 
-def test_the_schedule_is_told_by_four_rates():
+def test_the_schedule_is_described_by_four_rates():
     assert describe(DLE_1) == (
         "dle: 2.999e-06 at step 1 (first), 0.005076 at step 2,001 (warmed up), 0.004243 at step 3,519 (middle), "
         "0 at step 7,038 (last)"

@@ -81,7 +81,7 @@ def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch
 
 
 class _Watch(TorchDispatchMode):
-    """Counts operators, and those that wait for the device or copy from the host: a graph can hold neither."""
+    """Counts operators, and those that wait for the device or copy from the host, which a graph cannot record."""
 
     WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "index.Tensor", "index_put")
 
@@ -125,7 +125,7 @@ def test_nothing_in_a_step_waits_for_the_device(precision, shard, tiny, make_rec
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_an_fp8_step_that_saw_what_is_no_number_is_not_finite(bad, tiny, make_records, batch_of):
+def test_an_fp8_step_that_saw_nan_or_inf_is_not_finite(bad, tiny, make_records, batch_of):
     model, step = _step(tiny, "fp8")
     batch = batch_of(make_records(3), range(4))
     assert step([batch], 0.01).finite
@@ -137,7 +137,7 @@ def test_an_fp8_step_that_saw_what_is_no_number_is_not_finite(bad, tiny, make_re
 
 def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
     model, _ = _step(tiny)
-    with pytest.raises(ConfigError, match="fp8 takes multiples of 16, and bert_config has hidden_size=24, intermedi"):
+    with pytest.raises(ConfigError, match="fp8 takes multiples of 16, not hidden_size=24, intermedi"):
         model.bert.encoder.use_fp8(Recipe(), torch.device("cuda"))
 
 
@@ -163,7 +163,7 @@ def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_
     assert steps.done == 2
 
 
-def test_overflow_is_no_sample_trained_on(tiny, make_records, batch_of):
+def test_a_step_that_overflows_trains_on_no_samples(tiny, make_records, batch_of):
     from bert.training.metrics import Progress
 
     model, step = _step(tiny, "fp16")
@@ -237,7 +237,7 @@ def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoi
                 torch.testing.assert_close(other[part][name], tensor, atol=1e-6, rtol=1e-4, msg=f"{part} {name}")
 
 
-def test_nan_in_one_gradient_is_told_by_the_step_and_raised_by_the_progress(tiny, make_records, batch_of):
+def test_nan_in_one_gradient_is_reported_by_the_step_and_raised_by_progress(tiny, make_records, batch_of):
     for shard in (False, True):
         model, step = _step(tiny, shard=shard)
         model.bert.pooler.dense.weight.register_hook(lambda gradient: gradient * float("nan"))

@@ -24,7 +24,7 @@ NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
 
 
 def impatient() -> None:
-    """A small model takes all its steps before ranks would ask each other, or a signal came: after a line it stops."""
+    """A small model would finish before ranks ask each other, or a signal arrives: it pauses after a progress line."""
     stop.PATIENCE = 0.0
     write, said = sys.stderr.write, []
 
@@ -86,7 +86,7 @@ def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
     assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
 
 
-def test_without_a_folder_for_checkpoints_a_signal_ends_the_run_as_ever(prepared):
+def test_without_a_folder_for_checkpoints_a_signal_ends_the_run_as_usual(prepared):
     statuses, _ = _stopped(prepared | NO_EVALUATION | {"MAX_STEPS": "100000"}, 1, 0, signal.SIGTERM, at=3)
     assert statuses == [-signal.SIGTERM]
 

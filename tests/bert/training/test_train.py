@@ -302,7 +302,7 @@ OVERFLOWING = {1, 2, 5, 8, 9, 12}
 
 
 def _train_with_overflows(environment, monkeypatch, overflow):
-    """Trains in this process with a loss scale; batches of OVERFLOWING overflow, or are left out of the data."""
+    """Trains in this process with a loss scale; the batches in OVERFLOWING overflow, or are left out of the data."""
     take, build, rates, count = train.TrainingData.next_step, train.build, [], iter(range(1, 99))
     number = 0
 

@@ -125,7 +125,7 @@ def test_an_answer_is_the_text_of_the_context_as_it_was_written(tokenizer):
     assert answered(tokenizer, context, start_6=9, end_10=9).startswith("(2")
 
 
-def test_a_span_that_ends_before_it_starts_or_lies_in_the_question_is_no_answer(tokenizer):
+def test_a_span_that_ends_before_it_starts_or_lies_in_the_question_is_not_an_answer(tokenizer):
     assert answered(tokenizer, "cat sat there", start_2=9, end_0=9, end_2=1) == "there"
     assert answered(tokenizer, "cat sat there", **{"start_-1": 99, "end_-1": 99, "start_1": 3, "end_1": 3}) == "sat"
 

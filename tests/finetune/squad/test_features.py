@@ -164,17 +164,17 @@ def test_a_file_of_either_version_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("questions", "options", "message"),
     [
-        ([{**QUESTION, "answers": []}], {}, r"qas\[0\] \(a\) has no answer to learn from"),
-        ([{"id": "a", "question": "Who?"}], {}, "has no 'answers' that is a list"),
-        ([QUESTION, QUESTION], {}, r"data\[0\].paragraphs\[0\].qas\[1\] has the id 'a' of an earlier question"),
+        ([{**QUESTION, "answers": []}], {}, r"qas\[0\] \(a\) has no answer, which training"),
+        ([{"id": "a", "question": "Who?"}], {}, "has no list 'answers'"),
+        ([QUESTION, QUESTION], {}, r"data\[0\].paragraphs\[0\].qas\[1\] repeats the id 'a' of an earlier question"),
         ([{**QUESTION, "is_impossible": True}], {}, "set SQUAD_VERSION=2.0"),
-        ([{**QUESTION, "is_impossible": 1}], {}, "true or false"),
-        ([QUESTION], {"version": "v2.0"}, "is of SQuAD 2.0, and SQUAD_VERSION is 1.1"),
-        ([{**QUESTION, "id": 7}], {}, "has no 'id' that is text"),
-        ([{**QUESTION, "answers": [{"text": "cat", "answer_start": True}]}], {}, "'answer_start' that is a"),
-        ([], {}, "holds no question"),
+        ([{**QUESTION, "is_impossible": 1}], {}, "has no boolean 'is_impossible'"),
+        ([QUESTION], {"version": "v2.0"}, "is SQuAD 2.0, but SQUAD_VERSION is 1.1"),
+        ([{**QUESTION, "id": 7}], {}, "has no string 'id'"),
+        ([{**QUESTION, "answers": [{"text": "cat", "answer_start": True}]}], {}, "has no integer 'answer_start'"),
+        ([], {}, "has no questions"),
         ([QUESTION], {"context": " \n"}, "empty context"),
-        ([QUESTION], {"context": None}, r"data\[0\].paragraphs\[0\] has no 'context'"),
+        ([QUESTION], {"context": None}, r"data\[0\].paragraphs\[0\] has no string 'context'"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_line_that_names_the_place(tmp_path, questions, options, message):
@@ -183,8 +183,8 @@ def test_a_wrong_file_is_one_line_that_names_the_place(tmp_path, questions, opti
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", "no 'data'"), ("{}", "no 'data'"),
-                                               ('{"data": [3]}', r"data\[0\] has no 'paragraphs'")])  # fmt: skip
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", "no list 'data'"), ("{}", "no list 'data'"),
+                                               ('{"data": [3]}', r"data\[0\] has no list 'paragraphs'")])  # fmt: skip
 def test_what_is_not_squad_is_one_line(tmp_path, text, message):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(DataError, match=message):
@@ -201,5 +201,5 @@ def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
         WordPiece(tmp_path / "none.txt")
 
 
-def test_words_end_at_five_characters_only():
+def test_only_five_characters_separate_words():
     assert squad.collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"

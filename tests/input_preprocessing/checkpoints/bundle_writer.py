@@ -1,4 +1,4 @@
-"""Writes TensorFlow 2 checkpoints, to damage and rename what TensorFlow itself would not write so."""
+"""Writes TensorFlow 2 checkpoints, including damaged and renamed ones that TensorFlow would not write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def message(number: int, payload: bytes) -> bytes:
 
 
 def object_graph(names: dict[str, str]) -> bytes:
-    """A TrackableObjectGraph of one node a variable: key -> its own name."""
+    """A TrackableObjectGraph with one node per variable: key -> variable name."""
     return b"".join(
         message(1, message(2, message(1, b"VARIABLE_VALUE") + message(2, name.encode()) + message(3, key.encode())))
         for key, name in names.items()
@@ -32,7 +32,7 @@ def object_graph(names: dict[str, str]) -> bytes:
 
 
 def write_bundle(prefix: Path, tensors: dict[str, np.ndarray], graph: bytes | None) -> None:
-    """Writes float32 tensors by key, and the object graph where one is given, as one shard."""
+    """Writes float32 tensors by key, and the object graph if given, as one shard."""
     entries, data = {b"": b"\x08\x01"}, b""
     values: dict[str, np.ndarray | bytes] = {**tensors}
     if graph is not None:
@@ -56,7 +56,7 @@ def write_bundle(prefix: Path, tensors: dict[str, np.ndarray], graph: bytes | No
 
 
 def _table(entries: dict[bytes, bytes]) -> bytes:
-    """One data block, an empty block of filters, one of the index, the footer."""
+    """A data block, an empty filter block, an index block and the footer."""
     out = b""
     handles = []
     for records in (entries, {}):
@@ -72,7 +72,7 @@ def _handle(before: bytes, records: dict[bytes, bytes]) -> bytes:
 
 
 def _block(records: dict[bytes, bytes]) -> bytes:
-    """Every record a restart point of its own, so that no key is shortened."""
+    """Every record is a restart point, so that no key is shortened."""
     body, restarts = b"", []
     for key, value in sorted(records.items()):
         restarts.append(len(body))

@@ -1,4 +1,4 @@
-"""TensorFlow checkpoints convert without TensorFlow, exactly; damage and misfits are told by name."""
+"""TensorFlow checkpoints are converted exactly without TensorFlow; damage and mismatches are reported by name."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_missing_unknown_and_misshapen_parameters_are_all_named(tmp_path: Path) 
     with pytest.raises(DataError, match=r"bert\.extra is unknown.*pooler\.dense\.bias is missing.*\(3,\), not \(2,\)"):
         names.check_complete(tensors, "a.pt")
     torch.save({"model": {"x": torch.zeros(2)}}, tmp_path / "a.pt")
-    with pytest.raises(DataError, match="no BERT"):
+    with pytest.raises(DataError, match="not a BERT checkpoint: it lacks"):
         convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf")
     assert not (tmp_path / "b.pt").exists()
 
@@ -175,7 +175,7 @@ def test_a_decoder_that_is_not_tied_is_refused(tmp_path: Path) -> None:
     [
         ({"num_hidden_layers": 3}, "num_hidden_layers 3, not 2"),
         ({"hidden_size": 16, "vocab_size": 30}, "hidden_size 16, not 8, vocab_size 30, not 29"),
-        ({"vocab_size": None}, "no BERT configuration"),
+        ({"vocab_size": None}, "not a BERT configuration"),
     ],
 )
 def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
 
 
 def test_more_words_than_the_checkpoint_has_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"--vocab-size 30: .* has 29 words only"):
+    with pytest.raises(DataError, match=r"--vocab-size 30: .* has only 29 words"):
         convert(PREFIX, tmp_path / "a.pt", "mlperf", vocab_size=30)
 
 
@@ -203,6 +203,6 @@ def test_a_checkpoint_is_found_by_prefix_file_or_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a.safetensors"])
-def test_a_target_in_a_folder_that_is_not_there_is_told(tmp_path: Path, name: str) -> None:
+def test_a_target_in_a_folder_that_does_not_exist_is_reported(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match=rf"cannot write .*none/{name}: No such file or directory"):
         convert(PREFIX, tmp_path / "none" / name, "mlperf")

@@ -1,4 +1,4 @@
-"""The checkpoint beside prepared data: converted when there, if late or replaced too; refused when it misfits."""
+"""The checkpoint beside prepared data is converted, even if added or replaced later, and refused if it does not fit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def config(fresh: Path) -> dict[str, int]:
 
 
 def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh: Path, config: dict[str, int]) -> None:
-    prepare.prepare(options_of(fresh))
+    prepare.main(options_of(fresh))
     shards = {path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")}
     converted = fresh / "phase1" / "model.ckpt-28252.pt"
     assert shards
@@ -42,13 +42,13 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh: Path, c
     for number, place in enumerate(("tf2_ckpt", "tf2_ckpt", ".")):
         (fresh / "download" / place).mkdir(exist_ok=True)
         write_bert(fresh / "download" / place / "model.ckpt-28252", config, seed=number)
-        prepare.prepare(options_of(fresh))
+        prepare.main(options_of(fresh))
         seen.append(torch.load(converted, weights_only=True)["model"]["bert.pooler.dense_act.weight"].sum().item())
         noted = json.loads(converted.with_suffix(".json").read_text())
         assert noted["tensors"] == weights.identity(converted), "as the closed division knows them"
         stamp = converted.stat().st_mtime_ns
         assert not failures(verify.verify(fresh, jobs=1))
-        prepare.prepare(options_of(fresh))
+        prepare.main(options_of(fresh))
         assert converted.stat().st_mtime_ns == stamp
     assert len(set(seen)) == 3
     assert shards == {path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")}
@@ -57,6 +57,6 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh: Path, c
 def test_a_checkpoint_of_another_model_stops_before_hours_of_work(fresh: Path, config: dict[str, int]) -> None:
     write_bert(fresh / "download" / "model.ckpt-28252", config | {"num_hidden_layers": 2}, seed=0)
     with pytest.raises(DataError, match="num_hidden_layers 1, not 2"):
-        prepare.prepare(options_of(fresh))
+        prepare.main(options_of(fresh))
     assert not list(fresh.glob("work/instances/*"))
     assert not (fresh / "phase1" / "model.ckpt-28252.pt").exists()

@@ -1,4 +1,4 @@
-"""TensorFlow 2 checkpoints of every release's names give the weights of the TensorFlow 1 one; misfits are told."""
+"""TensorFlow 2 checkpoints of every release's names give the TensorFlow 1 weights; mismatches are reported."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_variables_of_no_parameter_are_all_named(tmp_path: Path, variables: tupl
     with pytest.raises(DataError) as caught:
         convert(tmp_path / "a", tmp_path / "a.pt", "mlperf")
     assert "\n" not in str(caught.value)
-    for part in ("(adapter/kernel) is unknown", "(transformer/layer_0/gate/bias) is unknown", "(without a name)"):
+    for part in ("(adapter/kernel) is unknown", "(transformer/layer_0/gate/bias) is unknown", "(unnamed)"):
         assert part in str(caught.value)
 
 

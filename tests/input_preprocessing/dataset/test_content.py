@@ -1,4 +1,4 @@
-"""What a preparation depends on is known by its content: what changed is made again, and nothing else."""
+"""Inputs of a preparation are compared by content: only what depends on a changed input is remade."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ..conftest import made_up_documents, prepare_options, prepared_digests, wri
 
 
 def run(folder: Path) -> None:
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
 
 
 def made_afresh(folder: Path, tmp_path: Path) -> dict[str, str]:
-    """Digests of a preparation of the same inputs in a folder of its own."""
+    """Digests of a preparation of the same inputs in another folder."""
     other = tmp_path / "afresh"
     shutil.copytree(folder / "download", other / "download")
     run(other)
@@ -91,14 +91,14 @@ def test_a_text_that_changes_during_a_run_stops_it(
     fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = fresh / "download" / "results4" / "part-00000-of-00003"
-    make = prepare.make_training_files
+    make = prepare.steps.make_training_files
 
     def slowly(*arguments: object) -> object:
         with open(text, "a") as file:
             file.write("More of a copy that goes on.\n\n")
         return make(*arguments)
 
-    monkeypatch.setattr(prepare, "make_training_files", slowly)
+    monkeypatch.setattr(prepare.steps, "make_training_files", slowly)
     with pytest.raises(DataError, match="part-00000-of-00003 changed while it was read; run the same command again"):
         run(fresh)
     assert not list(fresh.glob("prepared-*"))

@@ -1,4 +1,4 @@
-"""DATA_CARD.md tells what the manifest does, the same for equal preparations."""
+"""DATA_CARD.md matches the manifest and is equal for equal preparations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bert.data.records import DataError
 from input_preprocessing.dataset import data_card, prepare
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import run_stage
-from input_preprocessing.stage.published import TEXT_MD5
+from input_preprocessing.stage.manifest import TEXT_MD5
 
 from ..conftest import prepare_options
 
@@ -55,8 +55,8 @@ def test_no_path_or_date_makes_the_card_differ(folder: Path, packed: Path) -> No
 
 def test_a_license_given_later_changes_no_record(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4", "--license", "MIT"))
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4", "--license", "MIT"))
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
     assert "nothing to do" in capsys.readouterr().err
     assert "License, as given: MIT" in (folder / "DATA_CARD.md").read_text()
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")} == before
@@ -93,7 +93,7 @@ def test_a_folder_of_an_earlier_version_gets_a_card(folder: Path, capsys: pytest
     assert "License, as given: CC0 | a" in card
 
 
-def test_a_folder_without_a_manifest_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_a_manifest_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["data_card", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"has no prepared-\*\.json; give the --outputdir") as ended:
         run_stage("data_card")

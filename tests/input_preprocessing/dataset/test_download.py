@@ -1,4 +1,4 @@
-"""Downloads survive dropped connections and refuse wrong bytes; the server is a real one, on loopback."""
+"""Downloads survive dropped connections and refuse wrong files; with a real server on loopback."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_busy_server_is_tried_again(server: Server, tmp_path: Path) -> None:
 
 def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> None:
     server.files["a.bin"] = CONTENT[:-1] + b"x"
-    with pytest.raises(DataError, match="wrong bytes") as caught:
+    with pytest.raises(DataError, match="has another file") as caught:
         download.fetch_file(public(), tmp_path, server.url)
     assert not list(tmp_path.iterdir())
     for told in ("a.bin", "1.0 MB", public().digest.split()[1], str(tmp_path / "a.bin")):
@@ -129,7 +129,9 @@ def test_wrong_bytes_are_refused_and_removed(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("name", "reason"), [("none", "404"), ("page", "web page")])
-def test_a_missing_file_and_a_quota_page_are_told_apart(server: Server, tmp_path: Path, name: str, reason: str) -> None:
+def test_a_missing_file_and_a_quota_page_are_distinguished(
+    server: Server, tmp_path: Path, name: str, reason: str
+) -> None:
     server.files["page"] = b"<html>quota exceeded</html>"
     with pytest.raises(DataError, match=reason):
         download.fetch_file(public(name=name), tmp_path, server.url)
@@ -199,7 +201,7 @@ def test_everything_comes_from_a_mirror_folder_unpacked(archive: Path, tmp_path:
 
 
 @pytest.mark.parametrize(("damage", "reason"), [("short", "cannot unpack"), ("missing", "lacks part-00002"),
-                                                ("changed", "wrong md5"), ("listed", "wrong md5")])  # fmt: skip
+                                                ("changed", "has md5"), ("listed", "has md5")])  # fmt: skip
 def test_a_damaged_archive_leaves_no_text(archive: Path, tmp_path: Path, damage: str, reason: str) -> None:
     path = archive / "results_text.tar.gz"
     with tarfile.open(path) as tar:

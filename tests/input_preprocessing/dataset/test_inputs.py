@@ -1,4 +1,4 @@
-"""What a preparation needs is told before it starts; a short disk stops it, short memory is a warning."""
+"""The needs of a preparation are printed before it starts; too little disk stops it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_files_made_earlier_count_as_room(tmp_path: Path, monkeypatch: pytest.Mo
     check_needs(needs, tmp_path, "work")
 
 
-def test_the_need_is_told_and_checked_before_anything_is_downloaded(
+def test_the_need_is_reported_and_checked_before_anything_is_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     free(monkeypatch, 200e9)
@@ -51,7 +51,7 @@ def test_the_need_is_told_and_checked_before_anything_is_downloaded(
     options = prepare_options(tmp_path / "data", "--packed-data", "--dupe-factor", "10")
     options.skip_download = False
     with pytest.raises(DataError, match=r"200\.0 GB free"):
-        prepare.prepare(options)
+        prepare.main(options)
     told = capsys.readouterr().err
     assert "13.2 GB of text in 501 files" in told
     assert "after a download of 24.1 GB" in told
@@ -60,15 +60,15 @@ def test_the_need_is_told_and_checked_before_anything_is_downloaded(
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--outputdir", "", "the name is empty; is a variable not set"),
+        ("--outputdir", "", "the name is empty; is a variable unset"),
         ("--shards", "x", "'x': expected a positive integer"),
         ("--jobs", "0", "'0': expected a positive integer"),
         ("--part", "3/3", "'3/3' is not a part"),
         ("--part", "1", "'1' is not a part"),
-        ("--edges", "abc", "is not a list of growing lengths"),
+        ("--edges", "abc", "is not a list of ascending lengths"),
     ],
 )
-def test_a_wrong_value_is_told_with_the_option(
+def test_a_wrong_value_is_reported_with_the_option(
     capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
 ) -> None:
     with pytest.raises(SystemExit):

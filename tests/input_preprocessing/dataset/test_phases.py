@@ -1,4 +1,4 @@
-"""Both phases of pretraining from one text and one command: where the configs look, whatever interrupts it."""
+"""Both phases of pretraining are prepared from one text by one command, despite interruptions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both phases, undisturbed; not to be written to."""
     folder = tmp_path_factory.mktemp("phases") / "data"
     size = ["--vocab-size", "500", "--layers", "1", "--hidden-size", "64"]
-    prepare.prepare(options(folder, "--input", str(text), *size))
+    prepare.main(options(folder, "--input", str(text), *size))
     return folder
 
 
@@ -71,7 +71,7 @@ def test_the_pretraining_config_finds_the_data_of_each_phase(
 def test_each_phase_is_what_a_preparation_of_its_length_makes(prepared: Path, tmp_path: Path) -> None:
     line = ["--outputdir", str(tmp_path), "--downloaddir", str(prepared / "download"), "--skip-download"]
     line += ["--dupe-factor", "1", "--max-seq-length", "128", "--max-predictions-per-seq", "20", "--jobs", "1"]
-    prepare.prepare(parser_of("prepare").parse_args(line))
+    prepare.main(parser_of("prepare").parse_args(line))
     (folder,) = (tmp_path / "hdf5").iterdir()
     folder.rename(tmp_path / "hdf5" / "training")
     assert prepared_digests(tmp_path) == prepared_digests(prepared / "128")
@@ -83,23 +83,23 @@ def test_interrupted_in_the_second_phase_it_repeats_nothing_of_the_first(
     folder = tmp_path / "data"
     size = ["--vocab-size", "500", "--layers", "1", "--hidden-size", "64"]
     again = options(folder, "--input", str(text), *size)
-    make = prepare.make_training_files
+    make = prepare.steps.make_training_files
 
-    def broken(job: prepare.Job) -> tuple[Path, str]:
+    def broken(job: prepare.steps.Job) -> tuple[Path, str]:
         if job.config.max_seq_length == 512:
             raise KeyboardInterrupt
         return make(job)
 
-    monkeypatch.setattr(prepare, "make_training_files", broken)
+    monkeypatch.setattr(prepare.steps, "make_training_files", broken)
     with pytest.raises(KeyboardInterrupt):
-        prepare.prepare(again)
+        prepare.main(again)
     monkeypatch.undo()
     assert not (folder / "128" / "work").exists(), "its room is the second phase's"
     first = {path: path.stat().st_mtime_ns for path in (folder / "128").rglob("*.hdf5")}
     kept = list((folder / "512" / "work" / "instances").iterdir())
     assert kept
-    prepare.prepare(again)
-    assert "128 is prepared already" in capsys.readouterr().err
+    prepare.main(again)
+    assert "128 is already prepared" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in first} == first
     assert prepared_digests(folder) == prepared_digests(prepared)
     assert not list(folder.rglob("work"))
@@ -107,7 +107,7 @@ def test_interrupted_in_the_second_phase_it_repeats_nothing_of_the_first(
 
 def test_both_phases_may_be_packed(downloaded: Path, tmp_path: Path) -> None:
     line = ["--downloaddir", str(downloaded / "download"), "--packed-data", "--phases", "32:5,64:10"]
-    prepare.prepare(options(tmp_path, "--skip-download", *line))
+    prepare.main(options(tmp_path, "--skip-download", *line))
     for length in (32, 64):
         records = all_records(tmp_path / str(length) / "packed_data")
         assert records.row_offsets is not None
@@ -119,11 +119,11 @@ def test_nodes_make_both_phases_as_one_machine_does(downloaded: Path, tmp_path: 
     """The steps of prepare_data.sub on two nodes."""
     line = ["--downloaddir", str(downloaded / "download"), "--skip-download", "--packed-data", "--shards", "2"]
     line += ["--phases", "32:5,64:10"]
-    prepare.prepare(options(tmp_path / "one", *line))
+    prepare.main(options(tmp_path / "one", *line))
     steps = [("start", 0), ("instances", 1), ("instances", 0), ("shards", 0), ("shards", 1)]
     for step, node in steps:
-        prepare.prepare(options(tmp_path / "two", *line, "--only", step, "--part", f"{node}/2"))
-    prepare.prepare(options(tmp_path / "two", *line))
+        prepare.main(options(tmp_path / "two", *line, "--only", step, "--part", f"{node}/2"))
+    prepare.main(options(tmp_path / "two", *line))
     for length in ("32", "64"):
         assert prepared_digests(tmp_path / "two" / length) == prepared_digests(tmp_path / "one" / length)
 
@@ -132,7 +132,7 @@ def test_what_the_second_phase_lacks_stops_the_first_from_beginning(downloaded: 
     shutil.copytree(downloaded, tmp_path / "data")
     (tmp_path / "data" / "download" / "bert_config.json").write_text('{"vocab_size":9999,"max_position_embeddings":64}')
     with pytest.raises(DataError, match="fewer than --max-seq-length 512"):
-        prepare.prepare(options(tmp_path / "data", "--skip-download", "--phases", "64:10,512:80"))
+        prepare.main(options(tmp_path / "data", "--skip-download", "--phases", "64:10,512:80"))
     assert not (tmp_path / "data" / "64" / "work").exists()
 
 
@@ -144,22 +144,22 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
     enough_for_one = int(100 * 0.9 * size * 2 + 20_000_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, enough_for_one))
     with pytest.raises(DataError, match="are needed"):
-        prepare.prepare(options(tmp_path, *line))
+        prepare.main(options(tmp_path, *line))
     assert not list(tmp_path.rglob("work"))
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--phases", "--max-seq-length", "128"], "leave --max-seq-length out"),
-        (["--phases", "--max-predictions-per-seq", "20"], "leave --max-predictions-per-seq out"),
-        (["--vocab-size", "500"], "--vocab-size is about the text of --input"),
+        (["--phases", "--max-seq-length", "128"], "omit --max-seq-length"),
+        (["--phases", "--max-predictions-per-seq", "20"], "omit --max-predictions-per-seq"),
+        (["--vocab-size", "500"], "--vocab-size requires --input"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(downloaded: Path, more: list[str], message: str) -> None:
     line = ["--outputdir", str(downloaded), "--skip-download", *more]
     with pytest.raises(DataError, match=message):
-        prepare.prepare(parser_of("prepare").parse_args(line))
+        prepare.main(parser_of("prepare").parse_args(line))
     assert not list(downloaded.rglob("work"))
 
 
@@ -172,6 +172,6 @@ def test_phases_are_growing_lengths_with_their_masked_tokens(wrong: str) -> None
 def test_a_text_that_was_downloaded_is_not_written_over(text: Path, fresh: Path) -> None:
     (fresh / "download" / corpus.NOTE).unlink()
     before = {path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()}
-    with pytest.raises(DataError, match="has a text that was not made by this command"):
-        prepare.prepare(prepare_options(fresh, "--input", str(text)))
+    with pytest.raises(DataError, match="has text not made by this command"):
+        prepare.main(prepare_options(fresh, "--input", str(text)))
     assert {path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()} == before

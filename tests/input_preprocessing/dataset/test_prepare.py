@@ -37,7 +37,7 @@ def copy_of(downloaded: Path, tmp_path: Path, name: str = "data") -> Path:
 def test_packed_and_shuffled_data_are_permutations_of_the_instances(packed: Path, downloaded: Path,
                                                                     tmp_path: Path) -> None:  # fmt: skip
     folder = copy_of(downloaded, tmp_path)
-    prepare.prepare(prepare_options(folder, "--shards", "5"))
+    prepare.main(prepare_options(folder, "--shards", "5"))
     unpacked = all_records(folder / "hdf5" / "training-5")
     rows = all_records(packed / "packed_data")
     assert multiset_digest(unpacked) == multiset_digest(rows)
@@ -83,14 +83,14 @@ def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
     assert "nothing to do" in capsys.readouterr().err
     assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "3"))
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "3"))
     assert len(list((folder / "packed_data").glob("part_*"))) == 3
     text = folder / "download" / "results4" / "part-00000-of-00003"
     text.write_text(text.read_text() + "\nOne more document.\n\n")
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "3"))
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "3"))
     assert multiset_digest(all_records(folder / "packed_data")) != multiset_digest(all_records(packed / "packed_data"))
 
 
@@ -99,7 +99,7 @@ def test_a_lost_or_changed_shard_is_made_again(packed: Path, tmp_path: Path) -> 
     shutil.copytree(packed, folder)
     lost = folder / "packed_data" / "part_00001_of_00004.hdf5"
     lost.unlink()
-    prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4"))
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
     assert prepared_digests(folder) == prepared_digests(packed)
 
 
@@ -138,7 +138,7 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path
 def test_both_phases_are_prepared_from_one_download(packed: Path, downloaded: Path, tmp_path: Path) -> None:
     for phase, length in (("phase-1", "32"), ("phase-2", "64")):
         line = ["--downloaddir", str(downloaded / "download"), "--max-seq-length", length, "--shards", "4"]
-        prepare.prepare(prepare_options(tmp_path / phase, "--packed-data", *line))
+        prepare.main(prepare_options(tmp_path / phase, "--packed-data", *line))
     assert all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
     assert prepared_digests(tmp_path / "phase-2") == prepared_digests(packed)
 
@@ -154,11 +154,11 @@ def test_dumps_without_text_are_made_into_text_first(
     monkeypatch.setattr(wikipedia, "make_text", make_text)
     (fresh / "download" / "wiki").mkdir()
     with pytest.raises(DataError, match="no text"):
-        prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4"))
+        prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4"))
     (fresh / "download" / "wiki" / "enwiki-20200101-pages-articles.xml.bz2").write_bytes(bz2.compress(b"<mediawiki/>"))
     with pytest.raises(DataError, match="no text"):
-        prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))
-    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "4"))
+        prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))
+    prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4"))
     assert prepared_digests(fresh) == prepared_digests(packed)
 
 
@@ -166,7 +166,8 @@ BAD = {
     "no text": (lambda d: shutil.rmtree(d / "download" / "results4"), "no text"),
     "a part missing": (lambda d: (d / "download/results4/part-00001-of-00003").unlink(),
                        "incomplete: 1 of 3 parts are missing, see part-00001-of-00003"),
-    "two sets mixed": (lambda d: (d / "download/results4/part-00000-of-00009").touch(), "mixed: .* 00003 and of 00009"),
+    "two sets mixed": (lambda d: (d / "download/results4/part-00000-of-00009").touch(),
+                       "mixes sets of 00003 and 00009 parts"),
     "a part too many": (lambda d: (d / "download/results4/part-00003-of-00003").touch(), "00003-of-00003 is not part"),
     "a part still packed": (
         lambda d: (d / "download/results4/part-00001-of-00003").write_bytes(gzip.compress(b"A text.")),
@@ -185,8 +186,8 @@ BAD = {
     "evaluation text of no bytes": (lambda d: (d / "download/results4/eval.txt").write_text(""), "eval.txt is empty"),
     "no evaluation text": (lambda d: (d / "download/results4/eval.txt").unlink(), "evaluation text"),
     "no vocabulary": (lambda d: (d / "download/vocab.txt").unlink(), "vocab.txt"),
-    "wrong vocabulary": (lambda d: (d / "download/vocab.txt").write_text("a\nb\n"), "no BERT vocabulary"),
-    "no configuration": (lambda d: (d / "download/bert_config.json").write_text("{}"), "no BERT configuration"),
+    "wrong vocabulary": (lambda d: (d / "download/vocab.txt").write_text("a\nb\n"), "not a BERT vocabulary"),
+    "no configuration": (lambda d: (d / "download/bert_config.json").write_text("{}"), "not a BERT configuration"),
     "small model": (
         lambda d: (d / "download/bert_config.json").write_text('{"vocab_size":9,"max_position_embeddings":64}'),
         "vocab_size 9",
@@ -202,7 +203,7 @@ def test_bad_input_stops_with_one_line_and_makes_no_data(downloaded: Path, tmp_p
     damage, message = BAD[case]
     damage(folder)
     with pytest.raises(DataError, match=message) as caught:
-        prepare.prepare(prepare_options(folder, "--packed-data"))
+        prepare.main(prepare_options(folder, "--packed-data"))
     assert "\n" not in str(caught.value)
     assert not (folder / "packed_data").exists()
     assert not (folder / "prepared-packed.json").exists()
@@ -213,13 +214,13 @@ def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path
     folder = copy_of(downloaded, tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 10_000_000))
     with pytest.raises(DataError, match=r"10\.0 MB free"):
-        prepare.prepare(prepare_options(folder, "--packed-data"))
+        prepare.main(prepare_options(folder, "--packed-data"))
     assert not (folder / "work").exists()
 
 
 def test_too_many_shards_are_refused(downloaded: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too few for 4000 shards"):
-        prepare.prepare(prepare_options(copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000"))
+        prepare.main(prepare_options(copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000"))
 
 
 def test_shards_come_with_an_index_of_what_they_hold(packed: Path) -> None:

@@ -22,7 +22,7 @@ OPTIONS = ["--skip-download", "--packed-data", "--shards", "4", "--dupe-factor",
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """Environment of a running cluster of two nodes; skips where there can be none."""
+    """Environment of a running cluster of two nodes; skips if none can be started."""
     if os.geteuid() != 0:
         pytest.skip("a Slurm cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
@@ -88,7 +88,8 @@ def test_a_part_that_fails_fails_the_job_with_its_reason(submit: Submit, fresh: 
     (fresh / "work" / "instances").touch()  # where a folder should be
     assert submit().wait() == 1
     lines = output(fresh).splitlines()
-    assert lines[-1] == "prepare_data.sub: error: instances failed, see above; submit the same line again to go on"
+    again = "submit the same command again to continue"
+    assert lines[-1] == f"prepare_data.sub: error: instances failed, see above; {again}"
     assert any("work/instances: " in line for line in lines)
     assert "Traceback" not in output(fresh)
 
@@ -101,7 +102,7 @@ def test_a_wrong_option_ends_the_job_before_any_step(submit: Submit, fresh: Path
     assert {path.name for path in fresh.iterdir()} <= {".lock", "download"}
 
 
-def test_outside_of_slurm_it_says_what_to_run(repository: Path) -> None:
+def test_outside_slurm_it_says_what_to_run(repository: Path) -> None:
     script = repository / "input_preprocessing" / "prepare_data.sub"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     done = subprocess.run([script], capture_output=True, text=True, check=False, env=environment)

@@ -1,4 +1,4 @@
-"""`prepare --repair` finds every kind of damage and makes again only what is damaged, byte for byte."""
+"""`prepare --repair` finds every kind of damage and remakes only what is damaged, byte for byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def options_of(folder: Path, *more: str):
 
 
 def mend(folder: Path, *more: str) -> dict[str, Any]:
-    """Repairs without a word of the options that it was prepared with."""
+    """Repairs without the options of the preparation."""
     return repair.repair(options_of(folder, *more))
 
 
@@ -44,7 +44,7 @@ def folder(packed: Path, tmp_path: Path) -> Path:
 
 
 def files_of(folder: Path) -> dict[str, str]:
-    """md5 of every file, manifest and index among them, but of what was set aside."""
+    """md5 of every file, including manifest and index, except those set aside."""
     found = contents(folder) | {
         path.name: path.read_text() for path in (*folder.glob("prepared-*"), *folder.glob("*.md"))
     }
@@ -56,7 +56,7 @@ def times(folder: Path) -> dict[Path, int]:
 
 
 def swap_for_a_whole_file(folder: Path, name: str = SHARD) -> None:
-    """Other sequences under sound digests, and with the source of the right file: one row is lost."""
+    """Replaces a shard by a valid one with the same source that lacks a row."""
     records, metadata = open_records(folder / name)
     keep = np.arange(records.num_sequences - 1)
     write_records(folder / name, records.with_rows(None).select(keep), metadata)
@@ -67,22 +67,22 @@ def cut(path: Path) -> None:
 
 
 def relabel(folder: Path) -> None:
-    """The right sequences, said to be of another source."""
+    """Changes the source recorded in a shard, with the right sequences."""
     records, metadata = open_records(folder / SHARD)
     kept = type(records)(**{name: np.array(value) for name, value in vars(records).items() if value is not None})
     write_records(folder / SHARD, kept, type(metadata)(**{**vars(metadata), "source": (("x", "y"),)}))
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
-    "a whole file of other contents": (swap_for_a_whole_file, [SHARD], "holds other sequences than were prepared"),
+    "a whole file of other contents": (swap_for_a_whole_file, [SHARD], "has other sequences than prepared"),
     "a shard that is not there": (lambda d: (d / SHARD).unlink(), [SHARD], "is missing"),
     "a shard cut short": (lambda d: cut(d / SHARD), [SHARD], "is truncated|cannot be read"),
     "a flipped bit": (lambda d: flip(d / SHARD), [SHARD], "."),
-    "another shard's copy": (lambda d: shutil.copy(d / OTHER, d / SHARD), [SHARD], "holds other sequences"),
-    "attributes of another source": (relabel, [SHARD], "says another source than was prepared"),
-    "the evaluation set": (lambda d: swap_for_a_whole_file(d, EVALUATION), [EVALUATION], "holds other sequences"),
+    "another shard's copy": (lambda d: shutil.copy(d / OTHER, d / SHARD), [SHARD], "has other sequences"),
+    "attributes of another source": (relabel, [SHARD], "has another source than prepared"),
+    "the evaluation set": (lambda d: swap_for_a_whole_file(d, EVALUATION), [EVALUATION], "has other sequences"),
     "the vocabulary": (lambda d: flip(d / "phase1/vocab.txt"), ["phase1/vocab.txt"], "has other contents"),
-    "the index": (lambda d: flip(d / "packed_data/index.json"), ["packed_data/index.json"], "does not tell what"),
+    "the index": (lambda d: flip(d / "packed_data/index.json"), ["packed_data/index.json"], "does not match"),
     "the data card": (lambda d: (d / "DATA_CARD.md").unlink(), ["DATA_CARD.md"], "is missing"),
 }
 
@@ -112,7 +112,7 @@ def test_a_sound_folder_is_left_as_it_is_without_its_text(folder: Path, capsys: 
     before = times(folder)
     assert not mend(folder)["found"]["prepared-packed"]
     assert times(folder) == before
-    assert "nothing is wrong, every file is as prepared" in capsys.readouterr().err
+    assert "nothing to repair, every file is as prepared" in capsys.readouterr().err
 
 
 def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path) -> None:
@@ -142,7 +142,7 @@ def test_a_folder_in_a_files_place_is_moved_aside_and_the_file_made_again(
 
 
 def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> None:
-    prepare.prepare(prepare_options(folder, "--shards", "4"))
+    prepare.main(prepare_options(folder, "--shards", "4"))
     (folder / "hdf5/training-4/part_00000_of_00004.hdf5").unlink()
     report = mend(folder)
     assert report["made_again"] == ["hdf5/training-4/part_00000_of_00004.hdf5"]
@@ -154,7 +154,7 @@ def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> 
 def test_every_kind_and_both_phases_are_repaired(fresh: Path, kind: str) -> None:
     more = {"--binned-data": ["--edges", "32,64"], "--phases": ["32:5,64:9", "--max-seq-length", "512"]}.get(kind, [])
     shards = "1" if kind == "--binned-data" else "2"
-    prepare.prepare(prepare_options(fresh, kind, *more, "--shards", shards, "--num-eval-samples", "20"))
+    prepare.main(prepare_options(fresh, kind, *more, "--shards", shards, "--num-eval-samples", "20"))
     whole = contents(fresh)
     for path in (p for p in fresh.rglob("part_*") if "00000_of" in p.name or p.name == "part_eval_10k.hdf5"):
         cut(path)
@@ -192,14 +192,14 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "no manifest": (lambda d: (d / "prepared-packed.json").unlink(), [], "has no prepared-.*prepare it without"),
     "no manifest of that kind": (lambda d: None, ["--binned-data"], "has no prepared-binned.json"),
     "a damaged manifest": (lambda d: cut(d / "prepared-packed.json"), [], "prepared-packed.json is damaged"),
-    "another option": (lambda d: None, ["--shards", "3"], "was prepared with --shards 4, not 3; leave --shards out"),
-    "one of many nodes": (lambda d: None, ["--only", "shards"], "leave --only out"),
-    "a text to make": (lambda d: None, ["--input", "pydoc"], "leave --input out"),
+    "another option": (lambda d: None, ["--shards", "3"], "was prepared with --shards 4, not 3; omit --shards"),
+    "one of many nodes": (lambda d: None, ["--only", "shards"], "omit --only"),
+    "a text to make": (lambda d: None, ["--input", "pydoc"], "omit --input"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_repaired_is_one_line_and_nothing_is_changed(
+def test_what_cannot_be_repaired_is_a_one_line_error_and_nothing_is_changed(
     folder: Path, name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change, more, message = REFUSED[name]
@@ -220,7 +220,7 @@ def test_what_comes_out_otherwise_than_prepared_is_an_error(folder: Path) -> Non
     made = json.loads(path.read_text())
     made["files"][SHARD] = "0" * 32
     path.write_text(json.dumps(made))
-    with pytest.raises(DataError, match="and cannot be made as it was"):
+    with pytest.raises(DataError, match="and cannot be remade as it was"):
         mend(folder)
 
 
@@ -229,21 +229,21 @@ def test_a_lost_checkpoint_without_its_source_is_an_error(folder: Path) -> None:
     made = json.loads(path.read_text())
     made["files"]["phase1/model.ckpt-28252.pt"] = "0" * 32
     path.write_text(json.dumps(made))
-    with pytest.raises(DataError, match=r"model\.ckpt-28252\.pt is missing, and cannot be made as it was"):
+    with pytest.raises(DataError, match=r"model\.ckpt-28252\.pt is missing and cannot be remade as it was"):
         mend(folder)
 
 
 def test_the_report_is_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / SHARD).unlink()
-    prepare.prepare(options_of(folder, "--json"))
+    prepare.main(options_of(folder, "--json"))
     printed = capsys.readouterr().out
     report = json.loads(printed)
     assert report["found"] == {"prepared-packed": [{"file": SHARD, "problem": "is missing", "stray": False}]}
     assert (report["made_again"], report["set_aside"]) == ([SHARD], {})
-    with pytest.raises(DataError, match="--json is the report of --repair"):
-        prepare.prepare(prepare_options(folder, "--packed-data", "--shards", "4", "--json"))
+    with pytest.raises(DataError, match="--json requires --repair"):
+        prepare.main(prepare_options(folder, "--packed-data", "--shards", "4", "--json"))
 
 
 def test_two_runs_do_not_repair_one_folder_at_once(folder: Path) -> None:
-    with prepare.lock_folder(folder, exclusive=True), pytest.raises(DataError, match="another run is writing"):
-        prepare.prepare(options_of(folder))
+    with prepare.cli.lock_folder(folder, exclusive=True), pytest.raises(DataError, match="another run is writing"):
+        prepare.main(options_of(folder))

@@ -1,6 +1,6 @@
 """A slow, plain re-statement of the reference's instance maker, on lists of strings and Python's own random module.
 
-Written from its description, to check the compiled one against; shares no code with it.
+Written from its description to check the compiled one; shares no code with it.
 """
 
 from __future__ import annotations

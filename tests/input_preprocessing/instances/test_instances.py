@@ -1,4 +1,4 @@
-"""Instances equal the reference's: on its own output, and on odd texts by way of a plain re-statement of it."""
+"""Instances equal the reference's: on its own output, and on unusual texts compared with a plain re-implementation."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path: Path, monkeypatch: 
         ("--input-file", tmp_path / "none", "cannot read the text"),
         ("--input-file", packed, "is not text but gzip"),
         ("--output-file", text, "is the source"),
-        ("--vocab-file", bad, "no BERT vocabulary"),
+        ("--vocab-file", bad, "not a BERT vocabulary"),
         ("--output-file", tmp_path / "no" / "out.hdf5", "cannot write"),
         ("--dupe-factor", 0, "--dupe-factor is 0"),
     ):

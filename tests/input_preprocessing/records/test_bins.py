@@ -1,4 +1,4 @@
-"""Bins hold the sequences of their lengths, all of them once, each bin shuffled on its own."""
+"""Bins hold all sequences of their lengths exactly once, each bin shuffled separately."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_each_bin_holds_the_sequences_of_its_lengths(source: Path, monkeypatch: 
     assert add_multiset_digests(found) == add_multiset_digests(wanted)
 
 
-def test_the_order_within_a_bin_hangs_on_the_seed_alone(source: Path) -> None:
+def test_the_order_within_a_bin_depends_on_the_seed_alone(source: Path) -> None:
     first, again, other = make(source, "a"), make(source, "b", jobs=2), make(source, "c", seed=2)
     for edge in EDGES:
         ids = [all_records(folder / str(edge)).input_ids for folder in (first, again, other)]
@@ -65,13 +65,13 @@ def test_a_bin_of_few_sequences_makes_one_shard(source: Path) -> None:
 
 def test_edges_that_leave_sequences_out_or_a_bin_empty_are_refused(source: Path) -> None:
     for edges in ((16, 32), (64, 128), (16, 64, 65)):
-        with pytest.raises(DataError, match="does not suit sequences of up to 64 tokens"):
+        with pytest.raises(DataError, match="does not fit sequences of up to 64 tokens"):
             make(source, "a", edges=edges)
     assert not (source.parent / "a").exists()
     with pytest.raises(DataError, match="no sequences of 1 to 4 tokens"):
         make(source, "b", edges=(4, 64))
     for text in ("32,16", "0,16", "16,16", "16,x", ""):
-        with pytest.raises(Exception, match="growing lengths"):
+        with pytest.raises(Exception, match="ascending lengths"):
             parse_edges(text)
 
 

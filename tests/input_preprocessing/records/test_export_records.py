@@ -1,4 +1,4 @@
-"""What is exported is what other trainers read, and imported again it is what it was, digest and rows included."""
+"""Exports are what other trainers read, and importing them restores the records, including digest and rows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from bert.data.format import multiset_digest, open_records, write_records
 from bert.data.records import IDS, DataError, Records
 from input_preprocessing.records import foreign
-from input_preprocessing.records.foreign import Exported, export_folder, folders_of, import_file
+from input_preprocessing.records.foreign import export_folder, folders_of, import_file
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -27,7 +28,7 @@ METADATA = dataclasses.replace(samples.METADATA, max_seq_length=192)
 ROWS = [0, 2, 3, 6, 9, 10, 13]
 
 
-def export(source: Path, target: Path, kind: str, *, unpack: bool = False, masks: int = 12) -> Exported:
+def export(source: Path, target: Path, kind: str, *, unpack: bool = False, masks: int = 12) -> dict[str, Any]:
     return export_folder(source, target, kind=kind, unpack=unpack, max_predictions_per_seq=masks, jobs=1)
 
 
@@ -59,13 +60,13 @@ def test_exported_and_imported_again_the_records_are_the_same(
     assert_equal(found, records)
     assert metadata.content_digest == before.content_digest
     assert (metadata.multiset_digest, metadata.max_seq_length) == (before.multiset_digest, before.max_seq_length)
-    assert told == Exported(
-        target=str(tmp_path / "out"), files=1, sequences=13, rows=records.num_rows,
-        multiset_digest=before.multiset_digest, widths=told.widths,
-    )  # fmt: skip
+    assert told == {
+        "target": str(tmp_path / "out"), "files": 1, "sequences": 13, "rows": records.num_rows,
+        "multiset_digest": before.multiset_digest, "widths": told["widths"],
+    }  # fmt: skip
     most = int(np.diff(records.masked_lm_offsets[ROWS]).max())
     widths = Widths(192, most, 3) if rows else Widths(192, 12)
-    assert told.widths == (Widths(0, 0) if kind == "nvidia" else widths)
+    assert told["widths"] == (Widths(0, 0) if kind == "nvidia" else widths)
 
 
 @pytest.mark.parametrize("schema", ["packed", "variable"])
@@ -81,7 +82,7 @@ def test_unpacked_rows_are_the_same_sequences_one_by_one(tmp_path: Path, kind: s
     records = write_source(tmp_path / "source", ROWS)
     told = export(tmp_path / "source", tmp_path / "out", kind, unpack=True)
     made = tmp_path / "out" / f"part_0{foreign.SUFFIXES[kind]}"
-    assert (told.rows, told.widths.sequences) == (13, 0)
+    assert (told["rows"], told["widths"].sequences) == (13, 0)
     assert_equal(foreign.read_foreign(made)[0], records.with_rows(None))
     if kind == "tfrecord":
         write_tfrecord(tmp_path / "plain", make_records(13), Widths(192, 12))
@@ -134,12 +135,12 @@ def test_an_export_of_another_source_is_not_replaced(tmp_path: Path, kind: str) 
     (tmp_path / "other").mkdir()
     write_records(tmp_path / "other" / "part_1.hdf5", make_records(5, 1), METADATA)
     for other in ("tfrecord", "nvidia"):
-        with pytest.raises(DataError, match="out holds what export_records made of another source; remove it, or give"):
+        with pytest.raises(DataError, match="out holds export_records files of another source; remove it, or give"):
             export(tmp_path / "other", tmp_path / "out", other)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_no_file(tmp_path: Path) -> None:
+def test_what_cannot_be_exported_is_reported_in_a_line_and_leaves_no_file(tmp_path: Path) -> None:
     records = write_source(tmp_path / "source", ROWS)
     with pytest.raises(DataError, match="masked tokens, at most 3 were asked for"):
         export(tmp_path / "source", tmp_path / "out", "tfrecord", unpack=True, masks=3)
@@ -147,7 +148,7 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_no_file(tmp_path: 
     write_nvidia(tmp_path / "others" / "part_0", records, "packed")
     with pytest.raises(DataError, match="run import_records on it"):
         export(tmp_path / "others", tmp_path / "out", "tfrecord")
-    with pytest.raises(DataError, match="written over"):
+    with pytest.raises(DataError, match="overwritten"):
         export(tmp_path / "source", tmp_path / "source", "nvidia")
     write_records(tmp_path / "source" / "single.hdf5", make_records(3), METADATA)
     with pytest.raises(DataError, match="packed and unpacked"):

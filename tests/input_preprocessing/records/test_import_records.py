@@ -1,4 +1,4 @@
-"""Files that others made become records of the same sequences; what is wrong with one is told in a line."""
+"""Third-party files become records of the same sequences; errors are one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, ki
     assert (tmp_path / "b.hdf5").stat().st_mtime_ns == before, "finished work is kept"
 
 
-def test_a_changed_source_or_vocabulary_is_imported_again_and_told(
+def test_a_changed_source_or_vocabulary_is_imported_again_and_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_tfrecord(tmp_path / "a", make_records(3), Widths(64, 20))
@@ -51,10 +51,10 @@ def test_a_changed_source_or_vocabulary_is_imported_again_and_told(
     write_tfrecord(tmp_path / "a", other, Widths(64, 20))
     assert import_file(None, (tmp_path / "a", tmp_path / "b.hdf5")) == (4, 4, 0)
     made = f"{tmp_path / 'b.hdf5'}: made again, since "
-    assert capsys.readouterr().err == f"{made}it was not of {tmp_path / 'a'} as it is now\n"
+    assert capsys.readouterr().err == f"{made}{tmp_path / 'a'} has changed\n"
     assert open_records(tmp_path / "b.hdf5")[1].multiset_digest == multiset_digest(other)
     import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5"))
-    assert capsys.readouterr().err == f"{made}the vocabulary is another\n"
+    assert capsys.readouterr().err == f"{made}the vocabulary has changed\n"
     assert open_records(tmp_path / "b.hdf5")[1].vocab_md5 == WORDS.md5
 
 
@@ -82,21 +82,21 @@ def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path: Path) -> None:
     done = command("--source", source, "--target", tmp_path / "out", "--jobs", 1)
     assert done.returncode == 0, done.stderr
     assert "9 sequences in 3 rows, 1 files" in done.stderr
-    assert done.stderr.endswith("; 3 rows of no sequence left out\n")
+    assert done.stderr.endswith("; 3 empty rows dropped\n")
     assert_equal(verify_records(tmp_path / "out" / "part_0.hdf5")[0], make_records(9).with_rows([0, 3, 5, 9]))
     checks = verify(source, jobs=1, vocab_file=tmp_path / "vocab.txt")["packed_data"]
     (contents,) = (check for check in checks if check.name == "contents")
     assert contents.holds
-    assert "; 3 rows hold no sequence, and are skipped in training" in contents.detail
+    assert "; 3 rows without sequences are skipped in training" in contents.detail
 
 
-def test_bad_sources_are_told_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
+def test_bad_sources_are_reported_in_one_line_and_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no records at all, but long enough for a header")
     (tmp_path / "empty").touch()
     write_tfrecord(tmp_path / "good", make_records(3), Widths(64, 20))
     few = Vocabulary(("a", "b"), "00")
     for source, words, message in (
-        ("text", None, "no TFRecord file"),
+        ("text", None, "not a TFRecord file"),
         ("empty", None, "is empty"),
         ("good", few, "the vocabulary has 2"),
         ("nothing", None, "cannot read"),
@@ -115,7 +115,7 @@ def test_files_that_would_collide_are_refused(tmp_path: Path) -> None:
         plan_files(tmp_path, tmp_path / "out")
     (tmp_path / "a.hdf").unlink()
     (tmp_path / "a.tfrecord").rename(tmp_path / "a.hdf5")
-    with pytest.raises(DataError, match="written over"):
+    with pytest.raises(DataError, match="overwritten"):
         plan_files(tmp_path, tmp_path)
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="no files"):

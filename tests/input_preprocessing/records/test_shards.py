@@ -1,4 +1,4 @@
-"""Shards hold exactly the sequences of their source, or are not taken for finished."""
+"""Shards hold exactly the sequences of their source, or are not considered finished."""
 
 from __future__ import annotations
 

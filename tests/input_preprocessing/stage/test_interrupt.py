@@ -94,7 +94,7 @@ def start(folder: Path, body: str, jobs: int = 2, shell: str = "") -> subprocess
 
 
 def without_progress(told: str) -> str:
-    """What a stage said but for its progress, which it shows after two seconds."""
+    """Output of a stage without its progress line, which appears after two seconds."""
     return "".join(line for line in told.splitlines(keepends=True) if not line.startswith("wait  "))
 
 
@@ -103,7 +103,7 @@ def threads(pid: int) -> int:
 
 
 def blocked(status: Path) -> set[int]:
-    """The signals that a process blocks, of its /proc/PID/status."""
+    """Signals that a process blocks, from /proc/PID/status."""
     line = next(line for line in status.read_text().splitlines() if line.startswith("SigBlk:"))
     mask = int(line.split()[1], 16)
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}

@@ -1,4 +1,4 @@
-"""Workers give their results in the order of the tasks, errors reach the user, and the time left is told."""
+"""Results are in the order of the tasks, errors reach the user, and the time left is estimated."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def test_an_error_of_a_task_is_raised(jobs: int) -> None:
         run_tasks("x", square, [1, 13, 2], jobs=jobs)
 
 
-def test_a_worker_that_is_killed_is_told() -> None:
+def test_a_worker_that_is_killed_is_reported() -> None:
     with pytest.raises(
-        DataError, match=r"a worker was killed, perhaps for memory; run again with fewer --jobs \(now 2\)"
+        DataError, match=r"a worker was killed, perhaps out of memory; run again with fewer --jobs \(now 2\)"
     ):
         run_tasks("x", square, [1, 99, 2], jobs=2)
 
@@ -121,13 +121,13 @@ def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(tmp_path: Path,
     finally:
         parent.kill()
     assert told.splitlines()[-1].endswith(
-        "x: a worker was killed, perhaps for memory; run again with fewer --jobs (now 2)"
+        "x: a worker was killed, perhaps out of memory; run again with fewer --jobs (now 2)"
     )
     assert parent.returncode == 1
     wait_until(lambda: not any(running(pid) for pid in workers))
 
 
-def test_a_worker_that_fails_or_is_ended_is_told_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_fails_or_is_ended_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(DataError, match=r"x: a worker was ended by SIGTERM; run again"):
         run_tasks("x", square, [1, 98, 2], jobs=2)
     with pytest.raises(DataError, match=r"x: a worker failed with status 1, see above; run again"):

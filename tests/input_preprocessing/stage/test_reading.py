@@ -1,4 +1,4 @@
-"""Text of another encoding is told, or refused; nothing is dropped without a word."""
+"""Text in another encoding is reported or refused; nothing is dropped silently."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(tmp_path: Path, capsy
     path.write_bytes(GOOD + b"\xfc\xfd\n")
     assert read_text(path, "--input")[0] == path.read_bytes()
     told = capsys.readouterr().err
-    assert told == f"warning: {path}: 2 of {len(GOOD) + 3:,} bytes are not UTF-8 and are left out\n"
+    assert told == f"warning: {path}: 2 of {len(GOOD) + 3:,} bytes are not UTF-8 and are dropped\n"
     path.write_bytes(GOOD)
     read_text(path, "--input")
     assert not capsys.readouterr().err
@@ -56,7 +56,7 @@ def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(tmp_path: Path, capsy
         path.write_bytes(text)
         assert read_text(path, "--input")[0] == text
         zeros = text.count(0)
-        told = f"warning: {path}: {zeros} of {len(text):,} bytes are NUL and are left out{note}\n"
+        told = f"warning: {path}: {zeros} of {len(text):,} bytes are NUL and are dropped{note}\n"
         assert capsys.readouterr().err == told
 
 

@@ -33,7 +33,7 @@ def field(number: int, payload: bytes) -> bytes:
 
 
 def example(features: dict[str, list[int] | list[float]], packed: bool = True) -> bytes:
-    """A tf.train.Example, said plainly."""
+    """A tf.train.Example, encoded in the simplest way."""
     entries = b""
     for name, values in features.items():
         if isinstance(values[0], float):
@@ -83,7 +83,7 @@ def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path: Path, count: int)
 
 
 def row_features_of(records: Records, row: range, masks: int, sequences: int) -> dict[str, list[int] | list[float]]:
-    """The features of a packed row, of those of its sequences alone."""
+    """Features of a packed row, built from those of its sequences."""
     joined: dict[str, list[Any]] = {name: [] for name in features_of(records, 0)}
     lengths, counts = records.sequence_lengths.tolist(), np.diff(records.masked_lm_offsets).tolist()
     for i in row:

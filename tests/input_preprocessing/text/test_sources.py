@@ -1,4 +1,4 @@
-"""Text as people have it becomes documents: files and folders of every kind, as one pool."""
+"""Files and folders of text in all supported formats become one pool of documents."""
 
 from __future__ import annotations
 
@@ -173,12 +173,12 @@ def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monke
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"text": "a"}\nnothing\n', "line 2 is not JSON .*; give JSON Lines, a record a line"),
+        ('{"text": "a"}\nnothing\n', "line 2 is not JSON .*; give JSON Lines, one record per line"),
         ('{"text": "a"}\n[1]\n', r"line 2 has no text 'text' \(it has list\)"),
         ('{"text": 3}\n', "line 1 has no text 'text'"),
     ],
 )
-def test_what_is_no_record_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_no_record_is_a_one_line_error(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "x").write_text(text)
     with pytest.raises(DataError, match=message) as caught:
         read_pool([str(tmp_path / "x")], "auto", "text", tmp_path)
@@ -196,7 +196,7 @@ def test_a_damaged_parquet_file_and_an_empty_folder_are_one_line(tmp_path: Path)
         read_pool([str(tmp_path / "none")], "auto", "text", tmp_path)
 
 
-def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DataError, match="needs pyarrow; run: python -m pip install pyarrow"):
@@ -273,7 +273,7 @@ def corpus_of(inputs: list[Path], out: Path, monkeypatch: pytest.MonkeyPatch, *m
     return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
 
 
-def test_the_same_document_is_taken_once_and_said(tmp_path: Path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+def test_the_same_document_is_taken_once_and_reported(tmp_path: Path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     documents = made_up_documents(30)
     once = sentences(tmp_path / "once", documents)
     more = sentences(tmp_path / "more", [documents[3], documents[29], [*documents[3], "It is another."], documents[3]])
@@ -281,7 +281,7 @@ def test_the_same_document_is_taken_once_and_said(tmp_path: Path, monkeypatch, c
     name = "download/results4/eval.txt"
     made = corpus_of([once, more], tmp_path / "a", monkeypatch)[name]
     assert "29 documents" in (told := capsys.readouterr().err)
-    assert "2 for evaluation, 3 dropped that were there before" in told
+    assert "2 for evaluation, 3 duplicates dropped" in told
     assert made == corpus_of([once, last], tmp_path / "b", monkeypatch)[name]
     few = sentences(tmp_path / "few", documents[:2] * 4)
     with pytest.raises(SystemExit, match=r"has 2 documents \(read as .*\), at least 4 different ones are needed; put"):

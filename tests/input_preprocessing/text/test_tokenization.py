@@ -123,7 +123,7 @@ def cased() -> Vocabulary:
 
 
 def ours(texts: list[str], words: Vocabulary, lower_case: bool = True) -> list[list[int]]:
-    """Tokens of each text; each line starts with a word of its own, lest a line without tokens is left out."""
+    """Tokens of each text; each line starts with an extra word, since lines without tokens would be dropped."""
     found = tokenize("\n".join(f"the {text}" for text in texts).encode(), words, lower_case)
     ends = found.segment_offsets
     return [found.tokens[start + 1 : end].tolist() for start, end in pairwise(ends)]

@@ -40,7 +40,7 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     write_documents(tmp_path / "text", documents)
     line = ["--input", str(tmp_path / "text"), "--vocab-size", "500", "--packed-data"]
     for case, name in (("0", "cased"), ("1", "uncased")):
-        prepare.prepare(prepare_options(tmp_path / name, *line, "--do-lower-case", case))
+        prepare.main(prepare_options(tmp_path / name, *line, "--do-lower-case", case))
     assert "warning" not in capsys.readouterr().err
     cased, uncased = (original_words(tmp_path / name) for name in ("cased", "uncased"))
     assert any(word[0].isupper() for word in cased)
@@ -50,11 +50,11 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
         assert huggingface.lower_case(tmp_path / name / "phase1" / "vocab.txt") is lower
         assert (tmp_path / name / "phase1" / "tokenizer_config.json").exists() is not lower
     assert not [check for check in verify(tmp_path / "cased", jobs=1)["packed"] if check.holds is False]
-    prepare.prepare(prepare_options(tmp_path / "cased", *line, "--do-lower-case", "0"))
+    prepare.main(prepare_options(tmp_path / "cased", *line, "--do-lower-case", "0"))
     assert "nothing to do" in capsys.readouterr().err
     digest = open_records(tmp_path / "cased" / "eval" / "part_eval_10k.hdf5")[1].content_digest
     # The corpus stage makes an uncased vocabulary for the same folder, and all is made again.
-    prepare.prepare(prepare_options(tmp_path / "cased", *line))
+    prepare.main(prepare_options(tmp_path / "cased", *line))
     assert original_words(tmp_path / "cased") == uncased
     assert open_records(tmp_path / "cased" / "eval" / "part_eval_10k.hdf5")[1].content_digest != digest
     assert not (tmp_path / "cased" / "phase1" / "tokenizer_config.json").exists()
@@ -65,8 +65,8 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     [
         (["the", "[unused1]"], True, ""),
         (["the", "The"], False, ""),
-        (["the", "The"], True, "1 tokens with capitals, and the text is lower-cased"),
-        (["the", "[Q]"], False, "no token with a capital"),
+        (["the", "The"], True, "1 tokens with capitals, but the text is lower-cased"),
+        (["the", "[Q]"], False, "no tokens with capitals"),
     ],
 )
 def test_a_vocabulary_that_does_not_look_like_the_text_is_pointed_out(
@@ -110,7 +110,7 @@ def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: 
         first, last = records.masked_lm_offsets[i : i + 2]
         assert [words.tokens[token] for token in records.input_ids[start:end]] == instance.tokens
         assert [words.tokens[token] for token in records.masked_lm_ids[first:last]] == instance.labels
-    prepare.prepare(prepare_options(tmp_path / "data", "--packed-data", "--shards", "2"))
+    prepare.main(prepare_options(tmp_path / "data", "--packed-data", "--shards", "2"))
     rows = all_records(tmp_path / "data" / "packed_data")
     assert multiset_digest(rows) == multiset_digest(records)
     assert not [check for check in verify(tmp_path / "data", jobs=1)["packed"] if check.holds is False]
@@ -130,7 +130,7 @@ def test_made_up_records_of_a_large_vocabulary_have_its_ids() -> None:
     assert records.masked_lm_ids.max() > 32_768
 
 
-def test_half_a_million_tokens_are_told_apart_whole_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_million_tokens_are_distinguished_whole_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many as the largest multilingual BERTs have."""
     tokens = ("[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(500_000)), "##a", "##ab")
     words = vocabulary.Vocabulary(tokens, "")
@@ -138,14 +138,14 @@ def test_half_a_million_tokens_are_told_apart_whole_and_in_pieces(monkeypatch: p
     assert [tokens[i] for i in text.tokens] == ["499999", "7", "131068", "262143", "##ab", "[UNK]", "5", "##a"]
     assert text.tokens.dtype == np.int32
     monkeypatch.setattr(vocabulary, "NODE_MASK", 7)
-    with pytest.raises(DataError, match="tokens are 9 bytes; 6 are the most"):
+    with pytest.raises(DataError, match="tokens have 9 bytes; at most 6 are allowed"):
         _ = vocabulary.Vocabulary(("[UNK]", "abcd"), "").trie
 
 
-def test_how_well_a_vocabulary_fits_is_said_before_anything_is_prepared(
+def test_how_well_a_vocabulary_fits_is_printed_before_anything_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As counted by the tokenizer that prepares."""
+    """The printed figures are those of the tokenizer of the preparation."""
     documents = [[sentence.replace("e", "\u0436") for sentence in document] for document in made_up_documents(40)]
     write_documents(tmp_path / "text", documents)
     line = ["corpus", "--input", str(tmp_path / "text"), "--outputdir", str(tmp_path / "out"), "--vocab-size", "300"]
@@ -155,11 +155,11 @@ def test_how_well_a_vocabulary_fits_is_said_before_anything_is_prepared(
     words, text = vocabulary.load(download / "vocab.txt"), (download / "results4" / "eval.txt").read_bytes()
     tokens = [words.tokens[token] for token in tokenize(text, words).tokens]
     each = len(tokens) / sum(not token.startswith("##") for token in tokens)
-    assert f"{each:.2f} tokens a word, 0.00% of the tokens unknown; it is new" in capsys.readouterr().err
+    assert f"{each:.2f} tokens per word, 0.00% of the tokens unknown; new" in capsys.readouterr().err
     characters_of_text = sorted(set(text.decode().lower().replace(" ", "").replace("\n", "")))
     letters = "".join(f"{letter}\n##{letter}\n" for letter in characters_of_text)
     for name, characters, hint in (
-        ("latin", letters.replace("\u0436", "e"), "unknown: is it of another language, or case"),
+        ("latin", letters.replace("\u0436", "e"), "unknown: is it for another language or case"),
         ("letters", letters, "0.00% of the tokens unknown: keep it to continue its model; from scratch"),
     ):
         (tmp_path / name).write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + characters, encoding="utf-8")

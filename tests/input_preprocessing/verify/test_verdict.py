@@ -1,4 +1,4 @@
-"""Verification holds on what was prepared, and tells every kind of damage by the check that it breaks."""
+"""Verification passes on prepared data, and every kind of damage fails its own check."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rewrite(folder: Path, name: str, change: Callable[[Records], Records]) -> No
 
 
 def one_sequence_twice(records: Records) -> Records:
-    """One of two sequences of the same length is lost, the other is there twice."""
+    """Replaces one of two sequences of the same length by the other."""
     lengths = records.sequence_lengths.tolist()
     lost = next(i for i, length in enumerate(lengths) if length in lengths[:i])
     chosen = [lengths.index(lengths[lost]) if i == lost else i for i in range(len(lengths))]
@@ -82,8 +82,8 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "a shard too many": (lambda d: shutil.copy(d / SHARD, d / "packed_data" / "part_9.hdf5"), "files", "1 more"),
     "two shards swapped": (swap, "contents", "2 of 5 files are not the ones prepared"),
     "a shard there twice": (lambda d: shutil.copy(d / SHARD, d / OTHER), "contents", "not the ones prepared"),
-    "a bit flipped": (lambda d: flip(d / SHARD), "contents", "not sound"),
-    "a shard cut short": (lambda d: (d / SHARD).write_bytes((d / SHARD).read_bytes()[:5000]), "contents", "not sound"),
+    "a bit flipped": (lambda d: flip(d / SHARD), "contents", "damaged"),
+    "a shard cut short": (lambda d: (d / SHARD).write_bytes((d / SHARD).read_bytes()[:5000]), "contents", "damaged"),
     "another vocabulary": (lambda d: (d / "phase1/vocab.txt").open("a").write("x\n"), "model files", "vocab.txt"),
     "a sequence lost, one doubled": (lambda d: rewrite(d, SHARD, one_sequence_twice), "coverage", "permutation"),
     "other counts": (lambda d: edit_manifest(d, tokens=5), "counts", "5 were prepared"),
@@ -116,7 +116,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
     ),
     "a token beyond the vocabulary": (
         lambda d: rewrite(d, SHARD, edit(masked_lm_ids=lambda r: set_at(r.masked_lm_ids, 0, 30000))),
-        "labels", "outside of the vocabulary",
+        "labels", "outside the vocabulary",
     ),
     "nothing but masks": (
         lambda d: rewrite(d, SHARD, edit(input_ids=lambda r: set_at(
@@ -134,7 +134,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str, str]] = {
 
 @pytest.fixture
 def telling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes sequences of 60 tokens, the longest of the test's, as long enough to tell."""
+    """Takes sequences of 60 tokens, the longest of these tests, as long enough to detect repeats."""
     for module in (verify, audit):
         monkeypatch.setattr(module, "TELLING_MASKS", 9)
 
@@ -153,8 +153,8 @@ def test_damage_fails_the_check_that_is_there_for_it(packed: Path, tmp_path: Pat
 def test_what_was_prepared_is_valid_for_every_kind(packed: Path, tmp_path: Path, telling: None) -> None:
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
-    prepare.prepare(prepare_options(folder, "--binned-data", "--edges", "32,64"))
-    prepare.prepare(prepare_options(folder, "--shards", "2"))
+    prepare.main(prepare_options(folder, "--binned-data", "--edges", "32,64"))
+    prepare.main(prepare_options(folder, "--shards", "2"))
     found = verify.verify(folder, jobs=1)
     assert set(found) == {"packed", "binned", "unpacked"}
     assert not verify.failures(found)
@@ -165,10 +165,10 @@ def test_what_was_prepared_is_valid_for_every_kind(packed: Path, tmp_path: Path,
 def test_a_text_file_that_is_a_copy_of_another_is_found(fresh: Path, telling: None) -> None:
     texts = fresh / "download" / "results4"
     shutil.copy(texts / "part-00000-of-00003", texts / "part-00002-of-00003")
-    prepare.prepare(prepare_options(fresh, "--packed-data", "--shards", "2"))
+    prepare.main(prepare_options(fresh, "--packed-data", "--shards", "2"))
     failed = verify.failures(verify.verify(fresh, jobs=1))
     assert len(failed) == 1
-    assert "there twice" in failed[0]
+    assert "occur twice" in failed[0]
 
 
 def test_the_published_digest_is_that_of_lists_as_text() -> None:

@@ -1,4 +1,4 @@
-"""The reference's own files are parted as the reference parts them, byte for byte; other text by the same rule."""
+"""The reference's own files are split like the reference does, byte for byte; other text by the same rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert.data.records import DataError
-from input_preprocessing.stage import published
+from input_preprocessing.stage import manifest
 from input_preprocessing.wiki import extract, split
 
 from ... import forked
@@ -71,28 +71,28 @@ def test_the_benchmarks_evaluation_text_is_known_and_another_is_called_so(
 ) -> None:
     other = split.split(tree, tmp_path / "a", jobs=1, num_eval_documents=25)
     assert f"md5 {WRITTEN['eval.txt']}) is not the benchmark's (2a220f790517261547b1b45ed3ada07a)" in other.note
-    monkeypatch.setitem(published.TEXT_MD5, "eval.txt", WRITTEN["eval.txt"])
+    monkeypatch.setitem(manifest.TEXT_MD5, "eval.txt", WRITTEN["eval.txt"])
     made = split.split(tree, tmp_path / "a", jobs=1, num_eval_documents=25)
     assert made.is_benchmarks
     assert made.note == "eval.txt is the benchmark's, byte for byte"
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_files_of_the_same_name_in_two_folders_are_told_apart(tree: Path, tmp_path: Path) -> None:
+def test_files_of_the_same_name_in_two_folders_are_distinguished(tree: Path, tmp_path: Path) -> None:
     split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
     (tree / "AA/wiki_00.3").write_text((tree / "AA/wiki_00.3").read_text().replace("café", "tea"))
     split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
     assert "tea" in (tmp_path / "out/part-00000-of-00005").read_text()
 
 
-def test_a_missing_or_cut_file_is_one_line(tree: Path, tmp_path: Path) -> None:
+def test_a_missing_or_cut_file_is_a_one_line_error(tree: Path, tmp_path: Path) -> None:
     (tree / "AB/wiki_01").unlink()
-    with pytest.raises(DataError, match="AB/wiki_01 is missing, by whose size"):
+    with pytest.raises(DataError, match="AB/wiki_01 is missing, its size"):
         split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
     split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25, shards=3)
     assert len(list((tmp_path / "out").glob("part-*-of-00003"))) == 3
     (tree / "AB/wiki_01.3").write_text("cut")
-    with pytest.raises(DataError, match=r"AB/wiki_01\.3 is cut short"):
+    with pytest.raises(DataError, match=r"AB/wiki_01\.3 is truncated"):
         split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
 
 
@@ -116,14 +116,14 @@ def test_the_benchmarks_dump_is_known_by_its_md5(capsys: pytest.CaptureFixture[s
     assert "the benchmark's dump" in capsys.readouterr().err
     extract._check_known({"dewiki-20200101-pages-articles.xml.bz2": "0" * 32})
     assert "not the benchmark's dump" in capsys.readouterr().err
-    with pytest.raises(DataError, match=f"{name} has md5 0+, the published one has 00d4.*download it again"):
+    with pytest.raises(DataError, match=f"{name} has md5 0+, the published one 00d4.*download it again"):
         extract._check_known({name: "0" * 32})
 
 
 def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "enwiki-20200101-pages-articles-multistream.xml.bz2"
     path.write_bytes(b"BZh9")
-    with pytest.raises(DataError, match="the published one has 00d47075"):
+    with pytest.raises(DataError, match="the published one 00d47075"):
         extract.extract([path], tmp_path / "out", jobs=1)
 
 

@@ -1,4 +1,4 @@
-"""A dump becomes text: every article once, whatever its streams, the jobs and the interruptions."""
+"""A dump becomes text with every article once, whatever its streams, --jobs and interruptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
-from input_preprocessing.stage.folder import StageFolder, contents_of
+from input_preprocessing.stage.manifest import StageFolder, contents_of
 from input_preprocessing.wiki import wikipedia
 from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import extract, find_dumps, parse_page, read_dump, read_pages, write_pages
@@ -136,12 +136,12 @@ def made(dump: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return outcome(download)
 
 
-def test_what_a_dump_cannot_give_is_said(dump, capsys):
+def test_what_a_dump_cannot_give_is_reported(dump, capsys):
     wikipedia.make_text(dump.parents[1], dump.parents[2] / "work", jobs=1, shards=4)
     said = capsys.readouterr().err
     assert "simplewiki-20200101-pages-articles-multistream.xml.bz2: not the benchmark's dump" in said
     assert "is not the benchmark's (2a220f790517261547b1b45ed3ada07a)" in said
-    assert wikipedia.WHAT_A_DUMP_LACKS in said
+    assert wikipedia.NOT_THE_BENCHMARK in said
 
 
 def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
@@ -263,14 +263,14 @@ def test_preparation_starts_from_a_dump_where_there_is_no_text(dump, tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.", "##a", "##n", "sentence"]
     (download / "vocab.txt").write_text("\n".join(words) + "\n")
     for _ in range(2):
-        prepare.prepare(prepare_options(outputdir, "--packed-data", "--shards", "2"))
+        prepare.main(prepare_options(outputdir, "--packed-data", "--shards", "2"))
     assert len(list((outputdir / "packed_data").glob("part_*"))) == 2
     assert not (outputdir / "work").exists()
 
 
 def damaged(path: Path, how: str) -> None:
     data = bytearray(path.read_bytes())
-    if how == "cut off":
+    if how == "truncated":
         del data[-40:]
     elif how == "damaged":
         data[len(data) // 2] ^= 255
@@ -279,14 +279,14 @@ def damaged(path: Path, how: str) -> None:
     elif how == "middle of a page":
         whole = bz2.decompress(bytes(data))
         data = bytearray(streams(whole[: whole.rindex(b"</page>")], [500]))
-    elif how == "no XML":
+    elif how == "not XML":
         data = bytearray(streams(bz2.decompress(bytes(data)).replace(b"</title>", b"</titl>"), [500]))
     else:
         data = bytearray(streams((HEADER + page(1, "x", namespace=4) + "</mediawiki>").encode(), [70]))
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["cut off", "damaged", "not a bzip2", "middle of a page", "no XML", "no article"])
+@pytest.mark.parametrize("how", ["truncated", "damaged", "not a bzip2", "middle of a page", "not XML", "no articles"])
 def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
     damaged(dump, how)
     with pytest.raises(DataError, match=how) as caught:
@@ -310,7 +310,7 @@ def test_stages_out_of_order_or_on_foreign_files_are_refused(dump, tmp_path):
         split(tmp_path / "text", tmp_path / "shards", jobs=1, shards=4)
     assert (tmp_path / "shards" / "part-00000-of-00500").read_text() == "the benchmark's own\n\n"
     (tmp_path / "text" / "text-00001.txt").write_text("cut")
-    with pytest.raises(DataError, match=r"text-00001\.txt is lost or was changed"):
+    with pytest.raises(DataError, match=r"text-00001\.txt is missing or was changed"):
         split(tmp_path / "text", tmp_path / "other", jobs=1, shards=4)
     clean(tmp_path / "pages", tmp_path / "text", jobs=1)
     split(tmp_path / "text", tmp_path / "other", jobs=1, shards=4)
@@ -344,7 +344,7 @@ def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(tm
     (tmp_path / "mine").write_text("x")
     assert not capsys.readouterr().err
     assert not StageFolder(tmp_path, "clean", ["text-*"], {"a": 2}).finished
-    assert capsys.readouterr().err == f"{tmp_path}: 1 files of another source or options are made again\n"
+    assert capsys.readouterr().err == f"{tmp_path}: remaking 1 files made from another source or options\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "stage.json"]
 
 

@@ -1,4 +1,4 @@
-"""Wiki mark-up becomes the sentences a reader sees; nothing of templates, tables, references or lists is left."""
+"""Wiki mark-up becomes the sentences that a reader sees, without templates, tables, references and lists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time to train that a step amounts to holds for published results, within the interval that it says."""
+"""Estimated times to train agree with published results within the stated interval."""
 
 from __future__ import annotations
 

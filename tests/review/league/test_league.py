@@ -1,4 +1,4 @@
-"""`league` ranks results, measures their scaling, and sets one's own among the published ones."""
+"""`league` ranks results, measures their scaling, and ranks the user's own among the published ones."""
 
 from __future__ import annotations
 
@@ -171,10 +171,10 @@ def test_results_of_other_benchmarks_are_left_out_by_name(command, submission, c
     said = capsys.readouterr()
     found = json.loads(said.out)
     assert len(found["results"] if command == "league" else found) == 1
-    assert "left out" in said.err
-    assert "1 of other benchmarks (retinanet)" in said.err
+    assert "skipped in" in said.err
+    assert "1 results of other benchmarks (retinanet)" in said.err
     assert main([command, str(other)]) == 2
-    assert "holds no result of BERT, but of retinanet" in capsys.readouterr().err
+    assert "no BERT results, only retinanet" in capsys.readouterr().err
 
 
 def test_logs_of_a_round_whose_rules_reject_them_are_marked(submission, capsys):
@@ -197,7 +197,7 @@ def test_logs_of_a_round_whose_rules_reject_them_are_marked(submission, capsys):
         (["--published", "--top", "-1"], "must be 0 or more"),
     ],
 )
-def test_wrong_input_is_one_line(arguments, says, capsys):
+def test_wrong_input_is_a_one_line_error(arguments, says, capsys):
     assert main(["league", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert says in line
@@ -230,7 +230,7 @@ def test_the_picture_of_the_readme_is_what_its_command_makes(repository, tmp_pat
     assert (tmp_path / "league.svg").read_text() == (repository / file).read_text()
     assert f"]({file})" in (repository / "README.md").read_text()
     assert main(["league", "--published", "--accelerators", "8", "--svg", str(tmp_path / "none.svg")]) == 2
-    assert "so there is no chart" in capsys.readouterr().err
+    assert "no chart, since" in capsys.readouterr().err
 
 
 def test_only_the_script_of_the_page_may_run():
@@ -243,7 +243,7 @@ def test_only_the_script_of_the_page_may_run():
 
 
 def in_a_browser(page, steps, tmp_path):
-    """The ranks in sight, from the top, after steps of a script; skips where there is no browser."""
+    """The visible ranks, from the top, after steps of a script; skips without a browser."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium here")

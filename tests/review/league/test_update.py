@@ -82,7 +82,7 @@ def test_what_is_not_its_commit_is_refused_in_one_line_and_leaves_the_table(roun
         return line
 
     (checkout / log).write_text("")
-    assert f"{log} and 0 others differ from its commit" in refused("--update", str(rounds))
+    assert f"{log} and 0 others differ from the commit" in refused("--update", str(rounds))
     git(checkout, "checkout", "-q", ".")
     shutil.copyfile(checkout / log, checkout / "NVIDIA/results/nyx_n1_ngc25.04_pytorch/bert/result_10.txt")
     assert "result_10.txt and 0 others differ" in refused("--update", str(rounds))
@@ -91,7 +91,7 @@ def test_what_is_not_its_commit_is_refused_in_one_line_and_leaves_the_table(roun
     assert "nyx_n1_ngc25.04_pytorch/bert/result_0.txt and 9 others are not" in refused("--update", str(rounds))
     checkout.rename(checkout.with_name("training_results_v5.1"))
     assert "no rules of BERT for round 5.1" in refused("--update", str(rounds))
-    assert "ranks nothing: give nothing else" in refused("--update", str(rounds), "--published")
+    assert "only rebuilds the published table" in refused("--update", str(rounds), "--published")
     shutil.rmtree(rounds)
     (rounds / "training_results_v5.0").mkdir(parents=True)
     assert "a git checkout" in refused("--update", str(rounds))

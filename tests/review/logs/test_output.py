@@ -1,4 +1,4 @@
-"""Markdown of any content keeps its cells, and attributes of a part that is not there are null."""
+"""Markdown of any content keeps its cells, and attributes of missing parts are null."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The power chart shows what the power files say: their watts, over the time of the run, all nodes together."""
+"""The power chart shows the watts of all nodes together over the time of the run."""
 
 from __future__ import annotations
 

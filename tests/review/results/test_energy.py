@@ -89,7 +89,7 @@ def test_show_names_the_energy_beside_the_score(submission, power_files, capsys)
     (result,) = load_results(submission)
     assert main(["show", str(submission)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert f"{result.energy.joules:,.2f} J by the same runs" in shown
+    assert f"{result.energy.joules:,.2f} J over the same runs" in shown
     assert f"{result.joules(result.runs[0]) / 1000:,.1f} ok" in shown
 
 

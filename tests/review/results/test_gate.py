@@ -1,4 +1,4 @@
-"""The gate: published runs lie among each other, a run that does not converge as they do is told while it runs."""
+"""Published runs are within the bands; a run that converges differently is reported while it runs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from review.watch import Standing
 def test_the_table_holds_ten_runs_of_one_system():
     band = next(band for band in gate.published() if band.batch_size == 768)
     for samples, low, high in ((150_000, 0.376, 0.382), (450_000, 0.450, 0.523), (2_100_000, 0.7180, 0.7201)):
-        found = band.at(samples)
-        assert found[0] <= low < high <= found[1], "ten runs of v5.0 at batch 768"
+        found = band.compare(samples, low)
+        assert found.low <= low < high <= found.high, "ten runs of v5.0 at batch 768"
 
 
 def test_published_runs_are_inside(real_folders):
@@ -41,7 +41,7 @@ def test_a_run_among_the_published_ones_is_not_mentioned(writer, tmp_path, capsy
         (600_000, 0.75, "part of the training data"),
     ],
 )
-def test_a_run_outside_is_told_with_its_samples_and_the_likeliest_cause(
+def test_a_run_outside_is_reported_with_its_samples_and_the_likeliest_cause(
     samples, accuracy, cause, writer, tmp_path, capsys
 ):
     log = writer()

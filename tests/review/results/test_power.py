@@ -1,4 +1,4 @@
-"""Power readings of a run: the official summarizer takes the right energy from them."""
+"""The official summarizer computes the right energy from the power files of a run."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ def test_foreign_files_are_one_line_each(monkeypatch, capsys, tmp_path):
         assert status == 1
         return text
 
-    assert said() == f"power: error: {samples}: it holds no samples (*.csv)\n"
+    assert said() == f"power: error: {samples}: holds no samples (*.csv)\n"
     sample.write_text("hello\n")
-    assert said() == f"power: error: {sample}: it does not begin with time_ms,watts_SOURCE\n"
+    assert said() == f"power: error: {sample}: does not begin with time_ms,watts_SOURCE\n"
     sample.write_text("time_ms,watts_ipmi\n1,two\n3,4\n")
     assert said() == f"power: error: {sample}:2: '1,two' is not time_ms,watts\n"
     result.write_text("nothing\n")
-    assert "it has no run_start and run_stop" in said()
+    assert "has no run_start and run_stop" in said()
     assert not (tmp_path / "out").exists()
 
 

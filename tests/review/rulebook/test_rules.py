@@ -1,4 +1,4 @@
-"""The table of rules is what the code asks for, and its severities are those that were decided."""
+"""rules.yaml has exactly the rules that the code uses, with the intended severities."""
 
 from __future__ import annotations
 

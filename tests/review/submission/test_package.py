@@ -37,7 +37,7 @@ RUN_BY = ("setup.sh", "run_and_time.sh")  # executable
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Runs git with an identity of its own."""
+    """Runs git with a test identity."""
     identity = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
     command = ["git", "-C", str(folder), *identity, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
@@ -240,17 +240,17 @@ def environment(git_commit):
         (None, {"config": "configs/none.sh"}, "--config"),
         (None, {"add": True}, "to add to"),
         (lambda r: (r.runs / "environment.json").unlink(), {}, "--commit"),
-        (environment("0123abc-dirty"), {}, "in no commit"),
+        (environment("0123abc-dirty"), {}, "not committed"),
         (environment("main"), {}, "is not a commit"),
         (environment("f" * 40), {}, "no commit"),
         (lambda r: (r.runs / "config.json").unlink(), {}, "--config"),
         (lambda r: r.output.mkdir(parents=True), {}, "exists"),
-        (lambda r: shutil.copytree(r.runs, r.runs / "more"), {}, "name the one folder"),
+        (lambda r: shutil.copytree(r.runs, r.runs / "more"), {}, "give the one folder"),
         (lambda r: r.output.parent.write_text(""), {}, "out"),
         (lambda r: shutil.rmtree(r.repository / ".git"), {}, "commit"),
     ],
 )
-def test_wrong_input_is_one_line_and_writes_nothing(request_, tmp_path, change, fields, says):
+def test_wrong_input_is_a_one_line_error_and_writes_nothing(request_, tmp_path, change, fields, says):
     if change:
         change(request_)
     before = sorted(tmp_path.rglob("*"))
@@ -355,6 +355,6 @@ def test_the_code_of_another_repository_brings_its_own_instructions(request_, tm
     assert (readme.parent / "run_and_time.sh").read_text() == "other run_and_time.sh\n"
     shown = readme.read_text()
     assert "other params/box.yaml" in shown
-    assert "`README.md` beside this file says how" in shown
+    assert "See `README.md` beside this file" in shown
     assert "run.sub" not in shown
     assert "implementations/bert/training/loop.py" not in shown

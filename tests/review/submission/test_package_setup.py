@@ -63,7 +63,7 @@ def test_enroot_imports_what_docker_built_and_never_overwrites(setup, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"), [(["apt"], "apt"), (["docker"], "docker is not"), (["enroot"], "enroot is not")]
 )
-def test_what_cannot_work_is_one_line(setup, arguments, says):
+def test_what_cannot_work_is_a_one_line_error(setup, arguments, says):
     code, error, calls = setup(*arguments)
     assert code == 2
     assert error.startswith("setup: error: ")

@@ -1,4 +1,4 @@
-"""A system description holds what the machine says, never a blank that official tools crash on, and passes them."""
+"""A system description has what can be probed, no blanks that crash the official tools, and passes them."""
 
 from __future__ import annotations
 
@@ -239,20 +239,20 @@ def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
     ("arguments", "says"),
     [
         (["--set", "cooling"], "FIELD=VALUE"),
-        (["--set", "colling=air"], "no field 'colling'"),
+        (["--set", "colling=air"], "unknown field 'colling'"),
         (["--set", "number_of_nodes=two"], "number_of_nodes"),
         (["--set", "division=Closed"], "closed or open"),
         (["--set", "status=shipping"], "status"),
         (["--answers", "{folder}/none.json"], "No such file"),
-        (["--answers", "{folder}/list.json"], "a JSON object is expected"),
+        (["--answers", "{folder}/list.json"], "expected a JSON object"),
         (["--answers", "{folder}/broken.json"], "not JSON"),
         (["--run", "{folder}"], "environment.json"),
-        (["-o", "{folder}/a b.json"], "no space"),
+        (["-o", "{folder}/a b.json"], "neither spaces"),
         (["-o", "{folder}/a.txt"], ".json"),
         (["-o", "{folder}/list.json/x.json"], "list.json"),
     ],
 )
-def test_wrong_input_is_one_line_and_writes_nothing(tmp_path, capsys, arguments, says):
+def test_wrong_input_is_a_one_line_error_and_writes_nothing(tmp_path, capsys, arguments, says):
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "broken.json").write_text("{")
     before = sorted(tmp_path.rglob("*"))

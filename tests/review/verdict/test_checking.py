@@ -1,4 +1,4 @@
-"""`check` says what the official tools say, knows why, and sees what they overlook."""
+"""`check` agrees with the official tools, explains their verdict, and finds what they miss."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ OVERLOOKED = [
     (
         "an event from the past",
         shift("train_samples", -60),
-        ("warning", "result_4.txt", "train_samples", "goes back in time"),
+        ("warning", "result_4.txt", "train_samples", " s earlier than line "),
     ),
     ("accuracy at start", initial(0.36), ("warning", "result_2.txt", "eval_accuracy", "0.3600 before the first step")),
     ("accuracy at start is right", initial(0.3409), None),
@@ -244,7 +244,7 @@ def test_a_folder_without_a_submission_around_it_is_checked_as_one(submission, t
     assert not result.passed()
 
 
-def test_an_open_result_is_held_to_neither_seeds_nor_samples(submission):
+def test_an_open_result_is_checked_for_neither_seeds_nor_samples(submission):
     put("submission_division", value="open")(submission)
     put("seed", value=1)(submission)
     put("eval_samples", value=7)(submission)
@@ -255,7 +255,7 @@ def test_an_open_result_is_held_to_neither_seeds_nor_samples(submission):
     assert official(submission.parents[2])
 
 
-def test_one_log_is_held_to_the_rules_of_one_log(submission, capsys):
+def test_one_log_is_checked_by_the_rules_of_one_log(submission, capsys):
     assert main(["check", str(submission / "result_0.txt")]) == 0
     assert "compliance_checker passes" in capsys.readouterr().out
     drop("eval_samples", 0)(submission)
@@ -306,10 +306,10 @@ def test_what_stops_the_official_checker_is_not_official(mutate, submission, cap
 
 
 @pytest.mark.parametrize("command", ["show", "check", "compare", "league", "report"])
-def test_a_ruleset_that_is_not_there_is_one_line_and_no_result(command, submission, capsys):
+def test_a_ruleset_that_does_not_exist_is_a_one_line_error_and_no_result(command, submission, capsys):
     assert main([command, str(submission), "--ruleset", "5.1.0"]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("review: error: --ruleset 5.1.0: no ruleset with BERT; there are 0.7.0, ")
+    assert said.err.startswith("review: error: --ruleset 5.1.0: unknown or without BERT; choose 0.7.0, ")
     assert (said.out, said.err.count("\n")) == ("", 1)
 
 
@@ -393,7 +393,7 @@ def test_a_folder_without_logs_is_an_error_of_usage(tmp_path):
         check(tmp_path)
 
 
-def test_a_crash_of_the_official_checker_is_told_in_its_words(submission, capsys):
+def test_a_crash_of_the_official_checker_is_reported_in_its_words(submission, capsys):
     rewrite("../../../systems/dgx.json", "{")(submission)
     assert main(["check", str(submission)]) == 1
     shown = capsys.readouterr().out
@@ -401,7 +401,7 @@ def test_a_crash_of_the_official_checker_is_told_in_its_words(submission, capsys
     assert "dgx.json is not JSON" in shown
 
 
-def test_a_reused_seed_is_told_once(submission, capsys):
+def test_a_reused_seed_is_reported_once(submission, capsys):
     put("seed", 2, 5, value=77)(submission)
     assert main(["check", str(submission)]) == 1
     assert capsys.readouterr().out.count("seed is 77, as in result_2.txt") == 1

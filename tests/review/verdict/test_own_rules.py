@@ -1,4 +1,4 @@
-"""What no official tool tests: values that the rules fix, clocks that cannot be true, copies, files of other kinds."""
+"""Rules that no official tool tests: fixed values, implausible clocks, copies, files of other kinds."""
 
 from __future__ import annotations
 
@@ -196,11 +196,11 @@ def test_a_log_of_another_benchmark_says_so_once(submission, capsys):
     (result, *_) = check(submission)
     assert [
         f.message for f in result.findings if f.file and f.file.name == "result_3.txt" and f.source == "compliance"
-    ] == ["is 'llama2_70b_lora': this log is not of BERT, and is not checked further; one run of ten may fail"]
+    ] == ["is 'llama2_70b_lora': not a log of BERT, not checked further; one run of ten may fail"]
 
 
 @pytest.mark.parametrize("content", [gzip.compress(b":::MLLOG {}\n"), b""], ids=["gzip", "empty"])
-def test_a_file_that_is_no_log_is_told_in_one_finding(content, submission):
+def test_a_file_that_is_no_log_is_reported_in_one_finding(content, submission):
     (submission / "result_4.txt").write_bytes(content)
     (result, *_) = check(submission)
     messages = {f.message for f in result.findings if f.file and f.file.name == "result_4.txt"}

@@ -1,4 +1,4 @@
-"""Power files that give a run the energy of another, or none, are errors."""
+"""Power files of another run, or without a usable energy, are errors."""
 
 from __future__ import annotations
 
