@@ -10,8 +10,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -28,6 +26,7 @@ from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import extract, find_dumps, parse_page, read_dump, read_pages, write_pages
 from input_preprocessing.wiki.split import cut, split
 
+from ... import forked
 from ..conftest import prepare_options
 
 pytest.importorskip("mwparserfromhell")
@@ -351,24 +350,13 @@ def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(tm
 
 def test_the_command_lines_run_one_after_the_other(dump, tmp_path):
     def run(stage: str, *options: object) -> str:
-        command = [sys.executable, "-m", "input_preprocessing", stage, *map(str, options), "--jobs", "1"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = forked.run("input_preprocessing", stage, *options, "--jobs", 1)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
     run("extract", "--source", dump, "--target", tmp_path / "p")
     run("clean", "--source", tmp_path / "p", "--target", tmp_path / "t")
     assert "for evaluation" in run("split", "--source", tmp_path / "t", "--target", tmp_path / "s", "--shards", "2")
-    command = [
-        sys.executable,
-        "-m",
-        "input_preprocessing",
-        "clean",
-        "--source",
-        str(tmp_path),
-        "--target",
-        str(tmp_path),
-    ]
-    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    failed = forked.run("input_preprocessing", "clean", "--source", tmp_path, "--target", tmp_path)
     assert failed.returncode == 1
     assert len(failed.stderr.splitlines()) == 1
