@@ -8,6 +8,8 @@ DEV := $(VENV)/.dev-ready
 DEEPSPEED := $(VENV)/.deepspeed-ready
 # Otherwise each of the many test processes would recompile this repository.
 export PYTHONDONTWRITEBYTECODE :=
+RUFF := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
+LINT := $(VENV)/bin/mypy & ./launch/tools/lint_shell.sh $(VENV)/bin; shell=$$?; wait $$! && exit $$shell
 REQUIREMENTS := $(wildcard requirements/*.txt) pyproject.toml launch/tools/setup_venv.sh
 
 .PHONY: help setup demo finetune-demo pretrain-demo test test-pythons test-slow test-slurm test-deepspeed test-gpu lint format variables configs doctor clean
@@ -36,9 +38,11 @@ finetune-demo: $(RUN)
 pretrain-demo: $(RUN)
 	@CORPUS='$(CORPUS)' DEMO_DIR='$(DEMO_DIR)' PYTHON="$(abspath $(VENV))/bin/python" ./launch/tools/pretrain_demo.sh
 
-## make test              lint and CPU tests, about eight minutes on 2 cores
-test: $(DEV) lint
-	@$(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'
+## make test              lint and the CPU tests side by side, about six minutes on 2 cores
+test: $(DEV)
+	@$(RUFF)
+	@($(LINT)) & $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'; \
+	tests=$$?; wait $$! || { echo 'make test: lint failed, see above' >&2; exit 1; }; exit $$tests
 
 ## make test-pythons      make test with every Python from 3.10 to 3.13 found on PATH, in pyenv or in /usr/bin
 test-pythons:
@@ -67,8 +71,8 @@ test-gpu: $(DEV)
 
 ## make lint              ruff, mypy, shellcheck and shfmt
 lint: $(DEV)
-	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
-	@$(VENV)/bin/mypy & ./launch/tools/lint_shell.sh $(VENV)/bin; shell=$$?; wait $$! && exit $$shell
+	@$(RUFF)
+	@$(LINT)
 
 ## make format            apply ruff's and shfmt's formatting
 format: $(DEV)

@@ -23,7 +23,7 @@ from review.results.score import UNVERIFIED, Result, load_results
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
 from review.submission import system
-from review.submission.package import Request, package
+from review.submission.package import package
 from review.verdict import checking
 
 
@@ -179,12 +179,7 @@ def _system(arguments: argparse.Namespace) -> int:
 
 
 def _package(arguments: argparse.Namespace) -> int:
-    request = Request(
-        **pick(arguments, "runs organization=org system output implementation commit config add ruleset train_samples"),
-        description=arguments.description or Path("systems", f"{arguments.system}.json"),
-        repository=arguments.repository or Path(__file__).resolve().parent.parent,
-    )
-    made = package(request)
+    made = package(arguments)
     files = [*map(str, made.files), f"the result is {UNVERIFIED}"] if made.files else ["nothing written"]
     emit(arguments, json=lambda: made, parts=lambda _: [*checking.parts(made.checked), *map(Heading, files)])
     return 0 if made.passed else 1

@@ -61,12 +61,10 @@ def trimmed_mean(values: Sequence[float], trim: int = 1) -> Mean:
         raise ValueError("nothing to average")
     h = len(kept)
     mean = math.fsum(kept) / h
-    if h < 2:
-        return Mean(value=mean, error2=None, counted=h)
     winsorised = [kept[0]] * trim + kept + [kept[-1]] * trim
     center = math.fsum(winsorised) / len(winsorised)
     squares = math.fsum((value - center) ** 2 for value in winsorised)
-    return Mean(value=mean, error2=squares / (h * (h - 1)), counted=h)
+    return Mean(value=mean, error2=squares / (h * (h - 1)) if h > 1 else None, counted=h)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,12 +205,8 @@ def compare(results: Sequence[Result]) -> list[Comparison]:
 def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Logged hyper-parameters that differ between the results' first logs."""
     logged = [result.runs[0].hyperparameters if result.runs else {} for result in results]
-    found = {}
-    for key in HYPERPARAMETERS:
-        values = [hyperparameters.get(key) for hyperparameters in logged]
-        if any(value != values[0] for value in values):
-            found[key] = values
-    return found
+    every = {key: [hyperparameters.get(key) for hyperparameters in logged] for key in HYPERPARAMETERS}
+    return {key: values for key, values in every.items() if any(value != values[0] for value in values)}
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -117,6 +117,11 @@ class Command:
         self._process.join()
 
 
+def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """``python -m module arguments...`` in this environment, when it has ended."""
+    return Command(module, os.environ, tuple(map(str, arguments))).finish()
+
+
 # What a script calls: it hands its words, environment, folder and streams over, passes signals on, and ends as the
 # other process does. Killed, it takes that with it, since the connection breaks.
 CLIENT = """
@@ -149,16 +154,36 @@ def interpreter(folder: Path) -> Path:
 
     Not for what is told of a process by others: its name, its group, its environment in /proc.
     """
+    with _listener(folder) as listener:
+        context().Process(target=_serve, args=(listener,), daemon=True).start()
+    return folder / "python"
+
+
+@contextmanager
+def interpreter_with(folder: Path, environ: Mapping[str, str], preloaded: list[str]) -> Iterator[Path]:
+    """The same within a ``with``, forked from a Python that is started with ``environ`` and imports ``preloaded``."""
+    script = f"import {', '.join(preloaded)}\nimport socket, sys\nsys.path.append({str(Path(__file__).parents[1])!r})\n"
+    with _listener(folder) as listener:
+        script += f"from tests import forked\nforked._serve(socket.socket(fileno={listener.fileno()}))\n"
+        command = [sys.executable, "-c", script]
+        server = subprocess.Popen(command, env=environ, pass_fds=[listener.fileno()])
+    try:
+        yield folder / "python"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _listener(folder: Path) -> socket.socket:
+    """The socket that the program connects to, which is written into the folder."""
     address, client, program = folder / "server", folder / "client.py", folder / "python"
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     listener.listen(64)
-    context().Process(target=_serve, args=(listener,), daemon=True).start()
-    listener.close()
     client.write_text(CLIENT.format(python=sys.executable, address=str(address)))
     program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(client))} "$@"\n')
     program.chmod(0o755)
-    return program
+    return listener
 
 
 def _serve(listener: socket.socket) -> None:
@@ -212,7 +237,7 @@ def _status_of(words: list[str], environ: dict[str, str], folder: str) -> int:
     torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
     while words[0] != "-m" and words[0].startswith("-"):
-        words = words[1:]
+        words = words[2 if words[0] == "-X" else 1 :]
     sys.argv = words[words[0] == "-m" :]
     sys.path[:0] = environ.get("PYTHONPATH", "").split(os.pathsep)
     status: object = 0
@@ -220,6 +245,7 @@ def _status_of(words: list[str], environ: dict[str, str], folder: str) -> int:
         if words[0] == "-m":
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
+            sys.path.insert(0, str(Path(words[0]).resolve().parent))
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as ended:
         status = ended.code or 0

@@ -58,7 +58,7 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            needs = steps.public_needs(config, options.jobs, share=share)
+            needs = steps.needs_of(steps.PUBLIC_SIZES, config, options.jobs, share=share, download=steps.PUBLIC_BYTES)
             steps.check_needs(needs, outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
     inputs = steps.find_inputs(folder, outputdir / "phase1", options.vocab_file)
@@ -98,7 +98,7 @@ def finish(job: steps.Job) -> None:
     started = time.monotonic()
     options = job.options
     others = job.fill_phase1()
-    texts = steps.make_all_instances(job)
+    texts = steps.make_instances(job)
     eval_file, picked = steps.make_evaluation_set(job)
     target, digest = steps.make_training_files(job)
     job.inputs.check_unchanged()
@@ -167,11 +167,8 @@ def main(options: argparse.Namespace) -> None:
         for folder in dict.fromkeys([options.outputdir, *(part.outputdir for part in parts)]):
             locks.enter_context(cli.lock_folder(folder, exclusive=whole))
         if not options.input:
-            given = [
-                name
-                for name in corpus.TEXT_OPTIONS
-                if getattr(options, name) != cli.parser_of("text").get_default(name)
-            ]
+            default = cli.parser_of("text").get_default
+            given = [name for name in corpus.TEXT_OPTIONS if getattr(options, name) != default(name)]
             if given:
                 raise DataError(f"--{given[0].replace('_', '-')} requires --input")
         elif whole:
@@ -182,7 +179,7 @@ def main(options: argparse.Namespace) -> None:
             if job and only == "start":
                 job.fill_phase1()
             elif job and only == "instances":
-                steps.make_all_instances(job, options.part)
+                steps.make_instances(job, options.part)
             elif job and only == "shards":
                 steps.make_training_files(job, options.part)
             elif job:

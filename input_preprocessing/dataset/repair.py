@@ -161,9 +161,9 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
             if any(name.startswith("phase1/") for name in files):
                 job.fill_phase1()
             if training:
-                steps.make_all_instances(job)
+                steps.make_instances(job)
             elif evaluation:
-                steps.make_evaluation_instances(job)
+                steps.make_instances(job, part=(len(job.inputs.texts), len(job.inputs.texts) + 1))  # the last text
             if evaluation:
                 steps.make_evaluation_set(job)
             if training:

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -35,10 +34,11 @@ _BYTES_PER_TEXT_BYTE = 15  # memory per byte of a text file while its instances 
 _GROUP_BYTES = shards.SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
 
 # The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow and the converted checkpoint.
-PUBLIC_TEXT_BYTES = 13_200_000_000
-_LARGEST_PUBLIC_TEXT = 32_851_144
+_TEXT_BYTES = 13_200_000_000
+_LARGEST_TEXT = 32_851_144
+PUBLIC_SIZES = [_LARGEST_TEXT, *[(_TEXT_BYTES - _LARGEST_TEXT) // manifest.NUM_PARTS] * manifest.NUM_PARTS]
 CHECKPOINT = "model.ckpt-28252"
-_OTHER_DOWNLOADS_BYTES = 5_500_000_000 + 4_035_000_000 + 1_350_000_000
+PUBLIC_BYTES = float(_TEXT_BYTES + 5_500_000_000 + 4_035_000_000 + 1_350_000_000)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -159,7 +159,7 @@ def needs_of(
         jobs: processes per node.
         nodes: machines that share the work.
         share: of the disk for instances and shards that is needed.
-        download: bytes to download first.
+        download: bytes to download first; not in the time.
     """
     total, workers = sum(sizes), min(jobs, -(-len(sizes) // nodes))
     records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
@@ -169,13 +169,6 @@ def needs_of(
         text_bytes=total, num_files=len(sizes), disk=share * (2 * records + 10_000_000) + download, download=download,
         memory=workers * worker, seconds=seconds, workers=workers,
     )  # fmt: skip
-
-
-def public_needs(config: SamplingConfig, jobs: int, *, share: float = 1.0) -> Needs:
-    """Needs for the benchmark's text before it is downloaded; the time excludes the download."""
-    count = manifest.NUM_PARTS
-    sizes = [_LARGEST_PUBLIC_TEXT, *[(PUBLIC_TEXT_BYTES - _LARGEST_PUBLIC_TEXT) // count] * count]
-    return needs_of(sizes, config, jobs, share=share, download=float(PUBLIC_TEXT_BYTES + _OTHER_DOWNLOADS_BYTES))
 
 
 def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
@@ -202,9 +195,6 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
 
 
 UNPACKED_FOLDER = "training"  # of unpacked shards with --phases, whatever their number, since configs refer to it
-
-Task = tuple[Path, Path]  # a text and the file of its instances
-Made = tuple[int, str]  # sequences of a text and its md5
 
 
 def download_folder(options: argparse.Namespace) -> Path:
@@ -327,8 +317,8 @@ class Job:
         return [*targets, converted] if converted.is_file() else targets
 
 
-def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Made:
-    """Writes the instances of a text unless up to date."""
+def _make_instances_of(words: Vocabulary, config: SamplingConfig, task: tuple[Path, Path]) -> tuple[int, str]:
+    """Writes the instances of a text to a file unless up to date; returns their number and the md5 of the text."""
     source, target = task
     try:
         found, metadata = open_records(target)
@@ -342,22 +332,8 @@ def _make_instances(words: Vocabulary, config: SamplingConfig, task: Task) -> Ma
     return count, metadata.source[0][1]
 
 
-def _make(job: Job, tasks: Sequence[Task], jobs: int) -> dict[str, Made]:
-    """Makes the instances of these texts; the result is by text name."""
-    weights = [text.stat().st_size for text, _ in tasks]
-    made = run_tasks("instances", partial(_make_instances, job.words, job.config), tasks, jobs=jobs, weights=weights)
-    return {text.name: found for (text, _), found in zip(tasks, made, strict=True)}
-
-
-def make_evaluation_instances(job: Job) -> None:
-    """Makes the instances of the evaluation text only."""
-    job.eval_instances.parent.mkdir(parents=True, exist_ok=True)
-    compile_first(job.words, job.config)
-    _make(job, [(job.inputs.eval_text, job.eval_instances)], 1)
-
-
-def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
-    """Makes the instances of all texts; returns the md5 of each text.
+def make_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
+    """Makes the instances of all texts, the evaluation text last; returns the md5 of each text.
 
     Args:
         job: the preparation.
@@ -373,11 +349,11 @@ def make_all_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, st
         stale.unlink(missing_ok=True)
     tasks = list(zip(job.inputs.all_texts, targets, strict=True))[part[0] :: part[1]]
     compile_first(job.words, job.config)
-    made = _make(job, tasks, job.options.jobs)
-    total = sum(count for name, (count, _) in made.items() if name != job.inputs.eval_text.name)
-    if not total and part[1] == 1:
+    make, weights = partial(_make_instances_of, job.words, job.config), [text.stat().st_size for text, _ in tasks]
+    made = run_tasks("instances", make, tasks, jobs=job.options.jobs, weights=weights)
+    if part[1] == 1 and not sum(count for count, _ in made[:-1]):
         raise DataError(f"the text in {job.inputs.texts[0].parent} has no words; check the part files")
-    return {name: md5 for name, (_, md5) in made.items()}
+    return {text.name: md5 for (text, _), (_, md5) in zip(tasks, made, strict=True)}
 
 
 def make_evaluation_set(job: Job) -> tuple[Path, int]:

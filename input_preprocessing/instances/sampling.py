@@ -19,7 +19,7 @@ from bert.data.records import Metadata, Records, offsets_of
 from input_preprocessing.instances import mersenne
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.stage.reading import read_text
-from input_preprocessing.text.tokenization import TokenizedText, tokenize
+from input_preprocessing.text.tokenization import TokenizedText, grown, tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
 _HALF, _FOUR_FIFTHS = 1 << 52, int(0.8 * 2**53)  # the 53 bits of random() are below these iff it is below 0.5, 0.8
@@ -194,14 +194,6 @@ def _random_run(state, segment_offsets, document_offsets, order, document_index,
 
 
 @compiled
-def _grown(array):  # type: ignore[no-untyped-def]
-    """A copy of the array with twice as many rows."""
-    larger = np.empty((2 * array.shape[0], *array.shape[1:]), dtype=array.dtype)
-    larger[: array.shape[0]] = array
-    return larger
-
-
-@compiled
 def _next_pair(  # type: ignore[no-untyped-def]
     state, segment_offsets, document_offsets, order, document_index, start, target, pair
 ):
@@ -257,10 +249,10 @@ def sample(  # type: ignore[no-untyped-def]
             last = document_offsets[order[document_index] + 1]
             while start < last:
                 if count + 1 >= pairs.shape[0]:
-                    pairs = _grown(pairs)
-                    masked_offsets = _grown(masked_offsets)
+                    pairs = grown(pairs)
+                    masked_offsets = grown(masked_offsets)
                 if at + max_seq_length > masked.shape[0]:
-                    masked = _grown(masked)
+                    masked = grown(masked)
                 pair = pairs[count]
                 length = 2
                 if nsp:

@@ -20,13 +20,7 @@ from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import readable
-from input_preprocessing.tensorflow_files.tfrecord import (
-    Widths,
-    read_tfrecord,
-    row_features,
-    widths_of,
-    write_tfrecord,
-)
+from input_preprocessing.tensorflow_files import tfrecord
 from input_preprocessing.text import vocabulary
 
 SUFFIXES = {"tfrecord": ".tfrecord", "nvidia": ".hdf5"}
@@ -45,7 +39,7 @@ def read_foreign(path: Path) -> tuple[Records, Metadata]:
         start = file.read(len(_HDF5_SIGNATURE))
     if not start:
         raise DataError(f"{path} is empty; copy it again")
-    return open_records(path) if start == _HDF5_SIGNATURE else read_tfrecord(path)
+    return open_records(path) if start == _HDF5_SIGNATURE else tfrecord.read_tfrecord(path)
 
 
 def import_file(words: vocabulary.Vocabulary | None, task: tuple[Path, Path]) -> tuple[int, int, int]:
@@ -158,13 +152,13 @@ def export_folder(
         if not metadata.content_digest:
             raise DataError(f"{path} is not a record file; run import_records on it first")
         packed = records.row_offsets is not None and not unpack
-        held = widths_of(records) if packed else Widths(0, max_predictions_per_seq)
+        held = tfrecord.widths_of(records) if packed else tfrecord.Widths(0, max_predictions_per_seq)
         all_widths.append(held._replace(tokens=metadata.max_seq_length))
         are_packed.add(packed)
         num_rows += records.num_rows if packed else records.num_sequences
     if len(are_packed) > 1:
         raise DataError(f"{source} holds packed and unpacked records; give a folder with one kind")
-    widths = Widths(0, 0) if kind == "nvidia" else Widths(*map(max, zip(*all_widths, strict=True)))
+    widths = tfrecord.Widths(0, 0) if kind == "nvidia" else tfrecord.Widths(*map(max, zip(*all_widths, strict=True)))
     digests = {path.name: metadata.content_digest for path, _, metadata in found}
     recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
     folder = manifest.StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
@@ -178,13 +172,13 @@ def export_folder(
     return {**summary, "multiset_digest": digest, "widths": widths}
 
 
-def _export_file(task: tuple[Path, Path, bool, Widths]) -> None:
+def _export_file(task: tuple[Path, Path, bool, tfrecord.Widths]) -> None:
     source, target, unpack, widths = task
     records, metadata = verify_records(source)
     if unpack:
         records = records.with_rows(None)
     if widths.tokens:
-        write_tfrecord(target, records, widths)
+        tfrecord.write_tfrecord(target, records, widths)
     else:
         write_nvidia_shard(target, records, metadata.max_seq_length)
 
@@ -204,7 +198,7 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
     if not packed and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
         sequence = int(np.searchsorted(records.masked_lm_offsets, zeros[0], "right")) - 1
         raise DataError(f"{path}: sequence {sequence} has its first token masked, which is padding in NVIDIA's layout")
-    features = row_features(records)
+    features = tfrecord.row_features(records)
     # In memory, since HDF5 fails badly on a full disk.
     with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
         file.attrs["max_seq_length"] = max_seq_length

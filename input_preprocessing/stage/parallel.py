@@ -118,36 +118,28 @@ def _work(pipe: Connection, parent: int) -> None:
             pipe.send(result)
 
 
-def _start_workers(count: int) -> dict[Connection, BaseProcess]:
-    """Workers by pipe.
-
-    Each has its own pipe, which closes if the worker is killed; with the shared queues of an executor, the parent would
-    wait forever.
-    """
+def _run_pool(
+    function: Callable[[Task], Result], tasks: Sequence[Task], costs: list[float], jobs: int, progress: Progress
+) -> list[Result]:
     context = multiprocessing.get_context("spawn")
+    # Each worker has its own pipe, which closes if the worker is killed; with the shared queues of an executor, the
+    # parent would wait forever.
     workers: dict[Connection, BaseProcess] = {}
     resource_tracker.ensure_running()  # starting it unblocks signals: do it before they are blocked
     # Block signals; workers inherit the mask until they can handle them without a traceback.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, interrupt.SIGNALS)
     try:
         with interrupt.held():
-            for _ in range(count):
+            for _ in range(min(jobs, len(tasks))):
                 ours, theirs = context.Pipe()
                 workers[ours] = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
                 workers[ours].start()
                 theirs.close()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return workers
-
-
-def _run_pool(
-    function: Callable[[Task], Result], tasks: Sequence[Task], costs: list[float], jobs: int, progress: Progress
-) -> list[Result]:
     left = sorted(range(len(tasks)), key=lambda i: costs[i])  # taken from the end: longest first
     results: dict[int, Result] = {}
     failure: Exception | None = None
-    workers = _start_workers(min(jobs, len(tasks)))
     awaited: dict[Any, int | None] = dict.fromkeys(workers)  # task of each worker; None: starting
     pipe: Any
     try:

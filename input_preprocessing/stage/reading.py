@@ -52,26 +52,6 @@ def readable(what: object, hint: str) -> Iterator[None]:
         raise DataError(f"cannot read {what}: {error.strerror}; {hint}") from error
 
 
-def read_whole(path: Path, option: str) -> bytes:
-    """The contents of a file.
-
-    Args:
-        path: of the file.
-        option: named in the error message.
-
-    Raises:
-        DataError: it cannot be read, or was changed meanwhile.
-    """
-    with readable(f"the text {path}", f"check {option}"):
-        with open(path, "rb") as file:
-            before = os.fstat(file.fileno())
-            data = file.read()
-        after = os.stat(path)
-    if stat.S_ISREG(before.st_mode) and (stamp_of(after) != stamp_of(before) or len(data) != before.st_size):
-        raise changed(path)  # a pipe has no size
-    return data
-
-
 def open_text(path: Path, option: str) -> tuple[BinaryIO, str]:
     """Opens a text file, checked like in `read_text` but not kept in memory; also returns its md5."""
     with readable(f"the text {path}", f"check {option}"):
@@ -84,10 +64,20 @@ def open_text(path: Path, option: str) -> tuple[BinaryIO, str]:
 def read_text(path: Path, option: str) -> tuple[bytes, str]:
     """Contents of a text file and their md5; warns about bytes that will be dropped.
 
+    Args:
+        path: of the file.
+        option: named in the error message.
+
     Raises:
         DataError: it cannot be read, changed meanwhile, or more than MOST_UNDECODABLE of it is not UTF-8.
     """
-    data = read_whole(path, option)
+    with readable(f"the text {path}", f"check {option}"):
+        with open(path, "rb") as file:
+            before = os.fstat(file.fileno())
+            data = file.read()
+        after = os.stat(path)
+    if stat.S_ISREG(before.st_mode) and (stamp_of(after) != stamp_of(before) or len(data) != before.st_size):
+        raise changed(path)  # a pipe has no size
     return data, _check(path, (data[at : at + CHUNK] for at in range(0, len(data), CHUNK)))
 
 

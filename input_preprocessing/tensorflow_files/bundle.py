@@ -152,21 +152,17 @@ class Bundle:
         return raw
 
     def object_names(self) -> dict[str, str]:
-        """Checkpoint key -> variable name of a TensorFlow 2 checkpoint; empty for TensorFlow 1.
+        """Checkpoint key -> variable name of a TensorFlow 2 checkpoint.
 
         Raises:
             DataError: the graph is damaged.
         """
-        if OBJECT_GRAPH not in self.entries:
-            return {}
         raw = self.read_bytes(OBJECT_GRAPH).tobytes()
         names: dict[str, str] = {}
         try:
             length, at = read_varint(raw, 0)
             for number, node in fields(raw[at + 4 : at + 4 + length]):  # after the length comes its checksum
-                if number != 1 or not isinstance(node, bytes):
-                    continue
-                for kind, attribute in fields(node):
+                for kind, attribute in fields(node) if number == 1 and isinstance(node, bytes) else ():
                     if kind == 2 and isinstance(attribute, bytes):
                         parts = dict(fields(attribute))  # 2 full_name, 3 checkpoint_key
                         name, key = (value if isinstance(value := parts.get(n), bytes) else b"" for n in (2, 3))

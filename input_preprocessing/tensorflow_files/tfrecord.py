@@ -72,9 +72,7 @@ def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
         "masked_lm_ids": (records.masked_lm_ids, masked),
     }
     if records.row_offsets is not None:
-        features |= {
-            name: (sizes.astype(np.int16), rows) for name, sizes in zip(PACKED_NAMES, (lengths, counts), strict=True)
-        }
+        features |= zip(PACKED_NAMES, [(sizes.astype(np.int16), rows) for sizes in (lengths, counts)], strict=True)
     return features | {"next_sentence_labels": (records.next_sentence_labels, rows)}
 
 

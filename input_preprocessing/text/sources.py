@@ -19,13 +19,12 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cramjam
 import numpy as np
-import numpy.typing as npt
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
@@ -55,7 +54,6 @@ _ABBREVIATION = re.compile(
 
 
 Document = list[str]
-Table = npt.NDArray[np.uint64]  # of documents: bytes, characters and hash; (N, 3)
 
 
 class Source(NamedTuple):
@@ -177,7 +175,7 @@ def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1)
 
 def _split(text_key: str, task: tuple[Source, int, int, Path]) -> None:
     source, begin, end, part = task
-    rows = []
+    rows = []  # bytes, characters and hash of each document
     with atomic_file(part) as partial_file, open(partial_file, "wb") as output:
         for document in _documents(source, text_key, begin, end):
             data = ("\n".join(document) + "\n\n").encode("utf-8", "ignore")
@@ -294,9 +292,7 @@ def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Itera
 
     def wrong(what: str) -> DataError:
         with open(path, "rb") as file:
-            before = sum(block.count(b"\n") for block in islice(iter(lambda: file.read(CHUNK), b""), begin // CHUNK))
-            file.seek(begin // CHUNK * CHUNK)
-            before += file.read(begin % CHUNK).count(b"\n")
+            before = sum(file.read(min(CHUNK, begin - at)).count(b"\n") for at in range(0, begin, CHUNK))
         return DataError(f"{path}: line {before + number} {what}")
 
     for number, line in enumerate(lines, 1):  # noqa: B007 (of the message)

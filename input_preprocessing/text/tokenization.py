@@ -176,6 +176,14 @@ def prepare(data: bytes, lower_case: bool = True) -> bytes:
 
 
 @compiled
+def grown(array):  # type: ignore[no-untyped-def]
+    """A copy of the array with twice as many rows."""
+    larger = np.empty((2 * array.shape[0], *array.shape[1:]), dtype=array.dtype)
+    larger[: array.shape[0]] = array
+    return larger
+
+
+@compiled
 def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
     """Start and end, (N, 2), of every run of bytes between spaces and line ends that contains an odd byte."""
     spans = np.empty((16, 2), dtype=np.int64)
@@ -191,9 +199,7 @@ def _odd_words(text, is_odd):  # type: ignore[no-untyped-def]
         while i < text.size and text[i] != 32 and text[i] != 10:
             i += 1
         if count == spans.shape[0]:
-            larger = np.empty((2 * count, 2), dtype=np.int64)
-            larger[:count] = spans
-            spans = larger
+            spans = grown(spans)
         spans[count, 0] = start
         spans[count, 1] = i
         count += 1
@@ -207,9 +213,9 @@ def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> To
     num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
-    trie, unknown = vocabulary.trie, vocabulary.ids["[UNK]"]
+    (entries, ids), unknown = vocabulary.trie, vocabulary.ids["[UNK]"]
     num_tokens, num_segments, num_documents = _tokenize(
-        text, _BYTE_CLASS, _LOWER if lower_case else _AS_IS, trie.entries, trie.ids, unknown, tokens,
+        text, _BYTE_CLASS, _LOWER if lower_case else _AS_IS, entries, ids, unknown, tokens,
         segment_offsets, document_offsets,
     )  # fmt: skip
     segment_offsets, document_offsets = segment_offsets[: num_segments + 1], document_offsets[: num_documents + 1]

@@ -23,18 +23,6 @@ _MULTIPLIER = 0x9E3779B97F4A7C1
 
 
 @dataclass(frozen=True)
-class Trie:
-    """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one ("##").
-
-    An entry packs an edge: source node and byte (`edge`), target node, and in the lowest bit whether a token ends
-    there. A single number, so one cache line per byte of text.
-    """
-
-    entries: npt.NDArray[np.int64]  # -1: empty; the size is a power of two
-    ids: npt.NDArray[np.int32]  # id of the token that ends at a node
-
-
-@dataclass(frozen=True)
 class Vocabulary:
     """Tokens in file order, without repetitions; the index is the id."""
 
@@ -60,7 +48,15 @@ class Vocabulary:
         print(f"warning: the vocabulary has {how}", file=sys.stderr)
 
     @cached_property
-    def trie(self) -> Trie:
+    def trie(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+        """Byte trie as an open-addressing hash table. Node 0 starts a word, node 1 continues one ("##").
+
+        An entry packs an edge: source node and byte (`edge`), target node, and in the lowest bit whether a token ends
+        there. A single number, so one cache line per byte of text.
+
+        Returns:
+            The entries (-1: empty; the size is a power of two), and the id of the token that ends at each node.
+        """
         encoded = [token.encode() for token in self.tokens]
         data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         ends = np.cumsum([len(token) for token in encoded], dtype=np.int64)
@@ -71,7 +67,7 @@ class Vocabulary:
         num_nodes = _insert_tokens(data, ends, np.full(size, -1, dtype=np.int64), ids)
         entries = np.full(1 << int(2 * num_nodes).bit_length(), -1, dtype=np.int64)
         _insert_tokens(data, ends, entries, ids)
-        return Trie(entries, ids[:num_nodes])
+        return entries, ids[:num_nodes]
 
 
 def load(path: str | Path) -> Vocabulary:
@@ -82,9 +78,7 @@ def load(path: str | Path) -> Vocabulary:
     """
     with readable(f"the vocabulary {path}", "check --vocab-file"):
         data = Path(path).read_bytes()
-    lines = data.replace(b"\r", b"").split(b"\n")
-    if not lines[-1]:
-        lines.pop()
+    lines = data.replace(b"\r", b"").removesuffix(b"\n").split(b"\n")
     tokens = tuple(dict.fromkeys(line.decode("utf-8", "ignore").strip() for line in lines))
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     if missing:

@@ -49,7 +49,6 @@ class Audit:
     sequences: int
     rows: int
     empty_rows: int  # rows without sequences, in third-party files
-    capacity: int  # tokens that fit into the rows
     tokens: int
     masked: int
     replaced: tuple[int, int]  # masked tokens that became [MASK], and those kept
@@ -99,9 +98,8 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
     seen = 0 if known is None else int(np.isin(originals, known).sum())
     return Audit(
         path=path, metadata=metadata, sequences=records.num_sequences, rows=records.num_rows,
-        empty_rows=records.num_empty_rows, capacity=records.num_rows * metadata.max_seq_length,
-        tokens=len(records.input_ids), masked=len(records.masked_lm_ids), replaced=(int(counts[0]), int(counts[1])),
-        random_next=int(np.count_nonzero(records.next_sentence_labels)),
+        empty_rows=records.num_empty_rows, tokens=len(records.input_ids), masked=len(records.masked_lm_ids),
+        replaced=(int(counts[0]), int(counts[1])), random_next=int(np.count_nonzero(records.next_sentence_labels)),
         most_per_row=1 if records.row_offsets is None else int(np.diff(records.row_offsets).max(initial=0)),
         fault=f"sequence {where} {_FAULTS[fault]}" if fault else "", hashes=hashes[telling],
         originals=originals if known is None else originals[:0], seen=seen,

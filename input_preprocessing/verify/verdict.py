@@ -175,13 +175,10 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
 
     # The numbers of sequences, rows and tokens are as prepared.
     totals = {name: sum(getattr(audit, name) for audit in audits) for name in ("sequences", "rows", "tokens")}
-    lacking = (
-        f"{total:,} {name}, {getattr(made, name):,} were prepared"
-        for name, total in totals.items()
-        if total != getattr(made, name)
-    )
+    odd = [name for name in totals if totals[name] != getattr(made, name)]
+    problem = f"{totals[odd[0]]:,} {odd[0]}, {getattr(made, odd[0]):,} were prepared" if odd else ""
     text = f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens"
-    counts = _check("counts", text, next(lacking, None))
+    counts = _check("counts", text, problem)
 
     # The shards' sequences are exactly the training instances, with repetitions.
     digest = add_multiset_digests([audit.metadata.multiset_digest for audit in audits])
@@ -190,7 +187,7 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
 
     # No row has more sequences than allowed. Tokens per row are checked on reading.
     most, allowed = max((audit.most_per_row for audit in audits), default=0), made.recipe["max_sequences_per_row"]
-    capacity = sum(audit.capacity for audit in audits)
+    capacity = sum(audit.rows * audit.metadata.max_seq_length for audit in audits)
     filled = f"{totals['tokens'] / capacity if capacity else 0:.2%} of token slots filled"
     problem = f"a row has {most} sequences, at most {allowed} are allowed" if most > int(str(allowed)) else ""
     rows = _check("rows", f"at most {most} sequence{'s' * (most > 1)} in a row, {filled}", problem)

@@ -35,9 +35,7 @@ _AS_WRITTEN = {new: old for old, new in _VERBATIM.items()}
 _LIST = "\x02"  # marks lines of list items, which are dropped later
 _TABLE = table(__file__, "wikitext.yaml")
 _SPACES = re.compile(r"[\s\u00a0\u200b\ufeff]+")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200e\u200f\u2060\ufffd]")
 _MAGIC_WORD = re.compile(r"__[A-Z]+__")
-_QUOTES = re.compile(r"'{2,}")
 _REPAIRS = [(re.compile(pattern), replacement) for pattern, replacement in _TABLE["repairs"].items()]
 _UNPARSED = ("{{", "}}", "{|", "|}", "[[", "]]", "<ref", "</")
 _TABLE_LINE = re.compile(r"^[|!]|^\{\|")
@@ -90,8 +88,6 @@ def paragraphs_of(text: str) -> list[str]:
             continue
         if any(mark in line for mark in _UNPARSED):
             continue
-        line = _QUOTES.sub("", _CONTROLS.sub("", line))
-        line = _SPACES.sub(" ", line)
         for pattern, replacement in _REPAIRS:
             line = pattern.sub(replacement, line)
         line = line.translate(_AS_WRITTEN).strip()
@@ -108,19 +104,19 @@ class _Text:
             nodes.Text: lambda node: str(node.value),
             nodes.HTMLEntity: self._entity,
             nodes.Wikilink: self._link,
-            nodes.ExternalLink: self._external_link,
+            nodes.ExternalLink: lambda node: self.of(node.title) if node.brackets else "",
             nodes.Tag: self._tag,
             nodes.Template: self._template,
             nodes.Comment: lambda _: "",
-            nodes.Argument: lambda node: self.of(node.default) if node.default is not None else "",
+            nodes.Argument: lambda node: self.of(node.default),
         }
         self.heading = nodes.Heading
 
     def of(self, code: Any) -> str:
-        """Text of wikicode, without headings and the sections to drop."""
+        """Text of wikicode (None: empty), without headings and the sections to drop."""
         parts: list[str] = []
         dropped_level = 0
-        for node in code.nodes:
+        for node in code.nodes if code is not None else ():
             if isinstance(node, self.heading):
                 if not dropped_level or node.level <= dropped_level:
                     title = self.of(node.title).strip().lower()
@@ -145,9 +141,6 @@ class _Text:
                 return ""
         return self.of(node.text) if node.text is not None else title.lstrip(":")
 
-    def _external_link(self, node: Any) -> str:
-        return self.of(node.title) if node.brackets and node.title is not None else ""
-
     def _tag(self, node: Any) -> str:
         name = str(node.tag).strip().lower()
         if name in _TABLE["dropped_tags"]:
@@ -158,7 +151,7 @@ class _Text:
             return " "
         if name == "nowiki":
             return str(node.contents or "").translate(_VERBATIM)
-        inner = self.of(node.contents) if node.contents is not None else ""
+        inner = self.of(node.contents)
         if name in ("ul", "ol", "dl", "li"):
             return "\n" + _LIST + inner.replace("\n", "\n" + _LIST) + "\n"
         return f"\n{inner}\n" if name in ("p", "div", "blockquote", "poem", "center", "hr") else inner
@@ -174,7 +167,6 @@ class _Text:
         return text
 
 
-PATTERN = "text-*.txt"
 _RULES = 2  # increase with any change to what is kept
 
 
@@ -188,7 +180,7 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
     pages = finished_files(source, "extract")
     libraries = [f"{name} {importlib.metadata.version(name)}" for name in MODULES]
     recipe = {"pages": contents_of(pages, "check pages", jobs), "libraries": libraries, "rules": _RULES}
-    folder = StageFolder(target, "clean", [PATTERN], recipe)
+    folder = StageFolder(target, "clean", ["text-*.txt"], recipe)
     names = [path.name.replace("pages", "text").replace(".jsonl.gz", ".txt") for path in pages]
     failures = 0
     if not folder.finished:
@@ -209,7 +201,7 @@ def _clean_file(task: tuple[Path, Path]) -> int:
     failures = 0
     with atomic_file(target) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
         for page in read_pages(source):
-            sentences = sentences_of(page.text)
+            sentences = sentences_of(page["text"])
             if sentences is None:
                 failures += 1
             elif sentences:

@@ -21,7 +21,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 from xml.etree import ElementTree
 
 from bert.data.format import atomic_file
@@ -31,18 +31,12 @@ from input_preprocessing.stage.manifest import PUBLISHED, StageFolder, contents_
 from input_preprocessing.stage.parallel import run_tasks
 
 CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"]["default"]  # of the dump per file: 555 files for enwiki 2020
-PATTERN = "pages-*.jsonl.gz"
 _STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # header of a stream and of its first block: ten bytes, byte-aligned
 _READ = 1 << 18
 _OPEN, _CLOSE = b"<page>", b"</page>"
 
 
-class Page(NamedTuple):
-    """An article's wikitext."""
-
-    number: int
-    title: str
-    text: str
+Page = dict[str, Any]  # an article: id, title and text, its wikitext
 
 
 def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = CHUNK_BYTES) -> int:
@@ -58,7 +52,7 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
         raise DataError(f"cannot read the dump {error.filename}: {error.strerror}; check --source") from error
     contents = contents_of(dumps, "check dumps", jobs)
     _check_known(contents)
-    folder = StageFolder(target, "extract", [PATTERN], {"dumps": contents, "chunk_bytes": chunk_bytes})
+    folder = StageFolder(target, "extract", ["pages-*.jsonl.gz"], {"dumps": contents, "chunk_bytes": chunk_bytes})
     files = [target / f"pages-{number:05d}.jsonl.gz" for number in range(len(ranges))]
     if not folder.finished:
         for path in dumps:
@@ -93,8 +87,7 @@ def _check_known(contents: dict[str, str]) -> None:
 
 def find_dumps(folder: Path) -> list[Path]:
     """Dumps in a folder, in page order."""
-    found = [path for path in folder.glob("*.xml.bz2") if path.is_file()] if folder.is_dir() else []
-    return sorted(found, key=_natural)
+    return sorted((path for path in folder.glob("*.xml.bz2") if path.is_file()), key=_natural)
 
 
 def read_pages(path: Path) -> Iterator[Page]:
@@ -103,7 +96,7 @@ def read_pages(path: Path) -> Iterator[Page]:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 page = json.loads(line)
-                yield Page(page["id"], page["title"], page["text"])
+                yield {name: page[name] for name in ("id", "title", "text")}
     except (OSError, EOFError, ValueError, KeyError) as error:
         again = "remove it and run python -m input_preprocessing extract"
         raise DataError(f"{path} is damaged ({error}); {again}") from error
@@ -116,8 +109,7 @@ def write_pages(path: Path, pages: Iterable[Page | None]) -> None:
         zipped = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0)
         with zipped, io.TextIOWrapper(zipped, encoding="utf-8", errors="ignore", newline="\n") as text:
             for page in filter(None, pages):
-                line = {"id": page.number, "title": page.title, "text": page.text}
-                text.write(json.dumps(line, ensure_ascii=False) + "\n")
+                text.write(json.dumps(page, ensure_ascii=False) + "\n")
 
 
 def _extract_range(task: tuple[Path, int, int, Path]) -> None:
@@ -199,7 +191,7 @@ def parse_page(xml: bytes, path: Path) -> Page | None:
     text = page.findtext("revision/text")
     if page.findtext("ns", "0") != "0" or page.find("redirect") is not None or not text:
         return None
-    return Page(number, page.findtext("title", ""), text)
+    return {"id": number, "title": page.findtext("title", ""), "text": text}
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:

@@ -41,7 +41,6 @@ LIST = "eval.md5"  # the md5 of each evaluation article
 _BLANK = b"\n\n"
 DOCUMENTS_PER_SHARD = 20  # at least; random next sentences are drawn from the same shard
 _MOST_FOR_EVALUATION = 0.05  # maximal share of the documents, if there are few
-PATTERNS = ("part-*-of-*", "eval.txt", LIST)
 SENTENCES = "??/wiki_??.3"  # written by the scripts for WikiExtractor's ??/wiki_??, one sentence per line
 SEED_STEP = 13  # between the seeds of consecutive files
 BLOCK_BYTES = int(26.92 * (1 << 20))  # maximal bytes of WikiExtractor's files per part
@@ -113,7 +112,7 @@ def split(
         "texts": contents_of(texts, "check text", jobs, base=source), "rule": SEED_STEP, "shards": len(parts),
         "num_eval_documents": num_eval_documents, "seed": seed, "origin": origin,
     }  # fmt: skip
-    folder = StageFolder(target, "split", PATTERNS, recipe)
+    folder = StageFolder(target, "split", ("part-*-of-*", "eval.txt", LIST), recipe)
     if not folder.finished:
         tasks = [(part, target / name, gathered) for part, name in zip(parts, names, strict=True)]
         tasks += [(documents[held_out], target / name, False) for name in ("eval.txt", LIST)]

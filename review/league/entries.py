@@ -80,18 +80,15 @@ class Entry:
         return f"{self.samples:.0f}", f"{self.sequences_per_second:.1f}", f"{self.batch_size}"
 
     def as_dict(self) -> dict[str, Any]:
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {**found, "sequences_per_second_per_accelerator": self.per_accelerator}
+        return {**vars(self), "sequences_per_second_per_accelerator": self.per_accelerator}
 
 
 COLUMNS = tuple(one.name for one in fields(Entry) if one.name not in ("hyperparameters", "folder"))
-_ALL_COLUMNS = (*COLUMNS, *HYPERPARAMETERS, "folder")
 
 
 def entry_of(result: Result, label: str, root: Path) -> Entry:
     """Entry of a result. ``label``: its round. ``root``: folder that ``Entry.folder`` is relative to."""
     described, division = tree.description(result.folder), (result.division or "").casefold()
-    checked = result.score is not None and not result.obstacles
     kept = result.kept if result.score is not None else result.reached_kept
     nodes = number(tree.count(described.get("number_of_nodes")))
     run = next((run for run in result.runs if run.log.events), None)
@@ -110,7 +107,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         runs=len(result.runs),
         minutes=result.score if result.score is not None else result.reached_minutes,
         published_minutes=None if mean is None else mean * (1.0 if committed is None else committed),
-        checked=checked,
+        checked=result.official,
         samples=_mean([_samples(one) for one in kept]),
         sequences_per_second=_mean([_samples(one) and one.sequences_per_second for one in kept]),
         training_rate=_mean([_samples(one) and one.training_rate for one in kept]),
@@ -159,7 +156,7 @@ def to_rows(entries: Iterable[Entry]) -> list[list[str]]:
     def cell(value: Any, form: str = "") -> str:
         return "" if value is None else ("no", "yes")[value] if isinstance(value, bool) else f"{value:{form}}"
 
-    rows = [list(_ALL_COLUMNS)]
+    rows = [[*COLUMNS, *HYPERPARAMETERS, "folder"]]
     for entry in entries:
         known = [cell(getattr(entry, name), _FORMATS.get(name, "")) for name in COLUMNS]
         rows.append([*known, *(cell(entry.hyperparameters.get(key), ".10g") for key in HYPERPARAMETERS), entry.folder])
@@ -173,10 +170,9 @@ def read_digest(path: Path = PUBLISHED) -> list[Entry]:
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         known: dict[str, Any] = {name: row.get(name) or "" for name in COLUMNS}
         known |= {name: float(known[name]) if known[name] else None for name in _FORMATS}
+        known["checked"] = known["checked"] == "yes"
         values = {key: float(row[key]) for key in HYPERPARAMETERS if row.get(key)}
-        found.append(
-            Entry(**known | {"checked": known["checked"] == "yes"}, hyperparameters=values, folder=row["folder"])
-        )
+        found.append(Entry(**known, hyperparameters=values, folder=row["folder"]))
     return found
 
 
@@ -196,10 +192,9 @@ def same_hyperparameters(result: Result) -> list[Entry]:
     itself = (text(result.organization or "").casefold(), text(result.name))
 
     def same(other: dict[str, float]) -> bool:
-        return all(
-            math.isclose(own[key], other[key], rel_tol=1e-6) if key in own and key in other else not required
-            for key, required in _BORROWED.items()
-        )
+        both = {key for key in _BORROWED if key in own and key in other}
+        close = all(math.isclose(own[key], other[key], rel_tol=1e-6) for key in both)
+        return close and all(key in both for key, required in _BORROWED.items() if required)
 
     found = [one for one in published() if same(one.hyperparameters)]
     others = [one for one in found if (one.submitter.casefold(), one.system) != itself]
@@ -253,12 +248,11 @@ def _read(checkout: Path, round_: str) -> tuple[str, list[Entry]]:
     changed = git("status", "--porcelain", "--untracked-files=all", "--", *parts).splitlines()
     if changed:
         raise ReviewError(f"{checkout}: {changed[0][3:]} and {len(changed) - 1} others differ from the commit")
-    logs = [name for name in git("ls-files", "-z", "--", *parts).split("\0") if _LOG.fullmatch(name)]
-    absent = [name for name in logs if not (checkout / name).is_file()]
+    logs = [log for name in git("ls-files", "-z", "--", *parts).split("\0") if (log := _LOG.fullmatch(name))]
+    absent = [log[0] for log in logs if not (checkout / log[0]).is_file()]
     if absent:
         raise ReviewError(f"{checkout}: {absent[0]} and {len(absent) - 1} others are not checked out")
-    folders = sorted({checkout / found[1] for name in logs if (found := _LOG.fullmatch(name))})
+    folders = sorted({checkout / log[1] for log in logs})
     results = [result for folder in folders for result in load_results(folder, f"{round_}.0")]
-    return git("rev-parse", "HEAD").strip(), [
-        entry_of(result, round_, checkout) for result in results if not result.other_benchmark
-    ]
+    found = [entry_of(result, round_, checkout) for result in results if not result.other_benchmark]
+    return git("rev-parse", "HEAD").strip(), found

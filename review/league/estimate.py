@@ -81,11 +81,8 @@ def estimate(
     place = np.log([batch_size, steps * batch_size, learning_rate] if recipe else [batch_size])
     minutes, spread = time_to_train(*_samples(place), rate, batch_size)
     low, high = (minutes * math.exp(side * DEVIATIONS * math.hypot(spread, error)) for side in (-1, 1))
-    peers = [
-        one
-        for one in League((), published()).ranked
-        if one.minutes and _trained_alike(one) and one.accelerators == accelerators
-    ]
+    ranked = League((), published()).ranked
+    peers = [one for one in ranked if one.minutes and _trained_alike(one) and one.accelerators == accelerators]
     first, middle, last = (sum((one.minutes or 0) < end for one in peers) for end in (low, minutes, high))
     return Estimate(
         minutes=minutes,

@@ -17,7 +17,7 @@ _FIRST = ("rank", "minutes", "/accel")  # columns that a phone shows without scr
 _NODE = 8  # accelerators of the systems in the trend chart
 
 
-def _scaling(league: League) -> list[Chart]:
+def _scaling(league: League) -> Chart | None:
     """Minutes over accelerators of systems in several sizes: own ones, then the newest of each accelerator."""
     found = []
     for (round_, submitter, _, accelerator), entries in league.kinds.items():
@@ -36,7 +36,7 @@ def _scaling(league: League) -> list[Chart]:
     farthest = {label: name for _, _, _, label, name, _ in reversed(found)}
     curves = [one for one in found if one[0] or farthest[one[3]] == one[4]][:_MOST_CURVES]
     if not curves:
-        return []
+        return None
     lines = []
     for index, (_, _, _, label, name, best) in enumerate(curves):
         points = [
@@ -46,25 +46,23 @@ def _scaling(league: League) -> list[Chart]:
         lines.append(Series(run=index, name=name, label=label, points=tuple(points)))
     counts = [point.x for line in lines for point in line.points]
     minutes = [point.y for line in lines for point in line.points]
-    return [
-        Chart(
-            key="scaling",
-            title="Time to train over accelerators",
-            alt=f"{len(lines)} systems in several sizes, for each accelerator the newest and largest; both axes are "
-            "logarithmic, so perfect scaling is a straight line of slope -1.",
-            x=Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.6, log=True),
-            y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
-            series=tuple(lines),
-        )
-    ]
+    return Chart(
+        key="scaling",
+        title="Time to train over accelerators",
+        alt=f"{len(lines)} systems in several sizes, for each accelerator the newest and largest; both axes are "
+        "logarithmic, so perfect scaling is a straight line of slope -1.",
+        x=Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.6, log=True),
+        y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
+        series=tuple(lines),
+    )
 
 
-def _trend(league: League) -> list[Chart]:
+def _trend(league: League) -> Chart | None:
     """The fastest closed result of each published round, of any size and of a single node."""
     closed = [entry for entry in league.others if entry.division == "closed" and entry.minutes]
     rounds = tuple(sorted({entry.round for entry in league.others if entry.division == "closed"}))
     if len(rounds) < 2 or not closed:
-        return []
+        return None
     lines = []
     for index, name in enumerate(("any size", f"{_NODE} accelerators")):
         points = []
@@ -78,22 +76,20 @@ def _trend(league: League) -> list[Chart]:
             lines.append(Series(run=index, name=name, label=name, points=tuple(points)))
     own = {entry.minutes: f"yours: {entry.system[:40]}" for entry in league.own if entry.minutes}
     drawn = [*(point.y for line in lines for point in line.points), *own]
-    return [
-        Chart(
-            key="trend",
-            title="Time to train over the rounds",
-            alt="The fastest published result of each round in the closed division; rounds from 1.0 on train to "
-            "0.720, round 0.7 to 0.712.",
-            x=Axis(label="round", low=-0.2, high=len(rounds) - 0.8, names=rounds),
-            y=Axis(label="minutes", low=min(drawn) / 1.3, high=max(drawn) * 1.3, log=True),
-            series=tuple(lines),
-            marks=(Mark(min(own), own[min(own)], "own"),) if own else (),
-        )
-    ]
+    return Chart(
+        key="trend",
+        title="Time to train over the rounds",
+        alt="The fastest published result of each round in the closed division; rounds from 1.0 on train to "
+        "0.720, round 0.7 to 0.712.",
+        x=Axis(label="round", low=-0.2, high=len(rounds) - 0.8, names=rounds),
+        y=Axis(label="minutes", low=min(drawn) / 1.3, high=max(drawn) * 1.3, log=True),
+        series=tuple(lines),
+        marks=(Mark(min(own), own[min(own)], "own"),) if own else (),
+    )
 
 
 def charts(league: League) -> list[Chart]:
-    return [*_scaling(league), *_trend(league)]
+    return [chart for chart in (_scaling(league), _trend(league)) if chart]
 
 
 def build_page(league: League) -> str:
@@ -127,6 +123,6 @@ def build_page(league: League) -> str:
 def write_picture(league: League, output: Path) -> None:
     """Writes the scaling chart. Raises ReviewError if no system has results in several sizes."""
     drawn = _scaling(league)
-    if not drawn:
+    if drawn is None:
         raise ReviewError(f"{output}: no chart, since no system has results in several sizes")
-    write_whole(output, svg(drawn[0], f"{len(league.ranked)} results of MLPerf Training BERT"))
+    write_whole(output, svg(drawn, f"{len(league.ranked)} results of MLPerf Training BERT"))

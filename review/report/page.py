@@ -62,10 +62,9 @@ def build_page(results: Sequence[Result], checked: Sequence[Checked] = ()) -> st
         if own is None and len(result.runs) == 1:  # a single log
             own = by_path.pop(result.runs[0].path, None)
         pages.append(_result(result, own, f"r{index}"))
-    try:
+    version = ""
+    with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("mlperf-logging")
-    except metadata.PackageNotFoundError:
-        version = ""
     return render(
         "report.html",
         title=f"{text(results[0].name) if len(pages) == 1 else f'{len(pages)} results'}: MLPerf Training BERT",

@@ -10,7 +10,7 @@ import numpy as np
 
 from review.logs.mllog import number, text
 from review.report.chart import Axis, Chart, Mark, Point, Series, Span, count, plausible
-from review.results.energy import EnergyError, PowerFile, RunEnergy
+from review.results.energy import Energy, EnergyError, PowerFile
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 
@@ -259,7 +259,7 @@ def power_chart(result: Result) -> Chart | None:
     return _lines("power", "Power over time", alt, _MINUTES, curves, y, low=low)
 
 
-def _power(run: Run, energy: RunEnergy | None) -> Iterable[Point]:
+def _power(run: Run, energy: Energy | None) -> Iterable[Point]:
     """Power in equal intervals of the time that all nodes measured; empty if a file cannot be read."""
     if energy is None or run.run_start is None:
         return

@@ -20,7 +20,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,26 +97,17 @@ class PowerFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunEnergy:
-    """Energy of one run; ``joules`` is None if there is a ``reason``."""
+class Energy:
+    """Energy of a run (``files``) or a result (``runs``); ``joules`` is None if there is a ``reason``."""
 
-    files: tuple[PowerFile, ...]
+    files: tuple[PowerFile, ...] = ()
+    runs: dict[Path, Energy] = field(default_factory=dict)
     joules: float | None = None
     watts: float | None = None
     reason: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Energy:
-    """Energy of a result; ``joules`` is None if there is a ``reason``."""
-
-    runs: dict[Path, RunEnergy]
-    joules: float | None
-    watts: float | None
-    reason: str | None
-
-
-def run_energy(folder: Path, run: Run) -> RunEnergy:
+def run_energy(folder: Path, run: Run) -> Energy:
     """Energy of a run from its power files, all nodes and switches together."""
     name, files, reason = f"{POWER}/{run.path.stem}", [], None
     try:
@@ -129,12 +120,12 @@ def run_energy(folder: Path, run: Run) -> RunEnergy:
             reason = "the run has no time"
         else:
             joules = sum(file.joules(run.minutes * 60_000) for file in files)
-            return RunEnergy(files=tuple(files), joules=joules, watts=joules / (run.minutes * 60_000) * 1000)
+            return Energy(files=tuple(files), joules=joules, watts=joules / (run.minutes * 60_000) * 1000)
     except OSError as error:
         files, reason = [], f"{error.filename}: {error.strerror}"
     except EnergyError as error:
         reason = f"{name}/{error}"
-    return RunEnergy(files=tuple(files), reason=reason)
+    return Energy(files=tuple(files), reason=reason)
 
 
 Sample = tuple[float, float]  # time in ms since 1970, watts
@@ -157,16 +148,16 @@ def read_samples(path: Path) -> tuple[str, list[Sample]]:
     return lines[0].removeprefix("time_ms,watts_"), sorted(samples)
 
 
-def readings(samples: list[Sample], start_ms: float, stop_ms: float) -> list[Sample]:
+def readings(path: Path, samples: list[Sample], start_ms: float, stop_ms: float) -> list[Sample]:
     """Readings that cover [start_ms, stop_ms]; each holds from the previous one on, the last one is put at stop_ms.
 
-    Raises EnergyError if the samples do not cover the span.
+    Raises EnergyError if the samples do not cover the span. ``path``: of the samples, for the message.
     """
     times = [time for time, _ in samples]
     first, last = bisect.bisect_right(times, start_ms), bisect.bisect_left(times, stop_ms)
     if first == 0 or last == len(samples):
         covered = f"{times[0]:.0f} to {times[-1]:.0f}" if times else "nothing"
-        raise EnergyError(f"the samples cover {covered}, not the run from {start_ms:.0f} to {stop_ms:.0f} (ms)")
+        raise EnergyError(f"{path}: the samples cover {covered}, not the run from {start_ms:.0f} to {stop_ms:.0f} (ms)")
     return [*samples[first:last], (stop_ms, samples[last][1])]
 
 
@@ -195,10 +186,7 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
     texts, report = [], []
     for path in sorted(samples.glob("*.csv")):
         source, found = read_samples(path)
-        try:
-            found = readings(found, start.time_ms, stop.time_ms)
-        except EnergyError as error:
-            raise EnergyError(f"{path}: {error}") from None
+        found = readings(path, found, start.time_ms, stop.time_ms)
         texts.append("\n".join(lines(path.stem, source, found, start.time_ms, efficiency)) + "\n")
         times = [start.time_ms, *(time for time, _ in found)]
         energy = sum(watts * (time - before) for before, (time, watts) in zip(times, found, strict=False))

@@ -164,9 +164,8 @@ def likely_causes(samples: float, high: bool, band: Band, run: Run, sound_start:
     Args: high: it is above the band. sound_start: the accuracy before the first step was the checkpoint's.
     """
     own = recipe(run)
-    differing = [
-        f"{key} is {own[key]:g}, published {value:g}" for key, value in band.recipe.items() if own[key] != value
-    ]
+    odd = [(key, value) for key, value in band.recipe.items() if own[key] != value]
+    differing = [f"{key} is {own[key]:g}, published {value:g}" for key, value in odd]
     if high:
         others = ["another evaluation set, or one that is part of the training data", "a larger batch than logged"]
     elif samples >= _LATE:

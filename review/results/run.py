@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from review.logs.mllog import Event, Log, number, read_log, text
+from review.logs.mllog import Event, Log, number, text
 from review.logs.output import ERROR, Finding
 from review.rulebook.compliance import DEFAULT_RULESET, check_compliance
 from review.rulebook.rcp import NO_BATCH_SIZE, Reading, read_rcp
@@ -233,8 +233,3 @@ class Run:
                 before = samples
             time_ms = evaluation.time_ms if stop is None else stop
         return spans
-
-
-def load_run(path: Path, ruleset: str = DEFAULT_RULESET) -> Run:
-    """Raises OSError."""
-    return Run(read_log(path), ruleset)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from review.logs import tree
-from review.logs.mllog import Event, number, text
+from review.logs.mllog import Event, number, read_log, text
 from review.logs.output import Finding, ReviewError
 from review.results.energy import Energy, run_energy
-from review.results.run import TARGET_ACCURACY, Run, load_run
+from review.results.run import TARGET_ACCURACY, Run
 from review.rulebook import rcp
 from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET, rulesets
 
@@ -173,10 +173,10 @@ class Result:
         # The official summarizer needs the energy of every compliant run.
         reason = next((one.reason for run in self.counted if (one := found[run.path]).joules is None), None)
         if reason is not None or not self.kept:
-            return Energy(runs=found, joules=None, watts=None, reason=reason or "the runs give no score")
+            return Energy(runs=found, reason=reason or "the runs give no score")
         kept = [found[run.path] for run in self.kept]
         joules, watts = (math.fsum(getattr(one, name) for one in kept) / len(kept) for name in ("joules", "watts"))
-        return Energy(runs=found, joules=joules * self.scaling_factor, watts=watts, reason=None)
+        return Energy(runs=found, joules=joules * self.scaling_factor, watts=watts)
 
     def joules(self, run: Run) -> float | None:
         """Energy of one of its runs; None if not measured."""
@@ -308,23 +308,20 @@ def _mean_minutes(runs: Sequence[Run]) -> float | None:
     return math.fsum(run.minutes or 0.0 for run in runs) / len(runs) if runs else None
 
 
-def load_result(folder: Path, files: list[Path], ruleset: str = DEFAULT_RULESET, train_samples: bool = False) -> Result:
-    """Reads the logs of a folder; unreadable files are recorded in the result."""
-    runs, unreadable = [], {}
-    for path in files:
-        try:
-            if stat.S_ISREG(path.stat().st_mode):
-                runs.append(load_run(path, ruleset))
-            else:
-                unreadable[path] = "is not a regular file"  # opening a pipe would wait for its writer
-        except OSError as error:
-            unreadable[path] = f"cannot be read: {error.strerror}"
-    return Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset, train_samples)
-
-
 def load_results(target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bool = False) -> list[Result]:
-    """Every result at or below a path. Raises ReviewError."""
-    results = [load_result(folder, files, ruleset, train_samples) for folder, files in tree.find_results(target)]
+    """Every result at or below a path; unreadable logs are recorded in it. Raises ReviewError."""
+    results = []
+    for folder, files in tree.find_results(target):
+        runs, unreadable = [], {}
+        for path in files:
+            try:
+                if stat.S_ISREG(path.stat().st_mode):
+                    runs.append(Run(read_log(path), ruleset))
+                else:
+                    unreadable[path] = "is not a regular file"  # opening a pipe would wait for its writer
+            except OSError as error:
+                unreadable[path] = f"cannot be read: {error.strerror}"
+        results.append(Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset, train_samples))
     if target.is_file():
         for path, reason in results[0].unreadable.items():
             raise ReviewError(f"{path} {reason}")

@@ -50,9 +50,14 @@ def _module(name: str) -> Any:
 _Call = Callable[[list[logging.LogRecord]], Any]
 
 
-def _run(tool: str, call: _Call) -> Outcome:
-    """Outcome of a call in a forked process."""
-    passed, messages, crash = _fork(call)
+def _run(tool: str, call: Callable[[], Any], words: str = "") -> Outcome:
+    """Outcome of a call in a forked process: the first value it returns, or whether it logs ``words``."""
+
+    def passes(records: list[logging.LogRecord]) -> bool:
+        found = call()
+        return any(words in record.getMessage() for record in records) if words else found[0]
+
+    passed, messages, crash = _fork(passes)
     return Outcome(tool=tool, passed=bool(passed), messages=messages, crash=crash)
 
 
@@ -114,7 +119,7 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
     module.enqueued_configs.clear()  # may be left over from a crash
     checker = module.make_checker(USAGE, ruleset, False, False)
     config = f"{USAGE}_{ruleset}/common.yaml"
-    return _run("compliance_checker", lambda _: module.main(str(path), config, checker)[0])
+    return _run("compliance_checker", lambda: module.main(str(path), config, checker))
 
 
 def check_system(path: Path, ruleset: str) -> Outcome:
@@ -122,7 +127,7 @@ def check_system(path: Path, ruleset: str) -> Outcome:
     if path.exists() and not path.is_file():
         return Outcome(tool="system_desc_checker", passed=False, crash=f"{path.name} is not a regular file")
     module = _module("system_desc_checker.system_desc_checker")
-    return _run("system_desc_checker", lambda _: module.check_system_desc(str(path), USAGE, ruleset)[0])
+    return _run("system_desc_checker", lambda: module.check_system_desc(str(path), USAGE, ruleset))
 
 
 def check_package(organization: Path, ruleset: str, train_samples: bool = False) -> Outcome:
@@ -132,12 +137,8 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
     """
     module = _module("package_checker.package_checker")
     _module("compliance_checker.mlp_compliance").enqueued_configs.clear()
-
-    def call(records: list[logging.LogRecord]) -> bool:
-        module.check_training_package(str(organization), USAGE, ruleset, False, False, False, train_samples, False, "")
-        return _said(records, "PACKAGE CHECKER FOUND NO ERRORS")
-
-    return _run("package_checker", call)
+    options = (str(organization), USAGE, ruleset, False, False, False, train_samples, False, "")
+    return _run("package_checker", lambda: module.check_training_package(*options), "PACKAGE CHECKER FOUND NO ERRORS")
 
 
 def check_power(folder: Path, logs: Iterable[Path], ruleset: str) -> tuple[frozenset[str], str | None]:
@@ -150,13 +151,4 @@ def check_power(folder: Path, logs: Iterable[Path], ruleset: str) -> tuple[froze
 def check_repository(organization: Path) -> Outcome:
     """Runs the repository checker on an organisation's folder: file names, sizes, links. Writes nothing."""
     module = _module("repo_checker.repo_checker")
-
-    def call(records: list[logging.LogRecord]) -> bool:
-        module.run_checks(str(organization))
-        return _said(records, "ALL CHECKS PASSED")
-
-    return _run("repo_checker", call)
-
-
-def _said(records: list[logging.LogRecord], words: str) -> bool:
-    return any(words in record.getMessage() for record in records)
+    return _run("repo_checker", lambda: module.run_checks(str(organization)), "ALL CHECKS PASSED")

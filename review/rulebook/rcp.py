@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -134,10 +133,9 @@ def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
 
 def nearest(batch_size: float, ruleset: str = DEFAULT_RULESET) -> list[Rcp]:
     """The pruned points next to a batch size on both sides, or the one of exactly this size."""
-    lower, exact, higher = (
-        [point for point in pruned(ruleset) if compare(point.batch_size, batch_size)]
-        for compare in (operator.lt, operator.eq, operator.gt)
-    )
+    lower = [point for point in pruned(ruleset) if point.batch_size < batch_size]
+    higher = [point for point in pruned(ruleset) if point.batch_size > batch_size]
+    exact = [point for point in pruned(ruleset) if point.batch_size == batch_size]
     return exact or [*lower[-1:], *higher[:1]]
 
 

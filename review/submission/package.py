@@ -6,6 +6,7 @@ code of the commit that ran (submission_rules, "Directory structure"). Appears w
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import hashlib
 import io
@@ -23,7 +24,7 @@ from review.logs.mllog import text
 from review.logs.output import Finding, ReviewError, pick
 from review.logs.tree import copy_runs, read_json, read_object, run
 from review.results.score import Result, load_results
-from review.rulebook.compliance import BENCHMARK, DEFAULT_RULESET
+from review.rulebook.compliance import BENCHMARK
 from review.rulebook.description import listed
 from review.verdict.checking import Checked, check
 from review.verdict.submission_rules import SCRIPTS
@@ -31,24 +32,6 @@ from review.verdict.submission_rules import SCRIPTS
 _OWN = ("run.sub", "implementations/bert/training/loop.py")  # files of this repository, or a fork of it
 _TIMEOUT = 120  # seconds per git command
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """Arguments of the command."""
-
-    runs: Path
-    organization: str
-    system: str
-    output: Path
-    description: Path
-    repository: Path
-    implementation: str = "pytorch"
-    commit: str | None = None
-    config: str | None = None
-    add: bool = False
-    ruleset: str = DEFAULT_RULESET
-    train_samples: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,9 +50,12 @@ class Package:
         return pick(self, "passed files sha256=digest checked")
 
 
-def package(request: Request) -> Package:
-    """Builds, checks and writes the package; writes nothing if a check fails. Raises ReviewError."""
-    organization, system = request.organization, request.system
+def package(request: argparse.Namespace) -> Package:
+    """Builds, checks and writes the package; writes nothing if a check fails. ``request``: options of the command.
+
+    Raises ReviewError.
+    """
+    organization, system = request.org, request.system
     for option, name in (("--org", organization), ("--system", system), ("--implementation", request.implementation)):
         if not _NAME.fullmatch(name):
             raise ReviewError(f"{option} {name!r}: only letters, digits and ._+- are allowed in a folder name")
@@ -81,7 +67,7 @@ def package(request: Request) -> Package:
     results = load_results(request.runs, request.ruleset, request.train_samples)
     if len(results) != 1 or request.runs.is_file():
         raise ReviewError(f"{request.runs}: give the one folder that holds the result_*.txt of {system}")
-    result, path = results[0], request.description
+    result, path = results[0], request.description or Path("systems", f"{system}.json")
     if not result.runs:
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
     if not path.exists():
@@ -90,7 +76,8 @@ def package(request: Request) -> Package:
     if description.get("submitter") != organization:
         submitter = text(description.get("submitter", ""))
         raise ReviewError(f"{path}: submitter is {submitter!r}, --org {organization!r}: correct the wrong one")
-    code = find_code(request.repository, result.folder, request.commit, request.config)
+    repository = request.repository or Path(__file__).resolve().parents[2]
+    code = find_code(repository, result.folder, request.commit, request.config)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
@@ -102,7 +89,8 @@ def package(request: Request) -> Package:
             checked = _verify(request, root, output / organization)
             if not all(one.passed() for one in checked):
                 return Package(checked, (), None)
-            archive = _archive(root, whole / f"{organization}.tar.gz")
+            archive = whole / f"{organization}.tar.gz"
+            _archive(root, archive)
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
             _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
             os.chmod(whole, 0o755)
@@ -115,7 +103,7 @@ def package(request: Request) -> Package:
     return Package(checked, tuple(output / name for name in names), digest)
 
 
-def _build(request: Request, result: Result, description: dict[str, Any], code: Code, root: Path) -> None:
+def _build(request: argparse.Namespace, result: Result, description: dict[str, Any], code: Code, root: Path) -> None:
     """Writes the tree. Raises ReviewError, OSError."""
     results = root / "results" / request.system / BENCHMARK
     if results.exists():
@@ -140,11 +128,11 @@ def _build(request: Request, result: Result, description: dict[str, Any], code: 
         "settings": read_json(result.folder / "config.json") or None,
     }
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
-    readme = _system_readme(request.system, request.organization, result, code)
+    readme = _system_readme(request.system, request.org, result, code)
     _write(implementation / f"README-{request.system}.md", readme)
     _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
-    _write(root / "README.md", _organization_readme(request.organization, systems, root, request.train_samples))
+    _write(root / "README.md", _organization_readme(request.org, systems, root, request.train_samples))
     if (implementation / "LICENSE").is_file():
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
 
@@ -154,7 +142,7 @@ def _write(path: Path, content: str) -> None:
     path.write_text(content, encoding="utf-8")
 
 
-def _verify(request: Request, root: Path, place: Path) -> tuple[Checked, ...]:
+def _verify(request: argparse.Namespace, root: Path, place: Path) -> tuple[Checked, ...]:
     """Writes scaling.json like the official package checker, and checks everything; reports paths in ``place``."""
     folder = root / "results" / request.system / BENCHMARK
     for result in load_results(folder, request.ruleset, request.train_samples):
@@ -172,8 +160,8 @@ def _verify(request: Request, root: Path, place: Path) -> tuple[Checked, ...]:
     return tuple(replace(one, path=moved(one.path), findings=tuple(map(renamed, one.findings))) for one in checked)
 
 
-def _archive(root: Path, path: Path) -> Path:
-    """Writes a reproducible archive; returns its path."""
+def _archive(root: Path, path: Path) -> None:
+    """Writes a reproducible archive."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = member.mtime = 0
@@ -186,7 +174,6 @@ def _archive(root: Path, path: Path) -> Path:
         for member in [root, *sorted(root.rglob("*"))]:
             tar.add(member, member.relative_to(root.parent), recursive=False, filter=plain)
     path.write_bytes(gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0))
-    return path
 
 
 def _system_readme(system: str, organization: str, result: Result, code: Code) -> str:
@@ -204,7 +191,8 @@ def _system_readme(system: str, organization: str, result: Result, code: Code) -
     about = {"system": system, "organization": organization, "commit": code.commit}
     again = _filled("run_again", config=code.config) if own else _filled("run_other")
     tables = {"facts": "\n".join(rows), "hyperparameters": "\n".join(logged)}
-    where, config = f"\n{_filled('where')}" if own else "", code.read(code.config).strip()
+    config = _git(code.repository, "show", f"{code.commit}:{code.config}").decode("utf-8", "replace").strip()
+    where = f"\n{_filled('where')}" if own else ""
     return _filled("system", run_again=again, where=where, config_text=config, **about, **tables) + "\n"
 
 
@@ -238,10 +226,6 @@ class Code:
     commit: str
     config: str
 
-    def read(self, path: str) -> str:
-        """Content of a file of the commit. Raises ReviewError."""
-        return _git(self.repository, "show", f"{self.commit}:{path}").decode("utf-8", "replace")
-
     def extract(self, folder: Path) -> None:
         """Writes the files of the commit, except dot files, which the official checker rejects.
 
@@ -272,7 +256,17 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
         what = "fetch it, or give another with --commit"
         raise ReviewError(f"{repository} has no commit {text(wanted)}: {what}") from None
     files = _git(repository, "ls-tree", "-r", "--name-only", "-z", full).decode("utf-8", "replace").split("\0")
-    return Code(repository, full, _config(files, runs, config))
+    if config is not None:
+        name = config if config in files else f"configs/{Path(config).name}"
+        if name not in files:
+            raise ReviewError(f"--config {config}: the commit that ran has no such file")
+    else:  # that of the system in config.json
+        system = read_json(runs / "config.json", "mlperf").get("system")
+        name = f"configs/config_{system}.sh"
+        if not isinstance(system, str) or name not in files:
+            what = "give it with --config, such as configs/FILE.sh"
+            raise ReviewError(f"{runs / 'config.json'} does not record which config ran: {what}")
+    return Code(repository, full, name)
 
 
 def _recorded_commit(repository: Path, runs: Path) -> str:
@@ -289,21 +283,6 @@ def _recorded_commit(repository: Path, runs: Path) -> str:
     if commit not in _git(repository, "tag", "--list").decode("utf-8", "replace").split("\n"):
         raise ReviewError(f"{runs / 'environment.json'}: {text(commit)!r} is not a commit: give it with --commit")
     return f"refs/tags/{commit}"
-
-
-def _config(files: list[str], runs: Path, config: str | None) -> str:
-    """configs/config_SYSTEM.sh: the given one, or that of the system in the run's config.json."""
-    if config is not None:
-        name = config if config in files else f"configs/{Path(config).name}"
-        if name not in files:
-            raise ReviewError(f"--config {config}: the commit that ran has no such file")
-        return name
-    system = read_json(runs / "config.json", "mlperf").get("system")
-    name = f"configs/config_{system}.sh"
-    if not isinstance(system, str) or name not in files:
-        what = "give it with --config, such as configs/FILE.sh"
-        raise ReviewError(f"{runs / 'config.json'} does not record which config ran: {what}")
-    return name
 
 
 def _git(repository: Path, *arguments: str) -> bytes:

@@ -139,6 +139,7 @@ def as_dict(result: Result) -> dict[str, Any]:
     test = pick(result, "passed=rcp_test.passed reason=rcp_test.reason")
     margin = None if mean is None or point is None else mean - point.minimum
     without = {path.name: run.reason for path, run in energy.runs.items() if run.reason is not None} if energy else {}
+    measured = pick(energy, "joules mean_watts=watts reason")
     counts = not reasons and not against and energy is not None and energy.joules is not None
     return {
         **pick(result, "folder name organization platform division ruleset complies_with_other_ruleset=other_ruleset"),
@@ -162,13 +163,7 @@ def as_dict(result: Result) -> dict[str, Any]:
         **pick(result, "median_minutes mean_samples"),
         "rcp": point and {**test, **pick(point, "mean std minimum"), "margin": margin},
         **pick(result, "scaling_factor score_minutes=score"),
-        "energy": energy
-        and {
-            **pick(energy, "joules mean_watts=watts reason"),
-            "runs_without": without,
-            "obstacles": against,
-            "official": counts,
-        },
+        "energy": energy and {**measured, "runs_without": without, "obstacles": against, "official": counts},
         "official": result.score is not None and not reasons,
         "obstacles": reasons,
     }

@@ -7,11 +7,15 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
+
+from ..forked import interpreter_with
 
 
 @pytest.fixture
@@ -21,13 +25,17 @@ def bench(repository, monkeypatch):
     return importlib.import_module
 
 
-# What the one command must do without: found by no import, as if it were not installed.
+# What the one command must do without: found by no import, as if it were not installed. Its items are forked from a
+# process that has imported what they use of the rest.
 WITHOUT = """
+import os, sys
+sys.executable = os.environ.get("PYTHON_OF_ITEMS", sys.executable)
 from importlib.machinery import PathFinder
 absent = {"scipy", "numba", "mlperf_logging", "rich", "resvg_py", "jinja2", "pytest", "hypothesis"}
 find = PathFinder.find_spec.__func__
 PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name in absent else find(cls, name, *rest))
 """
+USED = ["torch", "transformers.models.bert.modeling_bert", "bert.kernels", "bert.model.bert", "bert.training.graph"]
 
 
 def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, tmp_path):
@@ -38,7 +46,10 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     absent = subprocess.run([sys.executable, "-c", "import scipy"], env=environment, capture_output=True, check=False)
     assert absent.returncode == 1
     command = [sys.executable, str(repository / "bench" / "gpu_all.py"), "--tiny", "--output", str(tmp_path)]
-    finished = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    theirs = environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(repository / "implementations")])}
+    with tempfile.TemporaryDirectory() as folder, interpreter_with(Path(folder), theirs, USED) as python:
+        environment["PYTHON_OF_ITEMS"] = str(python)
+        finished = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stdout + finished.stderr
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert lines[0]["stage"] == "machine"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,8 @@ from bert.data.format import verify_records
 from bert.data.records import Records, concatenate
 from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.cli import parser_of
+
+from .. import forked
 
 
 def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
@@ -74,7 +74,7 @@ def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = tmp_path_factory.mktemp("text") / "text"
     write_documents(text, made_up_documents(60))
     options = ["--input", str(text), "--outputdir", str(folder), "--num-files", "3", "--vocab-size", "800"]
-    subprocess.run([sys.executable, "-m", "input_preprocessing", "corpus", *options], check=True)
+    assert forked.run("input_preprocessing", "corpus", *options).returncode == 0
     return folder
 
 

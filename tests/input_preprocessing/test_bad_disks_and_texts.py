@@ -19,7 +19,7 @@ from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.manifest import STAGE_FILE
 from input_preprocessing.verify import verdict as verify
 
-from .. import disks
+from .. import disks, forked
 from .conftest import all_records, prepare_options, prepared_digests
 from .test_crash_points import STAGES, contents, make_source
 from .test_crash_points import small_download as small_download
@@ -93,9 +93,8 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk: Path, tm
 
 
 def test_a_preparation_stops_on_a_small_disk_before_it_starts(small_disk: Path, downloaded: Path) -> None:
-    line = [sys.executable, "-m", "input_preprocessing", "prepare", "--outputdir", small_disk / "data",
-            "--skip-download", "--downloaddir", downloaded / "download", "--packed-data"]  # fmt: skip
-    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False)
+    line = ["--outputdir", small_disk / "data", "--skip-download", "--downloaddir", downloaded / "download"]
+    done = forked.run("input_preprocessing", "prepare", *line, "--packed-data")
     assert done.returncode == 1
     told, refused = done.stderr.splitlines()
     assert "of disk (409.6 kB free)" in told

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ..waiting import wait_until
+from .conftest import make_checkout
 
 DOCKER = "./run_with_docker.sh"
 STAND_IN = Path(__file__).resolve().parent / "fakes" / "container.py"
@@ -19,8 +20,7 @@ def last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
 
 
-@pytest.fixture
-def docker(checkout):
+def _with_docker(checkout):
     """The checkout, with a docker that runs commands with only what its options pass."""
     folder = checkout.root.parent
     checkout.stand_in("docker", "")
@@ -32,6 +32,23 @@ def docker(checkout):
     for name in ("packed_data", "eval", "phase1"):
         (folder / "data" / name).mkdir(parents=True)
     return checkout
+
+
+@pytest.fixture
+def docker(checkout):
+    """The checkout with that docker."""
+    return _with_docker(checkout)
+
+
+@pytest.fixture(scope="module")
+def succeeded(repository, tmp_path_factory):
+    """The checkout after a run of two trials that succeeded, and what the run printed."""
+    docker = _with_docker(make_checkout(repository, tmp_path_factory.mktemp("docker")))
+    del docker.env["BINDING"]
+    exports = "export NEXP=2 SEED=5 NCCL_DEBUG=INFO OF_THE_IMAGE=host MY_API_KEY=hidden SSH_AGENT_PID=1 PYTHONHOME="
+    done = docker.run(DOCKER, after=exports)
+    assert done.returncode == 0, done.stderr
+    return docker, done
 
 
 CACHES = {"TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor", "CUDA_CACHE_PATH": "cuda",
@@ -49,9 +66,8 @@ def runs(checkout) -> list[dict]:
     return [call for call in started if call["command"] != ["true"]]
 
 
-def test_trials_run_in_containers_of_the_image(docker):
-    done = docker.run(DOCKER, after="export NEXP=2 SEED=5")
-    assert done.returncode == 0, done.stderr
+def test_trials_run_in_containers_of_the_image(succeeded):
+    docker, done = succeeded
     assert last_line(done.stderr) == f"run: all 2 trials reached the target: {docker.run_dir}"
     ranks = docker.ranks()
     assert sorted((rank["TRIAL"], rank["RANK"]) for rank in ranks) == [(t, r) for t in "01" for r in "01"]
@@ -61,8 +77,8 @@ def test_trials_run_in_containers_of_the_image(docker):
     assert {run["image"] for run in runs(docker)} == {"mlperf-bert"}
 
 
-def test_a_container_has_the_gpus_the_host_network_and_shared_memory(docker):
-    docker.run(DOCKER)
+def test_a_container_has_the_gpus_the_host_network_and_shared_memory(succeeded):
+    docker, _ = succeeded
     for run in runs(docker):
         options = run["options"]
         assert options["--gpus"] == ["all"]
@@ -86,19 +102,18 @@ def test_a_daemon_that_cannot_raise_limits_runs_without_them(docker):
     assert not any("--ulimit" in run["options"] for run in runs(docker))
 
 
-@pytest.mark.parametrize(
-    ("entry", "volume"),
-    [("{0}:/raw:ro", "{0}:/raw:ro"), ("{0}:/raw", "{0}:/raw:rw"), ("{0}:ro", "{0}:{0}:ro"), ("{0}", "{0}:{0}:rw")],
-)
-def test_site_mounts_use_the_syntax_of_pyxis(docker, entry, volume):
-    folder = docker.root.parent / "bin"
-    done = docker.run(DOCKER, CONTAINER_MOUNTS=f"{entry.format(folder)},/dev/shm:/dev/shm")
+def test_site_mounts_use_the_syntax_of_pyxis(docker):
+    one, two, three, four = (docker.root.parent / name for name in ("one", "two", "three", "four"))
+    for folder in (one, two, three, four):
+        folder.mkdir()
+    done = docker.run(DOCKER, CONTAINER_MOUNTS=f"{one}:/raw:ro,{two}:/raw2,{three}:ro,{four},/dev/shm:/dev/shm")
     assert done.returncode == 0, done.stderr
-    assert volume.format(folder) in runs(docker)[-1]["options"]["--volume"]
+    expected = {f"{one}:/raw:ro", f"{two}:/raw2:rw", f"{three}:{three}:ro", f"{four}:{four}:rw"}
+    assert expected <= set(runs(docker)[-1]["options"]["--volume"])
 
 
-def test_data_is_mounted_read_only_and_results_writable(docker):
-    docker.run(DOCKER)
+def test_data_is_mounted_read_only_and_results_writable(succeeded):
+    docker, _ = succeeded
     folder = docker.root.parent
     volumes = set(runs(docker)[-1]["options"]["--volume"])
     assert {f"{path}:{path}:ro" for path in (docker.root, folder / "data/packed_data", folder / "data/eval")} <= volumes
@@ -106,12 +121,11 @@ def test_data_is_mounted_read_only_and_results_writable(docker):
     assert not any("training-4320" in volume for volume in volumes), "what does not exist is not mounted"
 
 
-def test_compiled_kernels_are_kept_beside_the_results(docker):
-    done = docker.run(DOCKER)
-    assert done.returncode == 0, done.stderr
+def test_compiled_kernels_are_kept_beside_the_results(succeeded):
+    docker, _ = succeeded
     folder = docker.logdir / ".kernels"
     assert folder.is_dir()
-    assert [caches_of(rank) for rank in docker.ranks()] == [{name: f"{folder}/{of}" for name, of in CACHES.items()}] * 2
+    assert [caches_of(rank) for rank in docker.ranks()] == [{name: f"{folder}/{of}" for name, of in CACHES.items()}] * 4
     volumes = runs(docker)[-1]["options"]["--volume"]
     assert not any(".kernels" in volume for volume in volumes), "they come with the results"
     assert docker.run_dir.is_dir(), "the only run"
@@ -165,11 +179,8 @@ def test_checkpoints_that_cannot_be_written_stop_the_run_before_it_starts(docker
     assert not docker.logdir.exists()
 
 
-def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(docker):
-    done = docker.run(
-        DOCKER, after="export NCCL_DEBUG=INFO OF_THE_IMAGE=host MY_API_KEY=hidden SSH_AGENT_PID=1 PYTHONHOME="
-    )
-    assert done.returncode == 0, done.stderr
+def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(succeeded):
+    docker, _ = succeeded
     given = set(runs(docker)[-1]["options"]["--env"])
     assert {"LR", "BATCHSIZE", "NCCL_DEBUG", "DATADIR_PHASE2_PACKED", "DGXSYSTEM", "PYTHON", "HOME=/tmp"} <= given
     assert not given & {"OF_THE_IMAGE", "MY_API_KEY", "SSH_AGENT_PID", "PATH", "HOME", "PYTHONPATH", "PYTHONHOME"}
@@ -207,14 +218,21 @@ def test_several_nodes_are_refused(docker):
     assert (done.returncode, "runs on one machine" in last_line(done.stderr)) == (2, True)
 
 
-@pytest.mark.parametrize(("outcome", "status"), [("crash:1", 1), ("success", 0)])
-def test_a_failure_inside_fails_the_run_and_removes_the_container(docker, outcome, status):
-    done = docker.run(DOCKER, TRIAL_0=outcome)
-    assert done.returncode == status, done.stderr
+def _check_removed(docker):
     calls = [call["words"] for call in map(json.loads, docker.calls("docker")) if "words" in call]
     (label,) = {run["options"]["--label"][0] for run in runs(docker)}
     assert ["ps", "--all", "--quiet", "--filter", f"label={label}"] in calls
     assert calls[-1] == ["rm", "--force", "0123abc"]
+
+
+def test_a_run_that_succeeds_removes_its_containers(succeeded):
+    _check_removed(succeeded[0])
+
+
+def test_a_failure_inside_fails_the_run_and_removes_the_container(docker):
+    done = docker.run(DOCKER, TRIAL_0="crash:1")
+    assert done.returncode == 1, done.stderr
+    _check_removed(docker)
 
 
 def test_a_signal_reaches_the_container(docker):

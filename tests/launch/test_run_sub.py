@@ -76,6 +76,7 @@ def pyxis(slurm):
 
 
 def test_a_job_is_named_after_its_config_and_number(slurm):
+    del slurm.env["BINDING"]
     done = slurm.run("./run.sub", DATESTAMP="today")
     assert done.returncode == 0, done.stderr
     assert slurm.run_dir.name == "P8000H100_1x8x48x1_pack_today_7"

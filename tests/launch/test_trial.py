@@ -25,8 +25,10 @@ def processes(folder: Path) -> str:
 
 
 def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
+    del checkout.env["BINDING"]
     done = checkout.run(LOCAL, after="export NEXP=2")
     assert done.returncode == 0, done.stderr
+    assert "run: binding numa on " in done.stdout
     assert last_line(done.stderr) == f"run: all 2 trials reached the target: {checkout.run_dir}"
     names = {path.name for path in checkout.run_dir.iterdir()}
     assert names == {".lock", "config.json", "topology.txt"} | {

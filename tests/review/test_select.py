@@ -8,7 +8,9 @@ import statistics
 import pytest
 
 from review.__main__ import main
-from review.results.score import load_result, load_results
+from review.logs.mllog import read_log
+from review.results.run import Run
+from review.results.score import Result, load_results
 from review.select import select
 
 COUNTS = (17, 18, 17, 16, 17, 14, 13, 16, 16, 17, 18, 18, 16)  # evaluations of thirteen runs, as they ran
@@ -30,8 +32,8 @@ def named(index):
 
 def scores_of_windows(folder):
     """The score of every ten consecutive runs."""
-    files = [folder / named(index) for index in range(13)]
-    return [load_result(folder, files[first : first + 10]).score for first in range(4)]
+    logs = tuple(Run(read_log(folder / named(index))) for index in range(13))
+    return [Result(folder, logs[first : first + 10]).score for first in range(4)]
 
 
 def test_the_set_closest_to_the_median_is_chosen_by_start_times(runs, capsys):

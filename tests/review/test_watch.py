@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from review.__main__ import main
-from review.logs.mllog import Log, parse
+from review.logs.mllog import Log, parse, read_log
 from review.logs.output import ReviewError, duration, follow
-from review.results.run import Run, load_run
+from review.results.run import Run
 from review.results.score import Result, load_results
 from review.watch import Follower, Runs, Standing, curve_share, find_log, render, wait_for_log
 
@@ -169,7 +169,7 @@ def test_projections_of_other_rounds_are_within_what_is_documented(batch, error,
 
 
 def test_the_time_to_go_comes_true_where_the_projection_does(writer, real_folders):
-    run = load_run(real_folders[0] / "result_3.txt")
+    run = Run(read_log(real_folders[0] / "result_3.txt"))
     half, now = cut(run, 12)
     standing = Standing(single(half), now)
     left = (run.run_stop.time_ms - now) / 1000
@@ -286,7 +286,7 @@ def test_a_growing_log_ends_as_the_whole_one(tmp_path, writer):
     grower.now = lines[0]["time_ms"]
     states = list(follow(follower.poll, follower.ended, 1.0, grower.clock, grower.sleep))
     assert [event.line for event in states[-1].run.log.events] == list(range(1, len(lines) + 1))
-    assert states[-1].run.log.events == load_run(grower.path).log.events
+    assert states[-1].run.log.events == Run(read_log(grower.path)).log.events
 
 
 def test_a_log_written_anew_is_read_from_its_start(tmp_path, writer):
@@ -320,7 +320,7 @@ def test_watch_waits_for_the_first_log(tmp_path, writer, capsys):
 def test_a_stalled_run_has_no_time_to_go(tmp_path, writer):
     log = writer()
     log.lines = log.lines[: len(log.lines) * 2 // 3]
-    run = load_run(log.write(tmp_path / "result_0.txt"))
+    run = Run(read_log(log.write(tmp_path / "result_0.txt")))
     now = log.lines[-1]["time_ms"]
     assert Standing(single(run), now).eta is not None
     stalled = Standing(single(run), now + 200_000)

@@ -126,7 +126,7 @@ def test_a_file_that_changes_under_the_reader_is_not_taken(
 
     monkeypatch.setattr(reading.os, "fstat", meanwhile)
     with pytest.raises(DataError, match="changed while it was read"):
-        reading.read_whole(path, "--input")
+        reading.read_text(path, "--input")
 
 
 def options_of(folder: Path, text: Path, *more: str) -> list[str]:

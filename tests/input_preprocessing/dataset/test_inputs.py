@@ -9,7 +9,7 @@ import pytest
 
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
-from input_preprocessing.dataset.steps import check_needs, needs_of, public_needs
+from input_preprocessing.dataset.steps import PUBLIC_BYTES, PUBLIC_SIZES, check_needs, needs_of
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.stage.cli import parser_of
 
@@ -17,7 +17,7 @@ from ..conftest import prepare_options
 
 
 def test_the_real_corpus_fits_300_gb_and_2_gb_a_worker() -> None:
-    needs = public_needs(SamplingConfig(), jobs=64)
+    needs = needs_of(PUBLIC_SIZES, SamplingConfig(), 64, download=PUBLIC_BYTES)
     assert 220e9 < needs.disk < 300e9
     assert needs.memory < 64 * 2e9
     assert needs.seconds < 45 * 60

@@ -24,6 +24,7 @@ from input_preprocessing.text import vocabulary
 from input_preprocessing.text.tokenization import tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
+from ... import forked
 from ..conftest import made_up_documents
 from . import oracle
 
@@ -200,8 +201,7 @@ def test_an_option_out_of_range_is_refused(option: str, value: float) -> None:
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "input_preprocessing", "instances", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+    return forked.run("input_preprocessing", "instances", *arguments)
 
 
 @pytest.mark.parametrize("seed", [-(2**63), -(2**63) - 1, 2**63, 18446744073709551627])

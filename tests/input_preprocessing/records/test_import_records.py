@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,14 @@ from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
 from input_preprocessing.text.vocabulary import Vocabulary
 from input_preprocessing.verify.verdict import verify
 
+from ... import forked
 from ...bert.data.samples import assert_equal, make_records, write_nvidia
 
 WORDS = Vocabulary(tuple(map(str, range(30522))), "ef" * 16)
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "input_preprocessing", "import_records", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+    return forked.run("input_preprocessing", "import_records", *arguments)
 
 
 @pytest.mark.parametrize("kind", ["tfrecord", "fixed", "variable", "packed"])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from input_preprocessing.tensorflow_files.bundle import masked_crc
 from input_preprocessing.tensorflow_files.tfrecord import Widths, read_tfrecord, write_tfrecord
 from input_preprocessing.text import vocabulary
 
+from ... import forked
 from ...bert.data.samples import assert_equal, make_records
 
 LENGTH, MASKS = 64, 12
@@ -197,10 +196,10 @@ def test_examples_of_something_else_are_refused_in_one_line(tmp_path: Path, name
 def test_the_command_writes_a_tfrecord_file(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat\n")
     (tmp_path / "text").write_text("the cat\nthe cat the\n\ncat\n")
-    line = [sys.executable, "-m", "input_preprocessing", "instances", "--input-file", tmp_path / "text", "--vocab-file",
-            tmp_path / "vocab.txt", "--output-file", tmp_path / "out", "--format", "tfrecord",
-            "--max-seq-length", "16", "--max-predictions-per-seq", "5"]  # fmt: skip
-    done = subprocess.run(list(map(str, line)), capture_output=True, text=True, check=False)
+    line = ["--input-file", tmp_path / "text", "--vocab-file", tmp_path / "vocab.txt"]
+    line += ["--output-file", tmp_path / "out", "--format", "tfrecord"]
+    line += ["--max-seq-length", 16, "--max-predictions-per-seq", 5]
+    done = forked.run("input_preprocessing", "instances", *line)
     assert done.returncode == 0, done.stderr
     config = SamplingConfig(max_seq_length=16, max_predictions_per_seq=5)
     expected, _ = instances.instances_of(tmp_path / "text", vocabulary.load(tmp_path / "vocab.txt"), config)

@@ -21,6 +21,7 @@ from input_preprocessing.stage import manifest
 from input_preprocessing.verify import audit
 from input_preprocessing.verify import verdict as verify
 
+from ... import forked
 from ..conftest import flip, prepare_options
 
 SHARD = "packed_data/part_00001_of_00004.hdf5"
@@ -182,9 +183,10 @@ def test_the_published_digest_is_that_of_lists_as_text() -> None:
 
 
 def command(*arguments: object, script: str | None = None) -> subprocess.CompletedProcess[str]:
-    line = [script] if script else [sys.executable, "-m", "input_preprocessing", "verify"]
-    environ = {**os.environ, "PYTHON": sys.executable}
-    return subprocess.run([*line, *map(str, arguments)], env=environ, capture_output=True, text=True, check=False)
+    if script is None:
+        return forked.run("input_preprocessing", "verify", *arguments)
+    line, environ = [script, *map(str, arguments)], {**os.environ, "PYTHON": sys.executable}
+    return subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
 
 
 def test_the_command_prints_a_table_and_one_verdict(packed: Path, tmp_path: Path, repository: Path) -> None:

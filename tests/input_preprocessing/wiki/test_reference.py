@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +13,8 @@ import pytest
 from bert.data.records import DataError
 from input_preprocessing.stage import manifest
 from input_preprocessing.wiki import extract, split
+
+from ... import forked
 
 # Of the files of `tree`, what MLCommons' seperate_test_set.py (--num_test_articles=25) and do_gather.py
 # (--input_suffix=.4 --block_size=0.003) wrote.
@@ -129,8 +129,7 @@ def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path: Path) -> 
 
 def test_the_command_says_what_it_made(tree: Path, tmp_path: Path) -> None:
     line = ["--source", str(tree), "--target", str(tmp_path / "out"), "--jobs", "1", "--num-eval-documents", "25"]
-    command = [sys.executable, "-m", "input_preprocessing", "split", *line, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    done = forked.run("input_preprocessing", "split", *line, "--json")
     assert done.returncode == 0, done.stderr
     assert "is not the benchmark's" in done.stderr
     made = json.loads(done.stdout)

@@ -10,8 +10,6 @@ import json
 import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -28,6 +26,7 @@ from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import extract, find_dumps, parse_page, read_dump, read_pages, write_pages
 from input_preprocessing.wiki.split import cut, split
 
+from ... import forked
 from ..conftest import prepare_options
 
 pytest.importorskip("mwparserfromhell")
@@ -83,7 +82,7 @@ def dump(tmp_path: Path, xml: bytes) -> Path:
 
 
 def numbers(folder: Path) -> list[int]:
-    return [found.number for path in sorted(folder.glob("pages-*")) for found in read_pages(path)]
+    return [found["id"] for path in sorted(folder.glob("pages-*")) for found in read_pages(path)]
 
 
 @given(st.lists(st.integers(1, 5999), max_size=12), st.integers(200, 4000))
@@ -94,7 +93,7 @@ def test_every_page_is_in_exactly_one_range(tmp_path_factory, cuts, step):
     path.write_bytes(streams(data, [cut for cut in cuts if cut < len(data)]))
     size = path.stat().st_size
     found = [xml for begin in range(0, size, step) for xml in read_dump(path, begin, begin + step)]
-    assert [parse_page(xml, path).number for xml in found] == list(range(20))
+    assert [parse_page(xml, path)["id"] for xml in found] == list(range(20))
     assert list(read_dump(path)) == found
 
 
@@ -103,7 +102,7 @@ def test_articles_come_out_once_and_in_order(dump, tmp_path, chunk_bytes):
     extract([dump], tmp_path / "pages", jobs=1, chunk_bytes=chunk_bytes)
     assert numbers(tmp_path / "pages") == ARTICLES
     first = next(read_pages(tmp_path / "pages" / "pages-00000.jsonl.gz"))
-    assert (first.title, first.text) == ("Title & 1", article(1))
+    assert (first["title"], first["text"]) == ("Title & 1", article(1))
 
 
 def test_a_dump_of_one_stream_gives_the_same_articles(tmp_path, xml):
@@ -351,24 +350,13 @@ def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(tm
 
 def test_the_command_lines_run_one_after_the_other(dump, tmp_path):
     def run(stage: str, *options: object) -> str:
-        command = [sys.executable, "-m", "input_preprocessing", stage, *map(str, options), "--jobs", "1"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = forked.run("input_preprocessing", stage, *options, "--jobs", 1)
         assert done.returncode == 0, done.stderr
         return done.stderr
 
     run("extract", "--source", dump, "--target", tmp_path / "p")
     run("clean", "--source", tmp_path / "p", "--target", tmp_path / "t")
     assert "for evaluation" in run("split", "--source", tmp_path / "t", "--target", tmp_path / "s", "--shards", "2")
-    command = [
-        sys.executable,
-        "-m",
-        "input_preprocessing",
-        "clean",
-        "--source",
-        str(tmp_path),
-        "--target",
-        str(tmp_path),
-    ]
-    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    failed = forked.run("input_preprocessing", "clean", "--source", tmp_path, "--target", tmp_path)
     assert failed.returncode == 1
     assert len(failed.stderr.splitlines()) == 1

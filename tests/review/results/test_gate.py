@@ -7,8 +7,9 @@ import json
 import pytest
 
 from review.__main__ import main
+from review.logs.mllog import read_log
 from review.results import gate
-from review.results.run import load_run
+from review.results.run import Run
 from review.results.score import load_results
 from review.watch import Standing
 
@@ -28,7 +29,7 @@ def test_published_runs_are_inside(real_folders):
 
 def test_a_run_among_the_published_ones_is_not_mentioned(writer, tmp_path, capsys):
     path = writer().write(tmp_path / "result_0.txt")
-    assert gate.first_miss(load_run(path)) is None
+    assert gate.first_miss(Run(read_log(path))) is None
     assert main(["check", str(path)]) == 0
     assert "outside the published runs" not in capsys.readouterr().out
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from review.logs.mllog import read_log
 from review.logs.output import ERROR, ReviewError
-from review.results.run import load_run
+from review.results.run import Run
 from review.rulebook.compliance import check_compliance, rulesets
 
 KEYS = [
@@ -101,7 +101,7 @@ def line(log, key, /, **fields):
 def test_verdict_equals_the_official_one_on_mutated_logs(name, mutate, writer, tmp_path, official_compliance):
     path = tmp_path / "result_0.txt"
     path.write_bytes(mutate(writer()).encode("latin-1"))
-    assert load_run(path).compliant == official_compliance(path)
+    assert Run(read_log(path)).compliant == official_compliance(path)
 
 
 def test_a_valid_log_passes_and_each_missing_key_is_named(writer, tmp_path, official_compliance):
@@ -132,7 +132,7 @@ def test_every_ruleset_with_bert_agrees_with_the_official_checker(ruleset, write
     }
     for name, log in variants.items():
         path = log.write(tmp_path / "result_0.txt")
-        assert load_run(path, ruleset).compliant == official_compliance(path, ruleset), name
+        assert Run(read_log(path), ruleset).compliant == official_compliance(path, ruleset), name
 
 
 def test_rulesets_without_bert_are_refused_with_those_that_have_it(writer, tmp_path):
@@ -144,7 +144,7 @@ def test_rulesets_without_bert_are_refused_with_those_that_have_it(writer, tmp_p
 
 def test_verdict_equals_the_official_one_on_published_logs(real_folders, official_compliance):
     for path in [path for folder in real_folders for path in folder.glob("result_*.txt")]:
-        assert load_run(path).compliant == official_compliance(path), path
+        assert Run(read_log(path)).compliant == official_compliance(path), path
 
 
 NUMBER = st.one_of(st.integers(-5, 10**7), st.floats())
@@ -169,6 +169,6 @@ def test_verdict_equals_the_official_one_under_random_edits(seed, edits, writer,
         else:
             record[choose.choice(["key", "time_ms", "metadata"])] = value
     path = log.write(tmp_path / "result_0.txt")
-    run = load_run(path)
+    run = Run(read_log(path))
     assert run.compliant == official_compliance(path)
     assert run.compliant == (not [finding for finding in run.findings if finding.severity == ERROR])

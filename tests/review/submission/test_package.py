@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
 import shutil
 import subprocess
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlperf_logging.result_summarizer import result_summarizer
 
-from review.__main__ import main
+from review.__main__ import main, parser
 from review.logs.output import ReviewError
 from review.results.score import load_results
 from review.rulebook import official
 from review.submission import package as package_module
-from review.submission.package import Request, find_code, package
+from review.submission.package import find_code, package
 from review.verdict.submission_rules import SCRIPTS
 
 CONFIG = "configs/config_BOX_1x8x48x1_pack.sh"
@@ -66,14 +66,14 @@ def request_(tmp_path, submission):
     shutil.copytree(submission, runs)
     (runs / "environment.json").write_text(json.dumps({"git_commit": commit, "packages": {"torch": "2.13.0"}}))
     (runs / "config.json").write_text(json.dumps({"mlperf": {"system": "BOX_1x8x48x1_pack"}}))
-    return Request(
-        runs=runs,
-        organization="EXAMPLE",
-        system="BOX",
-        output=tmp_path / "out" / "package",
-        description=submission.parents[2] / "systems" / "dgx.json",
-        repository=repository,
-    )
+    line = ["package", str(runs), "--org", "EXAMPLE", "--system", "BOX", "-o", str(tmp_path / "out" / "package")]
+    line += ["--description", str(submission.parents[2] / "systems" / "dgx.json"), "--repository", str(repository)]
+    return parser().parse_args(line)
+
+
+def replace(request: argparse.Namespace, **fields: object) -> argparse.Namespace:
+    """The request with other options."""
+    return argparse.Namespace(**{**vars(request), **fields})
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -229,11 +229,11 @@ def environment(git_commit):
 @pytest.mark.parametrize(
     ("change", "fields", "says"),
     [
-        (None, {"organization": "a b"}, "--org"),
-        (None, {"organization": "../x"}, "--org"),
+        (None, {"org": "a b"}, "--org"),
+        (None, {"org": "../x"}, "--org"),
         (None, {"system": ".hidden"}, "--system"),
         (None, {"implementation": ""}, "--implementation"),
-        (None, {"organization": "OTHER"}, "submitter is 'EXAMPLE'"),
+        (None, {"org": "OTHER"}, "submitter is 'EXAMPLE'"),
         (None, {"description": Path("none.json")}, "python -m review system"),
         (None, {"commit": "0" * 40}, "no commit"),
         (None, {"commit": "--output=x"}, "no commit"),
@@ -303,7 +303,7 @@ def test_published_results_make_a_package(request_, real_folders):
         request = replace(
             request_,
             runs=folder,
-            organization=root.name,
+            org=root.name,
             system="BOX",
             description=description,
             output=request_.output / root.name,

@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from review.__main__ import main
-from review.results.run import load_run
+from review.logs.mllog import read_log
+from review.results.run import Run
 from review.results.score import load_results
 from review.rulebook.compliance import package_folder, rulesets
 
@@ -139,14 +140,14 @@ def test_check_survives_wrong_types(mutation, submission, capsys):
 
 
 def test_srun_prefixes_and_colours_change_nothing(writer, tmp_path, capsys):
-    plain = load_run(writer().write(tmp_path / "plain" / "result_0.txt"))
+    plain = Run(read_log(writer().write(tmp_path / "plain" / "result_0.txt")))
     lines = writer().text().splitlines()
     prefixed = [f"{i % 16:>2}: \x1b[32m[rank{i}]\x1b[0m {line}\r" for i, line in enumerate(lines)]
     noisy = [extra for line in prefixed for extra in (line, " 3: step 100 loss 2.5 it/s", "")]
     path = tmp_path / "noisy" / "result_0.txt"
     path.parent.mkdir()
     path.write_bytes("\n".join(noisy).encode())
-    run = load_run(path)
+    run = Run(read_log(path))
     assert run.compliant
     assert (run.minutes, run.samples, run.seeds, run.final_accuracy) == (
         plain.minutes,
