@@ -26,7 +26,8 @@ NEIGHBOURS = 2.0**-4
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_the_feed_forward_is_that_of_separate_kernels_but_for_a_rounding(approximate, device, quack):
-    found = fp8_cases.differences(device, 80, 16, 272, approximate, dropout=0.0, by_quack=True)  # tiles in part, both ways
+    # Tiles in part, both ways.
+    found = fp8_cases.differences(device, 80, 16, 272, approximate, dropout=0.0, by_quack=True)
     assert max(found.values()) <= NEIGHBOURS, found
     assert any(found.values()), "another kernel ran"
 
