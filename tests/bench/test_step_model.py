@@ -26,7 +26,9 @@ for case in json.loads(sys.argv[2]):
     m.main()
 config = m.BertConfig(**m.TINY)
 batch = m.static_batch(m.packed_batches(4, 1, config)[0], m.capacity(4, 64))
-launches = {"step": m.record(config, batch, "fp8")}
+launches = {"step": m.record(config, batch, "fp8"), "by quack": m.record(config, batch, "fp8", by_quack=True)}
+for by_quack in (False, True):
+    launches[f"bf16 {by_quack}"] = m.record(config, batch, "bf16", by_quack=by_quack)
 os.environ |= {"FP8_FAST_SUMS": "all", "FP8_OUTPUT_PROJECTION": "1"}
 launches["step as set"] = m.record(config, batch, "fp8")
 print(json.dumps({name: [(each.phase, each.part, each.precision) for each in some] for name, some in launches.items()}))
@@ -62,6 +64,15 @@ def test_the_operations_of_every_product_are_counted(alone):
     encoder = layers * tokens * qkv + ((layers - 1) * tokens + masked + sequences) * rest
     heads = masked * (width * width + width * vocabulary) + sequences * (width * width + 2 * width)
     assert alone["product_operations"] == 3 * 2 * (encoder + heads)
+
+
+@pytest.mark.parametrize(("plain", "by_quack", "casts"), [("bf16 False", "bf16 True", 0), ("step", "by quack", 2)])
+def test_quacks_products_have_gelu_inside_and_leave_a_transposition_each_way_in_fp8(plain, by_quack, casts, recorded):
+    layers = 2
+    before, after = ([part for _, part, _ in recorded[name]] for name in (plain, by_quack))
+    assert before.count("products") == after.count("products")
+    assert before.count("GELU") - after.count("GELU") == 2 * layers
+    assert after.count("casts") - before.count("casts") == casts * layers
 
 
 def test_the_parts_add_up_to_the_step(alone):
