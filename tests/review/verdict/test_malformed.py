@@ -84,7 +84,7 @@ def test_odd_files_among_good_ones_cost_no_more_than_themselves(submission, caps
     assert result.score is not None
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(end=st.integers(0, 14_000))
 def test_truncated_logs(end, writer, tmp_path, capsys):
     (tmp_path / "result_0.txt").write_bytes(writer(evaluations=5).text().encode()[:end])
@@ -100,7 +100,7 @@ JSON = st.recursive(
 FIELD = st.sampled_from(["key", "value", "metadata", "time_ms", "event_type", "epoch_num", "status"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), edits=st.lists(st.tuples(FIELD, JSON), min_size=1, max_size=30))
 def test_wrong_types_anywhere(seed, edits, writer, tmp_path, capsys):
     log, choose = writer(evaluations=4), random.Random(seed)
@@ -114,7 +114,7 @@ def test_wrong_types_anywhere(seed, edits, writer, tmp_path, capsys):
     run_all(tmp_path, capsys, [["show"], ["show", "--json"], ["compare", "--json"], ["watch", "--once", "--json"]])
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300), at=st.integers(0, 8000))
 def test_bytes_written_over_a_log(data, at, writer, tmp_path, capsys):
     content = bytearray(writer(evaluations=4).text().encode())
