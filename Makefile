@@ -41,7 +41,7 @@ pretrain-demo: $(RUN)
 ## make test              lint and the CPU tests side by side, about six minutes on 2 cores
 test: $(DEV)
 	@$(RUFF)
-	@($(LINT)) & $(VENV)/bin/python -m pytest -n 4 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'; \
+	@($(LINT)) & $(VENV)/bin/python -m pytest -n 3 --dist worksteal -m 'not gpu and not slurm and not slow and not deepspeed'; \
 	tests=$$?; wait $$! || { echo 'make test: lint failed, see above' >&2; exit 1; }; exit $$tests
 
 ## make test-pythons      make test with every Python from 3.10 to 3.13 found on PATH, in pyenv or in /usr/bin

@@ -86,6 +86,7 @@ def test_what_was_made_before_there_was_a_choice_of_case_is_known_again() -> Non
 FILLERS = 40_000
 
 
+@pytest.mark.slow  # compiles every stage for int32
 def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: Path) -> None:
     """The instances are the plain restatement's; shards, evaluation set, audit and batches have the same ids."""
     data = tmp_path / "data" / "download"
