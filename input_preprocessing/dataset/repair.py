@@ -194,6 +194,8 @@ def _job(folder: Path, made: manifest.Manifest, options: argparse.Namespace, wro
     Raises:
         DataError: an input has changed, an option contradicts the manifest, or the disk is too small.
     """
+    if count := made.option("sequences"):
+        raise DataError(f"{folder} has only {count} sequences, of an earlier version; prepare again without --repair")
     edges, kind = made.option("edges"), made.option("kind")
     recorded = {name: made.option(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}
     for name in _OPTIONS:

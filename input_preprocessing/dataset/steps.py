@@ -247,6 +247,7 @@ class Job:
             "shards": self.options.shards,
             "max_sequences_per_row": self.options.max_sequences_per_row if self.kind == "packed" else 1,
             "edges": list(self.edges), "num_eval_samples": self.options.num_eval_samples,
+            "sequences": None,  # all; earlier versions could make fewer
             "folder": UNPACKED_FOLDER if self.options.phases and self.kind == "unpacked" else None,
         }  # fmt: skip
 

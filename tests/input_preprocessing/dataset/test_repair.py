@@ -176,6 +176,23 @@ def test_killed_in_the_middle_it_is_started_again(folder: Path, packed: Path, tm
     assert kills == 4
 
 
+def limit(folder: Path) -> None:
+    """Records a number of sequences, as earlier versions could be told to make."""
+    path = folder / "prepared-packed.json"
+    made = json.loads(path.read_text())
+    made["recipe"]["sequences"] = 60
+    path.write_text(json.dumps(made))
+
+
+def test_a_set_with_fewer_sequences_of_an_earlier_version_is_not_finished(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limit(folder)
+    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
+    assert "has other inputs or options" in capsys.readouterr().err
+    assert json.loads((folder / "prepared-packed.json").read_text())["recipe"]["sequences"] is None
+
+
 def edit_text(folder: Path) -> None:
     text = folder / "download/results4/part-00001-of-00003"
     text.write_text(text.read_text().replace("e", "a", 1))
@@ -192,6 +209,7 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "no manifest": (lambda d: (d / "prepared-packed.json").unlink(), [], "has no prepared-.*prepare it without"),
     "no manifest of that kind": (lambda d: None, ["--binned-data"], "has no prepared-binned.json"),
     "a damaged manifest": (lambda d: cut(d / "prepared-packed.json"), [], "prepared-packed.json is damaged"),
+    "fewer sequences": (limit, [], "has only 60 sequences, of an earlier version; prepare again"),
     "another option": (lambda d: None, ["--shards", "3"], "was prepared with --shards 4, not 3; omit --shards"),
     "one of many nodes": (lambda d: None, ["--only", "shards"], "omit --only"),
     "a text to make": (lambda d: None, ["--input", "pydoc"], "omit --input"),
