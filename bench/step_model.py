@@ -539,7 +539,7 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=positive, help="per second, such as 7e14")
     parser.add_argument("--published", action="store_true", help="print a table of the league's systems instead")
     parser.add_argument("--large", action="store_true", help="print a table of the large models on 8 to 128 GPUs")
-    parser.add_argument("--quack", action="store_true", help="its feed-forward, as fast as its products alone")
+    parser.add_argument("--quack", action="store_true", help="QuACK's feed-forward, as fast as its products alone")
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     parser.add_argument("--markdown", action="store_true", help="print a table of both precisions and GPUs instead")
     options = parser.parse_args()

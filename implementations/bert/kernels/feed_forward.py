@@ -56,5 +56,5 @@ class _FeedForward(torch.autograd.Function):
 
 
 def fused(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str) -> Tensor:
-    """``reference`` with two products forward and four backward, and a sum for the bias. Sizes: multiples of 8."""
+    """``reference`` with two products forward and four backward. Sizes: multiples of 8."""
     return _FeedForward.apply(x, weight, bias, out_weight, approximate)
