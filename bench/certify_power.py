@@ -19,13 +19,19 @@ from certify.comparison import of_all, slow
 STAGES, ROUNDS, SLOW, BETWEEN = 4, 6, 0.05, 0.003
 
 
-def named(generator: np.random.Generator, ranks: int, deviation: float, correlation: float, excess: float) -> set[str]:
+def named(
+    generator: np.random.Generator, ranks: int, deviation: float, correlation: float, excess: float
+) -> set[str]:
     """Ranks that one test names; rank 0 is slowed by ``excess``."""
     level = 1 + BETWEEN * generator.standard_normal((ranks, 1))
     level[0] *= 1 + excess
-    noise = deviation * generator.standard_normal((ranks, STAGES * ROUNDS))  # first-order autoregressive process
+    noise = deviation * generator.standard_normal(
+        (ranks, STAGES * ROUNDS)
+    )  # first-order autoregressive process
     for number in range(1, STAGES * ROUNDS):
-        noise[:, number] = correlation * noise[:, number - 1] + (1 - correlation**2) ** 0.5 * noise[:, number]
+        noise[:, number] = (
+            correlation * noise[:, number - 1] + (1 - correlation**2) ** 0.5 * noise[:, number]
+        )
     table = level * (1 + noise)
     stages = [*np.split(table, STAGES, axis=1), table]
     known = {"min_excess": 0.03, "correlation": of_all(stages[:-1])}
@@ -37,10 +43,14 @@ def named(generator: np.random.Generator, ranks: int, deviation: float, correlat
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument("--tests", type=integer, default=1000)
-    parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",")], default=[4, 8, 64, 512])
+    parser.add_argument(
+        "--ranks", type=lambda text: [int(one) for one in text.split(",")], default=[4, 8, 64, 512]
+    )
     options = parser.parse_args()
     generator, rows = np.random.default_rng(0), []
-    for ranks, deviation, correlation in itertools.product(options.ranks, (0.005, 0.02, 0.05), (0.0, 0.8)):
+    for ranks, deviation, correlation in itertools.product(
+        options.ranks, (0.005, 0.02, 0.05), (0.0, 0.8)
+    ):
         case = (generator, ranks, deviation, correlation)
         alarms = sum(bool(named(*case, 0.0)) for _ in range(options.tests)) / options.tests
         found = sum("0" in named(*case, SLOW) for _ in range(options.tests)) / options.tests

@@ -59,16 +59,26 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--layers", type=integer, default=1, help="of BERT-1.5B's 48 (default 1: 5 GB of memory)")
+    parser.add_argument(
+        "--layers", type=integer, default=1, help="of BERT-1.5B's 48 (default 1: 5 GB of memory)"
+    )
     parser.add_argument("--repeats", type=integer, default=3, help="turns (default 3)")
-    parser.add_argument("--folder", type=new_folder, help="for temporary checkpoints (default /tmp)")
+    parser.add_argument(
+        "--folder", type=new_folder, help="for temporary checkpoints (default /tmp)"
+    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     options = parser.parse_args()
     shape = json.loads((ROOT / "configs" / "models" / "bert_1.5b.json").read_text(encoding="utf-8"))
-    shape |= TINY | {"max_position_embeddings": 128} if options.tiny else {"num_hidden_layers": options.layers}
+    shape |= (
+        TINY | {"max_position_embeddings": 128}
+        if options.tiny
+        else {"num_hidden_layers": options.layers}
+    )
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         Path(folder, "bert_config.json").write_text(json.dumps(shape), encoding="utf-8")
-        figures = measure(BertConfig.from_json(Path(folder, "bert_config.json")), Path(folder), options.repeats)
+        figures = measure(
+            BertConfig.from_json(Path(folder, "bert_config.json")), Path(folder), options.repeats
+        )
     emit("checkpoint", figures, data="BERT-1.5B's width" if not options.tiny else "a tiny model")
 
 

@@ -108,13 +108,20 @@ def emulated_fast_sums() -> Iterator[None]:
         if not fast or a.is_cuda:
             return fp8.product(a, b, a_inverse, b_inverse, bias, dtype, fast, out)
         total = torch.zeros(a.shape[0], b.shape[1], device=a.device)
-        for rows, columns in zip(a.float().split(32, dim=1), b.float().split(32, dim=0), strict=True):
-            total = (total.addmm(rows, columns).view(torch.int32) & -(1 << (24 - 14))).view(torch.float32)
+        for rows, columns in zip(
+            a.float().split(32, dim=1), b.float().split(32, dim=0), strict=True
+        ):
+            total = (total.addmm(rows, columns).view(torch.int32) & -(1 << (24 - 14))).view(
+                torch.float32
+            )
         y = total * (a_inverse * b_inverse)
         y = (y if bias is None else y + bias).to(dtype)
         return y if out is None else out.copy_(y)
 
-    with mock.patch.object(fp8_feed_forward, "product", product), mock.patch.object(fp8_linear, "product", product):
+    with (
+        mock.patch.object(fp8_feed_forward, "product", product),
+        mock.patch.object(fp8_linear, "product", product),
+    ):
         yield
 
 
@@ -133,10 +140,16 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
         "GELU by tanh against erf": (fp32, dataclasses.replace(fp32, hidden_act="gelu_erf"), 0.1),
     }
     if on_gpu:
-        fused, graphed = (dataclasses.replace(bf16, fused="auto", graph=graph) for graph in (False, True))
+        fused, graphed = (
+            dataclasses.replace(bf16, fused="auto", graph=graph) for graph in (False, True)
+        )
         found["fused against reference"] = (fused, bf16, 0.1)
         found["graph against eager"] = (graphed, fused, 0.1)
-        found["fp8 in kernels and graph against bf16"] = (dataclasses.replace(graphed, precision=FP8), fused, 0.15)
+        found["fp8 in kernels and graph against bf16"] = (
+            dataclasses.replace(graphed, precision=FP8),
+            fused,
+            0.15,
+        )
     return found
 
 
@@ -150,7 +163,9 @@ def records(num_sequences: int, seed: int) -> Records:
     topics = generator.integers(0, NUM_TOPICS, num_sequences)
     for number, (begin, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
         own = 2 + TOPIC_WORDS * topics[number] + generator.integers(0, TOPIC_WORDS, length)
-        masked = np.sort(generator.choice(np.arange(1, length), max(1, round(0.15 * length)), replace=False))
+        masked = np.sort(
+            generator.choice(np.arange(1, length), max(1, round(0.15 * length)), replace=False)
+        )
         positions.append(masked)
         labels.append(own[masked])
         counts.append(len(masked))
@@ -170,7 +185,9 @@ def records(num_sequences: int, seed: int) -> Records:
 def batches(steps: int, data: Records) -> list[PretrainingBatch]:
     """One batch of ROWS rows per step, padded to a fixed size."""
     tokens, sequences = ROWS * LENGTH, 3 * ROWS
-    room = graph_capacity(PretrainingCapacity(tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)), ROWS)
+    room = graph_capacity(
+        PretrainingCapacity(tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)), ROWS
+    )
     chosen = np.arange(2 * ROWS * steps).reshape(steps, -1)
     return [static_batch(make_batch(data, sequences, LENGTH), room) for sequences in chosen]
 
@@ -180,7 +197,9 @@ def rates_of(steps: int, peak: float = PEAK_LR) -> list[float]:
     return [peak * min(1.0, (number + 1) / 20) * (1 - number / steps) for number in range(steps)]
 
 
-def train(step: Any, data: list[PretrainingBatch], rates: list[float], seeds: Iterable[int]) -> Iterator[Tensor]:
+def train(
+    step: Any, data: list[PretrainingBatch], rates: list[float], seeds: Iterable[int]
+) -> Iterator[Tensor]:
     """Yields the loss of each step."""
     for batch, lr, seed in zip(data, rates, seeds, strict=False):
         torch.manual_seed(seed)
@@ -196,8 +215,12 @@ def curve(variant: Variant, data: list[PretrainingBatch], seed: int = 0) -> np.n
     on_gpu = device().type == "cuda"
     attention = "auto" if on_gpu and variant.precision != FP32 else "sdpa_loop"
     choice = kernels.Config(fused=variant.fused, attention=attention)
-    model = new_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice, seed).to(device())
-    step: Any = new_step(model, variant.precision, fused_update="lamb" in choice.names(device()), sharded=True)
+    model = new_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice, seed).to(
+        device()
+    )
+    step: Any = new_step(
+        model, variant.precision, fused_update="lamb" in choice.names(device()), sharded=True
+    )
     if on_gpu:
         data = [batch.pin_memory() for batch in data]
     if variant.graph:
@@ -210,13 +233,18 @@ def compare(steps: int, only: str = "", seed: int = 0) -> dict[str, Any]:
     data = batches(steps, records(2 * ROWS * steps, seed=1))
     wanted = {name: pair for name, pair in pairs(torch.cuda.is_available()).items() if only in name}
     with emulated_fast_sums():
-        variants = dict.fromkeys(variant for fast, plain, _ in wanted.values() for variant in (fast, plain))
+        variants = dict.fromkeys(
+            variant for fast, plain, _ in wanted.values() for variant in (fast, plain)
+        )
         curves = {variant: curve(variant, data, seed) for variant in variants}
     found: dict[str, Any] = {}
     for name, (fast, plain, allowed) in wanted.items():
         gap = float(np.abs(curves[fast] - curves[plain]).max())
         found[name] = {"largest_gap": round(gap, 4), "allowed": allowed, "overlay": gap <= allowed}
-        found[name] |= {"fast": curves[fast].round(4).tolist(), "plain": curves[plain].round(4).tolist()}
+        found[name] |= {
+            "fast": curves[fast].round(4).tolist(),
+            "plain": curves[plain].round(4).tolist(),
+        }
     return {"pairs": found}
 
 
@@ -239,7 +267,9 @@ class Trial:
         return records(2 * ROWS * self.steps, seed=1)  # two sequences per row
 
     def model(self) -> BertForPreTraining:
-        dropout = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout)
+        dropout = dict.fromkeys(
+            ("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout
+        )
         made = new_model(dataclasses.replace(MODEL, **dropout), seed=self.seed).to(self.dtype)
         with torch.no_grad():
             for parameter in made.parameters():
@@ -272,8 +302,12 @@ class PlainLamb:
     No decay and no trust ratio for biases and LayerNorms, as in the benchmark's submissions.
     """
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], betas: tuple[float, float], decay: float) -> None:
-        self.parameters = [(p, not (name.endswith("bias") or "LayerNorm" in name)) for name, p in named]
+    def __init__(
+        self, named: Iterable[tuple[str, nn.Parameter]], betas: tuple[float, float], decay: float
+    ) -> None:
+        self.parameters = [
+            (p, not (name.endswith("bias") or "LayerNorm" in name)) for name, p in named
+        ]
         self.betas, self.decay, self.steps = betas, decay, 0
         self.m = [torch.zeros_like(p) for p, _ in self.parameters]
         self.v = [torch.zeros_like(p) for p, _ in self.parameters]
@@ -281,14 +315,18 @@ class PlainLamb:
     @torch.no_grad()
     def step(self, lr: float) -> None:
         self.steps += 1
-        gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for p, _ in self.parameters]
+        gradients = [
+            p.grad if p.grad is not None else torch.zeros_like(p) for p, _ in self.parameters
+        ]
         norm = float(torch.sqrt(sum((g**2).sum() for g in gradients)))
         beta1, beta2 = self.betas
         for (p, adapted), g, m, v in zip(self.parameters, gradients, self.m, self.v, strict=True):
             g = g / max(norm, 1.0)
             m.copy_(beta1 * m + (1 - beta1) * g)
             v.copy_(beta2 * v + (1 - beta2) * g**2)
-            update = (m / (1 - beta1**self.steps)) / (torch.sqrt(v / (1 - beta2**self.steps)) + 1e-6)
+            update = (m / (1 - beta1**self.steps)) / (
+                torch.sqrt(v / (1 - beta2**self.steps)) + 1e-6
+            )
             ratio = 1.0
             if adapted:
                 update = update + self.decay * p
@@ -299,7 +337,9 @@ class PlainLamb:
 
 def padded(batch: PretrainingBatch) -> dict[str, Tensor]:
     """Arguments of BertForPreTraining for a batch, each sequence padded to the longest (S, L)."""
-    return inputs_of(batch, int(batch.cu_seqlens.diff().max()), packed=False, device=torch.device("cpu"))
+    return inputs_of(
+        batch, int(batch.cu_seqlens.diff().max()), packed=False, device=torch.device("cpu")
+    )
 
 
 def peer_of(model: BertForPreTraining, architecture: str) -> Any:
@@ -310,8 +350,12 @@ def peer_of(model: BertForPreTraining, architecture: str) -> Any:
         folder, values = Path(name), huggingface.config_values(model.config, architecture)
         (folder / "vocab.txt").touch()
         weights = dict(model.named_parameters())
-        huggingface.write(folder, weights, model.config, values, folder / "vocab.txt", lower_case=True)
-        return getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager")
+        huggingface.write(
+            folder, weights, model.config, values, folder / "vocab.txt", lower_case=True
+        )
+        return getattr(transformers, architecture).from_pretrained(
+            folder, attn_implementation="eager"
+        )
 
 
 def hugging_faces(trial: Trial) -> Trained:
@@ -319,9 +363,13 @@ def hugging_faces(trial: Trial) -> Trained:
     model = peer_of(trial.model(), "BertForPreTraining").to(trial.dtype).train()
     torch.manual_seed(trial.seed)
     data, rates, settings = trial.data, rates_of(trial.steps, trial.peak_lr), optim.Config().lamb
-    lamb = PlainLamb(model.named_parameters(), (settings.beta1, settings.beta2), settings.weight_decay)
+    lamb = PlainLamb(
+        model.named_parameters(), (settings.beta1, settings.beta2), settings.weight_decay
+    )
     losses = []
-    for sequences, lr in zip(np.arange(2 * ROWS * trial.steps).reshape(trial.steps, -1), rates, strict=True):
+    for sequences, lr in zip(
+        np.arange(2 * ROWS * trial.steps).reshape(trial.steps, -1), rates, strict=True
+    ):
         loss = model(**padded(make_batch(data, sequences, LENGTH))).loss
         model.zero_grad()
         loss.backward()
@@ -330,7 +378,10 @@ def hugging_faces(trial: Trial) -> Trained:
     with torch.no_grad():
         batch = padded(make_batch(records(HELD_OUT, seed=2), np.arange(HELD_OUT), LENGTH))
         guesses = model.eval()(**batch).prediction_logits.argmax(dim=-1)
-    return Trained(windows(losses), float((guesses == batch["labels"])[batch["labels"] != IGNORE].double().mean()))
+    return Trained(
+        windows(losses),
+        float((guesses == batch["labels"])[batch["labels"] != IGNORE].double().mean()),
+    )
 
 
 def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trained, Trained]:
@@ -338,12 +389,18 @@ def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trai
     text, weights = folder / "pretraining", folder / "finetune" / "weights"
     shape = dataclasses.replace(BertConfig.from_json(weights / "config.json"), next_sentence=False)
     config = loader.Config(
-        packed=True, datadir_packed=text / "packed_data", batch_size=2 * ROWS, max_seq_length=128, masking="dynamic"
+        packed=True,
+        datadir_packed=text / "packed_data",
+        batch_size=2 * ROWS,
+        max_seq_length=128,
+        masking="dynamic",
     )
     source = loader.open_source(config, shape.vocab_size)
     masks = loader.open_masks(config, source, text / "phase1", shape.vocab_size, seed)
     sampler = Sampler(source.row_counts(), config.rows_per_step, seed, rank=0, world_size=1)
-    data = loader.TrainingData(source, sampler, config, shape.vocab_size, 1, lambda batch: batch, masks)
+    data = loader.TrainingData(
+        source, sampler, config, shape.vocab_size, 1, lambda batch: batch, masks
+    )
     shards = Shards(list_shards(text / "eval", "--text"), config.max_seq_length)
     held = concatenate([shards[number] for number in range(len(shards))])
     held_out = make_batch(held, np.arange(held.num_sequences), config.max_seq_length)
@@ -356,11 +413,20 @@ def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trai
     decayed, others = [], []
     for name, p in peer.named_parameters():
         (others if name.endswith("bias") or "LayerNorm" in name else decayed).append(p)
-    groups = [{"params": decayed, "weight_decay": adam.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": adam.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
     plain = torch.optim.AdamW(groups, betas=(adam.beta1, adam.beta2), eps=adam.eps)
 
     def theirs(batch: PretrainingBatch) -> Any:
-        return peer(**{name: values for name, values in padded(batch).items() if name != "next_sentence_label"})
+        return peer(
+            **{
+                name: values
+                for name, values in padded(batch).items()
+                if name != "next_sentence_label"
+            }
+        )
 
     points: list[tuple[float, float, float, float]] = []  # loss and accuracy of ours, then theirs
     for number, lr in enumerate([*rates_of(steps, peak_lr), 0.0]):
@@ -370,7 +436,14 @@ def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trai
             with torch.no_grad():
                 scored, labels = theirs(held_out), padded(held_out)["labels"]
             known = (scored.logits.argmax(dim=-1) == labels)[labels != IGNORE]
-            points.append((loss, float(right.double().mean()), float(scored.loss), float(known.double().mean())))
+            points.append(
+                (
+                    loss,
+                    float(right.double().mean()),
+                    float(scored.loss),
+                    float(known.double().mean()),
+                )
+            )
             model.train(), peer.train()
         if number < steps:
             (batch,) = data.batches(number + 1)
@@ -417,7 +490,10 @@ def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
         "overlap": bool((apart <= spread).all()),
     }
     for name, side, runs in zip(("ours", "huggingface"), sides, (mine, theirs), strict=True):
-        figures |= {name: side.round(4).tolist(), f"accuracy_{name}": [run.accuracy for run in runs]}
+        figures |= {
+            name: side.round(4).tolist(),
+            f"accuracy_{name}": [run.accuracy for run in runs],
+        }
     return figures
 
 
@@ -439,7 +515,10 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
     order = np.array_split(np.arange(sequences), -(-sequences // 500))
     held_out = [make_batch(held, chosen, LENGTH).to(device()) for chosen in order]
     model = new_model(MODEL, seed=seed).to(device())
-    step, data = new_step(model, FP8, sharded=True), batches(steps, records(2 * ROWS * steps, seed=3 + seed))
+    step, data = (
+        new_step(model, FP8, sharded=True),
+        batches(steps, records(2 * ROWS * steps, seed=3 + seed)),
+    )
     points: list[dict[str, Any]] = []
     with emulated_fast_sums():
         for number, _ in enumerate(train(step, data, rates_of(steps), itertools.count(1)), start=1):
@@ -452,8 +531,13 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
             found["bf16"] = evaluated(model, held_out)
             found["fp32"] = evaluated(copy.deepcopy(model).float(), held_out)
             model.train()
-            point = {"step": number, "loss": {name: round(loss, 5) for name, (_, loss) in found.items()}}
-            point["accuracy"] = {name: round(float(right.double().mean()), 5) for name, (right, _) in found.items()}
+            point = {
+                "step": number,
+                "loss": {name: round(loss, 5) for name, (_, loss) in found.items()},
+            }
+            point["accuracy"] = {
+                name: round(float(right.double().mean()), 5) for name, (right, _) in found.items()
+            }
             for pair in EVALUATED:
                 (a, a_loss), (b, b_loss) = (found[name] for name in pair.split(" against "))
                 gained, lost = (a & ~b).sum().item(), (b & ~a).sum().item()
@@ -464,38 +548,78 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
                 }
             points.append(point)
     largest = {
-        pair: {name: max((p[pair][name] for p in points), key=abs) for name in points[0][pair]} for pair in EVALUATED
+        pair: {name: max((p[pair][name] for p in points), key=abs) for name in points[0][pair]}
+        for pair in EVALUATED
     }
     return {"words": int(held.masked_lm_offsets[-1]), "points": points, "largest": largest}
 
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--steps", type=integer, help="of each run, in 25s (default 300; 500 with --against)")
-    parser.add_argument("--against", choices=("huggingface",), help="implementation to compare with")
-    parser.add_argument("--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: use dropout")
-    parser.add_argument("--text", type=Path, metavar="FOLDER", help="with --against: train on the demo's text")
-    parser.add_argument("--precision", choices=("fp64", "fp32"), default="fp64", help="with --against (default fp64)")
-    parser.add_argument("--peak-lr", type=positive, help="with --against (default 0.005; 5e-4 with --text)")
-    parser.add_argument("--only", default="", metavar="TEXT", help="only pairs whose name contains this, such as fp8")
-    parser.add_argument("--evaluation", action="store_true", help="compare evaluations in fp8, bf16 and fp32 instead")
-    parser.add_argument("--sequences", type=integer, default=4000, help="with --evaluation: held out (default 4000)")
-    parser.add_argument("--seed", type=natural, default=0, help="of weights; with --evaluation of data too (default 0)")
+    parser.add_argument(
+        "--steps", type=integer, help="of each run, in 25s (default 300; 500 with --against)"
+    )
+    parser.add_argument(
+        "--against", choices=("huggingface",), help="implementation to compare with"
+    )
+    parser.add_argument(
+        "--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: use dropout"
+    )
+    parser.add_argument(
+        "--text", type=Path, metavar="FOLDER", help="with --against: train on the demo's text"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("fp64", "fp32"),
+        default="fp64",
+        help="with --against (default fp64)",
+    )
+    parser.add_argument(
+        "--peak-lr", type=positive, help="with --against (default 0.005; 5e-4 with --text)"
+    )
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="only pairs whose name contains this, such as fp8",
+    )
+    parser.add_argument(
+        "--evaluation",
+        action="store_true",
+        help="compare evaluations in fp8, bf16 and fp32 instead",
+    )
+    parser.add_argument(
+        "--sequences", type=integer, default=4000, help="with --evaluation: held out (default 4000)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=natural,
+        default=0,
+        help="of weights; with --evaluation of data too (default 0)",
+    )
     options = parser.parse_args()
     if (options.steps or 0) % 25:
         parser.error(f"--steps {options.steps}: expected a multiple of 25")
     if options.text and not (options.against and (options.text / "finetune" / "weights").is_dir()):
-        parser.error(f"--text {options.text}: expected the folder of make pretrain-demo, with --against")
+        parser.error(
+            f"--text {options.text}: expected the folder of make pretrain-demo, with --against"
+        )
     known = pairs(torch.cuda.is_available())
     if not any(options.only in name for name in known):
         parser.error(f"--only {options.only}: no such pair here: {', '.join(known)}")
     steps = options.steps or (50 if options.text else 500 if options.against else 300)
     peak_lr = options.peak_lr or (5e-4 if options.text else PEAK_LR / 4)
-    trial = Trial(steps=steps, dtype=torch.float64 if options.precision == "fp64" else torch.float32, peak_lr=peak_lr)
+    trial = Trial(
+        steps=steps,
+        dtype=torch.float64 if options.precision == "fp64" else torch.float32,
+        peak_lr=peak_lr,
+    )
     if options.evaluation:
         found = evaluations(steps, options.sequences, options.seed)
     elif options.text:
-        runs = [continued(options.text, steps, peak_lr, seed) for seed in range(options.dropout or 3)]
+        runs = [
+            continued(options.text, steps, peak_lr, seed) for seed in range(options.dropout or 3)
+        ]
         found = overlap([mine for mine, _ in runs], [others for _, others in runs])
     elif not options.against:
         found = compare(steps, options.only, options.seed)
@@ -505,7 +629,9 @@ def main() -> None:
         mine, nearby = ours(trial), ours(dataclasses.replace(trial, away=1e-7))
         gap = agreement(nearby, mine)["largest_relative_gap"]
         found = agreement(mine, hugging_faces(trial)) | {"gap_of_ours_from_nearby_weights": gap}
-    how = {name: str(value) for name, value in vars(options).items() if name != "steps"} | {"steps": steps}
+    how = {name: str(value) for name, value in vars(options).items() if name != "steps"} | {
+        "steps": steps
+    }
     emit("convergence", how | found)
 
 

@@ -35,7 +35,17 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from lib import Parser, cpu_seconds, emit, in_turns, integer, medians, positive, ratios, wall_seconds
+from lib import (
+    Parser,
+    cpu_seconds,
+    emit,
+    in_turns,
+    integer,
+    medians,
+    positive,
+    ratios,
+    wall_seconds,
+)
 from torch.multiprocessing import spawn
 from torch_lib import SMALL, TINY, new_model, new_step, packed_batches, whole_last_layer
 from train_step import build_peer
@@ -57,20 +67,26 @@ CLONE_NEWNET = 0x40000000
 
 
 def transformers(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
-    config = dataclasses.replace(config, hidden_act="gelu_erf")  # their tanh GELU is many operations
+    config = dataclasses.replace(
+        config, hidden_act="gelu_erf"
+    )  # their tanh GELU is many operations
     (batch,) = packed_batches(options.rows, 1, config)
     ours = new_step(new_model(config), PrecisionConfig(precision="fp32"))
     peers = {"hugging_face_padded": 4, "hugging_face_padded_one_batch": batch.num_sequences}
     steps: dict[str, Callable[[], object]] = {"ours_packed": lambda: ours([batch], 1e-4)}
     for name, size in peers.items():
-        steps[name] = partial(build_peer(config, [batch], packed=False, compiled=False, micro_batch=size), 0)
+        steps[name] = partial(
+            build_peer(config, [batch], packed=False, compiled=False, micro_batch=size), 0
+        )
     in_turns(steps, 1)  # allocator and thread pools warm
     times = in_turns(steps, options.repeats, wall_seconds)
     fastest, middle = {name: min(spans) for name, spans in times.items()}, medians(times)
     return {
         "sequences": batch.num_sequences,
         "mean_length": round(batch.num_tokens / batch.num_sequences, 1),
-        "sequences_per_second": {name: round(batch.num_sequences / span, 2) for name, span in fastest.items()},
+        "sequences_per_second": {
+            name: round(batch.num_sequences / span, 2) for name, span in fastest.items()
+        },
         # The fastest step shows what the machine can do; slower ones had to share it.
         "ratio": round(min(fastest[name] for name in peers) / fastest["ours_packed"], 2),
         "ratio_of_medians": round(min(middle[name] for name in peers) / middle["ours_packed"], 2),
@@ -82,7 +98,9 @@ def recompute(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]
     model, (batch,) = new_model(config), packed_batches(options.rows, 1, config)
 
     def both_passes(layers: int) -> None:
-        model.bert.encoder.recomputation = Recomputation(layers, random_state=True) if layers else None
+        model.bert.encoder.recomputation = (
+            Recomputation(layers, random_state=True) if layers else None
+        )
         model.zero_grad()
         sum(model(batch)).backward()
 
@@ -90,7 +108,10 @@ def recompute(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]
     in_turns(runs, 1)
     times = in_turns(runs, options.repeats, cpu_seconds)
     return {
-        name: {"seconds": round(statistics.median(spans), 2), "time_ratio": ratios(spans, times["recompute_0"])}
+        name: {
+            "seconds": round(statistics.median(spans), 2),
+            "time_ratio": ratios(spans, times["recompute_0"]),
+        }
         for name, spans in times.items()
     }
 
@@ -104,7 +125,10 @@ def last_layer(options: argparse.Namespace, config: BertConfig) -> dict[str, Any
         model.zero_grad()
         sum(model(batch)).backward()
 
-    runs = {"whole": partial(both_passes, whole_last_layer(of_rows)), "of_rows": partial(both_passes, of_rows)}
+    runs = {
+        "whole": partial(both_passes, whole_last_layer(of_rows)),
+        "of_rows": partial(both_passes, of_rows),
+    }
     in_turns(runs, 1)
     times = in_turns(runs, options.repeats, cpu_seconds)
     return {"seconds": medians(times), "time_ratio": ratios(times["of_rows"], times["whole"])}
@@ -125,12 +149,27 @@ def slow_nodes(megabits: float) -> Iterator[list[Node]]:
     def ip(*words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
 
-    nodes = [Node(f"bert-{os.getpid()}-{number}", f"bert{number}", f"10.99.0.{number + 1}") for number in range(2)]
+    nodes = [
+        Node(f"bert-{os.getpid()}-{number}", f"bert{number}", f"10.99.0.{number + 1}")
+        for number in range(2)
+    ]
     try:
         for node in nodes:
             ip("netns", "add", node.name)
         one, other = nodes
-        ends = ["name", one.card, "netns", one.name, "type", "veth", "peer", "name", other.card, "netns", other.name]
+        ends = [
+            "name",
+            one.card,
+            "netns",
+            one.name,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            other.card,
+            "netns",
+            other.name,
+        ]
         ip("link", "add", *ends)
         limit = ["root", "tbf", "rate", f"{megabits:g}mbit", "burst", "256kb", "latency", "2s"]
         for node in nodes:
@@ -145,21 +184,31 @@ def slow_nodes(megabits: float) -> Iterator[list[Node]]:
 
 
 def network_rank(
-    rank: int, options: argparse.Namespace, config: BertConfig, nodes: list[Node], ranks_per_node: int, folder: Path
+    rank: int,
+    options: argparse.Namespace,
+    config: BertConfig,
+    nodes: list[Node],
+    ranks_per_node: int,
+    folder: Path,
 ) -> None:
     """Measures both groupings in turns; rank 0 writes the slowest rank's figures."""
     node = nodes[rank // ranks_per_node]
     with open(f"/run/netns/{node.name}", encoding="utf-8") as namespace:
         if ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(f"cannot enter {node.name}")
-    os.environ.update(MASTER_ADDR=nodes[0].address, MASTER_PORT="29500", GLOO_SOCKET_IFNAME=node.card)
+    os.environ.update(
+        MASTER_ADDR=nodes[0].address, MASTER_PORT="29500", GLOO_SOCKET_IFNAME=node.card
+    )
     torch.set_num_threads(1)
     layout = DistConfig(
         rank=rank, local_rank=rank % ranks_per_node, world_size=len(nodes) * ranks_per_node,
         ranks_per_node=ranks_per_node, device="cpu",
     )  # fmt: skip
     groups = {"all": layout.world_size, "node": ranks_per_node}
-    with World(layout) as world, mock.patch.dict(Sharded.__init__.__kwdefaults__ or {}, bucket_bytes=SMALL_BUCKET):
+    with (
+        World(layout) as world,
+        mock.patch.dict(Sharded.__init__.__kwdefaults__ or {}, bucket_bytes=SMALL_BUCKET),
+    ):
         (batch,) = packed_batches(options.rows, 1, config, seed=rank)
         spent: dict[str, list[list[float]]] = {name: [] for name in groups}
 
@@ -183,13 +232,20 @@ def network_rank(
             with mock.patch.object(buckets, "finish", watched):
                 whole = timed(lambda: step([batch], 1e-4))
             buckets.num_sent = 0  # send all again
-            most = world.max(torch.tensor([whole, *moments, timed(buckets.finish)], dtype=torch.float64)).tolist()
+            most = world.max(
+                torch.tensor([whole, *moments, timed(buckets.finish)], dtype=torch.float64)
+            ).tolist()
             spent[name].append([most[0], most[2] - most[1], most[3]])
 
         turns: dict[str, Callable[[], object]] = {}
         for name, group in groups.items():
-            precision, rules = PrecisionConfig(precision="fp32"), {"sharded": True, "shard_group": str(group)}
-            turns[name] = partial(turn, name, new_step(new_model(config), precision, world, **rules))
+            precision, rules = (
+                PrecisionConfig(precision="fp32"),
+                {"sharded": True, "shard_group": str(group)},
+            )
+            turns[name] = partial(
+                turn, name, new_step(new_model(config), precision, world, **rules)
+            )
         in_turns(turns, 1)
         for times in spent.values():
             times.clear()
@@ -202,10 +258,16 @@ def network(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"megabits": options.megabits}
     for ranks_per_node in (1, 2):
         with slow_nodes(options.megabits) as nodes, tempfile.TemporaryDirectory() as folder:
-            spawn(network_rank, (options, config, nodes, ranks_per_node, Path(folder)), len(nodes) * ranks_per_node)
+            spawn(
+                network_rank,
+                (options, config, nodes, ranks_per_node, Path(folder)),
+                len(nodes) * ranks_per_node,
+            )
             spent = json.loads((Path(folder) / "figures.json").read_text())
         steps = {name: [times[0] for times in turns] for name, turns in spent.items()}
-        alone = {name: statistics.median(times[2] for times in turns) for name, turns in spent.items()}
+        alone = {
+            name: statistics.median(times[2] for times in turns) for name, turns in spent.items()
+        }
         found[f"{2 * ranks_per_node}_ranks"] = {
             "seconds": {name: [round(span, 3) for span in spans] for name, spans in steps.items()},
             "reduction_seconds": {name: round(seconds, 3) for name, seconds in alone.items()},
@@ -220,22 +282,39 @@ def network(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
-    measures = {"transformers": transformers, "recompute": recompute, "last-layer": last_layer, "network": network}
+    measures = {
+        "transformers": transformers,
+        "recompute": recompute,
+        "last-layer": last_layer,
+        "network": network,
+    }
     parser.add_argument("what", choices=list(measures))
     parser.add_argument("--repeats", type=integer, default=6, help="turns (default 6)")
     parser.add_argument("--rows", type=integer, default=4, help="packed rows (default 4)")
     parser.add_argument("--threads", type=integer, default=1, help="of PyTorch (default 1)")
-    parser.add_argument("--megabits", type=positive, default=100.0, help="per second between nodes (default 100)")
+    parser.add_argument(
+        "--megabits", type=positive, default=100.0, help="per second between nodes (default 100)"
+    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     options = parser.parse_args()
     if options.what == "network" and (os.geteuid() or not shutil.which("ip")):
         parser.error("network needs root and iproute2")
     torch.set_num_threads(options.threads)
-    shape = TINY | {"num_hidden_layers": 4} if options.tiny else WIDE if options.what == "recompute" else SMALL
+    shape = (
+        TINY | {"num_hidden_layers": 4}
+        if options.tiny
+        else WIDE
+        if options.what == "recompute"
+        else SMALL
+    )
     if options.what == "network" and not options.tiny:
         shape = SMALL | {"vocab_size": 4000}
     figures = measures[options.what](options, BertConfig(**shape))
-    settings = {"rows": options.rows, "threads": options.threads, "model": f"4 layers x {shape['hidden_size']}"}
+    settings = {
+        "rows": options.rows,
+        "threads": options.threads,
+        "model": f"4 layers x {shape['hidden_size']}",
+    }
     emit(options.what, settings | figures, data="Wikipedia mix (synthetic)")
 
 

@@ -48,7 +48,9 @@ class Ours:
 
     def predict(self, samples: tasks.Samples) -> np.ndarray:
         """Predicted labels; batches sorted by length."""
-        return np.array([row.argmax() for row in predict(self.run.model, samples, self.run.world, 32)])
+        return np.array(
+            [row.argmax() for row in predict(self.run.model, samples, self.run.world, 32)]
+        )
 
 
 class HuggingFace:
@@ -57,11 +59,16 @@ class HuggingFace:
     def __init__(self, folder: Path, task: tasks.Glue) -> None:
         from transformers import AutoModelForSequenceClassification
 
-        self.model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(task.labels)).train()
+        self.model = AutoModelForSequenceClassification.from_pretrained(
+            folder, num_labels=len(task.labels)
+        ).train()
         self.task = task
         decayed = [p for p in self.model.parameters() if p.ndim > 1]
         others = [p for p in self.model.parameters() if p.ndim <= 1]
-        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": decayed, "weight_decay": 0.01},
+            {"params": others, "weight_decay": 0.0},
+        ]
         self.optimizer = torch.optim.AdamW(groups, lr=_LR, eps=1e-8)
 
     @staticmethod
@@ -70,7 +77,10 @@ class HuggingFace:
         rows = [torch.from_numpy(samples.sequences[i][0]).long() for i in chosen]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         lengths = torch.tensor([len(row) for row in rows])
-        return {"input_ids": ids, "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long()}
+        return {
+            "input_ids": ids,
+            "attention_mask": (torch.arange(ids.shape[1]) < lengths[:, None]).long(),
+        }
 
     def step(self, chosen: list[int], lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -90,15 +100,21 @@ class HuggingFace:
         found = np.empty(count, dtype=np.int64)
         for begin in range(0, count, 32):
             chosen = order[begin : begin + 32]
-            found[chosen] = self.model(**self.padded(samples, chosen.tolist())).logits.argmax(dim=1).numpy()
+            found[chosen] = (
+                self.model(**self.padded(samples, chosen.tolist())).logits.argmax(dim=1).numpy()
+            )
         self.model.train()
         return found
 
 
 def some_of(samples: tasks.Samples, count: int) -> tasks.Samples:
     """``count`` samples, evenly spaced."""
-    chosen = np.linspace(0, len(samples.sequences) - 1, min(count, len(samples.sequences))).astype(int)
-    return tasks.Samples([samples.sequences[i] for i in chosen], {"labels": samples.labels["labels"][chosen]})
+    chosen = np.linspace(0, len(samples.sequences) - 1, min(count, len(samples.sequences))).astype(
+        int
+    )
+    return tasks.Samples(
+        [samples.sequences[i] for i in chosen], {"labels": samples.labels["labels"][chosen]}
+    )
 
 
 def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Ours, HuggingFace]:
@@ -111,7 +127,9 @@ def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Our
     task = tasks.build(settings, WordPiece(settings.vocabulary))
     if sentences:
         for name in ("train", "test"):
-            setattr(task, name, some_of(getattr(task, name), sentences))  # the table is sorted by label
+            setattr(
+                task, name, some_of(getattr(task, name), sentences)
+            )  # the table is sorted by label
     torch.manual_seed(seed)
     run = train.build(settings, environment, World(settings.dist), task)
     run.model.train()
@@ -124,7 +142,10 @@ def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[
     ratio of ours to each of the others.
     """
     ours, hugging_face = pair
-    order, sequences = Order(len(ours.task.train.lengths), options.batch_size, 1, 1), options.steps * options.batch_size
+    order, sequences = (
+        Order(len(ours.task.train.lengths), options.batch_size, 1, 1),
+        options.steps * options.batch_size,
+    )
     samples = some_of(ours.task.test, sequences)
 
     def take_steps(loop: Ours | HuggingFace, numbers: Iterator[int]) -> None:
@@ -135,16 +156,26 @@ def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[
         "ours": partial(ours.predict, samples), "hugging_face": partial(hugging_face.predict, samples),
         "hugging_face_by_length": partial(hugging_face.predict, samples, by_length=True),
     }  # fmt: skip
-    trainings = {name: partial(take_steps, loop, itertools.count(1)) for name, loop in zip(NAMES, pair, strict=True)}
+    trainings = {
+        name: partial(take_steps, loop, itertools.count(1))
+        for name, loop in zip(NAMES, pair, strict=True)
+    }
     figures: dict[str, Any] = {}
-    for prefix, functions, count in (("inference_", predictions, len(samples.sequences)), ("", trainings, sequences)):
+    for prefix, functions, count in (
+        ("inference_", predictions, len(samples.sequences)),
+        ("", trainings, sequences),
+    ):
         times = in_turns(functions, options.repeats + 1)  # the first turn warms up
         found = {name: [count / seconds for seconds in spans[1:]] for name, spans in times.items()}
         middle = {name: round(statistics.median(rates), 2) for name, rates in found.items()}
         figures[f"{prefix}sequences_per_cpu_second"] = middle
-        figures[f"{prefix}rounds"] = {name: [round(rate, 2) for rate in rates] for name, rates in found.items()}
+        figures[f"{prefix}rounds"] = {
+            name: [round(rate, 2) for rate in rates] for name, rates in found.items()
+        }
         for name in list(found)[1:]:
-            figures[f"{prefix}ratio{name.removeprefix('hugging_face')}"] = ratios(found["ours"], found[name])[0]
+            figures[f"{prefix}ratio{name.removeprefix('hugging_face')}"] = ratios(
+                found["ours"], found[name]
+            )[0]
     return figures
 
 
@@ -155,7 +186,10 @@ def accuracies(options: argparse.Namespace) -> dict[str, list[float]]:
         loop = build(options.folder, options.batch_size, seed, options.sentences)[number]
         count = len(loop.task.train.lengths)
         last = -(-count * _EPOCHS // options.batch_size)
-        rates, order = config.learning_rates({"LR": str(_LR)}, last), Order(count, options.batch_size, 1, seed)
+        rates, order = (
+            config.learning_rates({"LR": str(_LR)}, last),
+            Order(count, options.batch_size, 1, seed),
+        )
         torch.manual_seed(seed)
         for step in range(1, last + 1):
             loop.step(order.step(step)[0], learning_rate(step, rates))
@@ -171,20 +205,34 @@ def main() -> None:
     parser.add_argument("folder", type=folder, help="created by make finetune-demo")
     parser.add_argument("--batch-size", type=integer, default=32, help="(default %(default)s)")
     parser.add_argument("--steps", type=integer, default=8, help="per round (default %(default)s)")
-    parser.add_argument("--repeats", type=natural, default=5, help="rounds; 0: only accuracy (default %(default)s)")
-    parser.add_argument("--seeds", type=natural, default=0, help="full trainings of each (default %(default)s)")
-    parser.add_argument("--sentences", type=natural, default=0, help="for training and for test; 0: all")
-    parser.add_argument("--threads", type=integer, default=1, help="of PyTorch (default %(default)s)")
+    parser.add_argument(
+        "--repeats", type=natural, default=5, help="rounds; 0: only accuracy (default %(default)s)"
+    )
+    parser.add_argument(
+        "--seeds", type=natural, default=0, help="full trainings of each (default %(default)s)"
+    )
+    parser.add_argument(
+        "--sentences", type=natural, default=0, help="for training and for test; 0: all"
+    )
+    parser.add_argument(
+        "--threads", type=integer, default=1, help="of PyTorch (default %(default)s)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     figures: dict[str, Any] = {}
     if options.repeats:
         figures = speeds(build(options.folder, options.batch_size, 1, 0), options)
     if options.seeds:
-        labels = build(options.folder, options.batch_size, 1, options.sentences)[0].task.test.labels["labels"]
+        labels = build(options.folder, options.batch_size, 1, options.sentences)[
+            0
+        ].task.test.labels["labels"]
         most = float(np.bincount(labels).max() / len(labels))
         figures |= {"accuracy": accuracies(options), "accuracy_of_the_majority": round(most, 4)}
-    emit("finetuning", figures, data=f"film reviews, batches of {options.batch_size}, {options.threads} threads")
+    emit(
+        "finetuning",
+        figures,
+        data=f"film reviews, batches of {options.batch_size}, {options.threads} threads",
+    )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,10 @@ KILLED = 124  # exit status of an item that exceeded its limit
 LAST = 25  # seconds before its limit at which a step benchmark starts nothing more
 BEFORE = 5  # seconds before the limit at which stacks are dumped
 CONFIG_PARTS = ("begin.sh", "global_batch_768.sh", "common.sh")
-BEGIN, END = "<!-- gpu tables: begin (bench/gpu_all.py writes what is between) -->", "<!-- gpu tables: end -->"
+BEGIN, END = (
+    "<!-- gpu tables: begin (bench/gpu_all.py writes what is between) -->",
+    "<!-- gpu tables: end -->",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +73,30 @@ def _steps(name: str, group: str, seconds: float, tiny: bool = False, unless: st
     return Item(name=name, command=command, seconds=seconds, tiny=once, unless=unless)
 
 
-GPU_TESTS = tuple(str(ROOT / "tests" / "bert" / name) for name in ("kernels", "training/test_graph.py"))
-PYTEST = ("-m", "pytest", "-v", "--tb=short", "-rA", "--durations=10", "--continue-on-collection-errors", "-m", "gpu")
+GPU_TESTS = tuple(
+    str(ROOT / "tests" / "bert" / name) for name in ("kernels", "training/test_graph.py")
+)
+PYTEST = (
+    "-m",
+    "pytest",
+    "-v",
+    "--tb=short",
+    "-rA",
+    "--durations=10",
+    "--continue-on-collection-errors",
+    "-m",
+    "gpu",
+)
 ITEMS = [
-    Item(name="machine", command=("gpu_all.py", "machine"), seconds=45, tiny=()),  # PyTorch is read from a cold disk
-    Item(name="self_check", command=(str(ROOT / "tests" / "self_check.py"),), seconds=85, tiny=("--tiny",)),
+    Item(
+        name="machine", command=("gpu_all.py", "machine"), seconds=45, tiny=()
+    ),  # PyTorch is read from a cold disk
+    Item(
+        name="self_check",
+        command=(str(ROOT / "tests" / "self_check.py"),),
+        seconds=85,
+        tiny=("--tiny",),
+    ),
     _steps("steps_48", "rows 48", 80),
     _steps("steps_48_plain", "rows 48 plain", 60, unless="steps_48"),
     Item(name="profile", command=("train_step.py", "--profile"), seconds=45, tiny=("--tiny",)),
@@ -84,7 +106,12 @@ ITEMS = [
     Item(name="gemm", command=("kernels.py", "gemm"), seconds=40, tiny=("--tiny",)),
     _steps("steps_fp8", "fp8 48", 60),
     _steps("steps_24", "main", 70, tiny=True),
-    Item(name="kernel_tests", command=(*PYTEST, *GPU_TESTS), seconds=90, needs=("pytest", "hypothesis")),
+    Item(
+        name="kernel_tests",
+        command=(*PYTEST, *GPU_TESTS),
+        seconds=90,
+        needs=("pytest", "hypothesis"),
+    ),
     Item(name="operations", command=("kernels.py", "operations"), seconds=60),
     _steps("steps_attention", "attention", 60),
     Item(name="convergence", command=("convergence.py",), seconds=60, tiny=("--steps", "25")),
@@ -140,7 +167,9 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
                 recorder.result(item.name, values)
                 for (group, variant, rows), one in steps_in([values]).items():
                     figures = " ms ".join(filter(None, figures_of(one | {"early": False})[:2]))
-                    print(f"  {group}: {variant}, {rows} rows: {figures}", file=sys.stderr, flush=True)
+                    print(
+                        f"  {group}: {variant}, {rows} rows: {figures}", file=sys.stderr, flush=True
+                    )
 
     try:
         process = subprocess.Popen(
@@ -157,13 +186,19 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
         except subprocess.TimeoutExpired:
             status = KILLED
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with its children, which could hold its pipes and the GPU
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a process stuck in the driver cannot be killed
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # with its children, which could hold its pipes and the GPU
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # a process stuck in the driver cannot be killed
             process.wait(10)
         thread.join(5)  # a process in another session may hold the pipe: its further output is lost
         over.set()
         output = Path(recorder.log.name).read_bytes()[start:].decode(errors="replace").splitlines()
-        reason = " | ".join([line.strip() for line in output if line.strip() and not line.startswith("{")][-3:])
+        reason = " | ".join(
+            [line.strip() for line in output if line.strip() and not line.startswith("{")][-3:]
+        )
         if status == KILLED:
             reason = "exceeded its limit (stages.log has the stacks)"
         elif status < 0:
@@ -192,7 +227,12 @@ def doubt(results: list[dict[str, Any]]) -> str:
     ended = next((result for result in checks if result.get("ended")), None)
     if ended is not None and not ended["status"]:
         return ""
-    wrong = [name for check in checks for name, found in check.items() if isinstance(found, dict) and name != "machine"]
+    wrong = [
+        name
+        for check in checks
+        for name, found in check.items()
+        if isinstance(found, dict) and name != "machine"
+    ]
     return f"unverified: self_check {'failed: ' + ', '.join(dict.fromkeys(wrong)) if wrong else 'did not succeed'}"
 
 
@@ -203,7 +243,10 @@ def figures_of(step: dict[str, Any], doubts: str = "") -> list[str]:
         reason = f"only one turn, {step['milliseconds']:.1f} ms" if step.get("early") else ""
         reason = reason or (doubts if step["variant"].startswith("ours") else "")
     if reason or "milliseconds" not in step:
-        return [f"unmeasured{f' ({reason[:80]})' if reason else ''}", *[""] * (len(STEP_COLUMNS) - 1)]
+        return [
+            f"unmeasured{f' ({reason[:80]})' if reason else ''}",
+            *[""] * (len(STEP_COLUMNS) - 1),
+        ]
     return [
         f"{step['milliseconds']:.2f}", f"{step['sequences_per_second']:,.0f}", f"{step['tokens_per_second']:,.0f}",
         f"{step['model_tflops']:.0f}", f"{step['share_of_ceiling']:.0%}", f"{step['peak_gib']:.1f}",
@@ -215,16 +258,22 @@ def show(results: list[dict[str, Any]]) -> None:
     for result in results:
         if result.get("ended"):
             verdict = "ok" if not result["status"] else f"FAILED ({result['status']})"
-            print(f"{result['stage']:<14} {verdict:<14} {result['seconds']:>6} s  {result['reason']}".rstrip())
+            print(
+                f"{result['stage']:<14} {verdict:<14} {result['seconds']:>6} s  {result['reason']}".rstrip()
+            )
     table = [("group", "variant", "rows", *STEP_COLUMNS)]
     doubts = doubt(results)
     table += [(*map(str, key), *figures_of(one, doubts)) for key, one in steps_in(results).items()]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for line in table:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        )
     with contextlib.suppress(ValueError):  # nothing to choose from
         chosen, words = best_settings(results)
-        print(f"# best settings of this GPU: {words}\nexport {' '.join(f'{k}={v}' for k, v in chosen.items())}")
+        print(
+            f"# best settings of this GPU: {words}\nexport {' '.join(f'{k}={v}' for k, v in chosen.items())}"
+        )
 
 
 class NoGpuError(Exception):
@@ -235,7 +284,9 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
     """Runs the items as time allows; returns how many failed. Raises NoGpuError if the machine item finds no GPU."""
     failed = 0
     for item in items:
-        replaced = steps_in([result for result in recorder.results if result["stage"] == item.unless])
+        replaced = steps_in(
+            [result for result in recorder.results if result["stage"] == item.unless]
+        )
         if any("milliseconds" in one for one in replaced.values()):
             continue
         patience = 3 if tiny else 1  # a busy CPU may be slow, and nothing is measured there
@@ -277,9 +328,18 @@ def document(results: list[dict[str, Any]]) -> str:
         ceiling = f"{steps['ceiling_tflops']:.0f} TFLOP/s"
         intro = f"Command: `python bench/gpu_all.py --tables`. {described}; ceiling {ceiling}."
     measured, known, doubts = steps_in(results), groups(on_gpu=True), doubt(results)
-    wanted = [(group, one) for group in ("main", "rows 48", "rows 96", "peers") for one in known[group]]
-    expected = [(group, one.name, one.rows) for group, one in wanted if one.peer or group != "peers"]
-    lines = [intro, "", row("step of BERT-large", "rows", *STEP_COLUMNS), "|---" * (2 + len(STEP_COLUMNS)) + "|"]
+    wanted = [
+        (group, one) for group in ("main", "rows 48", "rows 96", "peers") for one in known[group]
+    ]
+    expected = [
+        (group, one.name, one.rows) for group, one in wanted if one.peer or group != "peers"
+    ]
+    lines = [
+        intro,
+        "",
+        row("step of BERT-large", "rows", *STEP_COLUMNS),
+        "|---" * (2 + len(STEP_COLUMNS)) + "|",
+    ]
     for key in dict.fromkeys([*expected, *(key for key in measured if key[0] != "kernels")]):
         group, variant, count = key
         label = variant if key in expected else f"{variant} ({group})"
@@ -312,26 +372,47 @@ def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
     """
     from train_step import Variant, groups
 
-    known = {(group, one.name, one.rows): one for group, some in groups(on_gpu=True).items() for one in some}
+    known = {
+        (group, one.name, one.rows): one
+        for group, some in groups(on_gpu=True).items()
+        for one in some
+    }
     doubts, rates = doubt(results), {}
     for key, step in steps_in(results).items():
-        variant = known.get(key) or (Variant(name=key[1], rows=key[2]) if key[0] == "attention" else None)
+        variant = known.get(key) or (
+            Variant(name=key[1], rows=key[2]) if key[0] == "attention" else None
+        )
         if variant and not variant.peer and not figures_of(step, doubts)[0].startswith("u"):
             rates[key] = step["sequences_per_second"], variant
     kept = {key: found for key, found in rates.items() if not found[1].fp8}
     if not kept:
-        raise ValueError(f"no step of ours was fully timed: no settings to choose{f' ({doubts})' if doubts else ''}")
+        raise ValueError(
+            f"no step of ours was fully timed: no settings to choose{f' ({doubts})' if doubts else ''}"
+        )
     rate, best = max(kept.values(), key=lambda found: found[0])
-    tried = [one for result in results for one in result.get("tried_attention", []) if one["milliseconds"]]
+    tried = [
+        one
+        for result in results
+        for one in result.get("tried_attention", [])
+        if one["milliseconds"]
+    ]
     backend = best.attention
     if backend == "auto" and tried:
         backend = min(tried, key=lambda one: one["milliseconds"])["name"]
-    chosen = {"PRECISION": best.precision, "BATCHSIZE": str(best.rows), "ATTENTION": backend, "FUSED": best.fused}
+    chosen = {
+        "PRECISION": best.precision,
+        "BATCHSIZE": str(best.rows),
+        "ATTENTION": backend,
+        "FUSED": best.fused,
+    }
     if not best.graph:
         chosen["CUDA_GRAPH"] = "0"
     words = f"{rate:,.0f} sequences/s, {best.name}"
     faster = {
-        " ".join(f"{name.upper()}={int(value) if value is True else value}" for name, value in variant.fp8.items()): one
+        " ".join(
+            f"{name.upper()}={int(value) if value is True else value}"
+            for name, value in variant.fp8.items()
+        ): one
         for one, variant in rates.values()
         if variant.fp8 and one > rate and variant.rows == best.rows
     }
@@ -347,7 +428,9 @@ def config_of(results: list[dict[str, Any]]) -> str:
     gpu = machines[-1]["gpu"] if machines else "one GPU"
     exports = " ".join(f"{name}={value}" for name, value in chosen.items())
     here = '"$(dirname -- "${BASH_SOURCE[0]}")'
-    begin, batch, common = (f'# shellcheck source=configs/{part}\nsource {here}/{part}"' for part in CONFIG_PARTS)
+    begin, batch, common = (
+        f'# shellcheck source=configs/{part}\nsource {here}/{part}"' for part in CONFIG_PARTS
+    )
     return f"""#!/usr/bin/env bash
 # {gpu}: 1 node, 1 GPU, {rows} packed rows x {384 // rows} accumulated, global batch 768 sequences.
 # Measured by bench/gpu_all.py: {words}.
@@ -367,7 +450,12 @@ def machine() -> int:
 
     from bert.core.dist import why_no_gpu
 
-    driver = output_of("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader", "--id=0")
+    driver = output_of(
+        "nvidia-smi",
+        "--query-gpu=name,driver_version,memory.total",
+        "--format=csv,noheader",
+        "--id=0",
+    )
     described: dict[str, Any] = {"driver": driver, "no_gpu": why_no_gpu()}
     if not described["no_gpu"]:
         free, total = torch.cuda.mem_get_info()
@@ -400,16 +488,28 @@ def main() -> int:
         return commands[sys.argv.pop(1)]()
     parser = Parser(__doc__)
     folder = os.environ.get("OUT", "bench_results")
-    parser.add_argument("--output", type=new_folder, default=folder, help="(default: $OUT, else bench_results)")
-    parser.add_argument("--seconds", type=positive, default=520, help="total time limit (default 520)")
-    parser.add_argument("--only", nargs="+", choices=[item.name for item in ITEMS], help="run only these items")
     parser.add_argument(
-        "--tiny", action="store_true", help="tiny sizes, items that run on a CPU; to try out the command"
+        "--output", type=new_folder, default=folder, help="(default: $OUT, else bench_results)"
+    )
+    parser.add_argument(
+        "--seconds", type=positive, default=520, help="total time limit (default 520)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", choices=[item.name for item in ITEMS], help="run only these items"
+    )
+    parser.add_argument(
+        "--tiny",
+        action="store_true",
+        help="tiny sizes, items that run on a CPU; to try out the command",
     )
     parser.add_argument("--results", type=file, help="measure nothing, use this results.jsonl")
     parser.add_argument("--tables", action="store_true", help="also write the tables in --document")
-    parser.add_argument("--document", type=file, default=ROOT / "docs" / "evidence.md", help="file with the markers")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="write a config with the best settings")
+    parser.add_argument(
+        "--document", type=file, default=ROOT / "docs" / "evidence.md", help="file with the markers"
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="write a config with the best settings"
+    )
     options = parser.parse_args()
     if options.tiny and (options.tables or options.config):
         parser.error("--tables and --config need measured figures, which --tiny does not give")
@@ -420,9 +520,15 @@ def main() -> int:
                 lines = options.results.read_text(encoding="utf-8").splitlines()
                 results = [json.loads(line) for line in lines if line.strip()]
             except ValueError as error:
-                raise ValueError(f"{options.results}: not a results file of gpu_all.py ({error})") from None
+                raise ValueError(
+                    f"{options.results}: not a results file of gpu_all.py ({error})"
+                ) from None
         else:
-            chosen = [item for item in ITEMS if not options.only or item.name in (*options.only, "machine")]
+            chosen = [
+                item
+                for item in ITEMS
+                if not options.only or item.name in (*options.only, "machine")
+            ]
             items = [item for item in chosen if item.tiny is not None or not options.tiny]
             options.output.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cache:

@@ -63,7 +63,9 @@ OPERATION_BYTES = {
 
 
 def normal(*shape: int, scale: float = 1.0) -> Tensor:
-    return scale * torch.randn(shape, device=device(), dtype=torch.bfloat16 if torch.cuda.is_available() else None)
+    return scale * torch.randn(
+        shape, device=device(), dtype=torch.bfloat16 if torch.cuda.is_available() else None
+    )
 
 
 def with_backward(forward: Call, leaves: Callable[[int], Any]) -> dict[str, Call]:
@@ -76,13 +78,19 @@ def with_backward(forward: Call, leaves: Callable[[int], Any]) -> dict[str, Call
     upstream = [torch.randn_like(tensor) for tensor in results(0)]
     return {
         "forward": forward,
-        "forward+backward": lambda number: torch.autograd.grad(results(number), leaves(number), upstream),
+        "forward+backward": lambda number: torch.autograd.grad(
+            results(number), leaves(number), upstream
+        ),
     }
 
 
-def bandwidths(functions: dict[str, tuple[Call, float]], ceiling: float, **options: int) -> dict[str, dict[str, float]]:
+def bandwidths(
+    functions: dict[str, tuple[Call, float]], ceiling: float, **options: int
+) -> dict[str, dict[str, float]]:
     """Microseconds, GB/s and fraction of a copy's bandwidth. functions: calls with the bytes they move."""
-    figures = spread(graphs_in_turns({name: call for name, (call, _) in functions.items()}, **options))
+    figures = spread(
+        graphs_in_turns({name: call for name, (call, _) in functions.items()}, **options)
+    )
     for name, figure in figures.items():
         rate = functions[name][1] / figure["us"] / 1e3
         figure |= {"gb_per_s": round(rate), "share_of_copy": round(rate / ceiling, 3)}
@@ -90,7 +98,9 @@ def bandwidths(functions: dict[str, tuple[Call, float]], ceiling: float, **optio
 
 
 def measure_attention(options: argparse.Namespace) -> dict[str, Any]:
-    lengths = wikipedia_like_lengths(2 * ROWS, LENGTH, np.random.default_rng(0)).tolist()  # two sequences per row
+    lengths = wikipedia_like_lengths(
+        2 * ROWS, LENGTH, np.random.default_rng(0)
+    ).tolist()  # two sequences per row
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=device())
     inputs = [normal(sum(lengths), 3, HEADS, HEAD_SIZE).requires_grad_() for _ in range(2)]
 
@@ -125,7 +135,10 @@ def product_rate(m: int, k: int, n: int, kind: str, precision: str) -> float:
         a = normal(k, m).t() if kind == "weight_gradient" else normal(m, k)
         b = normal(n, k).t() if kind == "forward" else normal(k, n)
         return 2 * m * k * n / median_milliseconds(lambda: a @ b) / 1e9
-    a_target, b_target = unit_target(FORWARD if kind == "forward" else BACKWARD), unit_target(FORWARD)
+    a_target, b_target = (
+        unit_target(FORWARD if kind == "forward" else BACKWARD),
+        unit_target(FORWARD),
+    )
     a, _, _ = fp8_cast.cast_transpose(torch.randn(m, k, device=device()), a_target)
     b, _, _ = fp8_cast.cast_transpose(torch.randn(n, k, device=device()), b_target)
     fast = kind == "forward" or precision == "fp8_fast"
@@ -148,24 +161,40 @@ def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
     for precision in ("bf16", "fp8", "fp8_fast"):
         rates = {key: product_rate(*shape, key[1], precision) for key, shape in shapes.items()}
         operations = {key: 2.0 * math.prod(shape) for key, shape in shapes.items()}
-        layer = sum(operations.values()) / sum(operations[key] / rate for key, rate in rates.items())
-        table[precision] = {"layer": round(layer, 4)} | {".".join(key): round(rate, 4) for key, rate in rates.items()}
+        layer = sum(operations.values()) / sum(
+            operations[key] / rate for key, rate in rates.items()
+        )
+        table[precision] = {"layer": round(layer, 4)} | {
+            ".".join(key): round(rate, 4) for key, rate in rates.items()
+        }
     return table
 
 
 def measure_gemm(options: argparse.Namespace) -> dict[str, Any]:
-    sizes = [(64, 32, 64)] if options.tiny else [(tokens, HIDDEN, FEED_FORWARD) for tokens in (24_576, 49_152)]
+    sizes = (
+        [(64, 32, 64)]
+        if options.tiny
+        else [(tokens, HIDDEN, FEED_FORWARD) for tokens in (24_576, 49_152)]
+    )
     ceiling = round(matmul_ceiling(), 4)
-    return {"ceiling_tflops": ceiling, "tflops": {str(s[0]): layer_rates(*s) for s in sizes}, "clocks": gpu_state()}
+    return {
+        "ceiling_tflops": ceiling,
+        "tflops": {str(s[0]): layer_rates(*s) for s in sizes},
+        "clocks": gpu_state(),
+    }
 
 
 def lamb_update() -> tuple[Call, float]:
     """Gradient norm and both passes of LAMB on flat buffers of BERT-large's sizes, and the bytes they move."""
     with torch.device("meta"):
-        bound = kernels.select(kernels.Config(fused="none", attention="sdpa_loop"), torch.device("cpu"))
+        bound = kernels.select(
+            kernels.Config(fused="none", attention="sdpa_loop"), torch.device("cpu")
+        )
         model = BertForPreTraining(BertConfig(), bound)
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    layout = lamb.make_layout(list(sizes.values()), [DECAY if is_decayed(name) else 0.0 for name in sizes], device())
+    layout = lamb.make_layout(
+        list(sizes.values()), [DECAY if is_decayed(name) else 0.0 for name in sizes], device()
+    )
     gradient = normal(layout.size, scale=1e-3)
     master, first = (torch.randn(layout.size, device=device()) * scale for scale in (0.02, 1e-3))
     second, low = first.square(), torch.empty_like(gradient)
@@ -184,16 +213,23 @@ def operation_inputs(name: str) -> list[tuple[Any, ...]]:
     """NUM_SETS sets of arguments of the case of 48 rows, with dropout."""
     case = next(case for case in OPERATIONS[name].CASES if case.name == "48_rows_of_bert_large")
     sets = [case.arguments(device(), seed) for seed in range(NUM_SETS)]
-    return [tuple(DROPOUT if isinstance(a, float) and a == 0 else a for a in arguments) for arguments in sets]
+    return [
+        tuple(DROPOUT if isinstance(a, float) and a == 0 else a for a in arguments)
+        for arguments in sets
+    ]
 
 
 def operation_calls(name: str, function: Callable[..., Any]) -> dict[str, Call]:
     sets = operation_inputs(name)
-    leaves = [[a for a in arguments if isinstance(a, Tensor) and a.requires_grad] for arguments in sets]
+    leaves = [
+        [a for a in arguments if isinstance(a, Tensor) and a.requires_grad] for arguments in sets
+    ]
 
     def forward(number: int) -> object:
         chosen = sets[number % NUM_SETS]  # each call draws its own seed
-        return function(*(DropoutSites(a.device) if isinstance(a, DropoutSites) else a for a in chosen))
+        return function(
+            *(DropoutSites(a.device) if isinstance(a, DropoutSites) else a for a in chosen)
+        )
 
     return with_backward(forward, lambda number: leaves[number % NUM_SETS])
 
@@ -207,7 +243,9 @@ def fp8_calls() -> dict[str, tuple[Call, float]]:
 
     def norm_with_cast(n: int) -> object:
         operands = dropout_add_layer_norm.Operands(*norms[n % NUM_SETS][:5])
-        return dropout_add_layer_norm.fused_with_cast(operands, 1e-12, DROPOUT, DropoutSites(device()), forward)
+        return dropout_add_layer_norm.fused_with_cast(
+            operands, 1e-12, DROPOUT, DropoutSites(device()), forward
+        )
 
     def gelu_backward(n: int) -> object:
         gradient, x = upstream[n % NUM_SETS], inner[n % NUM_SETS]
@@ -239,16 +277,24 @@ def measure_operations(options: argparse.Namespace) -> dict[str, Any]:
         figures[name] = bandwidths(functions, ceiling, repeats=options.repeats)
     if HAS_FP8:
         figures["fp8"] = bandwidths(fp8_calls(), ceiling, repeats=options.repeats)
-    figures["lamb"] = bandwidths({"triton": lamb_update()}, ceiling, num_calls=3, repeats=options.repeats)["triton"]
+    figures["lamb"] = bandwidths(
+        {"triton": lamb_update()}, ceiling, num_calls=3, repeats=options.repeats
+    )["triton"]
     return figures
 
 
 def main() -> None:
-    measures = {"attention": measure_attention, "gemm": measure_gemm, "operations": measure_operations}
+    measures = {
+        "attention": measure_attention,
+        "gemm": measure_gemm,
+        "operations": measure_operations,
+    }
     parser = Parser(__doc__)
     parser.add_argument("kernel", choices=list(measures))
     parser.add_argument("--repeats", type=integer, default=15, help="replays of each (default 15)")
-    parser.add_argument("--tiny", action="store_true", help="gemm: a small size, to try it out on a CPU")
+    parser.add_argument(
+        "--tiny", action="store_true", help="gemm: a small size, to try it out on a CPU"
+    )
     options = parser.parse_args()
     if not torch.cuda.is_available() and not (options.kernel == "gemm" and options.tiny):
         print("kernels.py: no GPU: this benchmark measures GPU kernels", file=sys.stderr)

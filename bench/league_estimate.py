@@ -25,7 +25,10 @@ def table() -> dict[str, dict[str, Any]]:
     _, by_batch, batch_spread = estimate.predicted(recipe=False)
     minutes = np.array([one.minutes for one in results])
     true = np.log(60 * minutes * np.array([one.sequences_per_second for one in results]))
-    same = [[o.samples for o in results if o is not one and o.batch_size == one.batch_size] for one in results]
+    same = [
+        [o.samples for o in results if o is not one and o.batch_size == one.batch_size]
+        for one in results
+    ]
     naive = [np.mean(samples) if samples else 0 for samples in same]
     peers = np.array(naive) > 0
     alone = [
@@ -37,7 +40,9 @@ def table() -> dict[str, dict[str, Any]]:
         "naive": _row(np.log(np.array(naive)[peers]) - true[peers]),
         "by batch": _row(by_batch - true, batch_spread),
         "by recipe": _row(by_recipe - true, recipe_spread),
-        "from training alone": _row([math.log(a / b) for a, _, b in alone], [spread for _, spread, _ in alone]),
+        "from training alone": _row(
+            [math.log(a / b) for a, _, b in alone], [spread for _, spread, _ in alone]
+        ),
     }
 
 
@@ -47,7 +52,9 @@ def _row(errors: Iterable[float], spreads: Iterable[float] | None = None) -> dic
     median, ninth, worst = np.quantile(np.abs(np.expm1(wrong)), (0.5, 0.9, 1.0)).round(4).tolist()
     row = {"results": len(wrong), "median": median, "ninth_decile": ninth, "worst": worst}
     if spreads is not None:
-        row["covered"] = round(float((np.abs(wrong) < estimate.DEVIATIONS * np.array(spreads)).mean()), 3)
+        row["covered"] = round(
+            float((np.abs(wrong) < estimate.DEVIATIONS * np.array(spreads)).mean()), 3
+        )
     return row
 
 

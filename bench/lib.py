@@ -34,7 +34,9 @@ class Parser(argparse.ArgumentParser):
     """Help shows the script's docstring; errors are one line and exit status 2, before anything is measured."""
 
     def __init__(self, description: str | None = None, **options: Any) -> None:
-        super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter, **options
+        )
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog.split()[0]}: error: {' '.join(message.split())}; see --help\n")
@@ -79,12 +81,16 @@ def new_folder(text: str) -> Path:
     return path
 
 
-def folder_with(*names: str, advice: str = "give the folder that contains it") -> Callable[[str], Path]:
+def folder_with(
+    *names: str, advice: str = "give the folder that contains it"
+) -> Callable[[str], Path]:
     def folder(text: str) -> Path:
         path = Path(text)
         missing = [name for name in names if not (path / name).exists()]
         if missing:
-            raise argparse.ArgumentTypeError(f"{text}: no {' and no '.join(missing)} in it: {advice}")
+            raise argparse.ArgumentTypeError(
+                f"{text}: no {' and no '.join(missing)} in it: {advice}"
+            )
         return path
 
     return folder
@@ -97,7 +103,11 @@ def explain(error: BaseException) -> str:
     traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
     cause = root_cause(error)
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(cause, torch.OutOfMemoryError) and torch.cuda.is_available():
+    if (
+        torch is not None
+        and isinstance(cause, torch.OutOfMemoryError)
+        and torch.cuda.is_available()
+    ):
         print(torch.cuda.memory_summary(), file=sys.stderr)
     sys.stderr.flush()
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300]
@@ -107,7 +117,9 @@ def cpu_seconds(function: Callable[[], object]) -> float:
     """User and system CPU seconds of a call, including child processes; wall time misleads on a shared machine."""
 
     def spent() -> float:
-        usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        usages = [
+            resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        ]
         return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
     before = spent()
@@ -150,7 +162,9 @@ def ratios(times: list[float], others: list[float], digits: int = 3) -> list[flo
 def output_of(*command: str) -> str:
     """Standard output of a program; empty if it is missing or fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
 
@@ -185,4 +199,9 @@ def emit(benchmark: str, figures: Mapping[str, Any], *, data: str = "") -> None:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
     }
-    print(json.dumps(line | ({"data": data} if data else {}) | dict(figures) | {"machine": machine()}), flush=True)
+    print(
+        json.dumps(
+            line | ({"data": data} if data else {}) | dict(figures) | {"machine": machine()}
+        ),
+        flush=True,
+    )

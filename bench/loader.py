@@ -54,7 +54,10 @@ def rate(config: Config, steps: int) -> dict[str, float]:
     data.close()
     sequences, tokens = map(sum, zip(*taken, strict=True))
     tokens_per_row = tokens / (len(taken) * config.batch_size)
-    return {"sequences_per_cpu_second": round(sequences / seconds), "tokens_per_row": round(tokens_per_row, 1)}
+    return {
+        "sequences_per_cpu_second": round(sequences / seconds),
+        "tokens_per_row": round(tokens_per_row, 1),
+    }
 
 
 def start(config: Config) -> None:
@@ -64,30 +67,51 @@ def start(config: Config) -> None:
 
 def main() -> None:
     parser = Parser(__doc__)
-    parser.add_argument("--rows-per-step", type=integer, default=48, help="per rank (default %(default)s)")
-    parser.add_argument("--shards", type=integer, default=4320, help="files at startup (default %(default)s)")
-    parser.add_argument("--steps", type=integer, default=400, help="to measure (default %(default)s)")
+    parser.add_argument(
+        "--rows-per-step", type=integer, default=48, help="per rank (default %(default)s)"
+    )
+    parser.add_argument(
+        "--shards", type=integer, default=4320, help="files at startup (default %(default)s)"
+    )
+    parser.add_argument(
+        "--steps", type=integer, default=400, help="to measure (default %(default)s)"
+    )
     options = parser.parse_args()
     size = options.rows_per_step
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for kind in ("packed", "unpacked"):
-            records = synthetic_records(_ROWS_PER_FILE, _LENGTH, _VOCABULARY, kind == "packed", seed=0)
+            records = synthetic_records(
+                _ROWS_PER_FILE, _LENGTH, _VOCABULARY, kind == "packed", seed=0
+            )
             write_files(folder / kind, records, _FILES)
         configs = {
             "packed": Config(packed=True, datadir_packed=folder / "packed", batch_size=size),
             "unpacked": Config(datadir=folder / "unpacked", batch_size=size, batching="rows"),
             "online": Config(datadir=folder / "unpacked", batch_size=size, batching="online"),
         }
-        figures: dict[str, object] = {kind: rate(config, options.steps) for kind, config in configs.items()}
-        write_files(folder / "many", synthetic_records(60, _LENGTH, _VOCABULARY, True, 0), options.shards)
+        figures: dict[str, object] = {
+            kind: rate(config, options.steps) for kind, config in configs.items()
+        }
+        write_files(
+            folder / "many", synthetic_records(60, _LENGTH, _VOCABULARY, True, 0), options.shards
+        )
         many = Config(packed=True, datadir_packed=folder / "many", batch_size=size)
-        for figure, measure in (("start_seconds", wall_seconds), ("start_cpu_seconds", cpu_seconds)):
-            figures[figure] = round(statistics.median(measure(lambda: start(many)) for _ in range(5)), 3)
+        for figure, measure in (
+            ("start_seconds", wall_seconds),
+            ("start_cpu_seconds", cpu_seconds),
+        ):
+            figures[figure] = round(
+                statistics.median(measure(lambda: start(many)) for _ in range(5)), 3
+            )
         (folder / "many" / INDEX).unlink()
         figures["start_cpu_seconds_without_index"] = round(cpu_seconds(lambda: start(many)), 3)
         assert len(list_shards(folder / "many", "")) == options.shards
-    emit("loader", figures, data="Wikipedia mix (synthetic), 8 files of the size of the real shards, page cache warm")
+    emit(
+        "loader",
+        figures,
+        data="Wikipedia mix (synthetic), 8 files of the size of the real shards, page cache warm",
+    )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from lib import Parser, at_least, cpu_seconds, emit, file, folder_with, in_turns, integer, medians, new_folder, positive
+from lib import (
+    Parser,
+    at_least,
+    cpu_seconds,
+    emit,
+    file,
+    folder_with,
+    in_turns,
+    integer,
+    medians,
+    new_folder,
+    positive,
+)
 
 from bert.data.format import atomic_file, content_digest
 from bert.data.online_packing import OnlinePacker
@@ -59,7 +71,10 @@ SHARD_BYTES = 27_000_000
 REAL_BYTES, REAL_FILES, REAL_SEQUENCES, REAL_SHARDS, CORES = 13_233e6, 501, 156_726_829, 4320, 64
 SEQUENCES_PER_GROUP = 1_200_000  # input_preprocessing.deal
 LENGTH = 512
-WORDS, SKEW = 200_000, 2.0  # words, and how much more frequent the frequent ones are than in Zipf's law
+WORDS, SKEW = (
+    200_000,
+    2.0,
+)  # words, and how much more frequent the frequent ones are than in Zipf's law
 BEYOND_ASCII = ("–", "é", "ö", "’", "“", "ā", "č", "漢", "…", "°")
 VOCABULARY = 30_522
 
@@ -78,7 +93,10 @@ def documents(generator: np.random.Generator, bank: np.ndarray) -> str:
         sentences.append(f"{sentence[:1].upper()}{sentence[1:]}{mark}, {at % 2000}.")
         at += length
     ends = np.cumsum(counts).tolist()
-    texts = ("\n".join(sentences[end - count : end]) for end, count in zip(ends, counts.tolist(), strict=True))
+    texts = (
+        "\n".join(sentences[end - count : end])
+        for end, count in zip(ends, counts.tolist(), strict=True)
+    )
     return "\n\n".join(texts) + "\n\n"
 
 
@@ -91,7 +109,9 @@ def make_corpus(outputdir: Path, size: int) -> None:
     text = " ".join(sentence for document in pydoc_documents() for sentence in document)
     real = [word for word, _ in Counter(re.findall(r"[A-Za-z']{1,12}", text)).most_common(8_000)]
     generator = np.random.default_rng(1)
-    syllables = [a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s", "l")]
+    syllables = [
+        a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", "n", "r", "s", "l")
+    ]
     picked = generator.integers(0, len(syllables), (WORDS - len(real), 4)).tolist()
     lengths = generator.integers(2, 5, len(picked)).tolist()
     made = ["".join(syllables[i] for i in row[:n]) for row, n in zip(picked, lengths, strict=True)]
@@ -131,7 +151,14 @@ def measure_all(options: argparse.Namespace) -> None:
             make_corpus(outputdir, int(options.megabytes * 1e6))
         size = sum(path.stat().st_size for path in (outputdir / "download" / "results4").iterdir())
         scale = REAL_BYTES / size
-        command = [sys.executable, "-m", "input_preprocessing", "prepare", "--outputdir", str(outputdir)]
+        command = [
+            sys.executable,
+            "-m",
+            "input_preprocessing",
+            "prepare",
+            "--outputdir",
+            str(outputdir),
+        ]
         command += ["--skip-download", "--packed-data", "--jobs", str(options.jobs)]
         command += ["--shards", str(max(2, round(REAL_SHARDS / scale)))]
         most, ended = [0], threading.Event()
@@ -145,7 +172,9 @@ def measure_all(options: argparse.Namespace) -> None:
         started, cpu = time.perf_counter(), {}
         for step in ("start", "instances", "shards", "finish"):
             only = [] if step == "finish" else ["--only", step]
-            run = functools.partial(subprocess.run, [*command, *only], check=True, capture_output=True)
+            run = functools.partial(
+                subprocess.run, [*command, *only], check=True, capture_output=True
+            )
             cpu[step] = cpu_seconds(run)
         wall = time.perf_counter() - started
         ended.set()
@@ -159,7 +188,9 @@ def measure_all(options: argparse.Namespace) -> None:
         "bytes_of_text": size,
         "cpu_seconds": {step: round(seconds, 1) for step, seconds in cpu.items()},
         "wall_seconds": round(wall, 1),
-        "peak_gigabytes_of_a_worker": round(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 2),
+        "peak_gigabytes_of_a_worker": round(
+            resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 2
+        ),
         "peak_disk_megabytes": round(most[0] / 1e6),
         "output_megabytes": round(output / 1e6),
         "real_corpus_minutes_on_64_cores": round((files + groups + cpu["finish"]) * scale / 60, 1),
@@ -171,7 +202,9 @@ def measure_all(options: argparse.Namespace) -> None:
 def measure_instances(options: argparse.Namespace) -> None:
     if shutil.which(options.reference_python) is None:
         name = options.reference_python
-        options.parser.error(f"--reference-python {name}: no such program: give a Python that has TensorFlow")
+        options.parser.error(
+            f"--reference-python {name}: no such program: give a Python that has TensorFlow"
+        )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.text is None or options.vocab_file is None:
@@ -180,7 +213,17 @@ def measure_instances(options: argparse.Namespace) -> None:
         vocab = options.vocab_file or folder / "download" / "vocab.txt"
         data = text.read_bytes()
         line = [sys.executable, "-m", "input_preprocessing", "instances"]
-        line += map(str, ["--input-file", text, "--vocab-file", vocab, "--output-file", folder / "instances.hdf5"])
+        line += map(
+            str,
+            [
+                "--input-file",
+                text,
+                "--vocab-file",
+                vocab,
+                "--output-file",
+                folder / "instances.hdf5",
+            ],
+        )
         subprocess.run(line, check=True, capture_output=True)
         memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
         words, config = vocabulary.load(vocab), SamplingConfig()
@@ -192,7 +235,9 @@ def measure_instances(options: argparse.Namespace) -> None:
             "sequences": sequences,
             "ours_megabytes_per_cpu_second": round(len(data) / medians(times)["ours"] / 1e6, 2),
             "peak_gigabytes_of_a_worker": round(memory, 2),
-            "cpu_seconds": {name: [round(span, 2) for span in spans] for name, spans in times.items()},
+            "cpu_seconds": {
+                name: [round(span, 2) for span in spans] for name, spans in times.items()
+            },
         }
         if options.reference:
             end = data.find(b"\n\n", int(options.sample_kilobytes * 1000)) + 2
@@ -201,7 +246,9 @@ def measure_instances(options: argparse.Namespace) -> None:
     emit("instances", figures, data="made-up text" if options.text is None else "the text given")
 
 
-def against_reference(text: Path, vocab: Path, folder: Path, options: argparse.Namespace) -> dict[str, object]:
+def against_reference(
+    text: Path, vocab: Path, folder: Path, options: argparse.Namespace
+) -> dict[str, object]:
     """Ratios of CPU seconds of the published program to ours, in turns: instances only, and with the TFRecord file."""
     ours, theirs = folder / "ours.tfrecord", folder / "theirs.tfrecord"
     script = Path(__file__).with_name("reference_instances.py")
@@ -223,8 +270,12 @@ def against_reference(text: Path, vocab: Path, folder: Path, options: argparse.N
         "reference_megabytes": round(text.stat().st_size / 1e6, 2),
         "ratio_to_reference_instances": round(statistics.median(made), 1),
         "ratio_to_reference_with_tfrecord": round(statistics.median(both), 1),
-        "ratios": {"instances": [round(r, 1) for r in made], "with_tfrecord": [round(r, 1) for r in both]},
-        "same_instances": content_digest(read_tfrecord(ours)[0]) == content_digest(read_tfrecord(theirs)[0]),
+        "ratios": {
+            "instances": [round(r, 1) for r in made],
+            "with_tfrecord": [round(r, 1) for r in both],
+        },
+        "same_instances": content_digest(read_tfrecord(ours)[0])
+        == content_digest(read_tfrecord(theirs)[0]),
     }
 
 
@@ -233,8 +284,12 @@ def measure_packing(options: argparse.Namespace) -> None:
 
     def online(max_sequences: int, buffer_size: int) -> dict[str, float]:
         """Fill rate, speed and longest wait of the online packer over one epoch."""
-        epochs: Iterator[tuple[int, np.ndarray]] = ((epoch, np.arange(len(lengths))) for epoch in itertools.count())
-        packer = OnlinePacker(epochs, lambda _, numbers: lengths[numbers], LENGTH, max_sequences, buffer_size)
+        epochs: Iterator[tuple[int, np.ndarray]] = (
+            (epoch, np.arange(len(lengths))) for epoch in itertools.count()
+        )
+        packer = OnlinePacker(
+            epochs, lambda _, numbers: lengths[numbers], LENGTH, max_sequences, buffer_size
+        )
         rows_wanted = int(lengths.sum() / LENGTH)
         found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         seconds = cpu_seconds(lambda: found.append(packer.rows(rows_wanted)))
@@ -246,7 +301,10 @@ def measure_packing(options: argparse.Namespace) -> None:
             "longest_wait_in_sequences": int((np.maximum.accumulate(arrived) - arrived).max()),
         }
 
-    figures: dict[str, object] = {"sequences": len(lengths), "mean_length": round(float(lengths.mean()), 2)}
+    figures: dict[str, object] = {
+        "sequences": len(lengths),
+        "mean_length": round(float(lengths.mean()), 2),
+    }
     for most in (3, 4):
         times = in_turns({"pack": lambda most=most: pack(lengths, LENGTH, most)}, 3)
         rows = len(pack(lengths, LENGTH, most)[1]) - 1
@@ -261,25 +319,41 @@ def main() -> None:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="all|instances|packing")
 
-    def command(name: str, function: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+    def command(
+        name: str, function: Callable[[argparse.Namespace], None]
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(name)
         added.set_defaults(function=function, parser=added)
         return added
 
     everything = command("all", measure_all)
-    everything.add_argument("--megabytes", type=positive, default=108, help="of text, up to 1000 (default %(default)s)")
+    everything.add_argument(
+        "--megabytes", type=positive, default=108, help="of text, up to 1000 (default %(default)s)"
+    )
     everything.add_argument("--jobs", type=integer, default=2, help="(default %(default)s)")
-    everything.add_argument("--keep", type=new_folder, help="folder to keep the corpus in for the next run")
+    everything.add_argument(
+        "--keep", type=new_folder, help="folder to keep the corpus in for the next run"
+    )
     instances = command("instances", measure_instances)
-    instances.add_argument("text", type=file, nargs="?", help="one sentence per line (default: 27 MB of the corpus)")
+    instances.add_argument(
+        "text", type=file, nargs="?", help="one sentence per line (default: 27 MB of the corpus)"
+    )
     instances.add_argument("--vocab-file", type=file, help="(default: the corpus's)")
     instances.add_argument("--repeats", type=integer, default=3, help="(default %(default)s)")
-    instances.add_argument("--sample-kilobytes", type=positive, default=150, help="for --reference (default 150)")
+    instances.add_argument(
+        "--sample-kilobytes", type=positive, default=150, help="for --reference (default 150)"
+    )
     reference = folder_with("create_pretraining_data.py", "tokenization.py")
-    instances.add_argument("--reference", type=reference, help="folder of the reference's create_pretraining_data.py")
-    instances.add_argument("--reference-python", default=sys.executable, help="one with TensorFlow (default: this one)")
+    instances.add_argument(
+        "--reference", type=reference, help="folder of the reference's create_pretraining_data.py"
+    )
+    instances.add_argument(
+        "--reference-python", default=sys.executable, help="one with TensorFlow (default: this one)"
+    )
     packing = command("packing", measure_packing)
-    packing.add_argument("--sequences", type=at_least(1000), default=1_000_000, help="(default %(default)s)")
+    packing.add_argument(
+        "--sequences", type=at_least(1000), default=1_000_000, help="(default %(default)s)"
+    )
     options = parser.parse_args()
     options.function(options)
 

@@ -39,11 +39,25 @@ def main() -> None:
     begin = time.process_time()
     tokenizer = tokenization.FullTokenizer(vocab_file=vocab, do_lower_case=True)
     instances = create.create_training_instances(
-        [text], tokenizer, max_predictions_per_seq=MAX_PREDICTIONS, rng=random.Random(SEED), **OPTIONS
+        [text],
+        tokenizer,
+        max_predictions_per_seq=MAX_PREDICTIONS,
+        rng=random.Random(SEED),
+        **OPTIONS,
     )
     made = time.process_time()
-    create.write_instance_to_example_files(instances, tokenizer, OPTIONS["max_seq_length"], MAX_PREDICTIONS, [output])
-    print(json.dumps({"instances": made - begin, "write": time.process_time() - made, "sequences": len(instances)}))
+    create.write_instance_to_example_files(
+        instances, tokenizer, OPTIONS["max_seq_length"], MAX_PREDICTIONS, [output]
+    )
+    print(
+        json.dumps(
+            {
+                "instances": made - begin,
+                "write": time.process_time() - made,
+                "sequences": len(instances),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

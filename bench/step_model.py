@@ -78,11 +78,17 @@ class Rates:
     fp8_fast: float = 0.9 * 1350e12
     fp8_exact: float = 0.9 * 1100e12
     memory: float
-    issue: float = 0.55 * 132 * 4 * 1.755e9  # 132 multiprocessors issue at most 4 per clock; 55% of that is assumed
+    issue: float = (
+        0.55 * 132 * 4 * 1.755e9
+    )  # 132 multiprocessors issue at most 4 per clock; 55% of that is assumed
     launches: float = 5e5  # 2 us for the smallest is assumed
-    nvlink: float = 0.8 * 450e9  # bytes per second each way, within a node; here and below 80% is assumed
+    nvlink: float = (
+        0.8 * 450e9
+    )  # bytes per second each way, within a node; here and below 80% is assumed
     nic: float = 0.8 * 50e9  # a GPU's share of its node's network: 8 x 400 Gbit/s for 8 GPUs
-    latency: float = 5e-6  # not a rate: seconds of a collective per doubling of the ranks, see --published
+    latency: float = (
+        5e-6  # not a rate: seconds of a collective per doubling of the ranks, see --published
+    )
     hop: float = 5e-6  # not a rate: seconds of a message to the next rank of a ring, assumed
     architecture: int = 90
     multiprocessors: int = 132
@@ -133,7 +139,12 @@ class Launch:
         waves = self.tiles / rates.multiprocessors
         if 0 < waves < FEW_WAVES:
             product *= math.ceil(waves) / waves
-        return max(product, self.num_bytes / rates.memory, self.instructions / rates.issue, 1 / rates.launches)
+        return max(
+            product,
+            self.num_bytes / rates.memory,
+            self.instructions / rates.issue,
+            1 / rates.launches,
+        )
 
 
 @dataclass
@@ -148,7 +159,9 @@ class Recording(TorchDispatchMode):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         moved = _tensors((args, kwargs, result))
         name = function._schema.name
@@ -172,21 +185,31 @@ class Recording(TorchDispatchMode):
             )
         )  # fmt: skip
 
-    def triton(self, function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    def triton(
+        self, function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any
+    ) -> None:
         """Records a Triton kernel instead of launching it."""
         part = PARTS[function.fn.__module__.rpartition(".")[2]]
         moved = _bytes(_tensors((positional, named)))
         given = dict(zip(function.arg_names, positional, strict=False)) | named
-        moved += _bytes([given[argument] for argument in IN_PLACE.get((part, function.__name__), ())])
+        moved += _bytes(
+            [given[argument] for argument in IN_PLACE.get((part, function.__name__), ())]
+        )
         instructions = self.attention.get(function.__name__, 0.0) if part == "attention" else 0.0
-        self.launches.append(Launch(part=part, phase=self.phase, num_bytes=moved, instructions=instructions))
+        self.launches.append(
+            Launch(part=part, phase=self.phase, num_bytes=moved, instructions=instructions)
+        )
 
     def scaled_product(
         self, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Any, dtype: torch.dtype, fast: bool,
         out: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Replaces fp8.product, which is many operations without a GPU."""
-        output = torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device) if out is None else out
+        output = (
+            torch.empty(a.shape[0], b.shape[1], dtype=dtype, device=a.device)
+            if out is None
+            else out
+        )
         self.product(a, b, "fp8_fast" if fast else "fp8_exact", _bytes([a, b, output]))
         return output
 
@@ -200,7 +223,9 @@ class Quack:
 
     def modules(self) -> dict[str, Any]:
         """Its module that is imported when it is used, and the trainer's that imports the others, by name."""
-        stubs = dict.fromkeys(("quack.activation", "quack.epilogue.frontend", "quack.epilogue.ops"), self)
+        stubs = dict.fromkeys(
+            ("quack.activation", "quack.epilogue.frontend", "quack.epilogue.ops"), self
+        )
         name = "bert.kernels.quack_epilogues"
         with mock.patch.dict(sys.modules, stubs):
             return {"quack.gemm_interface": self, name: importlib.import_module(name)}
@@ -223,7 +248,9 @@ class Quack:
         self.recording.product(a, b, "bf16", _bytes([a, b, c, inner, activated, sums]))
         return {"D": inner, "activated": activated, "bias": sums.sum(0)}
 
-    def gemm(self, a: Tensor, b: Tensor, *rest: Tensor, epi_args: Any, post_init_attrs: Any, **_: Any) -> None:
+    def gemm(
+        self, a: Tensor, b: Tensor, *rest: Tensor, epi_args: Any, post_init_attrs: Any, **_: Any
+    ) -> None:
         precision = "fp8_exact" if dict(post_init_attrs)["fp8_slow_accum"] else "fp8_fast"
         self.recording.product(a, b.t(), precision, _bytes(_tensors([a, b, rest, epi_args])))
 
@@ -234,12 +261,18 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _bytes(tensors: list[Tensor]) -> float:
     """Bytes of distinct tensors."""
-    return float(sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values()))
+    return float(
+        sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
+    )
 
 
 def recipe() -> Recipe:
     """The fp8 recipe of a run with this environment."""
-    found = dataclasses.replace(from_env(PrecisionConfig, os.environ), precision="fp8").resolve(META).fp8
+    found = (
+        dataclasses.replace(from_env(PrecisionConfig, os.environ), precision="fp8")
+        .resolve(META)
+        .fp8
+    )
     assert found is not None
     return found
 
@@ -257,7 +290,11 @@ def attention_instructions(config: BertConfig, lengths: Any, architecture: int) 
         programs = float((down if kernel == "_key_gradient" else across).sum())
         once = counts["instructions"] - BODIES[kernel] * counts["loop"]
         instructions = programs * once + float((across * down).sum()) * counts["loop"]
-        found[kernel] = instructions * launches.TABLE["attention forward"][80].num_warps * config.num_attention_heads
+        found[kernel] = (
+            instructions
+            * launches.TABLE["attention forward"][80].num_warps
+            * config.num_attention_heads
+        )
     return found
 
 
@@ -274,7 +311,9 @@ def record(
     recording = Recording(config, attention_instructions(config, lengths, architecture))
     packages = mock.Mock(import_module=Quack(recording).modules().__getitem__)
     with (
-        mock.patch.object(JITFunction, "run", lambda *args, **kwargs: recording.triton(*args, **kwargs)),
+        mock.patch.object(
+            JITFunction, "run", lambda *args, **kwargs: recording.triton(*args, **kwargs)
+        ),
         mock.patch.object(fp8_feed_forward, "product", recording.scaled_product),
         mock.patch.object(fp8_linear, "product", recording.scaled_product),
         mock.patch.object(feed_forward, "importlib", packages),
@@ -284,7 +323,9 @@ def record(
     ):
         chosen = kernels.select(kernels.Config(fused="all", attention="triton"), META)
         if by_quack:
-            chosen = dataclasses.replace(chosen, feed_forward=feed_forward.fused, fp8_feed_forward=True)
+            chosen = dataclasses.replace(
+                chosen, feed_forward=feed_forward.fused, fp8_feed_forward=True
+            )
         model = BertForPreTraining(config, chosen)
         model.to(torch.bfloat16)
         if precision == "fp8":
@@ -305,7 +346,9 @@ def record(
         recording.phase = "update"  # clipping and LAMB on flat buffers
         sizes = [parameter.numel() for parameter in model.parameters()]
         layout = lamb.make_layout(sizes, [0.01] * len(sizes), META)
-        gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
+        gradient, low = (
+            torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2)
+        )
         master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
         scalars = torch.empty(4, device=META)
         lamb.squared_norm(gradient)
@@ -328,7 +371,9 @@ def exposed_seconds(transfers: list[tuple[float, ...]], spans: list[float]) -> f
     return max(*sent, now) - now
 
 
-def transfer_seconds(num_bytes: float, rates: Rates, ranks: int, nodes: int, layout: str) -> tuple[float, float]:
+def transfer_seconds(
+    num_bytes: float, rates: Rates, ranks: int, nodes: int, layout: str
+) -> tuple[float, float]:
     """Seconds of a reduce-scatter or all-gather of a bucket in a group of GPUs, and of the all-reduce between groups.
 
     flat: one ring over all ``ranks``, limited by the slower of NVLink and a node's NICs, with a message per hop; node:
@@ -340,8 +385,12 @@ def transfer_seconds(num_bytes: float, rates: Rates, ranks: int, nodes: int, lay
         rate = rates.nvlink if nodes == 1 else min(rates.nvlink, between)
         latency = rates.hop * (ranks - 1) if nodes > 1 else rates.latency * math.log2(ranks)
         return num_bytes * (ranks - 1) / ranks / rate + latency, 0.0
-    within = num_bytes * (local - 1) / local / rates.nvlink + rates.latency * math.log2(max(local, 2))
-    return within, 2 * (num_bytes * (nodes - 1) / nodes / between + rates.latency * math.log2(nodes))
+    within = num_bytes * (local - 1) / local / rates.nvlink + rates.latency * math.log2(
+        max(local, 2)
+    )
+    return within, 2 * (
+        num_bytes * (nodes - 1) / nodes / between + rates.latency * math.log2(nodes)
+    )
 
 
 @dataclass(frozen=True)
@@ -363,7 +412,9 @@ def recorded_step(
     """Launches of a step on packed rows, and the number of sequences."""
     batch = packed_batches(rows, 1, config)[0]
     room = capacity(rows, config.max_position_embeddings)
-    return record(config, static_batch(batch, room), precision, architecture, whole, by_quack), batch.num_sequences
+    return record(
+        config, static_batch(batch, room), precision, architecture, whole, by_quack
+    ), batch.num_sequences
 
 
 @functools.cache
@@ -372,7 +423,11 @@ def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
     model = meta_model(config)
     elements = BUCKET_BYTES // torch.bfloat16.itemsize
     layout = layout_of(list(model.parameters()), sharers, elements, optim.side_by_side(model))
-    return [(one.size, not place) for bucket in layout.buckets for place, one in enumerate(bucket.slices)]
+    return [
+        (one.size, not place)
+        for bucket in layout.buckets
+        for place, one in enumerate(bucket.slices)
+    ]
 
 
 def predict(
@@ -384,7 +439,9 @@ def predict(
     accumulate: batches per step, which updates and communicates once, with gradients in fp32 if above 1. recompute: the
     backward pass repeats the forward pass. whole, by_quack: see ``record``.
     """
-    found, num_sequences = recorded_step(config, rows, precision, rates.architecture, whole, by_quack)
+    found, num_sequences = recorded_step(
+        config, rows, precision, rates.architecture, whole, by_quack
+    )
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
     for launch in found:
@@ -404,7 +461,8 @@ def predict(
         count = sum(is_first for _, is_first in sent)
         for phase, width in (("backward", numbers), ("forward", 2)):
             transfers: list[tuple[float, ...]] = [
-                transfer_seconds(width * size, rates, ranks, cluster.nodes, cluster.layout) for size, _ in sent
+                transfer_seconds(width * size, rates, ranks, cluster.nodes, cluster.layout)
+                for size, _ in sent
             ]
             if phase == "forward":
                 transfers = [(gather,) for gather, _ in transfers]
@@ -429,11 +487,15 @@ def markdown(config: BertConfig, rows: int) -> str:
         for precision, gpu in itertools.product(("bf16", "fp8"), ("h100", "h200"))
     }
     lines = [f"| ms, modelled | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name in dict.fromkeys(name for column in columns.values() for name in column["milliseconds"]):
+    for name in dict.fromkeys(
+        name for column in columns.values() for name in column["milliseconds"]
+    ):
         figures = [column["milliseconds"].get(name, 0.0) for column in columns.values()]
         if any(figures):
             lines.append(f"| {name} | {' | '.join(f'{figure:.1f}' for figure in figures)} |")
-    lines.append(f"| **step** | {' | '.join(str(column['total']) for column in columns.values())} |")
+    lines.append(
+        f"| **step** | {' | '.join(str(column['total']) for column in columns.values())} |"
+    )
     rates = " | ".join(f"{column['sequences_per_second']:,.0f}" for column in columns.values())
     return "\n".join([*lines, f"| **sequences/s** | {rates} |"])
 
@@ -452,7 +514,9 @@ class System:
         precision = "bf16" if self.gpu == "a100" else "fp8"
         cluster = dataclasses.replace(self.cluster, layout=layout)
         # Their trainers compute the last layer for all tokens.
-        found = predict(BertConfig(), self.rows, precision, rates, cluster, self.accumulate, whole=True)
+        found = predict(
+            BertConfig(), self.rows, precision, rates, cluster, self.accumulate, whole=True
+        )
         return float(found["sequences_per_second"])
 
 
@@ -463,16 +527,36 @@ def systems() -> list[System]:
     """
     alike: dict[tuple[str, int, int, int], set[float]] = {}
     for one in entries.published():
-        gpu = next((name for name in ("a100", "h100", "h200") if name.upper() in one.accelerator), "")
-        if not gpu or "PCI" in one.accelerator.upper() or one.division != "closed" or float(one.round) < 1.1:
+        gpu = next(
+            (name for name in ("a100", "h100", "h200") if name.upper() in one.accelerator), ""
+        )
+        if (
+            not gpu
+            or "PCI" in one.accelerator.upper()
+            or one.division != "closed"
+            or float(one.round) < 1.1
+        ):
             continue
-        rate, nodes, batch = one.training_rate or one.sequences_per_second, one.nodes, one.batch_size
+        rate, nodes, batch = (
+            one.training_rate or one.sequences_per_second,
+            one.nodes,
+            one.batch_size,
+        )
         if rate and nodes and batch and one.accelerators == 8 * nodes:
-            ranks, steps = int(8 * nodes), int(one.hyperparameters.get("gradient_accumulation_steps", 1))
+            ranks, steps = (
+                int(8 * nodes),
+                int(one.hyperparameters.get("gradient_accumulation_steps", 1)),
+            )
             rows = max(round(batch / ranks / 2 / steps), 1)  # two sequences per row
             alike.setdefault((gpu, ranks, rows, steps), set()).add(rate / ranks)
     return [
-        System(gpu=gpu, cluster=Cluster(ranks, ranks // 8), rows=rows, accumulate=steps, rates=tuple(rates))
+        System(
+            gpu=gpu,
+            cluster=Cluster(ranks, ranks // 8),
+            rows=rows,
+            accumulate=steps,
+            rates=tuple(rates),
+        )
         for (gpu, ranks, rows, steps), rates in sorted(alike.items())
     ]
 
@@ -488,9 +572,15 @@ def published() -> str:
             logs.append(math.log(system.predicted(rates) / statistics.median(system.rates)))
         return logs
 
-    latency = min((step * 1e-6 for step in range(1, 200)), key=lambda latency: statistics.pvariance(errors(latency)))
+    latency = min(
+        (step * 1e-6 for step in range(1, 200)),
+        key=lambda latency: statistics.pvariance(errors(latency)),
+    )
     share = math.exp(-statistics.mean(errors(latency)))
-    lines = ["| GPUs | nodes | rows a GPU | systems | published | predicted | error | one group |", "|---" * 8 + "|"]
+    lines = [
+        "| GPUs | nodes | rows a GPU | systems | published | predicted | error | one group |",
+        "|---" * 8 + "|",
+    ]
     found = []
     for system in known:
         rates = dataclasses.replace(GPUS[system.gpu], latency=latency)
@@ -517,7 +607,10 @@ def large() -> str:
         config = dataclasses.replace(shape, max_position_embeddings=128)
         for layout, words in (("node", "groups of 8"), ("flat", "one group")):
             clusters = [Cluster(count, count // 8, layout) for count in gpus]
-            steps = (predict(config, 32, "bf16", GPUS["h100"], one, 384 // one.ranks, recompute) for one in clusters)
+            steps = (
+                predict(config, 32, "bf16", GPUS["h100"], one, 384 // one.ranks, recompute)
+                for one in clusters
+            )
             rates = [step["sequences_per_second"] for step in steps]
             cells = " | ".join(f"{rate / rates[0]:.1%}" for rate in rates[1:])
             lines.append(f"| BERT-{name.upper()}, {words} | {rates[0]:,.0f} | {cells} |")
@@ -529,19 +622,39 @@ def main() -> None:
     parser.add_argument("--gpu", choices=list(GPUS), default="h200", help="(default h200)")
     parser.add_argument("--precision", choices=("bf16", "fp8"), default="fp8", help="(default fp8)")
     parser.add_argument("--rows", type=integer, default=48, help="packed rows per GPU (default 48)")
-    parser.add_argument("--length", type=at_least(8), default=512, help="tokens per row (default 512)")
+    parser.add_argument(
+        "--length", type=at_least(8), default=512, help="tokens per row (default 512)"
+    )
     parser.add_argument("--gpus", type=integer, default=1, help="total number of GPUs (default 1)")
-    parser.add_argument("--accumulate", type=integer, default=1, help="batches per step (default 1)")
+    parser.add_argument(
+        "--accumulate", type=integer, default=1, help="batches per step (default 1)"
+    )
     parser.add_argument("--nodes", type=integer, default=1, help="number of nodes (default 1)")
-    parser.add_argument("--layout", choices=("flat", "node"), default="flat", help="sharding group (default flat)")
-    given = [rate.name for rate in dataclasses.fields(Rates) if rate.name not in ("architecture", "multiprocessors")]
+    parser.add_argument(
+        "--layout", choices=("flat", "node"), default="flat", help="sharding group (default flat)"
+    )
+    given = [
+        rate.name
+        for rate in dataclasses.fields(Rates)
+        if rate.name not in ("architecture", "multiprocessors")
+    ]
     for name in given:
-        parser.add_argument(f"--{name.replace('_', '-')}", type=positive, help="per second, such as 7e14")
-    parser.add_argument("--published", action="store_true", help="print a table of the league's systems instead")
-    parser.add_argument("--large", action="store_true", help="print a table of the large models on 8 to 128 GPUs")
-    parser.add_argument("--quack", action="store_true", help="QuACK's feed-forward, as fast as its products alone")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=positive, help="per second, such as 7e14"
+        )
+    parser.add_argument(
+        "--published", action="store_true", help="print a table of the league's systems instead"
+    )
+    parser.add_argument(
+        "--large", action="store_true", help="print a table of the large models on 8 to 128 GPUs"
+    )
+    parser.add_argument(
+        "--quack", action="store_true", help="QuACK's feed-forward, as fast as its products alone"
+    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
-    parser.add_argument("--markdown", action="store_true", help="print a table of both precisions and GPUs instead")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print a table of both precisions and GPUs instead"
+    )
     options = parser.parse_args()
     if options.gpu == "a100" and options.precision == "fp8":
         parser.error("an A100 has no fp8: --precision bf16")
@@ -550,14 +663,24 @@ def main() -> None:
     if options.published or options.large:
         print(large() if options.large else published())
         return
-    config = BertConfig(**TINY) if options.tiny else BertConfig(max_position_embeddings=options.length)
+    config = (
+        BertConfig(**TINY) if options.tiny else BertConfig(max_position_embeddings=options.length)
+    )
     if options.markdown:
         print(markdown(config, options.rows))
         return
     changed = {name: value for name in given if (value := getattr(options, name))}
     rates = dataclasses.replace(GPUS[options.gpu], **changed)
     cluster = Cluster(options.gpus, options.nodes, options.layout)
-    found = predict(config, options.rows, options.precision, rates, cluster, options.accumulate, by_quack=options.quack)
+    found = predict(
+        config,
+        options.rows,
+        options.precision,
+        rates,
+        cluster,
+        options.accumulate,
+        by_quack=options.quack,
+    )
     names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout", "accumulate", "quack")
     settings = {name: getattr(options, name) for name in names}
     if options.precision == "fp8":

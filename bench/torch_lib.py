@@ -34,7 +34,9 @@ SMALL = {  # for a CPU, with BERT's vocabulary
     "vocab_size": 30522, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
     "intermediate_size": 1024, "max_position_embeddings": 512,
 }  # fmt: skip
-Call = Callable[[int], object]  # takes the number of the call, to rotate among inputs so that caches stay cold
+Call = Callable[
+    [int], object
+]  # takes the number of the call, to rotate among inputs so that caches stay cold
 
 
 def device() -> torch.device:
@@ -45,7 +47,9 @@ def device() -> torch.device:
 PLAIN = kernels.Config(fused="none", attention="sdpa_loop")
 
 
-def new_model(config: BertConfig, choice: kernels.Config = PLAIN, seed: int = 0) -> BertForPreTraining:
+def new_model(
+    config: BertConfig, choice: kernels.Config = PLAIN, seed: int = 0
+) -> BertForPreTraining:
     """The initial model of a run with this seed, on the CPU."""
     model = BertForPreTraining(config, kernels.select(choice, device()))
     initialize(model, seed)
@@ -67,7 +71,9 @@ def new_step(
     return build_step(model, resolved, rules, world, accumulate=False, fused_update=fused_update)
 
 
-def packed_batches(num_rows: int, count: int, config: BertConfig, seed: int = 0) -> list[PretrainingBatch]:
+def packed_batches(
+    num_rows: int, count: int, config: BertConfig, seed: int = 0
+) -> list[PretrainingBatch]:
     """``count`` batches of ``num_rows`` packed rows with Wikipedia's length distribution (synthetic), on the CPU."""
     length = config.max_position_embeddings
     records = synthetic_records(num_rows * count, length, config.vocab_size, packed=True, seed=seed)
@@ -137,11 +143,19 @@ def copy_bandwidth() -> float:
 def gpu_state() -> dict[str, str]:
     """Current clocks (MHz), power (W) and temperature (C); empty without nvidia-smi."""
     fields = ["clocks.sm", "clocks.mem", "power.draw", "temperature.gpu"]
-    line = output_of("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0")
-    return dict(zip(fields, [value.strip() for value in line.split(",")], strict=False)) if line else {}
+    line = output_of(
+        "nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "--id=0"
+    )
+    return (
+        dict(zip(fields, [value.strip() for value in line.split(",")], strict=False))
+        if line
+        else {}
+    )
 
 
-def graphs_in_turns(functions: Mapping[str, Call], num_calls: int = 12, repeats: int = 15) -> dict[str, list[float]]:
+def graphs_in_turns(
+    functions: Mapping[str, Call], num_calls: int = 12, repeats: int = 15
+) -> dict[str, list[float]]:
     """Microseconds per call of each function: CUDA graphs of ``num_calls``, replayed in turns after two warm-ups.
 
     A function that fails is reported on stderr and left out.
@@ -154,7 +168,9 @@ def graphs_in_turns(functions: Mapping[str, Call], num_calls: int = 12, repeats:
 
     for name, function in functions.items():
         try:
-            stream = warm_stream(partial(calls, function, 3), 1, device())  # compiles, selects algorithms
+            stream = warm_stream(
+                partial(calls, function, 3), 1, device()
+            )  # compiles, selects algorithms
             graphs[name] = record(partial(calls, function, num_calls), stream).replay
         except Exception as error:
             print(f"{name}: left out: {explain(error)}", file=sys.stderr)
@@ -166,6 +182,10 @@ def graphs_in_turns(functions: Mapping[str, Call], num_calls: int = 12, repeats:
 def spread(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
     """Median, minimum and maximum of each, in microseconds."""
     return {
-        name: {"us": round(statistics.median(spans), 2), "min": round(min(spans), 2), "max": round(max(spans), 2)}
+        name: {
+            "us": round(statistics.median(spans), 2),
+            "min": round(min(spans), 2),
+            "max": round(max(spans), 2),
+        }
         for name, spans in times.items()
     }

@@ -77,7 +77,10 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
     if not on_gpu:
         return {"main": [ours(), fp8()], **small}
     small["peers"] += [peer("packed", "compiled"), peer("padded", "compiled")]
-    backends = [Variant(name=f"ours, {name} attention", attention=name) for name in attention.candidates(device())]
+    backends = [
+        Variant(name=f"ours, {name} attention", attention=name)
+        for name in attention.candidates(device())
+    ]
     fusable = [name for name in kernels.FUSABLE if name != "fp8_cast"]
     return {
         "main": [ours(), fp8(), Variant(name="ours, eager", graph=False), unfused],
@@ -104,7 +107,11 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
 
 def without(name: str) -> str:
     """FUSED without a kernel and those that need it."""
-    return ",".join(other for other in kernels.FUSABLE if other != name and name not in kernels.NEEDED.get(other, ()))
+    return ",".join(
+        other
+        for other in kernels.FUSABLE
+        if other != name and name not in kernels.NEEDED.get(other, ())
+    )
 
 
 def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBatch]) -> Call:
@@ -115,7 +122,9 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
     with torch.device("meta"):
         model = BertForPreTraining(config, kernels.select(choice, device()))
     model.to_empty(device=device())
-    with torch.no_grad():  # initialized on the device: on the CPU, as in a run, it would take seconds
+    with (
+        torch.no_grad()
+    ):  # initialized on the device: on the CPU, as in a run, it would take seconds
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0.0, 0.02)
@@ -123,7 +132,9 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
                 parameter.fill_(float(name.endswith("LayerNorm.weight")))
     precision = variant.precision if on_gpu or variant.precision == "fp8" else "fp32"
     fused_update = "lamb" in choice.names(device())
-    step: Any = new_step(model, PrecisionConfig(precision=precision, **variant.fp8), fused_update=fused_update)
+    step: Any = new_step(
+        model, PrecisionConfig(precision=precision, **variant.fp8), fused_update=fused_update
+    )
     if on_gpu:
         room = capacity(variant.rows, config.max_position_embeddings)
         batches = [(static_batch(b, room) if variant.graph else b).pin_memory() for b in batches]
@@ -142,7 +153,9 @@ def capacity(rows: int, length: int) -> PretrainingCapacity:
     return graph_capacity(PretrainingCapacity.of(rows * length, 3 * rows), rows)
 
 
-def inputs_of(batch: PretrainingBatch, length: int, packed: bool, device: torch.device) -> dict[str, Tensor]:
+def inputs_of(
+    batch: PretrainingBatch, length: int, packed: bool, device: torch.device
+) -> dict[str, Tensor]:
     """Inputs of Hugging Face's BertForPreTraining for a batch, rows padded to ``length``.
 
     packed: as many consecutive sequences per row as fit, with a block-diagonal mask and restarting positions; else one.
@@ -166,10 +179,14 @@ def inputs_of(batch: PretrainingBatch, length: int, packed: bool, device: torch.
         return filled
 
     labels = torch.full((num_tokens,), IGNORE)
-    labels[batch.masked_positions.long()[: batch.num_masked]] = batch.masked_labels[: batch.num_masked]
+    labels[batch.masked_positions.long()[: batch.num_masked]] = batch.masked_labels[
+        : batch.num_masked
+    ]
     sequence = table(torch.arange(batch.num_sequences).repeat_interleave(lengths), -1)
     if packed:  # padding attends to itself, so that no row is without keys
-        mask = (sequence[:, None, :, None] == sequence[:, None, None, :]) & (sequence[:, None, None, :] >= 0)
+        mask = (sequence[:, None, :, None] == sequence[:, None, None, :]) & (
+            sequence[:, None, None, :] >= 0
+        )
         mask |= torch.eye(length, dtype=torch.bool)
     else:
         mask = (sequence >= 0).long()
@@ -182,7 +199,12 @@ def inputs_of(batch: PretrainingBatch, length: int, packed: bool, device: torch.
 
 
 def build_peer(
-    config: BertConfig, batches: list[PretrainingBatch], *, packed: bool, compiled: bool, micro_batch: int = 0
+    config: BertConfig,
+    batches: list[PretrainingBatch],
+    *,
+    packed: bool,
+    compiled: bool,
+    micro_batch: int = 0,
 ) -> Call:
     """step(n) of Hugging Face's model with AdamW and clipping; on a GPU in bf16 with the fused AdamW.
 
@@ -192,15 +214,26 @@ def build_peer(
 
     on_gpu = device().type == "cuda"
     shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
-    theirs = transformers.BertConfig(**shape, hidden_act=config.hugging_face_hidden_act, attn_implementation="sdpa")
-    model = transformers.BertForPreTraining(theirs).to(device(), torch.bfloat16 if on_gpu else torch.float32).train()
+    theirs = transformers.BertConfig(
+        **shape, hidden_act=config.hugging_face_hidden_act, attn_implementation="sdpa"
+    )
+    model = (
+        transformers.BertForPreTraining(theirs)
+        .to(device(), torch.bfloat16 if on_gpu else torch.float32)
+        .train()
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=on_gpu)
-    inputs = [inputs_of(batch, config.max_position_embeddings, packed, device()) for batch in batches]
+    inputs = [
+        inputs_of(batch, config.max_position_embeddings, packed, device()) for batch in batches
+    ]
     forward = torch.compile(model) if compiled else model
 
     def step(number: int) -> None:
         optimizer.zero_grad(set_to_none=True)
-        parts = {name: value.split(micro_batch or len(value)) for name, value in inputs[number % len(inputs)].items()}
+        parts = {
+            name: value.split(micro_batch or len(value))
+            for name, value in inputs[number % len(inputs)].items()
+        }
         for values in zip(*parts.values(), strict=True):
             forward(**dict(zip(parts, values, strict=True))).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -209,18 +242,26 @@ def build_peer(
     return step
 
 
-def prepare(variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: dict[str, Any]) -> Call:
+def prepare(
+    variant: Variant, config: BertConfig, batches: list[PretrainingBatch], figures: dict[str, Any]
+) -> Call:
     """Builds and warms up a variant; records the time and memory that takes."""
     on_gpu, begin = torch.cuda.is_available(), time.monotonic()
     used = torch.cuda.memory_allocated() if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    run = build_peer(config, batches, **variant.peer) if variant.peer else build_ours(variant, config, batches)
+    run = (
+        build_peer(config, batches, **variant.peer)
+        if variant.peer
+        else build_ours(variant, config, batches)
+    )
     for number in range(NUM_BATCHES):
         run(number)
     synchronize()
     figures["build_seconds"] = round(time.monotonic() - begin, 1)
-    figures["peak_gib"] = round((torch.cuda.max_memory_allocated() - used if on_gpu else 0) / 2**30, 2)
+    figures["peak_gib"] = round(
+        (torch.cuda.max_memory_allocated() - used if on_gpu else 0) / 2**30, 2
+    )
     return run
 
 
@@ -236,7 +277,9 @@ def measure_together(
     sequences = sum(batch.num_sequences for batch in batches) / NUM_BATCHES
     tokens = sum(batch.num_tokens for batch in batches) / NUM_BATCHES
     flops = sum(model_flops(config, batch) for batch in batches) / NUM_BATCHES
-    lines: dict[str, dict[str, Any]] = {each.name: {"variant": each.name, "rows": each.rows} for each in variants}
+    lines: dict[str, dict[str, Any]] = {
+        each.name: {"variant": each.name, "rows": each.rows} for each in variants
+    }
     runs: dict[str, Call] = {}
 
     def turn(run: Call, steps: int) -> float:
@@ -289,7 +332,10 @@ def measure_together(
     gc.collect()
     with contextlib.suppress(RuntimeError):  # an earlier error, which the GPU repeats
         torch.cuda.empty_cache()
-    return [(timed(name, times[name]) if name in times else one) | {"clocks": clocks} for name, one in lines.items()]
+    return [
+        (timed(name, times[name]) if name in times else one) | {"clocks": clocks}
+        for name, one in lines.items()
+    ]
 
 
 def together(variants: list[Variant]) -> list[list[Variant]]:
@@ -331,12 +377,18 @@ def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:
         run(number)
     synchronize()
     on_gpu = device().type == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiler:
+    with profile(
+        activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
+    ) as profiler:
         run(0)
         run(1)
         synchronize()
     kernels = [
-        (event.key, (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 2e3, event.count / 2)
+        (
+            event.key,
+            (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 2e3,
+            event.count / 2,
+        )
         for event in profiler.key_averages()
     ]
     parts = by_part((name, spent) for name, spent, _ in kernels)
@@ -354,11 +406,25 @@ def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:
 def main() -> None:
     parser = Parser(__doc__)
     available = groups(torch.cuda.is_available())
-    parser.add_argument("--groups", nargs="+", choices=list(available), default=list(available), help="(default: all)")
-    parser.add_argument("--rounds", type=integer, default=5, help="turns of each variant (default 5)")
-    parser.add_argument("--steps", type=integer, default=4, help=f"passes over {NUM_BATCHES} batches (default 4)")
-    parser.add_argument("--deadline", type=positive, default=300, help="seconds until the last start (default 300)")
-    parser.add_argument("--profile", action="store_true", help="print the kernels of a step by time instead")
+    parser.add_argument(
+        "--groups",
+        nargs="+",
+        choices=list(available),
+        default=list(available),
+        help="(default: all)",
+    )
+    parser.add_argument(
+        "--rounds", type=integer, default=5, help="turns of each variant (default 5)"
+    )
+    parser.add_argument(
+        "--steps", type=integer, default=4, help=f"passes over {NUM_BATCHES} batches (default 4)"
+    )
+    parser.add_argument(
+        "--deadline", type=positive, default=300, help="seconds until the last start (default 300)"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="print the kernels of a step by time instead"
+    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     options = parser.parse_args()
     deadline = time.monotonic() + options.deadline
@@ -372,20 +438,31 @@ def main() -> None:
         return
     ceiling = matmul_ceiling()
     result: dict[str, Any] = {"ceiling_tflops": round(ceiling, 4)}
-    chosen = {variant.attention for name in options.groups for variant in available[name] if variant.peer is None}
+    chosen = {
+        variant.attention
+        for name in options.groups
+        for variant in available[name]
+        if variant.peer is None
+    }
     if torch.cuda.is_available() and "auto" in chosen:
         result["tried_attention"] = [vars(trial) for trial in trials.trials(device())]
     for name in options.groups:
         variants = available[name]
         if options.tiny:
-            variants = [dataclasses.replace(variant, rows=variant.rows // 12) for variant in variants]
+            variants = [
+                dataclasses.replace(variant, rows=variant.rows // 12) for variant in variants
+            ]
         measured: list[dict[str, Any]] = []
 
-        def report(lines: list[dict[str, Any]], before: list[dict[str, Any]] = measured, group: str = name) -> None:
+        def report(
+            lines: list[dict[str, Any]], before: list[dict[str, Any]] = measured, group: str = name
+        ) -> None:
             emit("train_step", result | {"groups": {group: [*before, *lines]}})
 
         for few in together(variants):
-            lines = measure_together(few, config, options.rounds, options.steps, ceiling, deadline, report)
+            lines = measure_together(
+                few, config, options.rounds, options.steps, ceiling, deadline, report
+            )
             report(lines)  # at once, so that it survives a kill
             measured += lines
 

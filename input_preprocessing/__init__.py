@@ -10,9 +10,15 @@ from pathlib import Path
 
 # Name: function of the command, summary. In the order of a preparation.
 STAGES = {
-    "prepare": ("dataset.prepare.main", "all steps below that a data set needs; prepare_data.sh runs it"),
+    "prepare": (
+        "dataset.prepare.main",
+        "all steps below that a data set needs; prepare_data.sh runs it",
+    ),
     "download": ("dataset.download.main", "fetch and check the benchmark's public files"),
-    "finetuning": ("dataset.finetuning.main", "fetch and check SQuAD or a GLUE task, for run_finetuning.sh"),
+    "finetuning": (
+        "dataset.finetuning.main",
+        "fetch and check SQuAD or a GLUE task, for run_finetuning.sh",
+    ),
     "corpus": ("text.corpus.main", "sentences, vocabulary and model size from your own text"),
     "extract": ("wiki.extract.main", "articles from Wikipedia dumps"),
     "clean": ("wiki.clean.main", "sentences from the articles' mark-up"),
@@ -22,9 +28,18 @@ STAGES = {
     "shuffle": ("records.shards.shuffle_main", "instances into shuffled shards"),
     "pack": ("records.shards.pack_main", "instances into shards of packed rows"),
     "bins": ("records.shards.bins_main", "instances into bins of similar length"),
-    "import_records": ("records.foreign.import_main", "TFRecord files and NVIDIA's HDF5 shards to records"),
-    "export_records": ("records.foreign.export_main", "records to TFRecord files and NVIDIA's HDF5 shards"),
-    "convert_checkpoint": ("checkpoints.convert.main", "convert TensorFlow and PyTorch checkpoints"),
+    "import_records": (
+        "records.foreign.import_main",
+        "TFRecord files and NVIDIA's HDF5 shards to records",
+    ),
+    "export_records": (
+        "records.foreign.export_main",
+        "records to TFRecord files and NVIDIA's HDF5 shards",
+    ),
+    "convert_checkpoint": (
+        "checkpoints.convert.main",
+        "convert TensorFlow and PyTorch checkpoints",
+    ),
     "data_card": ("dataset.data_card.main", "write DATA_CARD.md of a prepared data set"),
     "verify": ("verify.verdict.main", "check a prepared data set"),
 }
@@ -34,10 +49,16 @@ class _StageFinder:
     """Makes `python -m input_preprocessing.STAGE` run `python -m input_preprocessing STAGE`."""
 
     @staticmethod
-    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, target: object = None
+    ) -> ModuleSpec | None:
         package, _, module = name.partition(".")
         folder = Path(__file__).parent
-        if package != __name__ or module.removesuffix(".__main__") not in STAGES or (folder / module).is_dir():
+        if (
+            package != __name__
+            or module.removesuffix(".__main__") not in STAGES
+            or (folder / module).is_dir()
+        ):
             return None  # for a folder with the name of a stage, the module is FOLDER.__main__
         return importlib.util.spec_from_file_location(name, folder / "__main__.py")
 

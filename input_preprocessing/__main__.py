@@ -12,7 +12,9 @@ from input_preprocessing.stage import interrupt
 
 def overview() -> str:
     """Usage and a summary of every stage."""
-    lines = [f"  {name:{max(map(len, STAGES))}}  {summary}" for name, (_, summary) in STAGES.items()]
+    lines = [
+        f"  {name:{max(map(len, STAGES))}}  {summary}" for name, (_, summary) in STAGES.items()
+    ]
     usage = "usage: python -m input_preprocessing STAGE [options]   (--help after a stage lists its options)"
     return "\n".join([usage, "", *lines])
 
@@ -23,13 +25,19 @@ def main() -> None:
         print(overview())
     elif name not in STAGES:
         close = difflib.get_close_matches(name, STAGES, n=1)
-        hint = f"did you mean {close[0]}?" if close else "python -m input_preprocessing --help lists them"
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else "python -m input_preprocessing --help lists them"
+        )
         print(f"python -m input_preprocessing: no stage {name!r}; {hint}", file=sys.stderr)
         sys.exit(2)
     else:
         del sys.argv[1]
         interrupt.install(f"python -m input_preprocessing {name}")
-        from input_preprocessing.stage.cli import run_stage  # imported after install(), as it takes time
+        from input_preprocessing.stage.cli import (
+            run_stage,
+        )  # imported after install(), as it takes time
 
         run_stage(name)
 

@@ -35,7 +35,10 @@ def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
     if len(others) == len(results):
         raise ReviewError(f"{target}: no BERT results, only {named}")
     if others:
-        print(f"review: skipped in {target}: {len(others)} results of other benchmarks ({named})", file=sys.stderr)
+        print(
+            f"review: skipped in {target}: {len(others)} results of other benchmarks ({named})",
+            file=sys.stderr,
+        )
     return [result for result in results if not result.other_benchmark]
 
 
@@ -76,18 +79,24 @@ def _report(arguments: argparse.Namespace) -> int:
 def _select(arguments: argparse.Namespace) -> int:
     results = load_results(arguments.target, arguments.ruleset)
     if len(results) != 1 or arguments.target.is_file():
-        raise ReviewError(f"{arguments.target}: give the one folder that holds all runs of a system")
+        raise ReviewError(
+            f"{arguments.target}: give the one folder that holds all runs of a system"
+        )
     selection = select.select(results[0])
     if arguments.output is not None:
         select.write(selection, arguments.output)
-    emit(arguments, json=lambda: selection, parts=lambda _: select.parts(selection, arguments.output))
+    emit(
+        arguments, json=lambda: selection, parts=lambda _: select.parts(selection, arguments.output)
+    )
     return 0 if selection.chosen else 1
 
 
 def _league(arguments: argparse.Namespace) -> int:
     if arguments.update is not None:
         if arguments.target or arguments.published:
-            raise ReviewError("league --update only rebuilds the published table: no folders, no --published with it")
+            raise ReviewError(
+                "league --update only rebuilds the published table: no folders, no --published with it"
+            )
         commits = entries.update(arguments.update)
         lines = (f"{round_}: {commit}" for round_, commit in commits.items())
         emit(arguments, text=lambda: print(*lines, sep="\n"), json=lambda: commits)
@@ -96,7 +105,9 @@ def _league(arguments: argparse.Namespace) -> int:
         raise ReviewError("league needs a folder of results, --published, or both")
     if arguments.top < 0:
         raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
-    given = [(result, target) for target in arguments.target for result in _results(target, arguments)]
+    given = [
+        (result, target) for target in arguments.target for result in _results(target, arguments)
+    ]
     own = [entries.entry_of(result, arguments.label, target) for result, target in given]
     others = [
         entry
@@ -141,14 +152,26 @@ def _watch(arguments: argparse.Namespace) -> int:
 def _rcp(arguments: argparse.Namespace) -> int:
     if arguments.runs is not None:
         results = load_results(arguments.runs, arguments.ruleset, arguments.train_samples)
-        emit(arguments, json=lambda: list(map(table.rcp_dict, results)), parts=lambda _: show.rcp_parts(results))
+        emit(
+            arguments,
+            json=lambda: list(map(table.rcp_dict, results)),
+            parts=lambda _: show.rcp_parts(results),
+        )
         return 0 if all(one.rcp_test is None or one.rcp_test.passed for one in results) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
         raise ReviewError(f"batch size must be at least 1, got {batch_size}")
     point, reason = rcp.find(batch_size, arguments.ruleset)
-    found = {"batch_size": batch_size, "reason": reason, **(pick(point, "mean std minimum") if point else {})}
-    emit(arguments, json=lambda: found, text=lambda: print(point.describe(batch_size) if point else reason))
+    found = {
+        "batch_size": batch_size,
+        "reason": reason,
+        **(pick(point, "mean std minimum") if point else {}),
+    }
+    emit(
+        arguments,
+        json=lambda: found,
+        text=lambda: print(point.describe(batch_size) if point else reason),
+    )
     return 0 if point else 1
 
 
@@ -164,24 +187,49 @@ def _system(arguments: argparse.Namespace) -> int:
         raise ReviewError(f"{output} exists: --update fills in its blank fields")
     given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
     if arguments.answers:
-        given.append((str(arguments.answers), system.known(read_object(arguments.answers, _FIELDS), arguments.answers)))
+        given.append(
+            (
+                str(arguments.answers),
+                system.known(read_object(arguments.answers, _FIELDS), arguments.answers),
+            )
+        )
     given += [(str(output), read_object(output, _FIELDS))] if output.exists() else []
-    given += [(str(arguments.run_folder), system.from_run(arguments.run_folder))] if arguments.run_folder else []
+    given += (
+        [(str(arguments.run_folder), system.from_run(arguments.run_folder))]
+        if arguments.run_folder
+        else []
+    )
     asks = sys.stdin.isatty() and not arguments.no_input
     described = system.describe(given, system.Machine(), system.ask_user if asks else None)
     system.write(described, output, arguments.ruleset)
-    found = {"file": output, "blank": described.blanks, "fields": described.fields, "sources": described.sources}
+    found = {
+        "file": output,
+        "blank": described.blanks,
+        "fields": described.fields,
+        "sources": described.sources,
+    }
     emit(arguments, json=lambda: found, text=lambda: print(output))
     if described.blanks and not arguments.json:
-        print(f"still blank, but required by the rules: {', '.join(described.blanks)}", file=sys.stderr)
+        print(
+            f"still blank, but required by the rules: {', '.join(described.blanks)}",
+            file=sys.stderr,
+        )
         print("fill them in with --update and --set FIELD=VALUE, or edit the file", file=sys.stderr)
     return 0
 
 
 def _package(arguments: argparse.Namespace) -> int:
     made = package(arguments)
-    files = [*map(str, made.files), f"the result is {UNVERIFIED}"] if made.files else ["nothing written"]
-    emit(arguments, json=lambda: made, parts=lambda _: [*checking.parts(made.checked), *map(Heading, files)])
+    files = (
+        [*map(str, made.files), f"the result is {UNVERIFIED}"]
+        if made.files
+        else ["nothing written"]
+    )
+    emit(
+        arguments,
+        json=lambda: made,
+        parts=lambda _: [*checking.parts(made.checked), *map(Heading, files)],
+    )
     return 0 if made.passed else 1
 
 
@@ -196,7 +244,9 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # names as in com
 
 def parser() -> argparse.ArgumentParser:
     """The command line that commands.yaml describes."""
-    top = argparse.ArgumentParser(prog="python -m review", description="Review MLPerf BERT results.")
+    top = argparse.ArgumentParser(
+        prog="python -m review", description="Review MLPerf BERT results."
+    )
     options_of = read_table(__file__, "commands.yaml")
 
     def add(commands: Any, name: str, full_name: str, about: dict[str, Any]) -> None:
@@ -216,7 +266,9 @@ def parser() -> argparse.ArgumentParser:
             elif flags in ("either", "at most one"):
                 add_options(made.add_mutually_exclusive_group(required=flags == "either"), how)
             else:
-                made.add_argument(*flags.split(), **how | ({"type": _TYPES[how["type"]]} if "type" in how else {}))
+                made.add_argument(
+                    *flags.split(), **how | ({"type": _TYPES[how["type"]]} if "type" in how else {})
+                )
 
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, about in options_of["commands"].items():
@@ -227,11 +279,15 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal without UTF-8 gets a question mark, not a traceback
+            stream.reconfigure(
+                errors="replace"
+            )  # a terminal without UTF-8 gets a question mark, not a traceback
     try:
         arguments = parser().parse_args(argv)
         if arguments.ruleset != DEFAULT_RULESET and arguments.ruleset not in rulesets():
-            raise ReviewError(f"--ruleset {arguments.ruleset}: unknown or without BERT; choose {', '.join(rulesets())}")
+            raise ReviewError(
+                f"--ruleset {arguments.ruleset}: unknown or without BERT; choose {', '.join(rulesets())}"
+            )
         code: int = arguments.run(arguments)
         sys.stdout.flush()
         return code

@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from review.logs.mllog import text
-from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, number_text, rate_text
+from review.logs.output import (
+    Column,
+    Heading,
+    Line,
+    Part,
+    ReviewError,
+    Table,
+    number_text,
+    rate_text,
+)
 from review.logs.tree import read_json
 from review.results.run import HYPERPARAMETERS
 from review.results.score import Result
@@ -89,7 +98,10 @@ def ratio(above: Mean, below: Mean) -> Ratio:
     counts of the trimmed means (Yuen 1974). p: two-sided test that the logarithm is 0, so p < 0.05 exactly if the
     interval excludes 1.
     """
-    from scipy.special import stdtr, stdtrit  # imported here: takes 0.2 s, which most commands do not need
+    from scipy.special import (
+        stdtr,
+        stdtrit,
+    )  # imported here: takes 0.2 s, which most commands do not need
 
     if below.value == 0:
         raise ValueError("a ratio to zero")
@@ -118,7 +130,8 @@ def means(result: Result) -> dict[str, Mean | None]:
     values: dict[str, list[float | None]] = {
         "time": [run.minutes and run.minutes * factor for run in result.counted],
         "normalized_time": [
-            point.mean / rate / 60 if point and (rate := run.sequences_per_second) else None for run in result.counted
+            point.mean / rate / 60 if point and (rate := run.sequences_per_second) else None
+            for run in result.counted
         ],
         "throughput": [run.sequences_per_second for run in result.counted],
         "throughput_per_accelerator": [result.rate_per_accelerator(run) for run in result.counted],
@@ -128,9 +141,15 @@ def means(result: Result) -> dict[str, Mean | None]:
     for measure, logged in values.items():
         sane = [value for value in logged if value is not None and 0 < value < _LARGEST]
         complete = bool(sane) and len(sane) == len(logged)
-        if measure in ("time", "energy") and result.failed_runs == 1 and len(sane) >= _LEAST_TRIMMED - 1:
+        if (
+            measure in ("time", "energy")
+            and result.failed_runs == 1
+            and len(sane) >= _LEAST_TRIMMED - 1
+        ):
             sane.append(math.inf)
-        found[measure] = trimmed_mean(sane, 1 if len(sane) >= _LEAST_TRIMMED else 0) if complete else None
+        found[measure] = (
+            trimmed_mean(sane, 1 if len(sane) >= _LEAST_TRIMMED else 0) if complete else None
+        )
     return found
 
 
@@ -144,8 +163,14 @@ class Comparison:
     @functools.cached_property
     def means(self) -> dict[str, tuple[Mean, Mean]]:
         """(other, baseline) of each measure that both have."""
-        pairs = zip(MEASURES, means(self.other).values(), means(self.baseline).values(), strict=True)
-        return {name: (one, base) for name, one, base in pairs if one and base and one.value > 0 and base.value > 0}
+        pairs = zip(
+            MEASURES, means(self.other).values(), means(self.baseline).values(), strict=True
+        )
+        return {
+            name: (one, base)
+            for name, one, base in pairs
+            if one and base and one.value > 0 and base.value > 0
+        }
 
     @functools.cached_property
     def ratios(self) -> dict[str, Ratio]:
@@ -167,7 +192,9 @@ class Comparison:
         if found is None:
             return "no times to compare"
         word, factor = ("faster", found.value) if found.value >= 1 else ("slower", 1 / found.value)
-        faster = f"{factor:.1f} times {word}" if factor >= 2 else f"{100 * (factor - 1):.1f}% {word}"
+        faster = (
+            f"{factor:.1f} times {word}" if factor >= 2 else f"{100 * (factor - 1):.1f}% {word}"
+        )
         if self.unlike:
             return f"not comparable, they differ in {', '.join(self.unlike)}: nominally {faster}"
         if found.p is None:
@@ -198,15 +225,21 @@ def _task(result: Result) -> dict[str, Any]:
 def compare(results: Sequence[Result]) -> list[Comparison]:
     """Every later result against the first. Raises ReviewError if there are fewer than two."""
     if len(results) < 2:
-        raise ReviewError("compare needs at least two results: give two folders of logs, or a folder above them")
+        raise ReviewError(
+            "compare needs at least two results: give two folders of logs, or a folder above them"
+        )
     return [Comparison(results[0], result) for result in results[1:]]
 
 
 def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Logged hyper-parameters that differ between the results' first logs."""
     logged = [result.runs[0].hyperparameters if result.runs else {} for result in results]
-    every = {key: [hyperparameters.get(key) for hyperparameters in logged] for key in HYPERPARAMETERS}
-    return {key: values for key, values in every.items() if any(value != values[0] for value in values)}
+    every = {
+        key: [hyperparameters.get(key) for hyperparameters in logged] for key in HYPERPARAMETERS
+    }
+    return {
+        key: values for key, values in every.items() if any(value != values[0] for value in values)
+    }
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
@@ -218,25 +251,54 @@ def as_json(results: Sequence[Result]) -> dict[str, Any]:
         outcome = {"verdict": one.verdict(), "unlike": one.unlike, "ratios": one.ratios}
         comparisons.append({"name": name, "baseline": names[0], **outcome})
     differing = differing_hyperparameters(results)
-    return {"results": described, "comparisons": comparisons, "differing_hyperparameters": differing}
+    return {
+        "results": described,
+        "comparisons": comparisons,
+        "differing_hyperparameters": differing,
+    }
 
 
 def _names(results: Sequence[Result]) -> list[str]:
     """Names of the results, with the folder if two share a name."""
     names = [text(result.name) for result in results]
     pairs = zip(names, results, strict=True)
-    return [f"{name} ({result.folder})" if names.count(name) > 1 else name for name, result in pairs]
+    return [
+        f"{name} ({result.folder})" if names.count(name) > 1 else name for name, result in pairs
+    ]
 
 
 def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
     """Headings, and a row per result and measure."""
     names = _names(results)
-    headings = ["result", "baseline", "measure", "mean", "baseline_mean", "ratio", "low", "high", "p", "significant"]
+    headings = [
+        "result",
+        "baseline",
+        "measure",
+        "mean",
+        "baseline_mean",
+        "ratio",
+        "low",
+        "high",
+        "p",
+        "significant",
+    ]
     rows: list[list[Any]] = [headings]
     for name, comparison in zip(names[1:], compare(results), strict=True):
         for measure, one in comparison.ratios.items():
             values = [mean.value for mean in comparison.means[measure]]
-            rows.append([name, names[0], measure, *values, one.value, one.low, one.high, one.p, one.significant])
+            rows.append(
+                [
+                    name,
+                    names[0],
+                    measure,
+                    *values,
+                    one.value,
+                    one.low,
+                    one.high,
+                    one.p,
+                    one.significant,
+                ]
+            )
     return rows
 
 
@@ -246,40 +308,69 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
 
     names, comparisons = _names(results), compare(results)
     letters = [chr(ord("A") + i) if len(results) <= 26 else str(i + 1) for i in range(len(results))]
-    columns = [Column("", wraps=True), *(Column(letter, right=True, wraps=True) for letter in letters)]
+    columns = [
+        Column("", wraps=True),
+        *(Column(letter, right=True, wraps=True) for letter in letters),
+    ]
     titles = map("  ".join, zip(letters, names, strict=True))
-    made: list[Part] = [Heading(title, one.subtitle) for title, one in zip(titles, results, strict=True)]
+    made: list[Part] = [
+        Heading(title, one.subtitle) for title, one in zip(titles, results, strict=True)
+    ]
     measured = [means(result) for result in results]
 
     def row(label: str, cell: Callable[[Result], str]) -> list[str]:
         return [label, *map(cell, results)]
 
     def measure_row(measure: str, shown: Callable[[float | None], str]) -> list[str]:
-        return [MEASURES[measure], *(shown(mean.value if (mean := one[measure]) else None) for one in measured)]
+        return [
+            MEASURES[measure],
+            *(shown(mean.value if (mean := one[measure]) else None) for one in measured),
+        ]
 
     figures = [
         row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
         row("score, minutes", lambda one: number_text(one.score, ",.4f")),
         row("median minutes", lambda one: number_text(one.median_minutes, ",.4f")),
         row("scaling factor", lambda one: f"{one.scaling_factor:.6f}"),
-        row("RCP test", lambda one: "-" if one.rcp_test is None else "passed" if one.rcp_test.passed else "failed"),
+        row(
+            "RCP test",
+            lambda one: (
+                "-" if one.rcp_test is None else "passed" if one.rcp_test.passed else "failed"
+            ),
+        ),
         measure_row("normalized_time", lambda value: number_text(value, ",.4f")),
         measure_row("samples", lambda value: number_text(value, ",.0f")),
     ]
     if any(result.energy for result in results):
         joules = [result.energy.joules if result.energy else None for result in results]
         figures.append(["energy, kJ", *(number_text(one and one / 1000, ",.1f") for one in joules)])
-    made.append(Table(columns, [*figures, *(measure_row(measure, rate_text) for measure in _MORE_IS_BETTER)]))
-    headings = [Column("", wraps=True), *(Column(heading, right=True) for heading in ("speed-up", "95% interval", "p"))]
+    made.append(
+        Table(
+            columns, [*figures, *(measure_row(measure, rate_text) for measure in _MORE_IS_BETTER)]
+        )
+    )
+    headings = [
+        Column("", wraps=True),
+        *(Column(heading, right=True) for heading in ("speed-up", "95% interval", "p")),
+    ]
     for name, comparison in zip(names[1:], comparisons, strict=True):
         rows = []
         for measure, one in comparison.ratios.items():
             style = "" if not one.significant else "green" if one.value > 1 else "red"
-            interval = "-" if one.low is None or one.high is None else f"{one.low:.4f} to {one.high:.4f}"
+            interval = (
+                "-" if one.low is None or one.high is None else f"{one.low:.4f} to {one.high:.4f}"
+            )
             cells = [f"{one.value:.4f}", interval, number_text(one.p, ".2g")]
             rows.append([MEASURES[measure], *(Text(cell, style) for cell in cells)])
-        made += [Heading(f"{name} against {names[0]}"), Table(headings, rows), Line("verdict", comparison.verdict())]
+        made += [
+            Heading(f"{name} against {names[0]}"),
+            Table(headings, rows),
+            Line("verdict", comparison.verdict()),
+        ]
     if differing := differing_hyperparameters(results):
-        logged = [[key, *("-" if one is None else text(one) for one in values)] for key, values in differing.items()]
+        logged = [
+            [key, *("-" if one is None else text(one) for one in values)]
+            for key, values in differing.items()
+        ]
         made += [Heading("hyper-parameters that differ"), Table(columns, logged)]
     return made

@@ -20,7 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from review.logs.mllog import text
-from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, json_text, pick, write_whole
+from review.logs.output import (
+    Column,
+    Heading,
+    Line,
+    Part,
+    ReviewError,
+    Table,
+    json_text,
+    pick,
+    write_whole,
+)
 from review.logs.tree import copy_runs
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
@@ -44,7 +54,10 @@ class RunSet:
 
     def as_dict(self) -> dict[str, Any]:
         runs = self.result.runs
-        about = {"runs": [run.path.name for run in runs], "started": [_date(run) for run in (runs[0], runs[-1])]}
+        about = {
+            "runs": [run.path.name for run in runs],
+            "started": [_date(run) for run in (runs[0], runs[-1])],
+        }
         return {**about, **pick(self, "score_minutes=score obstacles=result.obstacles")}
 
 
@@ -66,7 +79,10 @@ class Selection:
         """The set closest to the median; None if the median is infinite."""
         if math.isinf(self.median):
             return None
-        return min(self.sets, key=lambda one: (round(abs(one.score - self.median), 9), -one.score, one.first))
+        return min(
+            self.sets,
+            key=lambda one: (round(abs(one.score - self.median), 9), -one.score, one.first),
+        )
 
     @property
     def reason(self) -> str:
@@ -89,7 +105,10 @@ def select(result: Result) -> Selection:
         raise ReviewError(f"{result.folder}: {len(result.runs)} logs, a set needs {REQUIRED_RUNS}")
     runs = tuple(sorted(result.runs, key=_start))
     starts = range(len(runs) - REQUIRED_RUNS + 1)
-    sets = (RunSet(i, Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset)) for i in starts)
+    sets = (
+        RunSet(i, Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset))
+        for i in starts
+    )
     return Selection(result.folder, tuple(sets), result.crashes)
 
 
@@ -125,7 +144,9 @@ def write(selection: Selection, output: Path) -> None:
             for name in _ALONG:
                 if (selection.folder / name).is_file():
                     shutil.copyfile(selection.folder / name, folder / name)
-            write_whole(folder / RECORD, json_text({**selection.as_dict(), "renamed": renamed}) + "\n")
+            write_whole(
+                folder / RECORD, json_text({**selection.as_dict(), "renamed": renamed}) + "\n"
+            )
             os.rename(folder, output)
     except OSError as error:
         raise ReviewError(f"{error.filename or output}: {error.strerror}") from None
@@ -137,7 +158,9 @@ def parts(selection: Selection, output: Path | None) -> list[Part]:
         runs = one.result.runs
         minutes = "does not count" if math.isinf(one.score) else f"{one.score:.4f}"
         note = "submit this one" if one is chosen else text("; ".join(one.result.obstacles))
-        rows.append([str(one.first + 1), runs[0].name, runs[-1].name, _date(runs[0]), minutes, note])
+        rows.append(
+            [str(one.first + 1), runs[0].name, runs[-1].name, _date(runs[0]), minutes, note]
+        )
     columns = [Column("set", right=True), Column("first"), Column("last"), Column("started")]
     columns += [Column("minutes", right=True), Column("", wraps=True)]
     styles = ["bold green" if one is chosen else "" for one in selection.sets]
@@ -148,5 +171,11 @@ def parts(selection: Selection, output: Path | None) -> list[Part]:
     ]
     if selection.crashes:
         failed = ", ".join(f"failed_{number}.txt" for number in selection.crashes)
-        made.append(Line("crashed", f"{failed}: left out; be ready to explain the cause in the review", "yellow"))
+        made.append(
+            Line(
+                "crashed",
+                f"{failed}: left out; be ready to explain the cause in the review",
+                "yellow",
+            )
+        )
     return made if chosen is None or output is None else [*made, Line("written", str(output))]

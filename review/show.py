@@ -15,7 +15,15 @@ from review.verdict import checking
 if TYPE_CHECKING:
     from rich.text import Text
 
-_OF_RESULT = ("name", "folder", "organization", "division", "global_batch_size", "accelerators", "score_minutes")
+_OF_RESULT = (
+    "name",
+    "folder",
+    "organization",
+    "division",
+    "global_batch_size",
+    "accelerators",
+    "score_minutes",
+)
 _OF_SCORE = ("olympic_minutes", "scaling_factor", "official")
 
 
@@ -28,7 +36,9 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
         runs = [] if result.pretrains else [run for run in result.runs if not run.compliant]
         failing = [(text(run.path.name), first_reason(run.findings)) for run in runs]
         failing += [(text(path.name), reason) for path, reason in result.unreadable.items()]
-        failing += [(f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()]
+        failing += [
+            (f"failed_{number}.txt", text(reason)) for number, reason in result.crashes.items()
+        ]
         made += [Line("fails", f"{file}: {reason}", "red") for file, reason in failing]
     return made
 
@@ -36,7 +46,10 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
     keys = "round submitter system batch_size folder"
     return [
-        {**checking.as_dict(result), "same_hyperparameters": [pick(one, keys) for one in same_hyperparameters(result)]}
+        {
+            **checking.as_dict(result),
+            "same_hyperparameters": [pick(one, keys) for one in same_hyperparameters(result)],
+        }
         for result in results
     ]
 
@@ -47,7 +60,10 @@ def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
     for whole in map(checking.as_dict, results):
         shared = {name: whole[name] for name in (*_OF_RESULT, *_OF_SCORE)}
         shared["energy_joules"] = whole["energy"]["joules"] if whole["energy"] else None
-        records += [shared | {name: run[name] for name in run if name != "findings"} for run in whole["runs"]]
+        records += [
+            shared | {name: run[name] for name in run if name != "findings"}
+            for run in whole["runs"]
+        ]
     return [list(records[-1] if records else ()), *(list(record.values()) for record in records)]
 
 
@@ -67,14 +83,22 @@ def _table(result: Result) -> Table:
         records.append(record | {"compliance": verdict})
     for number in result.crashes:
         records.append({"run": f"failed_{number}.txt", "status": "crashed", "compliance": "fails"})
-    styles = ["dim" if run.path in result.dropped else "" for run in result.runs] + ["red"] * len(result.crashes)
-    return Table(shown, [[record.get(one.heading, "") for one in shown] for record in records], styles)
+    styles = ["dim" if run.path in result.dropped else "" for run in result.runs] + ["red"] * len(
+        result.crashes
+    )
+    return Table(
+        shown, [[record.get(one.heading, "") for one in shown] for record in records], styles
+    )
 
 
 def summary(result: Result) -> list[Line]:
     """The lines below the table."""
     if result.pretrains:
-        return [Line("pretraining", "runs to the last step; without a target accuracy there is no score")]
+        return [
+            Line(
+                "pretraining", "runs to the last step; without a target accuracy there is no score"
+            )
+        ]
     lines, reasons, energy = [], checking.obstacles(result), result.energy
     official = ", official" if result.score is not None and not reasons else ""
     good = "bold green" if official else ""
@@ -92,7 +116,11 @@ def summary(result: Result) -> list[Line]:
     if not official:
         lines.append(Line("unofficial", "; ".join(reasons) or "no score", "yellow"))
     if result.other_ruleset:
-        lines.append(Line("ruleset", f"logs of another round: try --ruleset {result.other_ruleset}", "yellow"))
+        lines.append(
+            Line(
+                "ruleset", f"logs of another round: try --ruleset {result.other_ruleset}", "yellow"
+            )
+        )
     minutes = [run.minutes for run in result.counted]
     if len(minutes) > 1:
         spread = f"median {result.median_minutes:.4f}, fastest {minutes[0]:.4f}, slowest {minutes[-1]:.4f} min"
@@ -114,7 +142,11 @@ def summary(result: Result) -> list[Line]:
 def _rcp_lines(result: Result) -> list[Line]:
     point, test, mean = result.rcp_point, result.rcp_test, result.mean_samples
     if result.division != "closed":
-        return [Line("RCP", f"not tested in the {result.division} division", "dim")] if result.division else []
+        return (
+            [Line("RCP", f"not tested in the {result.division} division", "dim")]
+            if result.division
+            else []
+        )
     lines = []
     if point is None:
         lines = [Line("RCP", test.reason, "red")] if test else []
@@ -125,7 +157,9 @@ def _rcp_lines(result: Result) -> list[Line]:
             sigma = f", {margin / point.std:+.2f} sigma" if point.std else ""
             verdict, style = ("passed", "green") if test and test.passed else ("FAILED", "red")
             short = "" if len(result.runs) == REQUIRED_RUNS else f" on {len(result.runs)} runs"
-            line = f"{verdict}{short}: mean {mean:,.0f} samples, {margin:+,.0f} to the minimum{sigma}"
+            line = (
+                f"{verdict}{short}: mean {mean:,.0f} samples, {margin:+,.0f} to the minimum{sigma}"
+            )
             lines.append(Line("", line, style))
         elif test is not None:
             lines.append(Line("", f"FAILED: {test.reason}", "red"))

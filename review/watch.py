@@ -49,7 +49,10 @@ _ACCURACIES = (
 # fmt: on
 _SHARES = [(index + 2) / 20 for index in range(len(_ACCURACIES))]
 # Relative standard error of a projection by the curve at a share of the run; larger than on the runs it was fitted to.
-_KNOWN_SHARES, _CURVE_ERRORS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0), (1.0, 0.4, 0.22, 0.14, 0.10, 0.07, 0.05, 0.04)
+_KNOWN_SHARES, _CURVE_ERRORS = (
+    (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+    (1.0, 0.4, 0.22, 0.14, 0.10, 0.07, 0.05, 0.04),
+)
 _RCP_ERROR = 0.17  # relative standard error of the RCP mean as a projection for a single run
 _FITTED = 4  # latest evaluations, for projections to a target other than 0.720
 _STALLED_SECONDS = 60.0
@@ -81,7 +84,9 @@ class Standing:
             return "initialising" if self.run.log.events else "starting"
         if self.reached:
             return "finishing"
-        marks = [event.key for event in self.run.log.events if event.key in ("eval_start", "eval_stop")]
+        marks = [
+            event.key for event in self.run.log.events if event.key in ("eval_start", "eval_stop")
+        ]
         return "evaluating" if marks[-1:] == ["eval_start"] else "training"
 
     @property
@@ -98,13 +103,17 @@ class Standing:
         start, stop = self.run.run_start, self.run.run_stop
         if start is None:
             return None
-        return number(((stop.time_ms if stop else max(self.now_ms, start.time_ms)) - start.time_ms) / 1000)
+        return number(
+            ((stop.time_ms if stop else max(self.now_ms, start.time_ms)) - start.time_ms) / 1000
+        )
 
     @functools.cached_property
     def silent(self) -> float | None:
         """Seconds since the last event of a run that has not ended."""
         events = self.run.log.events
-        silent = None if self.done or not events else number((self.now_ms - events[-1].time_ms) / 1000)
+        silent = (
+            None if self.done or not events else number((self.now_ms - events[-1].time_ms) / 1000)
+        )
         return None if silent is None else max(0.0, silent)
 
     @functools.cached_property
@@ -146,7 +155,9 @@ class Standing:
         if self.rate is None or self.phase != "training":
             return max(counted)
         ahead = max(0.0, (self.now_ms - since) / 1000) * self.rate
-        return max(counted) + min(ahead, self.interval or math.inf)  # the next evaluation would have been logged
+        return max(counted) + min(
+            ahead, self.interval or math.inf
+        )  # the next evaluation would have been logged
 
     @functools.cached_property
     def projection(self) -> tuple[float, float] | None:
@@ -155,17 +166,23 @@ class Standing:
         Without a target: samples to the last step.
         """
         if self.result.pretrains:
-            steps = number(tree.read_json(self.result.folder / "config.json", "schedule").get("max_steps"))
+            steps = number(
+                tree.read_json(self.result.folder / "config.json", "schedule").get("max_steps")
+            )
             return (steps * self.run.batch_size, 0.0) if steps and self.run.batch_size else None
         if self.reached and self.run.samples:
             return self.run.samples, 0.0
         if self.target != TARGET_ACCURACY:
             return _extrapolate(self._counted[-_FITTED:], self.target)
-        guesses = [] if self.result.rcp_point is None else [(self.result.rcp_point.mean, _RCP_ERROR)]
+        guesses = (
+            [] if self.result.rcp_point is None else [(self.result.rcp_point.mean, _RCP_ERROR)]
+        )
         shares = [(samples, curve_share(accuracy)) for samples, accuracy in self._counted[-2:]]
         if shares and all(share > 0 for _, share in shares):
             by_curve = sum(samples / share for samples, share in shares) / len(shares)
-            guesses.append((by_curve, float(np.interp(shares[-1][1], _KNOWN_SHARES, _CURVE_ERRORS))))
+            guesses.append(
+                (by_curve, float(np.interp(shares[-1][1], _KNOWN_SHARES, _CURVE_ERRORS)))
+            )
         if not guesses:
             return None
         weight = sum(error**-2 for _, error in guesses)
@@ -184,7 +201,13 @@ class Standing:
     @functools.cached_property
     def eta(self) -> float | None:
         """Seconds to the evaluation that will reach the target, including the evaluations before it."""
-        if self.done or self.stalled or self.projection is None or self.samples is None or not self.rate:
+        if (
+            self.done
+            or self.stalled
+            or self.projection is None
+            or self.samples is None
+            or not self.rate
+        ):
             return None
         end = self.projection[0]
         if self.interval:
@@ -192,7 +215,10 @@ class Standing:
         left = max(0.0, end - self.samples)
         times = [seconds for e in self.run.evaluations if (seconds := e.seconds) is not None]
         evaluation = sum(times) / len(times) if times else 0.0
-        return left / self.rate + (math.ceil(left / self.interval) if self.interval else 0) * evaluation
+        return (
+            left / self.rate
+            + (math.ceil(left / self.interval) if self.interval else 0) * evaluation
+        )
 
     @functools.cached_property
     def rcp_margin(self) -> tuple[float, float] | None:
@@ -204,12 +230,19 @@ class Standing:
     @functools.cached_property
     def miss(self) -> Miss | None:
         """The first evaluation outside the range of published runs, if this run has the same target."""
-        return first_miss(self.run) if self.target == TARGET_ACCURACY and not self.result.pretrains else None
+        return (
+            first_miss(self.run)
+            if self.target == TARGET_ACCURACY and not self.result.pretrains
+            else None
+        )
 
     def as_dict(self) -> dict[str, Any]:
         projected, error = self.projection or (None, None)
         return {
-            **pick(self, "file=run.path phase done stalled elapsed_seconds=elapsed samples sequences_per_second=rate"),
+            **pick(
+                self,
+                "file=run.path phase done stalled elapsed_seconds=elapsed samples sequences_per_second=rate",
+            ),
             "evaluations": len(self.run.evaluations),
             **pick(self, "accuracy=run.final_accuracy target"),
             "projected_samples": projected,
@@ -282,13 +315,17 @@ def find_log(target: Path) -> Path:
     logs = []
     for path in find_logs(target):
         with contextlib.suppress(OSError):  # removed meanwhile
-            logs.append((bool(_RUNNING.fullmatch(path.parent.name)), path.stat().st_mtime, str(path)))
+            logs.append(
+                (bool(_RUNNING.fullmatch(path.parent.name)), path.stat().st_mtime, str(path))
+            )
     if not logs and not is_test(target):
         raise ReviewError(f"{target}: {NO_LOG}; give the log of a run, or its folder")
     return Path(max(logs)[2]) if logs else target
 
 
-def wait_for_log(target: Path, interval: float, sleep: Callable[[float], None] = time.sleep) -> Path:
+def wait_for_log(
+    target: Path, interval: float, sleep: Callable[[float], None] = time.sleep
+) -> Path:
     """Waits until there is a log to follow: a run may write its first line after minutes. Raises ReviewError."""
     announced = False
     while True:
@@ -298,7 +335,11 @@ def wait_for_log(target: Path, interval: float, sleep: Callable[[float], None] =
             if not target.is_dir():
                 raise
         if not announced:
-            print(f"review: waiting for the first result_*.txt below {target}", file=sys.stderr, flush=True)
+            print(
+                f"review: waiting for the first result_*.txt below {target}",
+                file=sys.stderr,
+                flush=True,
+            )
             announced = True
         sleep(interval)
 
@@ -306,7 +347,9 @@ def wait_for_log(target: Path, interval: float, sleep: Callable[[float], None] =
 class Follower:
     """Reads a growing log, and follows it to where the launcher moves it when the trial ends."""
 
-    def __init__(self, path: Path, ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
+    def __init__(
+        self, path: Path, ruleset: str = DEFAULT_RULESET, target: float | None = None
+    ) -> None:
         self.path, self.ruleset, self.target = path, ruleset, target
         self.log = path  # initial path; ``path`` changes when the launcher moves the log
         self._run: Run | None = None
@@ -325,7 +368,9 @@ class Follower:
             folder, name = self.path.parent, self.path.name
             moved = [folder.parent / one for one in (name, name.replace("result_", "failed_", 1))]
             if not _RUNNING.fullmatch(folder.name) or not any(path.is_file() for path in moved):
-                raise ReviewError(f"{self.path}: is gone; the run was removed or left no log") from None
+                raise ReviewError(
+                    f"{self.path}: is gone; the run was removed or left no log"
+                ) from None
             self.path = next(path for path in moved if path.is_file())
             return self.poll(now)
         except OSError as error:
@@ -336,7 +381,9 @@ class Follower:
     def broken(self) -> str | None:
         """Why the trial failed; None unless the launcher has recorded a failure."""
         number = re.fullmatch(r"failed_\D*(\d*).*", self.path.name)
-        return tree.crashes(self.path.parent).get(int(number[1] or -1), "crashed") if number else None
+        return (
+            tree.crashes(self.path.parent).get(int(number[1] or -1), "crashed") if number else None
+        )
 
     def ended(self, standing: Standing) -> bool:
         """Whether the run is over, successful or not."""
@@ -346,7 +393,9 @@ class Follower:
 class Runs:
     """Runs at or below some paths, including those that appear later; for a single log, just its run."""
 
-    def __init__(self, targets: Sequence[Path], ruleset: str = DEFAULT_RULESET, target: float | None = None) -> None:
+    def __init__(
+        self, targets: Sequence[Path], ruleset: str = DEFAULT_RULESET, target: float | None = None
+    ) -> None:
         for path in targets:
             if not path.exists():
                 raise ReviewError(f"{path}: no such file or folder")
@@ -369,12 +418,16 @@ class Runs:
 
         look(self._followers)  # first, since moved logs are known by their new paths afterwards
         known = {follower.path for follower, _ in found}
-        new = sorted({path for target in self.targets for path in find_logs(target)} - known, key=str)
+        new = sorted(
+            {path for target in self.targets for path in find_logs(target)} - known, key=str
+        )
         look([Follower(path, self.ruleset, self.target) for path in new])
         self._followers = [follower for follower, _ in found]
         idle = found and all(follower.ended(standing) for follower, standing in found)
         self._now, self._idle_since = now, min(self._idle_since, now) if idle else math.inf
-        return sorted(found, key=lambda pair: (str(pair[0].path.parent), tree.natural_order(pair[0].path)))
+        return sorted(
+            found, key=lambda pair: (str(pair[0].path.parent), tree.natural_order(pair[0].path))
+        )
 
     def ended(self, found: list[Watched]) -> bool:
         """Whether no run is active and no further one has started for a minute."""
@@ -387,7 +440,12 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
 
     def report(found: list[Watched]) -> None:
         for follower, standing in found:
-            news = len(standing.run.evaluations), standing.stalled, standing.phase, follower.broken()
+            news = (
+                len(standing.run.evaluations),
+                standing.stalled,
+                standing.phase,
+                follower.broken(),
+            )
             if shown.get(follower.log) == news:
                 continue
             shown[follower.log] = news
@@ -398,11 +456,22 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
                 print(name, ", ".join(standing.parts()), sep="", flush=True)
 
     states = output.follow(runs.poll, runs.ended, interval)
-    found = output.show_states(states, report, lambda _: object(), render, as_json=as_json, once=once)
+    found = output.show_states(
+        states, report, lambda _: object(), render, as_json=as_json, once=once
+    )
     for follower, _ in found:
         if (reason := follower.broken()) is not None:
-            print(f"review: {text(str(follower.path))}: the trial failed: {text(reason)}", file=sys.stderr)
-    return 1 if any(follower.ended(standing) and not standing.run.converged for follower, standing in found) else 0
+            print(
+                f"review: {text(str(follower.path))}: the trial failed: {text(reason)}",
+                file=sys.stderr,
+            )
+    return (
+        1
+        if any(
+            follower.ended(standing) and not standing.run.converged for follower, standing in found
+        )
+        else 0
+    )
 
 
 _CELLS: dict[Column, Callable[[Follower, Standing], str]] = {
@@ -429,9 +498,13 @@ def render(found: list[Watched], out: Console) -> RenderableType:
         return Text("waiting for the first result_*.txt", "dim")
     rows = [[cell(*one) for cell in _CELLS.values()] for one in found]
     colours = (("red", "green")[standing.run.converged] for _, standing in found)
-    styles = [colour if one[0].ended(one[1]) else "" for one, colour in zip(found, colours, strict=True)]
+    styles = [
+        colour if one[0].ended(one[1]) else "" for one, colour in zip(found, colours, strict=True)
+    ]
     table, standing = output.table(*output.fit(list(_CELLS), rows, out.width), styles), found[0][1]
     if len(found) > 1:
         return table
     bar = ProgressBar(total=1.0, completed=standing.share or 0.0, width=min(60, out.width))
-    return Group(table, bar, Text("\n".join(["", *standing.parts()])))  # "": the bar does not end its line
+    return Group(
+        table, bar, Text("\n".join(["", *standing.parts()]))
+    )  # "": the bar does not end its line

@@ -11,7 +11,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy and PyTorch are loaded; for the commands under test too
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # before NumPy and PyTorch are loaded; for the commands under test too
+)
 
 import pytest
 import torch
@@ -57,7 +59,9 @@ def quick_python() -> Iterator[Path]:
     """The Python of shell scripts that need not import PyTorch anew (forked.py)."""
     from .forked import interpreter
 
-    with tempfile.TemporaryDirectory(prefix="forked-") as folder:  # the address of a socket has to be short
+    with tempfile.TemporaryDirectory(
+        prefix="forked-"
+    ) as folder:  # the address of a socket has to be short
         yield interpreter(Path(folder))
 
 

@@ -26,4 +26,6 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[None]:
 
 def enlarge(folder: Path, num_bytes: int) -> None:
     """Gives a small disk more room."""
-    subprocess.run(["mount", "-o", f"remount,size={num_bytes}", str(folder)], check=True, timeout=240)
+    subprocess.run(
+        ["mount", "-o", f"remount,size={num_bytes}", str(folder)], check=True, timeout=240
+    )

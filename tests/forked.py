@@ -31,7 +31,13 @@ import torch
 
 from . import held
 
-PRELOADED = ["pytest", "h5py", "mlperf_logging.mllog", "bert.data.compiled", "bert.pretraining.train"]
+PRELOADED = [
+    "pytest",
+    "h5py",
+    "mlperf_logging.mllog",
+    "bert.data.compiled",
+    "bert.pretraining.train",
+]
 PRELOADED += ["torch.distributed.run", "finetune.train", "certify.burn_in"]
 
 
@@ -59,7 +65,9 @@ def _become(
     before()
     if first := os.environ.pop("FIRST", ""):
         runpy.run_path(first)
-    torch.set_num_threads(int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))  # read at the import
+    torch.set_num_threads(
+        int(environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+    )  # read at the import
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
@@ -160,11 +168,15 @@ def interpreter(folder: Path) -> Path:
 
 
 @contextmanager
-def interpreter_with(folder: Path, environ: Mapping[str, str], preloaded: list[str]) -> Iterator[Path]:
+def interpreter_with(
+    folder: Path, environ: Mapping[str, str], preloaded: list[str]
+) -> Iterator[Path]:
     """The same within a ``with``, forked from a Python that is started with ``environ`` and imports ``preloaded``."""
     script = f"import {', '.join(preloaded)}\nimport socket, sys\nsys.path.append({str(Path(__file__).parents[1])!r})\n"
     with _listener(folder) as listener:
-        script += f"from tests import forked\nforked._serve(socket.socket(fileno={listener.fileno()}))\n"
+        script += (
+            f"from tests import forked\nforked._serve(socket.socket(fileno={listener.fileno()}))\n"
+        )
         command = [sys.executable, "-c", script]
         server = subprocess.Popen(command, env=environ, pass_fds=[listener.fileno()])
     try:
@@ -181,7 +193,9 @@ def _listener(folder: Path) -> socket.socket:
     listener.bind(str(address))
     listener.listen(64)
     client.write_text(CLIENT.format(python=sys.executable, address=str(address)))
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(client))} "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -IS {shlex.quote(str(client))} "$@"\n'
+    )
     program.chmod(0o755)
     return listener
 
@@ -204,7 +218,9 @@ def _attend(connection: socket.socket) -> None:
     told = b""
     while len(told) < int.from_bytes(size, "big"):
         told += connection.recv(1 << 20)
-    words, environ, folder, ignored, cpus = ast.literal_eval(told.decode("utf-8", "surrogateescape"))
+    words, environ, folder, ignored, cpus = ast.literal_eval(
+        told.decode("utf-8", "surrogateescape")
+    )
     process = os.fork()
     if process == 0:
         connection.close()

@@ -19,7 +19,11 @@ def stand_still(pattern: str, once: str = "") -> None:
     looking, done = threading.local(), []
 
     def look(event: str, _: object) -> None:
-        if done or getattr(looking, "now", False) or not (event == "open" or event.startswith("os.")):
+        if (
+            done
+            or getattr(looking, "now", False)
+            or not (event == "open" or event.startswith("os."))
+        ):
             return
         looking.now = True
         if glob.glob(pattern):
@@ -39,5 +43,7 @@ def site(folder: Path, pattern: str) -> Path:
     """A folder for PYTHONPATH with which every Python process does so, or only the first to get there."""
     folder.mkdir()
     own = Path(__file__).read_text(encoding="utf-8")
-    (folder / "sitecustomize.py").write_text(f"{own}\n\nstand_still({pattern!r}, {str(folder / 'stood')!r})\n")
+    (folder / "sitecustomize.py").write_text(
+        f"{own}\n\nstand_still({pattern!r}, {str(folder / 'stood')!r})\n"
+    )
     return folder

@@ -60,7 +60,9 @@ def fused_kernels() -> dict[str, str]:
             try:
                 worst = _error(module, case)
                 if not worst <= case.tolerance:
-                    problems[f"{name} {case.name}"] = f"error {worst:.3g} above {case.tolerance:.3g}"
+                    problems[f"{name} {case.name}"] = (
+                        f"error {worst:.3g} above {case.tolerance:.3g}"
+                    )
             except Exception as error:  # a kernel that does not compile is a finding, not the end
                 problems[f"{name} {case.name}"] = explain(error)
     return problems
@@ -69,7 +71,9 @@ def fused_kernels() -> dict[str, str]:
 def _error(module: Any, case: Any) -> float:
     ours = case.arguments(device())
     theirs = tuple(
-        value.detach().double().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+        value.detach().double().requires_grad_()
+        if isinstance(value, Tensor) and value.is_floating_point()
+        else value
         for value in ours
     )
     results, expected = (
@@ -80,7 +84,11 @@ def _error(module: Any, case: Any) -> float:
     torch.autograd.backward(results, upstream)
     torch.autograd.backward(expected, [gradient.double() for gradient in upstream])
     pairs = [(a.detach(), b.detach()) for a, b in zip(results, expected, strict=True)]
-    pairs += [(a.grad, b.grad) for a, b in zip(ours, theirs, strict=True) if isinstance(a, Tensor) and a.requires_grad]
+    pairs += [
+        (a.grad, b.grad)
+        for a, b in zip(ours, theirs, strict=True)
+        if isinstance(a, Tensor) and a.requires_grad
+    ]
     errors = [((a.double() - b).abs().max() / b.abs().max().clamp(min=1)).item() for a, b in pairs]
     return max(error if error == error else float("inf") for error in errors)
 
@@ -93,20 +101,28 @@ def fp8_kernels() -> dict[str, str]:
     tokens, width, inner = fp8_cases.LARGE
     problems = fp8_cases.cast_problems(device(), tokens, inner)
     for name, found in fp8_cases.differences(device(), tokens, width, inner).items():
-        allowed = fp8_cases.ORDER_TOLERANCE if name == fp8_cases.OTHER_ORDER else fp8_cases.TOLERANCE
+        allowed = (
+            fp8_cases.ORDER_TOLERANCE if name == fp8_cases.OTHER_ORDER else fp8_cases.TOLERANCE
+        )
         if not found <= allowed:
             problems[name] = f"differs by {found:.3g} of its norm, above {allowed:.3g}"
     for name, found in fp8_cases.evaluation_differences(device(), tokens, width, inner).items():
         if not found <= fp8_cases.TOLERANCE:
-            problems[f"evaluation: {name}"] = f"differs by {found:.3g} of its norm, above {fp8_cases.TOLERANCE:.3g}"
+            problems[f"evaluation: {name}"] = (
+                f"differs by {found:.3g} of its norm, above {fp8_cases.TOLERANCE:.3g}"
+            )
     return problems
 
 
 def weight_gradients() -> dict[str, str]:
     """Products that leave the weight's gradient where it is offered, against the same without an offer."""
-    x, upstream = (torch.randn(256, width, device=device(), dtype=torch.bfloat16) for width in (1024, 512))
+    x, upstream = (
+        torch.randn(256, width, device=device(), dtype=torch.bfloat16) for width in (1024, 512)
+    )
     weight = torch.randn(512, 1024, device=device(), dtype=torch.bfloat16).requires_grad_()
-    runs: dict[str, Callable[[], Tensor]] = {"bf16": lambda: weight_gradient.linear(x, weight, None)}
+    runs: dict[str, Callable[[], Tensor]] = {
+        "bf16": lambda: weight_gradient.linear(x, weight, None)
+    }
     if device().type != "cuda" or torch.cuda.get_device_capability() >= (8, 9):
         fp8 = Fp8Linear(Scaling(Recipe(), 1, device()), 0)
         runs["fp8"] = lambda: fp8(x, weight, None)
@@ -122,7 +138,9 @@ def weight_gradients() -> dict[str, str]:
         assert plain is not None
         assert direct is not None
         if not torch.equal(plain, direct):
-            problems[name] = f"differs by {((plain.double() - direct.double()).norm() / plain.norm()).item():.3g}"
+            problems[name] = (
+                f"differs by {((plain.double() - direct.double()).norm() / plain.norm()).item():.3g}"
+            )
         elif not weight_gradient.same_memory(direct, place):
             problems[name] = "is copied by autograd"
     return problems
@@ -150,7 +168,11 @@ def optimizers() -> dict[str, str]:
             masters = torch.zeros(layout.shard_total, dtype=dtypes[0], device=device())
             gradient, weights = (torch.zeros_like(masters, dtype=dtypes[1]) for _ in range(2))
             shard = Shard(
-                names=list(sizes), segments=layout.segments(0), masters=masters, gradient=gradient, weights=weights
+                names=list(sizes),
+                segments=layout.segments(0),
+                masters=masters,
+                gradient=gradient,
+                weights=weights,
             )
             made = Piecewise(shard, rule) if exact else flat(shard)
             generator = torch.Generator().manual_seed(0)
@@ -158,7 +180,13 @@ def optimizers() -> dict[str, str]:
                 for view in shard.views(gradient if number else masters):
                     view.copy_(torch.randn(view.shape, generator=generator).bfloat16())
                 if number:
-                    made.step(lr, torch.tensor(0.5, device=device()), None, made.measure(), lambda sums: sums)
+                    made.step(
+                        lr,
+                        torch.tensor(0.5, device=device()),
+                        None,
+                        made.measure(),
+                        lambda sums: sums,
+                    )
             found.append([view.double() for view in shard.views(masters)])
         tensors = [list(sizes)[segment.parameter] for segment in shard.segments]
         for tensor, ours, exact in zip(tensors, found[0], found[-1], strict=True):
@@ -173,16 +201,23 @@ def sums_and_masks() -> dict[str, str]:
     if not triton_support.supported(device()):
         return {}
     problems = {}
-    rows, indices = torch.randn(9_000, 1024, device=device()), torch.randint(0, 500, (9_000,), device=device()) ** 2
+    rows, indices = (
+        torch.randn(9_000, 1024, device=device()),
+        torch.randint(0, 500, (9_000,), device=device()) ** 2,
+    )
     indices = (indices // 500).int()
-    expected = torch.zeros(500, 1024, dtype=torch.float64, device=device()).index_add_(0, indices, rows.double())
+    expected = torch.zeros(500, 1024, dtype=torch.float64, device=device()).index_add_(
+        0, indices, rows.double()
+    )
     error = ((scatter.sum_by_index(rows, indices, 500) - expected).norm() / expected.norm()).item()
     if not error <= 1e-6:
         problems["scatter"] = f"differs by {error:.3g} of its norm, above 1e-6"
     x = torch.ones(4_096, 1024, device=device(), requires_grad=True)
     zero, one, rate = torch.zeros(1024, device=device()), torch.ones(1024, device=device()), 0.1
     drop = kernels.dropout_add_layer_norm.fused
-    stream = drop(x, zero, torch.zeros_like(x), one, zero, 1e-12, rate, DropoutSites(device()), True)[1]
+    stream = drop(
+        x, zero, torch.zeros_like(x), one, zero, 1e-12, rate, DropoutSites(device()), True
+    )[1]
     (gradient,) = torch.autograd.grad(stream.sum(), x)
     share = (stream == 0).float().mean().item()
     if not torch.equal(gradient, stream):
@@ -196,7 +231,9 @@ def whole_step() -> dict[str, str]:
     """Losses and every gradient of a model with all fused kernels, in bf16, against the plain one in fp64."""
     if not triton_support.supported(device()):
         return {}
-    config = BertConfig(num_hidden_layers=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    config = BertConfig(
+        num_hidden_layers=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     batch, found = packed_batches(2, 1, config)[0].to(device()), []
     for names, dtype in (("auto", torch.bfloat16), ("none", torch.float64)):
         choice = kernels.Config(fused=names, attention="auto" if names == "auto" else "sdpa_loop")
@@ -208,7 +245,11 @@ def whole_step() -> dict[str, str]:
         gradients = {name: parameter.grad.double() for name, parameter in model.named_parameters()}
         found.append((float(losses.mlm + losses.nsp), gradients))
     (loss, ours), (exact_loss, exact) = found
-    problems = {} if abs(loss - exact_loss) <= 0.01 * exact_loss else {"loss": f"{loss:.4f}, in fp64 {exact_loss:.4f}"}
+    problems = (
+        {}
+        if abs(loss - exact_loss) <= 0.01 * exact_loss
+        else {"loss": f"{loss:.4f}, in fp64 {exact_loss:.4f}"}
+    )
     whole = torch.stack([gradient.norm() for gradient in exact.values()]).norm()
     for name, gradient in exact.items():
         error = ((ours[name] - gradient).norm() / gradient.norm().clamp(min=1e-3 * whole)).item()
@@ -238,7 +279,9 @@ def graphs() -> dict[str, str]:
         initialize(model, 0)
         resolved = PrecisionConfig(precision=precision).resolve(device())
         rules, world = optim.Config(sharded=True), World(DistConfig(device=device().type))
-        return build_step(model.to(device()), resolved, rules, world, accumulate=False, fused_update=on_gpu)
+        return build_step(
+            model.to(device()), resolved, rules, world, accumulate=False, fused_update=on_gpu
+        )
 
     def problem_of(precision: str) -> str:
         eager, other = new_step(precision), new_step(precision)
@@ -257,7 +300,9 @@ def graphs() -> dict[str, str]:
                 torch.manual_seed(number)
                 losses.append(float(step([batch], 1e-3).losses.mlm))
             if not abs(losses[0] - losses[1]) <= 0.02:
-                return f"step {number}: loss {losses[1]:.4f} from the graph, {losses[0]:.4f} without"
+                return (
+                    f"step {number}: loss {losses[1]:.4f} from the graph, {losses[0]:.4f} without"
+                )
         return ""
 
     problems = {}
@@ -286,7 +331,9 @@ def finite_steps() -> dict[str, str]:
 
 def main() -> int:
     parser = Parser(__doc__)
-    parser.add_argument("--tiny", action="store_true", help="what runs on a CPU, to try the script out")
+    parser.add_argument(
+        "--tiny", action="store_true", help="what runs on a CPU, to try the script out"
+    )
     parser.parse_args()
     result: dict[str, Any] = {}
     for check in (
@@ -301,7 +348,11 @@ def main() -> int:
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
         result["chosen_attention"] = trials.fastest(trials.trials(device()))
-        failed = [name for name in failed if name != "attention_backends" or result["chosen_attention"] is None]
+        failed = [
+            name
+            for name in failed
+            if name != "attention_backends" or result["chosen_attention"] is None
+        ]
     emit("self_check", result)
     return int(bool(failed))
 

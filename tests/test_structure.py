@@ -85,13 +85,24 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
         {"mlperf_logging": ["bert.training.mlperf"]},
     ),
     "implementations/certify": ({"finetune", "input_preprocessing", "mlperf_logging"}, {}),
-    "implementations/finetune": ({"certify", "input_preprocessing", "review", "mlperf_logging"}, {}),
+    "implementations/finetune": (
+        {"certify", "input_preprocessing", "review", "mlperf_logging"},
+        {},
+    ),
     "input_preprocessing": (
         {"bert", "certify", "finetune", "review", "torch", "mlperf_logging"},
         {
             **{
                 f"bert.data.{name}": [""]
-                for name in ("records", "format", "digests", "nvidia_format", "packing", "shards", "compiled")
+                for name in (
+                    "records",
+                    "format",
+                    "digests",
+                    "nvidia_format",
+                    "packing",
+                    "shards",
+                    "compiled",
+                )
             },
             "torch": ["input_preprocessing.checkpoints"],  # writes PyTorch files
         },
@@ -118,7 +129,16 @@ def packages(repository) -> dict[str, dict[str, structure.Module]]:
 
 
 def _tracked(repository: Path, *patterns: str) -> list[Path]:
-    command = ["git", "-C", str(repository), "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    command = [
+        "git",
+        "-C",
+        str(repository),
+        "ls-files",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        *patterns,
+    ]
     listed = subprocess.run(command, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")
@@ -131,7 +151,9 @@ def _none(problems: list[str]) -> None:
 
 def test_every_package_has_layers(repository):
     found = {path.relative_to(repository).parts for path in _tracked(repository, "*/__init__.py")}
-    folders = {"/".join(parts[:2] if parts[0] == "implementations" else parts[:1]) for parts in found}
+    folders = {
+        "/".join(parts[:2] if parts[0] == "implementations" else parts[:1]) for parts in found
+    }
     assert folders - {"tests"} == set(LAYERS)
 
 
@@ -143,7 +165,11 @@ def test_imports_run_one_way(packages, folder):
 @pytest.mark.parametrize("folder", LAYERS)
 def test_no_modules_import_each_other(packages, folder):
     package = Path(folder).name
-    _none(structure.cycles(packages[folder], [group for group in KNOWN_CYCLES if min(group).startswith(package)]))
+    _none(
+        structure.cycles(
+            packages[folder], [group for group in KNOWN_CYCLES if min(group).startswith(package)]
+        )
+    )
 
 
 @pytest.mark.parametrize("folder", FORBIDDEN)
@@ -182,7 +208,11 @@ def test_the_suite_refuses_the_packages_of_another_checkout(repository, tmp_path
     shutil.copy(repository / "tests" / "conftest.py", tmp_path / "tests")
     (tmp_path / "tests" / "test_nothing.py").write_text("def test_nothing(): ...\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pytest", "-q"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "another checkout: use the .venv of this one" in done.stderr
@@ -193,14 +223,20 @@ def test_only_programs_can_be_run_and_libraries_are_sourced(repository):
     scripts = _tracked(repository, "*.sh", "*.sub")
     assert len(scripts) > 50
     for path in scripts:
-        is_program = re.search(r"^set -", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+        is_program = (
+            re.search(r"^set -", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+        )
         assert os.access(path, os.X_OK) == is_program, path
 
 
 def test_tables_of_variables_have_a_row_for_each_and_no_other(repository):
     listed = [entry.name for entries in variables.groups().values() for entry in entries]
     pages = [repository / "README.md", *(repository / "docs").glob("*.md")]
-    rows = [row for page in pages for row in structure.tables(page.read_text(encoding="utf-8"), "variable")]
+    rows = [
+        row
+        for page in pages
+        for row in structure.tables(page.read_text(encoding="utf-8"), "variable")
+    ]
     assert len(rows) > 100
     _none(structure.table_problems(rows, dict.fromkeys(listed)))
 
@@ -214,16 +250,32 @@ def test_other_tables_name_what_exists(repository):
         return found
 
     (commands,) = parser()._subparsers._group_actions
-    _none(structure.table_problems(rows("docs/review.md", "command"), dict.fromkeys(commands.choices)))
+    _none(
+        structure.table_problems(rows("docs/review.md", "command"), dict.fromkeys(commands.choices))
+    )
     folders = rows("CONTRIBUTING.md", "folder")
-    existing = [name for row in folders for name in structure.names(row) if (repository / name).is_dir()]
+    existing = [
+        name for row in folders for name in structure.names(row) if (repository / name).is_dir()
+    ]
     _none(structure.table_problems(folders, dict.fromkeys(existing)))
-    scripts = {name for row in rows("docs/evidence.md", "what") for name in re.findall(r"`(\w+\.py)", row[1])}
-    _none([f"bench/{name}: no such script" for name in scripts if not (repository / "bench" / name).is_file()])
+    scripts = {
+        name
+        for row in rows("docs/evidence.md", "what")
+        for name in re.findall(r"`(\w+\.py)", row[1])
+    }
+    _none(
+        [
+            f"bench/{name}: no such script"
+            for name in scripts
+            if not (repository / "bench" / name).is_file()
+        ]
+    )
 
 
 def test_the_validity_tables_name_existing_files_and_tests(repository):
-    rows = structure.tables((repository / "docs" / "evidence.md").read_text(encoding="utf-8"), "rule")
+    rows = structure.tables(
+        (repository / "docs" / "evidence.md").read_text(encoding="utf-8"), "rule"
+    )
     assert len(rows) > 20
     problems = []
     for rule, kept, tested in rows:
@@ -231,9 +283,21 @@ def test_the_validity_tables_name_existing_files_and_tests(repository):
         tests = re.findall(r"`(tests/[\w/]+\.py)`((?:[:,]? `test_\w+`)*)", tested)
         if not files or not tests:
             problems.append(f"{rule}: names no file or no test")
-        problems += [f"{rule}: {name} does not exist" for name in files if not (repository / name).is_file()]
+        problems += [
+            f"{rule}: {name} does not exist" for name in files if not (repository / name).is_file()
+        ]
         for name, functions in tests:
-            text = (repository / name).read_text(encoding="utf-8") if (repository / name).is_file() else ""
-            wanted = [f"{function}(" for function in re.findall(r"test_\w+", functions)] or ["test_"]
-            problems += [f"{rule}: {name} has no {function}" for function in wanted if f"def {function}" not in text]
+            text = (
+                (repository / name).read_text(encoding="utf-8")
+                if (repository / name).is_file()
+                else ""
+            )
+            wanted = [f"{function}(" for function in re.findall(r"test_\w+", functions)] or [
+                "test_"
+            ]
+            problems += [
+                f"{rule}: {name} has no {function}"
+                for function in wanted
+                if f"def {function}" not in text
+            ]
     _none(problems)

@@ -21,8 +21,15 @@ SOUND = {
 
 def tree(folder: Path, **changed: str) -> dict[str, structure.Module]:
     """Modules of the valid package ``pack``, with other text for some modules (``__`` in a name for a dot)."""
-    for name, text in {**SOUND, **{name.replace("__", "."): text for name, text in changed.items()}}.items():
-        path = folder / "pack" / Path(*name.replace(".init.", ".__init__").split(".")).with_suffix(".py")
+    for name, text in {
+        **SOUND,
+        **{name.replace("__", "."): text for name, text in changed.items()},
+    }.items():
+        path = (
+            folder
+            / "pack"
+            / Path(*name.replace(".init.", ".__init__").split(".")).with_suffix(".py")
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return structure.modules_of(folder / "pack")
@@ -30,7 +37,14 @@ def tree(folder: Path, **changed: str) -> dict[str, structure.Module]:
 
 def test_a_sound_tree_breaks_no_rule(tmp_path):
     modules = tree(tmp_path)
-    assert set(modules) == {"pack", "pack.low", "pack.room", "pack.room.a", "pack.room.b", "pack.high"}
+    assert set(modules) == {
+        "pack",
+        "pack.low",
+        "pack.room",
+        "pack.room.a",
+        "pack.room.b",
+        "pack.high",
+    }
     assert structure.upward_imports(modules, LAYERS) == []
     assert structure.cycles(modules) == []
     assert structure.foreign_imports(modules, {"torch"}, {}) == []
@@ -74,7 +88,9 @@ def test_an_upward_import_of_a_folders_own_init_is_found(tmp_path):
     modules = tree(tmp_path)
     (tmp_path / "pack/room/__init__.py").write_text("from ..high import thing")
     modules = structure.modules_of(tmp_path / "pack")
-    assert structure.upward_imports(modules, LAYERS) == ["pack.room:1 imports pack.high, a layer above it"]
+    assert structure.upward_imports(modules, LAYERS) == [
+        "pack.room:1 imports pack.high, a layer above it"
+    ]
 
 
 def test_the_longest_name_of_the_table_counts(tmp_path):
@@ -96,7 +112,10 @@ def test_a_module_without_a_layer_and_a_layer_without_a_module_are_found(tmp_pat
     ("changed", "members"),
     [
         ({"room__b": "from .a import thing"}, "pack.room.a, pack.room.b"),  # within a layer
-        ({"room__b": "def f():\n    from . import a"}, "pack.room.a, pack.room.b"),  # put off until called
+        (
+            {"room__b": "def f():\n    from . import a"},
+            "pack.room.a, pack.room.b",
+        ),  # put off until called
         ({"low": "from .room.a import thing"}, "pack.low, pack.room.a, pack.room.b"),  # of three
         ({"low": "from .room import b"}, "pack.low, pack.room.b"),
     ],
@@ -107,7 +126,9 @@ def test_an_import_cycle_is_found(tmp_path, changed, members):
 
 def test_a_cycle_through_the_package_of_a_module_is_found(tmp_path):
     tree(tmp_path, room__a="", room__b="", low="from .room.a import thing")
-    (tmp_path / "pack/room/__init__.py").write_text("from .. import low")  # runs when room.a is imported
+    (tmp_path / "pack/room/__init__.py").write_text(
+        "from .. import low"
+    )  # runs when room.a is imported
     modules = structure.modules_of(tmp_path / "pack")
     assert structure.cycles(modules) == ["an import cycle: pack.low, pack.room"]
 
@@ -115,7 +136,9 @@ def test_a_cycle_through_the_package_of_a_module_is_found(tmp_path):
 def test_a_known_cycle_is_allowed_and_must_leave_the_list_when_it_is_gone(tmp_path):
     known = [frozenset({"pack.room.a", "pack.room.b"})]
     assert structure.cycles(tree(tmp_path, room__b="from .a import thing"), known) == []
-    assert structure.cycles(tree(tmp_path, room__b=""), known) == ["no longer a cycle: pack.room.a, pack.room.b"]
+    assert structure.cycles(tree(tmp_path, room__b=""), known) == [
+        "no longer a cycle: pack.room.a, pack.room.b"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -139,11 +162,18 @@ def test_an_import_of_a_forbidden_package_is_found_except_where_allowed(tmp_path
 def test_only_the_parts_of_a_forbidden_package_that_are_allowed_pass(tmp_path):
     allowed = {"bert.data.format": [""]}
     modules = tree(
-        tmp_path, low="from bert.data import format\nfrom bert.data.format import Reader\nimport torchvision"
+        tmp_path,
+        low="from bert.data import format\nfrom bert.data.format import Reader\nimport torchvision",
     )
     assert structure.foreign_imports(modules, {"bert", "torch"}, allowed) == []
-    modules = tree(tmp_path, low="from bert.data import format, batch\nimport bert\nfrom bert.data import formatter")
-    found = [problem.split(" imports ")[1] for problem in structure.foreign_imports(modules, {"bert"}, allowed)]
+    modules = tree(
+        tmp_path,
+        low="from bert.data import format, batch\nimport bert\nfrom bert.data import formatter",
+    )
+    found = [
+        problem.split(" imports ")[1]
+        for problem in structure.foreign_imports(modules, {"bert"}, allowed)
+    ]
     assert found == ["bert.data.batch", "bert", "bert.data.formatter"]
 
 
@@ -213,7 +243,11 @@ PAGE = """
 
 
 def test_tables_are_read_by_the_first_cell_of_their_header():
-    assert structure.tables(PAGE, "variable") == [["`LR`", "`0.1`"], ["`SEED`, `STEPS`", "unset"], ["`TRIAL`", "`0`"]]
+    assert structure.tables(PAGE, "variable") == [
+        ["`LR`", "`0.1`"],
+        ["`SEED`, `STEPS`", "unset"],
+        ["`TRIAL`", "`0`"],
+    ]
     assert structure.tables(PAGE, "folder") == [["`docs`", "`a \\| b`"]]
     assert structure.tables(PAGE, "command") == []
 
@@ -221,9 +255,18 @@ def test_tables_are_read_by_the_first_cell_of_their_header():
 @pytest.mark.parametrize(
     ("expected", "problem"),
     [
-        ({"LR": None, "SEED": None, "STEPS": None}, "TRIAL: in the table, but nothing has this name"),
-        ({"LR": None, "SEED": None, "STEPS": None, "TRIAL": None, "NEXP": None}, "NEXP: not in the table"),
-        ({"LR": ["`LR`", "`0.2`"], "SEED": None, "STEPS": None, "TRIAL": None}, "LR: the table says"),
+        (
+            {"LR": None, "SEED": None, "STEPS": None},
+            "TRIAL: in the table, but nothing has this name",
+        ),
+        (
+            {"LR": None, "SEED": None, "STEPS": None, "TRIAL": None, "NEXP": None},
+            "NEXP: not in the table",
+        ),
+        (
+            {"LR": ["`LR`", "`0.2`"], "SEED": None, "STEPS": None, "TRIAL": None},
+            "LR: the table says",
+        ),
     ],
 )
 def test_ghost_rows_missing_rows_and_wrong_rows_are_found(expected, problem):

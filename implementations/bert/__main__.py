@@ -18,12 +18,24 @@ from bert.core.process import front, refuse, run_and_exit, run_command
 
 # Modules are imported on use: PyTorch takes seconds to import.
 COMMANDS = {  # module, and what the command does
-    "evaluate": ("evaluate", "accuracy and losses of checkpoints, also of a run that is still training"),
+    "evaluate": (
+        "evaluate",
+        "accuracy and losses of checkpoints, also of a run that is still training",
+    ),
     "export": ("export", "export trained weights in Hugging Face's format"),
     "fill-mask": ("fill_mask", "the most likely words for each [MASK] in a text"),
-    "compare-captures": ("compare_captures", "the first module whose results differ between two runs with CAPTURE"),
-    "allreduce": ("allreduce", "check that all ranks reach each other and add up correctly, and how fast"),
-    "deepspeed-config": ("deepspeed", "convert a DeepSpeed JSON to exports for our own engine; a .deepspeed_env file"),
+    "compare-captures": (
+        "compare_captures",
+        "the first module whose results differ between two runs with CAPTURE",
+    ),
+    "allreduce": (
+        "allreduce",
+        "check that all ranks reach each other and add up correctly, and how fast",
+    ),
+    "deepspeed-config": (
+        "deepspeed",
+        "convert a DeepSpeed JSON to exports for our own engine; a .deepspeed_env file",
+    ),
     "deepspeed-checkpoint": ("deepspeed", "convert a DeepSpeed checkpoint to a step_*.pt"),
 }
 
@@ -31,27 +43,39 @@ COMMANDS = {  # module, and what the command does
 def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     """Runs the command; returns its exit status."""
     if arguments and (name := arguments[0]) in COMMANDS:
-        command = getattr(importlib.import_module(f"bert.commands.{COMMANDS[name][0]}"), name.replace("-", "_"))
+        command = getattr(
+            importlib.import_module(f"bert.commands.{COMMANDS[name][0]}"), name.replace("-", "_")
+        )
         try:
             return run_command(command, f"bert {name}", f"bert {name}", arguments[1:], environ)
         except KeyboardInterrupt:
             return 130
     known = "[--check] [--variables [{table,markdown}]] [--deepspeed]"
     parser = front("bert", __doc__, known, {name: text for name, (_, text) in COMMANDS.items()})
-    parser.add_argument("--check", action="store_true", help="validate settings, data and weights, print, and stop")
+    parser.add_argument(
+        "--check", action="store_true", help="validate settings, data and weights, print, and stop"
+    )
     parser.add_argument(
         "--variables", nargs="?", const="table", choices=("table", "markdown"),
         help="list every variable, grouped, with its value in this environment or its default, and stop",
     )  # fmt: skip
-    parser.add_argument("--deepspeed", action="store_true", help="ENGINE=deepspeed, as --deepspeed_config FILE implies")
+    parser.add_argument(
+        "--deepspeed",
+        action="store_true",
+        help="ENGINE=deepspeed, as --deepspeed_config FILE implies",
+    )
     options, words = parser.parse_known_args(arguments)
     try:
-        given = variables.from_options(words, [*COMMANDS, "--check", "--variables", "--deepspeed", "--help"])
+        given = variables.from_options(
+            words, [*COMMANDS, "--check", "--variables", "--deepspeed", "--help"]
+        )
         if options.deepspeed or "DEEPSPEED_CONFIG" in given:
             given["ENGINE"] = "deepspeed"
         environ = {**environ, **given}
         if options.variables:
-            print(variables.table(environ) if options.variables == "table" else variables.markdown())
+            print(
+                variables.table(environ) if options.variables == "table" else variables.markdown()
+            )
             return 0
         from bert.pretraining.run import Config, run
 

@@ -38,21 +38,31 @@ class Config(Address):
     """Rendezvous address, and the expected parts of each node."""
 
     node: str = env("SLURMD_NODENAME", "", doc="this node's name; set by Slurm")
-    inventory: Path | None = env("EXPECTED_INVENTORY", None, doc="parts of a good machine, written by --expect")
+    inventory: Path | None = env(
+        "EXPECTED_INVENTORY", None, doc="parts of a good machine, written by --expect"
+    )
 
     def expected_parts(self) -> Any:
         """Contents of EXPECTED_INVENTORY; None if unset. Raises ConfigError."""
         try:
-            found = json.loads(self.inventory.read_text(encoding="utf-8")) if self.inventory else None
-            if found is not None and not all(isinstance(facts, dict) for facts in {**found}.values()):
+            found = (
+                json.loads(self.inventory.read_text(encoding="utf-8")) if self.inventory else None
+            )
+            if found is not None and not all(
+                isinstance(facts, dict) for facts in {**found}.values()
+            ):
                 raise TypeError
         except (OSError, ValueError, TypeError):
             made = "python -m review certify RESULTS --expect FILE writes one"
-            raise ConfigError(f"EXPECTED_INVENTORY={self.inventory}: not an inventory: {made}") from None
+            raise ConfigError(
+                f"EXPECTED_INVENTORY={self.inventory}: not an inventory: {made}"
+            ) from None
         return found
 
 
-def certify(load: Load, folder: Path, measure: Callable[[], tuple[Any, Any]] = lambda: ([], [])) -> None:
+def certify(
+    load: Load, folder: Path, measure: Callable[[], tuple[Any, Any]] = lambda: ([], [])
+) -> None:
     """Runs the stages, unless an earlier process recorded them, then the burn-in if DURATION is set.
 
     measure: runs external tools first, while the GPUs are idle; returns rows of ``probes`` and entries of ``about``.
@@ -63,7 +73,10 @@ def certify(load: Load, folder: Path, measure: Callable[[], tuple[Any, Any]] = l
     if not done:
         about: dict[str, Any] = {}
         if meeting.leads_node:
-            about["hardware"] = {"parts": hardware.inventory(Gpus([])), "before": hardware.health(Gpus([]))}
+            about["hardware"] = {
+                "parts": hardware.inventory(Gpus([])),
+                "before": hardware.health(Gpus([])),
+            }
         rows, about["tools"] = measure()
         load.probes += rows
         sampler = telemetry(meeting)
@@ -81,7 +94,10 @@ def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | 
     if not meeting.leads_node:
         return None
     count = len(meeting.node_ranks) if torch.cuda.is_available() else 0
-    uuids = [str(getattr(torch.cuda.get_device_properties(number), "uuid", "")) for number in range(count)]
+    uuids = [
+        str(getattr(torch.cuda.get_device_properties(number), "uuid", ""))
+        for number in range(count)
+    ]
     sampler = Sampler([Gpus(uuids), Cpus()], earlier=earlier)
     sampler.start()
     return sampler
@@ -97,11 +113,26 @@ def write(folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str,
     if sampler is not None:
         tables = {"telemetry": sampler.stop()}
         for name, rows in own.items():
-            parts = [np.frombuffer(meeting.store.get(f"{name}/{rank}"), rows.dtype) for rank in meeting.node_ranks]
+            parts = [
+                np.frombuffer(meeting.store.get(f"{name}/{rank}"), rows.dtype)
+                for rank in meeting.node_ranks
+            ]
             tables[name] = np.concatenate(parts)
-        node, places = meeting.nodes[meeting.node], [meeting.places[rank] for rank in meeting.node_ranks]
-        ranks = [{"rank": one.rank, "local_rank": one.local_rank, "device": devices[one.rank]} for one in places]
-        record = {"node": node, "number": meeting.node, "nodes": meeting.nodes, "ranks": ranks, "size": meeting.size}
+        node, places = (
+            meeting.nodes[meeting.node],
+            [meeting.places[rank] for rank in meeting.node_ranks],
+        )
+        ranks = [
+            {"rank": one.rank, "local_rank": one.local_rank, "device": devices[one.rank]}
+            for one in places
+        ]
+        record = {
+            "node": node,
+            "number": meeting.node,
+            "nodes": meeting.nodes,
+            "ranks": ranks,
+            "size": meeting.size,
+        }
         record |= {"on_cpus": load.device.type == "cpu", "tools": about["tools"]}
         record["hardware"] = {**about["hardware"], "after": hardware.health(Gpus([]))}
         schema.write(folder / f"certify_{node}.npz", record, tables)
@@ -116,23 +147,36 @@ def main(environ: Mapping[str, str]) -> int:
     try:
         run = from_env(rundir.Config, environ)
         config, load = from_env(Config, environ), from_env(LoadConfig, environ)
-        trainer, figures = fitted(from_env(TrainerConfig, environ)), from_env(Expected, environ).figures()
+        trainer, figures = (
+            fitted(from_env(TrainerConfig, environ)),
+            from_env(Expected, environ).figures(),
+        )
         wanted, parts = from_env(tools.Config, environ), config.expected_parts()
         programs = wanted.programs(trainer.device.type == "cuda")
         trainer.check()
         ranks = trainer.dist
-        if load.flipped and load.flipped[0] >= ranks.world_size:  # nothing would flip, and the test would pass
+        if (
+            load.flipped and load.flipped[0] >= ranks.world_size
+        ):  # nothing would flip, and the test would pass
             raise ConfigError(f"CERTIFY_FLIP={load.flip}: ranks are 0 to {ranks.world_size - 1}")
         if trainer.zero.is_deepspeed:
-            raise ConfigError("ENGINE=deepspeed: certify uses the trainer's own engine: unset ENGINE")
+            raise ConfigError(
+                "ENGINE=deepspeed: certify uses the trainer's own engine: unset ENGINE"
+            )
         if run.run_dir is None:
             raise ConfigError("RUN_DIR is not set: start it with certify.sh")
         store = config.store("certify", ranks.rank, ranks.world_size, ranks.timeout_seconds)
         meeting = Meeting(ranks, store, config.node or platform.node())  # waits for all ranks
         if load.burn_in_seconds:
-            burn_in.refuse_other(run.run_dir, meeting, burn_in.facts(trainer, meeting) if meeting.rank == 0 else {})
+            burn_in.refuse_other(
+                run.run_dir, meeting, burn_in.facts(trainer, meeting) if meeting.rank == 0 else {}
+            )
         if meeting.rank == 0:
-            derived = {"expected": figures, "expected_parts": parts, "burn_in_seconds": load.burn_in_seconds}
+            derived = {
+                "expected": figures,
+                "expected_parts": parts,
+                "burn_in_seconds": load.burn_in_seconds,
+            }
             rundir.write_description(run, trainer, derived | burn_in.derived(trainer))
         meeting.barrier()
         measure = partial(tools.run, wanted, programs, meeting, run.run_dir, environ)

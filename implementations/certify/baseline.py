@@ -81,13 +81,16 @@ def measure(records: Records, name: str) -> Baseline:
         "optimizer": config.get("optim", {}).get("optimizer"),
         **{key: config.get("data", {}).get(key) for key in _DATA},
     }
-    versions = environment.get("packages", {}) | {key: environment.get(key) for key in ("cuda", "cudnn", "nccl")}
+    versions = environment.get("packages", {}) | {
+        key: environment.get(key) for key in ("cuda", "cudnn", "nccl")
+    }
     tables = {stage: _by_rank(records.seconds(stage)) for stage in records.stages}
     if "together" in tables:
         tables[WHOLE] = _by_rank(records.seconds("together", whole=True))
     tables |= {probe: records.probe(probe) for probe in records.probed}
     rounds: dict[str, list[Any]] = {
-        name: [own for times in table.T if len(own := known(times))] for name, table in tables.items()
+        name: [own for times in table.T if len(own := known(times))]
+        for name, table in tables.items()
     }
     rounds |= {name: [*records.reductions(name).values()] for name in REDUCTIONS}
     metrics = {name: _typical(times) for name, times in rounds.items() if len(times) > 1}
@@ -103,7 +106,9 @@ def _by_rank(steps: np.ndarray) -> np.ndarray:
 def _typical(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Median over rounds of each round's median, and its standard error from the spread of rounds."""
     of_rounds = [float(np.median(times)) for times in rounds]
-    return statistics.median(of_rounds), OF_MEDIAN * statistics.stdev(of_rounds) / len(of_rounds) ** 0.5
+    return statistics.median(of_rounds), OF_MEDIAN * statistics.stdev(of_rounds) / len(
+        of_rounds
+    ) ** 0.5
 
 
 def save(records: Records, name: str, folder: Path) -> Path:
@@ -121,10 +126,15 @@ def load(path: Path) -> Baseline:
     """Raises ReviewError for a missing or invalid file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        metrics = {name: (float(value), float(error)) for name, (value, error) in found.pop("metrics").items()}
+        metrics = {
+            name: (float(value), float(error))
+            for name, (value, error) in found.pop("metrics").items()
+        }
         return Baseline(**found, metrics=metrics)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ReviewError(f"{path}: not a baseline; save one with: python -m review baseline save") from None
+        raise ReviewError(
+            f"{path}: not a baseline; save one with: python -m review baseline save"
+        ) from None
 
 
 def load_all(folder: Path) -> list[Baseline]:
@@ -147,7 +157,9 @@ def choose(now: Baseline, folder: Path, name: str | None) -> Baseline:
                 f"baseline {name} has {other} {one.machine.get(other)}, this test {now.machine.get(other)}: "
                 "their times cannot be compared"
             )
-    raise ReviewError(f"{folder}: no baseline of the same devices, model and batch; save one of this system first")
+    raise ReviewError(
+        f"{folder}: no baseline of the same devices, model and batch; save one of this system first"
+    )
 
 
 def check(now: Baseline, before: Baseline) -> list[Change]:
@@ -163,9 +175,13 @@ def check(now: Baseline, before: Baseline) -> list[Change]:
     return found
 
 
-def print_changes(before: Baseline, changes: Sequence[Change], failed: Sequence[str], state: str) -> None:
+def print_changes(
+    before: Baseline, changes: Sequence[Change], failed: Sequence[str], state: str
+) -> None:
     """Prints a line per figure, why the test itself failed, and the verdict on the last line."""
-    print(f"against {before.name} of {before.saved[:10]} (commit {(before.commit or 'unknown')[:12]})")
+    print(
+        f"against {before.name} of {before.saved[:10]} (commit {(before.commit or 'unknown')[:12]})"
+    )
     for one in changes:
         times = f"{one.before * 1e3:10.3f} to {one.now * 1e3:10.3f} ms"
         flag = "" if one.state == "pass" else f"  {one.state}"
@@ -201,13 +217,23 @@ class Comparison:
 
     def parts(self, _: int | None) -> list[Part]:
         """Tables for a terminal or Markdown."""
-        columns = [Column("figure", wraps=True), *(Column(name, right=True) for name in "AB"), Column("unit", drop=1)]
+        columns = [
+            Column("figure", wraps=True),
+            *(Column(name, right=True) for name in "AB"),
+            Column("unit", drop=1),
+        ]
         rows = []
         for one in self.figures:
             error = "" if one.error is None else f" ± {INTERVAL * one.error:.3f}"
-            rows.append((one.label, digits(one.a), digits(one.b), one.unit, f"{one.ratio:.3f}{error}"))
+            rows.append(
+                (one.label, digits(one.a), digits(one.b), one.unit, f"{one.ratio:.3f}{error}")
+            )
         facts = [("verdict", *self.states), ("ended", *self.ended), *self.differences]
-        differing = [tuple("unknown" if one is None else str(one) for one in row) for row in facts if row[1] != row[2]]
+        differing = [
+            tuple("unknown" if one is None else str(one) for one in row)
+            for row in facts
+            if row[1] != row[2]
+        ]
         return [
             Heading("Two acceptance tests", f"A: {self.names[0]}, B: {self.names[1]}"),
             Table([*columns, Column("B / A, 95%", right=True)], rows),
@@ -231,13 +257,21 @@ def compare(a: Certificate, b: Certificate) -> Comparison:
             times = [of.metrics.get(one.name) for of in both]
             error = None
             if all(times):
-                error = now / before * sum((off / seconds) ** 2 for seconds, off in filter(None, times)) ** 0.5
+                error = (
+                    now
+                    / before
+                    * sum((off / seconds) ** 2 for seconds, off in filter(None, times)) ** 0.5
+                )
             found.append(Pair(one.name, one.label, one.unit, before, now, now / before, error))
     parts = [usual_parts(one.records.hardware) for one in (a, b)]
     facts = []
     for test, machine, devices in zip((a, b), machines, parts, strict=True):
         model = {f"model's {name}": value for name, value in machine.pop("model").items()}
-        hardware = {f"{device}: {name}": value for device, own in devices.items() for name, value in own.items()}
+        hardware = {
+            f"{device}: {name}": value
+            for device, own in devices.items()
+            for name, value in own.items()
+        }
         facts.append(machine | model | test.versions | {"commit": test.tested["commit"]} | hardware)
     names = dict.fromkeys([*facts[0], *facts[1]])
     return Comparison(
@@ -245,6 +279,8 @@ def compare(a: Certificate, b: Certificate) -> Comparison:
         states=(a.state, b.state),
         ended=(a.tested["ended"], b.tested["ended"]),
         figures=found,
-        differences=[(name, x, y) for name in names if (x := facts[0].get(name)) != (y := facts[1].get(name))],
+        differences=[
+            (name, x, y) for name in names if (x := facts[0].get(name)) != (y := facts[1].get(name))
+        ],
         left_out=f"the training step: different {', '.join(other_load)}" if other_load else "",
     )

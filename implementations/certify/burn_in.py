@@ -40,26 +40,44 @@ DRIVER = Path("/proc/driver/nvidia/version")
 def derived(trainer: TrainerConfig) -> dict[str, Any]:
     """Entries of config.json: the model itself, whose file may change, and the precision that `auto` resolves to."""
     model = dataclasses.asdict(trainer.model) | {"gelu_form": trainer.model.gelu_form}
-    return {"model": model, "settled_precision": precision.resolved(trainer.precision.precision, trainer.device)}
+    return {
+        "model": model,
+        "settled_precision": precision.resolved(trainer.precision.precision, trainer.device),
+    }
 
 
 def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
     """Everything but the choice of kernels that determines the weights bit for bit: ranks, settings, versions."""
     described, environment = derived(trainer), rundir.environment()
     found: dict[str, Any] = {"ranks": meeting.size, "nodes": ", ".join(meeting.nodes)}
-    for group in (trainer.optim, trainer.recompute, trainer.data, trainer.zero, trainer.graph, trainer.precision):
+    for group in (
+        trainer.optim,
+        trainer.recompute,
+        trainer.data,
+        trainer.zero,
+        trainer.graph,
+        trainer.precision,
+    ):
         found |= settings(group)
     found |= {"PRECISION": described["settled_precision"], **described["model"]}
     found |= {"OMP_NUM_THREADS": trainer.dist.num_threads, "device": device_name(trainer.device)}
-    found |= environment["packages"] | {name: environment[name] for name in ("cuda", "cudnn", "nccl", "python")}
-    found["driver"] = DRIVER.read_text(encoding="utf-8").splitlines()[0] if DRIVER.is_file() else None
+    found |= environment["packages"] | {
+        name: environment[name] for name in ("cuda", "cudnn", "nccl", "python")
+    }
+    found["driver"] = (
+        DRIVER.read_text(encoding="utf-8").splitlines()[0] if DRIVER.is_file() else None
+    )
     found["commit"] = (environment["git_commit"] or "unknown").removesuffix("-dirty")
     return found
 
 
 def device_name(device: torch.device) -> str:
     """Name of a rank's device in records and baselines."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
+    return (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.processor() or "CPU"
+    )
 
 
 def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> None:
@@ -67,10 +85,18 @@ def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> No
     reason, path = "", folder / FIRST
     if meeting.rank == 0 and path.exists():
         earlier = json.loads(path.read_text(encoding="utf-8")).get("facts", {})
-        name = next((name for name, value in facts.items() if earlier.get(name, facts) != value), None)
+        name = next(
+            (name for name, value in facts.items() if earlier.get(name, facts) != value), None
+        )
         if name is not None:
-            words = f"{name}={earlier[name]}, now {facts[name]}" if name in earlier else f"{name} is not recorded"
-            reason = f"{folder} has a burn-in that cannot be resumed: {words}: choose another RUN_NAME"
+            words = (
+                f"{name}={earlier[name]}, now {facts[name]}"
+                if name in earlier
+                else f"{name} is not recorded"
+            )
+            reason = (
+                f"{folder} has a burn-in that cannot be resumed: {words}: choose another RUN_NAME"
+            )
     meeting.refuse(reason)
 
 
@@ -85,11 +111,15 @@ class BurnIn:
         if self.meeting.rank == 0:
             self.facts = facts(load.trainer, self.meeting) | settings(load.trainer.kernels)
         self.node = self.meeting.nodes[self.meeting.node]
-        self.journal, self.samples = (folder / f"burn_in_{self.node}.{kind}" for kind in ("jsonl", "npz"))
+        self.journal, self.samples = (
+            folder / f"burn_in_{self.node}.{kind}" for kind in ("jsonl", "npz")
+        )
 
     def sampled(self) -> np.ndarray:
         """Telemetry saved by an earlier process."""
-        columns = schema.read(self.samples)[1]["telemetry"] if self.samples.exists() else {"time": ()}
+        columns = (
+            schema.read(self.samples)[1]["telemetry"] if self.samples.exists() else {"time": ()}
+        )
         found = np.empty(len(columns["time"]), schema.SAMPLE)
         for name, column in columns.items():
             found[name] = column
@@ -113,7 +143,9 @@ class BurnIn:
                 checksums = self.load.take_steps(trainee, count, drill=bool(reference)).tolist()
                 seconds = statistics.median(trainee.recorder.take().sum(axis=1).tolist())
             if not reference:  # the first repeat of most ranks
-                reference = json.loads(Counter(self.meeting.exchange(json.dumps(checksums))).most_common(1)[0][0])
+                reference = json.loads(
+                    Counter(self.meeting.exchange(json.dumps(checksums))).most_common(1)[0][0]
+                )
                 self._write_first(reference)
             pairs = enumerate(zip(checksums, reference, strict=True))
             different = next((step for step, (own, first) in pairs if own != first), -1)
@@ -127,12 +159,20 @@ class BurnIn:
             self._save(sampler.stop())
 
     def _save(self, samples: np.ndarray) -> None:
-        schema.write(self.samples, {"node": self.node, "after": hardware.health(Gpus([]))}, {"telemetry": samples})
+        schema.write(
+            self.samples,
+            {"node": self.node, "after": hardware.health(Gpus([]))},
+            {"telemetry": samples},
+        )
 
     def _progress(self) -> tuple[list[int], int, float]:
         """Checksums of the first repeat, and repeats and seconds done by earlier processes; the same on all ranks."""
         done: tuple[list[int], int, float] = [], 0, 0.0
-        text = self.journal.read_text(encoding="utf-8") if self.meeting.leads_node and self.journal.exists() else ""
+        text = (
+            self.journal.read_text(encoding="utf-8")
+            if self.meeting.leads_node and self.journal.exists()
+            else ""
+        )
         whole = text[: text.rfind("\n") + 1]
         if whole != text:  # the last line is incomplete after a power failure
             write_text(self.journal, whole)
@@ -152,15 +192,27 @@ class BurnIn:
 
     def _report(self, repeat: int, elapsed: float, seconds: float, different: int) -> None:
         """Appends a line to this node's journal; rank 0 prints one. different: first step that differs, or -1."""
-        answers = [json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]))]
+        answers = [
+            json.loads(one) for one in self.meeting.exchange(json.dumps([seconds, different]))
+        ]
         if self.meeting.leads_node:
             own = {rank: answers[rank] for rank in self.meeting.node_ranks}
-            line = {"repeat": repeat, "elapsed": elapsed, "seconds": {rank: spent for rank, (spent, _) in own.items()}}
+            line = {
+                "repeat": repeat,
+                "elapsed": elapsed,
+                "seconds": {rank: spent for rank, (spent, _) in own.items()},
+            }
             line["different"] = {rank: step for rank, (_, step) in own.items() if step >= 0}
             with open(self.journal, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         wrong = [rank for rank, (_, step) in enumerate(answers) if step >= 0]
-        words = f"rank {', '.join(map(str, wrong))} differs from the first" if wrong else "all identical"
-        self.meeting.say(f"burn-in {clock(elapsed)} of {clock(self.duration)}: repeat {repeat}, {words}")
+        words = (
+            f"rank {', '.join(map(str, wrong))} differs from the first"
+            if wrong
+            else "all identical"
+        )
+        self.meeting.say(
+            f"burn-in {clock(elapsed)} of {clock(self.duration)}: repeat {repeat}, {words}"
+        )

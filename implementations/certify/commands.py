@@ -17,7 +17,9 @@ def _certify(arguments: argparse.Namespace) -> int:
     from certify.verdict import certify, line, print_certificate, write_csv
 
     if arguments.other:
-        if any((arguments.output, arguments.csv, arguments.line, arguments.expected, arguments.expect)):
+        if any(
+            (arguments.output, arguments.csv, arguments.line, arguments.expected, arguments.expect)
+        ):
             raise ReviewError("two tests are compared, which takes no option but --json")
         from certify.baseline import compare
 
@@ -26,7 +28,9 @@ def _certify(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.expected:
         if arguments.csv or arguments.output or arguments.expect:
-            raise ReviewError("--expected only prints figures for a config: remove --csv, --output and --expect")
+            raise ReviewError(
+                "--expected only prints figures for a config: remove --csv, --output and --expect"
+            )
         figures = exports(read(arguments.target))
         lines = [
             f"export {name}={shlex.quote(f'{value:.10g}' if isinstance(value, float) else value)}"
@@ -42,8 +46,14 @@ def _certify(arguments: argparse.Namespace) -> int:
     if arguments.csv:
         write_csv(found, arguments.csv)
     if arguments.expect:
-        write_whole(arguments.expect, json.dumps(usual_parts(found.records.hardware), indent=2) + "\n")
-    emit(arguments, text=lambda: print(line(found)) if arguments.line else print_certificate(found), json=lambda: found)
+        write_whole(
+            arguments.expect, json.dumps(usual_parts(found.records.hardware), indent=2) + "\n"
+        )
+    emit(
+        arguments,
+        text=lambda: print(line(found)) if arguments.line else print_certificate(found),
+        json=lambda: found,
+    )
     return EXIT[found.state]
 
 
@@ -74,7 +84,12 @@ def _check(arguments: argparse.Namespace) -> int:
     emit(
         arguments,
         text=lambda: print_changes(before, changes, failed, state),
-        json=lambda: {"state": state, "baseline": before.name, "changes": changes, "failed": failed},
+        json=lambda: {
+            "state": state,
+            "baseline": before.name,
+            "changes": changes,
+            "failed": failed,
+        },
     )
     return EXIT[state]
 
@@ -89,4 +104,9 @@ def _drift(arguments: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"certify": _certify, "baseline save": _save, "baseline check": _check, "baseline drift": _drift}
+COMMANDS = {
+    "certify": _certify,
+    "baseline save": _save,
+    "baseline check": _check,
+    "baseline drift": _drift,
+}

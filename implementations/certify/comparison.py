@@ -19,8 +19,17 @@ PRIOR_FREEDOM = 6  # degrees of freedom of the prior SPREAD
 AUTOCORRELATIONS = np.linspace(0, 0.95, 96)
 _TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of a normal distribution
 OF_MEDIAN = 1.2533  # standard error of a median over that of a mean
-MIN_EXCESS = {"slow": 0.03, "starved": 0.03, "hesitates": 0.03, "network": 0.15}  # smaller ones do not matter
-SPREAD = {"slow": 0.01, "starved": 0.01, "network": 0.05}  # prior standard deviation between healthy ones
+MIN_EXCESS = {
+    "slow": 0.03,
+    "starved": 0.03,
+    "hesitates": 0.03,
+    "network": 0.15,
+}  # smaller ones do not matter
+SPREAD = {
+    "slow": 0.01,
+    "starved": 0.01,
+    "network": 0.05,
+}  # prior standard deviation between healthy ones
 HESITATION = 1.25  # of a typical step; time beyond it is lost
 
 
@@ -79,14 +88,20 @@ def slow(
     own = _deviation(table, level[:, None], axis=1)
     correlation = max(correlation, autocorrelation(errors))
     freedom = PRIOR_FREEDOM + len(values) // 2 - 1
-    between = (PRIOR_FREEDOM * spread**2 + (freedom - PRIOR_FREEDOM) * _deviation(level, 1.0, axis=0) ** 2) / freedom
+    between = (
+        PRIOR_FREEDOM * spread**2 + (freedom - PRIOR_FREEDOM) * _deviation(level, 1.0, axis=0) ** 2
+    ) / freedom
     found = []
     for name, value, deviation, count in zip(values, level, own, rounds.tolist(), strict=True):
         of_rounds = common_freedom if deviation <= common else max(count - 1, 1)
         of_rounds = max(of_rounds * (1 - correlation) / (1 + correlation), 1)
         lags = np.arange(1, count)
         share = (1 + 2 * float(np.sum((1 - lags / count) * correlation**lags))) / count
-        error = (max(deviation, common) * OF_MEDIAN) ** 2 * (1 - 1 / count) * share / (1 - share) if count > 1 else 1.0
+        error = (
+            (max(deviation, common) * OF_MEDIAN) ** 2 * (1 - 1 / count) * share / (1 - share)
+            if count > 1
+            else 1.0
+        )
         deviations = float((value - 1) / math.sqrt(between + error))
         sum_freedom = (between + error) ** 2 / (between**2 / freedom + error**2 / of_rounds)
         chance = float(t.sf(deviations, sum_freedom)) * comparisons
@@ -130,7 +145,9 @@ def relative(table: np.ndarray, paired: bool = True) -> tuple[np.ndarray, np.nda
     return table / np.median(level), level / np.median(level)
 
 
-def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: float) -> list[Outlier]:
+def hesitating(
+    lost: Mapping[str, Sequence[float]], comparisons: int, *, least: float
+) -> list[Outlier]:
     """Those that lose time in more rounds than the others, the worst first.
 
     lost: fraction of each round's time, nan where missing; its excess over the round's median counts. Pauses are rare
@@ -148,7 +165,12 @@ def hesitating(lost: Mapping[str, Sequence[float]], comparisons: int, *, least: 
     found = [
         Outlier(name, excess, f"in {own} of {count} rounds", chance)
         for name, excess, own, count, chance in zip(
-            lost, np.nanmean(table, axis=1).tolist(), hit.tolist(), rounds.tolist(), chances.tolist(), strict=True
+            lost,
+            np.nanmean(table, axis=1).tolist(),
+            hit.tolist(),
+            rounds.tolist(),
+            chances.tolist(),
+            strict=True,
         )
         if chance < FALSE_ALARMS and excess > least
     ]
@@ -164,7 +186,9 @@ def autocorrelation(errors: np.ndarray) -> float:
     rounds, square = errors.shape[1], float(np.nanmean(errors**2))
     if rounds <= MIN_ROUNDS or square == 0:
         return 0.0
-    found = float(np.nanmean(errors[:, 1:] * errors[:, :-1])) / square - 0.5 / known(errors).size ** 0.5
+    found = (
+        float(np.nanmean(errors[:, 1:] * errors[:, :-1])) / square - 0.5 / known(errors).size ** 0.5
+    )
     return float(np.interp(found, _expected(rounds), AUTOCORRELATIONS))
 
 
@@ -213,9 +237,14 @@ class Question:
         stages = [*dict.fromkeys(self.stages)]
         if len(stages) == 1:
             return stages
-        hit = np.array(self.values[name]) - np.nanmedian([*self.values.values()], axis=0) > MIN_EXCESS[self.what]
+        hit = (
+            np.array(self.values[name]) - np.nanmedian([*self.values.values()], axis=0)
+            > MIN_EXCESS[self.what]
+        )
         share = {stage: float(np.mean(hit[np.array(self.stages) == stage])) for stage in stages}
-        return [stage for stage in stages if share[stage] >= 0.5] or [max(stages, key=lambda stage: share[stage])]
+        return [stage for stage in stages if share[stage] >= 0.5] or [
+            max(stages, key=lambda stage: share[stage])
+        ]
 
 
 def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Iterator[Question]:
@@ -224,15 +253,25 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
     Each stage is compared separately, and all together: a small excess in all of them is clearer over more rounds.
     """
     everywhere: dict[str, dict[str, np.ndarray]] = {"slow": {}, "starved": {}, "hesitates": {}}
-    for stage in (one for one in records.stages if one != "pairs"):  # few rounds, and `node` compares the same
+    for stage in (
+        one for one in records.stages if one != "pairs"
+    ):  # few rounds, and `node` compares the same
         own = records.relative(stage)
         everywhere["slow"][stage] = np.apply_along_axis(_typical, 2, own)
         everywhere["hesitates"][stage] = np.apply_along_axis(_lost, 2, own)
-        if records.on_cpus and stage in ALONE:  # CPU time of a GPU's process says nothing about the GPU
-            per_cpu_second = records.by_step(stage, *PARTS) / np.maximum(records.by_step(stage, "cpu"), 1e-6)
+        if (
+            records.on_cpus and stage in ALONE
+        ):  # CPU time of a GPU's process says nothing about the GPU
+            per_cpu_second = records.by_step(stage, *PARTS) / np.maximum(
+                records.by_step(stage, "cpu"), 1e-6
+            )
             relative_time = per_cpu_second / np.nanmedian(per_cpu_second)
             everywhere["starved"][stage] = np.apply_along_axis(_typical, 2, relative_time)
-    correlation = {what: of_all([*everywhere[what].values()]) for what in ("slow", "starved") if everywhere[what]}
+    correlation = {
+        what: of_all([*everywhere[what].values()])
+        for what in ("slow", "starved")
+        if everywhere[what]
+    }
     for stage in everywhere["slow"]:
         for what in correlation:
             if stage in everywhere[what]:
@@ -249,10 +288,14 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
     most = max(map(len, meetings.values()), default=0)
     filled = {node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()}
     yield Question("network", "node", filled, ("pairs",) * most, paired=False)
-    links = {f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()}
+    links = {
+        f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()
+    }
     yield Question("network", "link", links, ("pairs",), paired=False)
     if set(burn_in) >= set(records.places):
-        yield from _ask(records, "slow", {BURN_IN: np.array([burn_in[rank] for rank in records.places])})
+        yield from _ask(
+            records, "slow", {BURN_IN: np.array([burn_in[rank] for rank in records.places])}
+        )
 
 
 def of_all(tables: Sequence[np.ndarray]) -> float:
@@ -278,7 +321,9 @@ def _ask(
     for rank, times in of_ranks.items():
         of_nodes.setdefault(f"node {records.places[rank].node}", []).append(times)
     if what != "hesitates" or len(records.nodes) < len(records.places):
-        typical = {name: np.sort(own, axis=0)[(len(own) - 1) // 2] for name, own in of_nodes.items()}
+        typical = {
+            name: np.sort(own, axis=0)[(len(own) - 1) // 2] for name, own in of_nodes.items()
+        }
         yield Question(what, "node", typical, stages, correlation=correlation)
     if len(of_ranks) > len(of_nodes) or len(records.places) == len(records.nodes):
         of_names = {records.places[rank].name: times for rank, times in of_ranks.items()}
@@ -295,4 +340,8 @@ def _typical(times: np.ndarray) -> float:
 def _lost(times: np.ndarray) -> float:
     """Fraction of time lost in steps beyond HESITATION of the typical one."""
     times = known(times)
-    return float(np.mean(np.clip(times / _typical(times) - HESITATION, 0, None))) if len(times) else np.nan
+    return (
+        float(np.mean(np.clip(times / _typical(times) - HESITATION, 0, None)))
+        if len(times)
+        else np.nan
+    )

@@ -53,7 +53,11 @@ def corrupt(records: Records) -> tuple[list[Corruption], bool]:
         comparable = True
         for (stage, rank, number, _), checks in zip(group, checksums, strict=True):
             if checks != common and rank not in found:
-                step = next(i for i, (own, other) in enumerate(zip(checks, common, strict=True)) if own != other)
+                step = next(
+                    i
+                    for i, (own, other) in enumerate(zip(checks, common, strict=True))
+                    if own != other
+                )
                 found[rank] = Corruption(records.places[rank].name, stage, number, step)
     return [found[rank] for rank in sorted(found)], comparable
 
@@ -95,9 +99,13 @@ def faults(records: Records) -> Iterator[Reason]:
                 which = "" if np.isnan(last) else f", the last Xid {last:.0f}"
                 yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
         for field, words in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe lanes")):
-            now, most = (max(known(samples[column]), default=np.nan) for column in (field, f"{field}_most"))
+            now, most = (
+                max(known(samples[column]), default=np.nan) for column in (field, f"{field}_most")
+            )
             if now < most:  # False for nan
-                yield Reason(name, f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support", "warn")
+                yield Reason(
+                    name, f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support", "warn"
+                )
 
 
 def devices(records: Records) -> Iterator[tuple[str, Columns]]:
@@ -115,10 +123,20 @@ def throttled(samples: Columns, typical: float = np.nan) -> str:
     masks = known(samples["throttle"]).astype(np.int64)
     if len(masks) < MIN_SAMPLES:
         return ""
-    shares = {reason: float(np.mean((masks & bit) != 0)) for bit, reason in TABLES["throttling"].items()}
-    reasons = [f"{reason} {share:.0%} of the time" for reason, share in shares.items() if share >= MIN_SHARE]
+    shares = {
+        reason: float(np.mean((masks & bit) != 0)) for bit, reason in TABLES["throttling"].items()
+    }
+    reasons = [
+        f"{reason} {share:.0%} of the time"
+        for reason, share in shares.items()
+        if share >= MIN_SHARE
+    ]
     usual = f" (median GPU {typical:,.0f})" if not np.isnan(typical) else ""
-    return f"throttles: {', '.join(reasons)}, at {median(samples['sm_mhz']):,.0f} MHz{usual}" if reasons else ""
+    return (
+        f"throttles: {', '.join(reasons)}, at {median(samples['sm_mhz']):,.0f} MHz{usual}"
+        if reasons
+        else ""
+    )
 
 
 def device_history(records: Records) -> Iterator[Reason]:
@@ -129,13 +147,19 @@ def device_history(records: Records) -> Iterator[Reason]:
             for name, count in counts.items():
                 if device == NODE or device.startswith("GPU "):
                     if count:
-                        yield Reason(_where(device, node), f"{count} {name}", TABLES["remembered"].get(name, "warn"))
+                        yield Reason(
+                            _where(device, node),
+                            f"{count} {name}",
+                            TABLES["remembered"].get(name, "warn"),
+                        )
                     continue
                 more = count - before.get(name, count)
                 more = count if more < 0 else more  # a counter restarts with its driver
                 if more:
                     state = "fail" if name in LINK_CHANGES else "warn"
-                    yield Reason(_where(device, node), f"{name} grew by {more} during the test", state)
+                    yield Reason(
+                        _where(device, node), f"{name} grew by {more} during the test", state
+                    )
 
 
 def tool_faults(records: Records) -> Iterator[Reason]:
@@ -158,7 +182,9 @@ def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
     found: Facts = {}
     for (kind, name), given in values.items():
         common, count = Counter(given).most_common(1)[0]
-        if 2 * max(count, sum(_same(common, one) for one in given)) > max(len(given), len(hardware)):
+        if 2 * max(count, sum(_same(common, one) for one in given)) > max(
+            len(given), len(hardware)
+        ):
             found.setdefault(kind, {})[name] = common
     return found
 
@@ -174,14 +200,18 @@ def odd_parts(records: Records, expected: Facts | None = None) -> Iterator[Reaso
             for name, wanted in usual.get(_kind(device), {}).items():
                 if not _same(facts.get(name), wanted):
                     has = facts.get(name, "unknown" if device in parts else "missing")
-                    yield Reason(_where(device, node), f"{name} {has}, {words} {wanted}", _part_state(name))
+                    yield Reason(
+                        _where(device, node), f"{name} {has}, {words} {wanted}", _part_state(name)
+                    )
     if expected is None and len(records.hardware) == 2:
         one, other = (usual_parts({node: hardware}) for node, hardware in records.hardware.items())
         where = " and ".join(records.hardware)
         for kind, facts in one.items():
             for name, value in facts.items():
                 if not _same(value, has := other.get(kind, {}).get(name, "unknown")):
-                    yield Reason(f"{kind} of {where}", f"{name} {value} and {has}", _part_state(name))
+                    yield Reason(
+                        f"{kind} of {where}", f"{name} {value} and {has}", _part_state(name)
+                    )
 
 
 def _part_state(name: str) -> str:

@@ -14,7 +14,17 @@ import numpy as np
 from certify.comparison import MIN_EXCESS, MIN_PEERS, OF_MEDIAN
 from certify.journal import Reason
 from certify.records import Records, known
-from certify.schema import ALL_NODES, COLLECTIVES, COPIES, LABELS, PARTS, PROBES, TOOLS, Expected, Facts
+from certify.schema import (
+    ALL_NODES,
+    COLLECTIVES,
+    COPIES,
+    LABELS,
+    PARTS,
+    PROBES,
+    TOOLS,
+    Expected,
+    Facts,
+)
 from review.logs.output import ReviewError
 
 WARN, FAIL = 0.03, 0.05  # slower by this fraction, and by more than noise explains
@@ -32,7 +42,12 @@ class Figure(NamedTuple):
     unit: str
 
 
-_UNIT_OF = {"parallel": "sequences/s", "together": "sequences/s", "matmul": "Tflop/s", "matmul_fp8": "Tflop/s"}
+_UNIT_OF = {
+    "parallel": "sequences/s",
+    "together": "sequences/s",
+    "matmul": "Tflop/s",
+    "matmul_fp8": "Tflop/s",
+}
 _VARIABLES = {field.name: field.metadata["env"].name for field in fields(Expected)}
 TOOLS_VARIABLE = _VARIABLES.pop("tools")
 FIGURES = {
@@ -57,7 +72,9 @@ class Reached:
     def reason(self) -> Reason:
         figure = FIGURES[self.figure]
         missing = "" if self.state == "pass" else f", {self.short:.1%} ± {self.error:.1%} below"
-        words = f"{digits(self.measured)} of {digits(self.expected)} {figure.unit} expected{missing}"
+        words = (
+            f"{digits(self.measured)} of {digits(self.expected)} {figure.unit} expected{missing}"
+        )
         return Reason(self.name, words, self.state, figure.label)
 
 
@@ -107,22 +124,35 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
     if name in ("parallel", "together"):
         if name not in records.stages:
             return {}
-        seconds, sequences = records.by_step(name, *PARTS), records.by_step(name, "sequences", missing=0)
-        rates = sequences.sum(axis=2) / np.nansum(seconds, axis=2, dtype=np.float64)  # [ranks, rounds]
+        seconds, sequences = (
+            records.by_step(name, *PARTS),
+            records.by_step(name, "sequences", missing=0),
+        )
+        rates = sequences.sum(axis=2) / np.nansum(
+            seconds, axis=2, dtype=np.float64
+        )  # [ranks, rounds]
         if name == "together":
             return {EVERYONE: rates.sum(axis=0).tolist()}
         return dict(zip(records.names, rates.tolist(), strict=True))
     amount = records.measured(name)["amount"].max(initial=0)
     if not amount:
         return {}
-    if name == "reduce_together":  # the fastest of each round shows the network, the others what disturbs it
+    if (
+        name == "reduce_together"
+    ):  # the fastest of each round shows the network, the others what disturbs it
         work = bus_bandwidth(records, name, len(records.places))
         return {EVERYONE: [work / min(times) for times in records.reductions(name).values()]}
     found = {}
     table = amount / records.probe(name) / _UNITS[FIGURES[name].unit]
     for place, rates in zip(records.places.values(), table, strict=True):
         if len(kept := known(rates)):
-            who = f"node {place.node}" if name in COLLECTIVES else EVERYONE if name.endswith(ALL_NODES) else place.name
+            who = (
+                f"node {place.node}"
+                if name in COLLECTIVES
+                else EVERYONE
+                if name.endswith(ALL_NODES)
+                else place.name
+            )
             found[who] = kept.tolist()
     return found
 
@@ -134,7 +164,12 @@ def bus_bandwidth(records: Records, name: str, size: int) -> float:
 
 def _judge(who: str, name: str, expected: float, rounds: Sequence[float]) -> Reached:
     measured = statistics.median(rounds)
-    error = OF_MEDIAN * (statistics.stdev(rounds) if len(rounds) > 1 else 0.0) / len(rounds) ** 0.5 / expected
+    error = (
+        OF_MEDIAN
+        * (statistics.stdev(rounds) if len(rounds) > 1 else 0.0)
+        / len(rounds) ** 0.5
+        / expected
+    )
     short = 1 - measured / expected
     return Reached(who, name, expected, measured, short, error, state_of(short, error))
 
@@ -142,7 +177,13 @@ def _judge(who: str, name: str, expected: float, rounds: Sequence[float]) -> Rea
 def state_of(share: float, error: float) -> str:
     """pass, warn or fail for a deficit or excess, as a fraction, with its standard error."""
     significant = share > DEVIATIONS * error
-    return "fail" if significant and share > FAIL else "warn" if significant and share > WARN else "pass"
+    return (
+        "fail"
+        if significant and share > FAIL
+        else "warn"
+        if significant and share > WARN
+        else "pass"
+    )
 
 
 def exports(records: Records) -> dict[str, float | str]:
@@ -182,14 +223,24 @@ class Measured:
         return (low if low != high else ""), high
 
 
-def figures(records: Records, seconds: Mapping[str, np.ndarray], expected: Mapping[str, float]) -> list[Measured]:
+def figures(
+    records: Records, seconds: Mapping[str, np.ndarray], expected: Mapping[str, float]
+) -> list[Measured]:
     """Seconds of each stage, then rates and probes. seconds: per step by stage [ranks]."""
     words = "at most {:.0%} {} than the median, or by chance"
-    compared = ((words.format(MIN_EXCESS["slow"], "slower"), PEERS),) if len(records.places) >= MIN_PEERS else ()
+    compared = (
+        ((words.format(MIN_EXCESS["slow"], "slower"), PEERS),)
+        if len(records.places) >= MIN_PEERS
+        else ()
+    )
     found = []
 
-    def add(name: str, unit: str, values: dict[str, float], limits: Sequence[tuple[str, str]]) -> None:
-        found.append(Measured(name, unit, values, *(tuple(column) for column in zip(*limits, strict=True))))
+    def add(
+        name: str, unit: str, values: dict[str, float], limits: Sequence[tuple[str, str]]
+    ) -> None:
+        found.append(
+            Measured(name, unit, values, *(tuple(column) for column in zip(*limits, strict=True)))
+        )
 
     for stage, own in seconds.items():
         values = dict(zip(records.names, (1e3 * own).tolist(), strict=True))
@@ -208,7 +259,11 @@ def figures(records: Records, seconds: Mapping[str, np.ndarray], expected: Mappi
         times = [one for groups in records.reductions(name).values() for one in groups]
         if times:
             rate = bus_bandwidth(records, name, nodes * records.ranks_per_node)
-            ends = {"slowest": max(times), EVERYONE: statistics.median(times), "quickest": min(times)}
+            ends = {
+                "slowest": max(times),
+                EVERYONE: statistics.median(times),
+                "quickest": min(times),
+            }
             limits = (between,) if nodes == 2 and len(records.nodes) >= MIN_PEERS else ()
             add(name, GBPS, {who: rate / one for who, one in ends.items()}, limits)
     return found

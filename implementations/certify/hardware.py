@@ -37,13 +37,19 @@ FAULTS: dict[str, Callable[[Any, Any], int]] = {
     "uncorrected memory errors before the test": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
         gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
     ),
-    "rows remapped after uncorrected errors": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[1],
-    "row remappings that wait for a reset": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[2],
+    "rows remapped after uncorrected errors": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[
+        1
+    ],
+    "row remappings that wait for a reset": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[
+        2
+    ],
     "row remappings that failed": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[3],
     "pages retired after uncorrected errors": lambda nvml, gpu: len(
         nvml.nvmlDeviceGetRetiredPages(gpu, nvml.NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR)
     ),
-    "page retirements that wait for a reset": lambda nvml, gpu: nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu),
+    "page retirements that wait for a reset": lambda nvml, gpu: (
+        nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)
+    ),
 }
 _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 
@@ -54,7 +60,10 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
     models = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
     memory = re.search(r"MemTotal: +(\d+) kB", text_of(root / "proc/meminfo"))
     facts: dict[str, Any] = {"kernel": platform.release(), "CPUs": len(models) or os.cpu_count()}
-    facts |= {"CPU": (models or [""])[0], "memory GiB": round(int(memory[1]) / 2**20, 1) if memory else None}
+    facts |= {
+        "CPU": (models or [""])[0],
+        "memory GiB": round(int(memory[1]) / 2**20, 1) if memory else None,
+    }
     found: Facts = {NODE: _reported(facts)}
     if gpus.nvml:
         devices = _gpu_facts(gpus, _GPU)
@@ -62,10 +71,16 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
         found[NODE] |= _reported({"driver": driver, "GPUs": len(devices)})
         found |= devices
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        words = {name: text_of(port / name).rpartition(": ")[2] for name in ("state", "rate", "link_layer")}
+        words = {
+            name: text_of(port / name).rpartition(": ")[2]
+            for name in ("state", "rate", "link_layer")
+        }
         found[f"{port.parents[1].name}/{port.name}"] = _reported(words)
     for card in sorted((root / "sys/class/net").glob("*/device")):
-        words = {"state": text_of(card.parent / "operstate"), "Mbit/s": text_of(card.parent / "speed")}
+        words = {
+            "state": text_of(card.parent / "operstate"),
+            "Mbit/s": text_of(card.parent / "speed"),
+        }
         found[card.parent.name] = _reported(words)
     return found
 
@@ -77,7 +92,9 @@ def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
         counts = {name: _count(port / "counters" / name) for name in TABLES["port_counters"]}
         found[f"{port.parents[1].name}/{port.name}"] = _reported(counts)
     for card in (root / "sys/class/net").glob("*/device"):
-        found[card.parent.name] = _reported({"carrier_changes": _count(card.parent / "carrier_changes")})
+        found[card.parent.name] = _reported(
+            {"carrier_changes": _count(card.parent / "carrier_changes")}
+        )
     xids = Counter(number for _, number in _XID.findall(_kernel_log()))
     found[NODE] = {f"Xid {number} in the kernel's log": count for number, count in xids.items()}
     return found
@@ -86,7 +103,9 @@ def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
 def _kernel_log() -> str:
     """Empty if this user may not read it."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(["dmesg"], capture_output=True, timeout=20, check=True).stdout.decode(errors="replace")
+        return subprocess.run(["dmesg"], capture_output=True, timeout=20, check=True).stdout.decode(
+            errors="replace"
+        )
     return ""
 
 
@@ -96,7 +115,9 @@ def _gpu_facts(gpus: Gpus, questions: dict[str, Callable[[Any, Any], Any]]) -> F
     for number in range(count or 0):
         gpu = gpus.ask(lambda nvml, number: nvml.nvmlDeviceGetHandleByIndex(number), number)
         asked = {} if gpu is None else questions
-        found[f"GPU {number}"] = _reported({name: gpus.ask(question, gpu) for name, question in asked.items()})
+        found[f"GPU {number}"] = _reported(
+            {name: gpus.ask(question, gpu) for name, question in asked.items()}
+        )
     return found
 
 
@@ -115,5 +136,7 @@ def _count(path: Path) -> int | None:
 
 def _reported(facts: dict[str, Any]) -> dict[str, Any]:
     """Facts without the missing ones; bytes decoded."""
-    kept = {name: value.decode() if isinstance(value, bytes) else value for name, value in facts.items()}
+    kept = {
+        name: value.decode() if isinstance(value, bytes) else value for name, value in facts.items()
+    }
     return {name: value for name, value in kept.items() if value not in (None, "")}

@@ -62,19 +62,29 @@ class BurnIn:
 
     def text(self) -> str:
         share = min(self.elapsed / self.duration, 1.0) if self.duration else 1.0
-        words = "not all identical" if self.different else "identical bit for bit" if self.repeats else "not started"
+        words = (
+            "not all identical"
+            if self.different
+            else "identical bit for bit"
+            if self.repeats
+            else "not started"
+        )
         return f"burn-in: {self.repeats:,} repeats in {self.elapsed / 3600:.2f} hours ({share:.0%}), {words}"
 
     def reasons(self, run_name: str) -> list[Reason]:
         """Ranks that differ, and a warning for a burn-in that ended early."""
         if self.elapsed >= self.duration or self.running:
             return self.different
-        ended = f"ended after {floor(100 * self.elapsed / self.duration)}% of {duration(self.duration)}"
+        ended = (
+            f"ended after {floor(100 * self.elapsed / self.duration)}% of {duration(self.duration)}"
+        )
         resume = f"resume it with RUN_NAME={run_name} DURATION={self.duration:g}s, unless it is still running"
         return [*self.different, Reason("burn-in", f"{ended}: {resume}", "warn")]
 
     def as_dict(self) -> dict[str, Any]:
-        found = {name: value for name, value in vars(self).items() if name not in ("rounds", "running")}
+        found = {
+            name: value for name, value in vars(self).items() if name not in ("rounds", "running")
+        }
         return found | {"different": [one.text() for one in self.different]}
 
 
@@ -83,21 +93,33 @@ class Rounds:
 
     def __init__(self) -> None:
         self.width = 1  # repeats per round
-        self._sums: dict[int, np.ndarray] = {}  # by rank: seconds and repeats of each round [MAX_ROUNDS, 2]
+        self._sums: dict[
+            int, np.ndarray
+        ] = {}  # by rank: seconds and repeats of each round [MAX_ROUNDS, 2]
 
     def add(self, rank: int, repeat: int, seconds: float) -> None:
         """repeat: counted from 1."""
         while (repeat - 1) // self.width >= MAX_ROUNDS:
             self.width *= 2
             for one, sums in self._sums.items():
-                self._sums[one] = np.pad(sums.reshape(-1, 2, 2).sum(axis=1), ((0, MAX_ROUNDS // 2), (0, 0)))
-        self._sums.setdefault(rank, np.zeros((MAX_ROUNDS, 2)))[(repeat - 1) // self.width] += seconds, 1
+                self._sums[one] = np.pad(
+                    sums.reshape(-1, 2, 2).sum(axis=1), ((0, MAX_ROUNDS // 2), (0, 0))
+                )
+        self._sums.setdefault(rank, np.zeros((MAX_ROUNDS, 2)))[(repeat - 1) // self.width] += (
+            seconds,
+            1,
+        )
 
     def means(self) -> dict[int, list[float]]:
         """Rounds by rank, the same number for each."""
-        most = max((int(np.flatnonzero(sums[:, 1])[-1]) + 1 for sums in self._sums.values()), default=0)
+        most = max(
+            (int(np.flatnonzero(sums[:, 1])[-1]) + 1 for sums in self._sums.values()), default=0
+        )
         with np.errstate(invalid="ignore"):
-            return {rank: (sums[:most, 0] / sums[:most, 1]).tolist() for rank, sums in sorted(self._sums.items())}
+            return {
+                rank: (sums[:most, 0] / sums[:most, 1]).tolist()
+                for rank, sums in sorted(self._sums.items())
+            }
 
 
 class Journal:
@@ -148,7 +170,10 @@ class Journal:
         return BurnIn(self._repeats, self._elapsed, self._duration, different, self._rounds.means())
 
     def _parse(self, line: dict[str, Any]) -> None:
-        self._repeats, self._elapsed = max(self._repeats, line["repeat"]), max(self._elapsed, line["elapsed"])
+        self._repeats, self._elapsed = (
+            max(self._repeats, line["repeat"]),
+            max(self._elapsed, line["elapsed"]),
+        )
         for rank, seconds in line["seconds"].items():
             self._rounds.add(int(rank), line["repeat"], float(seconds))
         for rank, step in line["different"].items():

@@ -48,7 +48,12 @@ SIZE, CPU_SIZE = 8192, 256  # rows and columns of a square matrix
 COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 1 << 24
 READ_BYTES = 1 << 24
 REPEATS = 10
-INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of an element
+INTEGERS = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+}  # by bytes of an element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +62,24 @@ class Config:
 
     seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds per stage; set by the launcher")
     rounds: int = env("CERTIFY_ROUNDS", 6, at_least=3, doc="rounds per stage; each is compared")
-    duration: str = env("DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none")
-    flip: str = env("CERTIFY_FLIP", "", doc="drill: flips a bit of a weight at RANK:STEP (ranks from 0, steps from 1)")
+    duration: str = env(
+        "DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none"
+    )
+    flip: str = env(
+        "CERTIFY_FLIP",
+        "",
+        doc="drill: flips a bit of a weight at RANK:STEP (ranks from 0, steps from 1)",
+    )
 
     def __post_init__(self) -> None:
         if self.flip and not re.fullmatch(r"\d+:0*[1-9]\d*", self.flip):
-            raise ConfigError(f"CERTIFY_FLIP={self.flip!r}: expected RANK:STEP, such as 5:3, steps counted from 1")
+            raise ConfigError(
+                f"CERTIFY_FLIP={self.flip!r}: expected RANK:STEP, such as 5:3, steps counted from 1"
+            )
         if self.duration and not re.fullmatch(r"\d+(\.\d+)?[smhd]", self.duration):
-            raise ConfigError(f"DURATION={self.duration!r}: expected a number and s, m, h or d, such as 24h")
+            raise ConfigError(
+                f"DURATION={self.duration!r}: expected a number and s, m, h or d, such as 24h"
+            )
 
     @property
     def burn_in_seconds(self) -> float:
@@ -133,7 +148,9 @@ class Load:
             found = pairings(len(meeting.nodes), MAX_PAIRINGS)
             for number, pairs in enumerate(found):  # all pairs at once
                 partner = (dict(pairs) | {b: a for a, b in pairs}).get(meeting.node, NOBODY)
-                members = [meeting.rank] if partner == NOBODY else meeting.members(meeting.node, partner)
+                members = (
+                    [meeting.rank] if partner == NOBODY else meeting.members(meeting.node, partner)
+                )
                 self._group("pairs", members, [number], len(found), partner)
         self._group("together", range(meeting.size), range(rounds))
 
@@ -146,7 +163,12 @@ class Load:
         self.meeting.refuse(reason)
 
     def _group(
-        self, stage: str, ranks: Sequence[int], numbers: Sequence[int], rounds: int = 0, partner: int = NOBODY
+        self,
+        stage: str,
+        ranks: Sequence[int],
+        numbers: Sequence[int],
+        rounds: int = 0,
+        partner: int = NOBODY,
     ) -> None:
         """Runs rounds of a process group of these ranks. A rank that rests joins the barriers only."""
         self.meeting.barrier()
@@ -159,9 +181,14 @@ class Load:
                 if stage != "pairs" or partner != NOBODY:
                     self._round(trainee, stage, number, count, partner)
                     # All-reduces as large as the gradients in 16 bits; their sums are checked.
-                    size = max(MIN_BYTES, 2 * sum(parameter.numel() for parameter in trainee.model.parameters()))
+                    size = max(
+                        MIN_BYTES,
+                        2 * sum(parameter.numel() for parameter in trainee.model.parameters()),
+                    )
                     for _ in range(REDUCTIONS if world.size > 1 else 0):
-                        self._probe(f"reduce_{stage}", number, allreduce.measure(size, world), size, partner)
+                        self._probe(
+                            f"reduce_{stage}", number, allreduce.measure(size, world), size, partner
+                        )
             self.meeting.barrier()
 
     def trainee(self, world: World) -> Trainee:
@@ -175,7 +202,9 @@ class Load:
             step.mark = recorder.mark
             recorder.watch(model)
         example = partial(train.dummy_batches, self.trainer, world)
-        return Trainee(model, step, recorder, ready(step, example, graph=graphed, rehearse=False), graphed)
+        return Trainee(
+            model, step, recorder, ready(step, example, graph=graphed, rehearse=False), graphed
+        )
 
     def count_steps(self, trainee: Trainee, rounds: int) -> int:
         """Steps per round: as many as the slowest rank takes in its time. A collective."""
@@ -188,7 +217,13 @@ class Load:
         return max(MIN_STEPS, int(self.config.seconds / rounds / slowest))
 
     def _round(
-        self, trainee: Trainee, stage: str, number: int, count: int, partner: int = NOBODY, drill: bool = False
+        self,
+        trainee: Trainee,
+        stage: str,
+        number: int,
+        count: int,
+        partner: int = NOBODY,
+        drill: bool = False,
     ) -> None:
         """Takes ``count`` steps from the initial weights and records their rows. drill: may flip a bit."""
         with trainee.step.rollback():
@@ -227,7 +262,9 @@ class Load:
             batches.close()
         return checksums
 
-    def _probe(self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY) -> None:
+    def _probe(
+        self, name: str, number: int, seconds: float, amount: float, partner: int = NOBODY
+    ) -> None:
         self.probes.append((self.meeting.rank, name.encode(), number, partner, seconds, amount))
 
 
@@ -242,11 +279,16 @@ def measure(work: Callable[[], object], device: torch.device) -> float:
     return (time.perf_counter() - begin) / REPEATS
 
 
-def build_probes(device: torch.device, data: DataConfig, rank: int) -> list[tuple[str, float, Callable[[], object]]]:
+def build_probes(
+    device: torch.device, data: DataConfig, rank: int
+) -> list[tuple[str, float, Callable[[], object]]]:
     """(name in the record, operations or bytes, work) on random numbers: zeros draw less power and run faster."""
     cuda = device.type == "cuda"
     size, num_bytes = (SIZE, COPY_BYTES) if cuda else (CPU_SIZE, CPU_COPY_BYTES)
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32) for _ in range(2))
+    a, b = (
+        torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
+        for _ in range(2)
+    )
     found: list[tuple[str, float, Callable[[], object]]] = [("matmul", 2 * size**3, lambda: a @ b)]
     if cuda and torch.cuda.get_device_capability(device) >= (8, 9):
         one = torch.ones((), device=device)
@@ -282,7 +324,10 @@ def checksum(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
     Integer sums do not depend on their order, so they agree between devices. Does not synchronize.
     """
-    sums = [tensor.detach().view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64) for tensor in tensors]
+    sums = [
+        tensor.detach().view(INTEGERS[tensor.element_size()]).sum(dtype=torch.int64)
+        for tensor in tensors
+    ]
     return torch.stack(sums).sum()
 
 

@@ -84,8 +84,12 @@ class Meeting:
 
     def world(self, ranks: Sequence[int]) -> World:
         """Process group of these ranks, this one included. Several groups may be created at the same time."""
-        config = dataclasses.replace(self.config, rank=list(ranks).index(self.rank), world_size=len(ranks))
-        return World(config, distributed.PrefixStore(f"{self._number}/world/{ranks[0]}", self.store))
+        config = dataclasses.replace(
+            self.config, rank=list(ranks).index(self.rank), world_size=len(ranks)
+        )
+        return World(
+            config, distributed.PrefixStore(f"{self._number}/world/{ranks[0]}", self.store)
+        )
 
 
 def pairings(count: int, most: int) -> list[list[tuple[int, int]]]:

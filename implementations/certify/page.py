@@ -36,7 +36,9 @@ def write_page(found: Certificate, output: Path) -> None:
         if one.name in PROBES or one.name in COPIES
     }
     of_ranks = [name for name in records.probed if name in PROBES or name in COPIES]
-    probes = {name: np.array([median(rounds) for rounds in records.probe(name)]) for name in of_ranks}
+    probes = {
+        name: np.array([median(rounds) for rounds in records.probe(name)]) for name in of_ranks
+    }
     accused = [one.name for one in found.why()]
     _write(
         output,
@@ -50,7 +52,10 @@ def write_page(found: Certificate, output: Path) -> None:
         tested=found.tested,
         outliers=[vars(one) | {"style": STYLES[one.state]} for one in found.why()],
         numbers=_numbers(found),
-        maps=[_map(records, name, seconds, rates.get(name, "")) for name, seconds in (found.seconds | probes).items()]
+        maps=[
+            _map(records, name, seconds, rates.get(name, ""))
+            for name, seconds in (found.seconds | probes).items()
+        ]
         + pairs(records),
         figures=curves(records, accused) + timelines(records, accused),
     )
@@ -90,8 +95,17 @@ def _numbers(found: Certificate) -> list[dict[str, str]]:
     for one in found.figures:
         low, high = one.shown
         compared = one.unit == STEP or one.name in PROBES | TOOLS or one.name not in FIGURES
-        state = (slow.get(one.name, "") if compared else "") or ("" if one.unit == STEP else short.get(one.name, ""))
-        row = {"what": one.label, "low": low, "high": high, "unit": one.unit, "limit": one.limit, "state": state}
+        state = (slow.get(one.name, "") if compared else "") or (
+            "" if one.unit == STEP else short.get(one.name, "")
+        )
+        row = {
+            "what": one.label,
+            "low": low,
+            "high": high,
+            "unit": one.unit,
+            "limit": one.limit,
+            "state": state,
+        }
         rows.append(row | {"source": " and ".join(one.sources)})
     return rows
 
@@ -107,9 +121,17 @@ def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[s
         excess = float(seconds[rank] / center - 1)
         if not math.isnan(excess):
             shown = f"{100 * excess:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0")
-            rows[place.node].append(_cell(shown, excess, f"{place.name}: {seconds[rank] * 1e3:,.2f} ms, {excess:+.1%}"))
+            rows[place.node].append(
+                _cell(shown, excess, f"{place.name}: {seconds[rank] * 1e3:,.2f} ms, {excess:+.1%}")
+            )
     title, middle = LABELS[stage], ", ".join(filter(None, (f"{center * 1e3:,.2f} ms", rate)))
-    return {"title": title, "median": middle, "rows": rows, "width": max(map(len, rows.values())), "head": "Node"}
+    return {
+        "title": title,
+        "median": middle,
+        "rows": rows,
+        "width": max(map(len, rows.values())),
+        "head": "Node",
+    }
 
 
 def _cell(text: str, excess: float, tip: str) -> dict[str, str]:
@@ -127,17 +149,25 @@ def pairs(records: Records) -> list[dict[str, Any]]:
         rates = rows["amount"] / rows["seconds"] / 1e9
         typical = float(np.median(rates))
         nodes = np.array([records.places[rank].node for rank in rows["rank"].tolist()])
-        for node in sorted({*nodes.tolist()}, key=lambda node: float(rates[nodes == node].min()))[:MAX_MAPS]:
+        for node in sorted({*nodes.tolist()}, key=lambda node: float(rates[nodes == node].min()))[
+            :MAX_MAPS
+        ]:
             cells: dict[str, list[dict[str, str]]] = {}
             for rank in np.unique(rows["rank"][nodes == node]).tolist():
                 own = rows["rank"] == rank
                 gpu = records.places[rank].local_rank
                 for peer in range(max(int(rows["partner"][nodes == node].max()), gpu) + 1):
                     rate = median(rates[own & (rows["partner"] == peer)])
-                    text, heat = ("", 0.0) if math.isnan(rate) else (f"{rate:.0f}", typical / rate - 1)
+                    text, heat = (
+                        ("", 0.0) if math.isnan(rate) else (f"{rate:.0f}", typical / rate - 1)
+                    )
                     tip = f"GPU {gpu} from GPU {peer} of {node}: {rate:.1f} GB/s" if text else ""
                     cells.setdefault(f"{gpu}", []).append(_cell(text, heat, tip))
-            about = {"title": f"{LABELS[name]}, {node}", "median": f"{typical:,.0f} GB/s", "head": "GPU"}
+            about = {
+                "title": f"{LABELS[name]}, {node}",
+                "median": f"{typical:,.0f} GB/s",
+                "head": "GPU",
+            }
             found.append({**about, "rows": cells, "width": len(cells)})
     return found
 
@@ -155,12 +185,16 @@ def curves(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
             who = "all ranks" if name.endswith(ALL_NODES) else f"node {records.places[rank].node}"
             for size in np.unique(rows["amount"][rows["rank"] == rank]).tolist():
                 rate = float(np.median(rates[(rows["rank"] == rank) & (rows["amount"] == size)]))
-                lines.setdefault(who, []).append((size, rate, f"{who}: {rate:,.4g} GB/s at {size:,.0f} bytes"))
+                lines.setdefault(who, []).append(
+                    (size, rate, f"{who}: {rate:,.4g} GB/s at {size:,.0f} bytes")
+                )
         peaks = {who: points[-1][1] for who, points in lines.items()}
         words = f"Bus bandwidth by size, median of the rounds. {_extremes(peaks)}"
         title = LABELS[name][0].upper() + LABELS[name][1:]
         series = [(who, lines[who]) for who in _chosen(peaks, accused)]
-        charts.append(_chart(name.replace("_", "-"), title, words, "bytes", "GB/s", series, log=True))
+        charts.append(
+            _chart(name.replace("_", "-"), title, words, "bytes", "GB/s", series, log=True)
+        )
     return charts
 
 
@@ -170,11 +204,18 @@ def _chosen(levels: Mapping[str, float], accused: Sequence[str]) -> list[str]:
         return [*levels]
     others = [name for name in sorted(levels, key=lambda name: levels[name]) if name not in accused]
     room = max(MAX_LINES - len(levels) + len(others), 2)
-    return [name for name in levels if name in (*accused, *others[: room // 2], *others[-(room - room // 2) :])]
+    return [
+        name
+        for name in levels
+        if name in (*accused, *others[: room // 2], *others[-(room - room // 2) :])
+    ]
 
 
 def _extremes(levels: Mapping[str, float]) -> str:
-    low, high = min(levels, key=lambda name: levels[name]), max(levels, key=lambda name: levels[name])
+    low, high = (
+        min(levels, key=lambda name: levels[name]),
+        max(levels, key=lambda name: levels[name]),
+    )
     words = f"{low} has the lowest median, {high} the highest."
     if levels[low] == levels[high]:
         words = f"All have the same median, {levels[low]:,.0f}."
@@ -190,18 +231,29 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
     for node, table in records.telemetry.items():
         for device in np.unique(table["device"]).tolist():
             chosen = table["device"] == device
-            name = f"CPUs of {node}" if device == CPUS else ranks.get((node, device), f"GPU {device} of {node}")
+            name = (
+                f"CPUs of {node}"
+                if device == CPUS
+                else ranks.get((node, device), f"GPU {device} of {node}")
+            )
             series[name] = {field: column[chosen] for field, column in table.items()}
     charts = []
     for field, (key, title, unit) in CLOCKS.items():
-        level = {name: median(one[field]) for name, one in series.items() if not np.isnan(one[field]).all()}
+        level = {
+            name: median(one[field])
+            for name, one in series.items()
+            if not np.isnan(one[field]).all()
+        }
         begin = min((float(series[name]["time"].min()) for name in level), default=0.0)
         lines = []
         for name in _chosen(level, accused):
             one = series[name]
             step = max(1, math.ceil(len(one["time"]) / MAX_POINTS))
             minutes, values = (one["time"][::step] - begin) / 60, one[field][::step]
-            tips = (f"{name}: {y:,.0f} {unit} at {x:.1f} minutes" for x, y in zip(minutes, values, strict=True))
+            tips = (
+                f"{name}: {y:,.0f} {unit} at {x:.1f} minutes"
+                for x, y in zip(minutes, values, strict=True)
+            )
             lines.append((name, list(zip(minutes.tolist(), values.tolist(), tips, strict=True))))
         if lines:
             words = f"{title} of each device, in {unit}. {_extremes(level)}"
@@ -218,12 +270,20 @@ def drift(baselines: Sequence[Baseline]) -> Chart:
             if name in one.metrics:
                 seconds = one.metrics[name][0]
                 first = first or seconds
-                points.append((place, 100 * (seconds / first - 1), f"{one.name}: {label} {seconds * 1e3:,.3f} ms"))
+                points.append(
+                    (
+                        place,
+                        100 * (seconds / first - 1),
+                        f"{one.name}: {label} {seconds * 1e3:,.3f} ms",
+                    )
+                )
         lines.append((label, points))
     change, which = max((points[-1][1], label) for label, points in lines)
     words = f"From {baselines[0].name} to {baselines[-1].name}; the largest change is {which}, {change:+.1f}%."
     title = "Time of the same work over baselines"
-    return _chart("drift", title, words, "baseline, the oldest first", "% slower than the first", lines)
+    return _chart(
+        "drift", title, words, "baseline, the oldest first", "% slower than the first", lines
+    )
 
 
 def _chart(
@@ -237,7 +297,11 @@ def _chart(
 ) -> Chart:
     """A chart of named lines of (x, y, tip); points whose y is nan are left out."""
     lines = tuple(
-        Series(run=run, name=name, points=tuple(Point(*point) for point in points if not math.isnan(point[1])))
+        Series(
+            run=run,
+            name=name,
+            points=tuple(Point(*point) for point in points if not math.isnan(point[1])),
+        )
         for run, (name, points) in enumerate(series)
     )
     xs, ys = ([getattr(point, axis) for line in lines for point in line.points] for axis in "xy")

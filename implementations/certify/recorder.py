@@ -27,7 +27,9 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.cpu: np.ndarray = np.empty(0, np.float32)  # CPU seconds of this process in each step last taken
+        self.cpu: np.ndarray = np.empty(
+            0, np.float32
+        )  # CPU seconds of this process in each step last taken
         self._steps: list[list[Any]] = []
         self._cpu: list[list[float]] = []
         self._free: list[torch.cuda.Event] = []
@@ -41,7 +43,9 @@ class Recorder:
             self._last = parameter
             self.mark("gradients")
 
-        self._hooks = {one: one.register_post_accumulate_grad_hook(mark) for one in model.parameters()}
+        self._hooks = {
+            one: one.register_post_accumulate_grad_hook(mark) for one in model.parameters()
+        }
 
     def watch_last(self) -> None:
         """Keeps only the hook of the parameter whose gradient comes last: the order is the same in every step."""

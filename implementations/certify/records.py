@@ -63,7 +63,9 @@ class Records:
 
     def seconds(self, stage: str, whole: bool = False) -> np.ndarray:
         """Seconds of each rank's own work [ranks, rounds, steps]: without the wait for other ranks unless ``whole``."""
-        return self.by_step(stage, "data", "compute", "update", *(("wait",) if whole or stage in ALONE else ()))
+        return self.by_step(
+            stage, "data", "compute", "update", *(("wait",) if whole or stage in ALONE else ())
+        )
 
     def relative(self, stage: str) -> np.ndarray:
         """``seconds``, each over the median of that step over all ranks and rounds, because steps differ."""
@@ -107,7 +109,8 @@ class Records:
             pair = min(node, partner), max(node, partner)
             found.setdefault(pair, {}).setdefault(rank, []).append(seconds)
         return {
-            pair: [min(times) for times in zip(*ranks.values(), strict=True)] for pair, ranks in sorted(found.items())
+            pair: [min(times) for times in zip(*ranks.values(), strict=True)]
+            for pair, ranks in sorted(found.items())
         }
 
 
@@ -125,17 +128,27 @@ def read(folder: Path) -> Records:
     """Reads all files of a test. Raises ReviewError for a missing or invalid file."""
     files = [_read(path) for path in sorted(folder.glob("certify_*.npz"))]
     if not files:
-        raise ReviewError(f"{folder}: no certify_<node>.npz: give the folder that certify.sh or certify.sub printed")
+        raise ReviewError(
+            f"{folder}: no certify_<node>.npz: give the folder that certify.sh or certify.sub printed"
+        )
     first, columns = files[0]
     ranks: list[Place] = []
     for about, _ in files:
-        ranks += [Place(one["rank"], one["local_rank"], about["node"], one["device"]) for one in about["ranks"]]
+        ranks += [
+            Place(one["rank"], one["local_rank"], about["node"], one["device"])
+            for one in about["ranks"]
+        ]
     tools = {about["node"]: about.get("tools", []) for about, _ in files}
     missing = [node for node in first["nodes"] if node not in tools]
     if missing or len(ranks) != first["size"]:
-        raise ReviewError(f"{folder}: no record of {', '.join(missing) or 'some ranks'}: the test did not finish there")
+        raise ReviewError(
+            f"{folder}: no record of {', '.join(missing) or 'some ranks'}: the test did not finish there"
+        )
     steps, probes = (
-        {column: np.concatenate([tables[name][column] for _, tables in files]) for column in columns[name]}
+        {
+            column: np.concatenate([tables[name][column] for _, tables in files])
+            for column in columns[name]
+        }
         for name in ("steps", "probes")
     )
     telemetry, hardware = {}, {}
@@ -145,7 +158,10 @@ def read(folder: Path) -> Records:
         if (path := folder / f"burn_in_{node}.npz").exists():
             try:
                 later, more = schema.read(path)
-                samples = {name: np.concatenate([old, more["telemetry"][name]]) for name, old in samples.items()}
+                samples = {
+                    name: np.concatenate([old, more["telemetry"][name]])
+                    for name, old in samples.items()
+                }
             except UNREADABLE:
                 raise ReviewError(f"{path}: not a burn-in's telemetry, or truncated") from None
         telemetry[node] = samples
@@ -153,13 +169,17 @@ def read(folder: Path) -> Records:
             hardware[node] = facts | {name: later[name] for name in ("after",) if name in later}
     places = {place.rank: place for place in sorted(ranks, key=lambda place: place.rank)}
     on_cpus = all(about["on_cpus"] for about, _ in files)
-    return Records(folder, places, first["nodes"], steps, probes, telemetry, on_cpus, hardware, tools)
+    return Records(
+        folder, places, first["nodes"], steps, probes, telemetry, on_cpus, hardware, tools
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
     try:
         about, tables = schema.read(path)
-        whole = about["version"] == VERSION and about["ranks"] and about["nodes"] and about["size"] > 0
+        whole = (
+            about["version"] == VERSION and about["ranks"] and about["nodes"] and about["size"] > 0
+        )
         whole = whole and "on_cpus" in about and len(tables["steps"]["checksum"]) > 0
         whole = whole and "seconds" in tables["probes"] and "device" in tables["telemetry"]
     except UNREADABLE:

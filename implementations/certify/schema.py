@@ -46,7 +46,13 @@ CPUS = -1  # device number of the node's CPUs in the telemetry
 # its batches; checksum: of the weights after the step.
 STEP = np.dtype(
     [
-        *(("rank", np.int32), ("stage", np.int8), ("round", np.int16), ("partner", np.int16), ("step", np.int32)),
+        *(
+            ("rank", np.int32),
+            ("stage", np.int8),
+            ("round", np.int16),
+            ("partner", np.int16),
+            ("step", np.int32),
+        ),
         *((part, np.float32) for part in PARTS),
         *(("cpu", np.float32), ("sequences", np.int32)),
         ("checksum", np.int64),
@@ -63,11 +69,20 @@ PROBE = np.dtype(
 FIELDS = (
     *("sm_mhz", "memory_mhz", "watts", "celsius", "memory_celsius", "throttle", "busy"),
     *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
-    *("pcie_generation", "pcie_generation_most", "pcie_width", "pcie_width_most", "pcie_replays", "nvlink_errors"),
+    *(
+        "pcie_generation",
+        "pcie_generation_most",
+        "pcie_width",
+        "pcie_width_most",
+        "pcie_replays",
+        "nvlink_errors",
+    ),
 )
 # One row per second and device. device: local rank of a GPU, or CPUS (sm_mhz, celsius, busy). throttle: NVML's bit mask
 # of reasons; exact in a float64.
-SAMPLE = np.dtype([("time", np.float64), ("device", np.int16), *((name, np.float64) for name in FIELDS)])
+SAMPLE = np.dtype(
+    [("time", np.float64), ("device", np.int16), *((name, np.float64) for name in FIELDS)]
+)
 
 
 @dataclass(frozen=True)
@@ -88,15 +103,36 @@ class Place:
 class Expected:
     """Figures that a healthy system reaches, set by a config; 0: none. Named as stages and probes."""
 
-    parallel: float = env("EXPECTED_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of each rank alone, all ranks busy")
-    together: float = env("EXPECTED_TOGETHER_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of all ranks on one model")
-    matmul: float = env("EXPECTED_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product; bf16 on GPUs")
-    matmul_fp8: float = env("EXPECTED_FP8_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product in fp8")
-    copy: float = env("EXPECTED_MEMORY_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy in memory, read plus write")
-    host_copy: float = env("EXPECTED_HOST_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy from the host")
-    disk: float = env("EXPECTED_DISK_GBPS", 0.0, at_least=0, doc="GB/s of a rank's reads of the data set")
-    reduce_together: float = env("EXPECTED_ALLREDUCE_GBPS", 0.0, at_least=0, doc="GB/s of bus bandwidth, all ranks")
-    tools: str = env("EXPECTED_TOOLS", "", doc="GB/s by test: `all_reduce_perf=480 host_to_device_memcpy_ce=55`")
+    parallel: float = env(
+        "EXPECTED_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of each rank alone, all ranks busy"
+    )
+    together: float = env(
+        "EXPECTED_TOGETHER_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of all ranks on one model"
+    )
+    matmul: float = env(
+        "EXPECTED_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product; bf16 on GPUs"
+    )
+    matmul_fp8: float = env(
+        "EXPECTED_FP8_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product in fp8"
+    )
+    copy: float = env(
+        "EXPECTED_MEMORY_GBPS",
+        0.0,
+        at_least=0,
+        doc="GB/s of a rank's copy in memory, read plus write",
+    )
+    host_copy: float = env(
+        "EXPECTED_HOST_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy from the host"
+    )
+    disk: float = env(
+        "EXPECTED_DISK_GBPS", 0.0, at_least=0, doc="GB/s of a rank's reads of the data set"
+    )
+    reduce_together: float = env(
+        "EXPECTED_ALLREDUCE_GBPS", 0.0, at_least=0, doc="GB/s of bus bandwidth, all ranks"
+    )
+    tools: str = env(
+        "EXPECTED_TOOLS", "", doc="GB/s by test: `all_reduce_perf=480 host_to_device_memcpy_ce=55`"
+    )
 
     def figures(self) -> dict[str, float]:
         """Expected figures by name. Raises ConfigError for an invalid EXPECTED_TOOLS."""
@@ -104,7 +140,9 @@ class Expected:
         for word in self.tools.split():
             name, _, value = word.partition("=")
             if name not in TOOLS or not re.fullmatch(r"\d+(\.\d+)?", value) or not float(value):
-                raise ConfigError(f"EXPECTED_TOOLS: {word}: expected NAME=GB/s, with NAME one of {', '.join(TOOLS)}")
+                raise ConfigError(
+                    f"EXPECTED_TOOLS: {word}: expected NAME=GB/s, with NAME one of {', '.join(TOOLS)}"
+                )
             found[name] = float(value)
         return found
 
@@ -112,10 +150,14 @@ class Expected:
 def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]) -> None:
     """Writes a file atomically. about: the node and its ranks; tables: structured arrays by name."""
     columns: dict[str, Any] = {
-        f"{name}.{column}": rows[column] for name, rows in tables.items() for column in rows.dtype.names or ()
+        f"{name}.{column}": rows[column]
+        for name, rows in tables.items()
+        for column in rows.dtype.names or ()
     }
     with whole_file(path) as partial, open(partial, "wb") as file:
-        np.savez_compressed(file, about=np.array(json.dumps({"version": VERSION, **about})), **columns)
+        np.savez_compressed(
+            file, about=np.array(json.dumps({"version": VERSION, **about})), **columns
+        )
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:

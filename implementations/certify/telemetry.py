@@ -37,7 +37,9 @@ class Gpus:
                 nvml.nvmlInit()
                 self.nvml = nvml
         handles = (f"GPU-{uuid}".encode() for uuid in uuids if self.nvml)
-        self.devices = [self.ask(lambda nvml, one: nvml.nvmlDeviceGetHandleByUUID(one), one) for one in handles]
+        self.devices = [
+            self.ask(lambda nvml, one: nvml.nvmlDeviceGetHandleByUUID(one), one) for one in handles
+        ]
         self._events = [self.ask(_listen, device) for device in self.devices]
         self._xid = [[0.0, _NAN] for _ in self.devices]  # count since the start, and the last one
 
@@ -53,12 +55,19 @@ class Gpus:
         for number, device in enumerate(self.devices):
             row: dict[str, float] = {"device": number}
             if device is not None:
-                answers = {name: self.ask(question, device) for name, question in _QUESTIONS.items()}
-                row |= {name: _NAN if answer is None else float(answer) for name, answer in answers.items()}
+                answers = {
+                    name: self.ask(question, device) for name, question in _QUESTIONS.items()
+                }
+                row |= {
+                    name: _NAN if answer is None else float(answer)
+                    for name, answer in answers.items()
+                }
                 events = self._events[number]
                 while events is not None and (event := self.ask(_next_event, events)) is not None:
                     self._xid[number] = [self._xid[number][0] + 1, float(event.eventData)]
-                row["xid_count"], row["xid_last"] = self._xid[number] if events is not None else (_NAN, _NAN)
+                row["xid_count"], row["xid_last"] = (
+                    self._xid[number] if events is not None else (_NAN, _NAN)
+                )
             yield row
 
 
@@ -81,7 +90,9 @@ def _throttle(nvml: Any, device: Any) -> int:
 
 def _memory_celsius(nvml: Any, device: Any) -> int | None:
     (found,) = nvml.nvmlDeviceGetFieldValues(device, [nvml.NVML_FI_DEV_MEMORY_TEMP])
-    return int(found.value.uiVal) if found.nvmlReturn == nvml.NVML_SUCCESS else None  # a field has its own status
+    return (
+        int(found.value.uiVal) if found.nvmlReturn == nvml.NVML_SUCCESS else None
+    )  # a field has its own status
 
 
 def _nvlink_errors(nvml: Any, device: Any) -> int | None:
@@ -96,14 +107,18 @@ def _nvlink_errors(nvml: Any, device: Any) -> int | None:
 
 def _ecc(nvml: Any, device: Any, kind: str) -> int:
     """Errors since the driver was loaded."""
-    return int(nvml.nvmlDeviceGetTotalEccErrors(device, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC))
+    return int(
+        nvml.nvmlDeviceGetTotalEccErrors(device, getattr(nvml, kind), nvml.NVML_VOLATILE_ECC)
+    )
 
 
 _QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
     "sm_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
     "memory_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
     "watts": lambda nvml, device: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
-    "celsius": lambda nvml, device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+    "celsius": lambda nvml, device: nvml.nvmlDeviceGetTemperature(
+        device, nvml.NVML_TEMPERATURE_GPU
+    ),
     "memory_celsius": _memory_celsius,
     "throttle": _throttle,
     "busy": lambda nvml, device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
@@ -128,12 +143,19 @@ class Cpus:
     def sample(self) -> Iterator[dict[str, float]]:
         before, self._before = self._before, self._times()
         idle, total = (now - then for now, then in zip(self._before, before, strict=True))
-        celsius = self._numbers("class/thermal/thermal_zone*/temp") or self._numbers("class/hwmon/hwmon*/temp*_input")
-        clocks = [kilohertz / 1e3 for kilohertz in self._numbers("devices/system/cpu/cpu*/cpufreq/scaling_cur_freq")]
+        celsius = self._numbers("class/thermal/thermal_zone*/temp") or self._numbers(
+            "class/hwmon/hwmon*/temp*_input"
+        )
+        clocks = [
+            kilohertz / 1e3
+            for kilohertz in self._numbers("devices/system/cpu/cpu*/cpufreq/scaling_cur_freq")
+        ]
         if not clocks:
             with contextlib.suppress(OSError, ValueError):
                 lines = (self.proc / "cpuinfo").read_text().splitlines()
-                clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+                clocks = [
+                    float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")
+                ]
         yield {
             "device": CPUS,
             "sm_mhz": sum(clocks) / len(clocks) if clocks else _NAN,
@@ -162,7 +184,10 @@ class Sampler:
     """Samples in a background thread, from ``start`` to ``stop``, in bounded memory."""
 
     def __init__(
-        self, sources: Sequence[Gpus | Cpus], interval: float = 1.0, earlier: np.ndarray | None = None
+        self,
+        sources: Sequence[Gpus | Cpus],
+        interval: float = 1.0,
+        earlier: np.ndarray | None = None,
     ) -> None:
         """earlier: rows of an earlier process, kept in front."""
         self.sources, self.interval = sources, interval
@@ -192,7 +217,10 @@ class Sampler:
         """Takes a row of every device."""
         found = [values for source in self.sources for values in source.sample()]
         now = time.time()
-        table = [(now, values["device"], *(values.get(name, _NAN) for name in FIELDS)) for values in found]
+        table = [
+            (now, values["device"], *(values.get(name, _NAN) for name in FIELDS))
+            for values in found
+        ]
         self._samples.append(np.array(table, SAMPLE))
         if len(self._samples) >= 2 * MAX_SAMPLES:
             self._samples = self._samples[::2]

@@ -38,10 +38,22 @@ class ToolError(Exception):
 class Config:
     """Tools to run, and their options."""
 
-    tools: str = env("CERTIFY_TOOLS", "", doc="programs to run, or `none`; unset: those installed, on GPUs")
-    seconds: float = env("CERTIFY_TOOL_SECONDS", 600.0, above=0, doc="time limit of each tool, seconds")
-    mpi: str = env("CERTIFY_MPI", "", doc="launches nccl-tests on all GPUs: `srun --overlap --mpi=pmix -n 16`")
-    level: int = env("CERTIFY_DCGM_LEVEL", 2, at_least=1, at_most=4, doc="`dcgmi diag -r`: 1: seconds, 3: half an hour")
+    tools: str = env(
+        "CERTIFY_TOOLS", "", doc="programs to run, or `none`; unset: those installed, on GPUs"
+    )
+    seconds: float = env(
+        "CERTIFY_TOOL_SECONDS", 600.0, above=0, doc="time limit of each tool, seconds"
+    )
+    mpi: str = env(
+        "CERTIFY_MPI", "", doc="launches nccl-tests on all GPUs: `srun --overlap --mpi=pmix -n 16`"
+    )
+    level: int = env(
+        "CERTIFY_DCGM_LEVEL",
+        2,
+        at_least=1,
+        at_most=4,
+        doc="`dcgmi diag -r`: 1: seconds, 3: half an hour",
+    )
 
     def programs(self, on_gpus: bool) -> dict[str, str]:
         """Path of each tool by name. Raises ConfigError for a requested tool that cannot run."""
@@ -51,11 +63,17 @@ class Config:
         for word in self.tools.split() if self.tools != "none" else ():
             name, path = Path(word).name, shutil.which(word)
             if name not in KNOWN:
-                raise ConfigError(f"CERTIFY_TOOLS: {word}: expected `none` or some of {', '.join(KNOWN)}")
+                raise ConfigError(
+                    f"CERTIFY_TOOLS: {word}: expected `none` or some of {', '.join(KNOWN)}"
+                )
             if path is None:
-                raise ConfigError(f"CERTIFY_TOOLS: {word} is not installed: give its path, or remove it")
+                raise ConfigError(
+                    f"CERTIFY_TOOLS: {word} is not installed: give its path, or remove it"
+                )
             if name.endswith(ALL_NODES) and not self.mpi:
-                raise ConfigError(f"CERTIFY_TOOLS: {word} needs CERTIFY_MPI, the command that launches it on all nodes")
+                raise ConfigError(
+                    f"CERTIFY_TOOLS: {word} needs CERTIFY_MPI, the command that launches it on all nodes"
+                )
             found[name] = path
         return found
 
@@ -88,7 +106,11 @@ class Reading:
 
 
 def run(
-    config: Config, programs: Mapping[str, str], meeting: Meeting, folder: Path, environ: Mapping[str, str]
+    config: Config,
+    programs: Mapping[str, str],
+    meeting: Meeting,
+    folder: Path,
+    environ: Mapping[str, str],
 ) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
     """Runs the tools that this rank is responsible for. A collective. programs: the same on all nodes.
 
@@ -111,21 +133,32 @@ def run(
                 reports.append(about)
                 for number, what, gpu, peer, amount, rate in rates:
                     if gpu < len(ranks):
-                        rows.append((ranks[gpu], what.encode(), number, peer, amount / rate / 1e9, amount))
+                        rows.append(
+                            (ranks[gpu], what.encode(), number, peer, amount / rate / 1e9, amount)
+                        )
         meeting.barrier()
     meeting.store.set_timeout(datetime.timedelta(seconds=meeting.config.timeout_seconds))
     return rows, reports
 
 
 def test(
-    name: str, command: Sequence[str], ranks: int, path: Path, seconds: float, environ: Mapping[str, str]
+    name: str,
+    command: Sequence[str],
+    ranks: int,
+    path: Path,
+    seconds: float,
+    environ: Mapping[str, str],
 ) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     """Runs a tool's rounds; its name, version, faults and skipped tests, and (round, *rate) of each of its rates."""
     about: dict[str, Any] = {"name": name, "version": "", "faults": [], "skipped": []}
     rates: list[tuple[Any, ...]] = []
     for number in range(1 if name == DIAGNOSTIC else ROUNDS):
         try:
-            found = read(name, *execute(command, path.with_name(f"{name}_{number}.txt"), seconds, environ), ranks)
+            found = read(
+                name,
+                *execute(command, path.with_name(f"{name}_{number}.txt"), seconds, environ),
+                ranks,
+            )
         except ToolError as error:
             about["faults"].append(("", "fail", str(error)))
             break
@@ -135,14 +168,21 @@ def test(
     return about, rates
 
 
-def execute(command: Sequence[str], path: Path, seconds: float, environ: Mapping[str, str]) -> tuple[int, str]:
+def execute(
+    command: Sequence[str], path: Path, seconds: float, environ: Mapping[str, str]
+) -> tuple[int, str]:
     """Exit status and output of a tool; the output also goes to ``path``. Raises ToolError, on a timeout too."""
     path.parent.mkdir(exist_ok=True)
     errors = path.with_suffix(".err")
     with open(path, "wb") as out, open(errors, "wb") as err:
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=dict(environ), start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=dict(environ),
+                start_new_session=True,
             )
         except OSError as error:
             raise ToolError(f"did not start: {error.strerror}") from None
@@ -156,18 +196,28 @@ def execute(command: Sequence[str], path: Path, seconds: float, environ: Mapping
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return status, "\n".join(one.read_text(encoding="utf-8", errors="replace") for one in (path, errors))
+    return status, "\n".join(
+        one.read_text(encoding="utf-8", errors="replace") for one in (path, errors)
+    )
 
 
 def read(name: str, status: int, text: str, ranks: int) -> Reading:
     """Parses a tool's output. ranks: the number that a collective must have had. Raises ToolError."""
-    lines = [line.strip() for line in text.splitlines() if re.search("error|fail|invalid|unable|cannot", line, re.I)]
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if re.search("error|fail|invalid|unable|cannot", line, re.I)
+    ]
     ended = f"ended by signal {-status}" if status < 0 else f"ended with status {status}"
     try:
         if name == DIAGNOSTIC:
             found = read_dcgmi(text)
         else:
-            found = read_nvbandwidth(text) if name == NVBANDWIDTH else read_nccl_tests(name, text, ranks)
+            found = (
+                read_nvbandwidth(text)
+                if name == NVBANDWIDTH
+                else read_nccl_tests(name, text, ranks)
+            )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         short = "its output is truncated or has an unknown format"
         raise ToolError(": ".join([ended if status else short, *lines[-1:]])) from None
@@ -182,13 +232,17 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     wrong = int(re.findall(r"Out of bounds values *: *(\d+)", text)[-1])
     took_part = len({*re.findall(r"^# +Rank +(\d+)", text, re.M)})
     if took_part != ranks:
-        raise ToolError(f"had {took_part} ranks instead of {ranks}: for several processes, build it with MPI=1")
+        raise ToolError(
+            f"had {took_part} ranks instead of {ranks}: for several processes, build it with MPI=1"
+        )
     found = Reading(version[1] if version else "")
     if version and version[2]:
         code = int(version[2])
         found.version += f" with NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
     for words in map(str.split, text.splitlines()):
-        if len(words) > 10 and words[0].isdigit() and (rate := float(words[-6])) > 0:  # small rates round to 0
+        if (
+            len(words) > 10 and words[0].isdigit() and (rate := float(words[-6])) > 0
+        ):  # small rates round to 0
             found.rates.append((name, 0, NOBODY, float(words[0]), rate))
     if not found.rates:
         raise ToolError("measured no bandwidth")
@@ -210,11 +264,15 @@ def read_nvbandwidth(text: str) -> Reading:
             found.skipped.append(name)
         elif case["status"] != "Passed":
             words = " ".join(str(case.get("error", "")).split())
-            found.faults.append(("", "fail", f"{name}: {': '.join(filter(None, (case['status'], words)))}"))
+            found.faults.append(
+                ("", "fail", f"{name}: {': '.join(filter(None, (case['status'], words)))}")
+            )
         else:
             for row, cells in enumerate(case["bandwidth_matrix"]):
                 for column, cell in enumerate(cells):
-                    gpu, peer = (row, column) if name.startswith("device_to_device") else (column, NOBODY)
+                    gpu, peer = (
+                        (row, column) if name.startswith("device_to_device") else (column, NOBODY)
+                    )
                     if cell != "N/A" and (rate := float(cell)) > 0:  # N/A: a GPU with itself
                         found.rates.append((name, gpu, peer, 1e9, rate))
     return found
@@ -226,7 +284,9 @@ def read_dcgmi(text: str) -> Reading:
     report = document.get("DCGM Diagnostic") or document["DCGM GPU Diagnostic"]
     if error := report.get("runtime_error"):
         raise ToolError(" ".join(str(error).split()))
-    found = Reading(str(document.get("metadata", document).get("version") or report.get("version") or ""))
+    found = Reading(
+        str(document.get("metadata", document).get("version") or report.get("version") or "")
+    )
     for test in (test for category in report["test_categories"] for test in category["tests"]):
         name, results, summary = test["name"], test.get("results", []), test.get("test_summary", {})
         faults = [fault for result in results if (fault := _fault(name, result))]
@@ -240,7 +300,9 @@ def read_dcgmi(text: str) -> Reading:
 def _fault(name: str, result: dict[str, Any]) -> tuple[str, str, str] | None:
     """(device, state, message) of a result of ``dcgmi diag``; None if it passed without a warning."""
     state, listed = str(result.get("status")).lower(), result.get("warnings", [])
-    warnings = [one if isinstance(one, str) else one.get("warning") or one.get("warnings") for one in listed]
+    warnings = [
+        one if isinstance(one, str) else one.get("warning") or one.get("warnings") for one in listed
+    ]
     if state in ("pass", "skip") and not warnings:
         return None
     device = f"GPU {result['gpu_id']}" if "gpu_id" in result else ""

@@ -15,11 +15,31 @@ import numpy as np
 
 from certify import figures, schema
 from certify.comparison import MIN_PEERS, OF_MEDIAN, Outlier, Question, questions
-from certify.faults import Corruption, corrupt, device_history, devices, faults, odd_parts, throttled, tool_faults
+from certify.faults import (
+    Corruption,
+    corrupt,
+    device_history,
+    devices,
+    faults,
+    odd_parts,
+    throttled,
+    tool_faults,
+)
 from certify.figures import STEP, Measured, Reached
 from certify.journal import BurnIn, Journal, Reason, worst
 from certify.records import Records, read
-from certify.schema import ALONE, BURN_IN, DIAGNOSTIC, LABELS, NCCL_TESTS, NODE, NVBANDWIDTH, PARTS, TOOLS, Facts
+from certify.schema import (
+    ALONE,
+    BURN_IN,
+    DIAGNOSTIC,
+    LABELS,
+    NCCL_TESTS,
+    NODE,
+    NVBANDWIDTH,
+    PARTS,
+    TOOLS,
+    Facts,
+)
 from review.league.estimate import Estimate, estimate
 from review.logs.output import csv_text, write_whole
 from review.logs.tree import read_json
@@ -99,7 +119,9 @@ class Certificate:
     @property
     def versions(self) -> dict[str, str]:
         facts = self._environment
-        found = facts.get("packages", {}) | {name: facts.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
+        found = facts.get("packages", {}) | {
+            name: facts.get(name) for name in ("cuda", "cudnn", "nccl", "python")
+        }
         found |= {name: " and ".join(sorted(versions)) for name, versions in self.tools.items()}
         return {name: str(version) for name, version in found.items() if version}
 
@@ -107,7 +129,11 @@ class Certificate:
     def tested(self) -> dict[str, str]:
         """What was tested, with which versions and when, and what was not."""
         records, programs = self.records, self.tools
-        done = {*records.stages, *records.probed, *(name for name in schema.REDUCTIONS if records.reductions(name))}
+        done = {
+            *records.stages,
+            *records.probed,
+            *(name for name in schema.REDUCTIONS if records.reductions(name)),
+        }
         done |= {BURN_IN} if self.burn_in else set()
         tested = [label for name, label in LABELS.items() if name in done]
         tested += [f"{DIAGNOSTIC} diag"] if DIAGNOSTIC in programs else []
@@ -118,18 +144,27 @@ class Certificate:
             if name not in done and not (name in TOOLS and label.rpartition(", ")[2] in missing)
         ]  # fmt: skip
         left += [f"{name} (not installed, or excluded)" for name in missing]
-        if not any("GPUs" in node.get("parts", {}).get(NODE, {}) for node in records.hardware.values()):
+        if not any(
+            "GPUs" in node.get("parts", {}).get(NODE, {}) for node in records.hardware.values()
+        ):
             left.append("health of GPUs (no driver reports it)")
         left += [
             f"{LABELS.get(one, one)} (skipped by {tool['name']})"
             for tools in records.tools.values() for tool in tools for one in tool["skipped"]
         ]  # fmt: skip
-        times = [float(table["time"].max()) for table in records.telemetry.values() if len(table["time"])]
-        ended = datetime.fromtimestamp(max(times), timezone.utc).strftime("%Y-%m-%d %H:%M UTC") if times else "unknown"
+        times = [
+            float(table["time"].max()) for table in records.telemetry.values() if len(table["time"])
+        ]
+        ended = (
+            datetime.fromtimestamp(max(times), timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+            if times
+            else "unknown"
+        )
         return {
             "tested": "; ".join(tested),
             "not tested": "; ".join(dict.fromkeys(left)) or "nothing",
-            "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items()) or "unknown",
+            "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items())
+            or "unknown",
             "commit": self._environment.get("git_commit") or "unknown",
             "ended": ended,
         }
@@ -169,7 +204,9 @@ class Certificate:
             "reasons": self.reasons(),
             "findings": self.findings,
             "corrupt": self.corrupt,
-            "faults": [{"name": one.name, "state": one.state, "reason": one.what} for one in self.faults],
+            "faults": [
+                {"name": one.name, "state": one.state, "reason": one.what} for one in self.faults
+            ],
             "expected": self.reached,
             "burn_in": self.burn_in,
             "standing": self.standing,
@@ -178,7 +215,8 @@ class Certificate:
             "ranking": self.ranking,
             "figures": self.figures,
             "seconds_per_step": {
-                stage: dict(zip(names, own.tolist(), strict=True)) for stage, own in self.seconds.items()
+                stage: dict(zip(names, own.tolist(), strict=True))
+                for stage, own in self.seconds.items()
             },
         }
 
@@ -187,7 +225,9 @@ def certify(folder: Path) -> Certificate:
     """Judges the records in a test's folder. Raises ReviewError for missing or invalid files."""
     records = read(folder)
     expected, seconds, parts = figures.settings(folder)
-    burnt = Journal(folder).read(records.places) or (BurnIn(0, 0.0, seconds, []) if seconds else None)
+    burnt = Journal(folder).read(records.places) or (
+        BurnIn(0, 0.0, seconds, []) if seconds else None
+    )
     return judge(records, burnt, expected, parts)
 
 
@@ -207,18 +247,31 @@ def judge(
     if 1 < len(records.nodes) < MIN_PEERS:
         notes.append(f"fewer than {MIN_PEERS} nodes: too few to single out a slow one")
     if not repeats:
-        notes.append("steps do not repeat bit for bit on this system: silent corruption cannot be detected")
+        notes.append(
+            "steps do not repeat bit for bit on this system: silent corruption cannot be detected"
+        )
     reached, not_measured = figures.check(records, expected)
     notes += not_measured + [one.reason().text() for one in reached if one.state == "pass"]
     notes += [burnt.text()] if burnt else []
     return Certificate(
         records=records,
-        seconds={stage: np.nanmedian(records.seconds(stage), axis=(1, 2)) for stage in records.stages},
+        seconds={
+            stage: np.nanmedian(records.seconds(stage), axis=(1, 2)) for stage in records.stages
+        },
         findings=_findings(records, compared),
         corrupt=broken,
-        faults=[*faults(records), *odd_parts(records, parts), *device_history(records), *tool_faults(records)],
+        faults=[
+            *faults(records),
+            *odd_parts(records, parts),
+            *device_history(records),
+            *tool_faults(records),
+        ],
         notes=notes,
-        ranking={one.kind: one.ranking() for one in compared if one.what == "slow" and {*one.stages} == {"parallel"}},
+        ranking={
+            one.kind: one.ranking()
+            for one in compared
+            if one.what == "slow" and {*one.stages} == {"parallel"}
+        },
         burn_in=burnt,
         reached=reached,
         expected=expected,
@@ -236,14 +289,20 @@ def _findings(records: Records, compared: list[Question]) -> list[Finding]:
             stage, *others = question.shown_in(one.name)
             if one.name in found:
                 first = found[one.name]
-                also = dict.fromkeys(other for other in (*first.also, stage, *others) if other != first.stage)
+                also = dict.fromkeys(
+                    other for other in (*first.also, stage, *others) if other != first.stage
+                )
                 evidence = first.evidence
                 if question.what != first.what and WORDS[question.what] not in evidence:
-                    evidence = "; ".join(filter(None, (evidence, f"{one.excess:.1%} {WORDS[question.what]}")))
+                    evidence = "; ".join(
+                        filter(None, (evidence, f"{one.excess:.1%} {WORDS[question.what]}"))
+                    )
                 found[one.name] = replace(first, also=tuple(also), evidence=evidence)
             elif not _explained(one.name, question.kind, found):
                 evidence = "; ".join(_evidence(records, stage, one.name))
-                found[one.name] = Finding(question.what, stage, question.kind, one, evidence, tuple(others))
+                found[one.name] = Finding(
+                    question.what, stage, question.kind, one, evidence, tuple(others)
+                )
     return list(found.values())
 
 
@@ -257,10 +316,21 @@ def _explained(name: str, kind: str, found: Mapping[str, Finding]) -> bool:
 
 def _evidence(records: Records, stage: str, name: str) -> Iterator[str]:
     """Possible causes, and how long the others wait for a rank or node."""
-    own = [rank for rank, place in records.places.items() if name in (place.name, f"node {place.node}")]
+    own = [
+        rank for rank, place in records.places.items() if name in (place.name, f"node {place.node}")
+    ]
     names = {records.places[rank].name for rank in own}
-    yield from [words for rank, samples in devices(records) if rank in names and (words := throttled(samples))][:1]
-    if own and len(own) < len(records.places) and "together" in records.stages and stage in (*ALONE, "node", BURN_IN):
+    yield from [
+        words
+        for rank, samples in devices(records)
+        if rank in names and (words := throttled(samples))
+    ][:1]
+    if (
+        own
+        and len(own) < len(records.places)
+        and "together" in records.stages
+        and stage in (*ALONE, "node", BURN_IN)
+    ):
         waits = np.nanmedian(records.by_step("together", "wait"), axis=(1, 2))  # [ranks]
         gap = np.median(np.delete(waits, own)) - np.median(waits[own])
         if gap > 0:
@@ -269,10 +339,16 @@ def _evidence(records: Records, stage: str, name: str) -> Iterator[str]:
 
 def standing(records: Records) -> Estimate | str:
     """Estimate from the stage with all ranks; a str says why there is none."""
-    model, data, schedule = (read_json(records.folder / "config.json", one) for one in ("model", "data", "schedule"))
+    model, data, schedule = (
+        read_json(records.folder / "config.json", one) for one in ("model", "data", "schedule")
+    )
     if records.on_cpus:
-        return "nothing to compare with: published results are of accelerators, this test was of CPUs"
-    if {name: model.get(name) for name in BERT_LARGE} != BERT_LARGE or data.get("max_seq_length") != 512:
+        return (
+            "nothing to compare with: published results are of accelerators, this test was of CPUs"
+        )
+    if {name: model.get(name) for name in BERT_LARGE} != BERT_LARGE or data.get(
+        "max_seq_length"
+    ) != 512:
         return "nothing to compare with: published results are of BERT-large at 512 tokens, this was another model"
     rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))  # seconds per step
     step, ranks = float(np.median(rounds)), len(records.places)
@@ -291,12 +367,18 @@ def write_csv(found: Certificate, path: Path) -> None:
         center = float(np.median(seconds))
         for rank in np.argsort(-seconds, kind="stable").tolist():
             where = [stage, places[rank].node, rank, places[rank].local_rank, places[rank].device]
-            rows.append([*where, f"{seconds[rank]:.6f}", f"{seconds[rank] / center - 1:.4f}", "", ""])
-    ranks: dict[str, list[Any]] = {place.name: [place.node, place.rank, place.local_rank] for place in places.values()}
+            rows.append(
+                [*where, f"{seconds[rank]:.6f}", f"{seconds[rank] / center - 1:.4f}", "", ""]
+            )
+    ranks: dict[str, list[Any]] = {
+        place.name: [place.node, place.rank, place.local_rank] for place in places.values()
+    }
     for one in found.figures:
         if one.unit != STEP:
             for who, value in sorted(one.values.items(), key=lambda item: item[1]):
-                rows.append([one.name, *ranks.get(who, [who, "", ""]), "", "", "", f"{value:.6g}", one.unit])
+                rows.append(
+                    [one.name, *ranks.get(who, [who, "", ""]), "", "", "", f"{value:.6g}", one.unit]
+                )
     write_whole(path, csv_text(rows))
 
 
@@ -305,11 +387,17 @@ def print_certificate(found: Certificate) -> None:
     print(f"{len(found.records.places)} ranks on {len(found.records.nodes)} nodes")
     for one in found.figures:
         low, high = one.shown
-        print(f"  {one.label:<40} {low:>10} {'to' if low else '':2} {high:>10} {one.unit:<11}  {one.limit}")
+        print(
+            f"  {one.label:<40} {low:>10} {'to' if low else '':2} {high:>10} {one.unit:<11}  {one.limit}"
+        )
     for kind, ranks in found.ranking.items():
         if len(ranks) >= MIN_PEERS:
-            shown = ", ".join(f"{name} {excess:+.1%}" for name, excess in list(ranks.items())[:SHOWN])
-            print(f"  {f'{kind}s from the slowest':<40} {shown}{', ...' if len(ranks) > SHOWN else ''}")
+            shown = ", ".join(
+                f"{name} {excess:+.1%}" for name, excess in list(ranks.items())[:SHOWN]
+            )
+            print(
+                f"  {f'{kind}s from the slowest':<40} {shown}{', ...' if len(ranks) > SHOWN else ''}"
+            )
     for name in ("tested", "not tested"):
         print(f"  {name:<40} {found.tested[name]}")
     for line in (*found.notes, *found.reasons()):
@@ -322,9 +410,13 @@ def line(found: Certificate) -> str:
     """The verdict, the first reason, and if the test failed the command that drains its nodes in Slurm."""
     reasons = [one.text() for one in sorted(found.why(), key=lambda one: one.state != "fail")]
     if not reasons:
-        return f"{found.state}: {len(found.records.places)} ranks of {', '.join(found.records.nodes)}"
+        return (
+            f"{found.state}: {len(found.records.places)} ranks of {', '.join(found.records.nodes)}"
+        )
     failing = [one.name.split() for one in found.why() if one.state == "fail"]
-    nodes = [node for node in found.records.nodes if any(node in words for words in failing)] or found.records.nodes
+    nodes = [
+        node for node in found.records.nodes if any(node in words for words in failing)
+    ] or found.records.nodes
     reason = f"reason=certify: {reasons[0]}"
     drain = shlex.join(["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", reason])
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""

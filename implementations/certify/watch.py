@@ -49,7 +49,11 @@ class State:
     def stands_still(self) -> bool:
         """Whether a burn-in has been silent for far longer than a repeat takes."""
         repeat = self.burn.elapsed / self.burn.repeats if self.burn and self.burn.repeats else 0.0
-        return self.burn is not None and not self.done and self.silent > max(SILENT_SECONDS, SILENT_REPEATS * repeat)
+        return (
+            self.burn is not None
+            and not self.done
+            and self.silent > max(SILENT_SECONDS, SILENT_REPEATS * repeat)
+        )
 
     def lines(self) -> list[str]:
         parts = [self.burn.text() if self.burn else f"certify: {self.stage}"]
@@ -127,16 +131,34 @@ def watch(watched: Watched, interval: float, as_json: bool, once: bool) -> int:
 
     def news(state: State) -> object:
         """A line is printed when any of these changes."""
-        percent = int(100 * state.burn.elapsed / state.burn.duration) if state.burn and state.burn.duration else 0
-        return state.stage, state.verdict, len(state.reasons), percent, state.stands_still, state.done
+        percent = (
+            int(100 * state.burn.elapsed / state.burn.duration)
+            if state.burn and state.burn.duration
+            else 0
+        )
+        return (
+            state.stage,
+            state.verdict,
+            len(state.reasons),
+            percent,
+            state.stands_still,
+            state.done,
+        )
 
     def render(state: State, _: Console) -> RenderableType:
         from rich.text import Text
 
-        return Text("\n".join(state.lines()), {"pass": "green", "warn": "yellow", "fail": "red"}.get(state.verdict, ""))
+        return Text(
+            "\n".join(state.lines()),
+            {"pass": "green", "warn": "yellow", "fail": "red"}.get(state.verdict, ""),
+        )
 
-    states = output.follow(watched.poll, lambda state: state.done or state.broken is not None, interval)
+    states = output.follow(
+        watched.poll, lambda state: state.done or state.broken is not None, interval
+    )
     state = output.show_states(states, say, news, render, as_json=as_json, once=once)
     if state.broken is not None:
-        print(f"review: the load did not run: {text(state.broken.splitlines()[0])}", file=sys.stderr)
+        print(
+            f"review: the load did not run: {text(state.broken.splitlines()[0])}", file=sys.stderr
+        )
     return BROKEN if state.broken is not None else EXIT[state.verdict or "pass"]

@@ -29,15 +29,27 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     if arguments and (name := arguments[0]) in COMMANDS:
         from finetune import commands
 
-        return run_command(getattr(commands, name), f"finetune {name}", "finetune", arguments[1:], environ)
+        return run_command(
+            getattr(commands, name), f"finetune {name}", "finetune", arguments[1:], environ
+        )
     parser = front("finetune", __doc__, "[--check]", COMMANDS)
-    parser.add_argument("--check", action="store_true", help="validate settings, data and weights, print, and stop")
+    parser.add_argument(
+        "--check", action="store_true", help="validate settings, data and weights, print, and stop"
+    )
     options, words = parser.parse_known_args(arguments)
     try:
         if words[:1] == ["--variables"]:
-            raise ConfigError("--variables: use python -m bert --variables, which lists those of fine-tuning too")
-        if words and not words[0].startswith("-") and not difflib.get_close_matches(words[0], COMMANDS):
-            raise ConfigError(f"{words[0]}: no such command; training takes only settings (--task squad ...)")
+            raise ConfigError(
+                "--variables: use python -m bert --variables, which lists those of fine-tuning too"
+            )
+        if (
+            words
+            and not words[0].startswith("-")
+            and not difflib.get_close_matches(words[0], COMMANDS)
+        ):
+            raise ConfigError(
+                f"{words[0]}: no such command; training takes only settings (--task squad ...)"
+            )
         given = variables.from_options(words, [*COMMANDS, "--check", "--help"])
         from bert.training import schedule
         from finetune.train import Config, run

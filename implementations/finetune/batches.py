@@ -60,26 +60,41 @@ class Samples:
     def digest(self) -> str:
         """CRC-32 of the sequences and labels, compared between ranks."""
         segments = np.array([begin for _, begin in self.sequences], dtype=np.int32)
-        arrays = [self.lengths, segments, *(ids for ids, _ in self.sequences), *self.labels.values()]
+        arrays = [
+            self.lengths,
+            segments,
+            *(ids for ids, _ in self.sequences),
+            *self.labels.values(),
+        ]
         return f"{functools.reduce(lambda value, array: zlib.crc32(np.asarray(array).tobytes(), value), arrays, 0):08x}"
 
     def batch(self, chosen: np.ndarray) -> SpanBatch | LabelledBatch | NumberBatch:
         """Batch of the sequences with these indices."""
-        sequences, lengths = [self.sequences[i] for i in chosen], self.lengths[chosen].astype(np.int64)
+        sequences, lengths = (
+            [self.sequences[i] for i in chosen],
+            self.lengths[chosen].astype(np.int64),
+        )
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         second = np.repeat([begin for _, begin in sequences], lengths)
-        kind = {"starts": SpanBatch, "labels": LabelledBatch, "numbers": NumberBatch}[next(iter(self.labels))]
+        kind = {"starts": SpanBatch, "labels": LabelledBatch, "numbers": NumberBatch}[
+            next(iter(self.labels))
+        ]
         dtype = np.float32 if kind is NumberBatch else np.int64
         return kind(
-            input_ids=torch.from_numpy(np.concatenate([ids for ids, _ in sequences]).astype(np.int32)),
+            input_ids=torch.from_numpy(
+                np.concatenate([ids for ids, _ in sequences]).astype(np.int32)
+            ),
             segment_ids=torch.from_numpy((positions >= second).astype(np.int32)),
             position_ids=torch.from_numpy(positions.astype(np.int32)),
             cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
             max_seqlen=int(lengths.max()),
             num_tokens=int(offsets[-1]),
             num_sequences=len(sequences),
-            **{name: torch.from_numpy(values[chosen].astype(dtype)) for name, values in self.labels.items()},
+            **{
+                name: torch.from_numpy(values[chosen].astype(dtype))
+                for name, values in self.labels.items()
+            },
         )
 
 
@@ -104,7 +119,9 @@ class Order:
         epochs, within = np.divmod(places, self.num_samples)
         chosen = np.empty(len(places), dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
-            chosen[epochs == epoch] = _permutation(self.seed, epoch, self.num_samples)[within[epochs == epoch]]
+            chosen[epochs == epoch] = _permutation(self.seed, epoch, self.num_samples)[
+                within[epochs == epoch]
+            ]
         return np.split(chosen, self.num_micro_batches)
 
 
@@ -125,11 +142,17 @@ class Room:
     def of(cls, lengths: Integers, order: Order, num_steps: int) -> Room:
         """Size for the first ``num_steps`` steps; tokens are rounded up to a multiple of 16 for the tensor cores."""
         steps = range(1, num_steps + 1)
-        sums = np.array([lengths[chosen].sum(dtype=np.int64) for step in steps for chosen in order.step(step)])
+        sums = np.array(
+            [lengths[chosen].sum(dtype=np.int64) for step in steps for chosen in order.step(step)]
+        )
         tokens, longest = -(-int(sums.max()) // 16) * 16, int(lengths.max())
         capacity = Capacity(tokens=tokens, sequences=order.batch_size)
         # Padding tokens form sequences too, each at most the maximum length.
-        return cls(graph_capacity(capacity, -(-(tokens - int(sums.min())) // longest)), longest, float(sums.mean()))
+        return cls(
+            graph_capacity(capacity, -(-(tokens - int(sums.min())) // longest)),
+            longest,
+            float(sums.mean()),
+        )
 
     def fill(self, batch: Batch) -> Batch:
         """Pads the batch to this size; losses and gradients do not change."""
@@ -143,12 +166,22 @@ class Room:
 class Source:
     """Batches of a run from a step on."""
 
-    def __init__(self, samples: Samples, order: Order, next_step: int, room: Room | None, pin: bool) -> None:
+    def __init__(
+        self, samples: Samples, order: Order, next_step: int, room: Room | None, pin: bool
+    ) -> None:
         """room: size to pad to; pin: use page-locked memory, for asynchronous copies to a GPU."""
-        self.samples, self.order, self.number, self.room, self.pin = samples, order, next_step, room, pin
+        self.samples, self.order, self.number, self.room, self.pin = (
+            samples,
+            order,
+            next_step,
+            room,
+            pin,
+        )
 
     def next_step(self) -> list[Batch]:
-        batches: list[Batch] = [self.samples.batch(chosen) for chosen in self.order.step(self.number)]
+        batches: list[Batch] = [
+            self.samples.batch(chosen) for chosen in self.order.step(self.number)
+        ]
         self.number += 1
         if self.room is not None:
             batches = [self.room.fill(batch) for batch in batches]

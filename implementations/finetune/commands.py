@@ -19,7 +19,9 @@ from finetune.batches import Samples
 WARM_UP_BATCHES = 3
 
 
-def predict(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
+def predict(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> None:
     """Predicts every row of a file, or one text: its label with probabilities, a number, or an answer.
 
     The file is CSV, TSV or JSON Lines with columns of text, or of question and context, or SQuAD's JSON. The output has
@@ -27,13 +29,21 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapp
     """
     _add_model(parser)
     parser.add_argument("--input", help="file to predict; -: standard input")
-    parser.add_argument("--output", type=Path, help="X.csv, X.tsv or X.jsonl; for answers also X.json, as in SQuAD")
-    parser.add_argument("--text-columns", default="", help="one or two, joined by commas (default: as in training)")
-    parser.add_argument("--batch-size", type=natural, default=32, help="sequences per batch (default %(default)s)")
+    parser.add_argument(
+        "--output", type=Path, help="X.csv, X.tsv or X.jsonl; for answers also X.json, as in SQuAD"
+    )
+    parser.add_argument(
+        "--text-columns", default="", help="one or two, joined by commas (default: as in training)"
+    )
+    parser.add_argument(
+        "--batch-size", type=natural, default=32, help="sequences per batch (default %(default)s)"
+    )
     parser.add_argument("--question", help="SQuAD: the question")
     parser.add_argument("--context", help="SQuAD: the text that contains the answer")
     parser.add_argument("--text", action="append", help="the text; twice for a pair")
-    parser.add_argument("--n-best", type=natural, default=3, help="answers to show (default %(default)s)")
+    parser.add_argument(
+        "--n-best", type=natural, default=3, help="answers to show (default %(default)s)"
+    )
     options = parser.parse_args(arguments)
     if (options.input is None) != (options.output is None):
         raise ConfigError("--input needs --output, and --output needs --input")
@@ -43,7 +53,9 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapp
         files.predict(model, options.input, options.output, columns, options.batch_size)
     elif model.answers:
         if options.question is None or options.context is None:
-            raise ConfigError(f"{options.folder} answers questions: give --question and --context, or --input FILE")
+            raise ConfigError(
+                f"{options.folder} answers questions: give --question and --context, or --input FILE"
+            )
         if not options.context.strip():
             raise ConfigError("--context is empty: give the text that contains the answer")
         (found,) = model.predict([(options.question, options.context)], n_best=options.n_best)
@@ -56,25 +68,39 @@ def predict(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapp
         (found,) = model.predict([tuple(options.text)])
         if "probabilities" not in found:
             print(found["prediction"])
-        for name, share in sorted(found.get("probabilities", {}).items(), key=lambda pair: -pair[1]):
+        for name, share in sorted(
+            found.get("probabilities", {}).items(), key=lambda pair: -pair[1]
+        ):
             print(f"{share:.4f}  {name}")
 
 
-def benchmark(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
+def benchmark(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> None:
     """Latency in milliseconds and sequences per second, one JSON line per batch size.
 
     On random tokens of one length; with --input on the texts of a file, including tokenization.
     """
     _add_model(parser)
-    parser.add_argument("--batch-sizes", type=natural, nargs="+", default=[1, 8, 32], help="(default 1 8 32)")
-    parser.add_argument("--length", type=natural, help="tokens of a sequence; unset: as in training")
+    parser.add_argument(
+        "--batch-sizes", type=natural, nargs="+", default=[1, 8, 32], help="(default 1 8 32)"
+    )
+    parser.add_argument(
+        "--length", type=natural, help="tokens of a sequence; unset: as in training"
+    )
     parser.add_argument("--input", type=Path, help="file of texts, as predict takes them")
-    parser.add_argument("--batches", type=natural, default=50, help="timed per batch size (default %(default)s)")
+    parser.add_argument(
+        "--batches", type=natural, default=50, help="timed per batch size (default %(default)s)"
+    )
     options = parser.parse_args(arguments)
     model = saved.load(options.folder, options.device)
     shape = model.model.config
     length = min(options.length or model.facts["max_seq_length"], shape.max_position_embeddings)
-    ids = np.random.default_rng(0).integers(1000 % shape.vocab_size, shape.vocab_size, length).astype(np.int32)
+    ids = (
+        np.random.default_rng(0)
+        .integers(1000 % shape.vocab_size, shape.vocab_size, length)
+        .astype(np.int32)
+    )
     texts: list[tuple[str, ...]] = []
     if options.input:
         columns, rows = files.read_rows(model, options.input, ())
@@ -91,15 +117,27 @@ def benchmark(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
                 model.scores(samples, size)  # synchronizes: the scores are copied to the host
             if number >= WARM_UP_BATCHES:
                 milliseconds.append(1000 * (time.perf_counter() - begin))
-        figures = {f"p{percent}": float(np.percentile(milliseconds, percent)) for percent in (50, 90, 95, 99, 100)}
+        figures = {
+            f"p{percent}": float(np.percentile(milliseconds, percent))
+            for percent in (50, 90, 95, 99, 100)
+        }
         mean = float(np.mean(milliseconds))
-        figures |= {"mean": mean, "std": float(np.std(milliseconds)), "sequences_per_second": 1000 * size / mean}
+        figures |= {
+            "mean": mean,
+            "std": float(np.std(milliseconds)),
+            "sequences_per_second": 1000 * size / mean,
+        }
         rounded = {name: round(value, 3) for name, value in figures.items()}
         source = {"input": str(options.input)} if texts else {"tokens": length}
-        print(json.dumps({"batch_size": size, **source, "device": model.device.type, **rounded}), flush=True)
+        print(
+            json.dumps({"batch_size": size, **source, "device": model.device.type, **rounded}),
+            flush=True,
+        )
 
 
-def seeds(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> None:
+def seeds(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> None:
     """Table of the metrics of a run's trials, with mean and standard deviation."""
     parser.add_argument("folder", type=Path, help="folder of the run, results/<RUN_NAME>")
     folder = parser.parse_args(arguments).folder
@@ -107,16 +145,29 @@ def seeds(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappin
     if not paths:
         raise ConfigError(f"{folder}: no model_N/figures.json: give the folder of a run")
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    settings = [{name: value for name, value in row.get("settings", {}).items() if name != "SEED"} for row in rows]
+    settings = [
+        {name: value for name, value in row.get("settings", {}).items() if name != "SEED"}
+        for row in rows
+    ]
     for path, other in zip(paths[1:], settings[1:], strict=True):
         if reason := difference(settings[0], other):
-            raise ConfigError(f"{paths[0]} is {reason.replace('this one', str(path))}: different runs have no mean")
+            raise ConfigError(
+                f"{paths[0]} is {reason.replace('this one', str(path))}: different runs have no mean"
+            )
     names = [name for name, value in rows[0].items() if isinstance(value, float)]
     width = max(len(name) for name in names)
-    print(f"{'seed':<{width}}  " + "  ".join(f"{row['seed']:>10}" for row in rows) + f"  {'mean':>10}  {'std':>10}")
+    print(
+        f"{'seed':<{width}}  "
+        + "  ".join(f"{row['seed']:>10}" for row in rows)
+        + f"  {'mean':>10}  {'std':>10}"
+    )
     for name in names:
         values = [row[name] for row in rows if name in row]
-        shown = [*values, statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0]
+        shown = [
+            *values,
+            statistics.mean(values),
+            statistics.stdev(values) if len(values) > 1 else 0.0,
+        ]
         print(f"{name:<{width}}  " + "  ".join(f"{value:>10.4f}" for value in shown))
 
 
@@ -129,4 +180,6 @@ def natural(text: str) -> int:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="folder of the run, results/<RUN_NAME>")
-    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"), help="(default %(default)s)")
+    parser.add_argument(
+        "--device", default="auto", choices=("auto", "cpu", "cuda"), help="(default %(default)s)"
+    )

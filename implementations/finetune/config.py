@@ -28,7 +28,13 @@ ROUNDING = (
     *("DEVICE", "BACKEND", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
     *("SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GROUP"),
 )
-PREDICTION = ("MODE", "EVAL_BATCHSIZE", "N_BEST_SIZE", "MAX_ANSWER_LENGTH", "NULL_SCORE_DIFF_THRESHOLD")  # not training
+PREDICTION = (
+    "MODE",
+    "EVAL_BATCHSIZE",
+    "N_BEST_SIZE",
+    "MAX_ANSWER_LENGTH",
+    "NULL_SCORE_DIFF_THRESHOLD",
+)  # not training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,32 +43,86 @@ class Config(Hardware):
 
     task: str = env(
         "TASK",
-        choices=("squad", "MRPC", "SST-2", "CoLA", "MNLI", "QQP", "QNLI", "RTE", "STS-B", "WNLI", "table", "TSV"),
+        choices=(
+            "squad",
+            "MRPC",
+            "SST-2",
+            "CoLA",
+            "MNLI",
+            "QQP",
+            "QNLI",
+            "RTE",
+            "STS-B",
+            "WNLI",
+            "table",
+            "TSV",
+        ),
         doc="fine-tuning: the task; table (or TSV): your own table",
     )
     data: Path = env("DATA", doc="fine-tuning: folder of the task's files")
-    mode: str = env("MODE", "train-eval", choices=("train-eval", "train", "eval", "prediction"), doc="fine-tuning mode")
-    squad_version: str = env("SQUAD_VERSION", "1.1", choices=("1.1", "2.0"), doc="2.0: questions may have no answer")
-    text_columns: str = env("TEXT_COLUMNS", "", doc="tables: one or two text columns, joined by commas")
-    label_column: str = env("LABEL_COLUMN", "", doc="tables: column to predict; unset: label, or the last")
-    regression: bool | None = env("REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals")
+    mode: str = env(
+        "MODE",
+        "train-eval",
+        choices=("train-eval", "train", "eval", "prediction"),
+        doc="fine-tuning mode",
+    )
+    squad_version: str = env(
+        "SQUAD_VERSION", "1.1", choices=("1.1", "2.0"), doc="2.0: questions may have no answer"
+    )
+    text_columns: str = env(
+        "TEXT_COLUMNS", "", doc="tables: one or two text columns, joined by commas"
+    )
+    label_column: str = env(
+        "LABEL_COLUMN", "", doc="tables: column to predict; unset: label, or the last"
+    )
+    regression: bool | None = env(
+        "REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals"
+    )
     epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
-    keep_best: bool = env("KEEP_BEST", False, doc="fine-tuning: 1 keeps the epoch that is best on dev, not the last")
-    vocab_file: Path | None = env("VOCAB_FILE", None, doc="vocab.txt; unset: the one beside BERT_CONFIG")
-    do_lower_case: bool | None = env("DO_LOWER_CASE", None, doc="0 for a cased vocabulary; unset: as the model")
-    max_query_length: int = env("MAX_QUERY_LENGTH", 64, at_least=1, doc="SQuAD: maximum tokens per question")
-    doc_stride: int = env("DOC_STRIDE", 128, at_least=1, doc="SQuAD: tokens between the starts of windows")
+    keep_best: bool = env(
+        "KEEP_BEST", False, doc="fine-tuning: 1 keeps the epoch that is best on dev, not the last"
+    )
+    vocab_file: Path | None = env(
+        "VOCAB_FILE", None, doc="vocab.txt; unset: the one beside BERT_CONFIG"
+    )
+    do_lower_case: bool | None = env(
+        "DO_LOWER_CASE", None, doc="0 for a cased vocabulary; unset: as the model"
+    )
+    max_query_length: int = env(
+        "MAX_QUERY_LENGTH", 64, at_least=1, doc="SQuAD: maximum tokens per question"
+    )
+    doc_stride: int = env(
+        "DOC_STRIDE", 128, at_least=1, doc="SQuAD: tokens between the starts of windows"
+    )
     n_best: int = env("N_BEST_SIZE", 20, at_least=1, doc="SQuAD: answers to choose from")
-    max_answer_length: int = env("MAX_ANSWER_LENGTH", 30, at_least=1, doc="SQuAD: maximum tokens per answer")
-    null_threshold: float = env("NULL_SCORE_DIFF_THRESHOLD", 0.0, doc='SQuAD 2.0: margin by which "no answer" must win')
-    seeds: str = env("SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED")
-    seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: 1, then 2, ...")
+    max_answer_length: int = env(
+        "MAX_ANSWER_LENGTH", 30, at_least=1, doc="SQuAD: maximum tokens per answer"
+    )
+    null_threshold: float = env(
+        "NULL_SCORE_DIFF_THRESHOLD", 0.0, doc='SQuAD 2.0: margin by which "no answer" must win'
+    )
+    seeds: str = env(
+        "SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED"
+    )
+    seed: int | None = env(
+        "SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: 1, then 2, ..."
+    )
     batch_size: int = env("BATCHSIZE", at_least=1, doc="sequences per GPU in one micro-batch")
-    gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step")
-    eval_batch_size: int = env("EVAL_BATCHSIZE", 32, at_least=1, doc="sequences per GPU in a prediction batch")
-    max_seq_length: int | None = env("MAX_SEQ_LENGTH", None, at_least=8, doc="maximum tokens per sequence")
-    bert_config: Path | None = env("BERT_CONFIG", None, doc="the model's config.json; unset: beside INIT_CHECKPOINT")
-    log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
+    gradient_steps: int = env(
+        "GRADIENT_STEPS", 1, at_least=1, doc="micro-batches accumulated into one step"
+    )
+    eval_batch_size: int = env(
+        "EVAL_BATCHSIZE", 32, at_least=1, doc="sequences per GPU in a prediction batch"
+    )
+    max_seq_length: int | None = env(
+        "MAX_SEQ_LENGTH", None, at_least=8, doc="maximum tokens per sequence"
+    )
+    bert_config: Path | None = env(
+        "BERT_CONFIG", None, doc="the model's config.json; unset: beside INIT_CHECKPOINT"
+    )
+    log_every_steps: int = env(
+        "LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr"
+    )
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: rundir.Config = field(default_factory=rundir.Config)
@@ -77,7 +137,9 @@ class Config(Hardware):
         _ = self.trial_seed
         _ = self.weights_folder
         if self.keep_best and self.mode != "train-eval":
-            raise ConfigError(f"KEEP_BEST=1 compares epochs on dev, but MODE={self.mode}: set MODE=train-eval")
+            raise ConfigError(
+                f"KEEP_BEST=1 compares epochs on dev, but MODE={self.mode}: set MODE=train-eval"
+            )
         if self.length > self.model.max_position_embeddings:
             most = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")
@@ -87,7 +149,11 @@ class Config(Hardware):
         md5 = hashlib.md5(beside.read_bytes()).hexdigest() if beside.is_file() else ""
         huggingface.check_vocabulary(self.vocabulary, self.model, md5)
         if not self.data.is_dir():
-            problem = f"a file: give its folder, {self.data.parent}" if self.data.is_file() else "no such folder"
+            problem = (
+                f"a file: give its folder, {self.data.parent}"
+                if self.data.is_file()
+                else "no such folder"
+            )
             raise ConfigError(f"DATA={self.data}: {problem}")
         task = self.described.get("task", self.task)
         if task != self.task and not self.trains:
@@ -112,12 +178,18 @@ class Config(Hardware):
     def length(self) -> int:
         """Maximum tokens per sequence: MAX_SEQ_LENGTH, else as fine-tuned, else 384 for SQuAD and 128 for others."""
         usual = min(384 if self.task == "squad" else 128, self.model.max_position_embeddings)
-        return self.max_seq_length or int((not self.trains and self.described.get("max_seq_length")) or usual)
+        return self.max_seq_length or int(
+            (not self.trains and self.described.get("max_seq_length")) or usual
+        )
 
     @cached_property
     def lower_case(self) -> bool:
         """DO_LOWER_CASE, else as the tokenizer's config or the vocabulary says."""
-        return huggingface.lower_case(self.vocabulary) if self.do_lower_case is None else self.do_lower_case
+        return (
+            huggingface.lower_case(self.vocabulary)
+            if self.do_lower_case is None
+            else self.do_lower_case
+        )
 
     @cached_property
     def described(self) -> dict[str, Any]:
@@ -130,7 +202,9 @@ class Config(Hardware):
         """INIT_CHECKPOINT, or its folder if it is a file. Raises ConfigError if unset."""
         path = self.checkpoint.init_checkpoint
         if path is None:
-            raise ConfigError("INIT_CHECKPOINT is not set: give the weights to start from (.pt or .safetensors)")
+            raise ConfigError(
+                "INIT_CHECKPOINT is not set: give the weights to start from (.pt or .safetensors)"
+            )
         return path if path.is_dir() else path.parent
 
     @property
@@ -159,7 +233,9 @@ class Config(Hardware):
         if not all(seed.strip().isdecimal() for seed in seeds):
             raise ConfigError(f"SEEDS={self.seeds}: expected whole numbers joined by commas")
         if self.run.trial >= len(seeds):
-            raise ConfigError(f"SEEDS={self.seeds}: {len(seeds)} seeds, but this is trial {self.run.trial}")
+            raise ConfigError(
+                f"SEEDS={self.seeds}: {len(seeds)} seeds, but this is trial {self.run.trial}"
+            )
         return int(seeds[self.run.trial])
 
     @property
@@ -176,12 +252,20 @@ class Config(Hardware):
 def read(environ: Mapping[str, str]) -> Config:
     """The checked settings in ``environ``. Raises ConfigError."""
     config = from_env(Config, with_defaults(environ))
-    if (folder := config.checkpoint.init_checkpoint) is not None and (folder / "model_0" / "task.json").is_file():
-        return read({**environ, "INIT_CHECKPOINT": str(folder / "model_0")})  # a run's folder, as for predict
+    if (folder := config.checkpoint.init_checkpoint) is not None and (
+        folder / "model_0" / "task.json"
+    ).is_file():
+        return read(
+            {**environ, "INIT_CHECKPOINT": str(folder / "model_0")}
+        )  # a run's folder, as for predict
     if environ.get("MAX_STEPS"):
-        raise ConfigError("MAX_STEPS is set: EPOCHS determines the length of fine-tuning; unset MAX_STEPS")
+        raise ConfigError(
+            "MAX_STEPS is set: EPOCHS determines the length of fine-tuning; unset MAX_STEPS"
+        )
     if environ.get("ENGINE", "own") not in ("", "own"):
-        raise ConfigError("ENGINE is set: fine-tuning supports only the trainer's own engine; unset ENGINE")
+        raise ConfigError(
+            "ENGINE is set: fine-tuning supports only the trainer's own engine; unset ENGINE"
+        )
     config.check()
     base = config.checkpoint.directory
     if base is None or saved_checkpoints(base):  # of an earlier version, without a folder per seed

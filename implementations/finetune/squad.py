@@ -79,7 +79,11 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
             raise DataError(f"{path}: {where} has no {words} {name!r}: is this a SQuAD file?")
         return value
 
-    named = str(content.get("version", version)).removeprefix("v") if isinstance(content, dict) else version
+    named = (
+        str(content.get("version", version)).removeprefix("v")
+        if isinstance(content, dict)
+        else version
+    )
     if named in VERSIONS and named != version:
         raise DataError(f"{path}: is SQuAD {named}, but SQUAD_VERSION is {version}")
     contexts: list[str] = []
@@ -95,18 +99,26 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
                 where = f"{place}.qas[{k}]"
                 name, text = part(entry, "id", str, where), part(entry, "question", str, where)
                 if name in questions:
-                    raise DataError(f"{path}: {where} repeats the id {name!r} of an earlier question")
+                    raise DataError(
+                        f"{path}: {where} repeats the id {name!r} of an earlier question"
+                    )
                 impossible = "is_impossible" in entry and part(entry, "is_impossible", bool, where)
                 if impossible and version == "1.1":
-                    raise DataError(f"{path}: {where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0")
+                    raise DataError(
+                        f"{path}: {where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0"
+                    )
                 answers: list[Answer] = []
                 if not impossible and (needs_answers or "answers" in entry):
                     for answer in part(entry, "answers", list, where):
                         start = part(answer, "answer_start", int, where)
                         answers.append(Answer(part(answer, "text", str, where), start))
                     if needs_answers and not answers:
-                        raise DataError(f"{path}: {where} ({name}) has no answer, which training and evaluation need")
-                questions[name] = Question(name, text, len(contexts) - 1, tuple(answers), impossible)
+                        raise DataError(
+                            f"{path}: {where} ({name}) has no answer, which training and evaluation need"
+                        )
+                questions[name] = Question(
+                    name, text, len(contexts) - 1, tuple(answers), impossible
+                )
     if not questions:
         raise DataError(f"{path}: has no questions")
     return Dataset(contexts, list(questions.values()))
@@ -162,14 +174,21 @@ class Features:
         return np.concatenate([[cls], query, [sep], text, [sep]]).astype(np.int32), len(query) + 2
 
 
-def make_features(dataset: Dataset, tokenizer: WordPiece, limits: Limits, training: bool) -> tuple[Features, list[str]]:
+def make_features(
+    dataset: Dataset, tokenizer: WordPiece, limits: Limits, training: bool
+) -> tuple[Features, list[str]]:
     """Features of all questions, and ids of questions left out because their answer is not in the context.
 
     training: locates the first answer of each question. Raises DataError if the limits leave no room for a context.
     """
     contexts = tokenizer(dataset.contexts)
-    queries = [pieces.ids[: limits.max_query_length] for pieces in tokenizer([q.text for q in dataset.questions])]
-    answers = tokenizer([q.answers[0].text if training and q.answers else "" for q in dataset.questions])
+    queries = [
+        pieces.ids[: limits.max_query_length]
+        for pieces in tokenizer([q.text for q in dataset.questions])
+    ]
+    answers = tokenizer(
+        [q.answers[0].text if training and q.answers else "" for q in dataset.questions]
+    )
     words = [word_numbers(context) for context in dataset.contexts] if training else []
     rows: list[tuple[int, int, int, int, int]] = []
     left_out = []
@@ -188,7 +207,9 @@ def make_features(dataset: Dataset, tokenizer: WordPiece, limits: Limits, traini
                 start, end = (token - begin + len(query) + 2 for token in span)
             rows.append((number, begin, length, start, end))
     numbers, begins, lengths, starts, ends = np.array(rows, dtype=np.int32).reshape(-1, 5).T
-    return Features(dataset, contexts, queries, numbers, begins, lengths, starts, ends, tokenizer), left_out
+    return Features(
+        dataset, contexts, queries, numbers, begins, lengths, starts, ends, tokenizer
+    ), left_out
 
 
 def windows(num_tokens: int, query_length: int, limits: Limits) -> list[tuple[int, int]]:
@@ -297,28 +318,43 @@ class Predictions(NamedTuple):
         reads them.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        for name, values in zip(("predictions", "nbest_predictions", "null_odds"), self, strict=True):
+        for name, values in zip(
+            ("predictions", "nbest_predictions", "null_odds"), self, strict=True
+        ):
             if values or name != "null_odds":
-                write_text(folder / f"{name}.json", json.dumps(values, indent=4, ensure_ascii=False) + "\n")
+                write_text(
+                    folder / f"{name}.json", json.dumps(values, indent=4, ensure_ascii=False) + "\n"
+                )
 
 
 def predict(features: Features, logits: Iterable[Logits], rules: Rules) -> Predictions:
     """Answers to all questions of the features. logits: of every window, in order."""
     found, scores = Predictions({}, {}, {}), iter(logits)
-    for rows in np.split(np.arange(len(features)), np.flatnonzero(np.diff(features.question)) + 1):  # per question
-        bounds = [(int(features.window_start[row]), int(features.window_length[row])) for row in rows]
+    for rows in np.split(
+        np.arange(len(features)), np.flatnonzero(np.diff(features.question)) + 1
+    ):  # per question
+        bounds = [
+            (int(features.window_start[row]), int(features.window_length[row])) for row in rows
+        ]
         best_window = has_most_context(bounds, len(features.context_of(rows[0]).ids))
         of_windows = [next(scores) for _ in rows]
         windows = zip(rows, of_windows, best_window, strict=True)
         spans = [_spans(features, row, window, mine, rules) for row, window, mine in windows]
-        nulls = [Candidate("", float(window.start[0]), float(window.end[0])) for window in of_windows]
+        nulls = [
+            Candidate("", float(window.start[0]), float(window.end[0])) for window in of_windows
+        ]
         null = min(nulls, key=lambda candidate: candidate.score)
 
         best = _best(features, spans, rows[0], null if rules.version_2 else None, rules.n_best)
         shares = probabilities(np.array([c.score for c in best]))
         question, answer = features.dataset.questions[features.question[rows[0]]].id, best[0].text
         found.n_best[question] = [
-            {"text": c.text, "probability": float(share), "start_logit": c.start_logit, "end_logit": c.end_logit}
+            {
+                "text": c.text,
+                "probability": float(share),
+                "start_logit": c.start_logit,
+                "end_logit": c.end_logit,
+            }
             for c, share in zip(best, shares, strict=True)
         ]
         if rules.version_2:
@@ -331,25 +367,38 @@ def predict(features: Features, logits: Iterable[Logits], rules: Rules) -> Predi
     return found
 
 
-Spans = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # first and last token in the context, their scores
+Spans = tuple[
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray
+]  # first and last token in the context, their scores
 
 
 def _spans(features: Features, row: int, logits: Logits, mine: np.ndarray, rules: Rules) -> Spans:
     """Candidates of a window, sorted by score of start, then of end. mine: tokens with maximum context here."""
-    begin, length, offset = features.window_start[row], features.window_length[row], features.offset(row)
+    begin, length, offset = (
+        features.window_start[row],
+        features.window_length[row],
+        features.offset(row),
+    )
     # Positions of the n best scores in the window, the largest first, the first of equals.
-    starts, ends = (np.argsort(-values, kind="stable")[: rules.n_best] - offset for values in logits)
+    starts, ends = (
+        np.argsort(-values, kind="stable")[: rules.n_best] - offset for values in logits
+    )
     starts = starts[(starts >= 0) & (starts < length)]
     starts = starts[mine[starts + begin]]
     ends = ends[(ends >= 0) & (ends < length)]
     first, last = (grid.ravel() for grid in np.meshgrid(starts, ends, indexing="ij"))
     valid = (first <= last) & (last - first < rules.max_answer_length)
     first, last = first[valid], last[valid]
-    start, end = logits.start[first + offset].astype(np.float64), logits.end[last + offset].astype(np.float64)
+    start, end = (
+        logits.start[first + offset].astype(np.float64),
+        logits.end[last + offset].astype(np.float64),
+    )
     return first + begin, last + begin, start, end
 
 
-def _best(features: Features, spans: Sequence[Spans], row: int, null: Candidate | None, n_best: int) -> list[Candidate]:
+def _best(
+    features: Features, spans: Sequence[Spans], row: int, null: Candidate | None, n_best: int
+) -> list[Candidate]:
     """The best answers to a question, each text once. null: "no answer", always among them; None for SQuAD 1.1."""
     first, last, start, end = (np.concatenate(arrays) for arrays in zip(*spans, strict=True))
     scores = np.append(start + end, [] if null is None else null.score)
@@ -361,7 +410,9 @@ def _best(features: Features, spans: Sequence[Spans], row: int, null: Candidate 
             break
         candidate = null
         if i < len(first):
-            answer = answer_text(context, words, pieces, features.tokenizer, int(first[i]), int(last[i]))
+            answer = answer_text(
+                context, words, pieces, features.tokenizer, int(first[i]), int(last[i])
+            )
             candidate = Candidate(answer, float(start[i]), float(end[i]))
         assert candidate is not None
         found.setdefault(candidate.text, candidate)
@@ -370,7 +421,9 @@ def _best(features: Features, spans: Sequence[Spans], row: int, null: Candidate 
     return list(found.values()) or [Candidate("empty", 0.0, 0.0)]  # as in the published code
 
 
-def answer_text(text: str, words: Integers, pieces: Pieces, tokenizer: WordPiece, first: int, last: int) -> str:
+def answer_text(
+    text: str, words: Integers, pieces: Pieces, tokenizer: WordPiece, first: int, last: int
+) -> str:
     """The part of the context's words that the tokens first to last spell; their words if characters do not match up.
 
     As in the published code (get_final_text): compares the non-space characters before and after normalization, if
@@ -418,9 +471,14 @@ def _agreement(question: Question, answer: str | None, version_2: bool) -> tuple
 def best_threshold(questions: Sequence[Question], found: Predictions) -> tuple[float, float]:
     """The NULL_SCORE_DIFF_THRESHOLD with the best F1 on these questions (SQuAD 2.0), and that F1 in percent."""
     odds = np.array([found.null_odds[question.id] for question in questions])
-    spans = [next((str(entry["text"]) for entry in found.n_best[q.id] if entry["text"]), "") for q in questions]
+    spans = [
+        next((str(entry["text"]) for entry in found.n_best[q.id] if entry["text"]), "")
+        for q in questions
+    ]
     none = np.array([_agreement(question, "", version_2=True)[1] for question in questions])
-    some = np.array([_agreement(q, span, version_2=True)[1] for q, span in zip(questions, spans, strict=True)])
+    some = np.array(
+        [_agreement(q, span, version_2=True)[1] for q, span in zip(questions, spans, strict=True)]
+    )
     order = np.argsort(odds, kind="stable")
     # Questions whose odds are at most the threshold get their span; with equal odds, all or none do.
     sums = none.sum() + np.cumsum((some - none)[order])
@@ -431,7 +489,9 @@ def best_threshold(questions: Sequence[Question], found: Predictions) -> tuple[f
     return float(odds[order][best]), 100 * float(sums[best]) / len(questions)
 
 
-def score(questions: Sequence[Question], answers: Mapping[str, str], version: str = "1.1") -> dict[str, float]:
+def score(
+    questions: Sequence[Question], answers: Mapping[str, str], version: str = "1.1"
+) -> dict[str, float]:
     """Mean exact match and F1 in percent over all questions; a missing answer counts as wrong.
 
     The best match among several given answers counts. 2.0: also separately for questions with and without an answer
@@ -439,9 +499,14 @@ def score(questions: Sequence[Question], answers: Mapping[str, str], version: st
     """
     version_2 = version == "2.0"
     # Exact match, F1, whether the question has an answer.
-    rows = [(*_agreement(one, answers.get(one.id), version_2), bool(one.answers)) for one in questions]
+    rows = [
+        (*_agreement(one, answers.get(one.id), version_2), bool(one.answers)) for one in questions
+    ]
     found = {}
-    for prefix, kinds in (("", (True, False)), *((("HasAns_", (True,)), ("NoAns_", (False,))) if version_2 else ())):
+    for prefix, kinds in (
+        ("", (True, False)),
+        *((("HasAns_", (True,)), ("NoAns_", (False,))) if version_2 else ()),
+    ):
         if chosen := [row for row in rows if row[2] in kinds]:
             found[f"{prefix}exact_match"] = 100 * (sum(row[0] for row in chosen) / len(chosen))
             found[f"{prefix}f1"] = 100 * (sum(row[1] for row in chosen) / len(chosen))

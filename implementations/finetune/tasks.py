@@ -40,7 +40,9 @@ def samples_of(windows: squad.Features, known: bool) -> Samples:
     """Windows as samples. known: with answers."""
     unknown = np.full(len(windows), IGNORE, dtype=np.int32)
     starts, ends = (windows.starts, windows.ends) if known else (unknown, unknown)
-    return Samples([windows.sequence(i) for i in range(len(windows))], {"starts": starts, "ends": ends})
+    return Samples(
+        [windows.sequence(i) for i in range(len(windows))], {"starts": starts, "ends": ends}
+    )
 
 
 class TaskData:
@@ -61,21 +63,30 @@ class Squad(TaskData):
         limits = squad.Limits(config.length, config.max_query_length, config.doc_stride)
         if config.trains:
             path = config.data / f"train-v{version}.json"
-            found, left_out = squad.make_features(squad.read(path, version), tokenizer, limits, training=True)
+            found, left_out = squad.make_features(
+                squad.read(path, version), tokenizer, limits, training=True
+            )
             if not len(found):
                 raise DataError(f"{path}: no answer is at its answer_start")
             self.train, self.digests["training data"] = samples_of(found, known=True), digest(path)
             self.notes.append(f"training: {len(found.queries):,} questions, {len(found):,} windows")
             if left_out:
-                self.notes.append(f"{len(left_out):,} questions left out: the context does not contain their answer")
+                self.notes.append(
+                    f"{len(left_out):,} questions left out: the context does not contain their answer"
+                )
         if config.mode != "train":
             path = config.data / f"test-v{version}.json"
             if config.mode != "prediction" or not path.is_file():
                 path = config.data / f"dev-v{version}.json"
             dataset = squad.read(path, version, needs_answers=config.mode != "prediction")
             self.features, _ = squad.make_features(dataset, tokenizer, limits, training=False)
-            self.test, self.digests["test data"] = samples_of(self.features, known=False), digest(path)
-            self.notes.append(f"test: {len(dataset.questions):,} questions, {len(self.features):,} windows")
+            self.test, self.digests["test data"] = (
+                samples_of(self.features, known=False),
+                digest(path),
+            )
+            self.notes.append(
+                f"test: {len(dataset.questions):,} questions, {len(self.features):,} windows"
+            )
 
     def model(self, config: BertConfig, kernels: Kernels) -> SpanPrediction:
         return SpanPrediction(config, kernels)
@@ -94,7 +105,9 @@ class Squad(TaskData):
         questions = self.features.dataset.questions
         metrics = squad.score(questions, found.answers, config.squad_version)
         if config.squad_version == "2.0":
-            metrics["best_null_threshold"], metrics["best_f1"] = squad.best_threshold(questions, found)
+            metrics["best_null_threshold"], metrics["best_f1"] = squad.best_threshold(
+                questions, found
+            )
         return metrics
 
     def description(self) -> dict[str, Any]:
@@ -125,13 +138,17 @@ class Glue(TaskData):
         if config.trains or (labels is None and not self.task.layout):
             path = tables.table_in(config.data, "train")
             table = tables.read(path, self.layout)
-            self.layout = replace(self.layout, labels=table.names, numbers=not table.names, usual=table.columns)
+            self.layout = replace(
+                self.layout, labels=table.names, numbers=not table.names, usual=table.columns
+            )
             self.num_texts, self.digests["training data"] = len(table.texts[0]), digest(path)
             self.train = self._samples(table, tokenizer)
             self.notes.append(f"training: {table.summary}")
         tests: list[Samples] = []
         for part in self.task.parts if config.mode != "train" else ():
-            stems = (f"test{part}", f"dev{part}") if config.mode == "prediction" else (f"dev{part}",)
+            stems = (
+                (f"test{part}", f"dev{part}") if config.mode == "prediction" else (f"dev{part}",)
+            )
             if tests and not any((config.data / f"{stem}.tsv").is_file() for stem in stems):
                 break  # MNLI's mismatched examples are optional
             path = tables.table_in(config.data, *stems)
@@ -140,15 +157,21 @@ class Glue(TaskData):
             self.notes.append(f"test: {path.name}: {table.summary}")
             tests.append(self._samples(table, tokenizer))
             self.sizes[part] = len(table.texts)
-            self.digests["test data"] = "+".join([*filter(None, [self.digests.get("test data")]), digest(path)])
+            self.digests["test data"] = "+".join(
+                [*filter(None, [self.digests.get("test data")]), digest(path)]
+            )
         if tests:
             (name,) = tests[0].labels
             sequences = [sequence for part in tests for sequence in part.sequences]
-            self.test = Samples(sequences, {name: np.concatenate([part.labels[name] for part in tests])})
+            self.test = Samples(
+                sequences, {name: np.concatenate([part.labels[name] for part in tests])}
+            )
 
     def _samples(self, table: tables.Table, tokenizer: WordPiece) -> Samples:
         name = "labels" if self.layout.labels else "numbers"
-        return Samples(glue.encode(table.texts, tokenizer, self.config.length), {name: table.labels})
+        return Samples(
+            glue.encode(table.texts, tokenizer, self.config.length), {name: table.labels}
+        )
 
     def model(self, config: BertConfig, kernels: Kernels) -> Classification:
         return Classification(config, kernels, len(self.layout.labels) or 1)
@@ -162,11 +185,17 @@ class Glue(TaskData):
         folder.mkdir(parents=True, exist_ok=True)
         (true,), names, metrics = self.test.labels.values(), self.layout.labels, {}
         end = 0
-        for (part, size), answers in zip(self.sizes.items(), self.task.parts.values(), strict=False):
+        for (part, size), answers in zip(
+            self.sizes.items(), self.task.parts.values(), strict=False
+        ):
             begin, end = end, end + size
             rows = [["index", "prediction", *names]]
-            for number, (prediction, shares) in enumerate(glue.prediction(row, names) for row in scores[begin:end]):
-                rows.append([str(number), str(prediction), *(f"{share:.6f}" for share in shares.values())])
+            for number, (prediction, shares) in enumerate(
+                glue.prediction(row, names) for row in scores[begin:end]
+            ):
+                rows.append(
+                    [str(number), str(prediction), *(f"{share:.6f}" for share in shares.values())]
+                )
             suffix = "_mismatched" if part == "_mismatched" else ""
             files = [(f"predictions{suffix}", rows)]
             if self.config.mode == "prediction":
@@ -177,13 +206,22 @@ class Glue(TaskData):
                 for metric in self.task.metrics or (glue.CLASSES if names else glue.NUMBERS):
                     metrics[prefix + metric.__name__] = metric(np.array(values), true[begin:end])
             for name, lines in files:
-                write_text(folder / f"{name}.tsv", "".join("\t".join(line) + "\n" for line in lines))
+                write_text(
+                    folder / f"{name}.tsv", "".join("\t".join(line) + "\n" for line in lines)
+                )
         return metrics
 
     def description(self) -> dict[str, Any]:
         config = self.config
-        facts = {"task": config.task, "labels": list(self.layout.labels), "lower_case": config.lower_case}
-        facts |= {"num_texts": self.num_texts, "columns": list(self.layout.texts or self.layout.usual)}
+        facts = {
+            "task": config.task,
+            "labels": list(self.layout.labels),
+            "lower_case": config.lower_case,
+        }
+        facts |= {
+            "num_texts": self.num_texts,
+            "columns": list(self.layout.texts or self.layout.usual),
+        }
         return {**facts, "max_seq_length": config.length}
 
 

@@ -46,9 +46,13 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
             print(report(config, environ))
             return 0
         if config.run.run_dir is None:
-            raise ConfigError("RUN_DIR is not set: give the folder for the model and the predictions")
+            raise ConfigError(
+                "RUN_DIR is not set: give the folder for the model and the predictions"
+            )
         if config.dist.rank == 0:
-            rundir.write_description(config.run, config, {"model": config.model, "seed": config.trial_seed})
+            rundir.write_description(
+                config.run, config, {"model": config.model, "seed": config.trial_seed}
+            )
         with World(config.dist) as world:
             finetune(config, environ, world)
         return 0
@@ -65,16 +69,27 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
     identity = identity_of(config, environ, task, model, loaded)
     # A finished trial in RUN_DIR must be the same.
     if config.run.run_dir is not None and (path := config.folder() / "figures.json").is_file():
-        rundir.check_same(path, json.loads(path.read_text(encoding="utf-8")).get("settings"), identity)
+        rundir.check_same(
+            path, json.loads(path.read_text(encoding="utf-8")).get("settings"), identity
+        )
     alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     batch = f"{config.batch_size} x {config.gradient_steps} accumulated x {config.dist.world_size} ranks"
     rows = [
         ("task", f"{config.task}, {config.mode}, seed {config.trial_seed}"),
-        ("model", f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}"),
+        (
+            "model",
+            f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}",
+        ),
         ("kernels", config.kernels.describe(device)),
-        ("attention", config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, alone)[1]),
-        ("global batch", f"{config.samples_per_step} sequences = {batch}, at most {config.length} tokens each"),
+        (
+            "attention",
+            config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, alone)[1],
+        ),
+        (
+            "global batch",
+            f"{config.samples_per_step} sequences = {batch}, at most {config.length} tokens each",
+        ),
         *(("data", note) for note in task.notes),
         ("weights", f"{config.checkpoint.init_checkpoint}{f'; {loaded}' if any(loaded) else ''}"),
     ]
@@ -114,7 +129,9 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         if ending.stopped:
             reason = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
             if world.is_main:
-                rundir.write_error(config.run, reason)  # tells the launcher that the run is incomplete
+                rundir.write_error(
+                    config.run, reason
+                )  # tells the launcher that the run is incomplete
             _say(world, reason)
             return figures
         figures |= trained
@@ -129,11 +146,21 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         metrics = scored(run)
         seconds = time.monotonic() - begin
         speed = len(task.test.lengths) / seconds
-        figures |= {"e2e_inference_time": seconds, "inference_sequences_per_second": speed, **metrics}
+        figures |= {
+            "e2e_inference_time": seconds,
+            "inference_sequences_per_second": speed,
+            **metrics,
+        }
     if world.is_main:
         config.folder().mkdir(parents=True, exist_ok=True)
-        write_text(config.folder() / "figures.json", json.dumps(figures | {"settings": run.identity}, indent=2) + "\n")
-        shown = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in figures.items()}
+        write_text(
+            config.folder() / "figures.json",
+            json.dumps(figures | {"settings": run.identity}, indent=2) + "\n",
+        )
+        shown = {
+            name: f"{value:.4f}" if isinstance(value, float) else value
+            for name, value in figures.items()
+        }
         _say(world, ", ".join(f"{name} {value}" for name, value in shown.items()))
     world.barrier()
     return figures
@@ -143,7 +170,9 @@ def save_model(run: Run) -> None:
     """Writes the current model's folder. A collective."""
     masters = run.step.state_dict()["optimizer"].get("masters", {})
     if run.world.is_main:
-        models.save(run.config.folder(), run.model, masters, run.config.vocabulary, run.task.description())
+        models.save(
+            run.config.folder(), run.model, masters, run.config.vocabulary, run.task.description()
+        )
 
 
 def scored(run: Run) -> dict[str, float]:
@@ -171,15 +200,22 @@ class Best:
             save_model(self.run)
             self.record = {"best_step": steps, name: metrics.get(name)}
         if self.run.world.is_main:
-            _say(self.run.world, f"step {steps}: dev {name} {metrics[name]:.4f}{', the best so far' if better else ''}")
+            _say(
+                self.run.world,
+                f"step {steps}: dev {name} {metrics[name]:.4f}{', the best so far' if better else ''}",
+            )
             write_text(self.path, json.dumps(self.record) + "\n")
         self.run.world.barrier()
         return False
 
 
-def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue) -> Run:
+def build(
+    config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue
+) -> Run:
     """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit."""
-    choice, words = config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, world)
+    choice, words = config.kernels.choose(
+        config.model, config.numerics.dtype, config.uses_graph, world
+    )
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")
     model = task.model(config.model, select(choice, world.device))
@@ -188,7 +224,10 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
         _say(world, f"weights: {loaded}")
     identity = identity_of(config, environ, task, model, loaded)
     if world.joined:
-        facts = rundir.shared_facts(config) | {"BERT_CONFIG": config.model, "rates": learning_rates(environ, 1)}
+        facts = rundir.shared_facts(config) | {
+            "BERT_CONFIG": config.model,
+            "rates": learning_rates(environ, 1),
+        }
         for name, part in (("training data", task.train), ("test data", task.test)):
             facts[name] = "none" if part is None else part.digest()
         facts["weights"] = f"{checksum_of(dict(model.named_parameters())):08x}"
@@ -198,7 +237,9 @@ def build(config: Config, environ: Mapping[str, str], world: World, task: tasks.
     model.to(world.device)
     fused = "lamb" in choice.names(world.device)
     accumulate = config.gradient_steps > 1
-    step = build_step(model, config.numerics, config.optim, world, accumulate=accumulate, fused_update=fused)
+    step = build_step(
+        model, config.numerics, config.optim, world, accumulate=accumulate, fused_update=fused
+    )
     return Run(config, environ, world, task, model, step, identity)
 
 
@@ -210,12 +251,18 @@ def load_weights(config: Config, model: FineTuned) -> Loaded:
     loaded = models.load(model, path)
     if loaded.new and not config.trains:
         lacking = f"INIT_CHECKPOINT={path} lacks {', '.join(loaded.new)}"
-        raise ConfigError(f"{lacking}: it was not fine-tuned for this task; MODE=train-eval does that")
+        raise ConfigError(
+            f"{lacking}: it was not fine-tuned for this task; MODE=train-eval does that"
+        )
     return loaded
 
 
 def identity_of(
-    config: Config, environ: Mapping[str, str], task: tasks.Squad | tasks.Glue, model: FineTuned, loaded: Loaded
+    config: Config,
+    environ: Mapping[str, str],
+    task: tasks.Squad | tasks.Glue,
+    model: FineTuned,
+    loaded: Loaded,
 ) -> dict[str, Any]:
     """Settings, data and initial weights: what must not change when a trial is resumed or counted as done."""
     facts = env.settings(config)
@@ -223,8 +270,16 @@ def identity_of(
         facts |= {"training sequences": len(task.train.lengths)}
         facts |= env.settings(learning_rates(environ, num_steps(config, len(task.train.lengths))))
     read = {name: tensor for name, tensor in model.named_parameters() if name not in loaded.new}
-    facts |= {"SEED": config.trial_seed, "MAX_SEQ_LENGTH": config.length, "DO_LOWER_CASE": config.lower_case}
-    facts |= {"BERT_CONFIG": config.model.identity, "INIT_CHECKPOINT": f"{checksum_of(read):08x}", **task.digests}
+    facts |= {
+        "SEED": config.trial_seed,
+        "MAX_SEQ_LENGTH": config.length,
+        "DO_LOWER_CASE": config.lower_case,
+    }
+    facts |= {
+        "BERT_CONFIG": config.model.identity,
+        "INIT_CHECKPOINT": f"{checksum_of(read):08x}",
+        **task.digests,
+    }
     facts |= {"vocabulary": tasks.digest(config.vocabulary)}
     free = {*rundir.OUTPUT, "SEEDS", "MTBF_HOURS", *settings.ROUNDING}
     return {name: value for name, value in facts.items() if name not in free}
@@ -237,7 +292,14 @@ def num_steps(config: Config, num_samples: int) -> int:
 def plan(config: Config, samples: Samples) -> tuple[int, Order, Room | None]:
     """Number of steps, this rank's order of the samples, and the fixed micro-batch size of CUDA graphs if used."""
     count, ranks = len(samples.lengths), config.dist
-    order = Order(count, config.batch_size, config.gradient_steps, config.trial_seed, ranks.rank, ranks.world_size)
+    order = Order(
+        count,
+        config.batch_size,
+        config.gradient_steps,
+        config.trial_seed,
+        ranks.rank,
+        ranks.world_size,
+    )
     last = num_steps(config, count)
     # A step of fp16 that overflows is retried on the next batch, so there may be more batches than steps.
     num_batches = 2 * last if config.numerics.scales_loss else last
@@ -249,14 +311,22 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     config, world, step = run.config, run.world, run.step
     num_samples, seed = len(samples.lengths), config.trial_seed
     last, order, room = plan(config, samples)
-    identity = {name: value for name, value in run.identity.items() if name not in (*settings.PREDICTION, "test data")}
-    rounding = {name: value for name, value in env.settings(config).items() if name in settings.ROUNDING}
+    identity = {
+        name: value
+        for name, value in run.identity.items()
+        if name not in (*settings.PREDICTION, "test data")
+    }
+    rounding = {
+        name: value for name, value in env.settings(config).items() if name in settings.ROUNDING
+    }
     done = batches = trained = 0
     before = 0.0  # seconds of training before this process
     if (found := load_newest(config.checkpoint)) is not None:
         where = f"RESUME=1: the checkpoint in {config.checkpoint.directory}"
         if difference := rundir.difference(found["run"], identity):
-            raise ConfigError(f"{where} is {difference}: use the same settings and data, or another CHECKPOINT_DIR")
+            raise ConfigError(
+                f"{where} is {difference}: use the same settings and data, or another CHECKPOINT_DIR"
+            )
         if unknown := [name for name in identity if name not in found["run"]]:
             _say(world, f"{where} is of an earlier version: not compared: {', '.join(unknown)}")
         if difference := rundir.difference(found.get("rounding", {}), rounding):
@@ -279,7 +349,13 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
         check_finite(step.state_tensors(), world, steps)
         state = step.state_dict()
         if world.is_main:
-            state |= {"step": steps, "batches": batches, "samples": samples, "run": identity, "rounding": rounding}
+            state |= {
+                "step": steps,
+                "batches": batches,
+                "samples": samples,
+                "run": identity,
+                "rounding": rounding,
+            }
             state |= {"seconds": before + time.monotonic() - begin}
             save_checkpoint(config.checkpoint, steps, state)
         world.barrier()
@@ -308,7 +384,9 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     progress.summary(ending)
     speed = (ending.samples - (0 if before else trained)) / seconds if seconds else 0.0
     figures = {"steps": last, "e2e_train_time": seconds, "training_sequences_per_second": speed}
-    return ending, figures | ({"best_step": best.record["best_step"]} if best and best.record else {})
+    return ending, figures | (
+        {"best_step": best.record["best_step"]} if best and best.record else {}
+    )
 
 
 def _say(world: World, text: str) -> None:

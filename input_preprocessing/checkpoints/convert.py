@@ -71,12 +71,21 @@ def read_pytorch(path: Path) -> parameters.Tensors:
 
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         state = loaded.get("model", loaded)
-        return parameters.from_pytorch({name: tensor.float().numpy() for name, tensor in state.items()})
+        return parameters.from_pytorch(
+            {name: tensor.float().numpy() for name, tensor in state.items()}
+        )
     except DataError:
         raise
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; check --source") from error
-    except (RuntimeError, pickle.UnpicklingError, AttributeError, EOFError, ValueError, SafetensorError) as error:
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        AttributeError,
+        EOFError,
+        ValueError,
+        SafetensorError,
+    ) as error:
         kind = "safetensors file" if isinstance(error, SafetensorError) else "readable state dict"
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(f"{path} is not a {kind} ({reason}); copy or convert it again") from error
@@ -93,13 +102,22 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
         else:
             import torch
 
-            made = {id(array): torch.from_numpy(np.require(array, requirements="W")) for array in arrays.values()}
-            state = {name: made[id(array)] for name, array in arrays.items()}  # stores tied ones once
+            made = {
+                id(array): torch.from_numpy(np.require(array, requirements="W"))
+                for array in arrays.values()
+            }
+            state = {
+                name: made[id(array)] for name, array in arrays.items()
+            }  # stores tied ones once
             try:
                 with open(partial, "wb") as file:
                     torch.save({"model": state}, file)
-            except RuntimeError as error:  # raised by PyTorch for a failed write, without the reason
-                raise DataError(f"cannot write {path}; check space and permissions, run again") from error
+            except (
+                RuntimeError
+            ) as error:  # raised by PyTorch for a failed write, without the reason
+                raise DataError(
+                    f"cannot write {path}; check space and permissions, run again"
+                ) from error
 
 
 def convert(

@@ -56,16 +56,27 @@ class Shape:
 
     def parameters(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name and shape of every parameter, without the tied decoder weight."""
-        sizes = {"h": self.hidden, "f": self.feed_forward, "v": self.vocabulary, "p": self.positions, "t": 2}
+        sizes = {
+            "h": self.hidden,
+            "f": self.feed_forward,
+            "v": self.vocabulary,
+            "p": self.positions,
+            "t": 2,
+        }
         shapes = dict(_TABLE["shapes"])
         for layer in range(self.layers):
-            shapes |= {f"bert.encoder.layer.{layer}.{name}": shape for name, shape in _TABLE["layer_shapes"].items()}
+            shapes |= {
+                f"bert.encoder.layer.{layer}.{name}": shape
+                for name, shape in _TABLE["layer_shapes"].items()
+            }
         return {name: tuple(sizes[size] for size in shape) for name, shape in shapes.items()}
 
 
 def left_out_as(name: str) -> str | None:
     """Kind of a variable that is not a model parameter (optimizer, counters, ...); None for parameters."""
-    return next((what for pattern, what in _TABLE["left_out"].items() if re.search(pattern, name)), None)
+    return next(
+        (what for pattern, what in _TABLE["left_out"].items() if re.search(pattern, name)), None
+    )
 
 
 def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]]:
@@ -73,7 +84,10 @@ def from_tf1(name: str, tensor: npt.NDArray[Any]) -> tuple[str, npt.NDArray[Any]
     for pattern, replacement in _TABLE["tensorflow1"].items():
         name = re.sub(pattern, replacement, name)
     if name.endswith("/kernel"):
-        name, tensor = name[: -len("kernel")] + "weight", np.asarray(tensor.T, order="C")  # a copy, not a view
+        name, tensor = (
+            name[: -len("kernel")] + "weight",
+            np.asarray(tensor.T, order="C"),
+        )  # a copy, not a view
     return name.replace("/", "."), tensor
 
 
@@ -90,7 +104,11 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     Raises:
         DataError: parameters are missing, unknown or of another shape; the message lists the first ones.
     """
-    layers = {int(match[1]) for name in tensors if (match := re.match(r"bert\.encoder\.layer\.(\d+)\.", name))}
+    layers = {
+        int(match[1])
+        for name in tensors
+        if (match := re.match(r"bert\.encoder\.layer\.(\d+)\.", name))
+    }
     try:
         vocabulary, hidden = tensors[WORDS].shape
         feed_forward = tensors["bert.encoder.layer.0.intermediate.dense.weight"].shape[0]
@@ -104,7 +122,10 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     problems += [f"{name} is unknown" for name in tensors.keys() - both]
     problems += [f"{name} is {tensors[name].shape}, not {wanted[name]}" for name in both
                  if tensors[name].shape != wanted[name]]  # fmt: skip
-    for head, prefix in (("masked-LM", "cls.predictions."), ("next-sentence", "cls.seq_relationship.")):
+    for head, prefix in (
+        ("masked-LM", "cls.predictions."),
+        ("next-sentence", "cls.seq_relationship."),
+    ):
         if not any(name.startswith(prefix) for name in tensors):
             problems = [problem for problem in problems if not problem.startswith(prefix)]
             problems.append(f"it has no {head} head, which training needs")
@@ -126,7 +147,11 @@ def check_config(shape: Shape, heads: int | None, path: Path) -> None:
             "vocab_size": shape.vocabulary, "max_position_embeddings": shape.positions,
             "num_attention_heads": heads or int(config["num_attention_heads"]),
         }  # fmt: skip
-        odd = [f"{name} {int(config[name])}, not {size}" for name, size in wanted.items() if int(config[name]) != size]
+        odd = [
+            f"{name} {int(config[name])}, not {size}"
+            for name, size in wanted.items()
+            if int(config[name]) != size
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is not a BERT configuration ({error}); replace it") from error
     if odd:
@@ -136,7 +161,10 @@ def check_config(shape: Shape, heads: int | None, path: Path) -> None:
 def resize_vocabulary(tensors: Tensors, size: int) -> Tensors:
     """Truncates word embeddings and their bias to `size` rows, or pads them with zeros."""
     missing = max(0, size - tensors[WORDS].shape[0])
-    words, bias = np.pad(tensors[WORDS][:size], ((0, missing), (0, 0))), np.pad(tensors[BIAS][:size], (0, missing))
+    words, bias = (
+        np.pad(tensors[WORDS][:size], ((0, missing), (0, 0))),
+        np.pad(tensors[BIAS][:size], (0, missing)),
+    )
     return {**tensors, WORDS: words, BIAS: bias}
 
 
@@ -174,7 +202,11 @@ def parameter_of(full_name: str) -> str | None:
         return None
     *layer, module, leaf = match.groups()
     module = re.sub(r"_\d+(?=/|$)", "", module)
-    prefix = f"bert.encoder.layer.{layer[0]}.{_TABLE['layer_modules'][module]}" if layer else _TABLE["modules"][module]
+    prefix = (
+        f"bert.encoder.layer.{layer[0]}.{_TABLE['layer_modules'][module]}"
+        if layer
+        else _TABLE["modules"][module]
+    )
     return f"{prefix}.{_TABLE['leaves'][leaf]}"
 
 
@@ -194,13 +226,18 @@ def unused_poolers(names: dict[str, str]) -> list[str]:
     Args:
         names: key -> full name of the model's variables.
     """
-    encoders, heads = _pattern(["pooler_transform"], ""), _pattern(["next_sentence/pooler_dense"], "")
+    encoders, heads = (
+        _pattern(["pooler_transform"], ""),
+        _pattern(["next_sentence/pooler_dense"], ""),
+    )
     if not any(heads.search(full_name) for full_name in names.values()):
         return []
     return [key for key, full_name in names.items() if encoders.search(full_name)]
 
 
-def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], where: str) -> tuple[Tensors, int | None]:
+def from_tf2(
+    names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], where: str
+) -> tuple[Tensors, int | None]:
     """Parameters under Hugging Face's names, and the number of attention heads if the variables show it.
 
     Args:
@@ -227,9 +264,13 @@ def from_tf2(names: dict[str, str], read: Callable[[str], npt.NDArray[Any]], whe
     heads: dict[int, str] = {}
     for parameter, key in found.items():
         tensor, number = merge_heads(parameter, read(key))
-        tensors[parameter] = np.asarray(tensor, order="C")  # a view would keep the original in memory
+        tensors[parameter] = np.asarray(
+            tensor, order="C"
+        )  # a view would keep the original in memory
         if number is not None:
             heads.setdefault(number, key)
     if len(heads) > 1:
-        raise DataError(f"{where}: {' and '.join(f'{n} heads in {key}' for n, key in heads.items())}; copy it again")
+        raise DataError(
+            f"{where}: {' and '.join(f'{n} heads in {key}' for n, key in heads.items())}; copy it again"
+        )
     return tensors, next(iter(heads), None)

@@ -30,7 +30,9 @@ _WORDS = {
 def render(sets: dict[str, manifest.Manifest]) -> str:
     """The card for the data sets of a folder, by kind."""
     head = "Training data for BERT: masked-LM and next-sentence instances, tokenized and masked, ready to train on."
-    return f"# Data card\n\n{head}\n" + "".join(_describe(kind, made) for kind, made in sets.items())
+    return f"# Data card\n\n{head}\n" + "".join(
+        _describe(kind, made) for kind, made in sets.items()
+    )
 
 
 def _describe(kind: str, made: manifest.Manifest) -> str:
@@ -60,15 +62,21 @@ def _describe(kind: str, made: manifest.Manifest) -> str:
 
 def _table(name: str, value: str, rows: Mapping[str, object]) -> str:
     """A Markdown table of two columns."""
-    cells = ((str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows.items())
-    return "\n".join([f"| {name} | {value} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)])
+    cells = (
+        (str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows.items()
+    )
+    return "\n".join(
+        [f"| {name} | {value} |", "|---|---|", *(f"| {' | '.join(row)} |" for row in cells)]
+    )
 
 
 def read_sets(folder: Path) -> dict[str, manifest.Manifest]:
     """Manifests in a folder, by kind of data. Raises DataError if there are none, or one is damaged."""
     if paths := sorted(folder.glob("prepared-*.json")):
         return {path.stem.removeprefix("prepared-"): manifest.read(path) for path in paths}
-    raise DataError(f"{folder} has no prepared-*.json; give the --outputdir of a finished preparation, or its phase's")
+    raise DataError(
+        f"{folder} has no prepared-*.json; give the --outputdir of a finished preparation, or its phase's"
+    )
 
 
 def is_current(folder: Path) -> bool:

@@ -94,7 +94,9 @@ def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
         if response.headers.get_content_type() == "text/html":
-            raise SourceError(f"{url.split('&id=')[0]} answers with a web page (over its quota, or a login is needed)")
+            raise SourceError(
+                f"{url.split('&id=')[0]} answers with a web page (over its quota, or a login is needed)"
+            )
         start = have if response.status == 206 else 0  # 206: partial content
         expected = int(response.headers.get("Content-Length") or 0)
         progress = Progress(label, float(start + expected) if expected else 0.0)
@@ -135,11 +137,17 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
     if target.is_file():
         if file.digest_of(target) == file.digest:
             return target
-        raise DataError(f"{target} is not the published file ({file.digest}); remove it, or use --skip-download")
+        raise DataError(
+            f"{target} is not the published file ({file.digest}); remove it, or use --skip-download"
+        )
     partial = folder / f".{file.name}.partial"
     reasons = []
     if mirror:
-        sources = [f"{mirror.rstrip('/')}/{file.name}" if "://" in mirror else str(Path(mirror) / file.name)]
+        sources = [
+            f"{mirror.rstrip('/')}/{file.name}"
+            if "://" in mirror
+            else str(Path(mirror) / file.name)
+        ]
     else:
         sources = [file.url] if file.url else ["", _DRIVE + file.drive_id]
     for source in sources:
@@ -166,7 +174,9 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
             partial.unlink()
             reasons.append(f"a source has another file ({found})")
     what = f"{human_bytes(file.size)}, " * bool(file.size) + (file.digest or file.content)
-    raise DataError(f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again")
+    raise DataError(
+        f"cannot download {file.name} ({what}): {'; '.join(reasons)}; put it at {target} and run again"
+    )
 
 
 def unpack_text(archive: Path, folder: Path) -> None:
@@ -189,7 +199,9 @@ def unpack_text(archive: Path, folder: Path) -> None:
                 progress.done = float(raw.tell())
                 progress.refresh()
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"cannot unpack {archive}: {error}; remove it and download it again") from error
+        raise DataError(
+            f"cannot unpack {archive}: {error}; remove it and download it again"
+        ) from error
     finally:
         progress.close()
     # The 500 parts and eval.txt must have the published md5, or that in the archive's list, if there is one.

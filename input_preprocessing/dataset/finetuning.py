@@ -20,10 +20,16 @@ from input_preprocessing.dataset.download import PublicFile, fetch_file
 from input_preprocessing.stage.manifest import PUBLISHED
 
 SQUAD = tuple(PublicFile(**file) for file in PUBLISHED["squad"])
-SOURCES = {task: tuple(PublicFile(**file) for file in files) for task, files in PUBLISHED["glue"].items()}
+SOURCES = {
+    task: tuple(PublicFile(**file) for file in files) for task, files in PUBLISHED["glue"].items()
+}
 # Number of examples per label in each table ("": all labels).
 TABLES: dict[str, dict[str, dict[str, int]]] = PUBLISHED["glue_examples"]
-_UNLABELLED = ("test.tsv", "test_matched.tsv", "test_mismatched.tsv")  # only needed for GLUE's server
+_UNLABELLED = (
+    "test.tsv",
+    "test_matched.tsv",
+    "test_mismatched.tsv",
+)  # only needed for GLUE's server
 _LABEL = {"MRPC": 0, "SST-2": 1, "CoLA": 1, "MNLI": -1}  # column of the label
 
 
@@ -36,7 +42,9 @@ def fetch(task: str, folder: Path, mirror: str | None) -> None:
         return
     if not all((folder / name).is_file() for name in TABLES[task] if name not in _UNLABELLED):
         sources = [fetch_file(file, folder, mirror) for file in SOURCES[task]]
-        for name, content in (_mrpc(*sources) if task == "MRPC" else _unzipped(task, *sources)).items():
+        for name, content in (
+            _mrpc(*sources) if task == "MRPC" else _unzipped(task, *sources)
+        ).items():
             with atomic_file(folder / name) as partial:
                 partial.write_bytes(content)
     check(task, folder)
@@ -56,7 +64,11 @@ def _mrpc(pairs: Path, listed: Path) -> dict[str, bytes]:
 def _unzipped(task: str, archive: Path) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(archive) as zipped:
-            here = [name for name in TABLES[task] if name not in _UNLABELLED or f"{task}/{name}" in zipped.namelist()]
+            here = [
+                name
+                for name in TABLES[task]
+                if name not in _UNLABELLED or f"{task}/{name}" in zipped.namelist()
+            ]
             return {name: zipped.read(f"{task}/{name}") for name in here}  # checks the CRC
     except (KeyError, OSError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot unpack {archive}: {error}; remove it and run again") from error
@@ -67,7 +79,9 @@ def check(task: str, folder: Path) -> None:
     published = {file.name: file for file in SQUAD} if task == "squad" else {}
     for name in published or TABLES[task]:
         if not (folder / name).is_file() and name not in _UNLABELLED:
-            raise DataError(f"{folder / name} is missing; put it there, or run without --skip-download")
+            raise DataError(
+                f"{folder / name} is missing; put it there, or run without --skip-download"
+            )
     for name, file in published.items():
         if file.digest_of(folder / name) != file.digest:
             raise DataError(f"{folder / name} is not the published file ({file.digest}); remove it")
@@ -77,7 +91,9 @@ def check(task: str, folder: Path) -> None:
         headers = 1 if task != "CoLA" or name in _UNLABELLED else 0
         rows = [line.split("\t") for line in _lines(folder / name)[headers:]]
         counts_all = "" in wanted
-        found = Counter(row[_LABEL[task]].strip() if len(row) > 1 and not counts_all else "" for row in rows)
+        found = Counter(
+            row[_LABEL[task]].strip() if len(row) > 1 and not counts_all else "" for row in rows
+        )
         if found != wanted:
             difference = f"has {_summary(found, wanted)}, GLUE's has {_summary(wanted, wanted)}"
             raise DataError(f"{folder / name} {difference}: remove it and run again")
@@ -90,7 +106,11 @@ def _summary(counts: Mapping[str, int], labels: Iterable[str]) -> str:
 
 def _lines(path: Path) -> list[str]:
     """Non-blank lines of a table, ended by line feeds only."""
-    return [line for line in path.read_bytes().decode("utf-8-sig", "replace").split("\n") if line.strip()]
+    return [
+        line
+        for line in path.read_bytes().decode("utf-8-sig", "replace").split("\n")
+        if line.strip()
+    ]
 
 
 def main(options: argparse.Namespace) -> None:

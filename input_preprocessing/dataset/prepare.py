@@ -58,16 +58,26 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
-            needs = steps.needs_of(steps.PUBLIC_SIZES, config, options.jobs, share=share, download=steps.PUBLIC_BYTES)
+            needs = steps.needs_of(
+                steps.PUBLIC_SIZES, config, options.jobs, share=share, download=steps.PUBLIC_BYTES
+            )
             steps.check_needs(needs, outputdir, "download", *_OUTPUTS)
         download.download(folder, options.mirror)
     inputs = steps.find_inputs(folder, outputdir / "phase1", options.vocab_file)
-    job = steps.Job(options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab))
+    job = steps.Job(
+        options=options, config=config, inputs=inputs, words=vocabulary.load(inputs.vocab)
+    )
     steps.check_config(inputs, job.words, config)
     if job.is_finished():
-        if options.only in (None, "start"):  # model sizes, checkpoint or license may be new or replaced
+        if options.only in (
+            None,
+            "start",
+        ):  # model sizes, checkpoint or license may be new or replaced
             made = manifest.read(job.manifest)
-            files = {str(path.relative_to(outputdir)): manifest.digest_of(path) for path in job.fill_phase1()}
+            files = {
+                str(path.relative_to(outputdir)): manifest.digest_of(path)
+                for path in job.fill_phase1()
+            }
             license = made.license if options.license is None else options.license
             if files.items() - made.files.items() or license != made.license:
                 made = dataclasses.replace(made, files={**made.files, **files}, license=license)
@@ -88,7 +98,10 @@ def start(options: argparse.Namespace) -> steps.Job | None:
         steps.check_needs(needs, outputdir, *_OUTPUTS)
         job.words.check_case(config.do_lower_case)
         if job.manifest.exists():
-            print(f"{job.manifest} has other inputs or options: making its files again", file=sys.stderr)
+            print(
+                f"{job.manifest} has other inputs or options: making its files again",
+                file=sys.stderr,
+            )
             job.manifest.unlink()
     return job
 
@@ -102,7 +115,10 @@ def finish(job: steps.Job) -> None:
     eval_file, picked = steps.make_evaluation_set(job)
     target, digest = steps.make_training_files(job)
     job.inputs.check_unchanged()
-    files = {str(path.relative_to(job.outputdir)): manifest.digest_of(path) for path in [*others, eval_file]}
+    files = {
+        str(path.relative_to(job.outputdir)): manifest.digest_of(path)
+        for path in [*others, eval_file]
+    }
     sequences = rows = tokens = capacity = 0
     shard_files = sorted(target.rglob("part_*.hdf5"))
     for path in shard_files:
@@ -119,7 +135,10 @@ def finish(job: steps.Job) -> None:
     )  # fmt: skip
     manifest.write(job.manifest, made)
     data_card.write(job.outputdir)
-    print(f"{target}: {made.text}; done in {cli.human_time(time.monotonic() - started)}", file=sys.stderr)
+    print(
+        f"{target}: {made.text}; done in {cli.human_time(time.monotonic() - started)}",
+        file=sys.stderr,
+    )
 
 
 def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
@@ -140,8 +159,15 @@ def split_phases(options: argparse.Namespace) -> list[argparse.Namespace]:
     common = {**vars(options), "downloaddir": options.downloaddir or outputdir / "download"}
     parts = []
     for number, (length, masked) in enumerate(options.phases):
-        own = {"outputdir": outputdir / str(length), "max_seq_length": length, "max_predictions_per_seq": masked}
-        own |= {"skip_download": options.skip_download or number > 0, "phases_after": len(options.phases) - 1 - number}
+        own = {
+            "outputdir": outputdir / str(length),
+            "max_seq_length": length,
+            "max_predictions_per_seq": masked,
+        }
+        own |= {
+            "skip_download": options.skip_download or number > 0,
+            "phases_after": len(options.phases) - 1 - number,
+        }
         parts.append(argparse.Namespace(**(common | own)))
     return parts
 
@@ -154,7 +180,9 @@ def main(options: argparse.Namespace) -> None:
         if options.repair:
             for name in ("only", "input", "mirror"):
                 if getattr(options, name):
-                    raise DataError(f"--repair remakes files on one machine from DOWNLOADDIR: omit --{name}")
+                    raise DataError(
+                        f"--repair remakes files on one machine from DOWNLOADDIR: omit --{name}"
+                    )
             folders = [options.outputdir, *(path.parent for path in repair.find_manifests(options))]
             for folder in dict.fromkeys(folders):
                 locks.enter_context(cli.lock_folder(folder, exclusive=True))
@@ -168,7 +196,9 @@ def main(options: argparse.Namespace) -> None:
             locks.enter_context(cli.lock_folder(folder, exclusive=whole))
         if not options.input:
             default = cli.parser_of("text").get_default
-            given = [name for name in corpus.TEXT_OPTIONS if getattr(options, name) != default(name)]
+            given = [
+                name for name in corpus.TEXT_OPTIONS if getattr(options, name) != default(name)
+            ]
             if given:
                 raise DataError(f"--{given[0].replace('_', '-')} requires --input")
         elif whole:

@@ -39,7 +39,9 @@ class Fault(NamedTuple):
     stray: bool = False  # belongs to no data set; other faulty files are remade
 
 
-def examine(folder: Path, made: manifest.Manifest, others: Iterable[manifest.Manifest], jobs: int) -> list[Fault]:
+def examine(
+    folder: Path, made: manifest.Manifest, others: Iterable[manifest.Manifest], jobs: int
+) -> list[Fault]:
     """All faults of a data set's files, by file name.
 
     Args:
@@ -50,10 +52,14 @@ def examine(folder: Path, made: manifest.Manifest, others: Iterable[manifest.Man
     """
     faults = examine_files(folder, made, list(made.files), jobs=jobs)
     places = [*made.files, *(str(parent / INDEX) for parent in _by_folder(made.records))]
-    faults += [Fault(name, "is a folder", stray=True) for name in places if (folder / name).is_dir()]
+    faults += [
+        Fault(name, "is a folder", stray=True) for name in places if (folder / name).is_dir()
+    ]
     known = {folder / name for each in (made, *others) for name in each.files}
     # Strays: other files that a trainer would read, and partial files of a killed run.
-    for parent in {path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()}:
+    for parent in {
+        path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()
+    }:
         for path in parent.iterdir():
             partial = path.name.startswith(".") and path.suffix == ".partial"
             shard = not path.name.startswith(".") and path.suffix in SUFFIXES
@@ -67,14 +73,23 @@ def examine(folder: Path, made: manifest.Manifest, others: Iterable[manifest.Man
     return sorted(faults, key=lambda fault: fault.file)
 
 
-def examine_files(folder: Path, made: manifest.Manifest, names: Sequence[str], *, jobs: int) -> list[Fault]:
+def examine_files(
+    folder: Path, made: manifest.Manifest, names: Sequence[str], *, jobs: int
+) -> list[Fault]:
     """Faults of some of a data set's files."""
     tasks = [(folder / name, made.files[name]) for name in names]
     weights = [path.stat().st_size if path.is_file() else 0 for path, _ in tasks]
-    found = dict(zip(names, run_tasks("read files", _examine, tasks, jobs=jobs, weights=weights), strict=True))
+    found = dict(
+        zip(
+            names, run_tasks("read files", _examine, tasks, jobs=jobs, weights=weights), strict=True
+        )
+    )
     problems = {name: text for name, text in found.items() if isinstance(text, str)}
     read = {name: metadata for name, metadata in found.items() if isinstance(metadata, Metadata)}
-    for group in (*_by_folder(name for name in made.records if name in read).values(), made.evaluation):
+    for group in (
+        *_by_folder(name for name in made.records if name in read).values(),
+        made.evaluation,
+    ):
         # Attributes are not covered by digests: they must match the manifest and most of the other files.
         members = {name: read[name] for name in group if name in read}
         sources = Counter(metadata.source for metadata in members.values()).most_common(1)
@@ -117,10 +132,18 @@ def find_manifests(options: argparse.Namespace) -> list[Path]:
     """
     folder: Path = options.outputdir
     kind = "packed" if options.packed_data else "binned" if options.binned_data else "*"
-    phases = sorted((path for path in folder.glob("*/prepared-*.json") if path.parent.name.isdigit()), key=str)
-    paths = [path for path in (*sorted(folder.glob("prepared-*.json")), *phases) if path.match(f"prepared-{kind}.json")]
+    phases = sorted(
+        (path for path in folder.glob("*/prepared-*.json") if path.parent.name.isdigit()), key=str
+    )
+    paths = [
+        path
+        for path in (*sorted(folder.glob("prepared-*.json")), *phases)
+        if path.match(f"prepared-{kind}.json")
+    ]
     if not paths:
-        raise DataError(f"{folder} has no prepared-{kind}.json: nothing to repair; prepare it without --repair")
+        raise DataError(
+            f"{folder} has no prepared-{kind}.json: nothing to repair; prepare it without --repair"
+        )
     return paths
 
 
@@ -144,10 +167,15 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
             print(f"{folder / fault.file} {fault.problem}", file=sys.stderr)
         wrong = [fault.file for fault in faults if not fault.stray]
         files = [file for file in wrong if file in made.files]
-        job = _job(folder, made, options, files) if files else None  # checks the inputs before anything is changed
+        job = (
+            _job(folder, made, options, files) if files else None
+        )  # checks the inputs before anything is changed
         for name in (fault.file for fault in faults if fault.stray):
             first = folder / SET_ASIDE / name
-            places = (first, *(first.with_name(f"{first.name}.{number}") for number in range(2, 10_000)))
+            places = (
+                first,
+                *(first.with_name(f"{first.name}.{number}") for number in range(2, 10_000)),
+            )
             target = next(place for place in places if not place.exists())
             target.parent.mkdir(parents=True, exist_ok=True)
             os.replace(folder / name, target)
@@ -163,7 +191,9 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
             if training:
                 steps.make_instances(job)
             elif evaluation:
-                steps.make_instances(job, part=(len(job.inputs.texts), len(job.inputs.texts) + 1))  # the last text
+                steps.make_instances(
+                    job, part=(len(job.inputs.texts), len(job.inputs.texts) + 1)
+                )  # the last text
             if evaluation:
                 steps.make_evaluation_set(job)
             if training:
@@ -171,9 +201,14 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
             job.inputs.check_unchanged()
             if left := examine_files(folder, made, files, jobs=options.jobs):
                 reason = "cannot be remade as it was: its inputs are missing or changed, or this is another version"
-                raise DataError(f"{folder / left[0].file} {left[0].problem} and {reason}; prepare without --repair")
+                raise DataError(
+                    f"{folder / left[0].file} {left[0].problem} and {reason}; prepare without --repair"
+                )
         for parent in {Path(name).parent for name in wrong if Path(name).name == INDEX}:
-            write_index(folder / parent, sorted(folder / name for name in made.records if Path(name).parent == parent))
+            write_index(
+                folder / parent,
+                sorted(folder / name for name in made.records if Path(name).parent == parent),
+            )
         if data_card.NAME in wrong:
             data_card.write(folder)
         shutil.rmtree(folder / "work", ignore_errors=True)
@@ -182,26 +217,43 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
             print(f"{folder / file} was made again", file=sys.stderr)
     total = sum(map(len, found.values()))
     count = f"{total} file{'s' * (total != 1)}"
-    summary = f"{count} repaired, all are as prepared" if total else "nothing to repair, every file is as prepared"
+    summary = (
+        f"{count} repaired, all are as prepared"
+        if total
+        else "nothing to repair, every file is as prepared"
+    )
     print(f"{options.outputdir}: {summary}", file=sys.stderr)
     faults_found = {name: [fault._asdict() for fault in faults] for name, faults in found.items()}
-    return {"folder": str(options.outputdir), "found": faults_found, "made_again": made_again, "set_aside": set_aside}
+    return {
+        "folder": str(options.outputdir),
+        "found": faults_found,
+        "made_again": made_again,
+        "set_aside": set_aside,
+    }
 
 
-def _job(folder: Path, made: manifest.Manifest, options: argparse.Namespace, wrong: list[str]) -> steps.Job:
+def _job(
+    folder: Path, made: manifest.Manifest, options: argparse.Namespace, wrong: list[str]
+) -> steps.Job:
     """The preparation described by a manifest, after checking that the inputs of the wrong files are unchanged.
 
     Raises:
         DataError: an input has changed, an option contradicts the manifest, or the disk is too small.
     """
     if count := made.option("sequences"):
-        raise DataError(f"{folder} has only {count} sequences, of an earlier version; prepare again without --repair")
+        raise DataError(
+            f"{folder} has only {count} sequences, of an earlier version; prepare again without --repair"
+        )
     edges, kind = made.option("edges"), made.option("kind")
-    recorded = {name: made.option(name) for name in _OPTIONS} | {"edges": tuple(edges) if edges else None}
+    recorded = {name: made.option(name) for name in _OPTIONS} | {
+        "edges": tuple(edges) if edges else None
+    }
     for name in _OPTIONS:
         if getattr(options, name) not in (parser_of("prepare").get_default(name), recorded[name]):
             flag = f"--{name.replace('_', '-')}"
-            actual = f"{folder} was prepared with {flag} {recorded[name]}, not {getattr(options, name)}"
+            actual = (
+                f"{folder} was prepared with {flag} {recorded[name]}, not {getattr(options, name)}"
+            )
             raise DataError(f"{actual}; omit {flag}")
     own = argparse.Namespace(
         **{
@@ -209,8 +261,12 @@ def _job(folder: Path, made: manifest.Manifest, options: argparse.Namespace, wro
             "packed_data": kind == "packed", "binned_data": kind == "binned", "phases": made.option("folder") or None,
         }
     )  # fmt: skip
-    inputs = steps.find_inputs(steps.download_folder(options), folder / "phase1", options.vocab_file)
-    job = steps.Job(options=own, config=sampling_config(own), inputs=inputs, words=vocabulary.load(inputs.vocab))
+    inputs = steps.find_inputs(
+        steps.download_folder(options), folder / "phase1", options.vocab_file
+    )
+    job = steps.Job(
+        options=own, config=sampling_config(own), inputs=inputs, words=vocabulary.load(inputs.vocab)
+    )
     again = "; restore the original, or prepare again without --repair"
     if job.words.md5 != made.recipe["vocab_md5"]:
         raise DataError(f"{inputs.vocab} is another vocabulary (md5 {job.words.md5}){again}")
@@ -221,10 +277,17 @@ def _job(folder: Path, made: manifest.Manifest, options: argparse.Namespace, wro
                 raise DataError(f"{path} is another configuration{again}")
     training = any(name in made.records for name in wrong)
     evaluation = any(name in made.evaluation for name in wrong)
-    texts = [*(inputs.texts if training else ()), *([inputs.eval_text] if training or evaluation else [])]
+    texts = [
+        *(inputs.texts if training else ()),
+        *([inputs.eval_text] if training or evaluation else []),
+    ]
     for name, md5 in manifest.contents_of(texts, "check text", options.jobs).items():
         if made.texts.get(name) != md5:
-            raise DataError(f"{name} in {inputs.eval_text.parent} is another text (md5 {md5}){again}")
+            raise DataError(
+                f"{name} in {inputs.eval_text.parent} is another text (md5 {md5}){again}"
+            )
     if training:
-        steps.check_needs(steps.needs_of(inputs.sizes, job.config, options.jobs, share=0.5), folder, "work")
+        steps.check_needs(
+            steps.needs_of(inputs.sizes, job.config, options.jobs, share=0.5), folder, "work"
+        )
     return job

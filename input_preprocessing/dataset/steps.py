@@ -31,12 +31,17 @@ _RECORD_BYTES_PER_TEXT_BYTE = 0.9  # per dupe_factor
 _TEXT_BYTES_PER_SECOND = 2.5e6  # all steps, one process, dupe_factor 10
 _PROCESS_BYTES = 200e6
 _BYTES_PER_TEXT_BYTE = 15  # memory per byte of a text file while its instances are made
-_GROUP_BYTES = shards.SEQUENCES_PER_GROUP * 700  # records of a group, which a packing worker holds twice
+_GROUP_BYTES = (
+    shards.SEQUENCES_PER_GROUP * 700
+)  # records of a group, which a packing worker holds twice
 
 # The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow and the converted checkpoint.
 _TEXT_BYTES = 13_200_000_000
 _LARGEST_TEXT = 32_851_144
-PUBLIC_SIZES = [_LARGEST_TEXT, *[(_TEXT_BYTES - _LARGEST_TEXT) // manifest.NUM_PARTS] * manifest.NUM_PARTS]
+PUBLIC_SIZES = [
+    _LARGEST_TEXT,
+    *[(_TEXT_BYTES - _LARGEST_TEXT) // manifest.NUM_PARTS] * manifest.NUM_PARTS,
+]
 CHECKPOINT = "model.ckpt-28252"
 PUBLIC_BYTES = float(_TEXT_BYTES + 5_500_000_000 + 4_035_000_000 + 1_350_000_000)
 
@@ -88,11 +93,15 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
     names = {path.name for path in texts}
     totals = sorted({name.rpartition("-of-")[2] for name in names})
     if len(totals) > 1:
-        raise DataError(f"{folder} mixes sets of {' and '.join(totals)} parts; move the parts of one set away")
+        raise DataError(
+            f"{folder} mixes sets of {' and '.join(totals)} parts; move the parts of one set away"
+        )
     count = int(totals[0]) if totals[0].isdecimal() else len(names)
     wanted = {f"part-{i:05d}-of-{count:05d}" for i in range(count)}
     if missing := sorted(wanted - names):
-        raise DataError(f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}")
+        raise DataError(
+            f"{folder} is incomplete: {len(missing)} of {count} parts are missing, see {missing[0]}"
+        )
     if odd := sorted(names - wanted):
         raise DataError(f"{folder}: {odd[0]} is not part of this set of {count}; move it away")
     places = [download, folder, phase1]  # phase1 last: it may hold copies of an earlier run
@@ -102,7 +111,9 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
 
     eval_text = find("eval.txt", [folder, download])
     if eval_text is None:
-        raise DataError(f"no evaluation text {folder}/eval.txt; download it, or see `corpus` to make it from your text")
+        raise DataError(
+            f"no evaluation text {folder}/eval.txt; download it, or see `corpus` to make it from your text"
+        )
     texts.append(eval_text)
     for path in texts:
         with open(path, "rb") as file:
@@ -112,9 +123,13 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
         raise DataError(f"{empty[0]} is empty; copy it again")
     vocab = vocab_file or find("vocab.txt", places)
     if vocab is None:
-        raise DataError(f"no vocab.txt in {download} or {phase1}; put it there or give --vocab-file")
+        raise DataError(
+            f"no vocab.txt in {download} or {phase1}; put it there or give --vocab-file"
+        )
     others = tuple(filter(None, [find("bert_config.json", places)]))
-    return Inputs(texts=tuple(texts[:-1]), eval_text=eval_text, vocab=vocab, others=others, stamps=stamps)
+    return Inputs(
+        texts=tuple(texts[:-1]), eval_text=eval_text, vocab=vocab, others=others, stamps=stamps
+    )
 
 
 def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> None:
@@ -126,7 +141,9 @@ def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> N
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path} is not a BERT configuration ({error}); replace it") from error
         if vocab_size < len(words):
-            raise DataError(f"{path} has vocab_size {vocab_size}, {inputs.vocab} {len(words)} tokens; give a pair")
+            raise DataError(
+                f"{path} has vocab_size {vocab_size}, {inputs.vocab} {len(words)} tokens; give a pair"
+            )
         if positions < config.max_seq_length:
             reason = f"{positions} max_position_embeddings, fewer than --max-seq-length {config.max_seq_length}"
             raise DataError(f"{path} has {reason}; lower the latter or replace the file")
@@ -149,7 +166,13 @@ class Needs:
 
 
 def needs_of(
-    sizes: list[int], config: SamplingConfig, jobs: int, nodes: int = 1, *, share: float = 1.0, download: float = 0.0
+    sizes: list[int],
+    config: SamplingConfig,
+    jobs: int,
+    nodes: int = 1,
+    *,
+    share: float = 1.0,
+    download: float = 0.0,
 ) -> Needs:
     """Needs for text files of these sizes in bytes.
 
@@ -186,15 +209,24 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
     present = sum(path.stat().st_size for path in files if path.is_file())
     free = shutil.disk_usage(outputdir).free
     fetched = f", after a download of {human_bytes(needs.download)}" if needs.download else ""
-    text, disk, memory = human_bytes(needs.text_bytes), human_bytes(needs.disk), human_bytes(needs.memory)
+    text, disk, memory = (
+        human_bytes(needs.text_bytes),
+        human_bytes(needs.disk),
+        human_bytes(needs.memory),
+    )
     takes = f"about {disk} of disk ({human_bytes(free)} free), {memory} of memory and {human_time(needs.seconds)}"
-    print(f"{text} of text in {needs.num_files} files: {takes} with {needs.workers} jobs{fetched}", file=sys.stderr)
+    print(
+        f"{text} of text in {needs.num_files} files: {takes} with {needs.workers} jobs{fetched}",
+        file=sys.stderr,
+    )
     if free + present < needs.disk:
         lacking = f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needs.disk - present)} are needed"
         raise DataError(f"{lacking}; make room or choose another --outputdir")
 
 
-UNPACKED_FOLDER = "training"  # of unpacked shards with --phases, whatever their number, since configs refer to it
+UNPACKED_FOLDER = (
+    "training"  # of unpacked shards with --phases, whatever their number, since configs refer to it
+)
 
 
 def download_folder(options: argparse.Namespace) -> Path:
@@ -229,7 +261,13 @@ class Job:
 
     @property
     def kind(self) -> str:
-        return "packed" if self.options.packed_data else "binned" if self.options.binned_data else "unpacked"
+        return (
+            "packed"
+            if self.options.packed_data
+            else "binned"
+            if self.options.binned_data
+            else "unpacked"
+        )
 
     @property
     def manifest(self) -> Path:
@@ -238,7 +276,11 @@ class Job:
     @property
     def edges(self) -> tuple[int, ...]:
         """Maximal tokens of each bin of binned data."""
-        return shards.edges_for(self.config.max_seq_length, self.options.edges) if self.kind == "binned" else ()
+        return (
+            shards.edges_for(self.config.max_seq_length, self.options.edges)
+            if self.kind == "binned"
+            else ()
+        )
 
     def recipe(self) -> dict[str, object]:
         """Everything that determines the result, except the text."""
@@ -300,15 +342,24 @@ class Job:
             if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
                 manifest.write_text(cased, text)
         converted = phase1 / f"{CHECKPOINT}.pt"
-        prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt", download / "tf2_ckpt")]
+        prefixes = [
+            folder / CHECKPOINT
+            for folder in (download, download / "tf1_ckpt", download / "tf2_ckpt")
+        ]
         if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
             note, config = converted.with_suffix(".json"), next(iter(self.inputs.others), None)
-            made_of = [Path(f"{prefix}.index"), *sorted(prefix.parent.glob(f"{prefix.name}.data-*"))]
+            made_of = [
+                Path(f"{prefix}.index"),
+                *sorted(prefix.parent.glob(f"{prefix.name}.data-*")),
+            ]
             digests = [manifest.md5_of(path) for path in [*made_of, *([config] if config else [])]]
             source_md5, noted = hashlib.md5(" ".join(digests).encode()).hexdigest(), None
             with suppress(OSError, ValueError):
                 noted = json.loads(note.read_text())
-            made = {"source": source_md5, "target": manifest.md5_of(converted) if converted.is_file() else ""}
+            made = {
+                "source": source_md5,
+                "target": manifest.md5_of(converted) if converted.is_file() else "",
+            }
             if not isinstance(noted, dict) or noted != made | {"tensors": noted.get("tensors", "")}:
                 print(f"converting {prefix} to {converted}", file=sys.stderr)
                 convert(prefix, converted, "mlperf", bert_config=config)
@@ -318,7 +369,9 @@ class Job:
         return [*targets, converted] if converted.is_file() else targets
 
 
-def _make_instances_of(words: Vocabulary, config: SamplingConfig, task: tuple[Path, Path]) -> tuple[int, str]:
+def _make_instances_of(
+    words: Vocabulary, config: SamplingConfig, task: tuple[Path, Path]
+) -> tuple[int, str]:
     """Writes the instances of a text to a file unless up to date; returns their number and the md5 of the text."""
     source, target = task
     try:
@@ -326,7 +379,10 @@ def _make_instances_of(words: Vocabulary, config: SamplingConfig, task: tuple[Pa
     except DataError:
         pass
     else:
-        made_of = (source.name, read_text(source, "--downloaddir")[1]), ("sampling", sampling_digest(config))
+        made_of = (
+            (source.name, read_text(source, "--downloaddir")[1]),
+            ("sampling", sampling_digest(config)),
+        )
         if metadata.source == made_of and metadata.vocab_md5 == words.md5:
             return found.num_sequences, metadata.source[0][1]
     count, metadata = write_instances(source, target, words, config)
@@ -350,10 +406,15 @@ def make_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
         stale.unlink(missing_ok=True)
     tasks = list(zip(job.inputs.all_texts, targets, strict=True))[part[0] :: part[1]]
     compile_first(job.words, job.config)
-    make, weights = partial(_make_instances_of, job.words, job.config), [text.stat().st_size for text, _ in tasks]
+    make, weights = (
+        partial(_make_instances_of, job.words, job.config),
+        [text.stat().st_size for text, _ in tasks],
+    )
     made = run_tasks("instances", make, tasks, jobs=job.options.jobs, weights=weights)
     if part[1] == 1 and not sum(count for count, _ in made[:-1]):
-        raise DataError(f"the text in {job.inputs.texts[0].parent} has no words; check the part files")
+        raise DataError(
+            f"the text in {job.inputs.texts[0].parent} has no words; check the part files"
+        )
     return {text.name: md5 for (text, _), (_, md5) in zip(tasks, made, strict=True)}
 
 
@@ -361,7 +422,9 @@ def make_evaluation_set(job: Job) -> tuple[Path, int]:
     """Picks the evaluation samples from the instances of the evaluation text; returns the file and their number."""
     eval_file = job.outputdir / "eval" / "part_eval_10k.hdf5"
     eval_file.parent.mkdir(exist_ok=True)
-    return eval_file, shards.pick_samples(job.eval_instances, eval_file, job.options.num_eval_samples)
+    return eval_file, shards.pick_samples(
+        job.eval_instances, eval_file, job.options.num_eval_samples
+    )
 
 
 def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path, str]:
@@ -376,10 +439,16 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
     options, target = job.options, job.outputdir / "hdf5" / "bins"
     given = {"seed": job.config.random_seed, "jobs": options.jobs, "part": part}
     if job.kind == "binned":
-        return target, shards.bin_records(job.instances, target, edges=job.edges, shards=options.shards, **given)
-    given["shards"] = shards.num_shards(sum(open_records(path)[0].num_sequences for path in sources), options.shards)
+        return target, shards.bin_records(
+            job.instances, target, edges=job.edges, shards=options.shards, **given
+        )
+    given["shards"] = shards.num_shards(
+        sum(open_records(path)[0].num_sequences for path in sources), options.shards
+    )
     if job.kind == "unpacked":
-        target = target.with_name(UNPACKED_FOLDER if options.phases else f"training-{given['shards']}")
+        target = target.with_name(
+            UNPACKED_FOLDER if options.phases else f"training-{given['shards']}"
+        )
         return target, shards.shuffle_records(job.instances, target, **given)
     target, most = job.outputdir / "packed_data", options.max_sequences_per_row
     return target, shards.pack_records(job.instances, target, max_sequences_per_row=most, **given)

@@ -30,7 +30,11 @@ def main(options: argparse.Namespace) -> None:
     compile_first(words, config)
     records, metadata = instances_of(options.input_file, words, config)
     if options.format == "tfrecord":
-        write_tfrecord(options.output_file, records, Widths(config.max_seq_length, config.max_predictions_per_seq))
+        write_tfrecord(
+            options.output_file,
+            records,
+            Widths(config.max_seq_length, config.max_predictions_per_seq),
+        )
     else:
         write_records(options.output_file, records, metadata)
     note = "" if records.num_sequences else " (the text has no tokens)"

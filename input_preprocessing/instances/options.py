@@ -27,7 +27,9 @@ class SamplingConfig:
     random_seed: int = _default("random_seed")
     dupe_factor: int = _default("dupe_factor")
     do_lower_case: bool = _default("do_lower_case")
-    nsp: bool = _default("nsp")  # sentence pairs for next-sentence prediction; else full sequences of a document
+    nsp: bool = _default(
+        "nsp"
+    )  # sentence pairs for next-sentence prediction; else full sequences of a document
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -36,13 +38,19 @@ class SamplingConfig:
         ):  # fmt: skip
             value = getattr(self, name)
             if not low <= value <= high:
-                raise DataError(f"--{name.replace('_', '-')} is {value}; give a value from {low} to {high}")
+                raise DataError(
+                    f"--{name.replace('_', '-')} is {value}; give a value from {low} to {high}"
+                )
 
 
 def sampling_digest(config: SamplingConfig) -> str:
     """Digest of all sampling options; those of UNRECORDED are included only if they differ."""
-    return hashlib.md5(repr(sorted(dataclasses.asdict(config).items() - UNRECORDED.items())).encode()).hexdigest()
+    return hashlib.md5(
+        repr(sorted(dataclasses.asdict(config).items() - UNRECORDED.items())).encode()
+    ).hexdigest()
 
 
 def sampling_config(options: argparse.Namespace) -> SamplingConfig:
-    return SamplingConfig(**{field.name: getattr(options, field.name) for field in dataclasses.fields(SamplingConfig)})
+    return SamplingConfig(
+        **{field.name: getattr(options, field.name) for field in dataclasses.fields(SamplingConfig)}
+    )

@@ -22,10 +22,15 @@ from input_preprocessing.stage.reading import read_text
 from input_preprocessing.text.tokenization import TokenizedText, grown, tokenize
 from input_preprocessing.text.vocabulary import Vocabulary
 
-_HALF, _FOUR_FIFTHS = 1 << 52, int(0.8 * 2**53)  # the 53 bits of random() are below these iff it is below 0.5, 0.8
+_HALF, _FOUR_FIFTHS = (
+    1 << 52,
+    int(0.8 * 2**53),
+)  # the 53 bits of random() are below these iff it is below 0.5, 0.8
 
 
-def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tuple[Records, Metadata]:
+def instances_of(
+    source: Path, words: Vocabulary, config: SamplingConfig
+) -> tuple[Records, Metadata]:
     """Instances of a text file and their metadata. Raises DataError if it cannot be read."""
     data, md5 = read_text(source, "--input-file")
     text = tokenize(data, words, config.do_lower_case)
@@ -36,7 +41,9 @@ def instances_of(source: Path, words: Vocabulary, config: SamplingConfig) -> tup
     )  # fmt: skip
 
 
-def write_instances(source: Path, target: Path, words: Vocabulary, config: SamplingConfig) -> tuple[int, Metadata]:
+def write_instances(
+    source: Path, target: Path, words: Vocabulary, config: SamplingConfig
+) -> tuple[int, Metadata]:
     """Writes the instances of a text file; returns their number and metadata."""
     records, metadata = instances_of(source, words, config)
     return records.num_sequences, write_records(target, records, metadata)
@@ -53,10 +60,18 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     most, share = config.max_predictions_per_seq, config.masked_lm_prob
     segment_offsets, document_offsets = text.segment_offsets, text.document_offsets
     if not config.nsp:
-        segment_offsets, document_offsets = _runs(segment_offsets[document_offsets], config.max_seq_length - 2)
-    num_predictions = np.array([min(most, max(1, round(n * share))) for n in range(config.max_seq_length + 1)])
-    special = np.array([vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=text.tokens.dtype)
-    mask_type = np.empty(0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64)  # holds a position and an id
+        segment_offsets, document_offsets = _runs(
+            segment_offsets[document_offsets], config.max_seq_length - 2
+        )
+    num_predictions = np.array(
+        [min(most, max(1, round(n * share))) for n in range(config.max_seq_length + 1)]
+    )
+    special = np.array(
+        [vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=text.tokens.dtype
+    )
+    mask_type = np.empty(
+        0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64
+    )  # holds a position and an id
     state = mersenne.initial_state(config.random_seed)
     pairs, masked_offsets, masked = sample(
         state, text.tokens, segment_offsets, document_offsets, special, len(vocabulary), mask_type,
@@ -72,7 +87,9 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     input_ids = np.empty(sequence_offsets[-1], dtype=text.tokens.dtype)
     positions = np.empty(new_masked_offsets[-1], dtype=np.int16)
     labels = np.empty(new_masked_offsets[-1], dtype=text.tokens.dtype)
-    _write_sequences(text.tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels)
+    _write_sequences(
+        text.tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels
+    )
     return Records(
         input_ids=input_ids, sequence_offsets=sequence_offsets, segment_b_start=(lengths_a + 2).astype(np.int16),
         masked_lm_positions=positions, masked_lm_ids=labels, masked_lm_offsets=new_masked_offsets,
@@ -80,7 +97,9 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     )  # fmt: skip
 
 
-def _runs(ends: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _runs(
+    ends: npt.NDArray[np.int64], length: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Offsets of runs of `length` tokens (the last of a document may be shorter), and of documents in runs.
 
     ends: start of each document, and end of the last one.
@@ -92,7 +111,9 @@ def _runs(ends: npt.NDArray[np.int64], length: int) -> tuple[npt.NDArray[np.int6
 
 
 @compiled
-def _write_sequences(tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels):  # type: ignore[no-untyped-def]
+def _write_sequences(
+    tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels
+):  # type: ignore[no-untyped-def]
     at = 0
     masked_at = 0
     for i in order:
@@ -137,13 +158,17 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _mask(state, tokens, pair, mask, vocabulary_size, count, candidates, partners, replaced, masked, end):  # type: ignore[no-untyped-def]
+def _mask(
+    state, tokens, pair, mask, vocabulary_size, count, candidates, partners, replaced, masked, end
+):  # type: ignore[no-untyped-def]
     """Masks at most `count` positions; appends position + new id * 2^16 in order of positions, returns the new end.
 
     `masked` needs space for one entry per token: unmasked ones are written, too, and then overwritten.
     """
     length_a = pair[1] - pair[0]
-    num_candidates = length_a + pair[3] - pair[2]  # text holds neither [CLS] nor [SEP]: the tokenizer splits them
+    num_candidates = (
+        length_a + pair[3] - pair[2]
+    )  # text holds neither [CLS] nor [SEP]: the tokenizer splits them
     for i in range(length_a):
         candidates[i] = i + 1
     for i in range(length_a, num_candidates):
@@ -160,7 +185,11 @@ def _mask(state, tokens, pair, mask, vocabulary_size, count, candidates, partner
         if bits >= _FOUR_FIFTHS:
             bits, at = mersenne.next_bits(state, at)
             if bits < _HALF:
-                source = pair[0] + position - 1 if position <= length_a else pair[2] + position - length_a - 2
+                source = (
+                    pair[0] + position - 1
+                    if position <= length_a
+                    else pair[2] + position - length_a - 2
+                )
                 new = np.int64(tokens[source])
             else:
                 state[mersenne.INDEX] = np.uint32(at)
@@ -257,7 +286,14 @@ def sample(  # type: ignore[no-untyped-def]
                 length = 2
                 if nsp:
                     start = _next_pair(
-                        state, segment_offsets, document_offsets, order, document_index, start, target, pair
+                        state,
+                        segment_offsets,
+                        document_offsets,
+                        order,
+                        document_index,
+                        start,
+                        target,
+                        pair,
                     )
                     _truncate(state, pair, max_num_tokens)
                     length = 3

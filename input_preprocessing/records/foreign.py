@@ -14,7 +14,13 @@ import h5py
 import numpy as np
 
 from bert.data.digests import add_multiset_digests
-from bert.data.format import atomic_file, check_contents, open_records, verify_records, write_records
+from bert.data.format import (
+    atomic_file,
+    check_contents,
+    open_records,
+    verify_records,
+    write_records,
+)
 from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
@@ -42,7 +48,9 @@ def read_foreign(path: Path) -> tuple[Records, Metadata]:
     return open_records(path) if start == _HDF5_SIGNATURE else tfrecord.read_tfrecord(path)
 
 
-def import_file(words: vocabulary.Vocabulary | None, task: tuple[Path, Path]) -> tuple[int, int, int]:
+def import_file(
+    words: vocabulary.Vocabulary | None, task: tuple[Path, Path]
+) -> tuple[int, int, int]:
     """Writes the record file of a third-party one, unless up to date; returns (sequences, rows, empty rows dropped).
 
     Raises:
@@ -58,7 +66,9 @@ def import_file(words: vocabulary.Vocabulary | None, task: tuple[Path, Path]) ->
         if metadata.source == origin and metadata.vocab_md5 == vocab_md5:
             return records.num_sequences, records.num_rows, 0
         if [name for name, _ in metadata.source] != [source.name]:
-            raise DataError(f"{target} was not made by import_records of {source.name}; give another --target")
+            raise DataError(
+                f"{target} was not made by import_records of {source.name}; give another --target"
+            )
         changed = "the vocabulary" if metadata.source == origin else str(source)
         print(f"{target}: made again, since {changed} has changed", file=sys.stderr)
     records, metadata = read_foreign(source)
@@ -66,7 +76,9 @@ def import_file(words: vocabulary.Vocabulary | None, task: tuple[Path, Path]) ->
     check_contents(source, records, metadata)
     largest = max(records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0))
     if words and largest >= len(words):
-        raise DataError(f"{source} has token {largest}, the vocabulary has {len(words)}; give the one it was made with")
+        raise DataError(
+            f"{source} has token {largest}, the vocabulary has {len(words)}; give the one it was made with"
+        )
     if words:  # the same dtype in every shard of a data set, whatever ids it contains
         ids = {name: getattr(records, name).astype(id_dtype(len(words))) for name in IDS}
         records = dataclasses.replace(records, **ids)
@@ -85,7 +97,9 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
     """
     files = [source]
     if source.is_dir():
-        found = [path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")]
+        found = [
+            path for path in source.iterdir() if path.is_file() and not path.name.startswith(".")
+        ]
         files = sorted(path for path in found if path.suffix not in NOT_RECORDS)
     if not files:
         raise DataError(f"no files in {source}; check --source")
@@ -93,7 +107,9 @@ def plan_files(source: Path, target: Path, suffix: str = ".hdf5") -> list[tuple[
     for path in files:
         made = target / f"{path.stem if path.suffix in _SUFFIXES else path.name}{suffix}"
         if made in planned:
-            raise DataError(f"{path} and {planned[made]} would both become {made}; move one of them")
+            raise DataError(
+                f"{path} and {planned[made]} would both become {made}; move one of them"
+            )
         if made.resolve() == path.resolve():
             raise DataError(f"{made} would be overwritten; give another --target")
         planned[made] = path
@@ -111,7 +127,9 @@ def import_main(options: argparse.Namespace) -> None:
     files = plan_files(options.source, options.target)
     options.target.mkdir(parents=True, exist_ok=True)
     weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
-    counts = run_tasks("import", partial(import_file, words), files, jobs=options.jobs, weights=weights)
+    counts = run_tasks(
+        "import", partial(import_file, words), files, jobs=options.jobs, weights=weights
+    )
     sequences, rows, empty = (sum(count[i] for count in counts) for i in range(3))
     if options.json:
         digest = add_multiset_digests([open_records(made)[1].multiset_digest for _, made in files])
@@ -130,7 +148,9 @@ def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
         DataError: the prepared folder's manifest is damaged.
     """
     manifests = sorted(source.glob("prepared-*.json")) if source.is_dir() else []
-    names = {name for path in manifests for name in manifest.read(path).files if name.endswith(".hdf5")}
+    names = {
+        name for path in manifests for name in manifest.read(path).files if name.endswith(".hdf5")
+    }
     parents = sorted({Path(name).parent for name in names})
     return [(source / parent, target / parent) for parent in parents] or [(source, target)]
 
@@ -152,19 +172,33 @@ def export_folder(
         if not metadata.content_digest:
             raise DataError(f"{path} is not a record file; run import_records on it first")
         packed = records.row_offsets is not None and not unpack
-        held = tfrecord.widths_of(records) if packed else tfrecord.Widths(0, max_predictions_per_seq)
+        held = (
+            tfrecord.widths_of(records) if packed else tfrecord.Widths(0, max_predictions_per_seq)
+        )
         all_widths.append(held._replace(tokens=metadata.max_seq_length))
         are_packed.add(packed)
         num_rows += records.num_rows if packed else records.num_sequences
     if len(are_packed) > 1:
         raise DataError(f"{source} holds packed and unpacked records; give a folder with one kind")
-    widths = tfrecord.Widths(0, 0) if kind == "nvidia" else tfrecord.Widths(*map(max, zip(*all_widths, strict=True)))
+    widths = (
+        tfrecord.Widths(0, 0)
+        if kind == "nvidia"
+        else tfrecord.Widths(*map(max, zip(*all_widths, strict=True)))
+    )
     digests = {path.name: metadata.content_digest for path, _, metadata in found}
     recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
-    folder = manifest.StageFolder(target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source")
+    folder = manifest.StageFolder(
+        target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source"
+    )
     if not folder.finished:
         tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]
-        run_tasks("export", _export_file, tasks, jobs=jobs, weights=[path.stat().st_size for path, *_ in tasks])
+        run_tasks(
+            "export",
+            _export_file,
+            tasks,
+            jobs=jobs,
+            weights=[path.stat().st_size for path, *_ in tasks],
+        )
         folder.finish([made.name for _, made in files])
     sequences = sum(records.num_sequences for _, records, _ in found)
     digest = add_multiset_digests([metadata.multiset_digest for *_, metadata in found])
@@ -197,7 +231,9 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
     packed = records.row_offsets is not None
     if not packed and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
         sequence = int(np.searchsorted(records.masked_lm_offsets, zeros[0], "right")) - 1
-        raise DataError(f"{path}: sequence {sequence} has its first token masked, which is padding in NVIDIA's layout")
+        raise DataError(
+            f"{path}: sequence {sequence} has its first token masked, which is padding in NVIDIA's layout"
+        )
     features = tfrecord.row_features(records)
     # In memory, since HDF5 fails badly on a full disk.
     with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
@@ -234,11 +270,21 @@ def export_main(options: argparse.Namespace) -> None:
             max_predictions_per_seq=options.max_predictions_per_seq, jobs=options.jobs,
         )  # fmt: skip
         tokens, masks, packed = exported["widths"]
-        rows = f" in {exported['rows']:,} rows" if packed or exported["rows"] != exported["sequences"] else ""
-        size = human_bytes(sum(path.stat().st_size for path in target.iterdir() if path.suffix in SUFFIXES.values()))
+        rows = (
+            f" in {exported['rows']:,} rows"
+            if packed or exported["rows"] != exported["sequences"]
+            else ""
+        )
+        size = human_bytes(
+            sum(
+                path.stat().st_size for path in target.iterdir() if path.suffix in SUFFIXES.values()
+            )
+        )
         widths = f"; an Example has {tokens} tokens, {masks} masked" if tokens else ""
         widths += f", {packed} sequences" if packed else ""
-        summary = f"{exported['sequences']:,} sequences{rows}, {exported['files']} files, {size}{widths}"
+        summary = (
+            f"{exported['sequences']:,} sequences{rows}, {exported['files']} files, {size}{widths}"
+        )
         print(f"{target}: {summary}", file=sys.stderr)
         done.append({**exported, "widths": exported["widths"]._asdict()})
     if options.json:

@@ -51,9 +51,13 @@ class ShardPlan:
     num_shards: int
     metadata: Metadata  # of the shards, without digests
     shard_offsets: tuple[int, ...]  # (groups + 1,): group g makes shards [o[g], o[g + 1])
-    run_offsets: Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
+    run_offsets: (
+        Integers  # (files, groups + 1): group g takes sequences [o[f, g], o[f, g + 1]) of file f
+    )
     multiset: str  # digest of all sequences of the sources
-    lengths: tuple[int, int] | None = None  # only sequences of more than [0] and at most [1] tokens, numbered as such
+    lengths: tuple[int, int] | None = (
+        None  # only sequences of more than [0] and at most [1] tokens, numbered as such
+    )
 
     def shard_path(self, shard: int) -> Path:
         return self.target / f"part_{shard:05d}_of_{self.num_shards:05d}.hdf5"
@@ -90,15 +94,22 @@ def plan_shards(
     for path, (_, metadata) in zip(sources, opened, strict=True):
         for name in ("vocab_md5", "max_seq_length"):
             if getattr(metadata, name) != getattr(first, name):
-                raise DataError(f"{path} and {sources[0]} differ in {name}; prepare both with the same options")
+                raise DataError(
+                    f"{path} and {sources[0]} differ in {name}; prepare both with the same options"
+                )
     shards = num_shards(sum(sizes), shards)
     groups = min(shards, -(-sum(sizes) // group_size))
     shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
     contents = _contents([metadata for _, metadata in opened])
-    recipe = hashlib.md5(f"{stage} shards={shards} seed={seed} group_size={group_size}".encode()).hexdigest()
+    recipe = hashlib.md5(
+        f"{stage} shards={shards} seed={seed} group_size={group_size}".encode()
+    ).hexdigest()
     origin = ((f"{len(sources)}{_SOURCE}", contents), (stage, recipe))
     # Every sequence draws a shard and goes to that shard's group.
-    state, group_of_shard = initial_state(seed), np.repeat(np.arange(groups), np.diff(shard_offsets))
+    state, group_of_shard = (
+        initial_state(seed),
+        np.repeat(np.arange(groups), np.diff(shard_offsets)),
+    )
     counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
     for row, size in zip(counts, sizes, strict=True):
         _draw_groups(state, size, group_of_shard, row[1:])
@@ -112,7 +123,9 @@ def plan_shards(
 
 def _contents(sources: Sequence[Metadata]) -> str:
     """Digest of the sources' contents, recorded in the shards."""
-    return hashlib.md5("".join(metadata.content_digest for metadata in sources).encode()).hexdigest()
+    return hashlib.md5(
+        "".join(metadata.content_digest for metadata in sources).encode()
+    ).hexdigest()
 
 
 def _chosen(records: Records, lengths: tuple[int, int]) -> Integers:
@@ -131,7 +144,9 @@ def num_shards(num_sequences: int, wanted: int | None) -> int:
         return min(MOST_SHARDS, max(1, num_sequences // SEQUENCES_PER_SHARD))
     if wanted > 1 and wanted * SEQUENCES_OF_SMALLEST_SHARD > num_sequences:
         most = max(1, num_sequences // SEQUENCES_OF_SMALLEST_SHARD)
-        raise DataError(f"{num_sequences:,} sequences are too few for {wanted} shards; use --shards {most} or fewer")
+        raise DataError(
+            f"{num_sequences:,} sequences are too few for {wanted} shards; use --shards {most} or fewer"
+        )
     return wanted
 
 
@@ -172,7 +187,9 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
     """Writes the missing shards of a group; returns the multiset digests of all its shards."""
     shards = range(plan.shard_offsets[group], plan.shard_offsets[group + 1])
     found: list[str | None] = [None] * len(shards)
-    for i, shard in enumerate(shards):  # keep those made from the same sources with the same options
+    for i, shard in enumerate(
+        shards
+    ):  # keep those made from the same sources with the same options
         with suppress(DataError):
             metadata = open_records(plan.shard_path(shard))[1]
             found[i] = metadata.multiset_digest if metadata.source == plan.metadata.source else None
@@ -183,8 +200,13 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
     if plan.lengths is None:
         parts = [_views(records, int(start), int(end)) for records, start, end in runs]
     else:
-        parts = [records.select(_chosen(records, plan.lengths)[start:end]) for records, start, end in runs]
-    records = concatenate(parts, lambda number: sources[number].release())  # or a worker would end up holding all
+        parts = [
+            records.select(_chosen(records, plan.lengths)[start:end])
+            for records, start, end in runs
+        ]
+    records = concatenate(
+        parts, lambda number: sources[number].release()
+    )  # or a worker would end up holding all
     order, row_offsets = arrange(records, group)
     num_rows = len(order) if row_offsets is None else len(row_offsets) - 1
     for i, shard in enumerate(shards):
@@ -213,12 +235,18 @@ def check_target(target: Path, sources: Sequence[Path] = (), contents: str = "")
         except DataError:  # damaged: made again, or removed
             continue
         if len(source) != 2 or not source[0][0].endswith(_SOURCE):
-            raise DataError(f"{path} was not made by this preparation; move it away, or give another folder")
+            raise DataError(
+                f"{path} was not made by this preparation; move it away, or give another folder"
+            )
         if contents and source[0][1] != contents:
-            raise DataError(f"{path} was made from another source; move it away, or give another folder")
+            raise DataError(
+                f"{path} was made from another source; move it away, or give another folder"
+            )
 
 
-def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int, part: tuple[int, int] = (0, 1)) -> str:
+def make_shards(
+    plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int, part: tuple[int, int] = (0, 1)
+) -> str:
     """Writes all shards and an index, and returns the multiset digest of their sequences.
 
     Keeps shards of an interrupted run with the same plan, and removes other shards of this preparation.
@@ -239,12 +267,16 @@ def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int, par
     (plan.target / INDEX).unlink(missing_ok=True)
     groups = range(part[0], len(plan.shard_offsets) - 1, part[1])
     weights = [float(plan.shard_offsets[group + 1] - plan.shard_offsets[group]) for group in groups]
-    digests = run_tasks(label, partial(_make_group, plan, arrange), groups, jobs=jobs, weights=weights)
+    digests = run_tasks(
+        label, partial(_make_group, plan, arrange), groups, jobs=jobs, weights=weights
+    )
     made = add_multiset_digests([digest for group in digests for digest in group])
     if part[1] > 1:
         return made
     if plan.lengths is None and made != plan.multiset:
-        raise DataError(f"{plan.target} does not hold exactly the sequences of its source; remove it and run again")
+        raise DataError(
+            f"{plan.target} does not hold exactly the sequences of its source; remove it and run again"
+        )
     wanted = {plan.shard_path(shard) for shard in range(plan.num_shards)}
     for path in plan.target.iterdir():
         if path not in wanted and path.name.lstrip(".").startswith("part_"):
@@ -268,7 +300,9 @@ def _shuffled(seed: int, records: Records, group: int) -> tuple[Integers, None]:
     return random_order(records.num_sequences, seed, group, use=0), None
 
 
-def _packed(seed: int, max_tokens: int, max_sequences: int, records: Records, group: int) -> tuple[Integers, Integers]:
+def _packed(
+    seed: int, max_tokens: int, max_sequences: int, records: Records, group: int
+) -> tuple[Integers, Integers]:
     """Packs a group's sequences in random order into rows, and shuffles the rows."""
     mixed = random_order(records.num_sequences, seed, group, use=0)
     order, row_offsets = pack(records.sequence_lengths[mixed], max_tokens, max_sequences)
@@ -279,17 +313,31 @@ def _packed(seed: int, max_tokens: int, max_sequences: int, records: Records, gr
     return mixed[order[where]], offsets
 
 
-def shuffle_records(source: Path, target: Path, *, shards: int | None, seed: int, **how: Any) -> str:
+def shuffle_records(
+    source: Path, target: Path, *, shards: int | None, seed: int, **how: Any
+) -> str:
     """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
     plan = plan_shards(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
     return make_shards(plan, partial(_shuffled, seed), label="shuffle", **how)
 
 
 def pack_records(
-    source: Path, target: Path, *, shards: int | None, seed: int, max_sequences_per_row: int, **how: Any
+    source: Path,
+    target: Path,
+    *,
+    shards: int | None,
+    seed: int,
+    max_sequences_per_row: int,
+    **how: Any,
 ) -> str:
     """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
-    plan = plan_shards(source_files(source), target, stage=f"pack {max_sequences_per_row}", shards=shards, seed=seed)
+    plan = plan_shards(
+        source_files(source),
+        target,
+        stage=f"pack {max_sequences_per_row}",
+        shards=shards,
+        seed=seed,
+    )
     arrange = partial(_packed, seed, plan.metadata.max_seq_length, max_sequences_per_row)
     return make_shards(plan, arrange, label="pack", **how)
 
@@ -304,7 +352,9 @@ def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int,
         return tuple(max_seq_length * quarter // 4 for quarter in (1, 2, 3, 4))
     if not (0, *wanted)[-2] < max_seq_length <= wanted[-1]:
         text = ",".join(map(str, wanted))
-        raise DataError(f"--edges {text} does not fit sequences of up to {max_seq_length} tokens; end with that number")
+        raise DataError(
+            f"--edges {text} does not fit sequences of up to {max_seq_length} tokens; end with that number"
+        )
     return wanted
 
 
@@ -331,8 +381,14 @@ def bin_records(
     digests = []
     for low, high in zip((0, *edges), edges, strict=False):
         stage, folder = f"bin {low} {high}", target / str(high)
-        plan = plan_shards(files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high))
-        digests.append(make_shards(plan, partial(_shuffled, seed), label=f"bin {low + 1}-{high}", jobs=jobs, part=part))
+        plan = plan_shards(
+            files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high)
+        )
+        digests.append(
+            make_shards(
+                plan, partial(_shuffled, seed), label=f"bin {low + 1}-{high}", jobs=jobs, part=part
+            )
+        )
     made = add_multiset_digests(digests)
     if part[1] > 1:
         return made
@@ -360,7 +416,11 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
     count = records.num_sequences
     if not count:
         raise DataError(f"{source} has no sequences to evaluate on; check the evaluation text")
-    chosen = range(count) if count <= num_samples else [int(i * (count / num_samples)) for i in range(num_samples)]
+    chosen = (
+        range(count)
+        if count <= num_samples
+        else [int(i * (count / num_samples)) for i in range(num_samples)]
+    )
     origin = (*metadata.source, (f"evalset {num_samples}", metadata.content_digest))
     write_records(target, records.select(chosen), dataclasses.replace(metadata, source=origin))
     short = f" (all available; {num_samples:,} were requested)" if count < num_samples else ""

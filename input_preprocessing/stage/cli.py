@@ -18,7 +18,10 @@ from bert.data.records import DataError
 from input_preprocessing import STAGES
 from input_preprocessing.stage.reading import table
 
-UNRECORDED = {"do_lower_case": True, "nsp": True}  # values in data sets made before these options existed
+UNRECORDED = {
+    "do_lower_case": True,
+    "nsp": True,
+}  # values in data sets made before these options existed
 
 
 def run_stage(stage: str) -> None:
@@ -73,7 +76,9 @@ def parse_edges(text: str) -> tuple[int, ...]:
     """argparse type: '128,256' -> (128, 256), ascending."""
     edges = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
     if any(high <= low for low, high in zip((0, *edges), edges, strict=False)):
-        raise argparse.ArgumentTypeError(f"{text} is not a list of ascending lengths, such as 128,256,384,512")
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a list of ascending lengths, such as 128,256,384,512"
+        )
     return edges
 
 
@@ -83,7 +88,9 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
     for part in text.split(","):
         length, colon, masked = part.partition(":")
         if not (colon and length.isdecimal() and masked.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of LENGTH:MASKED, such as {published}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a list of LENGTH:MASKED, such as {published}"
+            )
         phases.append((int(length), int(masked)))
     if any(short >= long for (short, _), (long, _) in itertools.pairwise(phases)):
         raise argparse.ArgumentTypeError(f"{text!r}: the lengths of the phases are not ascending")
@@ -130,7 +137,9 @@ def _add_options(parser: argparse._ActionsContainer, options: dict[str, Any]) ->
             _add_options(parser.add_argument_group(how["title"]), how["options"])
         else:
             kind = {"type": _TYPES[how["type"]]} if "type" in how else {}
-            parser.add_argument(*flags.split(), **how | kind | ({"default": cpus} if flags == "--jobs" else {}))
+            parser.add_argument(
+                *flags.split(), **how | kind | ({"default": cpus} if flags == "--jobs" else {})
+            )
 
 
 @contextmanager
@@ -144,12 +153,16 @@ def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / ".lock", "a")  # noqa: SIM115 (closed by the with below)
     except OSError as error:
-        raise DataError(f"cannot write to {folder}: {error.strerror}; fix it or choose another folder") from error
+        raise DataError(
+            f"cannot write to {folder}: {error.strerror}; fix it or choose another folder"
+        ) from error
     with file:
         try:
             fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DataError(f"another run is writing to {folder}; wait for it or stop it") from error
+            raise DataError(
+                f"another run is writing to {folder}; wait for it or stop it"
+            ) from error
         except OSError:  # a file system without locks
             pass
         yield

@@ -51,7 +51,9 @@ class Manifest:
 
     @property
     def records(self) -> list[str]:  # training files
-        return [name for name in self.files if name.endswith(".hdf5") and not name.startswith("eval/")]
+        return [
+            name for name in self.files if name.endswith(".hdf5") and not name.startswith("eval/")
+        ]
 
     @property
     def evaluation(self) -> list[str]:
@@ -60,11 +62,20 @@ class Manifest:
     @property
     def benchmark_text(self) -> tuple[bool | None, str]:
         """Whether the text is the benchmark's (False: partly, None: not at all), and the same in words."""
-        count, wrong = len(self.texts) - 1, [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5]
+        count, wrong = (
+            len(self.texts) - 1,
+            [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5],
+        )
         if not wrong and count == NUM_PARTS:
-            return True, f"the benchmark's: {NUM_PARTS} parts, {len(TEXT_MD5)} of {len(TEXT_MD5)} known md5"
+            return (
+                True,
+                f"the benchmark's: {NUM_PARTS} parts, {len(TEXT_MD5)} of {len(TEXT_MD5)} known md5",
+            )
         if len(wrong) < len(TEXT_MD5):
-            return False, f"partly the benchmark's: {[*wrong, 'a part'][0]} is missing or has another md5"
+            return (
+                False,
+                f"partly the benchmark's: {[*wrong, 'a part'][0]} is missing or has another md5",
+            )
         return None, f"not the benchmark's: {count} training files of another corpus"
 
     def option(self, name: str) -> Any:
@@ -118,14 +129,22 @@ def read(path: Path) -> Manifest:
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, TypeError) as error:
-        raise DataError(f"{path} is damaged or of another version ({error}); prepare the data again") from error
+        raise DataError(
+            f"{path} is damaged or of another version ({error}); prepare the data again"
+        ) from error
 
 
 class StageFolder:
     """A folder to which a stage writes files with certain name patterns."""
 
     def __init__(
-        self, folder: Path, stage: str, patterns: Sequence[str], recipe: dict[str, Any], *, source: str = ""
+        self,
+        folder: Path,
+        stage: str,
+        patterns: Sequence[str],
+        recipe: dict[str, Any],
+        *,
+        source: str = "",
     ) -> None:
         """Prepares the folder: keeps finished files of the same recipe, removes (and reports) others of this stage.
 
@@ -140,16 +159,23 @@ class StageFolder:
         made = _read_stage(folder)
         present = [path for pattern in patterns for path in folder.glob(pattern)]
         if made.get("stage") != stage and present:
-            raise DataError(f"{present[0]} was not made by {stage}; move it away, or give another --target")
+            raise DataError(
+                f"{present[0]} was not made by {stage}; move it away, or give another --target"
+            )
         if source and made.get("recipe") and made["recipe"].get(source) != self.recipe[source]:
-            raise DataError(f"{folder} holds {stage} files of another source; remove it, or give another --target")
+            raise DataError(
+                f"{folder} holds {stage} files of another source; remove it, or give another --target"
+            )
         changed = _changed(folder, made) if made.get("recipe") == self.recipe else None
         self.finished = changed == []
         if made.get("recipe") != self.recipe:
             self._write(None, None)  # a partly removed set has no recipe
             changed = [path.name for path in present]
             if changed:
-                print(f"{folder}: remaking {len(changed)} files made from another source or options", file=sys.stderr)
+                print(
+                    f"{folder}: remaking {len(changed)} files made from another source or options",
+                    file=sys.stderr,
+                )
         for name in changed or []:
             (folder / name).unlink(missing_ok=True)
         if not self.finished:
@@ -175,7 +201,9 @@ def finished_recipe(folder: Path) -> dict[str, Any] | None:
     return made["recipe"] if _changed(folder, made) == [] else None
 
 
-def contents_of(paths: Sequence[Path], label: str, jobs: int, base: Path | None = None) -> dict[str, str]:
+def contents_of(
+    paths: Sequence[Path], label: str, jobs: int, base: Path | None = None
+) -> dict[str, str]:
     """md5 of source files for a recipe, by name or path relative to `base`; shows progress.
 
     Raises:

@@ -113,13 +113,20 @@ def _work(pipe: Connection, parent: int) -> None:
             task = pipe.recv()
             try:
                 result = function(task)
-            except (DataError, OSError) as error:  # any other error ends the worker with a traceback
+            except (
+                DataError,
+                OSError,
+            ) as error:  # any other error ends the worker with a traceback
                 result = error
             pipe.send(result)
 
 
 def _run_pool(
-    function: Callable[[Task], Result], tasks: Sequence[Task], costs: list[float], jobs: int, progress: Progress
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+    costs: list[float],
+    jobs: int,
+    progress: Progress,
 ) -> list[Result]:
     context = multiprocessing.get_context("spawn")
     # Each worker has its own pipe, which closes if the worker is killed; with the shared queues of an executor, the
@@ -132,7 +139,9 @@ def _run_pool(
         with interrupt.held():
             for _ in range(min(jobs, len(tasks))):
                 ours, theirs = context.Pipe()
-                workers[ours] = context.Process(target=_work, args=(theirs, os.getpid()), daemon=True)
+                workers[ours] = context.Process(
+                    target=_work, args=(theirs, os.getpid()), daemon=True
+                )
                 workers[ours].start()
                 theirs.close()
     finally:
@@ -161,8 +170,14 @@ def _run_pool(
         workers[pipe].join(10)
         if (status := workers[pipe].exitcode) is None:
             raise
-        number = -status if status < 0 else status - 128  # negative from multiprocessing, 128 + signal from a shell
-        how = f"was ended by {signal.Signals(number).name}" if number > 0 else f"failed with status {status}, see above"
+        number = (
+            -status if status < 0 else status - 128
+        )  # negative from multiprocessing, 128 + signal from a shell
+        how = (
+            f"was ended by {signal.Signals(number).name}"
+            if number > 0
+            else f"failed with status {status}, see above"
+        )
         ended = f"{how}; run again"
         if number == signal.SIGKILL:
             ended = f"was killed, perhaps out of memory; run again with fewer --jobs (now {jobs})"

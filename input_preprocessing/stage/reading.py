@@ -34,7 +34,9 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 def changed(path: Path) -> DataError:
-    return DataError(f"{path} changed while it was read; run the same command again once it is complete")
+    return DataError(
+        f"{path} changed while it was read; run the same command again once it is complete"
+    )
 
 
 def table(module: str, name: str) -> dict[str, Any]:
@@ -76,7 +78,9 @@ def read_text(path: Path, option: str) -> tuple[bytes, str]:
             before = os.fstat(file.fileno())
             data = file.read()
         after = os.stat(path)
-    if stat.S_ISREG(before.st_mode) and (stamp_of(after) != stamp_of(before) or len(data) != before.st_size):
+    if stat.S_ISREG(before.st_mode) and (
+        stamp_of(after) != stamp_of(before) or len(data) != before.st_size
+    ):
         raise changed(path)  # a pipe has no size
     return data, _check(path, (data[at : at + CHUNK] for at in range(0, len(data), CHUNK)))
 
@@ -105,17 +109,26 @@ def _check(path: Path, chunks: Iterable[bytes]) -> str:
         zeros += chunk.count(0)
     share = f"{path}: {size - kept:,} of {size:,} bytes are not UTF-8"
     if size - kept > MOST_UNDECODABLE * size:
-        raise DataError(f"{share}; convert it first, for example with iconv -f LATIN1 -t UTF-8, or copy it again")
+        raise DataError(
+            f"{share}; convert it first, for example with iconv -f LATIN1 -t UTF-8, or copy it again"
+        )
     if size > kept:
         print(f"warning: {share} and are dropped", file=sys.stderr)
     if zeros:  # dropped by the reference, too
         note = "; is it UTF-16?" if zeros > MOST_UNDECODABLE * size else ""
-        print(f"warning: {path}: {zeros:,} of {size:,} bytes are NUL and are dropped{note}", file=sys.stderr)
+        print(
+            f"warning: {path}: {zeros:,} of {size:,} bytes are NUL and are dropped{note}",
+            file=sys.stderr,
+        )
     return digest.hexdigest()
 
 
 def check_is_text(path: Path, start: bytes) -> None:
     """Raises DataError for a file that starts like a compressed or binary one, or one in another encoding."""
-    kind = next((kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None)
+    kind = next(
+        (kind for signature, kind in _SIGNATURES.items() if start.startswith(signature)), None
+    )
     if kind:
-        raise DataError(f"{path} is not text but {kind}; unpack or convert it to UTF-8, or copy the text again")
+        raise DataError(
+            f"{path} is not text but {kind}; unpack or convert it to UTF-8, or copy the text again"
+        )

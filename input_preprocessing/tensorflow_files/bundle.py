@@ -22,7 +22,14 @@ from input_preprocessing.stage.reading import readable
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
-_DTYPES: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 14: "bfloat16", 19: np.float16}
+_DTYPES: dict[int, Any] = {
+    1: np.float32,
+    2: np.float64,
+    3: np.int32,
+    9: np.int64,
+    14: "bfloat16",
+    19: np.float16,
+}
 _STRING = 7
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 Value = int | bytes
@@ -106,7 +113,9 @@ class Bundle:
             self.num_shards = shards if isinstance(shards, int) else 1
             self.entries = {str(key, "utf-8"): _parse_entry(value) for key, value in table.items()}
         except (ValueError, KeyError, struct.error, cramjam.DecompressionError) as error:
-            raise DataError(f"{index} is not an intact TensorFlow checkpoint index ({error}); copy it again") from error
+            raise DataError(
+                f"{index} is not an intact TensorFlow checkpoint index ({error}); copy it again"
+            ) from error
 
     def read(self, name: str) -> npt.NDArray[Any]:
         """A tensor; bfloat16 is converted to float32.
@@ -124,7 +133,9 @@ class Bundle:
         else:
             array = raw.view(np.dtype(_DTYPES[entry.dtype]).newbyteorder("<"))
         if array.size != int(np.prod(entry.shape)):
-            raise DataError(f"{self.prefix}: tensor {name} has {array.size} elements for shape {list(entry.shape)}")
+            raise DataError(
+                f"{self.prefix}: tensor {name} has {array.size} elements for shape {list(entry.shape)}"
+            )
         return array.reshape(entry.shape)
 
     def read_bytes(self, name: str) -> npt.NDArray[np.uint8]:
@@ -141,7 +152,9 @@ class Bundle:
         if raw.size != entry.size:
             raise DataError(f"{path} is too short for tensor {name}; copy it again")
         covered: npt.NDArray[np.uint8] | bytes = raw
-        if entry.dtype == _STRING:  # a scalar string: the checksum covers its length as four bytes, and its bytes
+        if (
+            entry.dtype == _STRING
+        ):  # a scalar string: the checksum covers its length as four bytes, and its bytes
             try:
                 length, at = read_varint(raw.tobytes(), 0)
                 covered = struct.pack("<I", length) + raw.tobytes()[at:]
@@ -161,14 +174,23 @@ class Bundle:
         names: dict[str, str] = {}
         try:
             length, at = read_varint(raw, 0)
-            for number, node in fields(raw[at + 4 : at + 4 + length]):  # after the length comes its checksum
-                for kind, attribute in fields(node) if number == 1 and isinstance(node, bytes) else ():
+            for number, node in fields(
+                raw[at + 4 : at + 4 + length]
+            ):  # after the length comes its checksum
+                for kind, attribute in (
+                    fields(node) if number == 1 and isinstance(node, bytes) else ()
+                ):
                     if kind == 2 and isinstance(attribute, bytes):
                         parts = dict(fields(attribute))  # 2 full_name, 3 checkpoint_key
-                        name, key = (value if isinstance(value := parts.get(n), bytes) else b"" for n in (2, 3))
+                        name, key = (
+                            value if isinstance(value := parts.get(n), bytes) else b""
+                            for n in (2, 3)
+                        )
                         names[key.decode()] = name.decode()
         except ValueError as error:
-            raise DataError(f"{self.prefix}: the object graph is damaged ({error}); copy it again") from error
+            raise DataError(
+                f"{self.prefix}: the object graph is damaged ({error}); copy it again"
+            ) from error
         return names
 
 
@@ -231,6 +253,8 @@ def prefix_of(path: Path) -> Path:
     if path.is_dir():
         found = sorted(path.glob("*.index"))
         if len(found) != 1:
-            raise DataError(f"{path} holds {len(found)} checkpoints (*.index); give the prefix of one")
+            raise DataError(
+                f"{path} holds {len(found)} checkpoints (*.index); give the prefix of one"
+            )
         path = found[0]
     return Path(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", str(path)))

@@ -46,12 +46,18 @@ class Widths(NamedTuple):
 def widths_of(records: Records) -> Widths:
     """Maximal tokens, masked tokens and sequences of a row."""
     rows = _rows_of(records)
-    counts = [np.diff(offsets[rows]) for offsets in (records.sequence_offsets, records.masked_lm_offsets)]
+    counts = [
+        np.diff(offsets[rows]) for offsets in (records.sequence_offsets, records.masked_lm_offsets)
+    ]
     return Widths(*(int(count.max(initial=0)) for count in (*counts, np.diff(rows))))
 
 
 def _rows_of(records: Records) -> Array:
-    return np.arange(records.num_sequences + 1) if records.row_offsets is None else np.asarray(records.row_offsets)
+    return (
+        np.arange(records.num_sequences + 1)
+        if records.row_offsets is None
+        else np.asarray(records.row_offsets)
+    )
 
 
 def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
@@ -62,17 +68,28 @@ def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
     rows = _rows_of(records)
     lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
     tokens, masked = records.sequence_offsets[rows], records.masked_lm_offsets[rows]
-    in_sequence = np.arange(len(records.input_ids)) - np.repeat(records.sequence_offsets[:-1], lengths)
-    in_row = records.sequence_offsets[:-1] - np.repeat(tokens[:-1], np.diff(rows))  # first token of a sequence
+    in_sequence = np.arange(len(records.input_ids)) - np.repeat(
+        records.sequence_offsets[:-1], lengths
+    )
+    in_row = records.sequence_offsets[:-1] - np.repeat(
+        tokens[:-1], np.diff(rows)
+    )  # first token of a sequence
     positions = records.masked_lm_positions + np.repeat(in_row, counts)
     features = {
         "input_ids": (records.input_ids, tokens),
-        "segment_ids": ((in_sequence >= np.repeat(records.segment_b_start, lengths)).astype(np.int8), tokens),
+        "segment_ids": (
+            (in_sequence >= np.repeat(records.segment_b_start, lengths)).astype(np.int8),
+            tokens,
+        ),
         "masked_lm_positions": (positions.astype(np.int16), masked),
         "masked_lm_ids": (records.masked_lm_ids, masked),
     }
     if records.row_offsets is not None:
-        features |= zip(PACKED_NAMES, [(sizes.astype(np.int16), rows) for sizes in (lengths, counts)], strict=True)
+        features |= zip(
+            PACKED_NAMES,
+            [(sizes.astype(np.int16), rows) for sizes in (lengths, counts)],
+            strict=True,
+        )
     return features | {"next_sentence_labels": (records.next_sentence_labels, rows)}
 
 
@@ -83,10 +100,17 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
         DataError: an Example would exceed the widths, or the file cannot be written.
     """
     allowed = widths._replace(sequences=max(widths.sequences, 1))
-    for what, most, limit in zip(("tokens", "masked tokens", "sequences"), widths_of(records), allowed, strict=True):
+    for what, most, limit in zip(
+        ("tokens", "masked tokens", "sequences"), widths_of(records), allowed, strict=True
+    ):
         if most > limit:
-            raise DataError(f"{path}: an Example would hold {most} {what}, at most {limit} were asked for; allow more")
-    rows, room = _rows_of(records), 11 * widths.tokens + 12 * widths.masks + 12 * widths.sequences + 640
+            raise DataError(
+                f"{path}: an Example would hold {most} {what}, at most {limit} were asked for; allow more"
+            )
+    rows, room = (
+        _rows_of(records),
+        11 * widths.tokens + 12 * widths.masks + 12 * widths.sequences + 640,
+    )
     buffer, scratch = np.empty(_BLOCK * room, np.uint8), np.empty(room, np.uint8)
     with atomic_file(path) as partial, open(partial, "wb") as file:
         for first in range(0, records.num_rows, _BLOCK):
@@ -171,7 +195,9 @@ def _encode(out, bounds, scratch, values, places, widths, prefixes, prefix_ends,
             prefix = prefixes[prefix_ends[f] : prefix_ends[f + 1]]
             list_size = 1 + _varint_size(size) + size
             feature_size = 1 + _varint_size(list_size) + list_size
-            at = _put_head(out, at, 0x0A, prefix.size + 1 + _varint_size(feature_size) + feature_size)
+            at = _put_head(
+                out, at, 0x0A, prefix.size + 1 + _varint_size(feature_size) + feature_size
+            )
             out[at : at + prefix.size] = prefix
             at = _put_head(out, at + prefix.size, 0x12, feature_size)
             at = _put_head(out, at, 0x12 if f == floats else 0x1A, list_size)
@@ -211,15 +237,21 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
             features = _parse_example(example)
             parts += _sequences(features)
         except ValueError as error:
-            raise DataError(f"{path}: record {number} is not a training instance: {error}; check the path") from error
+            raise DataError(
+                f"{path}: record {number} is not a training instance: {error}; check the path"
+            ) from error
         if number and packed != (PACKED_NAMES[0] in features):
-            raise DataError(f"{path} mixes packed rows and single sequences; put them into separate files")
+            raise DataError(
+                f"{path} mixes packed rows and single sequences; put them into separate files"
+            )
         packed = PACKED_NAMES[0] in features
         rows.append(len(parts))
         width = max(width, len(features["input_ids"]))
         at = end + 4
     columns = list(zip(*parts, strict=True)) or [()] * 5
-    ids, b_starts, positions, labels, next_labels = (np.concatenate([np.zeros(0, np.int64), *each]) for each in columns)
+    ids, b_starts, positions, labels, next_labels = (
+        np.concatenate([np.zeros(0, np.int64), *each]) for each in columns
+    )
     dtype = id_dtype(1 + max(int(each.max(initial=0)) for each in (ids, labels)))
     ends = [np.cumsum([0, *(len(part) for part in columns[index])]) for index in (0, 2)]
     records = Records(
@@ -227,7 +259,9 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
         masked_lm_positions=positions.astype(np.int16), masked_lm_ids=labels.astype(dtype), masked_lm_offsets=ends[1],
         next_sentence_labels=next_labels.astype(np.int8),
     ).with_rows(rows if packed else None)  # fmt: skip
-    return records, Metadata(max_seq_length=max(width, 1), vocab_md5="", random_seed=-1, dupe_factor=0)
+    return records, Metadata(
+        max_seq_length=max(width, 1), vocab_md5="", random_seed=-1, dupe_factor=0
+    )
 
 
 def _parse_example(data: bytes) -> dict[str, Integers]:
@@ -246,7 +280,9 @@ def _parse_example(data: bytes) -> dict[str, Integers]:
             arrays = [np.zeros(0, np.int64)]
             for kind, values in fields(feature):
                 if kind in (2, 3) and isinstance(values, bytes):
-                    arrays += [_numbers(part, kind) for number, part in fields(values) if number == 1]
+                    arrays += [
+                        _numbers(part, kind) for number, part in fields(values) if number == 1
+                    ]
             found[name.decode("utf-8", "replace")] = np.concatenate(arrays)
     return found
 
@@ -292,8 +328,13 @@ def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
         packed = [np.array([total]), np.array([masks])]
     sizes = [len(features[name]) for name in NAMES if name in features]
     of_tokens, of_masks = (NAMES[0], NAMES[1], NAMES[-1]), NAMES[2:5]
-    alike = all(len({len(features[name]) for name in names}) == 1 for names in (of_tokens, of_masks))
-    if not alike or [len(lengths) for lengths in packed] != [len(features["next_sentence_labels"])] * 2:
+    alike = all(
+        len({len(features[name]) for name in names}) == 1 for names in (of_tokens, of_masks)
+    )
+    if (
+        not alike
+        or [len(lengths) for lengths in packed] != [len(features["next_sentence_labels"])] * 2
+    ):
         raise ValueError(f"its features have {sizes} values")
     if features["input_mask"][total:].any() or features["masked_lm_weights"][masks:].any():
         raise ValueError("its padding is not at the end")
@@ -302,7 +343,10 @@ def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
         if name in NAMES and int(values.max(initial=0)) > largest:
             raise ValueError(f"a number is above {largest}")
     count = int(np.count_nonzero(packed[0]))
-    if packed[0][count:].any() or [int(lengths[:count].sum()) for lengths in packed] != [total, masks]:
+    if packed[0][count:].any() or [int(lengths[:count].sum()) for lengths in packed] != [
+        total,
+        masks,
+    ]:
         raise ValueError(f"its {' and '.join(PACKED_NAMES)} do not add up")
     ends = [np.concatenate([[0], np.cumsum(lengths[:count])]).tolist() for lengths in packed]
     found: list[tuple[Integers, ...]] = []
@@ -311,7 +355,10 @@ def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
         segments = features["segment_ids"][tokens]
         if (np.diff(segments) < 0).any() or segments.max(initial=0) > 1:
             raise ValueError("its segment_ids are not zeros and then ones")
-        positions, labels = features["masked_lm_positions"][masked] - tokens.start, features["masked_lm_ids"][masked]
+        positions, labels = (
+            features["masked_lm_positions"][masked] - tokens.start,
+            features["masked_lm_ids"][masked],
+        )
         b_start = np.array([np.count_nonzero(segments == 0)])
         next_label = features["next_sentence_labels"][i : i + 1]
         found.append((features["input_ids"][tokens], b_start, positions, labels, next_label))

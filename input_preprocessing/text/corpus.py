@@ -41,9 +41,20 @@ from input_preprocessing.text.tokenization import MAX_CHARACTERS_PER_WORD, norma
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
-TEXT_OPTIONS = ("layout", "text_key", "vocab_size", "num_files", "eval_share", "layers", "hidden_size")
+TEXT_OPTIONS = (
+    "layout",
+    "text_key",
+    "vocab_size",
+    "num_files",
+    "eval_share",
+    "layers",
+    "hidden_size",
+)
 VOCABULARY_BYTES = 200_000_000  # of the first shards, to train a vocabulary on
-MOST_UNKNOWN, MOST_PER_WORD = 0.005, 1.5  # share of unknown tokens, tokens per word (BERT's on English: 0.00%, 1.2)
+MOST_UNKNOWN, MOST_PER_WORD = (
+    0.005,
+    1.5,
+)  # share of unknown tokens, tokens per word (BERT's on English: 0.00%, 1.2)
 NOTE = "corpus.json"  # in the download folder: recipe, and md5 of each file
 
 
@@ -64,16 +75,31 @@ def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: boo
     for line in lines():
         characters.update(line.replace(" ", ""))
     common = sorted(character for character, _ in characters.most_common(size // 8))
-    named = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *common, *(f"##{character}" for character in common)]
+    named = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *common,
+        *(f"##{character}" for character in common),
+    ]
     tokenizer = BertWordPieceTokenizer(lowercase=lower_case, strip_accents=lower_case)
     tokenizer.train_from_iterator(
-        lines(), vocab_size=size, min_frequency=2, limit_alphabet=len(common), special_tokens=named, show_progress=False
+        lines(),
+        vocab_size=size,
+        min_frequency=2,
+        limit_alphabet=len(common),
+        special_tokens=named,
+        show_progress=False,
     )
     words = tokenizer.get_vocab()
     write_text(target, "".join(f"{word}\n" for word in sorted(words, key=words.__getitem__)))
 
 
-def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: int) -> dict[str, object]:
+def bert_config(
+    vocab_size: int, layers: int, hidden_size: int, max_seq_length: int
+) -> dict[str, object]:
     """A bert_config.json with BERT's proportions: heads of 64, feed-forward four times as wide."""
     return {
         "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
@@ -83,7 +109,9 @@ def bert_config(vocab_size: int, layers: int, hidden_size: int, max_seq_length: 
     }  # fmt: skip
 
 
-def _write(options: argparse.Namespace, parts: list[Path], kinds: list[str], download: Path, begun: bool) -> str:
+def _write(
+    options: argparse.Namespace, parts: list[Path], kinds: list[str], download: Path, begun: bool
+) -> str:
     """Writes all files except those of an earlier run with the same recipe; returns a summary."""
     tables = [np.load(part.with_suffix(".npy")) for part in parts]
     numbers = np.repeat(np.arange(len(parts)), [len(table) for table in tables])
@@ -101,16 +129,26 @@ def _write(options: argparse.Namespace, parts: list[Path], kinds: list[str], dow
     training, evaluation = documents[kept[~held_out]], documents[kept[held_out]]
     size = int(found[kept[~held_out], 1].sum())
     # Documents go round-robin to part files of at least two documents.
-    count = min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(training) // 2) or 1
+    count = (
+        min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(training) // 2) or 1
+    )
     text = download / "results4"
     text.mkdir(parents=True, exist_ok=True)
     shards = [text / f"part-{i:05d}-of-{count:05d}" for i in range(count)]
     for old in (*text.glob("part-*"), text / "eval.txt"):
         if not begun or old not in (*shards, text / "eval.txt"):
             old.unlink(missing_ok=True)
-    tasks = [(training[i::count], shard) for i, shard in enumerate(shards)] + [(evaluation, text / "eval.txt")]
+    tasks = [(training[i::count], shard) for i, shard in enumerate(shards)] + [
+        (evaluation, text / "eval.txt")
+    ]
     jobs = sources.workers(options.jobs, size)
-    run_tasks("corpus: shards", partial(_deal, parts), tasks, jobs=jobs, weights=[len(task[0]) for task in tasks])
+    run_tasks(
+        "corpus: shards",
+        partial(_deal, parts),
+        tasks,
+        jobs=jobs,
+        weights=[len(task[0]) for task in tasks],
+    )
     if options.vocab_file:
         with atomic_file(download / "vocab.txt") as unfinished:
             shutil.copyfile(options.vocab_file, unfinished)
@@ -123,13 +161,17 @@ def _write(options: argparse.Namespace, parts: list[Path], kinds: list[str], dow
     write_text(download / "bert_config.json", json.dumps(config, indent=2) + "\n")
     made = f"{len(training)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
     dropped = f", {len(found) - len(kept)} duplicates dropped" if len(kept) < len(found) else ""
-    fit = fit_of(words, text / "eval.txt", options.do_lower_case, kept=options.vocab_file is not None)
+    fit = fit_of(
+        words, text / "eval.txt", options.do_lower_case, kept=options.vocab_file is not None
+    )
     return f"{made}, {len(evaluation)} for evaluation{dropped}, {len(words)} tokens in the vocabulary\n{fit}"
 
 
 def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool, kept: bool) -> str:
     """How well a vocabulary fits the first million characters of a text, and advice on which one to use."""
-    model = models.WordPiece(words.ids, unk_token="[UNK]", max_input_chars_per_word=MAX_CHARACTERS_PER_WORD)
+    model = models.WordPiece(
+        words.ids, unk_token="[UNK]", max_input_chars_per_word=MAX_CHARACTERS_PER_WORD
+    )
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     with open(text, encoding="utf-8") as file:
@@ -160,7 +202,9 @@ def _files(download: Path) -> dict[str, str]:
     """md5 of every file of the corpus."""
     paths = [*(download / "results4").glob("part-*"), download / "results4" / "eval.txt"]
     paths += [download / name for name in ("vocab.txt", "bert_config.json")]
-    return {str(path.relative_to(download)): md5_of(path) for path in sorted(paths) if path.is_file()}
+    return {
+        str(path.relative_to(download)): md5_of(path) for path in sorted(paths) if path.is_file()
+    }
 
 
 def make(options: argparse.Namespace, download: Path) -> None:
@@ -174,7 +218,9 @@ def make(options: argparse.Namespace, download: Path) -> None:
         DataError: the input cannot be read or used.
     """
     if options.hidden_size % 64:
-        raise DataError(f"--hidden-size {options.hidden_size} is not a multiple of 64 (the width of an attention head)")
+        raise DataError(
+            f"--hidden-size {options.hidden_size} is not a multiple of 64 (the width of an attention head)"
+        )
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
     work = download / "corpus"  # removed at the end
     found = sources.find(options.input, options.layout, options.text_key, work, options.jobs)
@@ -189,10 +235,15 @@ def make(options: argparse.Namespace, download: Path) -> None:
         made = json.loads(note.read_text(encoding="utf-8"))
     if made == {"recipe": recipe, "files": _files(download)} and made["files"]:
         shutil.rmtree(work, ignore_errors=True)
-        print(f"{' '.join(options.input)}: {download} is up to date with this text; nothing to do", file=sys.stderr)
+        print(
+            f"{' '.join(options.input)}: {download} is up to date with this text; nothing to do",
+            file=sys.stderr,
+        )
         return
     if not note.exists() and any((download / "results4").glob("part-*")):
-        raise DataError(f"{download}/results4 has text not made by this command; move it, or give another folder")
+        raise DataError(
+            f"{download}/results4 has text not made by this command; move it, or give another folder"
+        )
     parts = sources.split(found, options.text_key, work, options.jobs)
     unfinished = {"recipe": recipe, "files": {}}
     write_text(note, json.dumps(unfinished, indent=1) + "\n")

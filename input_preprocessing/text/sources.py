@@ -32,7 +32,10 @@ from input_preprocessing.stage.manifest import StageFolder, md5_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, readable, stamp_of
 
-LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}  # name: description
+LAYOUTS = {
+    "sentences": "one sentence per line",
+    "prose": "prose, cut into sentences",
+}  # name: description
 JSON, PARQUET, WIKI = "JSON Lines", "Parquet", "WikiExtractor's documents"
 MOST_SENTENCES = 200  # per document of prose
 FEWEST_DOCUMENTS = 4
@@ -41,7 +44,11 @@ PART_BYTES = 8_000_000  # minimal size of a part
 _PATIENCE = 1_000_000  # bytes after these in which to look for the end of a document
 _DETECTED_ON = 2_000_000  # characters
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
-_BLANK_LINES = {LAYOUTS["sentences"]: 1, LAYOUTS["prose"]: 2, JSON: 0}  # number that ends a document
+_BLANK_LINES = {
+    LAYOUTS["sentences"]: 1,
+    LAYOUTS["prose"]: 2,
+    JSON: 0,
+}  # number that ends a document
 _EXTRACTED = re.compile(r"<doc [^>]*>\n(.*?)\n?</doc>", re.DOTALL)
 _NO_TEXT = re.compile(r"\.|README|LICENSE|.*\.(json|md5|gitattributes)$", re.IGNORECASE)
 _END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
@@ -72,7 +79,9 @@ def workers(jobs: int, size: int) -> int:
     return jobs if size > 2 * PART_BYTES else 1
 
 
-def find(inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: int = 1) -> list[Source]:
+def find(
+    inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: int = 1
+) -> list[Source]:
     """All input files, in the order given, checked and decompressed.
 
     Args:
@@ -89,7 +98,9 @@ def find(inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: 
     for name in inputs:
         path = Path(name)
         if name != PYDOC and path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.is_file() and not _NO_TEXT.match(file.name))
+            found = sorted(
+                file for file in path.rglob("*") if file.is_file() and not _NO_TEXT.match(file.name)
+            )
             if not found:
                 raise DataError(f"{name} has no files of text; check --input")
             files += found
@@ -104,7 +115,9 @@ def find(inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: 
         files.append(path)
     sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
     look = partial(_look, layout, text_key, folder)
-    return run_tasks("corpus: files", look, list(enumerate(files)), jobs=workers(jobs, sum(sizes)), weights=sizes)
+    return run_tasks(
+        "corpus: files", look, list(enumerate(files)), jobs=workers(jobs, sum(sizes)), weights=sizes
+    )
 
 
 def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> Source:
@@ -115,23 +128,34 @@ def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> S
         return Source(path, LAYOUTS["prose"], "prose", [0, 1], md5, None)
     with readable(f"the text {path}", "check --input"), open(path, "rb") as start:
         stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)
-    if packed := next((kind for signature, kind in _PACKED.items() if magic.startswith(signature)), None):
+    if packed := next(
+        (kind for signature, kind in _PACKED.items() if magic.startswith(signature)), None
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         unpacked = folder / f"{number}-{path.name}"
         unpacked.write_bytes(b"")
         try:
-            getattr(cramjam, packed).decompress_into(cramjam.File(str(path)), cramjam.File(str(unpacked)))
+            getattr(cramjam, packed).decompress_into(
+                cramjam.File(str(path)), cramjam.File(str(unpacked))
+            )
         except cramjam.DecompressionError as error:
-            raise DataError(f"{path} is {packed} and cannot be unpacked ({error}); copy it again") from error
+            raise DataError(
+                f"{path} is {packed} and cannot be unpacked ({error}); copy it again"
+            ) from error
         if stamp_of(os.stat(path)) != stamp:
             raise changed(path)
         path, stamp = unpacked, stamp_of(os.stat(unpacked))
     if magic.startswith(b"PAR1"):
         with _opened_parquet(path) as file:
-            sizes = [file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups)]
+            sizes = [
+                file.metadata.row_group(number).total_byte_size
+                for number in range(file.num_row_groups)
+            ]
         parts = np.searchsorted(np.cumsum([0, *sizes]), np.arange(0, sum(sizes), PART_BYTES))
         found = _layout_of(_parquet(path, text_key, 0, len(sizes)), layout)
-        return Source(path, PARQUET, found, [*np.unique(parts).tolist(), len(sizes)], md5_of(path), stamp)
+        return Source(
+            path, PARQUET, found, [*np.unique(parts).tolist(), len(sizes)], md5_of(path), stamp
+        )
     opened, md5 = open_text(path, "--input")
     with io.TextIOWrapper(opened, encoding="utf-8", errors="ignore", newline="") as text:
         start_of_text = text.read(_DETECTED_ON)
@@ -154,7 +178,9 @@ def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> S
                 if blank and content.tell() > cuts[-1] + PART_BYTES + _PATIENCE:
                     break  # prose without document ends: cut at a paragraph
             cuts.append(content.tell())
-    return Source(path, kind, found, [*cuts[: -1 if cuts[-1] == stamp[0] > 0 else None], stamp[0]], md5, stamp)
+    return Source(
+        path, kind, found, [*cuts[: -1 if cuts[-1] == stamp[0] > 0 else None], stamp[0]], md5, stamp
+    )
 
 
 def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1) -> list[Path]:
@@ -167,9 +193,21 @@ def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1)
     StageFolder(folder, "corpus", ["part-*"], recipe)
     tasks = [(source, *ends) for source in sources for ends in pairwise(source.cuts)]
     parts = [folder / f"part-{number:06d}.txt" for number in range(len(tasks))]
-    left = [(*task, part) for task, part in zip(tasks, parts, strict=True) if not part.with_suffix(".npy").is_file()]
-    weights = [PART_BYTES if source.kind == PARQUET else end - begin for source, begin, end, _ in left]
-    run_tasks("corpus: sentences", partial(_split, text_key), left, jobs=workers(jobs, sum(weights)), weights=weights)
+    left = [
+        (*task, part)
+        for task, part in zip(tasks, parts, strict=True)
+        if not part.with_suffix(".npy").is_file()
+    ]
+    weights = [
+        PART_BYTES if source.kind == PARQUET else end - begin for source, begin, end, _ in left
+    ]
+    run_tasks(
+        "corpus: sentences",
+        partial(_split, text_key),
+        left,
+        jobs=workers(jobs, sum(weights)),
+        weights=weights,
+    )
     return parts
 
 
@@ -180,7 +218,13 @@ def _split(text_key: str, task: tuple[Source, int, int, Path]) -> None:
         for document in _documents(source, text_key, begin, end):
             data = ("\n".join(document) + "\n\n").encode("utf-8", "ignore")
             digest = hashlib.blake2b(data, digest_size=8).digest()
-            rows.append((len(data), sum(map(len, document)) + len(document), int.from_bytes(digest, "little")))
+            rows.append(
+                (
+                    len(data),
+                    sum(map(len, document)) + len(document),
+                    int.from_bytes(digest, "little"),
+                )
+            )
             output.write(data)
     if source.stamp is not None and stamp_of(os.stat(source.path)) != source.stamp:
         raise changed(source.path)
@@ -203,7 +247,10 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
         if kind == JSON:
             yield from _of_records(_json_lines(path, text, text_key, begin), layout)
         elif kind == WIKI:  # articles without their titles
-            articles = (html.unescape(found[1]).partition("\n")[2] for found in _EXTRACTED.finditer(text.read()))
+            articles = (
+                html.unescape(found[1]).partition("\n")[2]
+                for found in _EXTRACTED.finditer(text.read())
+            )
             yield from _of_records(articles, layout)
         else:
             yield from documents_of(text, layout)
@@ -213,7 +260,11 @@ def pydoc_documents() -> list[Document]:
     """Documents of Python's language reference, one per topic."""
     from pydoc_data.topics import topics
 
-    return [document for name in sorted(topics) for document in documents_of(topics[name].split("\n"), "prose")]
+    return [
+        document
+        for name in sorted(topics)
+        for document in documents_of(topics[name].split("\n"), "prose")
+    ]
 
 
 def detect_layout(text: str) -> str:
@@ -249,7 +300,9 @@ def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
                 document = []
     else:
         paragraph: list[str] = []
-        blank = 0  # consecutive blank lines: one ends a paragraph; two, or a form feed, end a document
+        blank = (
+            0  # consecutive blank lines: one ends a paragraph; two, or a form feed, end a document
+        )
         for line in chain(lines, "\f"):
             if _RULE.fullmatch(line):
                 continue
@@ -292,7 +345,9 @@ def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Itera
 
     def wrong(what: str) -> DataError:
         with open(path, "rb") as file:
-            before = sum(file.read(min(CHUNK, begin - at)).count(b"\n") for at in range(0, begin, CHUNK))
+            before = sum(
+                file.read(min(CHUNK, begin - at)).count(b"\n") for at in range(0, begin, CHUNK)
+            )
         return DataError(f"{path}: line {before + number} {what}")
 
     for number, line in enumerate(lines, 1):  # noqa: B007 (of the message)
@@ -312,11 +367,15 @@ def _opened_parquet(path: Path) -> Any:
     try:
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError as error:
-        raise DataError(f"reading {path} needs pyarrow; run: python -m pip install pyarrow") from error
+        raise DataError(
+            f"reading {path} needs pyarrow; run: python -m pip install pyarrow"
+        ) from error
     try:
         return parquet.ParquetFile(path)
     except (OSError, ValueError) as error:  # pyarrow's errors are both
-        raise DataError(f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); copy it again") from error
+        raise DataError(
+            f"{path} cannot be read as Parquet ({str(error).splitlines()[0]}); copy it again"
+        ) from error
 
 
 def _parquet(path: Path, key: str, begin: int, end: int) -> Iterator[str]:
@@ -324,10 +383,18 @@ def _parquet(path: Path, key: str, begin: int, end: int) -> Iterator[str]:
     with _opened_parquet(path) as file:
         columns = file.schema_arrow.names
         if key not in columns:
-            raise DataError(f"{path} has no column {key!r} (it has {', '.join(columns)}); give --text-key")
+            raise DataError(
+                f"{path} has no column {key!r} (it has {', '.join(columns)}); give --text-key"
+            )
         try:
-            for batch in file.iter_batches(columns=[key], row_groups=range(begin, end), batch_size=1024):
-                yield from (value for value in batch.column(0).to_pylist() if isinstance(value, str))
+            for batch in file.iter_batches(
+                columns=[key], row_groups=range(begin, end), batch_size=1024
+            ):
+                yield from (
+                    value for value in batch.column(0).to_pylist() if isinstance(value, str)
+                )
         except (OSError, ValueError) as error:
             reason = str(error).splitlines()[0]
-            raise DataError(f"{path} cannot be read as Parquet ({reason}); copy it again") from error
+            raise DataError(
+                f"{path} cannot be read as Parquet ({reason}); copy it again"
+            ) from error

@@ -64,7 +64,9 @@ def _was_assigned(code: int) -> bool:
 
 def unicode_category(code: int) -> str:
     """General category in Unicode 11.0; Cn if unassigned."""
-    return _CATEGORIES.get(code) or (unicodedata.category(chr(code)) if _was_assigned(code) else "Cn")
+    return _CATEGORIES.get(code) or (
+        unicodedata.category(chr(code)) if _was_assigned(code) else "Cn"
+    )
 
 
 def _needs_shield(code: int) -> bool:
@@ -118,7 +120,9 @@ def _tables(lower_case: bool) -> tuple[_Table, _Table]:
             return chr(shield)
         if lower_case and code in _REPLACED:
             return _REPLACED[code]
-        return " " if char.isspace() else char  # U+2028, U+2029: the reference's str.split() splits there
+        return (
+            " " if char.isspace() else char
+        )  # U+2028, U+2029: the reference's str.split() splits there
 
     def split(code: int) -> str | None:
         """Drops combining marks unless cased, puts spaces around punctuation, removes shields."""
@@ -156,14 +160,20 @@ def prepare(data: bytes, lower_case: bool = True) -> bytes:
     spans = _odd_words(np.frombuffer(data, dtype=np.uint8), _IS_ODD)
     if not len(spans):
         return data
-    blocks = np.split(spans, range(_BLOCK, len(spans), _BLOCK))  # a Python list of all of them would take gigabytes
-    originals = list(dict.fromkeys(data[start:end] for block in blocks for start, end in block.tolist()))
+    blocks = np.split(
+        spans, range(_BLOCK, len(spans), _BLOCK)
+    )  # a Python list of all of them would take gigabytes
+    originals = list(
+        dict.fromkeys(data[start:end] for block in blocks for start, end in block.tolist())
+    )
     decoded = [original.decode("utf-8", "ignore") for original in originals]
     words = normalise("\n".join(decoded), lower_case).split("\n")
     normalised = {}
     for original, text, word in zip(originals, decoded, words, strict=True):
         # A word that was not blank must not become blank, or its line could end the document.
-        normalised[original] = _MARKER.encode() if text.strip() and not word.strip(" ") else word.encode()
+        normalised[original] = (
+            _MARKER.encode() if text.strip() and not word.strip(" ") else word.encode()
+        )
     parts = []
     at = 0
     for block in blocks:
@@ -218,7 +228,10 @@ def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> To
         text, _BYTE_CLASS, _LOWER if lower_case else _AS_IS, entries, ids, unknown, tokens,
         segment_offsets, document_offsets,
     )  # fmt: skip
-    segment_offsets, document_offsets = segment_offsets[: num_segments + 1], document_offsets[: num_documents + 1]
+    segment_offsets, document_offsets = (
+        segment_offsets[: num_segments + 1],
+        document_offsets[: num_documents + 1],
+    )
     return TokenizedText(tokens[:num_tokens].copy(), segment_offsets, document_offsets)
 
 
@@ -300,5 +313,7 @@ def _tokenize(  # type: ignore[no-untyped-def]
                 tokens[num_tokens] = unknown
                 num_tokens += 1
             else:
-                num_tokens = _split_word(text, start, i, case, entries, ids, unknown, tokens, num_tokens)
+                num_tokens = _split_word(
+                    text, start, i, case, entries, ids, unknown, tokens, num_tokens
+                )
     return num_tokens, num_segments, num_documents

@@ -38,7 +38,11 @@ class Vocabulary:
 
     def check_case(self, lower_case: bool) -> None:
         """Warns on stderr if the vocabulary does not look right for lower-cased or cased text."""
-        capitals = sum(token != token.lower() for token in self.tokens if not (token[:1] == "[" and token[-1:] == "]"))
+        capitals = sum(
+            token != token.lower()
+            for token in self.tokens
+            if not (token[:1] == "[" and token[-1:] == "]")
+        )
         if lower_case and capitals:
             how = f"{capitals:,} tokens with capitals, but the text is lower-cased: is it cased (--do-lower-case 0)?"
         elif not lower_case and not capitals:
@@ -61,7 +65,9 @@ class Vocabulary:
         data = np.frombuffer(b"".join(encoded), dtype=np.uint8)
         ends = np.cumsum([len(token) for token in encoded], dtype=np.int64)
         if len(data) > NODE_MASK - 1:  # at most one node per byte, besides the two roots
-            raise DataError(f"the vocabulary's tokens have {len(data):,} bytes; at most {NODE_MASK - 1:,} are allowed")
+            raise DataError(
+                f"the vocabulary's tokens have {len(data):,} bytes; at most {NODE_MASK - 1:,} are allowed"
+            )
         ids = np.zeros(len(data) + 2, dtype=np.int32)
         size = 1 << int(2 * len(data)).bit_length()
         num_nodes = _insert_tokens(data, ends, np.full(size, -1, dtype=np.int64), ids)
@@ -82,7 +88,9 @@ def load(path: str | Path) -> Vocabulary:
     tokens = tuple(dict.fromkeys(line.decode("utf-8", "ignore").strip() for line in lines))
     missing = [token for token in SPECIAL_TOKENS if token not in tokens]
     if missing:
-        raise DataError(f"{path} is not a BERT vocabulary: it lacks {', '.join(missing)}; give a WordPiece vocab.txt")
+        raise DataError(
+            f"{path} is not a BERT vocabulary: it lacks {', '.join(missing)}; give a WordPiece vocab.txt"
+        )
     return Vocabulary(tokens, hashlib.md5(data).hexdigest())
 
 
@@ -105,7 +113,9 @@ def _insert_tokens(data, ends, entries, ids):  # type: ignore[no-untyped-def]
         end = ends[token]
         node = 0
         i = start
-        if end - start > 2 and data[start] == 35 and data[start + 1] == 35:  # "##x" continues a word
+        if (
+            end - start > 2 and data[start] == 35 and data[start + 1] == 35
+        ):  # "##x" continues a word
             node = 1
             i = start + 2
         slot = 0

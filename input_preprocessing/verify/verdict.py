@@ -33,9 +33,13 @@ from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules
 # Digest of input_ids of the benchmark's 10,000 evaluation samples, from NVIDIA's eval_varlength.chk.
 PUBLISHED_EVALUATION = "611d8bae26646145e1c33338a27ba124"
 
-_SIGMAS = 6.0  # tolerance of the shares of masks; exceeded by chance in one of 500 million data sets
+_SIGMAS = (
+    6.0  # tolerance of the shares of masks; exceeded by chance in one of 500 million data sets
+)
 _MOST_SEEN = 0.01  # share of evaluation samples in the training data, since some articles are copies of others
-_FEW_SEEN = 10  # training sequences; a single duplicated text makes several, a large share of few samples
+_FEW_SEEN = (
+    10  # training sequences; a single duplicated text makes several, a large share of few samples
+)
 _USUAL_RANDOM_NEXT = (0.3, 0.8)
 _MARKS = {True: "ok", False: "FAILED", None: "note"}
 
@@ -60,13 +64,25 @@ def verify(folder: Path, *, jobs: int, vocab_file: Path | None = None) -> dict[s
         DataError: there is none, or no vocabulary to verify it with.
     """
     if prepared := sorted(folder.glob("prepared-*.json")):
-        return {path.stem.removeprefix("prepared-"): _verify_prepared(folder, path, jobs) for path in prepared}
-    files = sorted(path for path in folder.glob("[!.]*") if path.is_file() and path.suffix not in NOT_RECORDS)
+        return {
+            path.stem.removeprefix("prepared-"): _verify_prepared(folder, path, jobs)
+            for path in prepared
+        }
+    files = sorted(
+        path for path in folder.glob("[!.]*") if path.is_file() and path.suffix not in NOT_RECORDS
+    )
     if not files:
-        raise DataError(f"{folder} holds neither prepared-*.json nor record files; give the folder of a data set")
+        raise DataError(
+            f"{folder} holds neither prepared-*.json nor record files; give the folder of a data set"
+        )
     if vocab_file is None:
-        raise DataError(f"{folder} has no prepared-*.json; give the vocabulary of its records with --vocab-file")
-    rules, none = rules_of(vocabulary.load(vocab_file), None), np.zeros(0, np.uint64)  # none: no originals are kept
+        raise DataError(
+            f"{folder} has no prepared-*.json; give the vocabulary of its records with --vocab-file"
+        )
+    rules, none = (
+        rules_of(vocabulary.load(vocab_file), None),
+        np.zeros(0, np.uint64),
+    )  # none: no originals are kept
     audits, errors = _audit_all(files, rules, none, "read records", jobs)
     unknown = Check("complete", None, "unknown: there is no prepared-*.json")
     return {folder.name: [unknown, _check_reading(audits, errors), *_content_checks(audits)]}
@@ -84,14 +100,22 @@ def _audit_all(
 ) -> tuple[list[Audit], list[str]]:
     """Audits of the readable files, and errors of the others."""
     weights = [path.stat().st_size for path in files]
-    results = run_tasks(label, partial(_audit_task, rules, known), files, jobs=jobs, weights=weights)
-    return [each for each in results if isinstance(each, Audit)], [each for each in results if isinstance(each, str)]
+    results = run_tasks(
+        label, partial(_audit_task, rules, known), files, jobs=jobs, weights=weights
+    )
+    return [each for each in results if isinstance(each, Audit)], [
+        each for each in results if isinstance(each, str)
+    ]
 
 
-def _check_reading(audits: Sequence[Audit], errors: Sequence[str], made: dict[Path, str] | None = None) -> Check:
+def _check_reading(
+    audits: Sequence[Audit], errors: Sequence[str], made: dict[Path, str] | None = None
+) -> Check:
     """Whether every file is valid and, if ``made`` (digest by path) is given, as prepared."""
     total, problem = len(audits) + len(errors), ""
-    other = [audit.path for audit in audits if made and made[audit.path] != audit.metadata.content_digest]
+    other = [
+        audit.path for audit in audits if made and made[audit.path] != audit.metadata.content_digest
+    ]
     if errors:
         problem = f"{len(errors)} of {total} record files are damaged; {errors[0]}"
     elif other:
@@ -104,7 +128,9 @@ def _check_reading(audits: Sequence[Audit], errors: Sequence[str], made: dict[Pa
 
 def _content_checks(audits: list[Audit]) -> list[Check]:
     """Checks of labels, masks, next sentences and repeats, for any records."""
-    masked, tokens, sequences = (sum(getattr(audit, n) for audit in audits) for n in ("masked", "tokens", "sequences"))
+    masked, tokens, sequences = (
+        sum(getattr(audit, n) for audit in audits) for n in ("masked", "tokens", "sequences")
+    )
     # Special tokens, masks and labels of every sequence are in the right places.
     faulty = [f"{audit.path}: {audit.fault}" for audit in audits if audit.fault]
     share = masked / tokens if tokens else 0
@@ -115,14 +141,20 @@ def _content_checks(audits: list[Audit]) -> list[Check]:
     if masked:
         shares = [sum(audit.replaced[i] for audit in audits) / masked for i in range(2)]
         # A random token may happen to be the original one or [MASK]: covered by the 0.001.
-        spread = (0.001 + _SIGMAS * (wanted * (1 - wanted) / masked) ** 0.5 for wanted in (0.8, 0.1))
+        spread = (
+            0.001 + _SIGMAS * (wanted * (1 - wanted) / masked) ** 0.5 for wanted in (0.8, 0.1)
+        )
         unusual = any(np.abs(np.subtract(shares, (0.8, 0.1))) > [*spread])
         text = f"{shares[0]:.2%} [MASK], {shares[1]:.2%} kept, {1 - sum(shares):.2%} random"
         masks = _check("masks", text, f"{text}; expected 80%, 10%, 10%" if unusual else None)
     # About every second segment B is random.
     share = sum(audit.random_next for audit in audits) / sequences if sequences else 0
     usual = _USUAL_RANDOM_NEXT[0] <= share <= _USUAL_RANDOM_NEXT[1]
-    note = "" if usual else "; unusual: do documents have several sentences, and blank lines between them?"
+    note = (
+        ""
+        if usual
+        else "; unusual: do documents have several sentences, and blank lines between them?"
+    )
     next_sentences = Check("next sentences", usual or None, f"{share:.2%} random{note}")
     # No long sequence occurs twice, as it does if a text file or shard is duplicated. The hashes take 8 bytes per
     # sequence; counting them in 16 parts keeps the memory for sorting small.
@@ -146,13 +178,18 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     eval_audits, eval_errors = _audit_all(evaluation, rules, None, "read evaluation set", 1)
     known = np.unique(eval_audits[0].originals) if eval_audits else None
     audits, errors = _audit_all(training, rules, known, "read training records", jobs)
-    both, digests = [*eval_audits, *audits], {folder / name: digest for name, digest in made.files.items()}
+    both, digests = (
+        [*eval_audits, *audits],
+        {folder / name: digest for name, digest in made.files.items()},
+    )
 
     # All files are present, and no others that a trainer would read.
     parents, problem = {path.parent for path in digests if path.suffix == ".hdf5"}, ""
     if missing := [name for name in made.files if folder / name not in present]:
         problem = f"{len(missing)} of {len(made.files)} are missing: {missing[0]}"
-    elif strays := sorted(path for parent in parents for path in parent.glob("*.hdf5") if path not in digests):
+    elif strays := sorted(
+        path for parent in parents for path in parent.glob("*.hdf5") if path not in digests
+    ):
         problem = f"{len(strays)} more than were prepared: {strays[0].relative_to(folder)}"
     files = _check("files", f"all {len(made.files):,} that were prepared, no others", problem)
 
@@ -171,10 +208,17 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
         for name, value in wanted.items()
         if (found := getattr(each.metadata, name)) != value
     )
-    options = _check("options", ", ".join(f"{name} {value}" for name, value in wanted.items()), next(different, None))
+    options = _check(
+        "options",
+        ", ".join(f"{name} {value}" for name, value in wanted.items()),
+        next(different, None),
+    )
 
     # The numbers of sequences, rows and tokens are as prepared.
-    totals = {name: sum(getattr(audit, name) for audit in audits) for name in ("sequences", "rows", "tokens")}
+    totals = {
+        name: sum(getattr(audit, name) for audit in audits)
+        for name in ("sequences", "rows", "tokens")
+    }
     odd = [name for name in totals if totals[name] != getattr(made, name)]
     problem = f"{totals[odd[0]]:,} {odd[0]}, {getattr(made, odd[0]):,} were prepared" if odd else ""
     text = f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens"
@@ -182,16 +226,34 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
 
     # The shards' sequences are exactly the training instances, with repetitions.
     digest = add_multiset_digests([audit.metadata.multiset_digest for audit in audits])
-    problem = "" if digest == made.multiset_digest else "the shards are not a permutation of the training instances"
-    once = _check("coverage", f"every training instance exactly once (multiset digest {digest[:16]}...)", problem)
+    problem = (
+        ""
+        if digest == made.multiset_digest
+        else "the shards are not a permutation of the training instances"
+    )
+    once = _check(
+        "coverage",
+        f"every training instance exactly once (multiset digest {digest[:16]}...)",
+        problem,
+    )
 
     # No row has more sequences than allowed. Tokens per row are checked on reading.
-    most, allowed = max((audit.most_per_row for audit in audits), default=0), made.recipe["max_sequences_per_row"]
+    most, allowed = (
+        max((audit.most_per_row for audit in audits), default=0),
+        made.recipe["max_sequences_per_row"],
+    )
     capacity = sum(audit.rows * audit.metadata.max_seq_length for audit in audits)
     filled = f"{totals['tokens'] / capacity if capacity else 0:.2%} of token slots filled"
-    problem = f"a row has {most} sequences, at most {allowed} are allowed" if most > int(str(allowed)) else ""
+    problem = (
+        f"a row has {most} sequences, at most {allowed} are allowed"
+        if most > int(str(allowed))
+        else ""
+    )
     rows = _check("rows", f"at most {most} sequence{'s' * (most > 1)} in a row, {filled}", problem)
-    source, reading = Check("text", *made.benchmark_text), _check_reading(both, [*eval_errors, *errors], digests)
+    source, reading = (
+        Check("text", *made.benchmark_text),
+        _check_reading(both, [*eval_errors, *errors], digests),
+    )
     return [
         files, models, source, reading, options, counts, once, rows,
         *_content_checks(audits), _check_evaluation(eval_audits, made), check_held_out(audits, known),
@@ -206,7 +268,9 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
     if audit.fault:
         return Check("evaluation", False, f"{audit.path}: {audit.fault}")
     if audit.sequences != made.eval_samples:
-        return Check("evaluation", False, f"{audit.sequences:,} samples, {made.eval_samples:,} were prepared")
+        return Check(
+            "evaluation", False, f"{audit.sequences:,} samples, {made.eval_samples:,} were prepared"
+        )
     text = f"{audit.sequences:,} samples, {audit.masked:,} masked tokens"
     wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
     same_options = all(made.option(name) == value for name, value in wanted.items())
@@ -214,14 +278,18 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
         return Check("evaluation", True, text)
     digest = published_digest(open_records(audit.path)[0])
     if digest != PUBLISHED_EVALUATION:
-        return Check("evaluation", None, f"{text}; not those whose digest NVIDIA published ({digest})")
+        return Check(
+            "evaluation", None, f"{text}; not those whose digest NVIDIA published ({digest})"
+        )
     return Check("evaluation", True, f"{text}: exactly the published ones ({digest})")
 
 
 def published_digest(records: Records) -> str:
     """Digest of input_ids like NVIDIA's: md5 of the printed list of the md5 of each printed row."""
     rows = np.split(records.input_ids, records.sequence_offsets[1:-1])
-    return hashlib.md5(str([hashlib.md5(str(ids.tolist()).encode()).hexdigest() for ids in rows]).encode()).hexdigest()
+    return hashlib.md5(
+        str([hashlib.md5(str(ids.tolist()).encode()).hexdigest() for ids in rows]).encode()
+    ).hexdigest()
 
 
 def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
@@ -230,12 +298,16 @@ def check_held_out(audits: Sequence[Audit], known: Hashes | None) -> Check:
         return Check("held out", None, "unknown: all evaluation samples are too short")
     seen = sum(audit.seen for audit in audits)
     text = f"{seen:,} training sequences have the text of one of {len(known):,} evaluation samples"
-    return Check("held out", seen <= _MOST_SEEN * len(known) or (None if seen <= _FEW_SEEN else False), text)
+    return Check(
+        "held out", seen <= _MOST_SEEN * len(known) or (None if seen <= _FEW_SEEN else False), text
+    )
 
 
 def failures(found: dict[str, list[Check]]) -> list[str]:
     """Failed checks, as text."""
-    failed = ((name, check) for name, checks in found.items() for check in checks if check.holds is False)
+    failed = (
+        (name, check) for name, checks in found.items() for check in checks if check.holds is False
+    )
     return [f"{name}: {check.name}: {check.detail}" for name, check in failed]
 
 
@@ -245,7 +317,9 @@ def verdict(folder: Path, found: dict[str, list[Check]]) -> str:
     if failed := failures(found):
         return f"{folder}: NOT VALID: {len(failed)} of {total} checks failed; {failed[0]}"
     unknown = sum(check.name == "complete" for checks in found.values() for check in checks)
-    return f"{folder}: {'sound' if unknown else 'valid'}: {', '.join(found)}, all {total} checks hold"
+    return (
+        f"{folder}: {'sound' if unknown else 'valid'}: {', '.join(found)}, all {total} checks hold"
+    )
 
 
 def main(options: argparse.Namespace) -> None:

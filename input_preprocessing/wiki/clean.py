@@ -30,13 +30,17 @@ from input_preprocessing.wiki.extract import read_pages
 
 MODULES = ("mwparserfromhell", "nupunkt")
 
-_VERBATIM = str.maketrans("{}[]|<", "\ue000\ue001\ue002\ue003\ue004\ue005")  # protects mark-up within nowiki
+_VERBATIM = str.maketrans(
+    "{}[]|<", "\ue000\ue001\ue002\ue003\ue004\ue005"
+)  # protects mark-up within nowiki
 _AS_WRITTEN = {new: old for old, new in _VERBATIM.items()}
 _LIST = "\x02"  # marks lines of list items, which are dropped later
 _TABLE = table(__file__, "wikitext.yaml")
 _SPACES = re.compile(r"[\s\u00a0\u200b\ufeff]+")
 _MAGIC_WORD = re.compile(r"__[A-Z]+__")
-_REPAIRS = [(re.compile(pattern), replacement) for pattern, replacement in _TABLE["repairs"].items()]
+_REPAIRS = [
+    (re.compile(pattern), replacement) for pattern, replacement in _TABLE["repairs"].items()
+]
 _UNPARSED = ("{{", "}}", "{|", "|}", "[[", "]]", "<ref", "</")
 _TABLE_LINE = re.compile(r"^[|!]|^\{\|")
 _LIST_LINE = re.compile(r"^[*#:;]")
@@ -154,7 +158,9 @@ class _Text:
         inner = self.of(node.contents)
         if name in ("ul", "ol", "dl", "li"):
             return "\n" + _LIST + inner.replace("\n", "\n" + _LIST) + "\n"
-        return f"\n{inner}\n" if name in ("p", "div", "blockquote", "poem", "center", "hr") else inner
+        return (
+            f"\n{inner}\n" if name in ("p", "div", "blockquote", "poem", "center", "hr") else inner
+        )
 
     def _template(self, node: Any) -> str:
         name = str(node.name).strip().lower().replace("_", " ")
@@ -179,7 +185,11 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
     require()
     pages = finished_files(source, "extract")
     libraries = [f"{name} {importlib.metadata.version(name)}" for name in MODULES]
-    recipe = {"pages": contents_of(pages, "check pages", jobs), "libraries": libraries, "rules": _RULES}
+    recipe = {
+        "pages": contents_of(pages, "check pages", jobs),
+        "libraries": libraries,
+        "rules": _RULES,
+    }
     folder = StageFolder(target, "clean", ["text-*.txt"], recipe)
     names = [path.name.replace("pages", "text").replace(".jsonl.gz", ".txt") for path in pages]
     failures = 0
@@ -189,7 +199,9 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
         failures = sum(run_tasks("clean", _clean_file, tasks, jobs=jobs, weights=costs))
         folder.finish(names)
     if not any((target / name).stat().st_size for name in names):
-        raise DataError(f"{source} holds no text; is it in another language, or not from Wikipedia?")
+        raise DataError(
+            f"{source} holds no text; is it in another language, or not from Wikipedia?"
+        )
     return failures, len(names)
 
 

@@ -30,8 +30,12 @@ from input_preprocessing.stage.cli import OPTIONS
 from input_preprocessing.stage.manifest import PUBLISHED, StageFolder, contents_of
 from input_preprocessing.stage.parallel import run_tasks
 
-CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"]["default"]  # of the dump per file: 555 files for enwiki 2020
-_STREAM = re.compile(rb"BZh[1-9]1AY&SY")  # header of a stream and of its first block: ten bytes, byte-aligned
+CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"][
+    "default"
+]  # of the dump per file: 555 files for enwiki 2020
+_STREAM = re.compile(
+    rb"BZh[1-9]1AY&SY"
+)  # header of a stream and of its first block: ten bytes, byte-aligned
 _READ = 1 << 18
 _OPEN, _CLOSE = b"<page>", b"</page>"
 
@@ -47,12 +51,20 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
     """
     dumps = sorted(sources, key=_natural)
     try:
-        ranges = [(path, at, at + chunk_bytes) for path in dumps for at in range(0, path.stat().st_size, chunk_bytes)]
+        ranges = [
+            (path, at, at + chunk_bytes)
+            for path in dumps
+            for at in range(0, path.stat().st_size, chunk_bytes)
+        ]
     except OSError as error:
-        raise DataError(f"cannot read the dump {error.filename}: {error.strerror}; check --source") from error
+        raise DataError(
+            f"cannot read the dump {error.filename}: {error.strerror}; check --source"
+        ) from error
     contents = contents_of(dumps, "check dumps", jobs)
     _check_known(contents)
-    folder = StageFolder(target, "extract", ["pages-*.jsonl.gz"], {"dumps": contents, "chunk_bytes": chunk_bytes})
+    folder = StageFolder(
+        target, "extract", ["pages-*.jsonl.gz"], {"dumps": contents, "chunk_bytes": chunk_bytes}
+    )
     files = [target / f"pages-{number:05d}.jsonl.gz" for number in range(len(ranges))]
     if not folder.finished:
         for path in dumps:
@@ -80,7 +92,9 @@ def _check_known(contents: dict[str, str]) -> None:
         if wanted is None:
             print(f"{name}: not the benchmark's dump, {', '.join(published)}", file=sys.stderr)
         elif md5 != wanted:
-            raise DataError(f"{name} has md5 {md5}, the published one {wanted}; download it again, or rename it")
+            raise DataError(
+                f"{name} has md5 {md5}, the published one {wanted}; download it again, or rename it"
+            )
         else:
             print(f"{name}: the benchmark's dump, md5 {md5}", file=sys.stderr)
 
@@ -107,7 +121,10 @@ def write_pages(path: Path, pages: Iterable[Page | None]) -> None:
     with atomic_file(path) as partial, open(partial, "wb") as raw:
         # No name and time in the header; the lowest level, since the file is read only once.
         zipped = gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0)
-        with zipped, io.TextIOWrapper(zipped, encoding="utf-8", errors="ignore", newline="\n") as text:
+        with (
+            zipped,
+            io.TextIOWrapper(zipped, encoding="utf-8", errors="ignore", newline="\n") as text,
+        ):
             for page in filter(None, pages):
                 text.write(json.dumps(page, ensure_ascii=False) + "\n")
 
@@ -171,7 +188,9 @@ def _blocks(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
                     decompressor = bz2.BZ2Decompressor()
                 data = data or file.read(_READ)
         except (OSError, ValueError) as error:
-            raise DataError(f"{path} is damaged at about byte {stream} ({error}); download it again") from error
+            raise DataError(
+                f"{path} is damaged at about byte {stream} ({error}); download it again"
+            ) from error
         if started and not decompressor.eof:
             raise DataError(f"{path} is truncated after {file.tell()} bytes; download it again")
 
@@ -187,7 +206,9 @@ def parse_page(xml: bytes, path: Path) -> Page | None:
         number = int(page.findtext("id", ""))
     except (ElementTree.ParseError, ValueError) as error:
         shown = xml[:60].decode("utf-8", "replace").replace("\n", " ")
-        raise DataError(f"{path} holds a page that is not XML ({error}): {shown}...; download it again") from error
+        raise DataError(
+            f"{path} holds a page that is not XML ({error}): {shown}...; download it again"
+        ) from error
     text = page.findtext("revision/text")
     if page.findtext("ns", "0") != "0" or page.find("redirect") is not None or not text:
         return None
@@ -196,9 +217,13 @@ def parse_page(xml: bytes, path: Path) -> Page | None:
 
 def _natural(path: Path) -> list[tuple[int, str]]:
     """Sort key that puts articles2 before articles10."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)]
+    return [
+        (int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path.name)
+    ]
 
 
 def main(options: argparse.Namespace) -> None:
-    files = extract(options.source, options.target, jobs=options.jobs, chunk_bytes=options.chunk_bytes)
+    files = extract(
+        options.source, options.target, jobs=options.jobs, chunk_bytes=options.chunk_bytes
+    )
     print(f"{options.target}: {files} files", file=sys.stderr)

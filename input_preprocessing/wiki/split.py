@@ -31,7 +31,14 @@ import numpy.typing as npt
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import OPTIONS, human_bytes
-from input_preprocessing.stage.manifest import STAGE_FILE, TEXT_MD5, StageFolder, contents_of, finished_files, md5_of
+from input_preprocessing.stage.manifest import (
+    STAGE_FILE,
+    TEXT_MD5,
+    StageFolder,
+    contents_of,
+    finished_files,
+    md5_of,
+)
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import slices
 
@@ -41,7 +48,9 @@ LIST = "eval.md5"  # the md5 of each evaluation article
 _BLANK = b"\n\n"
 DOCUMENTS_PER_SHARD = 20  # at least; random next sentences are drawn from the same shard
 _MOST_FOR_EVALUATION = 0.05  # maximal share of the documents, if there are few
-SENTENCES = "??/wiki_??.3"  # written by the scripts for WikiExtractor's ??/wiki_??, one sentence per line
+SENTENCES = (
+    "??/wiki_??.3"  # written by the scripts for WikiExtractor's ??/wiki_??, one sentence per line
+)
 SEED_STEP = 13  # between the seeds of consecutive files
 BLOCK_BYTES = int(26.92 * (1 << 20))  # maximal bytes of WikiExtractor's files per part
 FILE_BYTES = 1 << 20  # maximal size of WikiExtractor's files
@@ -90,22 +99,37 @@ def split(
     documents = np.concatenate(run_tasks("split: documents", _documents, places, jobs=jobs))
     if not is_reference:
         documents = documents[documents[:, 2] > documents[:, 1]]
-        num_eval_documents = min(num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION)))
+        num_eval_documents = min(
+            num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION))
+        )
     sizes = documents[:, 2] - documents[:, 1] + len(_BLANK)
-    held_out = hold_out(documents[:, 0] if is_reference else fill(sizes.tolist(), FILE_BYTES), num_eval_documents, seed)
+    held_out = hold_out(
+        documents[:, 0] if is_reference else fill(sizes.tolist(), FILE_BYTES),
+        num_eval_documents,
+        seed,
+    )
     training = documents[~held_out]
     gathered = is_reference and shards is None
     if gathered:
         try:  # a part ends before its WikiExtractor files, beside those of sentences, exceed the bytes of a block
-            part_of_text = fill([path.with_suffix("").stat().st_size for path in texts], BLOCK_BYTES)
+            part_of_text = fill(
+                [path.with_suffix("").stat().st_size for path in texts], BLOCK_BYTES
+            )
         except OSError as error:
-            raise DataError(f"{error.filename} is missing, its size determines the parts; or give --shards") from error
-        parts = np.split(training, np.searchsorted(part_of_text[training[:, 0]], np.arange(1, part_of_text[-1] + 1)))
+            raise DataError(
+                f"{error.filename} is missing, its size determines the parts; or give --shards"
+            ) from error
+        parts = np.split(
+            training,
+            np.searchsorted(part_of_text[training[:, 0]], np.arange(1, part_of_text[-1] + 1)),
+        )
     else:
         count = shards or max(1, min(NUM_SHARDS, len(training) // DOCUMENTS_PER_SHARD))
         if len(training) < 2 * count:
             most = max(1, len(training) // 2)
-            raise DataError(f"{source} has {len(training)} documents, too few for {count} shards; use --shards {most}")
+            raise DataError(
+                f"{source} has {len(training)} documents, too few for {count} shards; use --shards {most}"
+            )
         parts = cut(training, count)
     names = [f"part-{number:05d}-of-{len(parts):05d}" for number in range(len(parts))]
     recipe = {
@@ -165,7 +189,9 @@ def cut(documents: Integers, count: int) -> list[Integers]:
     ends = np.cumsum(documents[:, 2] - documents[:, 1])
     places = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count, side="left") + 1
     first = np.arange(1, count)
-    places = np.maximum.accumulate(np.maximum(places - first, 0)) + first  # one document a run, from the front
+    places = (
+        np.maximum.accumulate(np.maximum(places - first, 0)) + first
+    )  # one document a run, from the front
     places = np.minimum(places, len(documents) - count + first)  # and from the back
     return np.split(documents, places)
 
@@ -179,10 +205,14 @@ def _documents(task: tuple[int, Path, bool]) -> Integers:
     data = path.read_bytes()
     if data and not data.endswith(b"\n" if is_reference else _BLANK):
         unit = "line" if is_reference else "document"
-        raise DataError(f"{path} is truncated, it does not end with a complete {unit}; make it again")
+        raise DataError(
+            f"{path} is truncated, it does not end with a complete {unit}; make it again"
+        )
     ends = [*(match.start() for match in re.finditer(_BLANK, data)), len(data)]
     begins = [0, *(end + len(_BLANK) for end in ends[:-1])]
-    return np.array([(number, *bounds) for bounds in zip(begins, ends, strict=True)], dtype=np.int64)
+    return np.array(
+        [(number, *bounds) for bounds in zip(begins, ends, strict=True)], dtype=np.int64
+    )
 
 
 def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
@@ -199,7 +229,11 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
                 output.write(b"".join(each + _BLANK for each in found)[: -1 if gathered else None])
                 continue
             for each in found:  # without trailing white space, including non-ASCII
-                stripped = each.decode("utf-8", "surrogateescape").rstrip().encode("utf-8", "surrogateescape")
+                stripped = (
+                    each.decode("utf-8", "surrogateescape")
+                    .rstrip()
+                    .encode("utf-8", "surrogateescape")
+                )
                 output.write(hashlib.md5(stripped).hexdigest().encode() + b"\n")
 
 

@@ -52,7 +52,10 @@ def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = Non
     failures, _ = clean(work / "pages", work / "text", jobs=jobs)
     made = split(work / "text", target, jobs=jobs, shards=shards, origin=origin)
     note = f"; {failures} articles with unparsable mark-up skipped" if failures else ""
-    print(f"{target}: {made.training:,} articles, {made.held_out:,} more for evaluation{note}", file=sys.stderr)
+    print(
+        f"{target}: {made.training:,} articles, {made.held_out:,} more for evaluation{note}",
+        file=sys.stderr,
+    )
     if not made.is_benchmarks:
         print(f"{target}: {made.note}: {NOT_THE_BENCHMARK}", file=sys.stderr)
     shutil.rmtree(work)

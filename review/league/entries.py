@@ -27,7 +27,12 @@ _LOG = re.compile(rf"([^/]+/results/[^/]+/{BENCHMARK})/result_[^/]*\.txt", re.IG
 _COMMIT = re.compile(r"# round (\S+): (\S+)\n")
 PUBLISHED = Path(__file__).with_name("published.csv")
 _WHOLE = ("nodes", "accelerators", "batch_size", "runs")
-_FORMATS = {"minutes": ".4f", "published_minutes": ".4f", "samples": ".0f", "sequences_per_second": ".1f"}
+_FORMATS = {
+    "minutes": ".4f",
+    "published_minutes": ".4f",
+    "samples": ".0f",
+    "sequences_per_second": ".1f",
+}
 _FORMATS |= {"training_rate": ".1f", "joules": ".2f", **dict.fromkeys(_WHOLE, ".12g")}
 
 
@@ -99,14 +104,20 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         submitter=text(described.get("submitter") or result.organization or ""),
         system=text(result.name),
         division="closed" if division.startswith("close") else division,
-        status=text(described.get("status") or (run.log.value("submission_status") if run else None) or ""),
+        status=text(
+            described.get("status") or (run.log.value("submission_status") if run else None) or ""
+        ),
         nodes=nodes,
-        accelerators=None if tree.count(described.get("accelerators_per_node")) == 0 else result.accelerators,
+        accelerators=None
+        if tree.count(described.get("accelerators_per_node")) == 0
+        else result.accelerators,
         accelerator=_accelerator(described, result),
         batch_size=result.batch_size,
         runs=len(result.runs),
         minutes=result.score if result.score is not None else result.reached_minutes,
-        published_minutes=None if mean is None else mean * (1.0 if committed is None else committed),
+        published_minutes=None
+        if mean is None
+        else mean * (1.0 if committed is None else committed),
         checked=result.official,
         samples=_mean([_samples(one) for one in kept]),
         sequences_per_second=_mean([_samples(one) and one.sequences_per_second for one in kept]),
@@ -131,7 +142,9 @@ def _accelerator(described: dict[str, Any], result: Result) -> str:
 
 def _samples(run: Run) -> float | None:
     samples = run.samples
-    return samples if samples is not None and _SANE_SAMPLES[0] <= samples <= _SANE_SAMPLES[1] else None
+    return (
+        samples if samples is not None and _SANE_SAMPLES[0] <= samples <= _SANE_SAMPLES[1] else None
+    )
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -147,19 +160,35 @@ def logged(run: Run | None) -> dict[str, float]:
 
 def _place(folder: Path, root: Path) -> str:
     folder, root = folder.resolve(), root.resolve()
-    return folder.relative_to(root).as_posix() if folder.is_relative_to(root) and folder != root else folder.name
+    return (
+        folder.relative_to(root).as_posix()
+        if folder.is_relative_to(root) and folder != root
+        else folder.name
+    )
 
 
 def to_rows(entries: Iterable[Entry]) -> list[list[str]]:
     """Headings, and a row per entry."""
 
     def cell(value: Any, form: str = "") -> str:
-        return "" if value is None else ("no", "yes")[value] if isinstance(value, bool) else f"{value:{form}}"
+        return (
+            ""
+            if value is None
+            else ("no", "yes")[value]
+            if isinstance(value, bool)
+            else f"{value:{form}}"
+        )
 
     rows = [[*COLUMNS, *HYPERPARAMETERS, "folder"]]
     for entry in entries:
         known = [cell(getattr(entry, name), _FORMATS.get(name, "")) for name in COLUMNS]
-        rows.append([*known, *(cell(entry.hyperparameters.get(key), ".10g") for key in HYPERPARAMETERS), entry.folder])
+        rows.append(
+            [
+                *known,
+                *(cell(entry.hyperparameters.get(key), ".10g") for key in HYPERPARAMETERS),
+                entry.folder,
+            ]
+        )
     return rows
 
 
@@ -219,9 +248,15 @@ def update(folder: Path, table: Path = PUBLISHED) -> dict[str, str]:
     Other rounds keep their rows. The table starts with the commit of each round, and depends on these commits and the
     installed rules only. Raises ReviewError and then leaves the table unchanged.
     """
-    checkouts = {name[1]: path for path in sorted(folder.glob("*")) if (name := _CHECKOUT.fullmatch(path.name))}
+    checkouts = {
+        name[1]: path
+        for path in sorted(folder.glob("*"))
+        if (name := _CHECKOUT.fullmatch(path.name))
+    }
     if not checkouts:
-        raise ReviewError(f"{folder}: no training_results_v<round>: clone mlcommons/training_results_v5.0, ... there")
+        raise ReviewError(
+            f"{folder}: no training_results_v<round>: clone mlcommons/training_results_v5.0, ... there"
+        )
     entries = [entry for entry in read_digest(table) if entry.round not in checkouts]
     commits = dict(_COMMIT.findall(table.read_text(encoding="utf-8")))
     for round_, path in checkouts.items():
@@ -236,7 +271,9 @@ def update(folder: Path, table: Path = PUBLISHED) -> dict[str, str]:
 def _read(checkout: Path, round_: str) -> tuple[str, list[Entry]]:
     """Commit of a checkout, and its results by the rules of the round. Raises ReviewError."""
     if f"{round_}.0" not in rulesets():
-        raise ReviewError(f"{checkout}: the installed mlperf_logging has no rules of BERT for round {round_}")
+        raise ReviewError(
+            f"{checkout}: the installed mlperf_logging has no rules of BERT for round {round_}"
+        )
 
     def git(*words: str) -> str:
         failure = f"{checkout}: a git checkout is expected"
@@ -247,11 +284,19 @@ def _read(checkout: Path, round_: str) -> tuple[str, list[Entry]]:
     parts = [f":(glob,icase)*/results/*/{BENCHMARK}/**", ":(glob)*/systems/*.json"]
     changed = git("status", "--porcelain", "--untracked-files=all", "--", *parts).splitlines()
     if changed:
-        raise ReviewError(f"{checkout}: {changed[0][3:]} and {len(changed) - 1} others differ from the commit")
-    logs = [log for name in git("ls-files", "-z", "--", *parts).split("\0") if (log := _LOG.fullmatch(name))]
+        raise ReviewError(
+            f"{checkout}: {changed[0][3:]} and {len(changed) - 1} others differ from the commit"
+        )
+    logs = [
+        log
+        for name in git("ls-files", "-z", "--", *parts).split("\0")
+        if (log := _LOG.fullmatch(name))
+    ]
     absent = [log[0] for log in logs if not (checkout / log[0]).is_file()]
     if absent:
-        raise ReviewError(f"{checkout}: {absent[0]} and {len(absent) - 1} others are not checked out")
+        raise ReviewError(
+            f"{checkout}: {absent[0]} and {len(absent) - 1} others are not checked out"
+        )
     folders = sorted({checkout / log[1] for log in logs})
     results = [result for folder in folders for result in load_results(folder, f"{round_}.0")]
     found = [entry_of(result, round_, checkout) for result in results if not result.other_benchmark]

@@ -69,7 +69,12 @@ class Estimate:
 
 
 def estimate(
-    rate: float, error: float, batch_size: float, accelerators: int, learning_rate: float = 0.0, steps: float = 0.0
+    rate: float,
+    error: float,
+    batch_size: float,
+    accelerators: int,
+    learning_rate: float = 0.0,
+    steps: float = 0.0,
 ) -> Estimate:
     """Estimate from the training rate without evaluations, sequences per second, and its relative standard error.
 
@@ -80,10 +85,18 @@ def estimate(
     recipe = learning_rate > 0 and steps * batch_size >= math.exp(places[:, 1].min())
     place = np.log([batch_size, steps * batch_size, learning_rate] if recipe else [batch_size])
     minutes, spread = time_to_train(*_samples(place), rate, batch_size)
-    low, high = (minutes * math.exp(side * DEVIATIONS * math.hypot(spread, error)) for side in (-1, 1))
+    low, high = (
+        minutes * math.exp(side * DEVIATIONS * math.hypot(spread, error)) for side in (-1, 1)
+    )
     ranked = League((), published()).ranked
-    peers = [one for one in ranked if one.minutes and _trained_alike(one) and one.accelerators == accelerators]
-    first, middle, last = (sum((one.minutes or 0) < end for one in peers) for end in (low, minutes, high))
+    peers = [
+        one
+        for one in ranked
+        if one.minutes and _trained_alike(one) and one.accelerators == accelerators
+    ]
+    first, middle, last = (
+        sum((one.minutes or 0) < end for one in peers) for end in (low, minutes, high)
+    )
     return Estimate(
         minutes=minutes,
         low=low,
@@ -102,10 +115,14 @@ def _minutes(minutes: float | None) -> str:
     return f"{minutes:.3g}" if minutes is not None and minutes < 100 else f"{minutes:,.0f}"
 
 
-def time_to_train(samples: float, spread: float, rate: float, batch_size: float) -> tuple[float, float]:
+def time_to_train(
+    samples: float, spread: float, rate: float, batch_size: float
+) -> tuple[float, float]:
     """Minutes including evaluations, and the spread of their logarithm. ``samples``, ``spread``: also logarithms."""
     share = 10_000 / evaluation_interval(batch_size)
-    return math.exp(samples) / rate / 60 * (1 + EVALUATION * share), math.hypot(spread, EVALUATION_SPREAD * share)
+    return math.exp(samples) / rate / 60 * (1 + EVALUATION * share), math.hypot(
+        spread, EVALUATION_SPREAD * share
+    )
 
 
 def _trained_alike(one: Entry) -> bool:
@@ -131,7 +148,9 @@ def _equations(places: np.ndarray) -> np.ndarray:
     """Kriging equations of results at these places [results + 1, results + 1]; last row: the weights sum to 1."""
     slope, nugget = BY_RECIPE if places.shape[1] > 1 else BY_BATCH
     distances = np.sqrt(((places[:, None] - places[None]) ** 2).sum(axis=-1))
-    equations = np.pad(nugget**2 * np.eye(len(places)) - slope * distances, (0, 1), constant_values=1.0)
+    equations = np.pad(
+        nugget**2 * np.eye(len(places)) - slope * distances, (0, 1), constant_values=1.0
+    )
     equations[-1, -1] = 0
     return equations
 

@@ -40,7 +40,11 @@ def _scaling(league: League) -> Chart | None:
     lines = []
     for index, (_, _, _, label, name, best) in enumerate(curves):
         points = [
-            Point(x, one.minutes or 0.0, f"{name}: {x:g} accelerators ({size(one)}), {one.minutes:.4f} minutes")
+            Point(
+                x,
+                one.minutes or 0.0,
+                f"{name}: {x:g} accelerators ({size(one)}), {one.minutes:.4f} minutes",
+            )
             for x, one in sorted(best.items())
         ]
         lines.append(Series(run=index, name=name, label=label, points=tuple(points)))
@@ -67,7 +71,11 @@ def _trend(league: League) -> Chart | None:
     for index, name in enumerate(("any size", f"{_NODE} accelerators")):
         points = []
         for place, round_ in enumerate(rounds):
-            known = [one for one in closed if one.round == round_ and (not index or one.accelerators == _NODE)]
+            known = [
+                one
+                for one in closed
+                if one.round == round_ and (not index or one.accelerators == _NODE)
+            ]
             if known:
                 top = min(known, key=lambda one: one.minutes or 0.0)
                 tip = f"round {round_}: {top.minutes:,.4g} minutes, {top.submitter} {top.system} ({size(top)})"
@@ -98,11 +106,18 @@ def build_page(league: League) -> str:
     own = [one for one in league.ranked if league.is_own(one)]
     entries = [*own, *(one for one in league.ranked if not league.is_own(one))]
     rounds = sorted({entry.round for entry in league.others})
-    order = sorted(CELLS, key=lambda one: _FIRST.index(one.heading) if one.heading in _FIRST else len(_FIRST))
+    order = sorted(
+        CELLS, key=lambda one: _FIRST.index(one.heading) if one.heading in _FIRST else len(_FIRST)
+    )
     about = [f"{len(own)} of your own"] if own else []
     if rounds:
-        about.append(f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}, resubmissions in one row")
-    rows = [{"own": league.is_own(one), "cells": [CELLS[column](league, one) for column in order]} for one in entries]
+        about.append(
+            f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}, resubmissions in one row"
+        )
+    rows = [
+        {"own": league.is_own(one), "cells": [CELLS[column](league, one) for column in order]}
+        for one in entries
+    ]
     return render(
         "league.html",
         script="league.js",
@@ -115,7 +130,9 @@ def build_page(league: League) -> str:
         by=BY[league.by][0],
         columns=order,
         rows=rows,
-        explained=EXPLAINED if any(not one.checked and one.minutes is not None for one in entries) else "",
+        explained=EXPLAINED
+        if any(not one.checked and one.minutes is not None for one in entries)
+        else "",
         rounds=rounds,
     )
 

@@ -10,7 +10,9 @@ from typing import Any
 from review.league.entries import Entry
 from review.logs.output import Column, Line, Part, ReviewError, Table, number_text, rate_text
 
-BY: dict[str, tuple[str, Callable[[Entry], float | None], int]] = {  # name: label, value, 1 if less is better else -1
+BY: dict[
+    str, tuple[str, Callable[[Entry], float | None], int]
+] = {  # name: label, value, 1 if less is better else -1
     "minutes": ("minutes", lambda entry: entry.minutes, 1),
     "published": ("published minutes", lambda entry: entry.published_minutes, 1),
     "rate": ("sequences/s", lambda entry: entry.sequences_per_second, -1),
@@ -32,7 +34,9 @@ class League:
 
     def __post_init__(self) -> None:
         if not self.own and not self.others:
-            raise ReviewError("no result is left to rank: remove a filter, or give a folder of results")
+            raise ReviewError(
+                "no result is left to rank: remove a filter, or give a folder of results"
+            )
 
     @functools.cached_property
     def ranked(self) -> list[Entry]:
@@ -87,9 +91,15 @@ class League:
         """Results of several sizes by round, submitter, division and accelerator, the smallest first."""
         found: dict[tuple[str, str, str, str], list[Entry]] = {}
         known = [one for one in (*self.own, *self.others) if one.per_accelerator]
-        for entry in sorted(known, key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))):
+        for entry in sorted(
+            known, key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))
+        ):
             found.setdefault(entry.kind, []).append(entry)
-        return {kind: ones for kind, ones in found.items() if len({one.accelerators for one in ones}) > 1}
+        return {
+            kind: ones
+            for kind, ones in found.items()
+            if len({one.accelerators for one in ones}) > 1
+        }
 
     def standing(self, entry: Entry) -> str:
         """Rank within its division and among systems of its size, in words."""
@@ -107,9 +117,16 @@ class League:
     def as_dict(self) -> dict[str, Any]:
         results = []
         for one in self.ranked:
-            about = {"rank": self.rank(one), "efficiency": self.efficiency(one), "own": self.is_own(one)}
+            about = {
+                "rank": self.rank(one),
+                "efficiency": self.efficiency(one),
+                "own": self.is_own(one),
+            }
             results.append({**one.as_dict(), **about, "resubmitted": self.rounds(one)[1:]})
-        standing = [{"folder": one.folder, "system": one.system, "said": self.standing(one)} for one in self.own]
+        standing = [
+            {"folder": one.folder, "system": one.system, "said": self.standing(one)}
+            for one in self.own
+        ]
         return {"by": self.by, "results": results, "standing": standing}
 
 
@@ -126,7 +143,9 @@ def _short(content: str) -> str:
 
 
 def _minutes(entry: Entry) -> str:
-    return number_text(entry.minutes, ",.4f") + NOT_CHECKED * (not entry.checked and entry.minutes is not None)
+    return number_text(entry.minutes, ",.4f") + NOT_CHECKED * (
+        not entry.checked and entry.minutes is not None
+    )
 
 
 CELLS: dict[Column, Callable[[League, Entry], str]] = {
@@ -139,11 +158,17 @@ CELLS: dict[Column, Callable[[League, Entry], str]] = {
     Column("accelerator", drop=3, wraps=True): lambda _, one: _short(one.accelerator),
     Column("batch", right=True, drop=5): lambda _, one: number_text(one.batch_size, "g"),
     Column("minutes", right=True): lambda _, one: _minutes(one),
-    Column("published", right=True, drop=3): lambda _, one: number_text(one.published_minutes, ",.4f"),
+    Column("published", right=True, drop=3): lambda _, one: number_text(
+        one.published_minutes, ",.4f"
+    ),
     Column("seq/s", right=True, drop=6): lambda _, one: rate_text(one.sequences_per_second),
     Column("/accel", right=True): lambda _, one: rate_text(one.per_accelerator),
-    Column("efficiency", right=True, drop=7): lambda league, one: number_text(league.efficiency(one), ".1%"),
-    Column("MJ", right=True, drop=1): lambda _, one: number_text(one.joules and one.joules / 1e6, ",.3f"),
+    Column("efficiency", right=True, drop=7): lambda league, one: number_text(
+        league.efficiency(one), ".1%"
+    ),
+    Column("MJ", right=True, drop=1): lambda _, one: number_text(
+        one.joules and one.joules / 1e6, ",.3f"
+    ),
 }
 COLUMNS = tuple(CELLS)
 
@@ -153,7 +178,11 @@ def parts(league: League, top: int | None, width: int | None = None) -> list[Par
     ranked = enumerate(league.ranked)
     entries = [one for place, one in ranked if top is None or place < top or league.is_own(one)]
     made = [[cell(league, one) for cell in CELLS.values()] for one in entries]
-    known = [i for i in range(len(COLUMNS)) if width is None or i < 8 or any(row[i] != "-" for row in made)]
+    known = [
+        i
+        for i in range(len(COLUMNS))
+        if width is None or i < 8 or any(row[i] != "-" for row in made)
+    ]
     styles = ["bold green" if league.is_own(one) else "" for one in entries]
     table = Table([COLUMNS[i] for i in known], [[row[i] for i in known] for row in made], styles)
     if width is None:
@@ -164,4 +193,11 @@ def parts(league: League, top: int | None, width: int | None = None) -> list[Par
     if any(not entry.checked and entry.minutes is not None for entry in entries):
         lines.append(Line("", EXPLAINED, "dim"))
     own = [one for one in league.ranked if league.is_own(one)]
-    return [table, *lines, *(Line("yours", f"{one.system}: {league.standing(one)}; unverified", "bold") for one in own)]
+    return [
+        table,
+        *lines,
+        *(
+            Line("yours", f"{one.system}: {league.standing(one)}; unverified", "bold")
+            for one in own
+        ),
+    ]

@@ -49,7 +49,9 @@ class Log:
     path: Path
     events: tuple[Event, ...]
     errors: tuple[LineError, ...]
-    glued: frozenset[int] = frozenset()  # numbers of lines with several events, of which only the last is read
+    glued: frozenset[int] = (
+        frozenset()
+    )  # numbers of lines with several events, of which only the last is read
 
     def all(self, key: str) -> list[Event]:
         return [event for event in self.events if event.key == key]
@@ -126,7 +128,9 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
         if record is None:
             return None, error
     if not isinstance(record, dict) or not {"time_ms", "key", "value", "metadata"} <= record.keys():
-        return None, error or LineError(line, "lacks one of time_ms, key, value, metadata", full, True)
+        return None, error or LineError(
+            line, "lacks one of time_ms, key, value, metadata", full, True
+        )
     try:
         time_ms = float(record["time_ms"])
     except (ValueError, TypeError, OverflowError) as wrong:

@@ -118,7 +118,9 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """CSV of rows, headings first; None becomes an empty cell."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerows(["" if value is None else value for value in _plain(list(row))] for row in rows)
+    writer.writerows(
+        ["" if value is None else value for value in _plain(list(row))] for row in rows
+    )
     return file.getvalue()
 
 
@@ -170,7 +172,12 @@ def print_parts(parts: Sequence[Part], out: Console) -> None:
             if index and not isinstance(parts[index - 1], Heading):
                 out.print()
             fits = len(part.title) + 2 + len(part.about) <= out.width
-            say(out, (part.title, "bold"), ("  " if fits else "\n") if part.about else "", part.about)
+            say(
+                out,
+                (part.title, "bold"),
+                ("  " if fits else "\n") if part.about else "",
+                part.about,
+            )
             if part.place:
                 say(out, (part.place, "dim"))
 
@@ -181,22 +188,37 @@ def markdown(parts: Sequence[Part]) -> str:
     for before, part in zip([None, *parts], parts, strict=False):
         if isinstance(part, Line):
             line = f"- **{part.label or '…'}** {markdown_text(part.content)}"
-            blocks = [*blocks[:-1], f"{blocks[-1]}\n{line}"] if isinstance(before, Line) else [*blocks, line]
+            blocks = (
+                [*blocks[:-1], f"{blocks[-1]}\n{line}"]
+                if isinstance(before, Line)
+                else [*blocks, line]
+            )
         elif isinstance(part, Table):
-            rows = [[one.heading for one in part.columns], *([str(cell) for cell in row] for row in part.rows)]
+            rows = [
+                [one.heading for one in part.columns],
+                *([str(cell) for cell in row] for row in part.rows),
+            ]
             lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
             sides = "|".join("---:" if one.right else "---" for one in part.columns)
             blocks.append("\n".join([lines[0], f"|{sides}|", *lines[1:]]))
         else:
-            blocks += [f"### {markdown_text(part.title)}", *([markdown_text(part.about)] if part.about else [])]
+            blocks += [
+                f"### {markdown_text(part.title)}",
+                *([markdown_text(part.about)] if part.about else []),
+            ]
     return "\n\n".join(blocks)
 
 
-def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) -> tuple[list[Column], list[list[Any]]]:
+def fit(
+    columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int
+) -> tuple[list[Column], list[list[Any]]]:
     """The columns, and their cells, that fit a terminal of this width."""
     from rich.cells import cell_len
 
-    widths = [max([len(one.heading), *(cell_len(str(row[i])) for row in rows)]) for i, one in enumerate(columns)]
+    widths = [
+        max([len(one.heading), *(cell_len(str(row[i])) for row in rows)])
+        for i, one in enumerate(columns)
+    ]
     kept = list(range(len(columns)))
     for index in sorted((i for i in kept if columns[i].drop), key=lambda i: columns[i].drop):
         if sum(widths[i] for i in kept) + 3 * (len(kept) - 1) + 2 <= width:
@@ -205,7 +227,9 @@ def fit(columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int) ->
     return [columns[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
-def table(columns: Sequence[Column], rows: Iterable[Sequence[Any]], styles: Iterable[str] = ()) -> rich.table.Table:
+def table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Any]], styles: Iterable[str] = ()
+) -> rich.table.Table:
     """A table for a terminal. Cells are str or Text; ``styles``: one per row."""
     from rich import box, table
     from rich.text import Text
@@ -250,7 +274,9 @@ def number_text(value: float | None, spec: str) -> str:
 
 def rate_text(value: float | None) -> str:
     """A rate with three or more digits."""
-    return number_text(value, ",.0f" if value is None or value >= 100 else ".3g" if value < 10 else ".1f")
+    return number_text(
+        value, ",.0f" if value is None or value >= 100 else ".3g" if value < 10 else ".1f"
+    )
 
 
 def duration(seconds: float | None) -> str:

@@ -23,12 +23,18 @@ _CRASH_NAME = re.compile(r"(?:failed|error)_(\d+)\.txt")
 
 def natural_order(path: Path) -> list[Any]:
     """Sorts result_2 before result_10."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name)]
+    return [
+        (0, int(part), "") if part.isdigit() else (1, 0, part)
+        for part in re.split(r"(\d+)", path.name)
+    ]
 
 
 def result_files(folder: Path) -> list[Path]:
     """The result_*.txt of a folder (the official tools' pattern, which folders match, too). Raises OSError."""
-    return sorted((folder / name for name in os.listdir(folder) if RESULT_NAME.fullmatch(name)), key=natural_order)
+    return sorted(
+        (folder / name for name in os.listdir(folder) if RESULT_NAME.fullmatch(name)),
+        key=natural_order,
+    )
 
 
 def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
@@ -50,12 +56,18 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
 
     found = []
     for name, folders, files in os.walk(target, onerror=unreadable):
-        folders[:] = sorted(folder for folder in folders if not folder.startswith((".", "running_")))
+        folders[:] = sorted(
+            folder for folder in folders if not folder.startswith((".", "running_"))
+        )
         if any(RESULT_NAME.fullmatch(file) or _CRASH_NAME.fullmatch(file) for file in files):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile, in a tree of live runs
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # removed meanwhile, in a tree of live runs
                 found.append((Path(name), result_files(Path(name))))
     if not found:
-        raise ReviewError(f"{target}: no result_*.txt here or below; give a log, or the folder with the logs")
+        raise ReviewError(
+            f"{target}: no result_*.txt here or below; give a log, or the folder with the logs"
+        )
     return found
 
 
@@ -77,11 +89,17 @@ def crashes(folder: Path) -> dict[int, str]:
     with contextlib.suppress(OSError):
         names = os.listdir(folder)
     reasons = {}
-    for trial in sorted({int(match[1]) for name in names if (match := _CRASH_NAME.fullmatch(name))}):
+    for trial in sorted(
+        {int(match[1]) for name in names if (match := _CRASH_NAME.fullmatch(name))}
+    ):
         if f"result_{trial}.txt" not in names:
             reason = "crashed without a reason; see its failed_ and output_ files"
             with contextlib.suppress(OSError, IndexError):
-                error = (folder / f"error_{trial}.txt").read_text(encoding="utf-8", errors="replace").strip()
+                error = (
+                    (folder / f"error_{trial}.txt")
+                    .read_text(encoding="utf-8", errors="replace")
+                    .strip()
+                )
                 reason = error.splitlines()[0][:300]
             reasons[trial] = reason
     return reasons
@@ -163,7 +181,9 @@ def count(value: Any) -> int | None:
 def run(command: Sequence[str], failure: str, timeout: float = 600) -> bytes:
     """Standard output of a command. Raises ReviewError with ``failure`` and the command's first error line."""
     try:
-        ran = subprocess.run(command, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL)
+        ran = subprocess.run(
+            command, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
+        )
     except FileNotFoundError:
         raise ReviewError(f"{failure}: {command[0]} is not installed") from None
     except (OSError, subprocess.TimeoutExpired) as error:

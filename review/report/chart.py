@@ -36,12 +36,21 @@ class Axis:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        least = 1.01 * self.low if self.log else self.low + 1e-9 * max(abs(self.low), abs(self.high), 1e-3)
+        least = (
+            1.01 * self.low
+            if self.log
+            else self.low + 1e-9 * max(abs(self.low), abs(self.high), 1e-3)
+        )
         object.__setattr__(self, "high", max(self.high, least))
 
     @classmethod
     def around(
-        cls, label: str, values: Sequence[float], room: float, least: float = 0.0, floor: float = -math.inf
+        cls,
+        label: str,
+        values: Sequence[float],
+        room: float,
+        least: float = 0.0,
+        floor: float = -math.inf,
     ) -> Axis:
         """An axis with margins: ``room`` times the range of the values (at least ``least``); not below ``floor``."""
         room *= max(max(values) - min(values), least)
@@ -60,15 +69,21 @@ class Axis:
             ticks: list[float] = []
             for steps in ((1,), (1, 3), (1, 2, 5)):
                 found = [step * 10.0**power for power in powers for step in steps]
-                within = [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
+                within = [
+                    value for value in found if self.low * 0.999 <= value <= self.high * 1.001
+                ]
                 ticks = within if len(within) <= count or not ticks else ticks
             return ticks
         if self.names:
             every = math.ceil(len(self.names) / count)
-            return [float(i) for i in range(len(self.names)) if (len(self.names) - 1 - i) % every == 0]
+            return [
+                float(i) for i in range(len(self.names)) if (len(self.names) - 1 - i) % every == 0
+            ]
         rough = (self.high - self.low) / count
         power = 10 ** math.floor(math.log10(rough))
-        step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+        step = next(
+            factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999
+        )
         first = math.ceil(self.low / step - 1e-9)
         return [i * step for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
@@ -158,9 +173,18 @@ class Chart:
             return [Entry(one.name, one.run, one.style) for one in self.series if not one.label]
         entries = [Entry(part, swatch=f"part {part}") for part in self.parts]
         if self.band:
-            entries.append(Entry("between RCP minimum and RCP mean: accepted, with the time scaled up", swatch="band"))
+            entries.append(
+                Entry(
+                    "between RCP minimum and RCP mean: accepted, with the time scaled up",
+                    swatch="band",
+                )
+            )
         if not all(one.counted for one in self.series):
-            entries.append(Entry(f"{'lighter' if self.parts else 'hollow'}: left out of the score", swatch="none"))
+            entries.append(
+                Entry(
+                    f"{'lighter' if self.parts else 'hollow'}: left out of the score", swatch="none"
+                )
+            )
         return entries
 
 
@@ -182,7 +206,16 @@ def draw(chart: Chart, identifier: str) -> str:
     for size in SIZES:
         height, body = _body(chart, size, f"{identifier}-{size.name}")
         box = f"0 0 {size.width} {height:.0f}"
-        drawn.append(_tag("svg", "\n".join(body), class_=size.name, role="img", viewBox=box, aria_label=chart.alt))
+        drawn.append(
+            _tag(
+                "svg",
+                "\n".join(body),
+                class_=size.name,
+                role="img",
+                viewBox=box,
+                aria_label=chart.alt,
+            )
+        )
     return "\n".join(drawn)
 
 
@@ -238,17 +271,26 @@ def _lines(chart: Chart, y_axis: Axis, size: Size, identifier: str) -> tuple[flo
     body += _x_axis(chart.x, left, right, bottom, size)
     frame = _tag("rect", x=left - 4, y=top - 4, width=right - left + 8, height=bottom - top + 8)
     body.append(_tag("clipPath", frame, id=f"{identifier}-clip"))
-    body += [_line(left, y(mark.value), right, y(mark.value), f"mark {mark.role}") for mark in chart.marks]
+    body += [
+        _line(left, y(mark.value), right, y(mark.value), f"mark {mark.role}")
+        for mark in chart.marks
+    ]
     curves, ends = [], []
     for one in chart.series:
-        places = [(left + chart.x.share(point.x) * (right - left), y(point.y)) for point in one.points]
+        places = [
+            (left + chart.x.share(point.x) * (right - left), y(point.y)) for point in one.points
+        ]
         parts = [_tag("polyline", points=" ".join(f"{a:.1f},{b:.1f}" for a, b in places))]
         for (a, b), point in zip(places, one.points, strict=True):
             # Tips in the wide size only: small screens have no pointer.
             tip = _tag("title", escape(point.tip)) if size.name == "wide" else None
             parts.append(_tag("circle", tip, cx=a, cy=b, r=2.2))
         curves.append(_tag("g", "".join(parts), class_=f"series {one.style}", data_run=one.run))
-        ends += [(*places[-1], places[-1][1] - 2 > places[max(len(places) - 2, 0)][1], one)] if one.label else []
+        ends += (
+            [(*places[-1], places[-1][1] - 2 > places[max(len(places) - 2, 0)][1], one)]
+            if one.label
+            else []
+        )
     body.append(_tag("g", "\n".join(curves), clip_path=f"url(#{identifier}-clip)"))
     notes = [(left + 6, y(mark.value) - 6, mark) for mark in chart.marks]
     covered = [(x + _width(mark.label) / 2, _width(mark.label) / 2, at) for x, at, mark in notes]
@@ -258,7 +300,9 @@ def _lines(chart: Chart, y_axis: Axis, size: Size, identifier: str) -> tuple[flo
 
 
 def _end_labels(
-    ends: Iterable[tuple[float, float, bool, Series]], placed: list[tuple[float, float, float]], size: Size
+    ends: Iterable[tuple[float, float, bool, Series]],
+    placed: list[tuple[float, float, float]],
+    size: Size,
 ) -> Iterator[str]:
     """Names of curves above their ends, joined for curves that end together, moved so that none overlaps another.
 
@@ -283,7 +327,9 @@ def _end_labels(
         y = at
         placed.append((x, half, y))
         style = f"series {series[0].style}" if len(series) == 1 else ""
-        yield _tag("g", _text(x, y, label, "middle", "note end"), class_=style, data_run=series[0].run)
+        yield _tag(
+            "g", _text(x, y, label, "middle", "note end"), class_=style, data_run=series[0].run
+        )
 
 
 def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
@@ -297,12 +343,19 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
         return left + chart.x.share(value) * (right - left)
 
     def group(one: Series, content: str) -> str:
-        return _tag("g", _tag("title", escape(one.tip)) + content, class_=f"bar {one.style}", data_run=one.run)
+        return _tag(
+            "g",
+            _tag("title", escape(one.tip)) + content,
+            class_=f"bar {one.style}",
+            data_run=one.run,
+        )
 
     body, names = [], []
     if chart.band:
         low, high = (min(max(x(value), left), right) for value in chart.band)
-        body.append(_tag("rect", class_="band", x=low, y=top, width=high - low, height=bottom - top))
+        body.append(
+            _tag("rect", class_="band", x=low, y=top, width=high - low, height=bottom - top)
+        )
     body += [_line(x(value), top, x(value), bottom, "grid") for value in chart.x.ticks(size.ticks)]
     body += _x_axis(chart.x, left, right, bottom, size)
     for index, one in enumerate(chart.series):
@@ -315,7 +368,11 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
             else:
                 width = max(x(span.stop) - x(span.start), 0.8)
                 style = f"part {span.part}"
-                parts.append(_tag("rect", class_=style, x=x(span.start), y=middle - 7, width=width, height=14))
+                parts.append(
+                    _tag(
+                        "rect", class_=style, x=x(span.start), y=middle - 7, width=width, height=14
+                    )
+                )
         body.append(group(one, "".join(parts)))
         if stacked:
             name = _text(left, edge + 12, one.name, style="tick")
@@ -329,7 +386,11 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
         at, y = x(mark.value), 12 + _MARK_ROW * index
         body.append(_line(at, y - 9, at, bottom, f"mark {mark.role}"))
         fits = at + 6 + _width(mark.label) <= size.width
-        body.append(_text(at + (6 if fits else -6), y, mark.label, "" if fits else "end", f"note {mark.role}"))
+        body.append(
+            _text(
+                at + (6 if fits else -6), y, mark.label, "" if fits else "end", f"note {mark.role}"
+            )
+        )
     return bottom + 44, [*body, *names]
 
 
@@ -357,7 +418,9 @@ def style_sheet() -> str:
     light = dict(re.findall(r"--([\w-]+): (#\w+);", colours.partition("@media")[0]))
     runs = " ".join(re.findall(r"\.run-\d+ \{[^}]*\}", colours))
     css = f"{runs}\n{(_TEMPLATES / 'chart.css').read_text(encoding='utf-8')}"
-    css = css.replace("--c:", "color:").replace("var(--c)", "currentColor")  # inherited like the variable
+    css = css.replace("--c:", "color:").replace(
+        "var(--c)", "currentColor"
+    )  # inherited like the variable
     return re.sub(r"var\(--([\w-]+)\)", lambda match: light[match[1]], css)
 
 

@@ -22,12 +22,22 @@ from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.results.table import cells, columns, rcp_lines
 from review.rulebook import rcp
 from review.rulebook.description import BLANK, listed
-from review.verdict.checking import Checked, energy_obstacles, groups, places, shortened, subject, with_places
+from review.verdict.checking import (
+    Checked,
+    energy_obstacles,
+    groups,
+    places,
+    shortened,
+    subject,
+    with_places,
+)
 
 _MOST_REASONS = 4  # in the verdict; the findings list all
 _MOST_LINES = 60  # of a log excerpt
 _LONGEST_LINE = 600  # characters of a line in a log excerpt
-_OF_REFERENCE = {"opt_lamb_epsilon": "opt_epsilon"}  # logged keys to keys of the reference points, if they differ
+_OF_REFERENCE = {
+    "opt_lamb_epsilon": "opt_epsilon"
+}  # logged keys to keys of the reference points, if they differ
 _SOFTWARE = ("framework", "framework_name", "other_software_stack", "operating_system", "sw_notes")
 
 
@@ -43,8 +53,16 @@ def render(template: str, script: str = "", **values: object) -> str:
         autoescape=lambda name: name is None or name.endswith(".html"),
         trim_blocks=True,
     )
-    markup.globals |= {"cells": cells, "excerpt": excerpt, "groups": groups, "subject": subject, "places": places}
-    markup.globals["draw"] = lambda chart, identifier: Markup(draw(chart, identifier))  # already escaped
+    markup.globals |= {
+        "cells": cells,
+        "excerpt": excerpt,
+        "groups": groups,
+        "subject": subject,
+        "places": places,
+    }
+    markup.globals["draw"] = lambda chart, identifier: Markup(
+        draw(chart, identifier)
+    )  # already escaped
     markup.filters |= {"text": text, "shortened": shortened}
     if script:
         code = Path(__file__).with_name("templates").joinpath(script).read_text(encoding="utf-8")
@@ -115,7 +133,9 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
 def write_report(results: Sequence[Result], checked: Sequence[Checked], output: Path) -> None:
     """Writes the page. Raises ReviewError."""
     if output.is_dir():
-        raise ReviewError(f"{output} is a folder: give the name of the page, such as {output / 'report.html'}")
+        raise ReviewError(
+            f"{output} is a folder: give the name of the page, such as {output / 'report.html'}"
+        )
     write_whole(output, build_page(results, checked))
 
 
@@ -123,24 +143,40 @@ def _verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
     """The headline: does the result count, and if not, why. ``checked``: outcome of `check`, if it ran."""
     detail = "There is no olympic score yet."
     if result.official and (checked is None or checked.passed()):
-        division = "" if result.division == "closed" else f" in the {text(result.division)} division"
+        division = (
+            "" if result.division == "closed" else f" in the {text(result.division)} division"
+        )
         detail = "The mean of the runs without the fastest and the slowest"
         detail += ", which is the one that broke the rules" if result.failed_runs else ""
         if result.scaling_factor != 1:
             detail += f", {result.olympic_minutes:.4f} minutes, times {result.scaling_factor:.6f} because they "
             detail += "converged in fewer samples than the reference mean"
         headline = f"Official score{division}: {result.score:.4f} minutes"
-        return {"state": "good", "headline": headline, "detail": f"{detail}. It is {UNVERIFIED}.", "reasons": []}
+        return {
+            "state": "good",
+            "headline": headline,
+            "detail": f"{detail}. It is {UNVERIFIED}.",
+            "reasons": [],
+        }
     if result.score is not None:
         detail = f"These runs would score {result.score:.4f} minutes."
     elif result.median_minutes is not None:
-        runs = "compliant run is" if len(result.counted) == 1 else f"{len(result.counted)} compliant runs is"
+        runs = (
+            "compliant run is"
+            if len(result.counted) == 1
+            else f"{len(result.counted)} compliant runs is"
+        )
         detail = f"The median of the {runs} {result.median_minutes:.4f} minutes."
-    errors = [finding for finding in checked.findings if finding.severity == ERROR] if checked else []
+    errors = (
+        [finding for finding in checked.findings if finding.severity == ERROR] if checked else []
+    )
     # The obstacles already include too few runs and the RCP test.
     broken = [group for group in groups(errors) if group[0].source not in ("runs", "rcp")]
     reasons = [*map(text, result.obstacles)]
-    reasons += [with_places(group, checked.path if checked else result.folder) for group in broken[:_MOST_REASONS]]
+    reasons += [
+        with_places(group, checked.path if checked else result.folder)
+        for group in broken[:_MOST_REASONS]
+    ]
     if len(broken) > _MOST_REASONS:
         reasons.append(f"and {len(broken) - _MOST_REASONS} more, see the findings")
     failed = any(finding.source != "runs" for finding in errors) or result.failed_runs > 1
@@ -152,7 +188,9 @@ def _cards(result: Result) -> list[dict[str, str]]:
     made: list[dict[str, str]] = []
 
     def card(label: str, value: str, unit: str, detail: str, state: str = "") -> None:
-        made.append({"label": label, "value": value, "unit": unit, "detail": detail, "state": state})
+        made.append(
+            {"label": label, "value": value, "unit": unit, "detail": detail, "state": state}
+        )
 
     minutes = [run.minutes for run in result.counted if run.minutes is not None]
     if minutes:
@@ -167,7 +205,11 @@ def _cards(result: Result) -> list[dict[str, str]]:
     if mean is not None and mean < UNCONVERGED:
         detail, state = "olympic mean", ""
         if point is not None:
-            outcome, state = ("passed", "good") if result.rcp_test and result.rcp_test.passed else ("failed", "bad")
+            outcome, state = (
+                ("passed", "good")
+                if result.rcp_test and result.rcp_test.passed
+                else ("failed", "bad")
+            )
             sigma = f", {(mean - point.minimum) / point.std:+.2f} σ" if point.std else ""
             detail = f"RCP {outcome}: {mean - point.minimum:+,.0f} to the minimum{sigma}"
         card("Samples to target", f"{mean:,.0f}", "", detail, state)
@@ -175,30 +217,46 @@ def _cards(result: Result) -> list[dict[str, str]]:
         detail = f"median of {len(samples)}, no RCP test"
         card("Samples to target", f"{statistics.median(samples):,.0f}", "", detail)
 
-    compliant, total = sum(run.compliant for run in result.runs), len(result.runs) + len(result.crashes)
+    compliant, total = (
+        sum(run.compliant for run in result.runs),
+        len(result.runs) + len(result.crashes),
+    )
     detail = f"{len(result.crashes)} crashed, " if result.crashes else ""
     detail += f"{sum(run.converged for run in result.runs)} reached the target, a submission has {REQUIRED_RUNS}"
-    card("Compliant runs", f"{compliant} of {total}", "", detail, "" if compliant == total else "warn")
+    card(
+        "Compliant runs",
+        f"{compliant} of {total}",
+        "",
+        detail,
+        "" if compliant == total else "warn",
+    )
 
     rates = [run.sequences_per_second for run in result.runs if run.sequences_per_second]
     if rates:
         rate, detail = statistics.median(rates), "median over the whole timed span"
         if result.accelerators:
-            detail = f"{rate_text(rate / result.accelerators)} per accelerator, evaluations included"
+            detail = (
+                f"{rate_text(rate / result.accelerators)} per accelerator, evaluations included"
+            )
         card("Throughput", rate_text(rate), "seq/s", detail)
 
     energy = result.energy
     if energy is not None and (energy.joules is None or energy.watts is None):
         card("Energy", "–", "", text(energy.reason), "warn")
     elif energy is not None:
-        detail, state = f"{energy.joules:,.2f} J, {energy.watts:,.0f} W on average; same runs as the time", ""
+        detail, state = (
+            f"{energy.joules:,.2f} J, {energy.watts:,.0f} W on average; same runs as the time",
+            "",
+        )
         if energy_obstacles(result):
             detail, state = "unofficial: see findings", "warn"
         card("Energy", f"{(energy.joules or 0) / 1e6:,.4f}", "MJ", detail, state)
     return made
 
 
-def _hyperparameters(result: Result) -> tuple[list[tuple[str, list[str], list[str]]], list[str], str]:
+def _hyperparameters(
+    result: Result,
+) -> tuple[list[tuple[str, list[str], list[str]]], list[str], str]:
     """[(key, logged values, values of the reference points of the batch size)], headings of these points, a note."""
     point, references = result.rcp_point, []
     if point is not None:
@@ -206,8 +264,13 @@ def _hyperparameters(result: Result) -> tuple[list[tuple[str, list[str], list[st
         references = [one for one in rcp.points(result.ruleset) if one.batch_size in sizes]
     rows = []
     for key in HYPERPARAMETERS:
-        logged = [_plain(run.hyperparameters[key]) for run in result.runs if key in run.hyperparameters]
-        known = [{**(one.hyperparameters or {}), "global_batch_size": one.batch_size} for one in references]
+        logged = [
+            _plain(run.hyperparameters[key]) for run in result.runs if key in run.hyperparameters
+        ]
+        known = [
+            {**(one.hyperparameters or {}), "global_batch_size": one.batch_size}
+            for one in references
+        ]
         name = _OF_REFERENCE.get(key, key)
         wanted = [_plain(one[name]) if name in one else "–" for one in known]
         if logged or any(value != "–" for value in wanted):
@@ -229,7 +292,12 @@ def excerpt(run: Run) -> list[dict[str, Any]]:
     """The relevant lines: start, first and last evaluations, stop, and all that break a rule."""
     keys = ("cache_clear", "init_start", "seed", "global_batch_size", "init_stop", "run_start")
     accuracies = run.log.all("eval_accuracy")
-    deciding = [*map(run.log.first, keys), *accuracies[:1], *accuracies[-2:], *run.log.all("run_stop")[-1:]]
+    deciding = [
+        *map(run.log.first, keys),
+        *accuracies[:1],
+        *accuracies[-2:],
+        *run.log.all("run_stop")[-1:],
+    ]
     wrong = {finding.line for finding in run.findings if finding.severity == ERROR}
     lines = {event.line: event.text for event in deciding if event is not None}
     lines |= {event.line: event.text for event in run.log.events if event.line in wrong}
@@ -239,7 +307,9 @@ def excerpt(run: Run) -> list[dict[str, Any]]:
     before = None
     for count, line in enumerate(sorted(lines)):
         if count == _MOST_LINES:
-            rows.append({"number": "", "text": f"⋯ and {len(lines) - count:,} more lines", "style": "gap"})
+            rows.append(
+                {"number": "", "text": f"⋯ and {len(lines) - count:,} more lines", "style": "gap"}
+            )
             break
         if before is not None and line > before + 1:
             rows.append({"number": "", "text": "⋯", "style": "gap"})
@@ -260,17 +330,29 @@ def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
     machine = {name: value for name, value in system.items() if name not in _SOFTWARE}
     if not system:  # what the run recorded about its machine instead
         machine = {name: environment.get(name) for name in ("host", "platform", "cpus", "gpus")}
-    blank = ", ".join(text(name).replace("_", " ") for name, value in system.items() if value in BLANK)
+    blank = ", ".join(
+        text(name).replace("_", " ") for name, value in system.items() if value in BLANK
+    )
     described: dict[str, Any] = {}
     for name in _SOFTWARE:
         value = system.get(name)
         described |= value if isinstance(value, dict) else {name: value}
-    logged = {name: environment.get(name) for name in ("python", "cuda", "cudnn", "nccl", "git_commit")}
+    logged = {
+        name: environment.get(name) for name in ("python", "cuda", "cudnn", "nccl", "git_commit")
+    }
     logged |= read_json(result.folder / "environment.json", "packages")
     settings = _flat(read_json(result.folder / "config.json"))
     sections = [
-        ("system", "System", [_group("", machine), _group("", {"left blank in the system description": blank})]),
-        ("software", "Software", [_group("As described", described), _group("As logged by the last run", logged)]),
+        (
+            "system",
+            "System",
+            [_group("", machine), _group("", {"left blank in the system description": blank})],
+        ),
+        (
+            "software",
+            "Software",
+            [_group("As described", described), _group("As logged by the last run", logged)],
+        ),
         ("settings", "Settings", [_group("", settings)]),
     ]
     shown = [(key, label, [one for one in groups if one[1]]) for key, label, groups in sections]
@@ -282,7 +364,9 @@ def _group(title: str, values: dict[str, Any]) -> _Group:
         words = text(key).removeprefix("s_").replace("_", " ").strip() or text(key)
         return words[0].upper() + words[1:]
 
-    return title, [(label(key), listed(value)) for key, value in values.items() if value not in BLANK]
+    return title, [
+        (label(key), listed(value)) for key, value in values.items() if value not in BLANK
+    ]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

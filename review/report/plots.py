@@ -15,7 +15,9 @@ from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result
 
 TRAINING, EVALUATION, INITIALISATION = "training", "evaluation", "initialisation"
-UNCONVERGED = 1e8  # samples; a larger mean includes a run that did not converge, which counts as 1e9
+UNCONVERGED = (
+    1e8  # samples; a larger mean includes a run that did not converge, which counts as 1e9
+)
 MOST_POINTS = 60  # of a power curve; more readings are averaged, or ten runs would hide each other
 _CLOSE_TO_TARGET = 0.02  # accuracy below the target at which the second accuracy chart starts
 _LEAST_SPREAD = 0.05  # least range of the throughput chart relative to the median, so that noise looks like noise
@@ -24,7 +26,15 @@ _MINUTES, _SAMPLES, _ACCURACY = "minutes since run_start", "samples trained", "m
 
 def charts(result: Result) -> list[Chart]:
     """All charts that the logs have data for."""
-    draw = (accuracy_chart, close_to_target_chart, samples_chart, time_chart, throughput_chart, power_chart, loss_chart)
+    draw = (
+        accuracy_chart,
+        close_to_target_chart,
+        samples_chart,
+        time_chart,
+        throughput_chart,
+        power_chart,
+        loss_chart,
+    )
     return [chart for chart in (one(result) for one in draw) if chart is not None]
 
 
@@ -53,7 +63,9 @@ def _ys(curves: Sequence[Series]) -> list[float]:
     return [point.y for curve in curves for point in curve.points]
 
 
-def _lines(key: str, title: str, alt: str, over: str, curves: Sequence[Series], y: Axis, **more: Any) -> Chart:
+def _lines(
+    key: str, title: str, alt: str, over: str, curves: Sequence[Series], y: Axis, **more: Any
+) -> Chart:
     """Curves over samples or minutes. ``more``: ``low``, start of the x axis (default 0); ``marks``."""
     xs, low = [point.x for curve in curves for point in curve.points], more.pop("low", 0.0)
     x = Axis(label=over, low=low, high=max(xs) + 0.02 * max(max(xs) - low, 1e-9))
@@ -62,7 +74,9 @@ def _lines(key: str, title: str, alt: str, over: str, curves: Sequence[Series], 
 
 def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
     """Label of the x axis, and the curves: over samples if any log counts them, else over minutes."""
-    counts = any(evaluation.samples is not None for run in result.runs for evaluation in run.evaluations)
+    counts = any(
+        evaluation.samples is not None for run in result.runs for evaluation in run.evaluations
+    )
 
     def points(run: Run) -> Iterable[Point]:
         for one in run.evaluations:
@@ -71,7 +85,9 @@ def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
             if x is not None and plausible(x) and 0 <= one.accuracy <= 1:
                 tip = f"{run.name}: accuracy {one.accuracy:.4f}"
                 tip += "" if one.samples is None else f", {one.samples:,.0f} samples"
-                yield Point(x, one.accuracy, tip + ("" if minutes is None else f", {minutes:.2f} min"))
+                yield Point(
+                    x, one.accuracy, tip + ("" if minutes is None else f", {minutes:.2f} min")
+                )
 
     return _SAMPLES if counts else _MINUTES, _curves(result, points)
 
@@ -110,13 +126,29 @@ def close_to_target_chart(result: Result) -> Chart | None:
     alt = f"The same curves from {low:.3f} on, where {count(shown)} cross {target:.3f} one after another."
     y = Axis(label=_ACCURACY, low=low, high=high + 0.1 * (high - low))
     start = min(xs) - 0.05 * (max(xs) - min(xs))
-    return _lines("target", "The last stretch to the target", alt, over, shown, y, low=start, marks=_target(result))
+    return _lines(
+        "target",
+        "The last stretch to the target",
+        alt,
+        over,
+        shown,
+        y,
+        low=start,
+        marks=_target(result),
+    )
 
 
 def _bar(result: Result, index: int, spans: Sequence[Span], note: str, tip: str) -> Series:
     run = result.runs[index]
     counted = run.path not in result.dropped
-    return Series(run=index, name=run.name, spans=tuple(spans), counted=counted, note=note, tip=f"{run.name}: {tip}")
+    return Series(
+        run=index,
+        name=run.name,
+        spans=tuple(spans),
+        counted=counted,
+        note=note,
+        tip=f"{run.name}: {tip}",
+    )
 
 
 def samples_chart(result: Result) -> Chart | None:
@@ -139,7 +171,9 @@ def samples_chart(result: Result) -> Chart | None:
         marks.append(Mark(mean, f"olympic mean {mean:,.0f}", "own"))
     if point is not None and mean is not None:
         side = "above" if mean >= point.minimum else "below"
-        alt += f" Their olympic mean of {mean:,.0f} is {side} the RCP minimum of {point.minimum:,.0f}."
+        alt += (
+            f" Their olympic mean of {mean:,.0f} is {side} the RCP minimum of {point.minimum:,.0f}."
+        )
     values += [mark.value for mark in marks]
     return Chart(
         key="samples",
@@ -159,7 +193,11 @@ def time_chart(result: Result) -> Chart | None:
         spans = _spans_of_time(run)
         if spans and run.minutes is not None:
             tip = f"{run.minutes:,.4f} min"
-            tip += "" if run.evaluation_share is None else f", {run.evaluation_share:.1%} of it evaluations"
+            tip += (
+                ""
+                if run.evaluation_share is None
+                else f", {run.evaluation_share:.1%} of it evaluations"
+            )
             tip += "" if run.init_seconds is None else f", initialisation {run.init_seconds:,.1f} s"
             bars.append(_bar(result, index, spans, f"{run.minutes:,.2f} min", tip))
     if not bars:
@@ -174,9 +212,17 @@ def time_chart(result: Result) -> Chart | None:
         key="time",
         title="Where the time goes",
         alt=alt,
-        x=Axis(label=_MINUTES, low=min(span.start for span in spans), high=max(span.stop for span in spans)),
+        x=Axis(
+            label=_MINUTES,
+            low=min(span.start for span in spans),
+            high=max(span.stop for span in spans),
+        ),
         series=tuple(bars),
-        parts=tuple(part for part in (INITIALISATION, TRAINING, EVALUATION) if part in {span.part for span in spans}),
+        parts=tuple(
+            part
+            for part in (INITIALISATION, TRAINING, EVALUATION)
+            if part in {span.part for span in spans}
+        ),
         marks=() if mean is None else (Mark(mean, f"olympic mean {mean:.4f} min", "own"),),
     )
 
@@ -247,11 +293,17 @@ def loss_chart(result: Result) -> Chart | None:
 def power_chart(result: Result) -> Chart | None:
     """Power of all nodes and switches of each run over time; None if no run has readings."""
     energy = result.energy
-    curves = () if energy is None else _curves(result, lambda run: _power(run, energy.runs.get(run.path)))
+    curves = (
+        ()
+        if energy is None
+        else _curves(result, lambda run: _power(run, energy.runs.get(run.path)))
+    )
     if not curves:
         return None
     watts = _ys(curves)
-    mean = math.fsum(math.fsum(p.y for p in one.points) / len(one.points) for one in curves) / len(curves)
+    mean = math.fsum(math.fsum(p.y for p in one.points) / len(one.points) for one in curves) / len(
+        curves
+    )
     alt = f"Power of all nodes and switches of {count(curves)} together: between {min(watts):,.0f} and "
     alt += f"{max(watts):,.0f} W, {mean:,.0f} W on average."
     y = Axis.around("watts", watts, 0.06, max(watts) / 6, floor=0)
@@ -265,16 +317,22 @@ def _power(run: Run, energy: Energy | None) -> Iterable[Point]:
         return
     try:
         nodes = [_spent(file, run.run_start.time_ms) for file in energy.files if file.is_node]
-        constant = sum(file.joules(1000.0) for file in energy.files if not file.is_node)  # W: joules in a second
+        constant = sum(
+            file.joules(1000.0) for file in energy.files if not file.is_node
+        )  # W: joules in a second
     except EnergyError:
         return
     if not all(len(times) > 1 for times, _ in nodes):
         return
     low, high = max(times[0] for times, _ in nodes), min(times[-1] for times, _ in nodes)
     if low < high:
-        edges = np.linspace(low, high, 1 + min(MOST_POINTS, max(len(times) - 1 for times, _ in nodes)))
+        edges = np.linspace(
+            low, high, 1 + min(MOST_POINTS, max(len(times) - 1 for times, _ in nodes))
+        )
         spent = sum(np.interp(edges, times, spent) for times, spent in nodes)
-        for at, watts in zip((edges[1:] + edges[:-1]) / 2, constant + np.diff(spent) / np.diff(edges), strict=True):
+        for at, watts in zip(
+            (edges[1:] + edges[:-1]) / 2, constant + np.diff(spent) / np.diff(edges), strict=True
+        ):
             yield Point(float(at), float(watts), f"{run.name}: {watts:,.0f} W at {at:.2f} min")
 
 

@@ -73,7 +73,11 @@ class PowerFile:
         """Energy of a run of this length, as the official summarizer computes it. Raises EnergyError."""
         if not self.is_node:
             estimate = self.log.first("interconnect_power_est")
-            known = [event for event in self.log.all("conversion_eff") if estimate and event.line < estimate.line]
+            known = [
+                event
+                for event in self.log.all("conversion_eff")
+                if estimate and event.line < estimate.line
+            ]
             efficiency = self.value_of(known[-1]) if known else 1.0
             return efficiency * (self.value_of(estimate) if estimate else 0.0) * milliseconds / 1000
         if self.start is None:
@@ -83,7 +87,9 @@ class PowerFile:
         times = [self.start.time_ms, *(event.time_ms for event in taken)]
         measured = (times[-1] if self.stop is None else end) - times[0]
         if measured == 0:
-            raise EnergyError(f"{self.path.name} measures from power_measurement_start to the same millisecond")
+            raise EnergyError(
+                f"{self.path.name} measures from power_measurement_start to the same millisecond"
+            )
         spans = zip(taken, itertools.pairwise(times), strict=True)
         summed = sum(self.value_of(event) * (now - before) for event, (before, now) in spans)
         return self.efficiency * summed * milliseconds / measured / 1000
@@ -111,7 +117,11 @@ def run_energy(folder: Path, run: Run) -> Energy:
     """Energy of a run from its power files, all nodes and switches together."""
     name, files, reason = f"{POWER}/{run.path.stem}", [], None
     try:
-        for path in (path for kind in ("node", "sw") for path in sorted((folder / name).glob(f"{kind}_*.txt"))):
+        for path in (
+            path
+            for kind in ("node", "sw")
+            for path in sorted((folder / name).glob(f"{kind}_*.txt"))
+        ):
             if path.is_file():
                 files.append(PowerFile(path, read_log(path)))
         if not any(file.is_node for file in files):
@@ -120,7 +130,9 @@ def run_energy(folder: Path, run: Run) -> Energy:
             reason = "the run has no time"
         else:
             joules = sum(file.joules(run.minutes * 60_000) for file in files)
-            return Energy(files=tuple(files), joules=joules, watts=joules / (run.minutes * 60_000) * 1000)
+            return Energy(
+                files=tuple(files), joules=joules, watts=joules / (run.minutes * 60_000) * 1000
+            )
     except OSError as error:
         files, reason = [], f"{error.filename}: {error.strerror}"
     except EnergyError as error:
@@ -157,15 +169,25 @@ def readings(path: Path, samples: list[Sample], start_ms: float, stop_ms: float)
     first, last = bisect.bisect_right(times, start_ms), bisect.bisect_left(times, stop_ms)
     if first == 0 or last == len(samples):
         covered = f"{times[0]:.0f} to {times[-1]:.0f}" if times else "nothing"
-        raise EnergyError(f"{path}: the samples cover {covered}, not the run from {start_ms:.0f} to {stop_ms:.0f} (ms)")
+        raise EnergyError(
+            f"{path}: the samples cover {covered}, not the run from {start_ms:.0f} to {stop_ms:.0f} (ms)"
+        )
     return [*samples[first:last], (stop_ms, samples[last][1])]
 
 
-def lines(node: str, source: str, found: list[Sample], start_ms: float, efficiency: float) -> Iterator[str]:
+def lines(
+    node: str, source: str, found: list[Sample], start_ms: float, efficiency: float
+) -> Iterator[str]:
     """MLLOG lines of one node."""
 
     def event(key: str, value: Any, time_ms: float, kind: str, metadata: dict[str, str]) -> str:
-        fields = {"namespace": "", "time_ms": int(time_ms), "event_type": kind, "key": key, "value": value}
+        fields = {
+            "namespace": "",
+            "time_ms": int(time_ms),
+            "event_type": kind,
+            "key": key,
+            "value": value,
+        }
         return TOKEN + json.dumps({**fields, "metadata": metadata})
 
     kind, scope = ("AC", "node") if source == "ipmi" else ("DC", "accelerators only")
@@ -180,7 +202,10 @@ def lines(node: str, source: str, found: list[Sample], start_ms: float, efficien
 def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[str]:
     """Writes the power files of a run; returns a report line per node. Raises EnergyError, ReviewError, OSError."""
     log = read_log(result)
-    start, stop = log.first("run_start"), log.first("sustained_training_stop") or log.first("run_stop")
+    start, stop = (
+        log.first("run_start"),
+        log.first("sustained_training_stop") or log.first("run_stop"),
+    )
     if start is None or stop is None:
         raise EnergyError(f"{result}: has no run_start and run_stop")
     texts, report = [], []
@@ -189,7 +214,9 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
         found = readings(path, found, start.time_ms, stop.time_ms)
         texts.append("\n".join(lines(path.stem, source, found, start.time_ms, efficiency)) + "\n")
         times = [start.time_ms, *(time for time, _ in found)]
-        energy = sum(watts * (time - before) for before, (time, watts) in zip(times, found, strict=False))
+        energy = sum(
+            watts * (time - before) for before, (time, watts) in zip(times, found, strict=False)
+        )
         mean = energy / max(times[-1] - times[0], 1e-9)
         report.append(f"{path.stem}: {mean:.0f} W ({source}, {len(found)} readings)")
     if not texts:
@@ -206,7 +233,12 @@ def main() -> int:
     parser.add_argument("samples", type=Path, help="folder of NODE.csv")
     parser.add_argument("result", type=Path, help="the run's log, result_N.txt")
     parser.add_argument("output", type=Path, help="folder to write, power/result_N")
-    parser.add_argument("--efficiency", type=float, default=1.0, help="of the power supplies (1: measured at the wall)")
+    parser.add_argument(
+        "--efficiency",
+        type=float,
+        default=1.0,
+        help="of the power supplies (1: measured at the wall)",
+    )
     options = parser.parse_args()
     try:
         report = write(options.samples, options.result, options.output, options.efficiency)

@@ -104,11 +104,17 @@ def _bands(path: Path) -> Iterator[Band]:
     if not entries:
         raise ValueError("bands is empty")
     for entry in entries:
-        points = tuple(sorted((float(samples), float(low), float(high)) for samples, low, high in entry["points"]))
+        points = tuple(
+            sorted(
+                (float(samples), float(low), float(high)) for samples, low, high in entry["points"]
+            )
+        )
         if not points:
             raise ValueError("points is empty")
         recipe = {str(key): float(value) for key, value in entry.get("recipe", {}).items()}
-        yield Band(int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points, recipe)
+        yield Band(
+            int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points, recipe
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,10 @@ def first_miss(run: Run) -> Miss | None:
         return None
     for one in run.evaluations:
         samples = one.samples or 0
-        near = any(abs(samples - point) <= max(2 * band.batch_size, 0.01 * point) for point, _, _ in band.points)
+        near = any(
+            abs(samples - point) <= max(2 * band.batch_size, 0.01 * point)
+            for point, _, _ in band.points
+        )
         point = band.compare(samples, one.accuracy) if samples and near else None
         if point is not None and not point.sound:
             causes = likely_causes(samples, point.verdict == "high", band, run)
@@ -158,7 +167,9 @@ def first_miss(run: Run) -> Miss | None:
     return None
 
 
-def likely_causes(samples: float, high: bool, band: Band, run: Run, sound_start: bool = False) -> tuple[str, ...]:
+def likely_causes(
+    samples: float, high: bool, band: Band, run: Run, sound_start: bool = False
+) -> tuple[str, ...]:
     """Why an accuracy may be outside a band after some samples, most likely cause first.
 
     Args: high: it is above the band. sound_start: the accuracy before the first step was the checkpoint's.
@@ -167,12 +178,23 @@ def likely_causes(samples: float, high: bool, band: Band, run: Run, sound_start:
     odd = [(key, value) for key, value in band.recipe.items() if own[key] != value]
     differing = [f"{key} is {own[key]:g}, published {value:g}" for key, value in odd]
     if high:
-        others = ["another evaluation set, or one that is part of the training data", "a larger batch than logged"]
+        others = [
+            "another evaluation set, or one that is part of the training data",
+            "a larger batch than logged",
+        ]
     elif samples >= _LATE:
-        others = ["LayerNorm and biases in bf16: keep them in fp32", "evaluation logits in low precision", "data order"]
+        others = [
+            "LayerNorm and biases in bf16: keep them in fp32",
+            "evaluation logits in low precision",
+            "data order",
+        ]
     else:
         others = [
-            *([] if sound_start else ["another checkpoint or evaluation set: REHEARSAL=1 has 0.340 before step 1"]),
+            *(
+                []
+                if sound_start
+                else ["another checkpoint or evaluation set: REHEARSAL=1 has 0.340 before step 1"]
+            ),
             "the wrong form of GELU, or no dropout",
             "gradients not reduced over all ranks, or clipped twice",
             "training data of another vocabulary or preparation: launch/doctor.sh verify",
@@ -219,7 +241,12 @@ class Rehearsal:
 
     def as_dict(self) -> dict[str, Any]:
         points = [pick(point, "samples accuracy low high verdict") for point in self.points]
-        return {"go": self.go, "file": self.run.path, "points": points, "causes": list(self.causes())}
+        return {
+            "go": self.go,
+            "file": self.run.path,
+            "points": points,
+            "causes": list(self.causes()),
+        }
 
 
 def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RULESET) -> Rehearsal:
@@ -228,7 +255,11 @@ def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RUL
     A custom band starts with a point at sample 0, where the benchmark's checkpoint has 0.340. Raises ReviewError if
     there is no log, no band of its batch size, or no evaluation that the band covers.
     """
-    logs = [target] if target.is_file() else sorted(target.glob("result_*.txt"), key=lambda path: path.stat().st_mtime)
+    logs = (
+        [target]
+        if target.is_file()
+        else sorted(target.glob("result_*.txt"), key=lambda path: path.stat().st_mtime)
+    )
     if not logs:
         raise ReviewError(f"{target}: no result_*.txt: did the rehearsal finish?")
     run = Run(read_log(logs[-1]), ruleset)
@@ -247,17 +278,25 @@ def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RUL
         elif point := found.compare(one.samples or 0, one.accuracy, LEAST_MARGIN):
             points.append(point if point.samples else replace(point, margin=0.0))
     if not points:
-        raise ReviewError(f"{run.path}: none of its evaluations is at a sample count that published runs cover")
+        raise ReviewError(
+            f"{run.path}: none of its evaluations is at a sample count that published runs cover"
+        )
     return Rehearsal(run, found, tuple(points))
 
 
 def print_rehearsal(found: Rehearsal) -> None:
     band = found.band
-    print(f"{found.run.path}\ncompared with {band.runs} runs of batch size {band.batch_size:,}: {band.source}")
+    print(
+        f"{found.run.path}\ncompared with {band.runs} runs of batch size {band.batch_size:,}: {band.source}"
+    )
     print(f"{'samples':>12} {'accuracy':>10} {'published':>18}")
     for point in found.points:
         span = f"{point.low:.4f} to {point.high:.4f}"
         print(f"{point.samples:>12,.0f} {point.accuracy:>10.4f} {span:>18}  {point.verdict}")
     for place, cause in enumerate(found.causes(), 1):
         print(f"{place}. {cause}")
-    print("GO: the run starts like the published ones" if found.go else "NO GO: outside the published runs; see above")
+    print(
+        "GO: the run starts like the published ones"
+        if found.go
+        else "NO GO: outside the published runs; see above"
+    )

@@ -56,7 +56,13 @@ class Run:
         return text(self.path.name)
 
     def broken(
-        self, name: str, message: str, /, at: Event | Evaluation | None = None, key: str | None = None, **values: Any
+        self,
+        name: str,
+        message: str,
+        /,
+        at: Event | Evaluation | None = None,
+        key: str | None = None,
+        **values: Any,
     ) -> Finding:
         """A finding about this log, by a rule of rules.yaml, at an event or evaluation if given."""
         key = key or (at.key if at and isinstance(at.key, str) else None)
@@ -127,12 +133,20 @@ class Run:
 
     @functools.cached_property
     def hyperparameters(self) -> dict[str, Any]:
-        return {key: event.value for key in HYPERPARAMETERS if (event := self.log.first(key)) is not None}
+        return {
+            key: event.value
+            for key in HYPERPARAMETERS
+            if (event := self.log.first(key)) is not None
+        }
 
     @functools.cached_property
     def counts_samples(self) -> bool:
         """Whether epoch_num counts samples, as BERT's rules require, and not epochs as in some logs."""
-        counts = [found for event in self.log.all("eval_accuracy") if (found := event.meta("epoch_num")) is not None]
+        counts = [
+            found
+            for event in self.log.all("eval_accuracy")
+            if (found := event.meta("epoch_num")) is not None
+        ]
         return bool(counts) and max(counts) >= max(self.batch_size or 0, 2)
 
     @functools.cached_property
@@ -146,12 +160,20 @@ class Run:
             elif event.key == "eval_stop":
                 stop = event.time_ms
             elif event.key == "eval_accuracy" and (accuracy := number(event.value)) is not None:
-                samples = event.meta(*(("epoch_num",) if self.counts_samples else ("samples_count", "samples")))
-                steps = None if self.counts_samples or samples is not None else event.meta("step_num", "step")
+                samples = event.meta(
+                    *(("epoch_num",) if self.counts_samples else ("samples_count", "samples"))
+                )
+                steps = (
+                    None
+                    if self.counts_samples or samples is not None
+                    else event.meta("step_num", "step")
+                )
                 if steps is not None and self.batch_size:
                     samples = steps * self.batch_size
                 end = stop if stop is not None or start is None else event.time_ms
-                one = Evaluation(samples=samples, accuracy=accuracy, time_ms=event.time_ms, line=event.line)
+                one = Evaluation(
+                    samples=samples, accuracy=accuracy, time_ms=event.time_ms, line=event.line
+                )
                 found.append(replace(one, start_ms=start, stop_ms=end))
                 start = stop = None
             elif event.key == "run_stop":
@@ -170,7 +192,9 @@ class Run:
     @functools.cached_property
     def samples(self) -> float | None:
         """Samples trained at the last evaluation; train_samples if evaluations do not count them."""
-        counted = [evaluation.samples for evaluation in self.evaluations if evaluation.samples is not None]
+        counted = [
+            evaluation.samples for evaluation in self.evaluations if evaluation.samples is not None
+        ]
         if counted:
             return counted[-1]
         trained = number(self.log.value("train_samples"))
@@ -181,7 +205,12 @@ class Run:
         """Sequences per second from the first to the last evaluation, excluding evaluations; None without times."""
         count, spent = 0.0, 0.0
         for before, after in itertools.pairwise(self.evaluations):
-            if before.samples is None or before.stop_ms is None or after.samples is None or after.start_ms is None:
+            if (
+                before.samples is None
+                or before.stop_ms is None
+                or after.samples is None
+                or after.start_ms is None
+            ):
                 return None
             count += after.samples - before.samples
             spent += after.start_ms - before.stop_ms
@@ -205,8 +234,15 @@ class Run:
     @functools.cached_property
     def evaluation_share(self) -> float | None:
         """Share of the timed span spent in evaluations; None if the log does not time them."""
-        seconds = [evaluation.seconds for evaluation in self.evaluations if evaluation.seconds is not None]
-        if not seconds or len(seconds) < len(self.evaluations) or not self.minutes or self.minutes <= 0:
+        seconds = [
+            evaluation.seconds for evaluation in self.evaluations if evaluation.seconds is not None
+        ]
+        if (
+            not seconds
+            or len(seconds) < len(self.evaluations)
+            or not self.minutes
+            or self.minutes <= 0
+        ):
             return None
         return sum(seconds) / (self.minutes * 60)
 

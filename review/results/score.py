@@ -78,10 +78,16 @@ class Result:
     def subtitle(self) -> str:
         """Submitter, platform, division, batch size and accelerators, as far as known."""
         size = "" if self.batch_size is None else f"batch {self.batch_size:g}"
-        ranks = f"{self.processes} process{'es' if self.processes > 1 else ''}" if self.processes else ""
+        ranks = (
+            f"{self.processes} process{'es' if self.processes > 1 else ''}"
+            if self.processes
+            else ""
+        )
         if self.accelerators:
             ranks = f"{self.accelerators} accelerator{'s' if self.accelerators > 1 else ''}"
-        return ", ".join(filter(None, (self.organization, self.platform, self.division, size, ranks)))
+        return ", ".join(
+            filter(None, (self.organization, self.platform, self.division, size, ranks))
+        )
 
     @functools.cached_property
     def target(self) -> float:
@@ -98,7 +104,10 @@ class Result:
         settings = tree.read_json(self.folder / "config.json", "evaluate")
         if "target" not in settings:
             return False
-        return not (settings["target"] and (settings.get("every_samples", True) or settings.get("initial", True)))
+        return not (
+            settings["target"]
+            and (settings.get("every_samples", True) or settings.get("initial", True))
+        )
 
     @functools.cached_property
     def batch_size(self) -> float | None:
@@ -171,11 +180,16 @@ class Result:
             return None
         found = {run.path: run_energy(self.folder, run) for run in self.runs}
         # The official summarizer needs the energy of every compliant run.
-        reason = next((one.reason for run in self.counted if (one := found[run.path]).joules is None), None)
+        reason = next(
+            (one.reason for run in self.counted if (one := found[run.path]).joules is None), None
+        )
         if reason is not None or not self.kept:
             return Energy(runs=found, reason=reason or "the runs give no score")
         kept = [found[run.path] for run in self.kept]
-        joules, watts = (math.fsum(getattr(one, name) for one in kept) / len(kept) for name in ("joules", "watts"))
+        joules, watts = (
+            math.fsum(getattr(one, name) for one in kept) / len(kept)
+            for name in ("joules", "watts")
+        )
         return Energy(runs=found, joules=joules * self.scaling_factor, watts=watts)
 
     def joules(self, run: Run) -> float | None:
@@ -190,7 +204,9 @@ class Result:
     @functools.cached_property
     def median_minutes(self) -> float | None:
         """Median over the compliant runs."""
-        return statistics.median(run.minutes or 0.0 for run in self.counted) if self.counted else None
+        return (
+            statistics.median(run.minutes or 0.0 for run in self.counted) if self.counted else None
+        )
 
     @functools.cached_property
     def mean_samples(self) -> float | None:
@@ -202,7 +218,10 @@ class Result:
 
     @functools.cached_property
     def _rcp_readings(self) -> list[rcp.Reading]:
-        return [rcp.read_rcp(run.log, True) if self.train_samples else run.rcp_reading for run in self.runs]
+        return [
+            rcp.read_rcp(run.log, True) if self.train_samples else run.rcp_reading
+            for run in self.runs
+        ]
 
     @functools.cached_property
     def _rcp_obstacle(self) -> str | None:
@@ -228,7 +247,9 @@ class Result:
         if not self._tested:
             return None
         if self._rcp_obstacle:
-            return rcp.Verdict(passed=False, reason=self._rcp_obstacle, scaling_factor=1.0, point=self.rcp_point)
+            return rcp.Verdict(
+                passed=False, reason=self._rcp_obstacle, scaling_factor=1.0, point=self.rcp_point
+            )
         if self.mean_samples is None or self.batch_size is None:
             return None
         return rcp.judge(self.batch_size, self.mean_samples, self.ruleset)
@@ -267,7 +288,10 @@ class Result:
             reasons.append("no submission_division")
         for run in self.runs:
             crashes = [finding.message for finding in run.findings if finding.crash]
-            reasons += [f"the compliance checker crashes on {run.name}: {message}" for message in crashes[:1]]
+            reasons += [
+                f"the compliance checker crashes on {run.name}: {message}"
+                for message in crashes[:1]
+            ]
         if self.rcp_test is not None and not self.rcp_test.passed:
             point, mean, why = self.rcp_test.point, self.mean_samples, self.rcp_test.reason
             if point is not None and mean is not None:
@@ -296,7 +320,9 @@ class Result:
 
 def _timed(runs: Iterable[Run]) -> list[Run]:
     """Runs with a time, fastest first."""
-    return sorted((run for run in runs if run.minutes is not None), key=lambda run: run.minutes or 0.0)
+    return sorted(
+        (run for run in runs if run.minutes is not None), key=lambda run: run.minutes or 0.0
+    )
 
 
 def _without_best_and_worst(runs: list[Run], failed: int) -> list[Run]:
@@ -308,7 +334,9 @@ def _mean_minutes(runs: Sequence[Run]) -> float | None:
     return math.fsum(run.minutes or 0.0 for run in runs) / len(runs) if runs else None
 
 
-def load_results(target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bool = False) -> list[Result]:
+def load_results(
+    target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bool = False
+) -> list[Result]:
     """Every result at or below a path; unreadable logs are recorded in it. Raises ReviewError."""
     results = []
     for folder, files in tree.find_results(target):
@@ -318,10 +346,14 @@ def load_results(target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bo
                 if stat.S_ISREG(path.stat().st_mode):
                     runs.append(Run(read_log(path), ruleset))
                 else:
-                    unreadable[path] = "is not a regular file"  # opening a pipe would wait for its writer
+                    unreadable[path] = (
+                        "is not a regular file"  # opening a pipe would wait for its writer
+                    )
             except OSError as error:
                 unreadable[path] = f"cannot be read: {error.strerror}"
-        results.append(Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset, train_samples))
+        results.append(
+            Result(folder, tuple(runs), tree.crashes(folder), unreadable, ruleset, train_samples)
+        )
     if target.is_file():
         for path, reason in results[0].unreadable.items():
             raise ReviewError(f"{path} {reason}")
@@ -343,13 +375,23 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
         if run.log.errors:
             first = run.log.errors[0]
             message = f"cannot be read, since a line {first.reason}"
-            found.append(replace(run.broken("seed_unreadable", message, key="seed"), line=first.line))
+            found.append(
+                replace(run.broken("seed_unreadable", message, key="seed"), line=first.line)
+            )
         elif not run.log.events:
-            found.append(run.broken("seed_no_lines", "cannot be read: the file has no MLLOG lines", key="seed"))
+            found.append(
+                run.broken(
+                    "seed_no_lines", "cannot be read: the file has no MLLOG lines", key="seed"
+                )
+            )
         elif not events:
             found.append(run.broken("seed_missing", "is missing", key="seed"))
         elif None in places:
-            found.append(run.broken("seed_odd", "is not a seed that can be compared", events[places.index(None)]))
+            found.append(
+                run.broken(
+                    "seed_odd", "is not a seed that can be compared", events[places.index(None)]
+                )
+            )
         else:
             for event, place in zip(events, places, strict=True):
                 if place in seen:

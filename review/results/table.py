@@ -34,9 +34,15 @@ _COLUMNS: dict[Column, Callable[[Run, Result], str]] = {
     Column("first acc", right=True, drop=6): lambda run, _: number_text(run.first_accuracy, ".4f"),
     Column("final acc", right=True): lambda run, _: number_text(run.final_accuracy, ".4f"),
     Column("seq/s", right=True, drop=7): lambda run, _: rate_text(run.sequences_per_second),
-    Column("/accel", right=True, drop=2): lambda run, result: rate_text(result.rate_per_accelerator(run)),
-    Column("eval %", right=True, drop=1): lambda run, _: number_text(_scaled(run.evaluation_share, 100), ".1f"),
-    Column("kJ", right=True, drop=2): lambda run, result: number_text(_scaled(result.joules(run), 1 / 1000), ",.1f"),
+    Column("/accel", right=True, drop=2): lambda run, result: rate_text(
+        result.rate_per_accelerator(run)
+    ),
+    Column("eval %", right=True, drop=1): lambda run, _: number_text(
+        _scaled(run.evaluation_share, 100), ".1f"
+    ),
+    Column("kJ", right=True, drop=2): lambda run, result: number_text(
+        _scaled(result.joules(run), 1 / 1000), ",.1f"
+    ),
     Column("compliance"): lambda run, _: first_reason(run.findings),
 }
 
@@ -70,14 +76,20 @@ def rcp_lines(result: Result) -> list[str]:
         over = f"{_COUNTED * short:,.0f} over the {_COUNTED} runs that count"
         lines.append(f"{mean}: {short:,.0f} short on average, {over}")
     for one in near:
-        runs = f", {len(one.runs)} runs from {one.runs[0]:,} to {one.runs[-1]:,}" if one.runs else ""
+        runs = (
+            f", {len(one.runs)} runs from {one.runs[0]:,} to {one.runs[-1]:,}" if one.runs else ""
+        )
         lines.append(f"reference of batch {one.batch_size:,}: {one.describe()}{runs}")
     if point is None and result.batch_size is not None:
         above = f"; the largest is {max(one.batch_size for one in near):,}" if near else ""
         size = f"{result.batch_size:g}"
-        lines.append(f"no reference covers batch {size}{above}: run the reference {2 * rcp.RUNS} times at {size}")
+        lines.append(
+            f"no reference covers batch {size}{above}: run the reference {2 * rcp.RUNS} times at {size}"
+        )
     elif short:
-        lines.append("have hyper-parameters, data order and evaluation reviewed, or ask for the rules' rcp-bypass")
+        lines.append(
+            "have hyper-parameters, data order and evaluation reviewed, or ask for the rules' rcp-bypass"
+        )
     return lines
 
 

@@ -26,7 +26,9 @@ BENCHMARK = "bert"
 _NO_EVENTS = "a log has MLLOG lines"
 _ONE_OBJECT = "every line with :::MLLOG is one JSON object"
 _KNOWN_RULES = "the division and the benchmark are known"
-_Rules = dict[str, dict[str, list[str]]]  # key, BEGIN or END -> name in the YAML file -> snippets of Python
+_Rules = dict[
+    str, dict[str, list[str]]
+]  # key, BEGIN or END -> name in the YAML file -> snippets of Python
 
 
 def evaluation_interval(batch_size: float) -> int:
@@ -47,7 +49,9 @@ def rulesets() -> list[str]:
     found = []
     for path in (package_folder() / "compliance_checker").glob("training_*/closed_bert.yaml"):
         common = path.with_name("closed_common.yaml")
-        if path.with_name("open_bert.yaml").is_file() and "'bert'" in common.read_text(encoding="utf-8"):
+        if path.with_name("open_bert.yaml").is_file() and "'bert'" in common.read_text(
+            encoding="utf-8"
+        ):
             found.append(path.parent.name.removeprefix("training_"))
     return sorted(found, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
 
@@ -90,14 +94,27 @@ class _Check:
         self.general: list[Finding] = []
         self.state: dict[str, Any] = {}
 
-    def say(self, message: str, rule: str, key: str | None = None, event: Event | None = None, **more: Any) -> None:
+    def say(
+        self,
+        message: str,
+        rule: str,
+        key: str | None = None,
+        event: Event | None = None,
+        **more: Any,
+    ) -> None:
         """Adds a finding. ``more``: severity, crash."""
         place = {"file": self.log.path, "line": event.line if event else None, "key": key}
-        hints = (hint for pattern, hint in official()["hints_by_rule"].items() if re.search(pattern, rule))
+        hints = (
+            hint
+            for pattern, hint in official()["hints_by_rule"].items()
+            if re.search(pattern, rule)
+        )
         by_key = {} if "first_init_start" in rule else official()["hints"]
         hint = by_key.get(key or "") or next(hints, None)
         found = Finding(ERROR, message, "compliance", rule=rule, hint=hint, **place)  # type: ignore[arg-type]
-        (self.general if key is None else self.by_key.setdefault(key, [])).append(replace(found, **more))
+        (self.general if key is None else self.by_key.setdefault(key, [])).append(
+            replace(found, **more)
+        )
 
     def apply(self, rules: _Rules) -> None:
         """Applies one file of rules to every line."""
@@ -158,7 +175,11 @@ class _Check:
             except Exception as error:
                 self.say(f"cannot be evaluated: {error}", source, event=event, crash=True)
         if not passed:
-            best = max((e for e in events if number(e.value) is not None), key=lambda e: e.value, default=None)
+            best = max(
+                (e for e in events if number(e.value) is not None),
+                key=lambda e: e.value,
+                default=None,
+            )
             highest = "" if best is None else f"; the highest is {best.value:.6g}"
             self.say(f"no {key} satisfies the target{highest}", source, event=best)
 
@@ -180,7 +201,9 @@ class _Check:
             others = required.removeprefix("AT_LEAST_ONE_OR(").removesuffix(")").split(",")
             choice = sorted({key, *(other.strip() for other in others)})
             message = f"one of {' or '.join(choice)} is required, none is logged"
-            if not any(map(reported.get, choice)) and all(message != one.message for one in self.general):
+            if not any(map(reported.get, choice)) and all(
+                message != one.message for one in self.general
+            ):
                 self.say(message, required)  # every one of the keys has this rule: report it once
 
 
@@ -218,7 +241,9 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
             return 0
         return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3
 
-    return sorted([*(one for found in check.by_key.values() for one in found), *check.general], key=weight)
+    return sorted(
+        [*(one for found in check.by_key.values() for one in found), *check.general], key=weight
+    )
 
 
 def _describe_end(rule: str, state: dict[str, Any]) -> str:
@@ -228,7 +253,9 @@ def _describe_end(rule: str, state: dict[str, Any]) -> str:
         return "the log as a whole breaks a rule"
     wanted, names = re.findall(r'"([^"]+)"', rule), [str(name) for name in logged]
     lacking, extra = sorted(set(wanted) - set(names)), sorted(set(names) - set(wanted))
-    parts = [f"lacks {len(lacking)} of {len(wanted)} tensors, such as {lacking[0]}"] if lacking else []
+    parts = (
+        [f"lacks {len(lacking)} of {len(wanted)} tensors, such as {lacking[0]}"] if lacking else []
+    )
     parts += [f"has {len(extra)} others, such as {text(extra[0])}"] if extra else []
     return f"weights_initialization {' and '.join(parts) or 'names a tensor twice'}"
 
@@ -238,7 +265,10 @@ def _describe_failure(event: Event, rule: str, state: dict[str, Any]) -> str:
     if rule in official()["words"]:
         return official()["words"][rule]
     if "first_init_start" in rule:
-        start, limit = number(state.get("first_init_start")), number(state.get("compile_time_mins")) or 30
+        start, limit = (
+            number(state.get("first_init_start")),
+            number(state.get("compile_time_mins")) or 30,
+        )
         if start is not None and start < 9e99:
             return f"initialisation took {(event.time_ms - start) / 60_000:.1f} minutes, the limit is {limit:g}"
         return "comes before any init_start"

@@ -17,7 +17,9 @@ from review.logs.output import Finding
 from review.rulebook.rules import broken
 
 # Each field: who needs it (if nobody, it may be empty), and the question and default of `system`.
-TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("fields.json").read_text(encoding="utf-8"))
+TABLE: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("fields.json").read_text(encoding="utf-8")
+)
 # Fields of the submission rules' form that the official checker does not require; most published files have them.
 ASKED = tuple(name for name, field in TABLE.items() if field.get("needed") == "by the form")
 # Fields that it requires, and whether the submission rules (policies, "System description JSON") require an answer.
@@ -35,7 +37,9 @@ def listed(value: object) -> str:
         return ", ".join(f"{text(name)} {listed(entry)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):
         names = [listed(entry) for entry in value]
-        return ", ".join(f"{names.count(n)}x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names))
+        return ", ".join(
+            f"{names.count(n)}x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names)
+        )
     return text(value)
 
 
@@ -65,7 +69,11 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
         say("field", "is missing", key)
     for key in (key for key in _STRINGS if key in fields and not isinstance(fields[key], str)):
         say("field_string", "is not a string", key)
-    status, division, major = fields.get("status", STATUSES[0]), fields.get("division", "closed"), ruleset.split(".")[0]
+    status, division, major = (
+        fields.get("status", STATUSES[0]),
+        fields.get("division", "closed"),
+        ruleset.split(".")[0],
+    )
     if status not in STATUSES and major.isdigit() and int(major) >= 4:
         say("field_status", f"is {status!r}", "status", statuses=", ".join(STATUSES))
     if division not in DIVISIONS:

@@ -44,7 +44,9 @@ def _module(name: str) -> Any:
     try:
         return importlib.import_module(f"mlperf_logging.{name}")
     except ImportError as error:
-        raise ReviewError(f"the official checkers are not installed ({error}): pip install mlperf-logging") from None
+        raise ReviewError(
+            f"the official checkers are not installed ({error}): pip install mlperf-logging"
+        ) from None
 
 
 _Call = Callable[[list[logging.LogRecord]], Any]
@@ -84,7 +86,9 @@ def _fork(call: _Call) -> tuple[Any, tuple[str, ...], str | None]:
 def _child(call: _Call, sender: Connection) -> None:
     import yaml  # type: ignore[import-untyped]
 
-    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT + 10, LIMIT + 10))  # also ends it if its parent dies
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (LIMIT + 10, LIMIT + 10)
+    )  # also ends it if its parent dies
     yaml.BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # same loader in C
     root, collector = logging.getLogger(), logging.handlers.BufferingHandler(sys.maxsize)
     root.handlers[:] = [collector]
@@ -96,7 +100,11 @@ def _child(call: _Call, sender: Connection) -> None:
         found = call(records)
     except (Exception, SystemExit) as error:  # any exception is a verdict on this input
         crash = f"{type(error).__name__}: {error}"
-    messages = tuple(_ordered(record.getMessage().strip()) for record in records if record.levelno >= logging.WARNING)
+    messages = tuple(
+        _ordered(record.getMessage().strip())
+        for record in records
+        if record.levelno >= logging.WARNING
+    )
     sender.send((found, messages, crash))
 
 
@@ -125,7 +133,9 @@ def check_compliance(path: Path, ruleset: str) -> Outcome:
 def check_system(path: Path, ruleset: str) -> Outcome:
     """Runs the system description checker on a JSON file; for a pipe it would wait for the writer."""
     if path.exists() and not path.is_file():
-        return Outcome(tool="system_desc_checker", passed=False, crash=f"{path.name} is not a regular file")
+        return Outcome(
+            tool="system_desc_checker", passed=False, crash=f"{path.name} is not a regular file"
+        )
     module = _module("system_desc_checker.system_desc_checker")
     return _run("system_desc_checker", lambda: module.check_system_desc(str(path), USAGE, ruleset))
 
@@ -138,13 +148,21 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
     module = _module("package_checker.package_checker")
     _module("compliance_checker.mlp_compliance").enqueued_configs.clear()
     options = (str(organization), USAGE, ruleset, False, False, False, train_samples, False, "")
-    return _run("package_checker", lambda: module.check_training_package(*options), "PACKAGE CHECKER FOUND NO ERRORS")
+    return _run(
+        "package_checker",
+        lambda: module.check_training_package(*options),
+        "PACKAGE CHECKER FOUND NO ERRORS",
+    )
 
 
-def check_power(folder: Path, logs: Iterable[Path], ruleset: str) -> tuple[frozenset[str], str | None]:
+def check_power(
+    folder: Path, logs: Iterable[Path], ruleset: str
+) -> tuple[frozenset[str], str | None]:
     """Names of the runs that the power checker rejects, which count as failed runs, and its crash. Writes nothing."""
     checker = _module("package_checker.power_checker").PowerChecker(ruleset)
-    rejected, _, crash = _fork(lambda _: frozenset(checker.check_power(str(folder), list(map(str, logs)))[1]))
+    rejected, _, crash = _fork(
+        lambda _: frozenset(checker.check_power(str(folder), list(map(str, logs)))[1])
+    )
     return rejected or frozenset(), crash
 
 

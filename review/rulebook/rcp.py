@@ -41,7 +41,11 @@ class Rcp:
 
     def describe(self, batch_size: float | None = None) -> str:
         """Mean, minimum and origin in words. ``batch_size``: of the runs tested."""
-        how = "exact" if self.interpolated_from is None else "between {:,} and {:,}".format(*self.interpolated_from)
+        how = (
+            "exact"
+            if self.interpolated_from is None
+            else "between {:,} and {:,}".format(*self.interpolated_from)
+        )
         if batch_size is not None and self.batch_size != batch_size:
             how = f"of batch {self.batch_size:,}, the smallest with one"
         return f"mean {self.mean:,.0f}, minimum {self.minimum:,.0f} samples ({how})"
@@ -104,8 +108,15 @@ def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
         runs = record["Epochs to converge"]
         mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
         std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
-        point = Rcp(batch_size=record["BS"], mean=mean, std=std, minimum=minimum_mean(mean, std, len(runs) - 2))
-        found.append(replace(point, runs=tuple(sorted(runs)), hyperparameters=record["Hyperparams"]))
+        point = Rcp(
+            batch_size=record["BS"],
+            mean=mean,
+            std=std,
+            minimum=minimum_mean(mean, std, len(runs) - 2),
+        )
+        found.append(
+            replace(point, runs=tuple(sorted(runs)), hyperparameters=record["Hyperparams"])
+        )
     return tuple(sorted(found, key=lambda point: point.batch_size))
 
 
@@ -127,7 +138,9 @@ def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
 def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
     share = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
     mean, std = low.mean + share * (high.mean - low.mean), low.std + share * (high.std - low.std)
-    point = Rcp(batch_size=batch_size, mean=mean, std=std, minimum=minimum_mean(mean, std, 2 * RUNS))
+    point = Rcp(
+        batch_size=batch_size, mean=mean, std=std, minimum=minimum_mean(mean, std, 2 * RUNS)
+    )
     return replace(point, interpolated_from=(low.batch_size, high.batch_size))
 
 
@@ -157,7 +170,9 @@ def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET
     if point is None:
         return Verdict(passed=False, reason=reason, scaling_factor=1.0, point=None)
     factor = max(1.0, point.mean / mean_samples) if mean_samples > 0 else 1.0
-    passed = mean_samples >= point.mean / (point.mean / point.minimum)  # rounded like the official maximal speed-up
+    passed = mean_samples >= point.mean / (
+        point.mean / point.minimum
+    )  # rounded like the official maximal speed-up
     if not passed and reason.startswith("RCP not found"):
         reason = f"Missing RCP, please submit RCP with BS = {batch_size:g}"
     return Verdict(passed=passed, reason=reason, scaling_factor=factor, point=point)

@@ -39,4 +39,6 @@ def broken(
     rule = _rules()[name]
     requirement, hint = rule["rule"].format(**values), rule["hint"].format(**values)
     severity = severity or rule.get("severity", ERROR)
-    return Finding(severity, message, rule.get("source", "rules"), file, line, key, requirement, hint)
+    return Finding(
+        severity, message, rule.get("source", "rules"), file, line, key, requirement, hint
+    )

@@ -29,7 +29,10 @@ from review.rulebook.description import listed
 from review.verdict.checking import Checked, check
 from review.verdict.submission_rules import SCRIPTS
 
-_OWN = ("run.sub", "implementations/bert/training/loop.py")  # files of this repository, or a fork of it
+_OWN = (
+    "run.sub",
+    "implementations/bert/training/loop.py",
+)  # files of this repository, or a fork of it
 _TIMEOUT = 120  # seconds per git command
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -56,26 +59,40 @@ def package(request: argparse.Namespace) -> Package:
     Raises ReviewError.
     """
     organization, system = request.org, request.system
-    for option, name in (("--org", organization), ("--system", system), ("--implementation", request.implementation)):
+    for option, name in (
+        ("--org", organization),
+        ("--system", system),
+        ("--implementation", request.implementation),
+    ):
         if not _NAME.fullmatch(name):
-            raise ReviewError(f"{option} {name!r}: only letters, digits and ._+- are allowed in a folder name")
+            raise ReviewError(
+                f"{option} {name!r}: only letters, digits and ._+- are allowed in a folder name"
+            )
     output = request.output.resolve()  # results are found by their resolved paths
     if output.exists() and not request.add:
-        raise ReviewError(f"{request.output} exists: use --add to add this system, or give another folder")
+        raise ReviewError(
+            f"{request.output} exists: use --add to add this system, or give another folder"
+        )
     if request.add and not (output / organization).is_dir():
         raise ReviewError(f"{request.output}: no package of {organization} to add to; omit --add")
     results = load_results(request.runs, request.ruleset, request.train_samples)
     if len(results) != 1 or request.runs.is_file():
-        raise ReviewError(f"{request.runs}: give the one folder that holds the result_*.txt of {system}")
+        raise ReviewError(
+            f"{request.runs}: give the one folder that holds the result_*.txt of {system}"
+        )
     result, path = results[0], request.description or Path("systems", f"{system}.json")
     if not result.runs:
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
     if not path.exists():
-        raise ReviewError(f"{path}: no such file; write it on that system: python -m review system -o {path}")
+        raise ReviewError(
+            f"{path}: no such file; write it on that system: python -m review system -o {path}"
+        )
     description = read_object(path)
     if description.get("submitter") != organization:
         submitter = text(description.get("submitter", ""))
-        raise ReviewError(f"{path}: submitter is {submitter!r}, --org {organization!r}: correct the wrong one")
+        raise ReviewError(
+            f"{path}: submitter is {submitter!r}, --org {organization!r}: correct the wrong one"
+        )
     repository = request.repository or Path(__file__).resolve().parents[2]
     code = find_code(repository, result.folder, request.commit, request.config)
     try:
@@ -103,11 +120,15 @@ def package(request: argparse.Namespace) -> Package:
     return Package(checked, tuple(output / name for name in names), digest)
 
 
-def _build(request: argparse.Namespace, result: Result, description: dict[str, Any], code: Code, root: Path) -> None:
+def _build(
+    request: argparse.Namespace, result: Result, description: dict[str, Any], code: Code, root: Path
+) -> None:
     """Writes the tree. Raises ReviewError, OSError."""
     results = root / "results" / request.system / BENCHMARK
     if results.exists():
-        raise ReviewError(f"{request.output} already holds results of {request.system}: name another --system")
+        raise ReviewError(
+            f"{request.output} already holds results of {request.system}: name another --system"
+        )
     results.mkdir(parents=True)
     copy_runs((run.path for run in result.runs), results)
     implementation = root / "benchmarks" / BENCHMARK / "implementations" / request.implementation
@@ -116,7 +137,9 @@ def _build(request: argparse.Namespace, result: Result, description: dict[str, A
         commit = read_json(path).get("commit")
         if commit != code.commit:
             there = f"{request.implementation} in {request.output} is commit {text(commit)}"
-            raise ReviewError(f"{there}, this result ran {code.commit}: give it another --implementation name")
+            raise ReviewError(
+                f"{there}, this result ran {code.commit}: give it another --implementation name"
+            )
     if not implementation.exists():
         code.extract(implementation)
     facts = {
@@ -132,7 +155,9 @@ def _build(request: argparse.Namespace, result: Result, description: dict[str, A
     _write(implementation / f"README-{request.system}.md", readme)
     _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
     systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
-    _write(root / "README.md", _organization_readme(request.org, systems, root, request.train_samples))
+    _write(
+        root / "README.md", _organization_readme(request.org, systems, root, request.train_samples)
+    )
     if (implementation / "LICENSE").is_file():
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
 
@@ -157,7 +182,10 @@ def _verify(request: argparse.Namespace, root: Path, place: Path) -> tuple[Check
         return replace(finding, message=message, file=moved(finding.file) if finding.file else None)
 
     checked = check(root, request.ruleset, request.train_samples)
-    return tuple(replace(one, path=moved(one.path), findings=tuple(map(renamed, one.findings))) for one in checked)
+    return tuple(
+        replace(one, path=moved(one.path), findings=tuple(map(renamed, one.findings)))
+        for one in checked
+    )
 
 
 def _archive(root: Path, path: Path) -> None:
@@ -180,29 +208,53 @@ def _system_readme(system: str, organization: str, result: Result, code: Code) -
     """README-SYSTEM.md. Raises ReviewError."""
     facts = {
         "division": result.division,
-        "samples of the RCP test": "train_samples (--rcp-bert-train-samples)" if result.train_samples else None,
+        "samples of the RCP test": "train_samples (--rcp-bert-train-samples)"
+        if result.train_samples
+        else None,
         "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
         "score": None if result.score is None else f"{result.score:.4f} minutes",
-        "energy": f"{result.energy.joules:,.2f} J" if result.energy and result.energy.joules is not None else None,
+        "energy": f"{result.energy.joules:,.2f} J"
+        if result.energy and result.energy.joules is not None
+        else None,
     }
-    rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")]
-    logged = [f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()]
-    own = len(_git(code.repository, "ls-tree", "--name-only", code.commit, "--", *_OWN).split()) == len(_OWN)
+    rows = [
+        f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")
+    ]
+    logged = [
+        f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()
+    ]
+    own = len(
+        _git(code.repository, "ls-tree", "--name-only", code.commit, "--", *_OWN).split()
+    ) == len(_OWN)
     about = {"system": system, "organization": organization, "commit": code.commit}
     again = _filled("run_again", config=code.config) if own else _filled("run_other")
     tables = {"facts": "\n".join(rows), "hyperparameters": "\n".join(logged)}
-    config = _git(code.repository, "show", f"{code.commit}:{code.config}").decode("utf-8", "replace").strip()
+    config = (
+        _git(code.repository, "show", f"{code.commit}:{code.config}")
+        .decode("utf-8", "replace")
+        .strip()
+    )
     where = f"\n{_filled('where')}" if own else ""
-    return _filled("system", run_again=again, where=where, config_text=config, **about, **tables) + "\n"
+    return (
+        _filled("system", run_again=again, where=where, config_text=config, **about, **tables)
+        + "\n"
+    )
 
 
-def _organization_readme(organization: str, systems: list[str], root: Path, train_samples: bool = False) -> str:
+def _organization_readme(
+    organization: str, systems: list[str], root: Path, train_samples: bool = False
+) -> str:
     """README.md of the submission, one row per system. Raises ReviewError."""
     rows = []
     for system in systems:
-        for result in load_results(root / "results" / system / BENCHMARK, train_samples=train_samples):
+        for result in load_results(
+            root / "results" / system / BENCHMARK, train_samples=train_samples
+        ):
             implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
-            links = ", ".join(f"[{path.name}]({path.relative_to(root).as_posix()})" for path in sorted(implementations))
+            links = ", ".join(
+                f"[{path.name}]({path.relative_to(root).as_posix()})"
+                for path in sorted(implementations)
+            )
             score = "" if result.score is None else f"{result.score:.4f}"
             accelerators = "" if result.accelerators is None else str(result.accelerators)
             rows.append(f"| {system} | {accelerators} | {score} | {len(result.runs)} | {links} |")
@@ -210,7 +262,9 @@ def _organization_readme(organization: str, systems: list[str], root: Path, trai
 
 
 def _filled(template: str, **values: str) -> str:
-    content = Path(__file__).with_name("templates").joinpath(f"{template}.md").read_text(encoding="utf-8")
+    content = (
+        Path(__file__).with_name("templates").joinpath(f"{template}.md").read_text(encoding="utf-8")
+    )
     return content.format(**values).strip()
 
 
@@ -233,13 +287,21 @@ class Code:
         """
         data = _git(self.repository, "archive", "--format=tar", self.commit)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            members = [member for member in tar.getmembers() if not re.search(r"(^|/)\.", member.name)]
+            members = [
+                member for member in tar.getmembers() if not re.search(r"(^|/)\.", member.name)
+            ]
             missing = sorted(set(SCRIPTS) - {member.name for member in members})
             if missing:
-                raise ReviewError(f"commit {self.commit} lacks {', '.join(missing)}, required in a submission")
+                raise ReviewError(
+                    f"commit {self.commit} lacks {', '.join(missing)}, required in a submission"
+                )
             for member in members:
-                member.mode = 0o755 if member.mode & 0o100 else 0o644  # independent of git's tar.umask
-            safe: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}  # missing in Debian 12's Python
+                member.mode = (
+                    0o755 if member.mode & 0o100 else 0o644
+                )  # independent of git's tar.umask
+            safe: Any = (
+                {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
+            )  # missing in Debian 12's Python
             tar.extractall(folder, members, **safe)
 
 
@@ -251,11 +313,19 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
     """
     wanted = commit or _recorded_commit(repository, runs)
     try:
-        full = _git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}").decode().strip()
+        full = (
+            _git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
+            .decode()
+            .strip()
+        )
     except ReviewError:
         what = "fetch it, or give another with --commit"
         raise ReviewError(f"{repository} has no commit {text(wanted)}: {what}") from None
-    files = _git(repository, "ls-tree", "-r", "--name-only", "-z", full).decode("utf-8", "replace").split("\0")
+    files = (
+        _git(repository, "ls-tree", "-r", "--name-only", "-z", full)
+        .decode("utf-8", "replace")
+        .split("\0")
+    )
     if config is not None:
         name = config if config in files else f"configs/{Path(config).name}"
         if name not in files:
@@ -281,9 +351,13 @@ def _recorded_commit(repository: Path, runs: Path) -> str:
     if described:
         return described[1]
     if commit not in _git(repository, "tag", "--list").decode("utf-8", "replace").split("\n"):
-        raise ReviewError(f"{runs / 'environment.json'}: {text(commit)!r} is not a commit: give it with --commit")
+        raise ReviewError(
+            f"{runs / 'environment.json'}: {text(commit)!r} is not a commit: give it with --commit"
+        )
     return f"refs/tags/{commit}"
 
 
 def _git(repository: Path, *arguments: str) -> bytes:
-    return run(["git", "-C", str(repository), *arguments], f"git {arguments[0]} in {repository}", _TIMEOUT)
+    return run(
+        ["git", "-C", str(repository), *arguments], f"git {arguments[0]} in {repository}", _TIMEOUT
+    )

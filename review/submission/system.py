@@ -29,7 +29,14 @@ from review.rulebook.description import ASKED, FIELDS, TABLE, check_description
 
 _DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
 _TIMEOUT = 60  # seconds per command; nvidia-smi is slow on a node whose driver is not resident
-_GPU_QUERY = ("name", "memory.total", "clocks.max.sm", "pcie.link.gen.max", "pcie.link.width.max", "driver_version")
+_GPU_QUERY = (
+    "name",
+    "memory.total",
+    "clocks.max.sm",
+    "pcie.link.gen.max",
+    "pcie.link.width.max",
+    "driver_version",
+)
 # Memory type by part of the accelerator's name, since nvidia-smi does not report it. The first match counts.
 _MEMORY = TABLE["accelerator_memory_configuration"]["by_name"]
 # Libraries: environment variable with the version in NGC images, and pip packages that contain them.
@@ -50,7 +57,9 @@ class Description:
 
 
 def describe(
-    given: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine, ask: Callable[[str, str, str], str] | None = None
+    given: Sequence[tuple[str, Mapping[str, Any]]],
+    machine: Machine,
+    ask: Callable[[str, str, str], str] | None = None,
 ) -> Description:
     """Fills in the description.
 
@@ -70,15 +79,31 @@ def describe(
         add(source, values)
     for name, field in TABLE.items():
         if ask and "question" in field and name not in fields:  # cannot be probed
-            add("asked", {name: ask(name, field["question"], field.get("suggested", field.get("default", "")))})
+            add(
+                "asked",
+                {
+                    name: ask(
+                        name, field["question"], field.get("suggested", field.get("default", ""))
+                    )
+                },
+            )
     add("default", _DEFAULTS)
     if fields["accelerators_per_node"] == "0":
         add("no accelerator", {name: "N/A" for name in FIELDS if name.startswith("accelerator_")})
     if isinstance(fields.get("other_software_stack"), dict):  # merged over all sources, by priority
-        stacks = [stack for _, values in layers if isinstance(stack := values.get("other_software_stack"), Mapping)]
+        stacks = [
+            stack
+            for _, values in layers
+            if isinstance(stack := values.get("other_software_stack"), Mapping)
+        ]
         merged = {name: version for stack in reversed(stacks) for name, version in stack.items()}
         fields["other_software_stack"] = _value("other_software_stack", merged)
-    own = {name: value for _, values in reversed(given) for name, value in values.items() if name not in FIELDS}
+    own = {
+        name: value
+        for _, values in reversed(given)
+        for name, value in values.items()
+        if name not in FIELDS
+    }
     own |= {name: fields[name] for name in ASKED if name in fields}
     known = {name: sources[name] for name in (*FIELDS, *ASKED) if name in sources}
     return Description({name: fields.get(name, "") for name in FIELDS} | own, known)
@@ -93,15 +118,24 @@ def _value(name: str, value: Any) -> Any:
 
 def from_run(folder: Path) -> dict[str, Any]:
     """Fields from environment.json and config.json of a run. Raises ReviewError."""
-    environment, mlperf = read_json(folder / "environment.json"), read_json(folder / "config.json", "mlperf")
+    environment, mlperf = (
+        read_json(folder / "environment.json"),
+        read_json(folder / "config.json", "mlperf"),
+    )
     if not environment:
-        raise ReviewError(f"{folder / 'environment.json'}: no such file, or not JSON; give a folder of results/")
+        raise ReviewError(
+            f"{folder / 'environment.json'}: no such file, or not JSON; give a folder of results/"
+        )
     packages, gpus = read_json(folder / "environment.json", "packages"), environment.get("gpus")
-    stack = {f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")}
+    stack = {
+        f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")
+    }
     stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
     stack["kernel_version"] = environment.get("platform")
     found: dict[str, Any] = {
-        "submitter": None if mlperf.get("organization") == "unknown" else mlperf.get("organization"),
+        "submitter": None
+        if mlperf.get("organization") == "unknown"
+        else mlperf.get("organization"),
         "division": mlperf.get("division"),
         "number_of_nodes": mlperf.get("num_nodes"),
         "framework": f"PyTorch {packages['torch']}" if packages.get("torch") else None,
@@ -115,7 +149,9 @@ def from_run(folder: Path) -> dict[str, Any]:
 def known(fields: Mapping[str, Any], where: object) -> dict[str, Any]:
     """Copy of the fields. Raises ReviewError if one is unknown."""
     if unknown := [name for name in fields if name not in FIELDS]:
-        raise ReviewError(f"{where}: unknown field {text(unknown[0])!r}; the fields are {', '.join(FIELDS)}")
+        raise ReviewError(
+            f"{where}: unknown field {text(unknown[0])!r}; the fields are {', '.join(FIELDS)}"
+        )
     return dict(fields)
 
 
@@ -142,17 +178,23 @@ def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) 
     if path.suffix != ".json":
         raise ReviewError(f"{path}: the name must end in .json, such as systems/DGXH100.json")
     if any(character.isspace() for character in path.name) or path.name.startswith("."):
-        raise ReviewError(f"{path}: the official checkers allow neither spaces nor a leading dot in the name")
+        raise ReviewError(
+            f"{path}: the official checkers allow neither spaces nor a leading dot in the name"
+        )
     content = json.dumps(description.fields, indent=2) + "\n"
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
         draft = Path(folder) / path.name
         draft.write_text(content, encoding="utf-8")
-        error = next((one for one in check_description(draft, ruleset) if one.severity == ERROR), None)
+        error = next(
+            (one for one in check_description(draft, ruleset) if one.severity == ERROR), None
+        )
         if error:
             raise ReviewError(f"{error.key} {error.message}: {error.hint}")
         outcome = official.check_system(draft, ruleset)
         if not outcome.passed:
-            raise ReviewError(f"the official checker rejects it: {outcome.crash or '; '.join(outcome.messages)}")
+            raise ReviewError(
+                f"the official checker rejects it: {outcome.crash or '; '.join(outcome.messages)}"
+            )
     write_whole(path, content)
 
 
@@ -189,7 +231,14 @@ def probe(machine: Machine) -> dict[str, Any]:
     accelerators, software = _accelerators(machine), _software(machine)
     if driver := accelerators.pop("nvidia_kernel_driver", ""):
         software["other_software_stack"]["nvidia_kernel_driver"] = driver
-    found = {**_host(machine), **_memory(machine), **_storage(machine), **_network(machine), **accelerators, **software}
+    found = {
+        **_host(machine),
+        **_memory(machine),
+        **_storage(machine),
+        **_network(machine),
+        **accelerators,
+        **software,
+    }
     return {name: value for name, value in found.items() if value not in ("", {}, None)}
 
 
@@ -213,7 +262,11 @@ def _host(machine: Machine) -> dict[str, str]:
     )
     links = {"GenuineIntel": "UPI", "AuthenticAMD": "Infinity Fabric"}
     link = "N/A (one processor)" if sockets == 1 else links.get(listed.get("Vendor ID", ""), "")
-    caches = [f"{name} {size}" for name in ("L1d", "L1i", "L2", "L3") if (size := listed.get(f"{name} cache"))]
+    caches = [
+        f"{name} {size}"
+        for name in ("L1d", "L1i", "L2", "L3")
+        if (size := listed.get(f"{name} cache"))
+    ]
     running = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", machine.read("/proc/cpuinfo"), re.MULTILINE)
     frequency = f"{max(map(float, running)) / 1000:.2f} GHz" if running else ""
     with contextlib.suppress(ValueError):
@@ -243,43 +296,74 @@ def _memory(machine: Machine) -> dict[str, str]:
             total += gigabytes
     kilobytes = _search(r"^MemTotal:\s*(\d+) kB", machine.read("/proc/meminfo"))
     total = total or int(kilobytes or 0) / 2**20
-    capacity = f"{total / 1024:.3g} TB" if total >= 1000 else f"{total:.0f} GB" if total >= 10 else f"{total:.1f} GB"
-    return {"host_memory_capacity": capacity if total else "", "host_memory_configuration": _listed(modules)}
+    capacity = (
+        f"{total / 1024:.3g} TB"
+        if total >= 1000
+        else f"{total:.0f} GB"
+        if total >= 10
+        else f"{total:.1f} GB"
+    )
+    return {
+        "host_memory_capacity": capacity if total else "",
+        "host_memory_configuration": _listed(modules),
+    }
 
 
 def _storage(machine: Machine) -> dict[str, str]:
     kinds, disks = [], []
     try:
-        listed = json.loads(machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA,TRAN"))
+        listed = json.loads(
+            machine.run("lsblk", "-d", "-b", "-J", "-o", "NAME,TYPE,SIZE,ROTA,TRAN")
+        )
         for disk in listed["blockdevices"]:
             name, size, link = str(disk["name"]), int(disk["size"]), disk.get("tran") or ""
-            if disk["type"] != "disk" or size <= 0 or name.startswith(("zram", "ram", "loop", "nbd", "fd", "sr")):
+            if (
+                disk["type"] != "disk"
+                or size <= 0
+                or name.startswith(("zram", "ram", "loop", "nbd", "fd", "sr"))
+            ):
                 continue
             kind = "HDD" if str(disk.get("rota")).lower() in ("1", "true") else "SSD"
             if name.startswith("nvme") or link == "nvme":
                 kind = "NVMe SSD"
-            elif name.startswith(("vd", "xvd")):  # the host hides the kind and reports any disk as rotating
+            elif name.startswith(
+                ("vd", "xvd")
+            ):  # the host hides the kind and reports any disk as rotating
                 kind = "virtual disk"
             elif link not in ("", "sata"):
                 kind = f"{str(link).upper()} {kind}"
-            capacity = f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"  # decimal, as disks are sold
+            capacity = (
+                f"{size / 1e12:.3g} TB" if size >= 1e12 else f"{size / 1e9:.0f} GB"
+            )  # decimal, as disks are sold
             kinds.append(kind)
             disks.append(f"{capacity} {kind}")
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}
-    return {"host_storage_type": ", ".join(dict.fromkeys(kinds)), "host_storage_capacity": _listed(disks)}
+    return {
+        "host_storage_type": ", ".join(dict.fromkeys(kinds)),
+        "host_storage_capacity": _listed(disks),
+    }
 
 
 def _network(machine: Machine) -> dict[str, str]:
     """InfiniBand and RoCE ports with their rates from sysfs, as ibstat prints them; else Ethernet ports."""
     ports = []
     for path in machine.paths("/sys/class/infiniband", "*/ports/*/rate"):
-        rate, layer, state = (machine.read(str(Path(path).with_name(name))) for name in ("rate", "link_layer", "state"))
+        rate, layer, state = (
+            machine.read(str(Path(path).with_name(name)))
+            for name in ("rate", "link_layer", "state")
+        )
         speed = re.match(r"(\d+) Gb/sec", rate)
         if speed and "ACTIVE" in state:
-            ports.append(f"{'RoCE' if layer == 'Ethernet' else layer or 'InfiniBand'} {speed[1]} Gb/s")
-    for path in () if ports else machine.paths("/sys/class/net", "*/device"):  # only hardware has one
-        megabits, state = (machine.read(str(Path(path).with_name(name))) for name in ("speed", "operstate"))
+            ports.append(
+                f"{'RoCE' if layer == 'Ethernet' else layer or 'InfiniBand'} {speed[1]} Gb/s"
+            )
+    for path in (
+        () if ports else machine.paths("/sys/class/net", "*/device")
+    ):  # only hardware has one
+        megabits, state = (
+            machine.read(str(Path(path).with_name(name))) for name in ("speed", "operstate")
+        )
         if state in ("up", "unknown"):
             known = megabits.isdigit() and int(megabits) > 0
             ports.append(f"Ethernet {int(megabits) / 1000:g} Gb/s" if known else "Ethernet")
@@ -303,9 +387,15 @@ def _accelerators(machine: Machine) -> dict[str, str]:
         if rates:
             link = f"NVLink, {len(rates)} links, {2 * sum(rates):.0f} GB/s"  # both directions
             lines = [line.split() for line in machine.run("nvidia-smi", "topo", "-m").splitlines()]
-            of_gpus = [line[1 : len(rows) + 1] for line in lines if line and re.fullmatch(r"GPU\d+", line[0])]
+            of_gpus = [
+                line[1 : len(rows) + 1]
+                for line in lines
+                if line and re.fullmatch(r"GPU\d+", line[0])
+            ]
             pairs = [cell for cells in of_gpus for cell in cells]
-            if len(pairs) == len(rows) ** 2 and all(re.fullmatch(r"X|NV\d+", pair) for pair in pairs):
+            if len(pairs) == len(rows) ** 2 and all(
+                re.fullmatch(r"X|NV\d+", pair) for pair in pairs
+            ):
                 topology = "NVLink between all pairs"
     return {
         "accelerators_per_node": str(len(rows)),
@@ -313,7 +403,9 @@ def _accelerators(machine: Machine) -> dict[str, str]:
         "accelerator_memory_capacity": f"{memory} MiB" if memory.isdigit() else "",
         "accelerator_frequency": f"{clock} MHz max" if clock.isdigit() else "",
         "accelerator_host_interconnect": bus,
-        "accelerator_memory_configuration": next((kind for part, kind in _MEMORY.items() if part in name), ""),
+        "accelerator_memory_configuration": next(
+            (kind for part, kind in _MEMORY.items() if part in name), ""
+        ),
         "accelerator_interconnect": link,
         "accelerator_interconnect_topology": topology,
         "nvidia_kernel_driver": driver,
@@ -323,12 +415,16 @@ def _accelerators(machine: Machine) -> dict[str, str]:
 def _software(machine: Machine) -> dict[str, Any]:
     stack = {}
     for name, (variable, *packages) in _VERSIONS.items():
-        stack[name] = machine.environment.get(variable) or next(filter(None, map(machine.version, packages)), "")
+        stack[name] = machine.environment.get(variable) or next(
+            filter(None, map(machine.version, packages)), ""
+        )
     stack["python_version"] = machine.run("python3", "--version").removeprefix("Python").strip()
     stack["kernel_version"] = machine.run("uname", "-sr").strip()
     release, torch = machine.environment.get("NVIDIA_PYTORCH_VERSION"), machine.version("torch")
     return {
-        "framework": f"NVIDIA PyTorch Release {release}" if release else torch and f"PyTorch {torch}",
+        "framework": f"NVIDIA PyTorch Release {release}"
+        if release
+        else torch and f"PyTorch {torch}",
         "other_software_stack": {name: version for name, version in stack.items() if version},
         "operating_system": _search(r'^PRETTY_NAME="?([^"\n]*)', machine.read("/etc/os-release")),
     }

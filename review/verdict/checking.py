@@ -49,21 +49,35 @@ class Checked:
     def passed(self, strict: bool = False) -> bool:
         """Whether it counts: it passes the official checkers and has no errors, with ``strict`` no warnings either."""
         severities = {finding.severity for finding in self.findings}
-        return self.official_passed and ERROR not in severities and not (strict and WARNING in severities)
+        return (
+            self.official_passed
+            and ERROR not in severities
+            and not (strict and WARNING in severities)
+        )
 
     def as_dict(self) -> dict[str, Any]:
         official = {one.tool: pick(one, "passed messages crash") for one in self.outcomes}
-        verdicts = {"path": self.path, "passed": self.passed(), "official_passed": self.official_passed}
+        verdicts = {
+            "path": self.path,
+            "passed": self.passed(),
+            "official_passed": self.official_passed,
+        }
         return {**verdicts, "official": official, "findings": self.findings}
 
 
-def check(target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bool = False) -> list[Checked]:
+def check(
+    target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bool = False
+) -> list[Checked]:
     """Checks a log, a result folder, a submission, or all of them below a folder. Raises ReviewError."""
     results = load_results(target, ruleset, train_samples)
     if target.is_file():
         run = results[0].runs[0]
         outcome = official.check_compliance(run.path, run.ruleset)
-        return [_checked(run.path, run.path.name, (outcome,), [*run.findings, *training_rules.check_run(run)])]
+        return [
+            _checked(
+                run.path, run.path.name, (outcome,), [*run.findings, *training_rules.check_run(run)]
+            )
+        ]
     checked: list[Checked] = []
     roots: dict[Path, None] = {}
     for result in results:
@@ -79,9 +93,14 @@ def check(target: Path, ruleset: str = DEFAULT_RULESET, train_samples: bool = Fa
             roots[root] = None
     for root in roots:
         progress(f"official checkers on {root}")
-        outcomes, findings = [official.check_repository(root)], submission_rules.check_organization(root)
+        outcomes, findings = (
+            [official.check_repository(root)],
+            submission_rules.check_organization(root),
+        )
         for path in submission_rules.descriptions(root):
-            if not (root / "results" / path.stem).is_dir():  # the others are checked with their results
+            if not (
+                root / "results" / path.stem
+            ).is_dir():  # the others are checked with their results
                 findings += check_description(path, ruleset)
                 outcomes.append(official.check_system(path, ruleset))
         checked.append(_checked(root, root.name, tuple(outcomes), findings))
@@ -95,7 +114,9 @@ def own_findings(result: Result) -> list[Finding]:
         """Turns errors of the single failing run, which counts as the slowest, into warnings."""
         for one in findings:
             if run is result.accepted_failure and one.severity == ERROR and not one.crash:
-                one = replace(one, severity=WARNING, message=f"{one.message}; one run of ten may fail")
+                one = replace(
+                    one, severity=WARNING, message=f"{one.message}; one run of ten may fail"
+                )
             yield one
 
     found = [one for run in result.runs for one in accepted(run, run.findings)]
@@ -106,7 +127,9 @@ def own_findings(result: Result) -> list[Finding]:
             ours = [finding for finding in ours if finding.message != training_rules.NOT_SAMPLES]
         found += accepted(run, ours)
     reused = {finding.file for finding in found if finding.source == "seeds"}  # already reported
-    found += [f for f in training_rules.check_runs(result) if f.key != "seed" or f.file not in reused]
+    found += [
+        f for f in training_rules.check_runs(result) if f.key != "seed" or f.file not in reused
+    ]
     found += check_power(result)
     if tree.organization(result.folder) is not None:
         system = tree.system_file(result.folder)
@@ -121,7 +144,11 @@ def obstacles(result: Result) -> list[str]:
     Includes errors in the description, the folder and the logs by rules that no tool tests, but not in power files,
     which invalidate the energy only.
     """
-    errors = [f for f in own_findings(result) if f.severity == ERROR and f.source in ("rules", "system", "package")]
+    errors = [
+        f
+        for f in own_findings(result)
+        if f.severity == ERROR and f.source in ("rules", "system", "package")
+    ]
     others = [f for f in errors if f.key != POWER]
     return [*result.obstacles, *(with_places(group, result.folder) for group in groups(others))]
 
@@ -138,12 +165,22 @@ def as_dict(result: Result) -> dict[str, Any]:
     point, energy, mean = result.rcp_point, result.energy, result.mean_samples
     test = pick(result, "passed=rcp_test.passed reason=rcp_test.reason")
     margin = None if mean is None or point is None else mean - point.minimum
-    without = {path.name: run.reason for path, run in energy.runs.items() if run.reason is not None} if energy else {}
+    without = (
+        {path.name: run.reason for path, run in energy.runs.items() if run.reason is not None}
+        if energy
+        else {}
+    )
     measured = pick(energy, "joules mean_watts=watts reason")
     counts = not reasons and not against and energy is not None and energy.joules is not None
     return {
-        **pick(result, "folder name organization platform division ruleset complies_with_other_ruleset=other_ruleset"),
-        **pick(result, "global_batch_size=batch_size accelerators processes_without_accelerator=processes"),
+        **pick(
+            result,
+            "folder name organization platform division ruleset complies_with_other_ruleset=other_ruleset",
+        ),
+        **pick(
+            result,
+            "global_batch_size=batch_size accelerators processes_without_accelerator=processes",
+        ),
         "runs": [
             {
                 "file": run.path,
@@ -159,11 +196,15 @@ def as_dict(result: Result) -> dict[str, Any]:
             }
             for run in result.runs
         ],
-        **pick(result, "crashed=crashes unreadable olympic_minutes raw_olympic_minutes_not_checked=reached_minutes"),
+        **pick(
+            result,
+            "crashed=crashes unreadable olympic_minutes raw_olympic_minutes_not_checked=reached_minutes",
+        ),
         **pick(result, "median_minutes mean_samples"),
         "rcp": point and {**test, **pick(point, "mean std minimum"), "margin": margin},
         **pick(result, "scaling_factor score_minutes=score"),
-        "energy": energy and {**measured, "runs_without": without, "obstacles": against, "official": counts},
+        "energy": energy
+        and {**measured, "runs_without": without, "obstacles": against, "official": counts},
         "official": result.score is not None and not reasons,
         "obstacles": reasons,
     }
@@ -177,7 +218,9 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         messages = tuple(message for one in outcomes for message in one.messages)
         crash = next((one.crash for one in outcomes if one.crash), None)
         passed = bool(outcomes) and all(one.passed for one in outcomes)
-        outcome = official.Outcome(tool="compliance_checker", passed=passed, messages=messages, crash=crash)
+        outcome = official.Outcome(
+            tool="compliance_checker", passed=passed, messages=messages, crash=crash
+        )
         return _checked(result.folder, result.name, (outcome,), findings)
     with tempfile.TemporaryDirectory(prefix="review-check-") as folder:
         copy = submission_rules.stage(result, root, Path(folder))
@@ -189,49 +232,89 @@ def _check_result(result: Result, root: Path | None) -> Checked:
     return _checked(result.folder, result.name, (outcome,), findings)
 
 
-def _checked(path: Path, title: str, outcomes: tuple[official.Outcome, ...], findings: list[Finding]) -> Checked:
+def _checked(
+    path: Path, title: str, outcomes: tuple[official.Outcome, ...], findings: list[Finding]
+) -> Checked:
     """Makes the findings agree with the official verdict, and sorts them by severity."""
     official_ones = [one.severity for one in findings if one.source in _OFFICIAL]
-    rule, failing = "the official checkers pass", [outcome for outcome in outcomes if not outcome.passed]
+    rule, failing = (
+        "the official checkers pass",
+        [outcome for outcome in outcomes if not outcome.passed],
+    )
     if failing and ERROR not in official_ones:
         tree_of = str((tree.organization(path) or path).absolute())
         for one in failing:
-            why = f"crashes: {one.crash}" if one.crash else "; ".join(one.messages) or "gives no reason"
+            why = (
+                f"crashes: {one.crash}"
+                if one.crash
+                else "; ".join(one.messages) or "gives no reason"
+            )
             source = "repository" if one.tool == "repo_checker" else "package"
             message = f"the official {one.tool} {why.replace(f'{tree_of}/', '').replace(tree_of, 'the submission')}"
-            findings = [*findings, Finding(ERROR, message, source, path, rule=rule, hint="its own words")]
+            findings = [
+                *findings,
+                Finding(ERROR, message, source, path, rule=rule, hint="its own words"),
+            ]
     elif not failing:
         wrong = [one for one in findings if one.source in _OFFICIAL and one.severity == ERROR]
         hint = "the official checker accepts it"
-        findings = [replace(one, severity=WARNING, hint=hint) if one in wrong else one for one in findings]
+        findings = [
+            replace(one, severity=WARNING, hint=hint) if one in wrong else one for one in findings
+        ]
         if not {ERROR, WARNING} & set(official_ones):  # no finding of ours explains its warnings
-            messages = dict.fromkeys((one.tool, line.split("\n")[0]) for one in outcomes for line in one.messages)
+            messages = dict.fromkeys(
+                (one.tool, line.split("\n")[0]) for one in outcomes for line in one.messages
+            )
             for tool, line in messages:
                 note = f"the official {tool} says: {line}"
-                findings.append(Finding(NOTE, note, "package", path, rule=rule, hint="its own words; it passes"))
-    return Checked(path, title, outcomes, tuple(sorted(findings, key=lambda one: SEVERITIES.index(one.severity))))
+                findings.append(
+                    Finding(NOTE, note, "package", path, rule=rule, hint="its own words; it passes")
+                )
+    return Checked(
+        path,
+        title,
+        outcomes,
+        tuple(sorted(findings, key=lambda one: SEVERITIES.index(one.severity))),
+    )
 
 
 def _check_count(result: Result) -> Iterator[Finding]:
     """Checks that there are ten logs, all readable and of this round, and no crashed trials."""
     folder, count, other = result.folder, len(result.runs), result.other_ruleset
     if other is not None:
-        yield broken("round", f"no log complies with ruleset {result.ruleset}, but with {other}", folder, other=other)
+        yield broken(
+            "round",
+            f"no log complies with ruleset {result.ruleset}, but with {other}",
+            folder,
+            other=other,
+        )
     if count != REQUIRED_RUNS:
         alone = result.division == "open" and tree.organization(folder) is None
-        rule = "ten_runs_to_submit" if alone else "ten_runs" if count < REQUIRED_RUNS else "ten_runs_at_most"
-        yield broken(rule, f"holds {count} of {REQUIRED_RUNS} result_*.txt", folder, count=REQUIRED_RUNS)
+        rule = (
+            "ten_runs_to_submit"
+            if alone
+            else "ten_runs"
+            if count < REQUIRED_RUNS
+            else "ten_runs_at_most"
+        )
+        yield broken(
+            rule, f"holds {count} of {REQUIRED_RUNS} result_*.txt", folder, count=REQUIRED_RUNS
+        )
     for path, reason in result.unreadable.items():
         yield broken("readable", reason, path)
     for trial, reason in result.crashes.items():
-        yield broken("crashed", f"trial {trial} left no result: {reason}", folder / f"failed_{trial}.txt")
+        yield broken(
+            "crashed", f"trial {trial} left no result: {reason}", folder / f"failed_{trial}.txt"
+        )
 
 
 def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Findings grouped by rule and message, in order of first occurrence."""
     found: dict[tuple[str | None, ...], list[Finding]] = {}
     for one in findings:
-        found.setdefault((one.severity, one.source, one.message, one.rule, one.hint), []).append(one)
+        found.setdefault((one.severity, one.source, one.message, one.rule, one.hint), []).append(
+            one
+        )
     return list(found.values())
 
 
@@ -253,8 +336,12 @@ def places(group: Sequence[Finding], base: Path) -> str:
         return ""
     files: dict[str, dict[str, None]] = {}
     for one in group:
-        files.setdefault(_file(one, base), {}).update({} if one.line is None else {str(one.line): None})
-    return _listed(f"{name}:{','.join(lines)}" if lines else name for name, lines in files.items() if name)
+        files.setdefault(_file(one, base), {}).update(
+            {} if one.line is None else {str(one.line): None}
+        )
+    return _listed(
+        f"{name}:{','.join(lines)}" if lines else name for name, lines in files.items() if name
+    )
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -269,14 +356,21 @@ def _file(finding: Finding, base: Path) -> str:
     if finding.file is None or finding.file == base:
         return ""
     file, base = finding.file.absolute(), base.absolute()
-    above = next((one for one in (base, *base.parents[:3]) if one.is_dir() and file.is_relative_to(one)), None)
+    above = next(
+        (one for one in (base, *base.parents[:3]) if one.is_dir() and file.is_relative_to(one)),
+        None,
+    )
     return str(file.relative_to(above) if above else finding.file)
 
 
 def with_places(group: Sequence[Finding], base: Path) -> str:
     """``subject`` and its files."""
     files = places(group, base)
-    return f"{subject(group, base)}, in {text(files)}" if files and group[0].key else subject(group, base)
+    return (
+        f"{subject(group, base)}, in {text(files)}"
+        if files and group[0].key
+        else subject(group, base)
+    )
 
 
 def progress(message: str) -> None:
@@ -289,7 +383,9 @@ def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
     """All findings, then the verdict with their number."""
     made: list[Part] = []
     for one in checked:
-        made.append(Heading(text(one.title), "pass" if one.passed(strict) else "fail", str(one.path)))
+        made.append(
+            Heading(text(one.title), "pass" if one.passed(strict) else "fail", str(one.path))
+        )
         tools = []
         for outcome in one.outcomes:
             crash = f"crashes: {shortened(text(outcome.crash))}" if outcome.crash else ""
@@ -303,7 +399,12 @@ def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
             made += [Line("", text(line)) for line in lines if line]
     counts = []
     for severity in _STYLES:
-        found = [group for one in checked for group in groups(one.findings) if group[0].severity == severity]
+        found = [
+            group
+            for one in checked
+            for group in groups(one.findings)
+            if group[0].severity == severity
+        ]
         if found:
             in_all = sum(len(group) for group in found)
             at = f" at {in_all} places" if in_all > len(found) else ""

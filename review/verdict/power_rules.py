@@ -23,10 +23,15 @@ from review.rulebook.rules import broken
 KEY = "power"  # of these findings: they invalidate the energy of a result, not its time
 _broken = partial(broken, key=KEY)
 _SLACK_MS = 10_000  # for clock differences between machines and the sampling interval
-_SLOWEST, _SLOW = 1.5, 1.1  # mean seconds between readings: error, warning; sampling itself takes a moment
+_SLOWEST, _SLOW = (
+    1.5,
+    1.1,
+)  # mean seconds between readings: error, warning; sampling itself takes a moment
 _GAP = 5.0  # seconds without a reading
 _LEAST_READINGS = 60
-_LEAST_WATTS = 25  # per accelerator of a node: less than an idle one draws with its share of the host
+_LEAST_WATTS = (
+    25  # per accelerator of a node: less than an idle one draws with its share of the host
+)
 
 
 def check_power(result: Result) -> Iterator[Finding]:
@@ -52,20 +57,29 @@ def check_power(result: Result) -> Iterator[Finding]:
                 yield _broken("power_copy", f"is a copy of {other.relative_to(folder)}", file.path)
             estimates = [number(event.value) for event in file.log.all("interconnect_power_est")]
             if file.is_node:
-                yield from _check_node(file, run, max(_described(result, "accelerators_per_node"), 1))
+                yield from _check_node(
+                    file, run, max(_described(result, "accelerators_per_node"), 1)
+                )
             elif not any(estimates):
                 message = "estimates 0 W" if estimates else "lacks interconnect_power_est"
                 yield _broken("power_of_switches", message, file.path)
     with_files = [(run.path.stem, files) for run, files in measured if files]
     for label in ("nodes", "switches") if with_files else ():
-        counts = {name: sum(one.is_node is (label == "nodes") for one in files) for name, files in with_files}
+        counts = {
+            name: sum(one.is_node is (label == "nodes") for one in files)
+            for name, files in with_files
+        }
         common = Counter(counts.values()).most_common(1)[0][0]
         for name, count in counts.items():
             if count != common:
-                yield _broken("power_same_system", f"has {count} {label}, most runs {common}", folder / name)
+                yield _broken(
+                    "power_same_system", f"has {count} {label}, most runs {common}", folder / name
+                )
         nodes = _described(result, "number_of_nodes")
         if label == "nodes" and nodes not in (-1, common):
-            yield _broken("power_of_all_nodes", f"holds readings of {common} of the {nodes} nodes", folder)
+            yield _broken(
+                "power_of_all_nodes", f"holds readings of {common} of the {nodes} nodes", folder
+            )
 
 
 def _described(result: Result, field: str) -> int:
@@ -77,7 +91,11 @@ def _described(result: Result, field: str) -> int:
 def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Finding]:
     watts = [number(event.value) for event in file.readings]
     if not watts or file.start is None or file.stop is None:
-        lacks = "readings" if not watts else f"power_measurement_{'start' if file.start is None else 'stop'}"
+        lacks = (
+            "readings"
+            if not watts
+            else f"power_measurement_{'start' if file.start is None else 'stop'}"
+        )
         yield _broken("power_whole", f"is cut off: it lacks {lacks}", file.path)
     elif None in watts:
         message = f"has {watts.count(None)} of {len(watts)} readings that are no number"
@@ -99,7 +117,11 @@ def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Findin
 
 def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Finding]:
     """Whether the readings are of a running node, and enough for the rules."""
-    count, zeros, odd = len(watts), watts.count(0), sum(value is None or value < 0 for value in watts)
+    count, zeros, odd = (
+        len(watts),
+        watts.count(0),
+        sum(value is None or value < 0 for value in watts),
+    )
     if odd:
         yield _broken("power_drawn", f"has {odd} of {count} readings below 0 W", file.path)
     if zeros:
@@ -107,11 +129,15 @@ def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Find
     if count < _LEAST_READINGS:
         yield _broken("power_sixty", f"has {count} readings", file.path, least=_LEAST_READINGS)
     elif len(set(watts)) == 1:
-        yield _broken("power_constant", f"reads {watts[0]:,.6g} W in all {count} readings", file.path)
+        yield _broken(
+            "power_constant", f"reads {watts[0]:,.6g} W in all {count} readings", file.path
+        )
     interval = (file.readings[-1].time_ms - file.readings[0].time_ms) / max(count - 1, 1) / 1000
     if interval > _SLOW:
         severity = ERROR if interval > _SLOWEST else WARNING
-        yield _broken("power_each_second", f"is read every {interval:.2f} s", file.path, severity=severity)
+        yield _broken(
+            "power_each_second", f"is read every {interval:.2f} s", file.path, severity=severity
+        )
     for event in file.log.all("conversion_eff"):
         value = number(event.value)
         if value is None or not 0 < value <= 1:
@@ -128,7 +154,13 @@ def _check_cover(file: PowerFile, run: Run, start_ms: float, stop_ms: float) -> 
     within = (event.time_ms for event in file.readings if first < event.time_ms < last)
     gap = max(b - a for a, b in pairwise([first, *within, last])) / 1000
     if max(late, early) > _SLACK_MS:
-        side, what = ("starts", "after run_start") if late >= early else ("stops", "before run_stop")
-        yield _broken("power_covers", f"{side} {max(late, early) / 1000:,.0f} s {what} of {run.path.name}", file.path)
+        side, what = (
+            ("starts", "after run_start") if late >= early else ("stops", "before run_stop")
+        )
+        yield _broken(
+            "power_covers",
+            f"{side} {max(late, early) / 1000:,.0f} s {what} of {run.path.name}",
+            file.path,
+        )
     elif gap > _GAP:
         yield _broken("power_gap", f"has no reading for {gap:,.1f} s of the timed part", file.path)

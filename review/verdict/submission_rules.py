@@ -35,33 +35,53 @@ def check_folder(result: Result) -> list[Finding]:
     if name != BENCHMARK:
         found.append(broken("folder_name", f"is named {name!r}", folder, name=BENCHMARK))
     try:
-        expected = {path.name for path in tree.result_files(folder)} | {"scaling.json", PARAMETERS, tree.POWER}
-        strays = sorted(name for name in os.listdir(folder) if name not in expected and not name.startswith("."))
+        expected = {path.name for path in tree.result_files(folder)} | {
+            "scaling.json",
+            PARAMETERS,
+            tree.POWER,
+        }
+        strays = sorted(
+            name for name in os.listdir(folder) if name not in expected and not name.startswith(".")
+        )
     except OSError as error:
         raise ReviewError(f"{folder}: {error.strerror}") from None
     if strays:
         shown = ", ".join(strays[:5]) + (f" and {len(strays) - 5} more" if len(strays) > 5 else "")
         found.append(broken("strays", f"also holds {shown}", folder))
-    found += [*_check_parameters(folder / PARAMETERS), *_check_parameters(folder.parent / PARAMETERS)]
+    found += [
+        *_check_parameters(folder / PARAMETERS),
+        *_check_parameters(folder.parent / PARAMETERS),
+    ]
     scaling = folder / "scaling.json"
     factor = number(tree.read_json(scaling).get("scaling_factor"))
-    if os.path.lexists(scaling) and (factor is None or not math.isclose(factor, result.scaling_factor, rel_tol=1e-9)):
+    if os.path.lexists(scaling) and (
+        factor is None or not math.isclose(factor, result.scaling_factor, rel_tol=1e-9)
+    ):
         message, severity = "has no scaling_factor that is a number", ERROR
         if factor is not None:
-            message, severity = f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}", WARNING
+            message, severity = (
+                f"says {factor:.6f}, these runs give {result.scaling_factor:.6f}",
+                WARNING,
+            )
         found.append(broken("scaling", message, scaling, key="scaling_factor", severity=severity))
     root, own = tree.organization(folder), folder.resolve().parent
-    for path in (path for path in (undescribed(root) if root else ()) if path != own):  # its own is checked elsewhere
+    for path in (
+        path for path in (undescribed(root) if root else ()) if path != own
+    ):  # its own is checked elsewhere
         found.append(broken("described", "has no such description", path, system=path.name))
     for path in descriptions(root) if root else ():  # a rejected one fails all results
         if path.stem != own.name:
-            found += [one for one in check_description(path, result.ruleset) if one.severity == ERROR]
+            found += [
+                one for one in check_description(path, result.ruleset) if one.severity == ERROR
+            ]
     return [*found, *_check_power_folder(result), *_check_against_logs(result)]
 
 
 def descriptions(root: Path) -> list[Path]:
     """The system descriptions that the official checkers read."""
-    return sorted(path for path in (root / "systems").glob("*.json") if not path.name.startswith("."))
+    return sorted(
+        path for path in (root / "systems").glob("*.json") if not path.name.startswith(".")
+    )
 
 
 def undescribed(root: Path) -> Iterator[Path]:
@@ -69,7 +89,11 @@ def undescribed(root: Path) -> Iterator[Path]:
     for path in sorted((root / "results").iterdir()):
         try:
             described = tree.read_json(root / "systems" / f"{path.name}.json")
-            if "division" not in described and path.is_dir() and any(one.is_dir() for one in path.iterdir()):
+            if (
+                "division" not in described
+                and path.is_dir()
+                and any(one.is_dir() for one in path.iterdir())
+            ):
                 yield path
         except OSError:
             yield path
@@ -79,11 +103,17 @@ def _check_power_folder(result: Result) -> Iterator[Finding]:
     """What the official power checker fails or crashes on, which also invalidates the time."""
     folder = result.folder / tree.POWER
     if folder.exists():
-        rejected, crash = official.check_power(folder, [run.path for run in result.runs], result.ruleset)
+        rejected, crash = official.check_power(
+            folder, [run.path for run in result.runs], result.ruleset
+        )
         failing = rejected | {run.path.stem for run in result.runs if not run.compliant}
         message = f"counts as missing for {', '.join(sorted(rejected))}"
         if crash or (rejected and len(failing) > 1):
-            yield broken("power_folder", f"stops the official power checker: {crash}" if crash else message, folder)
+            yield broken(
+                "power_folder",
+                f"stops the official power checker: {crash}" if crash else message,
+                folder,
+            )
 
 
 def _check_parameters(path: Path) -> Iterator[Finding]:
@@ -111,7 +141,10 @@ def categories(status: object) -> frozenset[str]:
     """
     words = re.sub(r"[^a-z]+", " ", str(status).casefold()).strip()
     known = table("categories").items()
-    return next((frozenset(logged) for pattern, logged in known if re.fullmatch(pattern, words)), frozenset())
+    return next(
+        (frozenset(logged) for pattern, logged in known if re.fullmatch(pattern, words)),
+        frozenset(),
+    )
 
 
 def _check_against_logs(result: Result) -> Iterator[Finding]:
@@ -124,13 +157,21 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
         return {text(run.log.value(key)) for run in runs} - {"null"}
 
     divisions = logged("submission_division", result.runs)
-    if content.get("division") in ("closed", "open") and divisions and divisions != {content["division"]}:
-        message = f"is {content['division']!r}, in the logs {' and '.join(map(repr, sorted(divisions)))}"
+    if (
+        content.get("division") in ("closed", "open")
+        and divisions
+        and divisions != {content["division"]}
+    ):
+        message = (
+            f"is {content['division']!r}, in the logs {' and '.join(map(repr, sorted(divisions)))}"
+        )
         yield broken("same_division", message, system, key="division")
     statuses = logged("submission_status", [run for run in result.runs if run.log.events]) - {""}
     wanted = categories(content.get("status"))
     if statuses and wanted and not statuses <= wanted:
-        message = f"is {content.get('status')!r}, in the logs {' and '.join(map(repr, sorted(statuses)))}"
+        message = (
+            f"is {content.get('status')!r}, in the logs {' and '.join(map(repr, sorted(statuses)))}"
+        )
         yield broken("same_category", message, system, key="status")
     accelerators = tree.count_accelerators(result.folder, 0)
     ranks = {len(run.log.all("init_start")) for run in result.runs if run.log.events}
@@ -155,8 +196,15 @@ def check_organization(root: Path) -> list[Finding]:
         found.append(broken("implementation", "holds no implementation", implementations))
     scripts = [folder / name for folder in folders for name in SCRIPTS]
     found += [broken("scripts", "is missing", script) for script in scripts if not script.is_file()]
-    idle = [path for path in sorted((root / "systems").glob("*.json")) if not (root / "results" / path.stem).is_dir()]
-    return [*found, *(broken("results_of_system", "describes a system without results", path) for path in idle)]
+    idle = [
+        path
+        for path in sorted((root / "systems").glob("*.json"))
+        if not (root / "results" / path.stem).is_dir()
+    ]
+    return [
+        *found,
+        *(broken("results_of_system", "describes a system without results", path) for path in idle),
+    ]
 
 
 def stage(result: Result, root: Path | None, into: Path) -> Path:
@@ -179,8 +227,14 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     if (source / "scaling.json").is_dir():  # a file of this name is written by the checker
         (target / "scaling.json").mkdir()
     if root is None:
-        fields = {**dict.fromkeys(FIELDS, ""), "division": result.division or "closed", "status": STATUSES[0]}
-        (organization / "systems" / f"{system}.json").write_text(json.dumps(fields), encoding="utf-8")
+        fields = {
+            **dict.fromkeys(FIELDS, ""),
+            "division": result.division or "closed",
+            "status": STATUSES[0],
+        }
+        (organization / "systems" / f"{system}.json").write_text(
+            json.dumps(fields), encoding="utf-8"
+        )
         return organization
     for path in undescribed(root):  # without their logs, but the checker has to crash on them
         (organization / "results" / path.name / "other").mkdir(parents=True, exist_ok=True)
@@ -191,4 +245,6 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
 
 
 def _link(link: Path, path: Path) -> None:
-    link.symlink_to(path if path.is_file() or path.is_dir() else "." if path.exists() else "nowhere")
+    link.symlink_to(
+        path if path.is_file() or path.is_dir() else "." if path.exists() else "nowhere"
+    )

@@ -26,12 +26,26 @@ SUBMISSION = ("submission_org", "submission_platform", "submission_status", "sub
 NOT_SAMPLES = "has an epoch_num that does not count samples"
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")
 _STATUSES = ("onprem", "cloud", "preview", "research")
-_LIKELY_MADE_UP = {0, 1, 42, 123, 1234, 12345, 1337, 2**31 - 1}  # a clock or /dev/urandom rarely returns these
-_MOST_ACCURATE = 0.73  # a run stops at the first evaluation from 0.720 on; no published one reached 0.722
+_LIKELY_MADE_UP = {
+    0,
+    1,
+    42,
+    123,
+    1234,
+    12345,
+    1337,
+    2**31 - 1,
+}  # a clock or /dev/urandom rarely returns these
+_MOST_ACCURATE = (
+    0.73  # a run stops at the first evaluation from 0.720 on; no published one reached 0.722
+)
 _LARGEST_BATCH = 1e9  # above any real one, and small enough to compute with
 _LEAST_SERIES = 4  # evaluations; so many equal accuracies of two runs are no coincidence
 _SLACK_MS = 1000  # ranks may log out of order within a moment
-_EARLIEST_MS, _LATEST_MS = 1.4e12, 4.1e12  # 2014, before the first round, to 2099; times in seconds are far below
+_EARLIEST_MS, _LATEST_MS = (
+    1.4e12,
+    4.1e12,
+)  # 2014, before the first round, to 2099; times in seconds are far below
 
 
 def check_run(run: Run, division: str | None = None) -> list[Finding]:
@@ -40,17 +54,27 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
         return []  # reported by the compliance rules
     found = [*_check_clock(run), *_check_submission(run)]
     if (division or run.log.value("submission_division")) == "closed":
-        found += [*_check_fixed_values(run), *_check_evaluations(run), *_check_interval(run), *_check_trained(run)]
+        found += [
+            *_check_fixed_values(run),
+            *_check_evaluations(run),
+            *_check_interval(run),
+            *_check_trained(run),
+        ]
     return found
 
 
 def _check_clock(run: Run) -> Iterator[Finding]:
     """Implausible times: an error for run_start and run_stop, which make the score, else a warning."""
-    events, clock = run.log.events, [event for event in (run.run_start, run.run_stop) if event is not None]
+    events, clock = (
+        run.log.events,
+        [event for event in (run.run_start, run.run_stop) if event is not None],
+    )
     if run.minutes is not None and run.minutes <= 0:
         yield run.broken("clock", f"comes {-60 * run.minutes:.1f} s before run_start", run.run_stop)
     undated = [event for event in clock if not _EARLIEST_MS <= event.time_ms <= _LATEST_MS]
-    for event in (one for one in clock if one not in undated):  # must be between their neighbours in the log
+    for event in (
+        one for one in clock if one not in undated
+    ):  # must be between their neighbours in the log
         at = events.index(event)
         before, after = events[max(at - 1, 0)], events[min(at + 1, len(events) - 1)]
         if (early := before.time_ms - event.time_ms) > _SLACK_MS:
@@ -68,7 +92,9 @@ def _check_clock(run: Run) -> Iterator[Finding]:
     for event in events:
         if event.time_ms < latest.time_ms - _SLACK_MS:
             seconds = (latest.time_ms - event.time_ms) / 1000
-            yield run.broken("time_order", f"is {seconds:.1f} s earlier than line {latest.line}", event)
+            yield run.broken(
+                "time_order", f"is {seconds:.1f} s earlier than line {latest.line}", event
+            )
             break
         latest = event if event.time_ms > latest.time_ms else latest
 
@@ -78,13 +104,17 @@ def _check_submission(run: Run) -> Iterator[Finding]:
         event = run.log.first(key)
         if event is None and key == "submission_division":
             continue  # covered by an official rule
-        placeholder = event is not None and isinstance(event.value, str) and "PLACEHOLDER" in event.value
+        placeholder = (
+            event is not None and isinstance(event.value, str) and "PLACEHOLDER" in event.value
+        )
         if event is None or event.value in _PLACEHOLDERS or placeholder:
             message = "is missing" if event is None else f"is {text(event.value)!r}"
             yield run.broken("submitter", message, event, key, variable=key.upper())
     status = run.log.first("submission_status")
     if status is not None and status.value not in (*_STATUSES, *_PLACEHOLDERS):
-        yield run.broken("status", f"is {text(status.value)!r}", status, statuses=", ".join(_STATUSES))
+        yield run.broken(
+            "status", f"is {text(status.value)!r}", status, statuses=", ".join(_STATUSES)
+        )
     for event in run.log.events:
         if event.line in run.log.glued:
             message = "is the last of several events on one line: the checkers miss the others"
@@ -111,7 +141,9 @@ def _check_fixed_values(run: Run) -> Iterator[Finding]:
         return above < found < below and found >= limits.get("from", found)
 
     for key, limits in table("closed_values").items():
-        event = next((event for event in run.log.all(key) if not allowed(event.value, limits)), None)
+        event = next(
+            (event for event in run.log.all(key) if not allowed(event.value, limits)), None
+        )
         if event is not None:
             message = f"is {text(event.value)[:80]}, {limits['expected']} expected"
             yield run.broken("closed_value", message, event, rule=limits["rule"])
@@ -124,9 +156,19 @@ def _check_evaluations(run: Run) -> Iterator[Finding]:
         rule = "eval_samples" if samples < EVAL_SAMPLES else "eval_samples_padded"
         yield run.broken(rule, f"is {samples:,g}", event, samples=EVAL_SAMPLES)
     first = run.evaluations[0] if run.evaluations else None
-    if first is not None and first.samples == 0 and abs(first.accuracy - INITIAL_ACCURACY) > INITIAL_TOLERANCE:
+    if (
+        first is not None
+        and first.samples == 0
+        and abs(first.accuracy - INITIAL_ACCURACY) > INITIAL_TOLERANCE
+    ):
         message = f"is {first.accuracy:.4f} before the first step"
-        yield run.broken("initial_accuracy", message, first, accuracy=INITIAL_ACCURACY, tolerance=INITIAL_TOLERANCE)
+        yield run.broken(
+            "initial_accuracy",
+            message,
+            first,
+            accuracy=INITIAL_ACCURACY,
+            tolerance=INITIAL_TOLERANCE,
+        )
     if first is not None and not run.counts_samples:
         yield run.broken("counts_samples", NOT_SAMPLES, run.log.first("eval_accuracy"))
 
@@ -137,7 +179,9 @@ def _check_interval(run: Run) -> Iterator[Finding]:
         return
     expected = evaluation_interval(batch)
     counts = [one.samples or 0 for one in counted]
-    steps = [(now - before, one) for before, now, one in zip([0, *counts], counts, counted, strict=False)]
+    steps = [
+        (now - before, one) for before, now, one in zip([0, *counts], counts, counted, strict=False)
+    ]
     mean = counts[-1] / len(counts)
     # Steps are whole batches, and packed batches vary in sequences.
     odd = [(step, one) for step, one in steps if abs(step - expected) > 2 * batch]
@@ -150,7 +194,9 @@ def _check_interval(run: Run) -> Iterator[Finding]:
         place, message = odd[0][1], f"comes {odd[0][0]:,.0f} samples after the evaluation before"
     else:
         return
-    severity = ERROR if 0 < mean < expected / 2 else WARNING  # published results deviate by up to a quarter
+    severity = (
+        ERROR if 0 < mean < expected / 2 else WARNING
+    )  # published results deviate by up to a quarter
     yield run.broken("interval", message, place, severity=severity, batch=batch, expected=expected)
 
 
@@ -166,7 +212,12 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         yield run.broken("seed_unset", f"is {text(event.value)}", event)
     event, last = run.log.first("train_samples"), run.evaluations[-1] if run.evaluations else None
     trained = number(event.value) if event is not None else None
-    if last is not None and trained is not None and run.counts_samples and trained < (last.samples or 0) / 2:
+    if (
+        last is not None
+        and trained is not None
+        and run.counts_samples
+        and trained < (last.samples or 0) / 2
+    ):
         message = f"is {trained:,.0f}, the last evaluation came at {last.samples:,.0f}"
         yield run.broken("train_samples", message, event)
     high = next((e for e in run.evaluations if e.accuracy > _MOST_ACCURATE), None)
@@ -174,23 +225,39 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         message = f"is {high.accuracy:.4f}, which no published run reached"
         yield run.broken("too_accurate", message, high, target=TARGET_ACCURACY)
     stop = run.log.all("run_stop")[-1:]
-    if stop and run.status == "aborted" and any(e.accuracy >= TARGET_ACCURACY for e in run.evaluations):
+    if (
+        stop
+        and run.status == "aborted"
+        and any(e.accuracy >= TARGET_ACCURACY for e in run.evaluations)
+    ):
         yield run.broken("success", "says aborted, though the target was reached", stop[0])
     miss = first_miss(run)
     if miss is not None:
-        severity, recipe = (WARNING, "") if miss.same_recipe else (NOTE, ", though of other hyper-parameters")
+        severity, recipe = (
+            (WARNING, "") if miss.same_recipe else (NOTE, ", though of other hyper-parameters")
+        )
         known: dict[str, Any] = {"severity": severity, "batch": run.batch_size, "recipe": recipe}
         causes = "; ".join(miss.causes)
-        yield run.broken("published_runs", f"is {miss.describe()}", miss.evaluation, causes=causes, **known)
-    event = run.log.first("starting_point")  # logged by this repository's trainer about weights and data
-    unproved = event.value.get("unproved") if event is not None and isinstance(event.value, dict) else None
+        yield run.broken(
+            "published_runs", f"is {miss.describe()}", miss.evaluation, causes=causes, **known
+        )
+    event = run.log.first(
+        "starting_point"
+    )  # logged by this repository's trainer about weights and data
+    unproved = (
+        event.value.get("unproved") if event is not None and isinstance(event.value, dict) else None
+    )
     if unproved:
         yield run.broken("starting_point", f"does not prove {text(unproved)}", event)
 
 
 def check_runs(result: Result) -> list[Finding]:
     """Checks the runs of a result against each other."""
-    found = [*_check_copies(result), *_check_overlap(result), *_check_alike(result, SUBMISSION, "one_submitter")]
+    found = [
+        *_check_copies(result),
+        *_check_overlap(result),
+        *_check_alike(result, SUBMISSION, "one_submitter"),
+    ]
     if result.division == "closed":
         found += [*_check_alike(result, OPTIMIZATION, "one_configuration"), *_check_seeds(result)]
         found += _check_alike(result, ["starting_point"], "one_starting_point")
@@ -212,7 +279,9 @@ def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Fin
         common = Counter(values).most_common(1)[0][0] if values else ""
         for run, event, value in zip(runs, events, values, strict=True):
             if value != common:
-                yield run.broken(rule, f"is {value}, of most runs {common}", event, key, severity=severity)
+                yield run.broken(
+                    rule, f"is {value}, of most runs {common}", event, key, severity=severity
+                )
 
 
 def _check_seeds(result: Result) -> Iterator[Finding]:
@@ -222,7 +291,9 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
         events = run.log.all("seed")
         values = {_canonical(event.value): event for event in reversed(events)}
         if len(values) > 1:
-            yield run.broken("one_seed", f"is logged {len(events)} times with different values", events[1])
+            yield run.broken(
+                "one_seed", f"is logged {len(events)} times with different values", events[1]
+            )
         for value, event in values.items():
             other = first.setdefault(value, run)
             if other is not run:
@@ -243,7 +314,9 @@ def _check_copies(result: Result) -> Iterator[Finding]:
             continue
         other = clocks.setdefault((run.run_start.time_ms, run.run_stop.time_ms), run)
         if other is not run:
-            yield run.broken("copied_clock", f"is that of {other.path.name}, and so is run_stop", run.run_start)
+            yield run.broken(
+                "copied_clock", f"is that of {other.path.name}, and so is run_stop", run.run_start
+            )
     for run in result.runs:
         series = tuple(evaluation.accuracy for evaluation in run.evaluations)
         other = accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
@@ -253,7 +326,9 @@ def _check_copies(result: Result) -> Iterator[Finding]:
 
 
 def _check_overlap(result: Result) -> Iterator[Finding]:
-    timed = [run for run in result.runs if run.run_start and run.run_stop and (run.minutes or 0) > 0]
+    timed = [
+        run for run in result.runs if run.run_start and run.run_stop and (run.minutes or 0) > 0
+    ]
     spans = sorted((run.run_start.time_ms, run.run_stop.time_ms, run.path.name) for run in timed)  # type: ignore[union-attr]
     pairs = [(a[2], b[2]) for a, b in itertools.pairwise(spans) if b[0] < a[1]]
     if pairs:

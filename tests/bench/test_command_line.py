@@ -41,7 +41,11 @@ def script(repository, monkeypatch, capsys):
             "/nope: no create_pretraining_data.py and no tokenization.py in it",
         ),
         ("prepare", ("instances", "--reference-python", "/nope"), "/nope: no such program"),
-        ("finetuning", ("/nope",), "/nope: no weights and no data in it: make finetune-demo makes one"),
+        (
+            "finetuning",
+            ("/nope",),
+            "/nope: no weights and no data in it: make finetune-demo makes one",
+        ),
         ("finetuning", (), "the following arguments are required: folder"),
         ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
         ("convergence", ("--only", "nope"), "--only nope: no such pair here: "),
@@ -68,7 +72,11 @@ def test_help_is_the_docstring_and_nothing_runs(script, name):
 
 def test_every_benchmark_uses_this_parser(repository):
     scripts = {path.name: path.read_text() for path in (repository / "bench").glob("*.py")}
-    started = {name: text for name, text in scripts.items() if "__main__" in text and name != "reference_instances.py"}
+    started = {
+        name: text
+        for name, text in scripts.items()
+        if "__main__" in text and name != "reference_instances.py"
+    }
     assert len(started) > 9
     assert [name for name, text in started.items() if "Parser(__doc__)" not in text] == []
     assert [name for name, text in started.items() if re.search(r"type=(int|float)\b", text)] == []

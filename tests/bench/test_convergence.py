@@ -38,7 +38,8 @@ def test_curves_overlay_while_the_loss_falls(pair, convergence, results):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "pair", ["fused against reference", "graph against eager", "fp8 in kernels and graph against bf16"]
+    "pair",
+    ["fused against reference", "graph against eager", "fp8 in kernels and graph against bf16"],
 )
 def test_curves_of_gpu_paths_overlay(pair, convergence, results):
     if not torch.cuda.is_available():
@@ -48,7 +49,9 @@ def test_curves_of_gpu_paths_overlay(pair, convergence, results):
     assert found["overlay"], found
 
 
-@pytest.mark.parametrize("steps", [25, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+@pytest.mark.parametrize(
+    "steps", [25, pytest.param(500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+)
 def test_losses_and_accuracy_equal_those_of_an_independent_implementation(steps, convergence):
     """With the same initial weights and batches, without dropout."""
     trial = convergence.Trial(steps=steps)
@@ -71,7 +74,9 @@ def test_curves_overlap_where_the_means_are_no_further_apart_than_seeds(converge
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_with_dropout_the_curves_of_three_seeds_overlap_those_of_an_independent_implementation(convergence):
+def test_with_dropout_the_curves_of_three_seeds_overlap_those_of_an_independent_implementation(
+    convergence,
+):
     trial = convergence.Trial(steps=300, dtype=torch.float32, peak_lr=0.02)
     found = convergence.with_dropout(trial, 3)
     assert found["overlap"], found

@@ -13,7 +13,9 @@ import pytest
 @pytest.mark.parametrize("what", ["transformers", "recompute", "last-layer", "network"])
 def test_a_comparison_takes_its_turns(what, repository):
     command = [sys.executable, "bench/cpu_step.py", what, "--tiny", "--repeats", "2", "--rows", "2"]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        command, cwd=repository, capture_output=True, text=True, timeout=280, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     if what == "transformers":

@@ -92,12 +92,19 @@ def patient(bench, monkeypatch):
 
 def test_a_failing_item_loses_no_other_items_figures(bench, patient, tmp_path):
     gpu_all = bench("gpu_all")
-    patient(lambda: "Timeout" in (tmp_path / "stages.log").read_text() and (tmp_path / "results.jsonl").read_text())
+    patient(
+        lambda: (
+            "Timeout" in (tmp_path / "stages.log").read_text()
+            and (tmp_path / "results.jsonl").read_text()
+        )
+    )
     items = []
     for number, (name, (script, _)) in enumerate(FAULTS.items()):
         path = tmp_path / f"script_{number}.py"
         path.write_text(script)
-        items.append(gpu_all.Item(name=name, command=(str(path),), seconds=HANGS if name == "hangs" else 200))
+        items.append(
+            gpu_all.Item(name=name, command=(str(path),), seconds=HANGS if name == "hangs" else 200)
+        )
     failed = gpu_all.run_all(items, time.monotonic() + 300, False, gpu_all.Recorder(tmp_path))
     lines = _lines(tmp_path)
     endings = {line["stage"]: line for line in lines if line.get("ended")}
@@ -108,7 +115,9 @@ def test_a_failing_item_loses_no_other_items_figures(bench, patient, tmp_path):
         assert endings[name].items() >= expected.items(), name
         assert end is None or endings[name]["reason"].endswith(end)
     assert failed == 4
-    texts = dict(part.split("\n", 1) for part in (tmp_path / "stages.log").read_text().split("=== ")[1:])
+    texts = dict(
+        part.split("\n", 1) for part in (tmp_path / "stages.log").read_text().split("=== ")[1:]
+    )
     assert "Timeout" in texts["hangs"], "where it stood"
     assert "Fatal Python error: Segmentation fault" in texts["dies"]
     assert "capture failed" in texts["hides its cause"]
@@ -128,7 +137,9 @@ def test_results_are_in_the_file_while_the_item_still_runs(bench, tmp_path):
 def test_an_item_without_its_packages_or_time_is_skipped_with_a_reason(bench, tmp_path):
     gpu_all = bench("gpu_all")
     recorder = gpu_all.Recorder(tmp_path)
-    item = gpu_all.Item(name="tests", command=("-m", "pytest"), seconds=90, needs=("no_such_package",))
+    item = gpu_all.Item(
+        name="tests", command=("-m", "pytest"), seconds=90, needs=("no_such_package",)
+    )
     assert gpu_all.run_all([item], time.monotonic() + 300, False, recorder) == 0
     assert recorder.results[-1]["reason"] == "skipped: no_such_package not installed"
     assert gpu_all.run_all([item], time.monotonic() + 5, False, recorder) == 1
@@ -137,7 +148,16 @@ def test_an_item_without_its_packages_or_time_is_skipped_with_a_reason(bench, tm
 
 def test_the_most_valuable_items_come_first_and_fit_into_a_call(bench):
     gpu_all = bench("gpu_all")
-    wanted = ["machine", "self_check", "steps_48", "profile", "steps_96", "peers", "attention", "gemm"]
+    wanted = [
+        "machine",
+        "self_check",
+        "steps_48",
+        "profile",
+        "steps_96",
+        "peers",
+        "attention",
+        "gemm",
+    ]
     most = [item for item in gpu_all.ITEMS if not item.unless][: len(wanted)]
     assert [item.name for item in most] == wanted
     assert sum(item.seconds for item in most) <= 520, "what is most wanted never runs out of time"
@@ -159,7 +179,9 @@ def test_variants_are_measured_in_pairs_and_large_ones_alone(bench):
     variant = train_step.Variant
     few = train_step.together([variant(name=str(n), rows=24) for n in range(5)])
     assert [len(variants) for variants in few] == [2, 2, 1]
-    assert [len(v) for v in train_step.together([variant(name=str(n), rows=96) for n in range(2)])] == [1, 1]
+    assert [
+        len(v) for v in train_step.together([variant(name=str(n), rows=96) for n in range(2)])
+    ] == [1, 1]
 
 
 def _fake(bench, monkeypatch, tmp_path, **scripts):
@@ -171,7 +193,12 @@ def _fake(bench, monkeypatch, tmp_path, **scripts):
         path.write_text(script)
         unless = "steps_48" if name == "steps_48_plain" else ""
         items.append(
-            gpu_all.Item(name=name, command=(str(path),), seconds=HANGS if "sleep" in script else 200, unless=unless)
+            gpu_all.Item(
+                name=name,
+                command=(str(path),),
+                seconds=HANGS if "sleep" in script else 200,
+                unless=unless,
+            )
         )
     monkeypatch.setattr(gpu_all, "ITEMS", items)
     monkeypatch.setattr(gpu_all.sys, "argv", ["gpu_all.py", "--output", str(tmp_path / "out")])
@@ -183,9 +210,13 @@ def _lines(folder):
 
 
 @pytest.mark.parametrize("only", [(), ("--only", "steps_48")])
-def test_without_a_gpu_it_ends_at_once_in_one_line_with_the_reason(only, bench, monkeypatch, tmp_path, capfd):
+def test_without_a_gpu_it_ends_at_once_in_one_line_with_the_reason(
+    only, bench, monkeypatch, tmp_path, capfd
+):
     machine = {"no_gpu": "the driver on your system is too old", "driver": "NVIDIA H100, 470.1"}
-    gpu_all, out = _fake(bench, monkeypatch, tmp_path, machine=f"print('{json.dumps(machine)}')", steps_48="1 / 0")
+    gpu_all, out = _fake(
+        bench, monkeypatch, tmp_path, machine=f"print('{json.dumps(machine)}')", steps_48="1 / 0"
+    )
     gpu_all.sys.argv += only
     assert gpu_all.main() == 2
     said = capfd.readouterr()
@@ -202,7 +233,9 @@ STEP = {"variant": "ours", "rows": 48, "milliseconds": 97.1, "sequences_per_seco
         "share_of_ceiling": 0.6, "peak_gib": 30.0}  # fmt: skip
 
 
-def test_step_times_are_printed_as_they_arrive_and_no_item_replaces_them(bench, patient, monkeypatch, tmp_path, capfd):
+def test_step_times_are_printed_as_they_arrive_and_no_item_replaces_them(
+    bench, patient, monkeypatch, tmp_path, capfd
+):
     line = json.dumps({"groups": {"rows 48": [STEP]}})
     steps = f"import time; print('{line}'); time.sleep(900)"
     gpu_all, out = _fake(bench, monkeypatch, tmp_path, steps_48=steps, steps_48_plain="1 / 0")
@@ -213,9 +246,17 @@ def test_step_times_are_printed_as_they_arrive_and_no_item_replaces_them(bench, 
 
 
 def test_plainer_steps_run_if_no_step_was_timed(bench, monkeypatch, tmp_path):
-    line = json.dumps({"groups": {"rows 48": [{"variant": "ours", "rows": 48, "problem": "no C compiler"}]}})
+    line = json.dumps(
+        {"groups": {"rows 48": [{"variant": "ours", "rows": 48, "problem": "no C compiler"}]}}
+    )
     plain = json.dumps({"groups": {"rows 48 plain": [STEP]}})
-    gpu_all, out = _fake(bench, monkeypatch, tmp_path, steps_48=f"print('{line}')", steps_48_plain=f"print('{plain}')")
+    gpu_all, out = _fake(
+        bench,
+        monkeypatch,
+        tmp_path,
+        steps_48=f"print('{line}')",
+        steps_48_plain=f"print('{plain}')",
+    )
     assert gpu_all.main() == 0
     assert [line["stage"] for line in _lines(out)] == ["steps_48"] * 2 + ["steps_48_plain"] * 2
 
@@ -270,7 +311,9 @@ def test_a_variant_that_fails_in_its_turn_loses_no_other_figures(bench, monkeypa
 
     monkeypatch.setattr(train_step, "prepare", prepare)
     config, told = train_step.BertConfig(**train_step.TINY), []
-    variants = [train_step.Variant(name=name, rows=2) for name in ("first", "good", "later", "best")]
+    variants = [
+        train_step.Variant(name=name, rows=2) for name in ("first", "good", "later", "best")
+    ]
     lines = train_step.measure_together(
         variants, config, rounds=2, steps=1, ceiling=1.0, deadline=time.monotonic() + 60,
         report=lambda lines: told.append(len(lines)),
@@ -280,5 +323,7 @@ def test_a_variant_that_fails_in_its_turn_loses_no_other_figures(bench, monkeypa
     assert found["later"] == "RuntimeError: later: an illegal memory access was encountered"
     assert isinstance(found["good"], float)
     assert isinstance(found["best"], float)
-    assert len(counted["best"]) == 4 + 2 * 4 + 2 * 4, "first steps, two turns beside one that fails, and two without"
+    assert len(counted["best"]) == 4 + 2 * 4 + 2 * 4, (
+        "first steps, two turns beside one that fails, and two without"
+    )
     assert told == [1, 2, 3]

@@ -35,7 +35,13 @@ absent = {"scipy", "numba", "mlperf_logging", "rich", "resvg_py", "jinja2", "pyt
 find = PathFinder.find_spec.__func__
 PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name in absent else find(cls, name, *rest))
 """
-USED = ["torch", "transformers.models.bert.modeling_bert", "bert.kernels", "bert.model.bert", "bert.training.graph"]
+USED = [
+    "torch",
+    "transformers.models.bert.modeling_bert",
+    "bert.kernels",
+    "bert.model.bert",
+    "bert.training.graph",
+]
 
 
 def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, tmp_path):
@@ -43,19 +49,42 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     (tmp_path / "sitecustomize.py").write_text(WITHOUT)
     environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = str(tmp_path)
-    absent = subprocess.run([sys.executable, "-c", "import scipy"], env=environment, capture_output=True, check=False)
+    absent = subprocess.run(
+        [sys.executable, "-c", "import scipy"], env=environment, capture_output=True, check=False
+    )
     assert absent.returncode == 1
-    command = [sys.executable, str(repository / "bench" / "gpu_all.py"), "--tiny", "--output", str(tmp_path)]
-    theirs = environment | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(repository / "implementations")])}
-    with tempfile.TemporaryDirectory() as folder, interpreter_with(Path(folder), theirs, USED) as python:
+    command = [
+        sys.executable,
+        str(repository / "bench" / "gpu_all.py"),
+        "--tiny",
+        "--output",
+        str(tmp_path),
+    ]
+    theirs = environment | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(repository / "implementations")])
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        interpreter_with(Path(folder), theirs, USED) as python,
+    ):
         environment["PYTHON_OF_ITEMS"] = str(python)
-        finished = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+        finished = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert lines[0]["stage"] == "machine"
     results = {line["stage"]: line for line in lines if not line.get("ended")}
     ending = {line["stage"]: line for line in lines if line.get("ended")}
-    assert results.keys() == {"machine", "self_check", "steps_24", "gemm", "profile", "convergence", "peers"}
+    assert results.keys() == {
+        "machine",
+        "self_check",
+        "steps_24",
+        "gemm",
+        "profile",
+        "convergence",
+        "peers",
+    }
     assert all(ending[name]["status"] == 0 for name in results), ending
     assert ending["self_check"]["results"] == 11, "a line after each check, and the whole"
     assert results["self_check"]["weight_gradients"] == "ok"
@@ -64,11 +93,19 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     assert all(pair["overlay"] for pair in results["convergence"]["pairs"].values())
     groups = results["steps_24"]["groups"] | results["peers"]["groups"]
     names = [one["variant"] for group in groups.values() for one in group]
-    assert names == ["ours", "ours, fp8", "ours", "Hugging Face padded, eager", "Hugging Face packed, eager"]
+    assert names == [
+        "ours",
+        "ours, fp8",
+        "ours",
+        "Hugging Face padded, eager",
+        "Hugging Face packed, eager",
+    ]
     for one in (one for group in groups.values() for one in group):
         assert "problem" not in one, one
         assert one["sequences_per_second"] > 0
-        assert one["tokens_per_second"] / one["sequences_per_second"] == pytest.approx(32, rel=0.3)  # the mean length
+        assert one["tokens_per_second"] / one["sequences_per_second"] == pytest.approx(
+            32, rel=0.3
+        )  # the mean length
     assert results["profile"]["top_kernels"]
 
 
@@ -80,7 +117,9 @@ def test_operations_are_counted_from_real_lengths(bench):
     expected = 0.0
     for _ in range(config.num_hidden_layers):
         for length in lengths:
-            linear = 32 * 96 + 32 * 32 + 32 * 64 + 64 * 32  # QKV, output, feed-forward: multiply-adds a token
+            linear = (
+                32 * 96 + 32 * 32 + 32 * 64 + 64 * 32
+            )  # QKV, output, feed-forward: multiply-adds a token
             expected += 2 * length * linear + 2 * 2 * length * length * 32
     expected += batch.num_masked * 2 * (32 * 32 + 32 * 211) + len(lengths) * 2 * (32 * 32 + 32 * 2)
     assert torch_lib.model_flops(config, batch) == pytest.approx(3 * expected, rel=1e-12)
@@ -93,7 +132,9 @@ def test_the_peer_sees_the_same_words_padded_and_packed(bench):
     cpu = torch.device("cpu")
     shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
     torch.manual_seed(0)
-    model = transformers.BertModel(transformers.BertConfig(**shape, attn_implementation="sdpa")).eval()
+    model = transformers.BertModel(
+        transformers.BertConfig(**shape, attn_implementation="sdpa")
+    ).eval()
     found = {}
     for packed in (False, True):
         inputs = train_step.inputs_of(batch, 64, packed, cpu)
@@ -120,7 +161,12 @@ def test_tables_say_what_is_unmeasured_and_why(bench, tmp_path):
     one = {"variant": "ours", "rows": 24, "milliseconds": 33.21, "sequences_per_second": 1445.0, "model_tflops": 690.0,
            "tokens_per_second": 367000, "share_of_ceiling": 0.87, "peak_gib": 12.0}  # fmt: skip
     broken = {"variant": "ours, fp8", "rows": 24, "problem": "OutOfMemoryError: no room"}
-    steps = {"stage": "train_step", "ceiling_tflops": 790.0, "machine": {"gpu": "G"}, "groups": {"main": [one, broken]}}
+    steps = {
+        "stage": "train_step",
+        "ceiling_tflops": 790.0,
+        "machine": {"gpu": "G"},
+        "groups": {"main": [one, broken]},
+    }
     early = one | {"variant": "ours, eager", "early": True}
     theirs = one | {"variant": "Hugging Face padded, eager", "milliseconds": 80.0}
     steps["groups"] |= {"main": [one, broken, early], "peers": [theirs]}
@@ -149,16 +195,31 @@ def _results(*groups):
     other = ("tokens_per_second", "model_tflops", "share_of_ceiling", "peak_gib")
     made = {}
     for group, variant, rows, rate, *more in groups:
-        one = dict.fromkeys(other, 1.0) | {"variant": variant, "rows": rows, "sequences_per_second": rate}
+        one = dict.fromkeys(other, 1.0) | {
+            "variant": variant,
+            "rows": rows,
+            "sequences_per_second": rate,
+        }
         one |= {"milliseconds": rows * 2e3 / rate} | (more[0] if more else {})
         made.setdefault(group, []).append(one)
     tried = [{"name": "cudnn", "milliseconds": 1.0}, {"name": "triton", "milliseconds": 2.0}]
     tried.append({"name": "flash", "milliseconds": None})
     machine = {"gpu": "1 x NVIDIA H200"}
-    return [CHECKED, {"stage": "s", "groups": made, "tried_attention": tried, "machine": machine, "ceiling_tflops": 1}]
+    return [
+        CHECKED,
+        {
+            "stage": "s",
+            "groups": made,
+            "tried_attention": tried,
+            "machine": machine,
+            "ceiling_tflops": 1,
+        },
+    ]
 
 
-def test_it_ends_with_the_best_settings_of_this_gpu_and_a_config_of_them(bench, repository, tmp_path, capsys):
+def test_it_ends_with_the_best_settings_of_this_gpu_and_a_config_of_them(
+    bench, repository, tmp_path, capsys
+):
     gpu_all = bench("gpu_all")
     results = _results(
         ("rows 48", "ours", 48, 950.0),
@@ -172,14 +233,24 @@ def test_it_ends_with_the_best_settings_of_this_gpu_and_a_config_of_them(bench, 
     assert chosen == {"PRECISION": "fp8", "BATCHSIZE": "96", "ATTENTION": "cudnn"}
     assert words == "1,200 sequences/s, ours, fp8"
     gpu_all.show(results)
-    assert capsys.readouterr().out.endswith(f"{words}\nexport PRECISION=fp8 BATCHSIZE=96 ATTENTION=cudnn\n")
+    assert capsys.readouterr().out.endswith(
+        f"{words}\nexport PRECISION=fp8 BATCHSIZE=96 ATTENTION=cudnn\n"
+    )
     (tmp_path / "configs").mkdir()
     for name in gpu_all.CONFIG_PARTS:
         (tmp_path / "configs" / name).symlink_to(repository / "configs" / name)
     (tmp_path / "launch").symlink_to(repository / "launch")
-    (tmp_path / "results.jsonl").write_text("".join(f"{json.dumps(result)}\n" for result in results))
+    (tmp_path / "results.jsonl").write_text(
+        "".join(f"{json.dumps(result)}\n" for result in results)
+    )
     config = tmp_path / "configs" / "config_MINE_1x1x96x4_pack.sh"
-    gpu_all.sys.argv = ["gpu_all.py", "--results", str(tmp_path / "results.jsonl"), "--config", str(config)]
+    gpu_all.sys.argv = [
+        "gpu_all.py",
+        "--results",
+        str(tmp_path / "results.jsonl"),
+        "--config",
+        str(config),
+    ]
     assert gpu_all.main() == 0
     script = f"set -euo pipefail; source {config}; echo $DGXSYSTEM $BATCHSIZE $GRADIENT_STEPS $PRECISION $ATTENTION $LR"
     said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
@@ -203,7 +274,13 @@ def test_tables_show_the_value_of_each_fused_kernel(bench):
     gpu_all = bench("gpu_all")
     lines = [{"variant": "ours", "milliseconds": 40.0}, {"variant": "ours, FUSED=none", "milliseconds": 60.0},
              {"variant": "ours, without fused lamb", "problem": "no time left"}]  # fmt: skip
-    other = ("sequences_per_second", "tokens_per_second", "model_tflops", "share_of_ceiling", "peak_gib")
+    other = (
+        "sequences_per_second",
+        "tokens_per_second",
+        "model_tflops",
+        "share_of_ceiling",
+        "peak_gib",
+    )
     lines = [{"rows": 24} | dict.fromkeys(other, 1.0) | line for line in lines]
     steps = {"stage": "train_step", "ceiling_tflops": 1.0, "groups": {"kernels": lines}}
     text = gpu_all.document([CHECKED, steps])
@@ -220,7 +297,9 @@ def test_a_tiny_run_writes_no_tables(repository, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_tables_refuse_a_document_without_markers_and_a_foreign_results_file(bench, tmp_path, capsys, monkeypatch):
+def test_tables_refuse_a_document_without_markers_and_a_foreign_results_file(
+    bench, tmp_path, capsys, monkeypatch
+):
     gpu_all = bench("gpu_all")
     (tmp_path / "plain.md").write_text("no markers\n")
     (tmp_path / "foreign.jsonl").write_text("not json\n")

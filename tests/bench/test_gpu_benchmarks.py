@@ -21,7 +21,9 @@ import torch
 def test_without_a_gpu_one_line_says_so(repository, tmp_path, name):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, str(repository / "bench" / "kernels.py"), name]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr == "kernels.py: no GPU: this benchmark measures GPU kernels\n"

@@ -12,7 +12,14 @@ import sys
 import numpy as np
 import pytest
 
-RATES = ("--memory", "1e9", "--issue", "1e9", "--bf16", "1e12")  # so slow that the figures of a tiny model have digits
+RATES = (
+    "--memory",
+    "1e9",
+    "--issue",
+    "1e9",
+    "--bf16",
+    "1e12",
+)  # so slow that the figures of a tiny model have digits
 CASES = {
     "alone": ("--precision", "bf16", "--accumulate", "1", *RATES),
     "fp8": ("--precision", "fp8", "--memory", "1e8", "--issue", "1e9"),
@@ -39,8 +46,16 @@ print(json.dumps({name: [(each.phase, each.part, each.precision) for each in som
 def printed(repository):
     """Output of the script for a tiny model, and the launches it records, with compiled kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", ALL, str(repository / "bench"), json.dumps(list(CASES.values()))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    command = [
+        sys.executable,
+        "-c",
+        ALL,
+        str(repository / "bench"),
+        json.dumps(list(CASES.values())),
+    ]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(zip([*CASES, "recorded"], map(json.loads, done.stdout.splitlines()), strict=True))
 
@@ -66,8 +81,12 @@ def test_the_operations_of_every_product_are_counted(alone):
     assert alone["product_operations"] == 3 * 2 * (encoder + heads)
 
 
-@pytest.mark.parametrize(("plain", "by_quack", "casts"), [("bf16 False", "bf16 True", 0), ("step", "by quack", 2)])
-def test_quacks_products_have_gelu_inside_and_leave_a_transposition_each_way_in_fp8(plain, by_quack, casts, recorded):
+@pytest.mark.parametrize(
+    ("plain", "by_quack", "casts"), [("bf16 False", "bf16 True", 0), ("step", "by quack", 2)]
+)
+def test_quacks_products_have_gelu_inside_and_leave_a_transposition_each_way_in_fp8(
+    plain, by_quack, casts, recorded
+):
     layers = 2
     before, after = ([part for _, part, _ in recorded[name]] for name in (plain, by_quack))
     assert before.count("products") == after.count("products")
@@ -78,7 +97,15 @@ def test_quacks_products_have_gelu_inside_and_leave_a_transposition_each_way_in_
 def test_the_parts_add_up_to_the_step(alone):
     parts = alone["milliseconds"]
     assert sum(parts.values()) == pytest.approx(alone["total"], abs=0.02)
-    expected = {"attention", "LayerNorm", "GELU", "LAMB", "products forward", "products backward", "head, loss"}
+    expected = {
+        "attention",
+        "LayerNorm",
+        "GELU",
+        "LAMB",
+        "products forward",
+        "products backward",
+        "head, loss",
+    }
     assert expected <= parts.keys()
     assert all(parts[name] > 0 for name in expected)
     assert parts["communication"] == 0
@@ -108,17 +135,27 @@ def model(repository, monkeypatch):
 
 def test_only_exposed_transfers_cost_time(model):
     exposed = model.exposed_seconds
-    assert exposed([(2.0,), (2.0,)], [1.0, 1.0]) == pytest.approx(3.0), "the last bucket is ready at the end"
+    assert exposed([(2.0,), (2.0,)], [1.0, 1.0]) == pytest.approx(3.0), (
+        "the last bucket is ready at the end"
+    )
     assert exposed([(4.0,), (0.0,)], [1.0, 9.0]) == 0, "an early one hides behind the rest"
     assert exposed([(1.0,), (1.0,)], [0.0, 0.0]) == pytest.approx(2.0)
-    assert exposed([(1.0, 2.0), (1.0, 2.0)], [0.0, 0.0]) == pytest.approx(5.0), "one is sent on while the next comes"
+    assert exposed([(1.0, 2.0), (1.0, 2.0)], [0.0, 0.0]) == pytest.approx(5.0), (
+        "one is sent on while the next comes"
+    )
 
 
 def test_a_transfer_takes_its_bytes_over_the_slower_link_and_its_messages(model):
     rates = model.Rates(memory=1.0, nvlink=100.0, nic=10.0, latency=0.5, hop=0.5)
     seconds = model.transfer_seconds
-    assert seconds(800.0, rates, 8, 1, "flat") == seconds(800.0, rates, 8, 1, "node") == pytest.approx((7 + 1.5, 0))
-    assert seconds(800.0, rates, 16, 2, "flat") == pytest.approx((750 / 80 + 7.5, 0)), "8 NICs, 15 messages in a ring"
+    assert (
+        seconds(800.0, rates, 8, 1, "flat")
+        == seconds(800.0, rates, 8, 1, "node")
+        == pytest.approx((7 + 1.5, 0))
+    )
+    assert seconds(800.0, rates, 16, 2, "flat") == pytest.approx((750 / 80 + 7.5, 0)), (
+        "8 NICs, 15 messages in a ring"
+    )
     assert seconds(800.0, rates, 16, 2, "node") == pytest.approx((7 + 1.5, 2 * (400 / 80 + 0.5)))
     assert sum(seconds(800.0, rates, 4096, 512, "flat")) > 2000, "bound by latency"
     assert sum(seconds(800.0, rates, 4096, 512, "node")) < 40
@@ -164,7 +201,10 @@ def test_the_two_constants_are_recovered_from_synthetic_systems(model, monkeypat
     monkeypatch.setattr(model, "predict", predict)
     alike = {"gpu": "h100", "accumulate": 1, "rates": ()}
     sizes = ((1, 48), (8, 36), (64, 3))
-    made = [model.System(cluster=model.Cluster(8 * nodes, nodes), rows=rows, **alike) for nodes, rows in sizes]
+    made = [
+        model.System(cluster=model.Cluster(8 * nodes, nodes), rows=rows, **alike)
+        for nodes, rows in sizes
+    ]
     there = dataclasses.replace(model.GPUS["h100"], latency=7e-6)
     systems = [dataclasses.replace(one, rates=(0.8 * one.predicted(there),)) for one in made]
     monkeypatch.setattr(model, "systems", lambda: systems)
@@ -183,7 +223,14 @@ def test_kernels_in_a_profile_are_assigned_to_parts_by_name(repository, monkeypa
         "sm90_xmma_gemm_bf16": 4.0, "Memcpy DtoD": 1.0, "lamb__moments": 3.0,
     }  # fmt: skip
     found = train_step.by_part(kernels.items())
-    assert found == {"GELU": 2, "LayerNorm": 9, "products": 64, "attention": 12, "other": 1, "LAMB": 3}
+    assert found == {
+        "GELU": 2,
+        "LayerNorm": 9,
+        "products": 64,
+        "attention": 12,
+        "other": 1,
+        "LAMB": 3,
+    }
 
 
 def test_every_triton_kernel_has_a_part_and_its_module_in_a_profile(repository, monkeypatch):
@@ -194,5 +241,9 @@ def test_every_triton_kernel_has_a_part_and_its_module_in_a_profile(repository, 
         for path in (repository / "implementations/bert/kernels").glob("*.py")
         if "\n@jit\n" in path.read_text()
     }
-    helpers = {"dropout", "triton_support", "assembly_check"}  # launched by others, or never in a step
+    helpers = {
+        "dropout",
+        "triton_support",
+        "assembly_check",
+    }  # launched by others, or never in a step
     assert names - helpers == set(train_step.PARTS)

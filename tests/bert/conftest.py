@@ -49,16 +49,25 @@ def tiny() -> BertConfig:
 def make_model() -> Callable[..., BertForPreTraining]:
     """model(config, seed=0, dtype=torch.float64) with reference operations on the CPU."""
 
-    def make(config: BertConfig, seed: int = 0, dtype: torch.dtype = torch.float64) -> BertForPreTraining:
-        model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    def make(
+        config: BertConfig, seed: int = 0, dtype: torch.dtype = torch.float64
+    ) -> BertForPreTraining:
+        model = BertForPreTraining(
+            config, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        )
         initialize(model, seed)
         with torch.no_grad():  # biases and norms away from 0 and 1, so that a wrong one shows
             for parameter in model.parameters():
                 if parameter.ndim == 1 and parameter.shape[0] != model.config.padded_vocab_size:
                     parameter.add_(
-                        torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed + 1)) * 0.1
+                        torch.randn(
+                            parameter.shape, generator=torch.Generator().manual_seed(seed + 1)
+                        )
+                        * 0.1
                     )
-            model.cls.predictions.bias[: config.vocab_size].normal_(generator=torch.Generator().manual_seed(seed))
+            model.cls.predictions.bias[: config.vocab_size].normal_(
+                generator=torch.Generator().manual_seed(seed)
+            )
         return model.to(dtype)
 
     return make
@@ -70,7 +79,9 @@ def make_records() -> Callable[..., Records]:
 
     def make(num_rows: int, packed: bool = True, seed: int = 0) -> Records:
         records = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
-        common = np.arange(len(records.masked_lm_ids)) % 2 == 0  # half the labels are one word: something to learn
+        common = (
+            np.arange(len(records.masked_lm_ids)) % 2 == 0
+        )  # half the labels are one word: something to learn
         labels = np.where(common, 7, records.masked_lm_ids).astype(np.int16)
         return dataclasses.replace(records, masked_lm_ids=labels)
 
@@ -90,8 +101,14 @@ def prepared(tmp_path: Path, make_records: Callable[..., Records]) -> dict[str, 
     for folder in ("packed", "eval", "phase1"):
         (tmp_path / folder).mkdir()
     for shard in range(3):
-        write_records(tmp_path / "packed" / f"part_{shard:05d}_of_00003.hdf5", make_records(37, seed=shard), metadata)
-    write_records(tmp_path / "eval" / "part_eval_10k.hdf5", make_records(20, packed=False, seed=9), metadata)
+        write_records(
+            tmp_path / "packed" / f"part_{shard:05d}_of_00003.hdf5",
+            make_records(37, seed=shard),
+            metadata,
+        )
+    write_records(
+        tmp_path / "eval" / "part_eval_10k.hdf5", make_records(20, packed=False, seed=9), metadata
+    )
     model = {
         "vocab_size": VOCABULARY,
         "hidden_size": 24,
@@ -132,10 +149,17 @@ def run_bert(repository: Path) -> Callable[..., subprocess.CompletedProcess[str]
     """
 
     def run(
-        environment: dict[str, str], ranks: int = 1, arguments: tuple[str, ...] = (), odd: Mapping[str, str] = NOTHING
+        environment: dict[str, str],
+        ranks: int = 1,
+        arguments: tuple[str, ...] = (),
+        odd: Mapping[str, str] = NOTHING,
     ) -> Any:
         base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GLOO_SOCKET_IFNAME": "lo"}
-        base |= environment | {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports())}
+        base |= environment | {
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_ports()),
+        }
         own = [{"RANK": str(rank)} | (odd if rank == 1 else {}) for rank in range(ranks)]
         started = [Command("bert", base | one, arguments) for one in own]
         try:

@@ -54,7 +54,9 @@ def captures(monkeypatch):
             current[0] = self.before
 
     monkeypatch.setattr(torch.cuda, "graph", Capture)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(pool=lambda: None, replay=lambda: None))
+    monkeypatch.setattr(
+        torch.cuda, "CUDAGraph", lambda: SimpleNamespace(pool=lambda: None, replay=lambda: None)
+    )
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current[0])
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
 

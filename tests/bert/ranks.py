@@ -20,10 +20,16 @@ TIMEOUT_SECONDS = 200  # below that of a test, so that the ranks' own errors are
 
 
 def _worker(
-    function: Callable[..., Any], rank: int, sizes: list[tuple[int, int]], arguments: tuple, queue: Any
+    function: Callable[..., Any],
+    rank: int,
+    sizes: list[tuple[int, int]],
+    arguments: tuple,
+    queue: Any,
 ) -> None:
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # not by this machine's name, whose address is others' to change
+    os.environ["GLOO_SOCKET_IFNAME"] = (
+        "lo"  # not by this machine's name, whose address is others' to change
+    )
     try:
         for size, port in sizes:
             if rank < size:
@@ -44,7 +50,8 @@ def run_ranks(function: Callable[..., Any], *sizes: int, arguments: tuple[Any, .
     queue = processes.SimpleQueue()
     worlds = [(size, free_ports()) for size in sizes]
     workers = [
-        processes.Process(target=_worker, args=(function, rank, worlds, arguments, queue)) for rank in range(max(sizes))
+        processes.Process(target=_worker, args=(function, rank, worlds, arguments, queue))
+        for rank in range(max(sizes))
     ]
     for worker in workers:
         worker.start()

@@ -33,7 +33,10 @@ def write_in_shards(folder, steps, tensors, **facts):
         for name, start, numbers in held:
             segments.append((name, start, begin, len(numbers)))
             begin += len(numbers)
-        shard = {"parts": {"masters": torch.cat([numbers for _, _, numbers in held])}, "segments": segments}
+        shard = {
+            "parts": {"masters": torch.cat([numbers for _, _, numbers in held])},
+            "segments": segments,
+        }
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         index = {"optimizer": {"num_steps": steps, "shapes": shapes}, "step": steps, **facts}
         part = Part(rank=rank, num_ranks=2, token=steps, abandoned=threading.Event())

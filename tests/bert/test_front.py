@@ -35,14 +35,22 @@ def test_certify_tells_how_to_start_it_and_see_its_results():
 
 @pytest.mark.parametrize(
     "words",
-    ["bert --variables", "bert --help", "finetune --help", "review --help", "input_preprocessing -h"],
+    [
+        "bert --variables",
+        "bert --help",
+        "finetune --help",
+        "review --help",
+        "input_preprocessing -h",
+    ],
 )
 def test_a_closed_pipe_is_no_error(words):
     read, written = os.pipe()
     os.close(read)
     with os.fdopen(written, "wb") as output:
         line = [sys.executable, "-m", *words.split()]
-        done = subprocess.run(line, stdout=output, stderr=subprocess.PIPE, text=True, check=False, timeout=240)
+        done = subprocess.run(
+            line, stdout=output, stderr=subprocess.PIPE, text=True, check=False, timeout=240
+        )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -65,9 +73,19 @@ def test_every_command_has_a_help_of_its_own(command, capsys):
 @pytest.mark.parametrize("words", [["--lr", "0.02"], ["--lr=0.02"], ["--LR", "0.02"]])
 def test_an_option_is_the_variable_of_its_name_and_wins_over_the_environment(words, capsys):
     environ = {"LR": "0.001", "SEED": "3"}
-    assert main([*words, "--variables", "--max_steps", "9", "--start-warmup-step", "-76", "--seed="], environ) == 0
+    assert (
+        main(
+            [*words, "--variables", "--max_steps", "9", "--start-warmup-step", "-76", "--seed="],
+            environ,
+        )
+        == 0
+    )
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("* ")]
-    assert {row[1]: row[2] for row in rows} == {"LR": "0.02", "MAX_STEPS": "9", "START_WARMUP_STEP": "-76"}
+    assert {row[1]: row[2] for row in rows} == {
+        "LR": "0.02",
+        "MAX_STEPS": "9",
+        "START_WARMUP_STEP": "-76",
+    }
     assert environ == {"LR": "0.001", "SEED": "3"}
 
 
@@ -81,7 +99,17 @@ def test_the_run_and_its_check_are_given_the_options(prepared, capfd):
 
 
 def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(capfd):
-    task = ["--task", "TSV", "--data", "/no", "--init-checkpoint", "/no", "--batchsize=4", "--warmup-proportion", "0.2"]
+    task = [
+        "--task",
+        "TSV",
+        "--data",
+        "/no",
+        "--init-checkpoint",
+        "/no",
+        "--batchsize=4",
+        "--warmup-proportion",
+        "0.2",
+    ]
     assert finetune([*task, "--check", "--epochs", "0"], {"EPOCHS": "3", "DEVICE": "cpu"}) == 2
     assert capfd.readouterr().err == "finetune: error: EPOCHS='0': expected a number, above 0\n"
 
@@ -99,7 +127,10 @@ def test_fine_tuning_takes_its_own_settings_and_the_rules_of_the_learning_rate(c
         (["--lr", "--check"], "--lr: its value is missing"),
         (["--lr", "--seed", "1"], "--lr: its value is missing"),
         (["--nexp", "3"], "--nexp: NEXP is read only by the launch scripts: export it for them"),
-        (["--nccl-test-timeout", "3"], "--nccl-test-timeout: NCCL_TEST_TIMEOUT is not read here: remove it"),
+        (
+            ["--nccl-test-timeout", "3"],
+            "--nccl-test-timeout: NCCL_TEST_TIMEOUT is not read here: remove it",
+        ),
     ],
 )
 def test_an_unknown_setting_stops_with_one_line(program, words, message, capsys):
@@ -121,9 +152,15 @@ def test_a_setting_of_another_program_stops_with_one_line(program, words, messag
     assert capsys.readouterr().err == f"{program}: error: {message}\n"
 
 
-@pytest.mark.parametrize("words", [["--deepspeed"], ["--deepspeed_config", "ds.json"], ["--deepspeed-config=ds.json"]])
+@pytest.mark.parametrize(
+    "words", [["--deepspeed"], ["--deepspeed_config", "ds.json"], ["--deepspeed-config=ds.json"]]
+)
 def test_what_the_deepspeed_launcher_appends_means_its_engine(words, capsys):
     assert main(["--local_rank=1", *words, "--variables"], {"ENGINE": "own"}) == 0
-    rows = {row[1]: row[2] for row in map(str.split, capsys.readouterr().out.splitlines()) if row[:1] == ["*"]}
+    rows = {
+        row[1]: row[2]
+        for row in map(str.split, capsys.readouterr().out.splitlines())
+        if row[:1] == ["*"]
+    }
     assert rows["ENGINE"] == "deepspeed"
     assert rows["LOCAL_RANK"] == "1"

@@ -28,7 +28,11 @@ def delays(shape, generator, disturbed: float) -> np.ndarray:
 
 
 def all_reduces(
-    nodes: int, per_node: int, generator, network: float, links: Mapping[int | tuple[int, int], float]
+    nodes: int,
+    per_node: int,
+    generator,
+    network: float,
+    links: Mapping[int | tuple[int, int], float],
 ) -> dict[str, np.ndarray]:
     """All-reduces of pairs of nodes (three per meeting), of each node and of all ranks; arguments as in ``make``."""
     rows: list[tuple] = []
@@ -37,7 +41,9 @@ def all_reduces(
         for node, partner in ((a, b), (b, a)):
             for rank in range(node * per_node, (node + 1) * per_node):
                 seconds = REDUCE_SECONDS * factor * jitter(3, generator, 0.02)
-                rows += [(rank, b"reduce_pairs", (a + b) % nodes, partner, one, 1e6) for one in seconds]
+                rows += [
+                    (rank, b"reduce_pairs", (a + b) % nodes, partner, one, 1e6) for one in seconds
+                ]
     for probe in (b"reduce_node", b"reduce_together")[nodes == 1 or per_node == 1 :]:
         for rank in range(nodes * per_node):
             seconds = REDUCE_SECONDS * network * jitter(ROUNDS, generator, 0.02)
@@ -69,17 +75,32 @@ def make(
     ranks = nodes * per_node
     speed = 1 + between * generator.standard_normal(ranks)
     rows: dict[str, list[np.ndarray]] = {
-        name: [] for name in ("rank", "stage", "round", "partner", "step", *PARTS, "cpu", "sequences", "checksum")
+        name: []
+        for name in (
+            "rank",
+            "stage",
+            "round",
+            "partner",
+            "step",
+            *PARTS,
+            "cpu",
+            "sequences",
+            "checksum",
+        )
     }
     for stage_number, stage in enumerate(STAGES):
         if nodes == 1 and stage in ("node", "pairs"):
             continue
         shared = 1 + common * np.abs(generator.standard_normal(ROUNDS))
         for rank in range(ranks):
-            times = STEP_SECONDS * speed[rank] * shared[:, None] * (slow or {}).get((stage, rank), 1.0)
+            times = (
+                STEP_SECONDS * speed[rank] * shared[:, None] * (slow or {}).get((stage, rank), 1.0)
+            )
             count = times.size * STEPS
             work = times * jitter((ROUNDS, STEPS), generator, step)
-            times = (work + times * delays((ROUNDS, STEPS), generator, disturbed)) * (starved or {}).get(rank, 1.0)
+            times = (work + times * delays((ROUNDS, STEPS), generator, disturbed)) * (
+                starved or {}
+            ).get(rank, 1.0)
             columns = {
                 "rank": np.full(count, rank), "stage": np.full(count, stage_number),
                 "round": np.repeat(np.arange(ROUNDS), STEPS), "step": np.tile(np.arange(STEPS), ROUNDS),
@@ -92,7 +113,10 @@ def make(
                 rows[name].append(column)
     return Records(
         folder=Path("made up"),
-        places={rank: Place(rank, rank % per_node, f"node{rank // per_node}", "CPU") for rank in range(ranks)},
+        places={
+            rank: Place(rank, rank % per_node, f"node{rank // per_node}", "CPU")
+            for rank in range(ranks)
+        },
         nodes=[f"node{node}" for node in range(nodes)],
         steps={name: np.concatenate(columns) for name, columns in rows.items()},
         probes=all_reduces(nodes, per_node, generator, network, links or {}),
@@ -103,7 +127,14 @@ def make(
 FIELDS = (
     *("sm_mhz", "memory_mhz", "watts", "celsius", "memory_celsius", "throttle", "busy"),
     *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
-    *("pcie_generation", "pcie_generation_most", "pcie_width", "pcie_width_most", "pcie_replays", "nvlink_errors"),
+    *(
+        "pcie_generation",
+        "pcie_generation_most",
+        "pcie_width",
+        "pcie_width_most",
+        "pcie_replays",
+        "nvlink_errors",
+    ),
 )
 HEALTHY = (1755, 2619, 650, 62, 70, 4, 1, 0, 0, 0, np.nan, 5, 5, 16, 16, 3, 0)
 
@@ -111,15 +142,26 @@ HEALTHY = (1755, 2619, 650, 62, 70, 4, 1, 0, 0, 0, np.nan, 5, 5, 16, 16, 3, 0)
 def telemetry(devices: int, seconds: int) -> dict[str, np.ndarray]:
     """Samples of healthy GPUs."""
     count = devices * seconds
-    found = {"time": np.repeat(1e9 + np.arange(seconds), devices), "device": np.tile(np.arange(devices), seconds)}
-    return found | {name: np.full(count, value, np.float64) for name, value in zip(FIELDS, HEALTHY, strict=True)}
+    found = {
+        "time": np.repeat(1e9 + np.arange(seconds), devices),
+        "device": np.tile(np.arange(devices), seconds),
+    }
+    return found | {
+        name: np.full(count, value, np.float64) for name, value in zip(FIELDS, HEALTHY, strict=True)
+    }
 
 
 def write(folder: Path, records: Records) -> None:
     """Writes the files as the ranks do."""
     for number, node in enumerate(records.nodes):
         places = [place for place in records.places.values() if place.node == node]
-        about = {"version": 3, "node": node, "number": number, "nodes": records.nodes, "size": len(records.places)}
+        about = {
+            "version": 3,
+            "node": node,
+            "number": number,
+            "nodes": records.nodes,
+            "size": len(records.places),
+        }
         about |= {
             "on_cpus": records.on_cpus,
             "hardware": records.hardware.get(node, {}),
@@ -132,4 +174,6 @@ def write(folder: Path, records: Records) -> None:
             tables |= {f"{table}.{name}": column[chosen] for name, column in columns.items()}
         samples = records.telemetry.get(node) or telemetry(0, 0)
         tables |= {f"telemetry.{name}": column for name, column in samples.items()}
-        np.savez_compressed(folder / f"certify_{node}.npz", about=np.array(json.dumps(about)), **tables)
+        np.savez_compressed(
+            folder / f"certify_{node}.npz", about=np.array(json.dumps(about)), **tables
+        )

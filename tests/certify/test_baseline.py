@@ -17,7 +17,13 @@ from .made_up import STEP_SECONDS, WAIT_SECONDS, make, write
 
 STAGES = ("single", "parallel", "node", "pairs", "together")
 ALL_REDUCES = ("reduce_node", "reduce_together")
-MODEL = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+MODEL = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 
 
 @pytest.fixture
@@ -27,10 +33,26 @@ def described(tmp_path):
     def describe(**settings: str) -> dict:
         model = tmp_path / "model.json"
         model.write_text(
-            json.dumps(MODEL | {"max_position_embeddings": 512, "num_hidden_layers": int(settings.pop("LAYERS", 1))})
+            json.dumps(
+                MODEL
+                | {
+                    "max_position_embeddings": 512,
+                    "num_hidden_layers": int(settings.pop("LAYERS", 1)),
+                }
+            )
         )
-        environ = {"SYNTH_DATA": "1", "BERT_CONFIG": str(model), "LR": "1", "MAX_STEPS": "9", "DEVICE": "cpu"}
-        environ |= {"SUBMISSION_DIVISION": "open", "EVAL_ITER_SAMPLES": "1000", "BATCHSIZE": "16"} | settings
+        environ = {
+            "SYNTH_DATA": "1",
+            "BERT_CONFIG": str(model),
+            "LR": "1",
+            "MAX_STEPS": "9",
+            "DEVICE": "cpu",
+        }
+        environ |= {
+            "SUBMISSION_DIVISION": "open",
+            "EVAL_ITER_SAMPLES": "1000",
+            "BATCHSIZE": "16",
+        } | settings
         trainer = from_env(Trainer, environ)
         trainer.check()
         found = json.loads(json.dumps(dataclasses.asdict(trainer) | derived(trainer), default=str))
@@ -45,13 +67,25 @@ def saved(tmp_path, monkeypatch, described):
     """A function that writes a test's folder; baseline `first` is saved from a good one."""
     monkeypatch.chdir(tmp_path)
 
-    def test(name: str, factor: float = 1.0, nodes: int = 2, seed: int = 1, of: dict | None = None, **noise) -> str:
+    def test(
+        name: str,
+        factor: float = 1.0,
+        nodes: int = 2,
+        seed: int = 1,
+        of: dict | None = None,
+        **noise,
+    ) -> str:
         folder = tmp_path / name
         folder.mkdir()
         slow = {(stage, rank): factor for stage in STAGES for rank in range(2 * nodes)}
         write(folder, make(nodes, 2, seed, slow=slow, **noise))
         (folder / "config.json").write_text(json.dumps(described(**(of or {}))))
-        environment = {"host": "node0", "packages": {"torch": "2.13.0"}, "git_commit": "c0ffee", "cuda": "13.0"}
+        environment = {
+            "host": "node0",
+            "packages": {"torch": "2.13.0"},
+            "git_commit": "c0ffee",
+            "cuda": "13.0",
+        }
         (folder / "environment.json").write_text(json.dumps(environment))
         return name
 
@@ -70,7 +104,9 @@ def test_a_baseline_says_machine_versions_and_commit(saved, tmp_path):
     assert set(found["metrics"]) == {*STAGES, "together_whole", *ALL_REDUCES}
 
 
-@pytest.mark.parametrize(("factor", "state", "status"), [(1.0, "pass", 0), (1.04, "warn", 3), (1.1, "fail", 1)])
+@pytest.mark.parametrize(
+    ("factor", "state", "status"), [(1.0, "pass", 0), (1.04, "warn", 3), (1.1, "fail", 1)]
+)
 def test_pass_warn_and_fail_are_the_exit_status(saved, capsys, factor, state, status):
     assert main(["baseline", "check", saved("later", factor, seed=2)]) == status
     said = capsys.readouterr().out.splitlines()
@@ -118,7 +154,10 @@ def test_a_test_without_its_model_is_neither_saved_nor_compared(saved, tmp_path,
 def test_a_slow_network_is_detected_although_compute_is_unchanged(saved, capsys):
     assert main(["baseline", "check", saved("slow", network=5.0), "--json"]) == 1
     changes = {one["name"]: one for one in json.loads(capsys.readouterr().out)["changes"]}
-    assert {name for name, one in changes.items() if one["state"] == "fail"} == {"together_whole", *ALL_REDUCES}
+    assert {name for name, one in changes.items() if one["state"] == "fail"} == {
+        "together_whole",
+        *ALL_REDUCES,
+    }
     assert changes["reduce_together"]["change"] == pytest.approx(4, abs=0.1)
     assert main(["baseline", "check", "slow"]) == 1
     assert "all-reduce of all ranks" in capsys.readouterr().out
@@ -143,7 +182,9 @@ def test_an_all_reduce_of_two_nodes_counts_once_by_its_fastest_rank():
 
 def test_figures_of_a_single_round_are_not_in_a_baseline(saved, tmp_path):
     found = json.loads((tmp_path / "baselines/first.json").read_text())
-    assert "reduce_pairs" not in found["metrics"], "two nodes meet once: nothing says how well that repeats"
+    assert "reduce_pairs" not in found["metrics"], (
+        "two nodes meet once: nothing says how well that repeats"
+    )
 
 
 def test_a_failed_test_is_saved_only_with_force(saved, tmp_path, capsys):
@@ -183,7 +224,10 @@ def test_drift_writes_a_page_with_a_chart_over_all_baselines(saved, tmp_path, ca
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (["save", "good", "--name", "first"], "first.json exists: choose another name, such as first-2"),
+        (
+            ["save", "good", "--name", "first"],
+            "first.json exists: choose another name, such as first-2",
+        ),
         (["save", "good", "--name", "../up"], "--name ../up: letters, digits"),
         (["check", "good", "--name", "none"], "none.json: not a baseline"),
         (["check", "nowhere"], "nowhere: no certify_<node>.npz"),
@@ -215,17 +259,25 @@ def test_two_tests_are_compared_by_ratio_with_its_interval(saved, capsys, monkey
     assert main(["certify", "good", "later", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["names"] == ["good", "later"]
-    (one,) = [one for one in found["figures"] if (one["name"], one["unit"]) == ("single", "ms a step")]
+    (one,) = [
+        one for one in found["figures"] if (one["name"], one["unit"]) == ("single", "ms a step")
+    ]
     assert one["ratio"] == pytest.approx(value, abs=1e-3)
-    (rate,) = [one for one in found["figures"] if (one["name"], one["unit"]) == ("parallel", "sequences/s")]
+    (rate,) = [
+        one for one in found["figures"] if (one["name"], one["unit"]) == ("parallel", "sequences/s")
+    ]
     assert rate["ratio"] == pytest.approx(1 / slower, rel=0.02)
 
 
-def test_differing_facts_are_listed_and_steps_of_another_load_left_out(saved, tmp_path, capsys, monkeypatch):
+def test_differing_facts_are_listed_and_steps_of_another_load_left_out(
+    saved, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("COLUMNS", "160")
     saved("other", of={"LAYERS": "2"})
     about = json.loads((tmp_path / "other/environment.json").read_text())
-    (tmp_path / "other/environment.json").write_text(json.dumps(about | {"host": "node9", "cuda": "12.8"}))
+    (tmp_path / "other/environment.json").write_text(
+        json.dumps(about | {"host": "node9", "cuda": "12.8"})
+    )
     assert main(["certify", "good", "other"]) == 0
     said = capsys.readouterr().out
     rows = figures(said)

@@ -32,21 +32,37 @@ from ..waiting import wait_until
 
 MODEL = {"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
 MODEL |= {"intermediate_size": 40, "max_position_embeddings": 48}
-SETTINGS = {"MAX_SEQ_LENGTH": "48", "BATCHSIZE": "2", "CERTIFY_SECONDS": "0.1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+SETTINGS = {
+    "MAX_SEQ_LENGTH": "48",
+    "BATCHSIZE": "2",
+    "CERTIFY_SECONDS": "0.1",
+    "DEVICE": "cpu",
+    "OMP_NUM_THREADS": "1",
+}
 SETTINGS["CERTIFY_ROUNDS"] = "3"
 
 
 def start(repository: Path, folder: Path, *words: str, **env: str | Path) -> subprocess.Popen[str]:
     (folder / "model.json").write_text(json.dumps(MODEL))
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-    environ = kept | SETTINGS | {"LOGDIR": str(folder / "results"), "BERT_CONFIG": str(folder / "model.json")}
+    environ = (
+        kept
+        | SETTINGS
+        | {"LOGDIR": str(folder / "results"), "BERT_CONFIG": str(folder / "model.json")}
+    )
     environ |= {"PYTHON": sys.executable, "RUN_NAME": "test", "BINDING": "none"} | env
     return subprocess.Popen(
-        [repository / "certify.sh", *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [repository / "certify.sh", *words],
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
 
 
-def run(repository: Path, folder: Path, *words: str, **env: str | Path) -> subprocess.CompletedProcess[str]:
+def run(
+    repository: Path, folder: Path, *words: str, **env: str | Path
+) -> subprocess.CompletedProcess[str]:
     process = start(repository, folder, *words, **env)
     out, errors = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, errors)
@@ -75,7 +91,9 @@ def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path, qui
     alone = record["steps.stage"] < 2
     for step in np.unique(record["steps.step"][alone]):
         chosen = alone & (record["steps.step"] == step)
-        assert len(np.unique(record["steps.checksum"][chosen])) == 1, "the same seed repeats bit for bit"
+        assert len(np.unique(record["steps.checksum"][chosen])) == 1, (
+            "the same seed repeats bit for bit"
+        )
         assert len(np.unique(record["steps.rank"][chosen])) == 2, "the same work for all"
 
 
@@ -97,8 +115,16 @@ def load(tmp_path):
 
     def make(**settings: str) -> Load:
         (tmp_path / "model.json").write_text(json.dumps(MODEL))
-        environ = SETTINGS | {"BERT_CONFIG": str(tmp_path / "model.json"), "LR": "1", "MAX_STEPS": "9"}
-        environ |= {"SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "EVAL_ITER_SAMPLES": "1000"} | settings
+        environ = SETTINGS | {
+            "BERT_CONFIG": str(tmp_path / "model.json"),
+            "LR": "1",
+            "MAX_STEPS": "9",
+        }
+        environ |= {
+            "SYNTH_DATA": "1",
+            "SUBMISSION_DIVISION": "open",
+            "EVAL_ITER_SAMPLES": "1000",
+        } | settings
         trainer = from_env(Trainer, environ)
         return Load(from_env(Config, environ), trainer, Meeting(trainer.dist, HashStore(), "here"))
 
@@ -138,14 +164,21 @@ def test_a_rank_alone_uses_the_cuda_graph_of_a_benchmark_run(alone, monkeypatch)
     assert len(taken) > by_itself.sum() > 0
     assert (record["steps.compute"][by_itself] > 0).all()
     others = record["steps.wait"][by_itself] + record["steps.update"][by_itself]
-    assert np.median(others) < np.median(record["steps.compute"][by_itself])  # one step may have been held up
+    assert np.median(others) < np.median(
+        record["steps.compute"][by_itself]
+    )  # one step may have been held up
     assert (record["steps.update"][~by_itself] > 0).all(), "with others the parts are told apart"
     assert certify(folder).state == "pass"
 
 
 def test_a_flipped_bit_is_reported_with_rank_and_step(alone):
     (found,) = certify(alone(CERTIFY_FLIP="0:3")).corrupt
-    assert (found.name, found.stage, found.round, found.step) == ("rank 0 on here", "parallel", 2, 2)
+    assert (found.name, found.stage, found.round, found.step) == (
+        "rank 0 on here",
+        "parallel",
+        2,
+        2,
+    )
     assert "first in step 3 of round 3" in found.reason().text()
 
 
@@ -173,7 +206,9 @@ def test_a_drill_beyond_the_steps_of_a_burn_in_is_bad_input(load, tmp_path):
         BurnIn(load(CERTIFY_SECONDS="0.0001", CERTIFY_FLIP="0:5"), tmp_path, 0.1).run()
 
 
-def test_a_quick_test_prints_one_line_and_rejects_unknown_options(repository, tmp_path, quick_python):
+def test_a_quick_test_prints_one_line_and_rejects_unknown_options(
+    repository, tmp_path, quick_python
+):
     done = run(repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1", PYTHON=quick_python)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"pass: 2 ranks of {platform.node()}\n"
@@ -222,7 +257,9 @@ def test_a_burn_in_repeats_bit_for_bit_and_resumes(alone):
     assert (folder / "certify_here.npz").stat().st_mtime_ns == record, "the stages have run already"
     more = lines(folder)
     assert [line["repeat"] for line in more] == [*range(1, len(more) + 1)]
-    assert all(line["elapsed"] > written[-1]["elapsed"] for line in more[len(written) :]), "its time goes on"
+    assert all(line["elapsed"] > written[-1]["elapsed"] for line in more[len(written) :]), (
+        "its time goes on"
+    )
     assert {json.dumps(line["different"]) for line in more[len(written) :]} == {'{"0": 1}'}
     found = certify(folder)
     assert found.state == "fail"
@@ -239,18 +276,32 @@ def program(tmp_path, monkeypatch):
 
     def start(**settings: str) -> int:
         (tmp_path / "model.json").write_text(json.dumps(MODEL))
-        environ = SETTINGS | {"BERT_CONFIG": str(tmp_path / "model.json"), "RUN_DIR": str(tmp_path), "LR": "1"}
-        environ |= {"SYNTH_DATA": "1", "SUBMISSION_DIVISION": "open", "EVAL_ITER_SAMPLES": "1000", "MAX_STEPS": "9"}
+        environ = SETTINGS | {
+            "BERT_CONFIG": str(tmp_path / "model.json"),
+            "RUN_DIR": str(tmp_path),
+            "LR": "1",
+        }
+        environ |= {
+            "SYNTH_DATA": "1",
+            "SUBMISSION_DIVISION": "open",
+            "EVAL_ITER_SAMPLES": "1000",
+            "MAX_STEPS": "9",
+        }
         return main(environ | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"} | settings)
 
     return start
 
 
-def test_a_burn_in_with_other_settings_is_refused_and_its_files_are_unchanged(program, tmp_path, capsys):
+def test_a_burn_in_with_other_settings_is_refused_and_its_files_are_unchanged(
+    program, tmp_path, capsys
+):
     assert program(DURATION="0.1s") == 0
     kept = {path: path.read_bytes() for path in tmp_path.glob("*.json*")}
     assert program(DURATION="60s", BATCHSIZE="3") == 2
-    assert "burn-in that cannot be resumed: BATCHSIZE=2, now 3: choose another RUN_NAME" in capsys.readouterr().err
+    assert (
+        "burn-in that cannot be resumed: BATCHSIZE=2, now 3: choose another RUN_NAME"
+        in capsys.readouterr().err
+    )
     assert {path: path.read_bytes() for path in tmp_path.glob("*.json*")} == kept
 
 
@@ -291,11 +342,17 @@ def test_the_memory_of_a_burn_in_does_not_grow(tmp_path, load, monkeypatch):
     assert min(held[7:]) - held[4] < 3, "objects that a repeat leaves behind"
 
 
-def test_telemetry_of_a_burn_in_is_saved_while_it_runs_and_across_interruptions(tmp_path, load, monkeypatch):
+def test_telemetry_of_a_burn_in_is_saved_while_it_runs_and_across_interruptions(
+    tmp_path, load, monkeypatch
+):
     monkeypatch.setattr("certify.burn_in.SAVE_SECONDS", 0.0)
     burn_in, source, kept = BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 0.3), Cpus(), []
     report = BurnIn._report
-    monkeypatch.setattr(BurnIn, "_report", lambda *arguments: kept.append(len(burn_in.sampled())) or report(*arguments))
+    monkeypatch.setattr(
+        BurnIn,
+        "_report",
+        lambda *arguments: kept.append(len(burn_in.sampled())) or report(*arguments),
+    )
     for _ in range(2):
         sampler = Sampler([source], 0.02, burn_in.sampled())
         sampler.start()
@@ -310,7 +367,9 @@ def test_telemetry_of_a_burn_in_is_saved_while_it_runs_and_across_interruptions(
 
 @pytest.mark.parametrize("duration", ["24", "long", "-1h"])
 def test_a_malformed_duration_is_bad_input(duration):
-    with pytest.raises(ConfigError, match=f"DURATION='{duration}': expected a number and s, m, h or d"):
+    with pytest.raises(
+        ConfigError, match=f"DURATION='{duration}': expected a number and s, m, h or d"
+    ):
         from_env(Config, SETTINGS | {"DURATION": duration})
 
 

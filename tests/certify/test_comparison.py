@@ -38,7 +38,9 @@ def resembling(generator, shape: tuple[int, int], correlation: float) -> np.ndar
     """Autocorrelated noise with standard deviation 1."""
     found = generator.standard_normal(shape)
     for number in range(1, shape[1]):
-        found[:, number] = correlation * found[:, number - 1] + (1 - correlation**2) ** 0.5 * found[:, number]
+        found[:, number] = (
+            correlation * found[:, number - 1] + (1 - correlation**2) ** 0.5 * found[:, number]
+        )
     return found
 
 
@@ -46,7 +48,9 @@ def resembling(generator, shape: tuple[int, int], correlation: float) -> np.ndar
 @pytest.mark.parametrize("rounds", [6, 24])
 def test_autocorrelation_is_estimated_from_short_series_too(correlation, rounds):
     noise = resembling(np.random.default_rng(5), (2000, rounds), correlation)
-    assert autocorrelation(noise - np.median(noise, axis=1)[:, None]) == pytest.approx(correlation, abs=0.1)
+    assert autocorrelation(noise - np.median(noise, axis=1)[:, None]) == pytest.approx(
+        correlation, abs=0.1
+    )
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -56,7 +60,9 @@ def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ra
         times = 1 + 0.05 * resembling(generator, (ranks, 4 * ROUNDS), 0.8)
         stages = np.split(times, 4, axis=1)
         known = {"min_excess": 0.03, "correlation": of_all(stages)}
-        alarms += any(slow(dict(enumerate(rounds)), 10 * ranks, **known) for rounds in [*stages, times])
+        alarms += any(
+            slow(dict(enumerate(rounds)), 10 * ranks, **known) for rounds in [*stages, times]
+        )
     assert alarms <= 7  # 3, and what chance adds
 
 
@@ -70,7 +76,10 @@ def lost(generator, disturbed: float, rounds: int = 24) -> dict[str, list[float]
 def test_pauses_that_affect_all_equally_name_nobody():
     generator = np.random.default_rng(2)
     for disturbed in (0.05, 0.3, 0.8):
-        assert sum(bool(hesitating(lost(generator, disturbed), RANKS, least=0.03)) for _ in range(200)) <= 6
+        assert (
+            sum(bool(hesitating(lost(generator, disturbed), RANKS, least=0.03)) for _ in range(200))
+            <= 6
+        )
 
 
 def test_a_rank_that_pauses_in_a_third_of_its_rounds_is_named_with_frequency_and_loss():

@@ -74,8 +74,16 @@ def with_probe(name: str, seconds: float, amount: float):
     """Records with a probe, six rounds on each of two ranks."""
     records = make(1, 2, between=0)
     count = 12
-    columns = {"rank": np.tile([0, 1], 6), "probe": np.full(count, name.encode()), "round": np.repeat(np.arange(6), 2)}
-    columns |= {"partner": np.full(count, -1), "seconds": np.full(count, seconds), "amount": np.full(count, amount)}
+    columns = {
+        "rank": np.tile([0, 1], 6),
+        "probe": np.full(count, name.encode()),
+        "round": np.repeat(np.arange(6), 2),
+    }
+    columns |= {
+        "partner": np.full(count, -1),
+        "seconds": np.full(count, seconds),
+        "amount": np.full(count, amount),
+    }
     records.probes.update(columns)
     return records
 
@@ -85,10 +93,18 @@ def with_probe(name: str, seconds: float, amount: float):
     [
         ("matmul", 0.5, 3e14, 600, "Tflop/s"),
         ("copy", 0.25, 1e9, 4, "GB/s"),
-        ("reduce_together", REDUCE_SECONDS, 1e9, 50, "GB/s"),  # two ranks: 2 (2 - 1) / 2 of the bytes
+        (
+            "reduce_together",
+            REDUCE_SECONDS,
+            1e9,
+            50,
+            "GB/s",
+        ),  # two ranks: 2 (2 - 1) / 2 of the bytes
     ],
 )
-def test_operations_and_bytes_are_in_the_units_of_the_variables(judged, name, seconds, amount, reached, unit):
+def test_operations_and_bytes_are_in_the_units_of_the_variables(
+    judged, name, seconds, amount, reached, unit
+):
     status, said = judged(with_probe(name, seconds, amount), **{name: float(reached)})
     assert status == 0
     assert f"{reached} of {reached} {unit} expected" in said
@@ -98,7 +114,10 @@ def test_operations_and_bytes_are_in_the_units_of_the_variables(judged, name, se
 def test_every_number_is_printed_with_its_unit_and_its_limit(judged):
     status, said = judged(make(4, 2, between=0), parallel=0.99 * RATE)
     assert status == 0
-    found = {line[2:42].strip() + " " + line[68:80].strip(): line[81:].strip() for line in said.splitlines()[1:11]}
+    found = {
+        line[2:42].strip() + " " + line[68:80].strip(): line[81:].strip()
+        for line in said.splitlines()[1:11]
+    }
     step = "at most 3% slower than the median, or by chance"
     assert found == {
         "one rank at a time ms a step": step,
@@ -116,18 +135,35 @@ def test_every_number_is_printed_with_its_unit_and_its_limit(judged):
 
 def test_with_too_few_ranks_only_the_configs_limit_applies(judged):
     records = with_probe("matmul", 0.5, 3e14)
-    assert judged(records)[1].count("no limit") == len([*records.stages, "parallel", "together", "matmul"])
-    (line,) = [one for one in judged(records, matmul=600)[1].splitlines() if "(600 expected)" in one]
-    assert line.split() == [*["matrix", "product", "600", "Tflop/s", "at", "least", "570", "(600", "expected)"]]
+    assert judged(records)[1].count("no limit") == len(
+        [*records.stages, "parallel", "together", "matmul"]
+    )
+    (line,) = [
+        one for one in judged(records, matmul=600)[1].splitlines() if "(600 expected)" in one
+    ]
+    assert line.split() == [
+        *["matrix", "product", "600", "Tflop/s", "at", "least", "570", "(600", "expected)"]
+    ]
 
 
 def test_json_and_csv_have_the_parts_of_the_load(judged, tmp_path):
-    _, said = judged(with_probe("matmul", 0.5, 3e14), "--json", "--csv", str(tmp_path / "ranks.csv"), matmul=650.0)
+    _, said = judged(
+        with_probe("matmul", 0.5, 3e14),
+        "--json",
+        "--csv",
+        str(tmp_path / "ranks.csv"),
+        matmul=650.0,
+    )
     (found,) = [one for one in json.loads(said)["figures"] if one["name"] == "matmul"]
-    assert found["values"] == {"rank 0 on node0": pytest.approx(600), "rank 1 on node0": pytest.approx(600)}
+    assert found["values"] == {
+        "rank 0 on node0": pytest.approx(600),
+        "rank 1 on node0": pytest.approx(600),
+    }
     assert (found["unit"], found["limits"]) == ("Tflop/s", ["at least 617.5 (650 expected)"])
     assert found["sources"] == ["config, EXPECTED_TFLOPS"]
-    rows = [row for row in csv.DictReader((tmp_path / "ranks.csv").open()) if row["stage"] == "matmul"]
+    rows = [
+        row for row in csv.DictReader((tmp_path / "ranks.csv").open()) if row["stage"] == "matmul"
+    ]
     assert [(row["rank"], row["figure"], row["unit"]) for row in rows] == [
         ("0", "600", "Tflop/s"),
         ("1", "600", "Tflop/s"),

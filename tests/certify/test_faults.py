@@ -31,7 +31,11 @@ def test_healthy_gpus_at_their_power_limit_pass():
 @pytest.mark.parametrize(
     ("changes", "state", "said"),
     [
-        ({"throttle": 0x40, "sm_mhz": 1200}, "warn", "throttles: hardware thermal slowdown 50% of the time, at"),
+        (
+            {"throttle": 0x40, "sm_mhz": 1200},
+            "warn",
+            "throttles: hardware thermal slowdown 50% of the time, at",
+        ),
         ({"ecc_uncorrected": 2}, "fail", "2 uncorrected memory errors during the test"),
         ({"ecc_corrected": 7}, "warn", "7 corrected memory errors during the test"),
         ({"xid_count": 1, "xid_last": 79}, "fail", "1 Xid errors during the test, the last Xid 79"),
@@ -50,7 +54,10 @@ def test_a_bus_that_is_narrower_than_its_slot_is_named():
     samples = records.telemetry["node0"]
     samples["pcie_width"][samples["device"] == 1] = 8
     (fault,) = judge(records).faults
-    assert (fault.name, fault.what) == ("rank 1 on node0", "PCIe lanes: 8 of the 16 that GPU and slot support")
+    assert (fault.name, fault.what) == (
+        "rank 1 on node0",
+        "PCIe lanes: 8 of the 16 that GPU and slot support",
+    )
 
 
 def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
@@ -77,7 +84,9 @@ def test_errors_and_throttling_in_the_burn_in_count_although_counters_restart(tm
     later["xid_count"][chosen] = [0] * 10 + [1] * 10 + [0] * 15 + [2] * 5
     about = np.array("{}")
     np.savez(
-        tmp_path / "burn_in_node1.npz", about=about, **{f"telemetry.{name}": column for name, column in later.items()}
+        tmp_path / "burn_in_node1.npz",
+        about=about,
+        **{f"telemetry.{name}": column for name, column in later.items()},
     )
     assert [(one.name, one.what.partition(" during")[0]) for one in certify(tmp_path).faults] == [
         ("rank 6 on node1", "3 Xid errors"),

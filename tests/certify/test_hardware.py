@@ -14,18 +14,31 @@ from review.__main__ import main
 from .made_up import make, write
 from .test_telemetry import nvml  # noqa: F401
 
-NODE = {"kernel": "6.8", "CPUs": 192, "CPU": "a CPU", "memory GiB": 2015.4, "driver": "560.35.03", "GPUs": 2}
+NODE = {
+    "kernel": "6.8",
+    "CPUs": 192,
+    "CPU": "a CPU",
+    "memory GiB": 2015.4,
+    "driver": "560.35.03",
+    "GPUs": 2,
+}
 GPU = {"name": "H100", "memory MiB": 81559, "VBIOS": "96.00.74", "PCIe lanes": 16}
 PORT = {"state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)"}
 PARTS = {"node": NODE, "GPU 0": GPU, "GPU 1": GPU, "mlx5_0/1": PORT}
-HEALTH = {"GPU 0": {"row remappings that failed": 0}, "mlx5_0/1": {"link_downed": 4, "symbol_error": 1}, "node": {}}
+HEALTH = {
+    "GPU 0": {"row remappings that failed": 0},
+    "mlx5_0/1": {"link_downed": 4, "symbol_error": 1},
+    "node": {},
+}
 
 
 def records(nodes=4):
     """Equal nodes of two GPUs."""
     found = make(nodes, 2)
     for node in found.nodes:
-        found.hardware[node] = json.loads(json.dumps({"parts": PARTS, "before": HEALTH, "after": HEALTH}))
+        found.hardware[node] = json.loads(
+            json.dumps({"parts": PARTS, "before": HEALTH, "after": HEALTH})
+        )
     return found
 
 
@@ -43,7 +56,13 @@ def test_equal_nodes_pass_although_firmware_reserves_different_amounts_of_memory
         ("node", "driver", "550.1", "warn", "node node2: driver 550.1, elsewhere 560.35.03"),
         ("node", "GPUs", 1, "fail", "node node2: GPUs 1, elsewhere 2"),
         ("GPU 1", "PCIe lanes", 8, "fail", "GPU 1 of node2: PCIe lanes 8, elsewhere 16"),
-        ("mlx5_0/1", "rate", None, "fail", "mlx5_0/1 of node2: rate unknown, elsewhere 400 Gb/sec (4X NDR)"),
+        (
+            "mlx5_0/1",
+            "rate",
+            None,
+            "fail",
+            "mlx5_0/1 of node2: rate unknown, elsewhere 400 Gb/sec (4X NDR)",
+        ),
         ("mlx5_0/1", None, None, "fail", "mlx5_0/1 of node2: state missing, elsewhere ACTIVE"),
     ],
 )
@@ -83,12 +102,48 @@ def test_a_machine_is_compared_with_a_good_machines_parts(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("device", "name", "count", "state", "said"),
     [
-        ("GPU 0", "row remappings that failed", 1, "fail", "GPU 0 of node2: 1 row remappings that failed"),
-        ("GPU 0", "rows remapped after uncorrected errors", 2, "warn", "GPU 0 of node2: 2 rows remapped after"),
-        ("node", "Xid 79 in the kernel's log", 3, "warn", "node node2: 3 Xid 79 in the kernel's log"),
-        ("mlx5_0/1", "link_downed", 6, "fail", "mlx5_0/1 of node2: link_downed grew by 2 during the test"),
-        ("mlx5_0/1", "symbol_error", 2, "warn", "mlx5_0/1 of node2: symbol_error grew by 1 during the test"),
-        ("mlx5_0/1", "link_downed", 1, "fail", "mlx5_0/1 of node2: link_downed grew by 1 during the test"),
+        (
+            "GPU 0",
+            "row remappings that failed",
+            1,
+            "fail",
+            "GPU 0 of node2: 1 row remappings that failed",
+        ),
+        (
+            "GPU 0",
+            "rows remapped after uncorrected errors",
+            2,
+            "warn",
+            "GPU 0 of node2: 2 rows remapped after",
+        ),
+        (
+            "node",
+            "Xid 79 in the kernel's log",
+            3,
+            "warn",
+            "node node2: 3 Xid 79 in the kernel's log",
+        ),
+        (
+            "mlx5_0/1",
+            "link_downed",
+            6,
+            "fail",
+            "mlx5_0/1 of node2: link_downed grew by 2 during the test",
+        ),
+        (
+            "mlx5_0/1",
+            "symbol_error",
+            2,
+            "warn",
+            "mlx5_0/1 of node2: symbol_error grew by 1 during the test",
+        ),
+        (
+            "mlx5_0/1",
+            "link_downed",
+            1,
+            "fail",
+            "mlx5_0/1 of node2: link_downed grew by 1 during the test",
+        ),
     ],
 )
 def test_past_faults_of_devices_and_link_errors_are_named(device, name, count, state, said):
@@ -114,7 +169,11 @@ def test_parts_and_past_faults_of_gpus_are_read_through_nvml(tmp_path):
 def test_ports_and_network_cards_are_read_from_sysfs(tmp_path):
     port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
     (port / "counters").mkdir(parents=True)
-    for name, text in {"state": "4: ACTIVE", "rate": "400 Gb/sec (4X NDR)", "counters/link_downed": "3"}.items():
+    for name, text in {
+        "state": "4: ACTIVE",
+        "rate": "400 Gb/sec (4X NDR)",
+        "counters/link_downed": "3",
+    }.items():
         (port / name).write_text(text + "\n")
     card = tmp_path / "sys/class/net/eth0"
     (card / "device").mkdir(parents=True)
@@ -134,7 +193,9 @@ def test_xids_of_the_kernels_log_are_counted_by_number(monkeypatch, tmp_path):
 
 def test_the_certificate_lists_what_was_tested_and_what_was_not(tmp_path):
     write(tmp_path, records(1))
-    (tmp_path / "environment.json").write_text(json.dumps({"packages": {"torch": "2.13"}, "git_commit": "abc"}))
+    (tmp_path / "environment.json").write_text(
+        json.dumps({"packages": {"torch": "2.13"}, "git_commit": "abc"})
+    )
     found = certify(tmp_path).tested
     assert "one rank at a time" in found["tested"]
     assert "all-reduce of all ranks" in found["tested"]

@@ -32,10 +32,17 @@ def test_the_number_of_reads_is_proportional_to_the_number_of_ranks():
     size, store = 12, Counted()
 
     def rank(number):
-        meeting = Meeting(Config(world_size=size, rank=number, local_rank=number % 4), store, f"node{number // 4}")
+        meeting = Meeting(
+            Config(world_size=size, rank=number, local_rank=number % 4), store, f"node{number // 4}"
+        )
         for _ in range(5):
             meeting.barrier()
-        return meeting.nodes, meeting.members(1), meeting.max(float(number)), meeting.exchange(str(number))
+        return (
+            meeting.nodes,
+            meeting.members(1),
+            meeting.max(float(number)),
+            meeting.exchange(str(number)),
+        )
 
     with ThreadPoolExecutor(size) as pool:
         answers = list(pool.map(rank, range(size)))

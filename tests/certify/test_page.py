@@ -43,18 +43,24 @@ def test_the_page_shows_verdict_outliers_a_heat_map_for_each_stage_and_timelines
 
 
 def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
-    records = make(4, 2, slow={("parallel", 5): 1.3, **{("together", rank): 1.2 for rank in range(8)}})
+    records = make(
+        4, 2, slow={("parallel", 5): 1.3, **{("together", rank): 1.2 for rank in range(8)}}
+    )
     records.steps["checksum"][(records.steps["rank"] == 2) & (records.steps["step"] == 9)] += 1
     samples = telemetry(2, 30)
     samples["xid_count"][-1] += 1
     records.telemetry["node1"] = samples
     write(tmp_path, records)
-    (tmp_path / "config.json").write_text(json.dumps({"expected": {"parallel": 400.0, "together": 1e4}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"expected": {"parallel": 400.0, "together": 1e4}})
+    )
     (tmp_path / "burn_in.json").write_text(json.dumps({"duration": 86400, "checksums": [1]}))
     line = {"repeat": 2, "elapsed": 20.0, "seconds": {}, "different": {"3": 4}}
     (tmp_path / "burn_in_node0.jsonl").write_text(json.dumps(line) + "\n")
     found = certify(tmp_path)
-    assert all((found.corrupt, found.burn_in.different, found.findings, found.reached, found.faults)), "one of each"
+    assert all(
+        (found.corrupt, found.burn_in.different, found.findings, found.reached, found.faults)
+    ), "one of each"
     assert found.why()[-1].name == "burn-in"
     assert len(found.reasons()) == 7
     write_page(found, tmp_path / "page.html")
@@ -62,7 +68,10 @@ def test_every_reason_of_the_verdict_is_on_the_page_and_in_its_table(tmp_path):
     assert [reason for reason in found.reasons() if f"<li>{reason}</li>" not in page] == []
     table = page.partition('<table class="outliers">')[2].partition("</table>")[0]
     assert table.count('<th scope="row"') == len(found.reasons())
-    assert ">its weights differ from the first repeat, first in step 5 of repeat 2, 0.01 hours" in table
+    assert (
+        ">its weights differ from the first repeat, first in step 5 of repeat 2, 0.01 hours"
+        in table
+    )
     assert "10,000 sequences/s expected, " in table
     numbers = page.partition('<table class="numbers">')[2].partition("</table>")[0]
     marked = re.findall(r'class="bad-text">([^<]*)</th>.*?<td>([^<]*)</td>', numbers)
@@ -96,9 +105,15 @@ def test_csv_and_json_agree_with_the_text(folder, capsys):
     assert {kind: len(one) for kind, one in found["ranking"].items()} == {"node": 4, "rank": 16}
     assert next(iter(found["ranking"]["rank"])) == "rank 6 on node1"
     assert found["ranking"]["rank"]["rank 6 on node1"] == pytest.approx(0.3, abs=0.03)
-    assert [*found["ranking"]["rank"].values()] == sorted(found["ranking"]["rank"].values(), reverse=True)
+    assert [*found["ranking"]["rank"].values()] == sorted(
+        found["ranking"]["rank"].values(), reverse=True
+    )
     main(["certify", str(folder)])
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ranks from the slowest")]
+    (line,) = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("  ranks from the slowest")
+    ]
     assert re.search(r"slowest +rank 6 on node1 \+2[78]\.\d%, rank ", line)
 
 

@@ -57,10 +57,16 @@ def test_a_slower_step_or_a_longer_wait_lengthens_the_time_to_train(server):
 
     found = [
         standing(read(server(CONFIG, **changes))).minutes
-        for changes in ({}, {"network": 3.0}, {"slow": {("together", rank): 1.5 for rank in range(8)}})
+        for changes in (
+            {},
+            {"network": 3.0},
+            {"slow": {("together", rank): 1.5 for rank in range(8)}},
+        )
     ]
     assert found[1] / found[0] == pytest.approx((STEP_SECONDS + 3 * WAIT_SECONDS) / STEP, rel=0.02)
-    assert found[2] / found[0] == pytest.approx((1.5 * STEP_SECONDS + WAIT_SECONDS) / STEP, rel=0.02)
+    assert found[2] / found[0] == pytest.approx(
+        (1.5 * STEP_SECONDS + WAIT_SECONDS) / STEP, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,11 @@ from certify.schema import CPUS, FIELDS
 from certify.telemetry import MAX_SAMPLES, Cpus, Gpus, Sampler
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
-FUNCTIONS = [*re.findall(r"^ANSWER\((\w+)", SOURCE.read_text(), re.M), "nvmlDeviceGetFieldValues", "field"]
+FUNCTIONS = [
+    *re.findall(r"^ANSWER\((\w+)", SOURCE.read_text(), re.M),
+    "nvmlDeviceGetFieldValues",
+    "field",
+]
 GPU = {
     "sm_mhz": 1980, "memory_mhz": 2619, "watts": 700.5, "celsius": 65, "memory_celsius": 71, "throttle": 4, "busy": 1.0,
     "ecc_corrected": 0, "ecc_uncorrected": 3, "xid_count": 2, "xid_last": 79, "pcie_generation": 5,
@@ -31,7 +35,9 @@ def nvml(request, tmp_path, monkeypatch):
         pytest.skip("no compiler for the stand-in library")
     library = tmp_path / "libnvidia-ml.so.1"
     options = ["-DOLD_DRIVER"] if request.param == "old driver" else []
-    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, *options, SOURCE], check=True, timeout=240)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-o", library, *options, SOURCE], check=True, timeout=240
+    )
     monkeypatch.setattr(module, "nvmlLib", ctypes.CDLL(str(library)))
     monkeypatch.setattr(module, "_nvmlGetFunctionPointer_cache", {})
     return module
@@ -42,7 +48,12 @@ def test_every_field_of_a_gpu_is_read():
     first, second = Gpus(["0", "1"]).sample()
     assert set(GPU) == set(FIELDS)
     assert first == {"device": 0} | GPU
-    assert (second["device"], second["sm_mhz"], second["throttle"], second["pcie_width"]) == (1, 1380, 0x40, 8)
+    assert (second["device"], second["sm_mhz"], second["throttle"], second["pcie_width"]) == (
+        1,
+        1380,
+        0x40,
+        8,
+    )
 
 
 @pytest.mark.parametrize("missing", FUNCTIONS)
@@ -51,7 +62,9 @@ def test_missing_fields_are_nan_and_the_rest_is_read(nvml, monkeypatch, missing)
     (found,) = Gpus(["0"]).sample()
     gone = [name for name, value in found.items() if np.isnan(value)]
     renamed = "nvmlDeviceGetCurrentClocks"
-    assert len(gone) >= (0 if missing.startswith(renamed) and not hasattr(nvml.nvmlLib, missing) else 1)
+    assert len(gone) >= (
+        0 if missing.startswith(renamed) and not hasattr(nvml.nvmlLib, missing) else 1
+    )
     assert len(gone) <= 4
     for name in set(GPU) - set(gone):
         assert found[name] == GPU[name]
@@ -67,7 +80,9 @@ def test_an_unsupported_driver_or_unknown_gpu_gives_rows_of_nan(nvml, monkeypatc
 
 
 def test_without_nvidia_ml_py_or_without_a_driver_there_are_no_gpus(monkeypatch):
-    monkeypatch.setattr("importlib.import_module", lambda name: (_ for _ in ()).throw(ImportError(name)))
+    monkeypatch.setattr(
+        "importlib.import_module", lambda name: (_ for _ in ()).throw(ImportError(name))
+    )
     assert list(Gpus(["0"]).sample()) == []
     monkeypatch.undo()
     if not Path("/dev/nvidiactl").exists():
@@ -85,7 +100,9 @@ def test_cpus_report_clock_temperature_and_load(tmp_path):
     (tmp_path / "proc/stat").write_text("cpu  100 0 100 800 0 0 0 0 0 0\n")
     cpus = Cpus(tmp_path)
     (tmp_path / "proc/stat").write_text("cpu  160 0 115 825 0 0 0 0 0 0\n")
-    assert list(cpus.sample()) == [{"device": CPUS, "sm_mhz": 2500.0, "celsius": 48.5, "busy": 0.75}]
+    assert list(cpus.sample()) == [
+        {"device": CPUS, "sm_mhz": 2500.0, "celsius": 48.5, "busy": 0.75}
+    ]
 
 
 def test_a_system_that_reports_nothing_gives_nan(tmp_path):

@@ -41,7 +41,9 @@ HEADER = """# nccl-tests version 2.19.6 nccl-headers=23103 nccl-library=23103
 #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
 """
-ROW = "{size:12}  {count:12}     float     sum      -1  {us:7.2f}  {alg:6.2f}  {bus:6.2f}  {wrong:>6}"
+ROW = (
+    "{size:12}  {count:12}     float     sum      -1  {us:7.2f}  {alg:6.2f}  {bus:6.2f}  {wrong:>6}"
+)
 ROW += "  {us:7.2f}  {alg:6.2f}  {bus:6.2f}     N/A\n"
 FOOTER = """# Out of bounds values : {wrong} {verdict}
 # Avg bus bandwidth    : 123.4{space}
@@ -58,7 +60,12 @@ def nccl_tests(ranks=2, peak=400.0, wrong=0, sizes=(1024, 1 << 20, 1 << 30)):
     for size in sizes:
         bus = peak * size / (size + (1 << 22))
         text += ROW.format(
-            size=size, count=size // 4, us=size / max(bus, 1) / 1e3, alg=bus / 1.75, bus=bus, wrong=wrong
+            size=size,
+            count=size // 4,
+            us=size / max(bus, 1) / 1e3,
+            alg=bus / 1.75,
+            bus=bus,
+            wrong=wrong,
         )
     return text + FOOTER.format(wrong=wrong, verdict="FAILED" if wrong else "OK", space=" ")
 
@@ -69,9 +76,13 @@ def nvbandwidth(gpus=2, slow_pair=None, **other):
     for name in COPIES:
         rows = [[f"{55.4 + column:.2f}" for column in range(gpus)]]
         if name.startswith("device_to_device"):
-            rates = [[40.0 if (row, column) == slow_pair else 370.0 for column in range(gpus)] for row in range(gpus)]
+            rates = [
+                [40.0 if (row, column) == slow_pair else 370.0 for column in range(gpus)]
+                for row in range(gpus)
+            ]
             rows = [
-                ["N/A" if row == column else str(rates[row][column]) for column in range(gpus)] for row in range(gpus)
+                ["N/A" if row == column else str(rates[row][column]) for column in range(gpus)]
+                for row in range(gpus)
             ]
         cases.append(
             {
@@ -82,8 +93,16 @@ def nvbandwidth(gpus=2, slow_pair=None, **other):
                 "sum": 1.0,
             }
         )
-    about = {"CUDA Runtime Version": 12080, "Driver Version": "570.86.10", "GPU Device list": ["0: H100", "1: H100"]}
-    return {"nvbandwidth": about | {"git_version": "v0.8", "version": "v0.8", "testcases": cases} | other}
+    about = {
+        "CUDA Runtime Version": 12080,
+        "Driver Version": "570.86.10",
+        "GPU Device list": ["0: H100", "1: H100"],
+    }
+    return {
+        "nvbandwidth": about
+        | {"git_version": "v0.8", "version": "v0.8", "testcases": cases}
+        | other
+    }
 
 
 def dcgm4(*tests, **other):
@@ -91,7 +110,11 @@ def dcgm4(*tests, **other):
     found = []
     for name, states, words in tests:
         warned = (
-            {"warnings": [{"error_category": 7, "error_id": 95, "error_severity": 2, "warning": words}]}
+            {
+                "warnings": [
+                    {"error_category": 7, "error_id": 95, "error_severity": 2, "warning": words}
+                ]
+            }
             if words
             else {}
         )
@@ -102,13 +125,20 @@ def dcgm4(*tests, **other):
         ]
         worst = "Fail" if "Fail" in states else states[0]
         found.append({"name": name, "results": results, "test_summary": {"status": worst} | warned})
-    document = {"DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": found}]} | other}
-    return document | {"metadata": {"Driver Version Detected": "570.86.10", "version": "4.2.3"}, "entity_groups": []}
+    document = {
+        "DCGM Diagnostic": {"test_categories": [{"category": "Hardware", "tests": found}]} | other
+    }
+    return document | {
+        "metadata": {"Driver Version Detected": "570.86.10", "version": "4.2.3"},
+        "entity_groups": [],
+    }
 
 
 def dcgm3(state, words=""):
     """The same for DCGM 3."""
-    result = {"gpu_id": "1", "status": state} | ({"warnings": [{"warning": words, "error_id": 35}]} if words else {})
+    result = {"gpu_id": "1", "status": state} | (
+        {"warnings": [{"warning": words, "error_id": 35}]} if words else {}
+    )
     tests = [{"name": "PCIe", "results": [{"gpu_id": "0", "status": "Pass"}, result]}]
     return {
         "DCGM GPU Diagnostic": {"test_categories": [{"category": "Integration", "tests": tests}]},
@@ -155,11 +185,17 @@ def test_wrong_values_are_a_fault_whatever_the_exit_status(status):
 
 def test_nvbandwidth_gives_a_rate_for_each_gpu_and_pair():
     found = tools.read(
-        "nvbandwidth", 0, "a line before\n" + json.dumps(nvbandwidth(slow_pair=(0, 1))) + "\nand after", 2
+        "nvbandwidth",
+        0,
+        "a line before\n" + json.dumps(nvbandwidth(slow_pair=(0, 1))) + "\nand after",
+        2,
     )
     assert found.version == "v0.8"
     host, _, pairs = COPIES
-    assert [(gpu, rate) for name, gpu, _, _, rate in found.rates if name == host] == [(0, 55.4), (1, 56.4)]
+    assert [(gpu, rate) for name, gpu, _, _, rate in found.rates if name == host] == [
+        (0, 55.4),
+        (1, 56.4),
+    ]
     assert [(gpu, peer, rate) for name, gpu, peer, _, rate in found.rates if name == pairs] == [
         (0, 1, 40.0),
         (1, 0, 370.0),
@@ -174,7 +210,10 @@ def test_a_failed_case_of_nvbandwidth_is_a_fault_and_a_waived_one_is_skipped():
     third |= {"status": "Running"}
     found = tools.read("nvbandwidth", 0, json.dumps(told), 2)
     one, two, three = COPIES
-    assert found.faults == [("", "fail", f"{one}: Error: invalid argument"), ("", "fail", f"{three}: Running")]
+    assert found.faults == [
+        ("", "fail", f"{one}: Error: invalid argument"),
+        ("", "fail", f"{three}: Running"),
+    ]
     assert (found.skipped, found.rates) == ([two], [])
     told["nvbandwidth"]["testcases"] = []
     assert [what for _, _, what in tools.read("nvbandwidth", 0, json.dumps(told), 2).faults] == [
@@ -202,7 +241,9 @@ def test_nvbandwidth_that_did_not_measure_says_why(text, status, said):
 def test_dcgms_findings_are_reported_by_test_and_gpu():
     words = "GPU 1 uncorrectable memory error"
     told = dcgm4(
-        ("memory", ["Pass", "Fail"], words), ("pcie", ["Skip", "Skip"], ""), ("nvlink", ["Pass", "Pass"], "slow")
+        ("memory", ["Pass", "Fail"], words),
+        ("pcie", ["Skip", "Skip"], ""),
+        ("nvlink", ["Pass", "Pass"], "slow"),
     )
     found = tools.read("dcgmi", 226, json.dumps(told), 2)
     assert found.faults == [
@@ -249,14 +290,18 @@ def test_a_tool_that_does_not_end_is_killed_with_its_children(tmp_path):
         "all_reduce_perf", [str(path)], 2, tmp_path / "tools_a" / "all_reduce_perf", 2, os.environ
     )
     assert (about["faults"], rates) == ([("", "fail", "did not end in CERTIFY_TOOL_SECONDS=2")], [])
-    wait_until(lambda: not running(int((tmp_path / "child").read_text())))  # which takes the kernel a moment
+    wait_until(
+        lambda: not running(int((tmp_path / "child").read_text()))
+    )  # which takes the kernel a moment
     assert "busbw" in (tmp_path / "tools_a" / "all_reduce_perf_0.txt").read_text()
 
 
 def test_a_program_that_cannot_start_is_a_fault(tmp_path):
     (tmp_path / "nvbandwidth").write_text("no program")
     (tmp_path / "nvbandwidth").chmod(0o755)
-    about, _ = tools.test("nvbandwidth", [str(tmp_path / "nvbandwidth")], 2, tmp_path / "a" / "b", 2, os.environ)
+    about, _ = tools.test(
+        "nvbandwidth", [str(tmp_path / "nvbandwidth")], 2, tmp_path / "a" / "b", 2, os.environ
+    )
     assert about["faults"] == [("", "fail", "did not start: Exec format error")]
 
 
@@ -267,7 +312,10 @@ def test_a_program_that_cannot_start_is_a_fault(tmp_path):
             "bandwidthTest",
             "CERTIFY_TOOLS: bandwidthTest: expected `none` or some of dcgmi, nvbandwidth, all_reduce_perf, ",
         ),
-        ("/none/nvbandwidth", "CERTIFY_TOOLS: /none/nvbandwidth is not installed: give its path, or remove it"),
+        (
+            "/none/nvbandwidth",
+            "CERTIFY_TOOLS: /none/nvbandwidth is not installed: give its path, or remove it",
+        ),
         ("/bin/all_reduce_perf_mpi", "needs CERTIFY_MPI|is not installed"),
     ],
 )
@@ -297,7 +345,9 @@ def test_over_all_nodes_the_users_command_starts_one_process_per_gpu():
     assert dict(from_env(tools.Config, {}).commands({"all_reduce_perf": "/a"}, 1)) == {}
 
 
-@pytest.mark.parametrize("words", ["all_reduce=5", "all_reduce_perf", "all_reduce_perf=0", "all_reduce_perf=x"])
+@pytest.mark.parametrize(
+    "words", ["all_reduce=5", "all_reduce_perf", "all_reduce_perf=0", "all_reduce_perf=x"]
+)
 def test_malformed_expected_figures_of_tools_are_one_line(words):
     with pytest.raises(ConfigError, match="EXPECTED_TOOLS: "):
         from_env(Expected, {"EXPECTED_TOOLS": words}).figures()
@@ -308,9 +358,16 @@ def test_certify_runs_tools_and_judges_their_results(repository, tmp_path, capsy
     paths = [
         program(tmp_path, "all_reduce_perf", *gave),
         program(tmp_path, "nvbandwidth", json.dumps(nvbandwidth())),
-        program(tmp_path, "dcgmi", json.dumps(dcgm4(("memory", ["Pass", "Pass"], ""), ("pcie", ["Skip", "Skip"], "")))),
+        program(
+            tmp_path,
+            "dcgmi",
+            json.dumps(dcgm4(("memory", ["Pass", "Pass"], ""), ("pcie", ["Skip", "Skip"], ""))),
+        ),
     ]
-    settings = {"CERTIFY_TOOLS": " ".join(map(str, paths)), "EXPECTED_TOOLS": "all_reduce_perf=398 sendrecv_perf=9"}
+    settings = {
+        "CERTIFY_TOOLS": " ".join(map(str, paths)),
+        "EXPECTED_TOOLS": "all_reduce_perf=398 sendrecv_perf=9",
+    }
     settings |= {"PMI_RANK": "0", "SLURM_PROCID": "0", "PYTHON": str(quick_python)}
     done = run(repository, tmp_path, **settings)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -319,15 +376,22 @@ def test_certify_runs_tools_and_judges_their_results(repository, tmp_path, capsy
     assert arguments == ["-b", "1K", "-e", "1G", "-f", "2", "-g", "2"]
     assert not {"PMI_RANK", "SLURM_PROCID"} & {*environment}
     found = certify(folder)
-    assert re.search(r"all-reduce of each node, nccl-tests +398.4 GB/s +at least 378.1 \(398 expected\)", done.stdout)
+    assert re.search(
+        r"all-reduce of each node, nccl-tests +398.4 GB/s +at least 378.1 \(398 expected\)",
+        done.stdout,
+    )
     assert "EXPECTED_TOOLS=sendrecv_perf=9: not measured in this test" in done.stdout
     said = found.tested
     versions = {"nccl-tests 2.19.6 with NCCL 2.31.3", "nvbandwidth v0.8", "dcgmi 4.2.3"}
     assert versions <= {*said["versions"].split(", ")}
-    assert {"pcie (skipped by dcgmi)", "all-to-all of each node, nccl-tests"} <= {*said["not tested"].split("; ")}
-    assert {"all-reduce of each node, nccl-tests", "copy from the host, nvbandwidth", "dcgmi diag"} <= {
-        *said["tested"].split("; ")
+    assert {"pcie (skipped by dcgmi)", "all-to-all of each node, nccl-tests"} <= {
+        *said["not tested"].split("; ")
     }
+    assert {
+        "all-reduce of each node, nccl-tests",
+        "copy from the host, nvbandwidth",
+        "dcgmi diag",
+    } <= {*said["tested"].split("; ")}
     assert exports(found.records)["EXPECTED_TOOLS"] == (
         "all_reduce_perf=398.4 host_to_device_memcpy_ce=55.9 device_to_host_memcpy_ce=55.9 "
         "device_to_device_memcpy_read_ce=370"
@@ -342,13 +406,24 @@ def records(nodes=4, per_node=2, slow=(), sizes=(1 << 20, 1 << 30)):
     generator, rows = np.random.default_rng(0), []
     for rank in range(nodes * per_node):
         first = rank % per_node == 0
-        tests = [("all_reduce_perf", -1, size) for size in sizes if first] + [(name, -1, 1e9) for name in HOST]
+        tests = [("all_reduce_perf", -1, size) for size in sizes if first] + [
+            (name, -1, 1e9) for name in HOST
+        ]
         tests += [(PAIRS, peer, 1e9) for peer in range(per_node) if peer != rank % per_node]
         tests += [("all_reduce_perf_mpi", -1, 1 << 30)] if rank == 0 else []
         for name, peer, amount in tests:
             for number in range(3):
                 seconds = amount / 4e11 * (1 + 0.003 * generator.standard_normal())
-                rows.append((rank, name, number, peer, seconds * (1.2 if (name, rank) in slow else 1), amount))
+                rows.append(
+                    (
+                        rank,
+                        name,
+                        number,
+                        peer,
+                        seconds * (1.2 if (name, rank) in slow else 1),
+                        amount,
+                    )
+                )
     for column, name in enumerate(("rank", "probe", "round", "partner", "seconds", "amount")):
         values = np.array([row[column] for row in rows], "S32" if name == "probe" else None)
         found.probes[name] = np.concatenate([found.probes[name], values])
@@ -382,13 +457,23 @@ def test_a_failed_tool_fails_the_test_and_the_others_are_still_compared():
     for name, column in found.probes.items():
         found.probes[name] = column[kept]
     found.tools["node0"][0]["faults"] = [("", "fail", "ended with status 3")]
-    told = {"name": "dcgmi", "version": "4", "skipped": [], "faults": [("GPU 1", "warn", "PCIe: x8")]}
+    told = {
+        "name": "dcgmi",
+        "version": "4",
+        "skipped": [],
+        "faults": [("GPU 1", "warn", "PCIe: x8")],
+    }
     found.tools["node1"].append(told)
     said = [(one.name, one.what, one.stage) for one in tool_faults(found)]
-    assert said == [("all_reduce_perf of node0", "ended with status 3", ""), ("GPU 1 of node1", "PCIe: x8", "dcgmi")]
+    assert said == [
+        ("all_reduce_perf of node0", "ended with status 3", ""),
+        ("GPU 1 of node1", "PCIe: x8", "dcgmi"),
+    ]
     judged = judge(found)
     assert judged.state == "fail"
-    assert [(one.name, one.outlier.state) for one in judged.findings] == [("node node2", "warn")]  # of three nodes
+    assert [(one.name, one.outlier.state) for one in judged.findings] == [
+        ("node node2", "warn")
+    ]  # of three nodes
 
 
 def test_the_page_has_curves_a_map_of_pairs_and_the_limits(tmp_path):
@@ -401,4 +486,7 @@ def test_the_page_has_curves_a_map_of_pairs_and_the_limits(tmp_path):
     assert "node node2 has the lowest median" in page
     assert page.count("copy from another GPU, nvbandwidth, node") == 2 * 4  # heading and label
     assert page.index("nvbandwidth, node2") < page.index("nvbandwidth, node0")
-    assert "at least 285 (300 expected) and at most 3% slower than the median, or by chance</td><td>config, EXP" in page
+    assert (
+        "at least 285 (300 expected) and at most 3% slower than the median, or by chance</td><td>config, EXP"
+        in page
+    )

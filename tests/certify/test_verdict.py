@@ -14,7 +14,12 @@ from review.__main__ import main
 from .made_up import ROUNDS, make, write
 
 COMPUTING = ("single", "parallel", "node", "pairs", "together")
-BUSY = {"step": 0.2, "common": 0.3, "disturbed": 0.05, "between": 0.01}  # a machine shared with others
+BUSY = {
+    "step": 0.2,
+    "common": 0.3,
+    "disturbed": 0.05,
+    "between": 0.01,
+}  # a machine shared with others
 
 
 def everywhere(*ranks: int, factor: float) -> dict[tuple[str, int], float]:
@@ -31,7 +36,9 @@ def test_on_healthy_machines_nobody_is_named(nodes, per_node, noise):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "noise", [{}, {"between": 0.01}, BUSY, BUSY | {"starved": {}}], ids=["quiet", "uneven", "busy", "busy CPUs"]
+    "noise",
+    [{}, {"between": 0.01}, BUSY, BUSY | {"starved": {}}],
+    ids=["quiet", "uneven", "busy", "busy CPUs"],
 )
 def test_false_alarms_in_400_healthy_tests_are_within_chance(noise):
     named = sum(bool(judge(make(4, 4, seed, **noise)).findings) for seed in range(400))
@@ -97,7 +104,11 @@ def test_a_rank_with_pauses_is_named_although_its_median_is_normal():
 def test_a_rank_with_pauses_in_some_rounds_is_named_with_the_clearest_stage():
     records = make(4, 2, between=0.01, step=0.05)
     steps = records.steps
-    chosen = (steps["rank"] == 3) & (steps["step"] == 5) & ((steps["round"] % 3 == 1) | (steps["stage"] == 1))
+    chosen = (
+        (steps["rank"] == 3)
+        & (steps["step"] == 5)
+        & ((steps["round"] % 3 == 1) | (steps["stage"] == 1))
+    )
     steps["compute"][chosen] += 2
     (found,) = judge(records).findings
     assert (found.what, found.stage, found.name) == ("hesitates", "parallel", "rank 3 on node1")
@@ -169,12 +180,16 @@ def test_the_stage_with_shared_cpus_is_named():
 
 def test_one_pause_in_one_round_names_nobody():
     records = make(4, 2)
-    chosen = (records.steps["rank"] == 3) & (records.steps["step"] == 2) & (records.steps["round"] == 1)
+    chosen = (
+        (records.steps["rank"] == 3) & (records.steps["step"] == 2) & (records.steps["round"] == 1)
+    )
     records.steps["compute"][chosen] += 5
     assert judge(records).findings == []
 
 
-@pytest.mark.parametrize(("factor", "state"), [(1.0, "pass"), (1.03, "pass"), (1.1, "warn"), (1.3, "warn")])
+@pytest.mark.parametrize(
+    ("factor", "state"), [(1.0, "pass"), (1.03, "pass"), (1.1, "warn"), (1.3, "warn")]
+)
 def test_the_slower_of_two_ranks_is_a_warning_with_an_interval(factor, state):
     found = judge(make(1, 2, between=0, slow=everywhere(1, factor=factor)))
     assert found.state == state
@@ -182,22 +197,28 @@ def test_the_slower_of_two_ranks_is_a_warning_with_an_interval(factor, state):
     assert "too few to single out" in found.notes[0]
     for one in found.findings:
         low, high = (
-            float(share) for share in re.match(r"(-?[\d.]+)% to ([\d.]+)% behind rank 0", one.outlier.measure).groups()
+            float(share)
+            for share in re.match(
+                r"(-?[\d.]+)% to ([\d.]+)% behind rank 0", one.outlier.measure
+            ).groups()
         )
         assert one.name == "rank 1 on node0"
         assert 3 < low < 100 * (factor - 1) < high
 
 
 def test_two_equal_noisy_ranks_have_no_warning():
-    assert [judge(make(1, 2, seed=seed, common=0.1, step=0.2, disturbed=0.05)).state for seed in range(20)] == [
-        "pass"
-    ] * 20
+    assert [
+        judge(make(1, 2, seed=seed, common=0.1, step=0.2, disturbed=0.05)).state
+        for seed in range(20)
+    ] == ["pass"] * 20
 
 
 def test_a_rank_with_other_results_fails_the_test_with_its_step(tmp_path, capsys):
     records = make(4, 2)
     steps = records.steps
-    steps["checksum"][(steps["rank"] == 6) & (steps["stage"] == 1) & (steps["round"] == 2) & (steps["step"] >= 9)] += 4
+    steps["checksum"][
+        (steps["rank"] == 6) & (steps["stage"] == 1) & (steps["round"] == 2) & (steps["step"] >= 9)
+    ] += 4
     write(tmp_path, records)
     assert main(["certify", str(tmp_path)]) == 1
     said = capsys.readouterr().out.splitlines()
@@ -208,7 +229,9 @@ def test_a_rank_with_other_results_fails_the_test_with_its_step(tmp_path, capsys
 
 def test_without_reproducible_steps_corruption_is_not_judged():
     records = make(4, 2)
-    records.steps["checksum"][:] = np.random.default_rng(0).integers(0, 1 << 40, len(records.steps["checksum"]))
+    records.steps["checksum"][:] = np.random.default_rng(0).integers(
+        0, 1 << 40, len(records.steps["checksum"])
+    )
     found = judge(records)
     assert found.state == "pass"
     assert any("do not repeat bit for bit" in note for note in found.notes)
@@ -221,7 +244,9 @@ def test_of_two_differing_ranks_neither_is_called_corrupt():
 
 
 def test_weights_that_differ_between_ranks_by_design_are_compared_round_by_round():
-    records = make(4, 2)  # as a sharded optimizer's: each rank has its own part of the weights in a step
+    records = make(
+        4, 2
+    )  # as a sharded optimizer's: each rank has its own part of the weights in a step
     together = records.steps["stage"] == 4
     records.steps["checksum"][together] += 1000 * records.steps["rank"][together]
     assert judge(records).state == "pass"
@@ -237,18 +262,24 @@ def test_rounds_of_unequal_length_are_compared_over_their_common_steps():
     for name, column in steps.items():
         steps[name] = column[kept]
     assert judge(records).corrupt == []
-    steps["checksum"][(steps["stage"] == 3) & (steps["rank"] == 1) & (steps["round"] == 4) & (steps["step"] == 4)] += 1
+    steps["checksum"][
+        (steps["stage"] == 3) & (steps["rank"] == 1) & (steps["round"] == 4) & (steps["step"] == 4)
+    ] += 1
     assert [(one.name, one.step) for one in judge(records).corrupt] == [("rank 1 on node0", 4)]
 
 
 def test_a_round_with_fewer_steps_names_nobody():
     records = make(4, 2, slow={("parallel", 5): 1.25})
     steps = records.steps
-    kept = (steps["stage"] != 0) | (steps["round"] != 1) | (steps["rank"] != 2) | (steps["step"] < 7)
+    kept = (
+        (steps["stage"] != 0) | (steps["round"] != 1) | (steps["rank"] != 2) | (steps["step"] < 7)
+    )
     for name, column in steps.items():
         steps[name] = column[kept]
     found = judge(records)
-    assert [(one.what, one.stage, one.name) for one in found.findings] == [("slow", "parallel", "rank 5 on node2")]
+    assert [(one.what, one.stage, one.name) for one in found.findings] == [
+        ("slow", "parallel", "rank 5 on node2")
+    ]
     assert (np.isnan(records.seconds("single")).sum(axis=(1, 2)) == [0, 0, 13, 0, 0, 0, 0, 0]).all()
     assert all(np.isfinite(own).all() for own in found.seconds.values())
 

@@ -39,7 +39,9 @@ class Test:
     def start(self):
         settings = {"expected": {}, "burn_in_seconds": DURATION}
         (self.folder / "config.json").write_text(json.dumps(settings))
-        (self.folder / "output.txt").write_text("0: certify: single, parallel: 9 steps in each round\n")
+        (self.folder / "output.txt").write_text(
+            "0: certify: single, parallel: 9 steps in each round\n"
+        )
 
     def stages(self):
         write(self.folder, make(1, 2))
@@ -50,7 +52,12 @@ class Test:
             first.write_text(json.dumps({"duration": DURATION, "checksums": [1]}))
         journal = self.folder / "burn_in_node0.jsonl"
         with journal.open("a") as file:
-            line = {"repeat": number, "elapsed": elapsed, "seconds": seconds or {}, "different": different or {}}
+            line = {
+                "repeat": number,
+                "elapsed": elapsed,
+                "seconds": seconds or {},
+                "different": different or {},
+            }
             file.write(json.dumps(line) + "\n")
         os.utime(journal, (self.now, self.now))
 
@@ -63,7 +70,15 @@ def states(folder, *moves):
     test = Test(folder, moves)
     test.start()
     watched = Watched(folder)
-    return list(follow(watched.poll, lambda state: state.done or state.broken is not None, 5.0, test.clock, test.sleep))
+    return list(
+        follow(
+            watched.poll,
+            lambda state: state.done or state.broken is not None,
+            5.0,
+            test.clock,
+            test.sleep,
+        )
+    )
 
 
 def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
@@ -79,16 +94,24 @@ def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
 
 
 def test_the_verdict_so_far_fails_from_the_first_different_repeat(tmp_path):
-    found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0, {"1": 4}), repeat(3, 101.0))
+    found = states(
+        tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0, {"1": 4}), repeat(3, 101.0)
+    )
     assert [state.verdict for state in found] == ["", "pass", "pass", "fail", "fail"]
-    assert found[3].lines()[1].startswith("  rank 1 on node0: its weights differ from the first repeat")
+    assert (
+        found[3]
+        .lines()[1]
+        .startswith("  rank 1 on node0: its weights differ from the first repeat")
+    )
     assert found[-1].verdict == "fail"
 
 
 def test_each_poll_parses_only_new_lines(tmp_path, monkeypatch):
     taken = []
     take = Journal._parse
-    monkeypatch.setattr(Journal, "_parse", lambda journal, line: taken.append(line["repeat"]) or take(journal, line))
+    monkeypatch.setattr(
+        Journal, "_parse", lambda journal, line: taken.append(line["repeat"]) or take(journal, line)
+    )
     journal, test = Journal(tmp_path), Test(tmp_path, [])
     for number in range(1, 6):
         test.repeat(number, 10.0 * number, {"0": 3} if number in (2, 4) else None)
@@ -125,7 +148,9 @@ def test_any_number_of_repeats_becomes_a_bounded_number_of_rounds():
             rounds.add(7, repeat - 3, float(repeat - 3))
     found = rounds.means()
     assert rounds.width == 16
-    assert found[0] == [np.mean(range(first, min(first + 16, 1001))) for first in range(1, 1001, 16)]
+    assert found[0] == [
+        np.mean(range(first, min(first + 16, 1001))) for first in range(1, 1001, 16)
+    ]
     assert found[7][:-1] == found[0][:-1]
     assert len(found[7]) == len(found[0]) <= MAX_ROUNDS
 
@@ -134,7 +159,9 @@ def test_a_rank_that_is_slow_only_in_the_burn_in_is_named(tmp_path):
     write(tmp_path, make(4, 2))
     test = Test(tmp_path, [])
     for repeat in range(1, 9):
-        test.repeat(repeat, 10.0 * repeat, seconds={rank: 0.1 + 0.01 * (rank == 5) for rank in range(8)})
+        test.repeat(
+            repeat, 10.0 * repeat, seconds={rank: 0.1 + 0.01 * (rank == 5) for rank in range(8)}
+        )
     (found,) = certify(tmp_path).findings
     assert (found.what, found.stage, found.name) == ("slow", "burn-in", "rank 5 on node2")
     assert found.outlier.excess == pytest.approx(0.1)
@@ -175,7 +202,9 @@ def test_a_failed_load_ends_the_watch_with_its_reason(tmp_path, capsys):
     Test(tmp_path, []).start()
     (tmp_path / "error_0.txt").write_text("RuntimeError: rank 3 did not come\n")
     assert main(["watch", str(tmp_path)]) == 2
-    assert "review: the load did not run: RuntimeError: rank 3 did not come" in capsys.readouterr().err
+    assert (
+        "review: the load did not run: RuntimeError: rank 3 did not come" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 0), (1.5, 1)])

@@ -16,7 +16,9 @@ from bert.training import schedule
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = [
-    CONFIGS / f"pretrain_{model}_{gpu}.sh" for model in ("base", "large") for gpu in ["A100", "H100", "H200", "B200"]
+    CONFIGS / f"pretrain_{model}_{gpu}.sh"
+    for model in ("base", "large")
+    for gpu in ["A100", "H100", "H200", "B200"]
 ]
 NODES, BATCH = (1, 4, 8, 16, 32), {"1": 65_536, "2": 32_768}
 
@@ -35,7 +37,10 @@ def exported():
     )  # fmt: skip
     assert not done.stderr, done.stderr
     found = done.stdout.split("\1")[:-1]
-    return {c: dict(x.split("=", 1) for x in text.split("\0") if x) for c, text in zip(cases, found, strict=True)}
+    return {
+        c: dict(x.split("=", 1) for x in text.split("\0") if x)
+        for c, text in zip(cases, found, strict=True)
+    }
 
 
 def test_every_recipe_has_the_published_batches_and_schedules(exported):
@@ -44,7 +49,9 @@ def test_every_recipe_has_the_published_batches_and_schedules(exported):
         data, rates = from_env(loader.Config, values), from_env(schedule.Config, values)
         gpus = int(values["DGXNNODES"]) * int(values["DGXNGPU"])
         assert gpus == 8 * int(nodes)
-        assert data.rows_per_step * data.packing_factor * gpus == BATCH[phase], "sequences of a step"
+        assert data.rows_per_step * data.packing_factor * gpus == BATCH[phase], (
+            "sequences of a step"
+        )
         assert data.packing_factor == (2 if (phase, packed) == ("2", "1") else 1)
         assert data.max_seq_length == {"1": 128, "2": 512}[phase]
         assert data.source[0] == Path(
@@ -103,7 +110,12 @@ def test_a_day_plans_its_hours_with_the_published_batch(name, gpus):
     values = sourced(name, DGXNGPU=str(gpus))
     data, rates = from_env(loader.Config, values), from_env(schedule.Config, values)
     assert data.rows_per_step * gpus == 4096
-    assert (values["NSP"], values["NUM_PHASES"], data.max_seq_length, data.masking) == ("0", "1", 128, "dynamic")
+    assert (values["NSP"], values["NUM_PHASES"], data.max_seq_length, data.masking) == (
+        "0",
+        "1",
+        128,
+        "dynamic",
+    )
     hours = rates.max_steps * 4096 / float(values["SEQUENCES_PER_SECOND"]) / 3600
     assert 23.5 < hours <= 24
     short = from_env(schedule.Config, sourced(name, DGXNGPU=str(gpus), TRAINING_HOURS="6"))
@@ -113,13 +125,23 @@ def test_a_day_plans_its_hours_with_the_published_batch(name, gpus):
 @pytest.mark.parametrize("gpu", ["RTX4090", "RTX6000", "A100", "H100"])
 def test_a_model_is_continued_from_its_folder(gpu):
     for gpus in (1, 4, 8):
-        values = sourced(f"continue_{gpu}", DGXNGPU=str(gpus), INIT_CHECKPOINT="/models/bert-base-uncased")
+        values = sourced(
+            f"continue_{gpu}", DGXNGPU=str(gpus), INIT_CHECKPOINT="/models/bert-base-uncased"
+        )
         data = from_env(loader.Config, values)
-        assert (values["INIT_CHECKPOINT"], data.rows_per_step * gpus) == ("/models/bert-base-uncased", 256)
-        assert (from_env(schedule.Config, values).lr, data.source[0]) == (1e-4, Path("/data/packed_data"))
+        assert (values["INIT_CHECKPOINT"], data.rows_per_step * gpus) == (
+            "/models/bert-base-uncased",
+            256,
+        )
+        assert (from_env(schedule.Config, values).lr, data.source[0]) == (
+            1e-4,
+            Path("/data/packed_data"),
+        )
     with pytest.raises(subprocess.CalledProcessError) as refused:
         sourced(f"continue_{gpu}")
-    assert refused.value.stderr.endswith("INIT_CHECKPOINT: is not set: export the folder of the model to continue\n")
+    assert refused.value.stderr.endswith(
+        "INIT_CHECKPOINT: is not set: export the folder of the model to continue\n"
+    )
 
 
 def sourced(name: str, **before: str) -> dict[str, str]:

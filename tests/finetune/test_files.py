@@ -14,7 +14,10 @@ from finetune.__main__ import main
 from finetune.train import run
 
 WORDS = ["red", "blue", "north", "here"]
-ROWS = [{"id": f"r{n}", "text": f"the cat was {WORDS[n % 4]}" + " and old" * (n % 5), "by": "x, y"} for n in range(11)]
+ROWS = [
+    {"id": f"r{n}", "text": f"the cat was {WORDS[n % 4]}" + " and old" * (n % 5), "by": "x, y"}
+    for n in range(11)
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,14 +27,32 @@ def model(squad_environment, tmp_path_factory):
     for name in ("train", "dev"):
         rows = [f"{word in WORDS[:2]},{n},the cat was {word}" for n in range(8) for word in WORDS]
         (folder / f"{name}.csv").write_text("\n".join(["kind,number,words", *rows]) + "\n")
-    environment = squad_environment | {"TASK": "table", "DATA": str(folder), "EPOCHS": "10", "RUN_DIR": str(folder)}
+    environment = squad_environment | {
+        "TASK": "table",
+        "DATA": str(folder),
+        "EPOCHS": "10",
+        "RUN_DIR": str(folder),
+    }
     assert run(environment | {"LABEL_COLUMN": "kind", "TEXT_COLUMNS": "words"}) == 0
     assert json.loads((folder / "model_0" / "figures.json").read_text())["accuracy"] == 1
     return folder
 
 
 def predict(model, source, target, *more):
-    return main(["predict", str(model), "--input", str(source), "--output", str(target), "--device", "cpu", *more], {})
+    return main(
+        [
+            "predict",
+            str(model),
+            "--input",
+            str(source),
+            "--output",
+            str(target),
+            "--device",
+            "cpu",
+            *more,
+        ],
+        {},
+    )
 
 
 def write(path: Path, rows, kind):
@@ -55,15 +76,22 @@ def test_rows_come_back_in_order_with_label_and_probabilities(model, tmp_path, k
         found = [json.loads(line) for line in target.read_text().splitlines()]
         shares = [row["probabilities"] for row in found]
     else:
-        found = list(csv.DictReader(target.open(newline=""), delimiter="\t" if kind == "tsv" else ","))
-        shares = [{label: float(row[f"probability_{label}"]) for label in ("True", "False")} for row in found]
+        found = list(
+            csv.DictReader(target.open(newline=""), delimiter="\t" if kind == "tsv" else ",")
+        )
+        shares = [
+            {label: float(row[f"probability_{label}"]) for label in ("True", "False")}
+            for row in found
+        ]
     assert [{name: row[name] for name in ROWS[0]} for row in found] == ROWS
     assert [row["prediction"] for row in found] == [str(n % 4 < 2) for n in range(11)]
     alone = saved.load(model, "cpu")
     for row, share in zip(ROWS, shares, strict=True):
         (wanted,) = alone.predict([(row["text"],)])
         assert share == pytest.approx(wanted["probabilities"], abs=2e-6)
-    assert list(tmp_path.iterdir()) == [source, target] or sorted(tmp_path.iterdir()) == sorted([source, target])
+    assert list(tmp_path.iterdir()) == [source, target] or sorted(tmp_path.iterdir()) == sorted(
+        [source, target]
+    )
 
 
 def test_a_killed_prediction_resumes_to_the_same_bytes(model, tmp_path, monkeypatch, capsys):
@@ -86,7 +114,9 @@ def test_a_killed_prediction_resumes_to_the_same_bytes(model, tmp_path, monkeypa
         predict(*arguments)
     kept = tmp_path / ".out.csv.rows"
     assert not (tmp_path / "out.csv").exists()
-    kept.write_text(kept.read_text() + '{"id": "r8"}\n{"id": "r9", "text": "the c')  # within a chunk, within a row
+    kept.write_text(
+        kept.read_text() + '{"id": "r8"}\n{"id": "r9", "text": "the c'
+    )  # within a chunk, within a row
     capsys.readouterr()
     assert predict(*arguments) == 0
     assert "11 rows, text text; 8 done" in capsys.readouterr().err
@@ -99,7 +129,9 @@ def test_a_killed_prediction_resumes_to_the_same_bytes(model, tmp_path, monkeypa
 
 
 def test_standard_input_is_read_whatever_its_format(model, tmp_path, monkeypatch):
-    text = "".join(json.dumps({"words": row["text"]}) + "\n" for row in ROWS)  # named as in training
+    text = "".join(
+        json.dumps({"words": row["text"]}) + "\n" for row in ROWS
+    )  # named as in training
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     assert predict(model, "-", tmp_path / "out.tsv") == 0
     rows = (tmp_path / "out.tsv").read_text().splitlines()
@@ -111,7 +143,11 @@ def test_numbers_are_learnt_and_predicted(squad_environment, tmp_path, capsys):
     rows = [f"the cat was {word}\t{n}.5" for _ in range(24) for n, word in enumerate(WORDS[1:3])]
     for name in ("train", "dev"):
         (tmp_path / f"{name}.tsv").write_text("\n".join(["text\tlabel", *rows]))
-    environment = squad_environment | {"TASK": "table", "DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run")}
+    environment = squad_environment | {
+        "TASK": "table",
+        "DATA": str(tmp_path),
+        "RUN_DIR": str(tmp_path / "run"),
+    }
     assert run(environment | {"EPOCHS": "20"}) == 0
     assert "numbers from 0.5 to 1.5, mean 1" in capsys.readouterr().err
     figures = json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())
@@ -120,14 +156,23 @@ def test_numbers_are_learnt_and_predicted(squad_environment, tmp_path, capsys):
     found = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
     for row in found:
         assert float(row["prediction"]) == pytest.approx(float(row["label"]), abs=0.3)
-    assert main(["predict", str(tmp_path / "run"), "--text", "the cat was blue", "--device", "cpu"], {}) == 0
+    assert (
+        main(
+            ["predict", str(tmp_path / "run"), "--text", "the cat was blue", "--device", "cpu"], {}
+        )
+        == 0
+    )
     assert float(capsys.readouterr().out) == pytest.approx(float(found[0]["prediction"]), abs=1e-5)
     transformers = pytest.importorskip("transformers")
-    other = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model_0")
+    other = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path / "run" / "model_0"
+    )
     assert (other.config.num_labels, other.config.problem_type) == (1, "regression")
 
 
-def test_questions_in_squads_json_and_in_tables_get_the_same_answers_as_the_evaluation(squad_environment, tmp_path):
+def test_questions_in_squads_json_and_in_tables_get_the_same_answers_as_the_evaluation(
+    squad_environment, tmp_path
+):
     assert run(squad_environment | {"RUN_DIR": str(tmp_path), "EPOCHS": "4"}) == 0
     source = Path(squad_environment["DATA"]) / "dev-v1.1.json"
     wanted = json.loads((tmp_path / "model_0" / "predictions.json").read_text())
@@ -151,7 +196,12 @@ def test_questions_in_squads_json_and_in_tables_get_the_same_answers_as_the_eval
         ("in.csv", "a,b\n1,2\n", ["--text-columns", "c"], "no column 'c' (it has a, b)"),
         ("in.csv", "words\n", [], "has no rows"),
         ("none.csv", None, [], "none.csv: No such file"),
-        ("in.csv", 'words\n"a\tb"\n', [], "row 1 has a tab or newline, which TSV cannot hold: give --output X.csv"),
+        (
+            "in.csv",
+            'words\n"a\tb"\n',
+            [],
+            "row 1 has a tab or newline, which TSV cannot hold: give --output X.csv",
+        ),
         (
             "in.csv",
             "words\na\n",
@@ -159,13 +209,28 @@ def test_questions_in_squads_json_and_in_tables_get_the_same_answers_as_the_eval
             "expected a name ending in .csv, .tsv",
         ),
         ("in.csv", "words\na\n", ["--output", "{folder}/in.csv"], "is the input file"),
-        ("in.csv", "words\na\n", ["--output", "{folder}/none/out.csv"], "No such file or directory"),
+        (
+            "in.csv",
+            "words\na\n",
+            ["--output", "{folder}/none/out.csv"],
+            "No such file or directory",
+        ),
     ],
 )
-def test_invalid_input_is_one_line_and_leaves_no_file(model, tmp_path, name, text, more, message, capsys):
+def test_invalid_input_is_one_line_and_leaves_no_file(
+    model, tmp_path, name, text, more, message, capsys
+):
     if text is not None:
         (tmp_path / name).write_text(text)
     before = sorted(tmp_path.iterdir())
-    assert predict(model, tmp_path / name, tmp_path / "out.tsv", *(word.format(folder=tmp_path) for word in more)) == 2
+    assert (
+        predict(
+            model,
+            tmp_path / name,
+            tmp_path / "out.tsv",
+            *(word.format(folder=tmp_path) for word in more),
+        )
+        == 2
+    )
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert sorted(tmp_path.iterdir()) == before

@@ -53,25 +53,37 @@ def test_metrics_equal_torchmetrics_and_scipy():
     generator = random.Random(3)
     for _ in range(50):
         count = generator.randrange(5, 60)
-        predicted, true = (np.array([generator.randrange(2) for _ in range(count)]) for _ in range(2))
+        predicted, true = (
+            np.array([generator.randrange(2) for _ in range(count)]) for _ in range(2)
+        )
         a, b = torch.tensor(predicted), torch.tensor(true)
-        assert glue.accuracy(predicted, true) == pytest.approx(float(functional.binary_accuracy(a, b)))
+        assert glue.accuracy(predicted, true) == pytest.approx(
+            float(functional.binary_accuracy(a, b))
+        )
         assert glue.f1(predicted, true) == pytest.approx(float(functional.binary_f1_score(a, b)))
         mean = (glue.accuracy(predicted, true) + glue.f1(predicted, true)) / 2
         assert glue.accuracy_and_f1(predicted, true) == pytest.approx(mean)
         if len(set(predicted.tolist())) == len(set(true.tolist())) == 2:
-            assert glue.matthews(predicted, true) == pytest.approx(pearsonr(predicted, true).statistic)
+            assert glue.matthews(predicted, true) == pytest.approx(
+                pearsonr(predicted, true).statistic
+            )
         x, y = generator_numbers(generator, count), generator_numbers(generator, count)
         assert glue.pearson(x, y) == pytest.approx(pearsonr(x, y).statistic)
         assert glue.spearman(x, y) == pytest.approx(spearmanr(x, y).statistic)
-        assert glue.pearson_and_spearman(x, y) == pytest.approx((glue.pearson(x, y) + glue.spearman(x, y)) / 2)
+        assert glue.pearson_and_spearman(x, y) == pytest.approx(
+            (glue.pearson(x, y) + glue.spearman(x, y)) / 2
+        )
     assert glue.pearson(np.ones(3), np.arange(3)) == glue.spearman(np.ones(3), np.arange(3)) == 0
     zeros, ones = np.zeros(4, dtype=np.int64), np.ones(4, dtype=np.int64)
     assert glue.f1(zeros, zeros) == glue.matthews(zeros, ones) == glue.matthews(ones, ones) == 0
     assert glue.accuracy(np.array([2, 1, 0]), np.array([2, 1, 1])) == pytest.approx(2 / 3)
 
 
-TEXT_OF = {"MNLI": "sentence1\tsentence2", "STS-B": "sentence1\tsentence2", "QNLI": "question\tsentence"}
+TEXT_OF = {
+    "MNLI": "sentence1\tsentence2",
+    "STS-B": "sentence1\tsentence2",
+    "QNLI": "question\tsentence",
+}
 
 
 @pytest.mark.parametrize(("task", "label", "values"), [
@@ -83,7 +95,10 @@ def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
 ):
     def table(name, labelled):
         head = f"index\t{TEXT_OF[task]}" + (f"\t{label}" if labelled else "")
-        rows = [f"{n}\tthe cat\ta dog" + (f"\t{value}" if labelled else "") for n, value in enumerate(values)]
+        rows = [
+            f"{n}\tthe cat\ta dog" + (f"\t{value}" if labelled else "")
+            for n, value in enumerate(values)
+        ]
         (tmp_path / f"{name}.tsv").write_text("\n".join([head, *rows]) + "\n")
 
     ends = ["_matched", "_mismatched"] if task == "MNLI" else [""]
@@ -95,16 +110,24 @@ def test_each_dev_file_is_scored_and_test_files_become_files_for_glues_server(
         right = np.eye(len(names), dtype=np.float32)[[names.index(value) for value in values]]
     else:
         right = np.array(values, dtype=np.float32)[:, None]
-    scores = [*right, *(np.roll(right, 1, axis=1) if len(ends) == 2 else [])]  # the second file's are all wrong
+    scores = [
+        *right,
+        *(np.roll(right, 1, axis=1) if len(ends) == 2 else []),
+    ]  # the second file's are all wrong
     for mode in ("eval", "prediction"):
-        settings = config.read(squad_environment | {"TASK": task, "DATA": str(tmp_path), "MODE": mode})
+        settings = config.read(
+            squad_environment | {"TASK": task, "DATA": str(tmp_path), "MODE": mode}
+        )
         built = tasks.build(settings, WordPiece(settings.vocabulary))
         assert len(built.test.lengths) == len(scores)
         metrics = built.finish(scores, tmp_path / mode)
         if mode == "prediction":
             answers = {"MNLI": ["MNLI-m", "MNLI-mm"]}.get(task, [task])
             assert not metrics
-            found = [line.split("\t") for line in (tmp_path / mode / f"{answers[0]}.tsv").read_text().splitlines()]
+            found = [
+                line.split("\t")
+                for line in (tmp_path / mode / f"{answers[0]}.tsv").read_text().splitlines()
+            ]
             assert found[0] == ["index", "prediction"]
             assert [(n, value if names else float(value)) for n, value in found[1:]] == [
                 (str(n), value if names else float(value)) for n, value in enumerate(values)

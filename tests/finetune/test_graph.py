@@ -35,9 +35,16 @@ def samples_of(lengths):
     return Samples(sequences, {"labels": np.zeros(len(lengths), np.int64)})
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 7), st.integers(1, 3), st.integers(1, 12))
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=30),
+    st.integers(1, 7),
+    st.integers(1, 3),
+    st.integers(1, 12),
+)
 @settings(max_examples=60, deadline=None)
-def test_every_micro_batch_fits_the_size_of_the_largest(lengths, batch_size, accumulated, num_steps):
+def test_every_micro_batch_fits_the_size_of_the_largest(
+    lengths, batch_size, accumulated, num_steps
+):
     samples = samples_of(lengths)
     order = Order(len(lengths), batch_size, accumulated, seed=3, rank=1, world_size=2)
     room = Room.of(samples.lengths, order, num_steps)
@@ -51,7 +58,10 @@ def test_every_micro_batch_fits_the_size_of_the_largest(lengths, batch_size, acc
             assert filled.cu_seqlens[-1] == room.capacity.tokens
             assert filled.max_seqlen == max(lengths) >= int(filled.cu_seqlens.diff().max())
             assert torch.equal(filled.input_ids[: batch.num_tokens], batch.input_ids)
-            assert (filled.num_tokens, filled.num_sequences) == (batch.num_tokens, batch.num_sequences)
+            assert (filled.num_tokens, filled.num_sequences) == (
+                batch.num_tokens,
+                batch.num_sequences,
+            )
     assert max(sums) <= room.capacity.tokens < max(sums) + 16
     assert str(room).startswith(f"{room.capacity.tokens} tokens per micro-batch, ")
 
@@ -62,12 +72,21 @@ def test_padded_steps_train_like_those_without_padding(
 ):
     no_gpu.streams(monkeypatch)
     recorded = []
-    monkeypatch.setattr(graph, "record", lambda run, *_: recorded.append(Replayed(run)) or recorded[-1])
-    environment = squad_environment | {"RUN_DIR": str(tmp_path), "EPOCHS": "0.4", "GRADIENT_STEPS": str(accumulated)}
+    monkeypatch.setattr(
+        graph, "record", lambda run, *_: recorded.append(Replayed(run)) or recorded[-1]
+    )
+    environment = squad_environment | {
+        "RUN_DIR": str(tmp_path),
+        "EPOCHS": "0.4",
+        "GRADIENT_STEPS": str(accumulated),
+    }
     environment["BATCHSIZE"] = str(12 // accumulated)
     if task_name == "TSV":  # sentences of 1 to 17 words
         for name in ("train", "dev"):
-            lines = [f"{'the old cat ' * (i % 9)}{'red' if i % 2 else 'here'}\t{i % 2}" for i in range(300)]
+            lines = [
+                f"{'the old cat ' * (i % 9)}{'red' if i % 2 else 'here'}\t{i % 2}"
+                for i in range(300)
+            ]
             (tmp_path / f"{name}.tsv").write_text("\n".join(lines))
         environment |= {"TASK": "TSV", "DATA": str(tmp_path)}
     parameters = []
@@ -86,7 +105,11 @@ def test_padded_steps_train_like_those_without_padding(
         if name.endswith(WITHOUT_GRADIENT):
             continue
         torch.testing.assert_close(
-            parameters[1][name], parameter, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}"
+            parameters[1][name],
+            parameter,
+            atol=2e-5,
+            rtol=1e-4,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
     said = train.report(chosen, environment)
     assert "CUDA graph     " in said

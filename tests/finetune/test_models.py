@@ -36,7 +36,9 @@ def model_of(kind, shape=SHAPE):
 
 def samples_of(kind):
     generator = np.random.default_rng(0)
-    sequences = [(generator.integers(5, SHAPE.vocab_size, n).astype(np.int32), (n + 1) // 2) for n in LENGTHS]
+    sequences = [
+        (generator.integers(5, SHAPE.vocab_size, n).astype(np.int32), (n + 1) // 2) for n in LENGTHS
+    ]
     lengths = np.array(LENGTHS, dtype=np.int32)
     if kind == "squad":
         ends = (lengths - 1).astype(np.int32)
@@ -58,7 +60,9 @@ def test_the_loss_of_a_batch_is_the_mean_of_the_losses_of_its_sequences(kind):
         for i in range(5):
             scores = model.scores(samples.batch(numbers(i)))
             places = [torch.tensor(int(labels[i])) for labels in samples.labels.values()]
-            wanted = [F.cross_entropy(scores[:, column], place) for column, place in enumerate(places)]
+            wanted = [
+                F.cross_entropy(scores[:, column], place) for column, place in enumerate(places)
+            ]
             torch.testing.assert_close(alone[i], sum(wanted) / 2)
 
 
@@ -104,7 +108,9 @@ def test_a_saved_model_has_the_same_scores_in_hugging_face_and_loads_again(kind,
     model, samples = model_of(kind), samples_of(kind)
     (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
     facts = {"task": kind, "lower_case": True, "labels": ["a", "b", "c"] if kind == "MNLI" else []}
-    models.save(tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts)
+    models.save(
+        tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts
+    )
     kinds = {
         "squad": transformers.AutoModelForQuestionAnswering,
         "MNLI": transformers.AutoModelForSequenceClassification,
@@ -142,25 +148,40 @@ def test_a_pre_ln_model_is_saved_only_for_our_loader_with_a_message(tmp_path, ca
     model = model_of("MNLI", shape)
     (tmp_path / "v.txt").write_text("\n".join(made_up.VOCABULARY))
     facts = {"task": "MNLI", "lower_case": True, "labels": ["a", "b", "c"]}
-    models.save(tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts)
+    models.save(
+        tmp_path / "model", model, dict(model.named_parameters()), tmp_path / "v.txt", facts
+    )
     assert "Hugging Face's BERT cannot hold this Pre-LN model" in capsys.readouterr().err
-    assert BertConfig.from_json(tmp_path / "model" / "config.json") == dataclasses.replace(shape, hidden_act="gelu_new")
+    assert BertConfig.from_json(tmp_path / "model" / "config.json") == dataclasses.replace(
+        shape, hidden_act="gelu_new"
+    )
     with pytest.raises(ValueError, match="model"):
         transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model")
 
 
 def test_an_encoder_without_head_and_other_heads_are_accepted_and_reported(tmp_path):
     model = model_of("MNLI")
-    encoder = {name.removeprefix("bert."): p for name, p in model.named_parameters() if name.startswith("bert.")}
+    encoder = {
+        name.removeprefix("bert."): p
+        for name, p in model.named_parameters()
+        if name.startswith("bert.")
+    }
     torch.save(encoder | {"embeddings.position_ids": torch.arange(32)}, tmp_path / "encoder.pt")
-    assert models.load(model_of("MNLI"), tmp_path / "encoder.pt") == (["classifier.weight", "classifier.bias"], [])
+    assert models.load(model_of("MNLI"), tmp_path / "encoder.pt") == (
+        ["classifier.weight", "classifier.bias"],
+        [],
+    )
     lacking, left_over = models.load(model_of("squad"), tmp_path / "encoder.pt")
     assert lacking == ["qa_outputs.weight", "qa_outputs.bias"]
     assert left_over == ["bert.pooler.dense.bias", "bert.pooler.dense.weight"]
 
 
 def test_weights_that_do_not_fit_are_one_line(tmp_path):
-    state = {name: p for name, p in model_of("squad").named_parameters() if "layer.1.output.dense.bias" not in name}
+    state = {
+        name: p
+        for name, p in model_of("squad").named_parameters()
+        if "layer.1.output.dense.bias" not in name
+    }
     state["bert.embeddings.LayerNorm.bias"] = torch.zeros(3)
     torch.save(state, tmp_path / "x.pt")
     message = r"LayerNorm.bias is \(3,\), expected \(24,\); bert.encoder.layer.1.output.dense.bias is missing"
@@ -178,7 +199,9 @@ def test_weights_that_are_not_finite_are_one_line(tmp_path):
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_an_epoch_has_every_sample_once_in_its_own_order(world_size):
-    orders = [Order(20, 2, 2, seed=4, rank=rank, world_size=world_size) for rank in range(world_size)]
+    orders = [
+        Order(20, 2, 2, seed=4, rank=rank, world_size=world_size) for rank in range(world_size)
+    ]
     stream: list[int] = []
     for step in range(1, 11):
         taken = [np.concatenate(order.step(step)) for order in orders]
@@ -189,7 +212,9 @@ def test_an_epoch_has_every_sample_once_in_its_own_order(world_size):
     assert epochs[0] != epochs[1] != list(range(20))
     late = Order(20, 2, 2, seed=4, rank=0, world_size=world_size)
     assert [x.tolist() for x in late.step(9)] == [x.tolist() for x in orders[0].step(9)]
-    assert Order(20, 2, 2, seed=5).step(1)[0].tolist() != Order(20, 2, 2, seed=4).step(1)[0].tolist()
+    assert (
+        Order(20, 2, 2, seed=5).step(1)[0].tolist() != Order(20, 2, 2, seed=4).step(1)[0].tolist()
+    )
 
 
 @pytest.mark.parametrize("kind", ["squad", "MNLI"])
@@ -197,7 +222,9 @@ def test_an_epoch_has_every_sample_once_in_its_own_order(world_size):
 def test_every_sequence_is_predicted_by_exactly_one_rank(kind, world_size, monkeypatch):
     model, samples = model_of(kind), samples_of(kind)
     parts: list[list] = []
-    monkeypatch.setattr(saved.distributed, "all_gather_object", lambda gathered, part: parts.append(part))
+    monkeypatch.setattr(
+        saved.distributed, "all_gather_object", lambda gathered, part: parts.append(part)
+    )
     ranks = [
         SimpleNamespace(rank=rank, size=world_size, device=torch.device("cpu"), is_main=False)
         for rank in range(world_size)
@@ -207,7 +234,9 @@ def test_every_sequence_is_predicted_by_exactly_one_rank(kind, world_size, monke
             assert saved.predict(model, samples, world, 2) == []
         assert sorted(number for part in parts for number in part) == list(range(len(LENGTHS)))
         monkeypatch.setattr(
-            saved.distributed, "all_gather_object", lambda gathered, _: gathered.__setitem__(slice(None), parts)
+            saved.distributed,
+            "all_gather_object",
+            lambda gathered, _: gathered.__setitem__(slice(None), parts),
         )
     ranks[0].is_main = True
     found = saved.predict(model, samples, ranks[0], 2)
@@ -218,5 +247,7 @@ def test_every_sequence_is_predicted_by_exactly_one_rank(kind, world_size, monke
 
 
 def test_config_json_names_the_head(tmp_path):
-    assert models.hugging_face_config(model_of("squad"))["architectures"] == ["BertForQuestionAnswering"]
+    assert models.hugging_face_config(model_of("squad"))["architectures"] == [
+        "BertForQuestionAnswering"
+    ]
     assert json.dumps(models.hugging_face_config(model_of("MNLI"), ("x", "y", "z")))

@@ -19,7 +19,10 @@ from finetune.models import Classification, SpanPrediction
 
 TEXTS = [
     ("The film is a mess, but a charming one.",),
-    ("Who wrote it?", "It was written in 1957 by a Welsh schoolteacher, whose name nobody in town remembered."),
+    (
+        "Who wrote it?",
+        "It was written in 1957 by a Welsh schoolteacher, whose name nobody in town remembered.",
+    ),
     ("Dreary " * 60,),
     ("Ein Kaffee, bitte!", "\u6f22\u5b57 and caf\u00e9"),
 ]
@@ -43,8 +46,14 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, t
     model = SpanPrediction(shape, plain) if spans else Classification(shape, plain, 2)
     models.initialize(model, seed=1)
     models.load(model, pretrained / "model.safetensors")
-    facts = {"task": "squad" if spans else "MRPC", "lower_case": True, "labels": [] if spans else ["0", "1"]}
-    models.save(tmp_path, model.eval(), dict(model.named_parameters()), pretrained / "vocab.txt", facts)
+    facts = {
+        "task": "squad" if spans else "MRPC",
+        "lower_case": True,
+        "labels": [] if spans else ["0", "1"],
+    }
+    models.save(
+        tmp_path, model.eval(), dict(model.named_parameters()), pretrained / "vocab.txt", facts
+    )
     other = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(tmp_path).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
 
@@ -61,5 +70,9 @@ def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, t
             words = tokenizer(*text, truncation=True, max_length=128, return_tensors="pt")
             assert words["input_ids"][0].tolist() == ids.tolist()
             theirs = other(**words)
-            found = torch.stack([theirs.start_logits[0], theirs.end_logits[0]], 1) if spans else theirs.logits[0]
+            found = (
+                torch.stack([theirs.start_logits[0], theirs.end_logits[0]], 1)
+                if spans
+                else theirs.logits[0]
+            )
             np.testing.assert_allclose(row, found.numpy(), atol=1e-5)

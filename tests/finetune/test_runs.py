@@ -25,7 +25,9 @@ from ..waiting import free_ports, wait_until
 
 
 def predictions(folder):
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("model_0/*predictions.json"))}
+    return {
+        path.name: path.read_bytes() for path in sorted(folder.glob("model_0/*predictions.json"))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,11 @@ def short(squad_environment, tmp_path_factory):
 def start(environment, rank=0, world_size=1, port=0):
     settings = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port, "OMP_NUM_THREADS": 1, "GLOO_SOCKET_IFNAME": "lo"}  # fmt: skip
-    everything = {**os.environ, **environment, **{name: str(value) for name, value in settings.items()}}
+    everything = {
+        **os.environ,
+        **environment,
+        **{name: str(value) for name, value in settings.items()},
+    }
     return Command("finetune", everything)
 
 
@@ -65,33 +71,54 @@ def test_held_out_questions_of_the_same_pattern_are_answered(learnt):
 
 
 def test_the_saved_model_predicts_the_same(learnt, squad_environment, tmp_path):
-    environment = squad_environment | {"MODE": "eval", "INIT_CHECKPOINT": str(learnt / "model_0" / "model.safetensors")}
+    environment = squad_environment | {
+        "MODE": "eval",
+        "INIT_CHECKPOINT": str(learnt / "model_0" / "model.safetensors"),
+    }
     assert run(environment | {"RUN_DIR": str(tmp_path)}) == 0
     assert predictions(tmp_path) == predictions(learnt)
 
 
-def test_prediction_needs_no_answers_and_gives_the_same_predictions(learnt, squad_environment, tmp_path):
+def test_prediction_needs_no_answers_and_gives_the_same_predictions(
+    learnt, squad_environment, tmp_path
+):
     content = json.loads((Path(squad_environment["DATA"]) / "dev-v1.1.json").read_text())
-    for question in (q for article in content["data"] for p in article["paragraphs"] for q in p["qas"]):
+    for question in (
+        q for article in content["data"] for p in article["paragraphs"] for q in p["qas"]
+    ):
         del question["answers"]
     (tmp_path / "dev-v1.1.json").write_text(json.dumps(content))
-    environment = squad_environment | {"MODE": "prediction", "INIT_CHECKPOINT": str(learnt / "model_0")}
+    environment = squad_environment | {
+        "MODE": "prediction",
+        "INIT_CHECKPOINT": str(learnt / "model_0"),
+    }
     assert run(environment | {"DATA": str(tmp_path), "RUN_DIR": str(tmp_path)}) == 0
     assert predictions(tmp_path) == predictions(learnt)
     assert "f1" not in json.loads((tmp_path / "model_0" / "figures.json").read_text())
 
 
 def test_mode_train_saves_the_model_and_predicts_nothing(squad_environment, tmp_path):
-    assert run(squad_environment | {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}) == 0
+    assert (
+        run(squad_environment | {"MODE": "train", "EPOCHS": "0.1", "RUN_DIR": str(tmp_path)}) == 0
+    )
     assert (tmp_path / "model_0" / "model.safetensors").is_file()
     assert not predictions(tmp_path)
 
 
 @pytest.mark.parametrize("every", ["0", "1"], ids=["the model", "a checkpoint"])
 def test_non_finite_weights_are_not_saved(squad_environment, tmp_path, monkeypatch, capsys, every):
-    monkeypatch.setattr(StepCounter, "begin", lambda steps: setattr(steps, "done", steps.done + 1) or float("nan"))
+    monkeypatch.setattr(
+        StepCounter, "begin", lambda steps: setattr(steps, "done", steps.done + 1) or float("nan")
+    )
     saves = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": every}
-    assert run(squad_environment | saves | {"MODE": "train", "EPOCHS": "0.04", "RUN_DIR": str(tmp_path)}) == 1
+    assert (
+        run(
+            squad_environment
+            | saves
+            | {"MODE": "train", "EPOCHS": "0.04", "RUN_DIR": str(tmp_path)}
+        )
+        == 1
+    )
     assert "not finite at step 1, and are not saved" in capsys.readouterr().err.splitlines()[-1]
     assert not [*tmp_path.glob("model_0/*"), *tmp_path.glob("c/*")]
 
@@ -114,7 +141,11 @@ def test_a_killed_run_resumes_to_the_same_predictions(short, tmp_path):
         (tmp_path / "run" / "error_0.txt").unlink(missing_ok=True)
         assert run(environment | {name: value}) == 2
         reason = (tmp_path / "run" / "error_0.txt").read_text()
-        said = {"EPOCHS": "EPOCHS 2.0, this one has 9.0", "DATA": "training data", "LR": "LR 0.003, this one has 0.004"}
+        said = {
+            "EPOCHS": "EPOCHS 2.0, this one has 9.0",
+            "DATA": "training data",
+            "LR": "LR 0.003, this one has 0.004",
+        }
         assert f"is of a run with {said.get(name, name)}" in reason
 
 
@@ -122,19 +153,30 @@ def others(environment, folder):
     """Settings of a different run, by name; its data have other text of the same size."""
     (folder / "data").mkdir()
     for file in Path(environment["DATA"]).glob("*.json"):
-        (folder / "data" / file.name).write_text(file.read_text().replace("There is a cat", "There is a dog"))
+        (folder / "data" / file.name).write_text(
+            file.read_text().replace("There is a cat", "There is a dog")
+        )
     (folder / "data" / "vocab.txt").write_bytes(Path(environment["DATA"], "vocab.txt").read_bytes())
     weights = torch.load(environment["INIT_CHECKPOINT"])
     weights["bert.embeddings.LayerNorm.bias"] = torch.ones(32)
     torch.save(weights, folder / "data" / "weights.pt")
-    (folder / "data" / "config.json").write_bytes(Path(environment["DATA"], "config.json").read_bytes())
+    (folder / "data" / "config.json").write_bytes(
+        Path(environment["DATA"], "config.json").read_bytes()
+    )
     return {"EPOCHS": "9", "LR": "4e-3", "WARMUP_PROPORTION": "0.2", "DO_LOWER_CASE": "0", "OPT_ADAM_BETA_1": "0.8",
             "DATA": str(folder / "data"), "INIT_CHECKPOINT": str(folder / "data" / "weights.pt")}  # fmt: skip
 
 
-def test_a_finished_trial_counts_only_for_the_same_settings_and_data(learnt, squad_environment, tmp_path, capsys):
+def test_a_finished_trial_counts_only_for_the_same_settings_and_data(
+    learnt, squad_environment, tmp_path, capsys
+):
     environment = squad_environment | {"RUN_DIR": str(learnt)}
-    same = {"LOG_EVERY_STEPS": "9", "CHECKPOINT_DIR": str(tmp_path), "SEEDS": "3,4", "CUDA_GRAPH": "0"}
+    same = {
+        "LOG_EVERY_STEPS": "9",
+        "CHECKPOINT_DIR": str(tmp_path),
+        "SEEDS": "3,4",
+        "CUDA_GRAPH": "0",
+    }
     assert run(environment | same, check_only=True) == 0
     figures = learnt / "model_0" / "figures.json"
     other = {"SEEDS": "5", "BATCHSIZE": "11", "N_BEST_SIZE": "9"}
@@ -149,8 +191,17 @@ def test_a_finished_trial_counts_only_for_the_same_settings_and_data(learnt, squ
 
 
 def test_every_seed_has_a_folder_of_checkpoints(squad_environment, tmp_path):
-    environment = squad_environment | {"SEEDS": "4,7", "CHECKPOINT_DIR": str(tmp_path / "c"), "RESUME": "1"}
-    environment |= {"MODE": "train", "EPOCHS": "0.2", "CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "1"}
+    environment = squad_environment | {
+        "SEEDS": "4,7",
+        "CHECKPOINT_DIR": str(tmp_path / "c"),
+        "RESUME": "1",
+    }
+    environment |= {
+        "MODE": "train",
+        "EPOCHS": "0.2",
+        "CHECKPOINT_EVERY_STEPS": "2",
+        "CHECKPOINT_KEEP": "1",
+    }
     for trial in ("0", "1"):
         assert run(environment | {"RUN_DIR": str(tmp_path), "TRIAL": trial}) == 0
     assert [str(path.relative_to(tmp_path / "c").parent) for path in sorted((tmp_path / "c").rglob("*.pt"))] == [
@@ -159,14 +210,21 @@ def test_every_seed_has_a_folder_of_checkpoints(squad_environment, tmp_path):
 
 
 def test_a_resumed_run_reports_the_time_of_all_its_parts(squad_environment, tmp_path):
-    environment = squad_environment | {"MODE": "train", "EPOCHS": "0.4", "RESUME": "1", "RUN_DIR": str(tmp_path)}
+    environment = squad_environment | {
+        "MODE": "train",
+        "EPOCHS": "0.4",
+        "RESUME": "1",
+        "RUN_DIR": str(tmp_path),
+    }
     environment |= {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "8"}
     for _ in range(2):  # the second time from step 8 on
         assert run(environment) == 0
     figures = json.loads((tmp_path / "model_0" / "figures.json").read_text())
     (saved,) = (tmp_path / "c" / "seed_3").glob("step_*.pt")
     assert figures["e2e_train_time"] > torch.load(saved)["seconds"] > 0
-    assert figures["training_sequences_per_second"] == pytest.approx(120 / figures["e2e_train_time"])
+    assert figures["training_sequences_per_second"] == pytest.approx(
+        120 / figures["e2e_train_time"]
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -177,7 +235,10 @@ def test_several_ranks_learn_and_predict_the_same(short, tmp_path, ranks):
     processes = [start(environment, rank, ranks, port) for rank in range(ranks)]
     done = [process.finish() for process in processes]
     assert [rank.returncode for rank in done] == [0] * ranks, done
-    mine, theirs = (json.loads((f / "model_0" / "nbest_predictions.json").read_text()) for f in (tmp_path, alone))
+    mine, theirs = (
+        json.loads((f / "model_0" / "nbest_predictions.json").read_text())
+        for f in (tmp_path, alone)
+    )
     assert mine.keys() == theirs.keys()
     for question in mine:
         best = [answers[question][0] for answers in (mine, theirs)]
@@ -185,16 +246,25 @@ def test_several_ranks_learn_and_predict_the_same(short, tmp_path, ranks):
         np.testing.assert_allclose(best[0]["start_logit"], best[1]["start_logit"], atol=0.05)
 
 
-def test_a_rank_with_other_settings_or_data_is_named_before_the_first_step(squad_environment, tmp_path):
+def test_a_rank_with_other_settings_or_data_is_named_before_the_first_step(
+    squad_environment, tmp_path
+):
     name = "train-v1.1.json"
-    (tmp_path / name).write_text((Path(squad_environment["DATA"]) / name).read_text().replace("?", "!", 1))
-    environment, port = squad_environment | {"MODE": "train", "RUN_DIR": str(tmp_path / "run")}, free_ports()
+    (tmp_path / name).write_text(
+        (Path(squad_environment["DATA"]) / name).read_text().replace("?", "!", 1)
+    )
+    environment, port = (
+        squad_environment | {"MODE": "train", "RUN_DIR": str(tmp_path / "run")},
+        free_ports(),
+    )
     odd = {"DATA": str(tmp_path), "LR": "0.5"}
     ranks = [start(environment | (odd if rank else {}), rank, 2, port) for rank in (0, 1)]
     finished = [rank.finish() for rank in ranks]
     assert [one.returncode for one in finished] == [2, 2]
     said = finished[0].stderr.splitlines()[-1]
-    assert re.search(r"ranks differ: rank 1 on \S+ has rates=.*0.5.*rank 1 on \S+ has training data='", said), said
+    assert re.search(
+        r"ranks differ: rank 1 on \S+ has rates=.*0.5.*rank 1 on \S+ has training data='", said
+    ), said
 
 
 def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
@@ -206,7 +276,11 @@ def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
                 if number % 3 == 0:  # a question that only these articles have
                     question |= {"question": "With whom?", "answers": [], "is_impossible": True}
         (tmp_path / f"{name}-v2.0.json").write_text(json.dumps(content | {"version": "v2.0"}))
-    environment = squad_environment | {"DATA": str(tmp_path), "SQUAD_VERSION": "2.0", "RUN_DIR": str(tmp_path / "run")}
+    environment = squad_environment | {
+        "DATA": str(tmp_path),
+        "SQUAD_VERSION": "2.0",
+        "RUN_DIR": str(tmp_path / "run"),
+    }
     environment["VOCAB_FILE"] = f"{squad_environment['DATA']}/vocab.txt"
     assert run(environment) == 0
     figures = json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())
@@ -224,7 +298,9 @@ def write_table(folder):
         for c in ("red", "blue", "north", "here")
     ]
     (folder / "train.tsv").write_text("\n".join(lines * 4))
-    (folder / "dev.tsv").write_text("sentence\tlabel\nthe cat was north\tplace\nthe old queen was red\tcolour\n")
+    (folder / "dev.tsv").write_text(
+        "sentence\tlabel\nthe cat was north\tplace\nthe old queen was red\tcolour\n"
+    )
 
 
 def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_path):
@@ -240,31 +316,56 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
     assert rows[0][2:] == ["colour", "place"]
     assert all(float(row[2]) + float(row[3]) == pytest.approx(1, abs=2e-6) for row in rows[1:])
     assert json.loads((folder / "task.json").read_text())["labels"] == ["colour", "place"]
-    (tmp_path / "dev.tsv").write_text("blue\tcolour\n")  # one label only: the others are the model's
+    (tmp_path / "dev.tsv").write_text(
+        "blue\tcolour\n"
+    )  # one label only: the others are the model's
     model = {"MODE": "eval", "INIT_CHECKPOINT": str(folder), "RUN_DIR": str(tmp_path / "again")}
     assert run(environment | model) == 0
     (tmp_path / "run" / "model_1").rename(tmp_path / "run" / "model_0")
-    for table in ("the cat was north\nthe old queen was red\n", "sentence\tlabel\na cat was north\tplace\nred\tcolour"):
+    for table in (
+        "the cat was north\nthe old queen was red\n",
+        "sentence\tlabel\na cat was north\tplace\nred\tcolour",
+    ):
         (tmp_path / "dev.tsv").write_text(table)
-        model = {"MODE": "prediction", "INIT_CHECKPOINT": str(tmp_path / "run"), "RUN_DIR": str(tmp_path / "again")}
+        model = {
+            "MODE": "prediction",
+            "INIT_CHECKPOINT": str(tmp_path / "run"),
+            "RUN_DIR": str(tmp_path / "again"),
+        }
         assert run(environment | model) == 0
         rows = [
-            line.split("\t") for line in (tmp_path / "again" / "model_1" / "predictions.tsv").read_text().splitlines()
+            line.split("\t")
+            for line in (tmp_path / "again" / "model_1" / "predictions.tsv")
+            .read_text()
+            .splitlines()
         ]
         assert [row[1] for row in rows] == ["prediction", "place", "colour"]
-        assert "accuracy" not in json.loads((tmp_path / "again" / "model_1" / "figures.json").read_text())
+        assert "accuracy" not in json.loads(
+            (tmp_path / "again" / "model_1" / "figures.json").read_text()
+        )
     (tmp_path / "dev.tsv").write_text("the cat was\tnorth\nthe old\tqueen was red\n")
     assert run(environment | model) == 2
 
 
-def test_the_best_epoch_on_dev_is_kept_also_in_a_resumed_run(squad_environment, tmp_path, monkeypatch):
+def test_the_best_epoch_on_dev_is_kept_also_in_a_resumed_run(
+    squad_environment, tmp_path, monkeypatch
+):
     write_table(tmp_path)
-    folder, own = tmp_path / "run" / "model_0", {"CHECKPOINT_KEEP": "9", "RESUME": "1", "KEEP_BEST": "1"}
-    environment = squad_environment | own | {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "4", "BATCHSIZE": "12"}
+    folder, own = (
+        tmp_path / "run" / "model_0",
+        {"CHECKPOINT_KEEP": "9", "RESUME": "1", "KEEP_BEST": "1"},
+    )
+    environment = (
+        squad_environment
+        | own
+        | {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "4", "BATCHSIZE": "12"}
+    )
     environment |= {"RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "kept")}
     environment |= {"CHECKPOINT_EVERY_STEPS": "12", "LR": "1e-3"}
     real, scores = tasks.Glue.finish, iter([0.5, 0.9, 0.9, 0.7, 0.1, 0.1, 0.9, 0.7, 0.1])
-    monkeypatch.setattr(tasks.Glue, "finish", lambda *given: real(*given) | {"accuracy": next(scores)})
+    monkeypatch.setattr(
+        tasks.Glue, "finish", lambda *given: real(*given) | {"accuracy": next(scores)}
+    )
     assert run(environment) == 0
     figures = json.loads((folder / "figures.json").read_text())
     assert (figures["best_step"], figures["steps"]) == (24, 48)
@@ -272,10 +373,17 @@ def test_the_best_epoch_on_dev_is_kept_also_in_a_resumed_run(squad_environment, 
     paths = sorted((tmp_path / "kept").rglob("step_*.pt"))
     assert [path.stem[-2:] for path in paths] == ["12", "24", "36"]
     masters = [torch.load(path, weights_only=True)["optimizer"]["masters"] for path in paths]
-    same = [all(torch.equal(w, each[name][: len(w)]) for name, w in weights.items()) for each in masters]
+    same = [
+        all(torch.equal(w, each[name][: len(w)]) for name, w in weights.items()) for each in masters
+    ]
     assert same == [path.stem.endswith("24") for path in paths]
     predicted = (folder / "predictions.tsv").read_bytes()
-    alone = {"MODE": "eval", "KEEP_BEST": "0", "INIT_CHECKPOINT": str(folder), "RUN_DIR": str(tmp_path / "alone")}
+    alone = {
+        "MODE": "eval",
+        "KEEP_BEST": "0",
+        "INIT_CHECKPOINT": str(folder),
+        "RUN_DIR": str(tmp_path / "alone"),
+    }
     assert run(environment | alone) == 0
     assert (tmp_path / "alone" / "model_0" / "predictions.tsv").read_bytes() == predicted
     paths[-1].unlink()  # as after a kill in the third epoch
@@ -298,7 +406,11 @@ def test_the_best_epoch_on_dev_is_kept_also_in_a_resumed_run(squad_environment, 
 )
 def test_berts_precisions_and_optimizers_work_in_fine_tuning(squad_environment, tmp_path, settings):
     write_table(tmp_path)
-    environment = squad_environment | {"TASK": "TSV", "DATA": str(tmp_path), "RUN_DIR": str(tmp_path / "run")}
+    environment = squad_environment | {
+        "TASK": "TSV",
+        "DATA": str(tmp_path),
+        "RUN_DIR": str(tmp_path / "run"),
+    }
     assert run(environment | {"EPOCHS": "10"} | settings) == 0
     assert json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())["accuracy"] == 1
 
@@ -313,10 +425,22 @@ def test_berts_precisions_and_optimizers_work_in_fine_tuning(squad_environment, 
         ({"MAX_SEQ_LENGTH": "64"}, "exceeds max_position_embeddings 48"),
         ({"DATA": "/no/such/data"}, "no such folder"),
         ({"DATA": "{data}/vocab.txt"}, "vocab.txt: a file: give its folder, /"),
-        ({"INIT_CHECKPOINT": "{data}/vocab.txt"}, "vocab.txt: no weights: give a .pt or .safetensors, or a folder"),
-        ({"VOCAB_FILE": "{data}/long.txt"}, r"long.txt has \d+ words, and the model \d+: give its own"),
-        ({"VOCAB_FILE": "{data}/short.txt"}, r"short.txt has \d+ words, and the model \d+: give its own"),
-        ({"VOCAB_FILE": "{data}/swapped.txt"}, "swapped.txt has md5 .* and the model was trained with"),
+        (
+            {"INIT_CHECKPOINT": "{data}/vocab.txt"},
+            "vocab.txt: no weights: give a .pt or .safetensors, or a folder",
+        ),
+        (
+            {"VOCAB_FILE": "{data}/long.txt"},
+            r"long.txt has \d+ words, and the model \d+: give its own",
+        ),
+        (
+            {"VOCAB_FILE": "{data}/short.txt"},
+            r"short.txt has \d+ words, and the model \d+: give its own",
+        ),
+        (
+            {"VOCAB_FILE": "{data}/swapped.txt"},
+            "swapped.txt has md5 .* and the model was trained with",
+        ),
         ({"CUDA_GRAPH": "1"}, "CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU"),
         ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
         ({"MODE": "eval", "TASK": "TSV"}, "has no examples|No such file"),
@@ -334,7 +458,10 @@ def test_wrong_settings_stop_with_one_line(squad_environment, tmp_path, settings
     }
     for name, other in changed.items():
         (tmp_path / f"{name}.txt").write_text("\n".join(other))
-    settings = {name: value.format(data=tmp_path if "VOCAB" in name else data) for name, value in settings.items()}
+    settings = {
+        name: value.format(data=tmp_path if "VOCAB" in name else data)
+        for name, value in settings.items()
+    }
     assert run({**squad_environment, "RUN_DIR": str(tmp_path), **settings}) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.search(message, last), last
@@ -346,13 +473,22 @@ def test_casing_and_length_are_the_models(squad_environment, tmp_path):
     data = Path(squad_environment["DATA"])
     for name in ("vocab.txt", "weights.pt", "config.json"):
         (tmp_path / name).write_bytes((data / name).read_bytes())
-    environment = squad_environment | {"INIT_CHECKPOINT": str(tmp_path / "weights.pt"), "MAX_SEQ_LENGTH": ""}
-    assert (config.read(environment).lower_case, config.read(environment).length) == (True, 48)  # its positions
+    environment = squad_environment | {
+        "INIT_CHECKPOINT": str(tmp_path / "weights.pt"),
+        "MAX_SEQ_LENGTH": "",
+    }
+    assert (config.read(environment).lower_case, config.read(environment).length) == (
+        True,
+        48,
+    )  # its positions
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     (tmp_path / "task.json").write_text('{"task": "squad", "max_seq_length": 40}')
     assert not config.read(environment).lower_case
     assert config.read(environment | {"DO_LOWER_CASE": "1"}).lower_case
-    assert [config.read(environment | {"MODE": mode}).length for mode in ("train", "eval")] == [48, 40]
+    assert [config.read(environment | {"MODE": mode}).length for mode in ("train", "eval")] == [
+        48,
+        40,
+    ]
     with pytest.raises(ConfigError, match="was fine-tuned for squad: TASK=squad"):
         config.read(environment | {"MODE": "eval", "TASK": "MRPC"})
 

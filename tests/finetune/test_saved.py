@@ -30,7 +30,12 @@ def reviews(squad_environment, tmp_path_factory):
     folder = tmp_path_factory.mktemp("table")
     for name in ("train", "dev"):
         (folder / f"{name}.tsv").write_text("the red cat\tgood\nthe old dog\tbad\n" * 8)
-    environment = squad_environment | {"TASK": "TSV", "DATA": str(folder), "SEEDS": "4,7", "EPOCHS": "3"}
+    environment = squad_environment | {
+        "TASK": "TSV",
+        "DATA": str(folder),
+        "SEEDS": "4,7",
+        "EPOCHS": "3",
+    }
     for trial in ("0", "1"):
         assert run(environment | {"RUN_DIR": str(folder), "TRIAL": trial}) == 0
     return folder
@@ -44,7 +49,9 @@ def test_a_question_is_answered_as_in_the_evaluation(learnt, squad_environment, 
         for question in paragraph["qas"]:
             found = model.predict([(question["question"], paragraph["context"])])[0]["n_best"]
             assert found[0]["text"] == expected[question["id"]][0]["text"]
-            np.testing.assert_allclose(found[0]["probability"], expected[question["id"]][0]["probability"], atol=1e-5)
+            np.testing.assert_allclose(
+                found[0]["probability"], expected[question["id"]][0]["probability"], atol=1e-5
+            )
     context = "There is a cat here. It sat at the lake. It was red. It was 42 old."
     arguments = ["predict", str(learnt), "--question", "When was it old?", "--context", context]
     assert main([*arguments, "--device", "cpu"], {}) == 0
@@ -60,18 +67,39 @@ def test_a_text_is_classified(reviews, capsys):
 
 
 def test_latency_is_reported_by_batch_size(reviews, capsys):
-    arguments = ["benchmark", str(reviews), "--batch-sizes", "1", "3", "--batches", "4", "--length", "9"]
+    arguments = [
+        "benchmark",
+        str(reviews),
+        "--batch-sizes",
+        "1",
+        "3",
+        "--batches",
+        "4",
+        "--length",
+        "9",
+    ]
     assert main([*arguments, "--device", "cpu"], {}) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["batch_size"], line["tokens"]) for line in lines] == [(1, 9), (3, 9)]
     for line in lines:
         assert 0 < line["p50"] <= line["p90"] <= line["p95"] <= line["p99"] <= line["p100"]
-        assert line["sequences_per_second"] == pytest.approx(1000 * line["batch_size"] / line["mean"], rel=0.01)
+        assert line["sequences_per_second"] == pytest.approx(
+            1000 * line["batch_size"] / line["mean"], rel=0.01
+        )
 
 
 def test_latency_of_a_files_texts_includes_their_tokenization(reviews, tmp_path, capsys):
     (tmp_path / "new.tsv").write_text("good film\nbad\n" * 5)
-    line = ["benchmark", str(reviews), "--batch-sizes", "3", "--batches", "2", "--input", str(tmp_path / "new.tsv")]
+    line = [
+        "benchmark",
+        str(reviews),
+        "--batch-sizes",
+        "3",
+        "--batches",
+        "2",
+        "--input",
+        str(tmp_path / "new.tsv"),
+    ]
     assert main([*line, "--device", "cpu"], {}) == 0
     (figures,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert (figures["batch_size"], figures["input"]) == (3, str(tmp_path / "new.tsv"))
@@ -91,7 +119,10 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
     ("arguments", "message"),
     [
         (["predict", "{reviews}"], "takes 1 of --text, or --input FILE"),
-        (["predict", "{reviews}", "--text", "a", "--text", "b", "--text", "c"], "takes 1 of --text, or --input FILE"),
+        (
+            ["predict", "{reviews}", "--text", "a", "--text", "b", "--text", "c"],
+            "takes 1 of --text, or --input FILE",
+        ),
         (["predict", "{learnt}", "--question", "Who?"], "give --question and --context"),
         (["predict", "{learnt}", "--question", "Who?", "--context", " "], "--context is empty"),
         (["predict", "/nonexistent", "--text", "a"], "no fine-tuned model"),
@@ -106,16 +137,27 @@ def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
             ["--task", "TSV", "--data", "/"],
             "BATCHSIZE is not set: expected an integer, at least 1; export BATCHSIZE=...",
         ),
-        (["predict", "{reviews}", "--text", "a", "--device", "cuda"], "--device cuda: no GPU found"),
-        (["predict", "{reviews}", "--n-best", "0"], "--n-best: 0: expected a whole number, at least 1"),
-        (["benchmark", "{reviews}", "--batch-sizes", "0"], "--batch-sizes: 0: expected a whole number"),
+        (
+            ["predict", "{reviews}", "--text", "a", "--device", "cuda"],
+            "--device cuda: no GPU found",
+        ),
+        (
+            ["predict", "{reviews}", "--n-best", "0"],
+            "--n-best: 0: expected a whole number, at least 1",
+        ),
+        (
+            ["benchmark", "{reviews}", "--batch-sizes", "0"],
+            "--batch-sizes: 0: expected a whole number",
+        ),
         (["benchmark", "{reviews}", "--length", "-4"], "--length: -4: expected a whole number"),
     ],
 )
 def test_wrong_requests_are_one_line(arguments, message, learnt, reviews, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     try:
-        status = main([argument.format(learnt=learnt, reviews=reviews) for argument in arguments], {})
+        status = main(
+            [argument.format(learnt=learnt, reviews=reviews) for argument in arguments], {}
+        )
     except SystemExit as error:  # of argparse
         status = error.code
     assert status == 2
@@ -135,7 +177,10 @@ def test_seeds_of_different_settings_have_no_mean(reviews, tmp_path, capsys):
 
 
 def test_the_demos_sentences_are_split_by_their_hash_and_labelled_by_their_sign():
-    lines = [f"{n}\t{rating}\tSentence {n} \t of it." for n, rating in enumerate([2.5, -0.1, 0.0, 1] * 50)]
+    lines = [
+        f"{n}\t{rating}\tSentence {n} \t of it."
+        for n, rating in enumerate([2.5, -0.1, 0.0, 1] * 50)
+    ]
     training, test = table("\n".join(lines))
     assert len(training) + len(test) == 150  # no label of a rating of 0
     assert 10 < len(test) < 60
@@ -150,14 +195,25 @@ def test_the_script_checks_trains_every_seed_and_ends_in_their_table(
 ):
     (tmp_path / "train.tsv").write_text("the red cat\tgood\nthe old dog\tbad\n" * 8)
     (tmp_path / "dev.tsv").write_text("a red dog\tgood\n")
-    settings = {**squad_environment, "TASK": "TSV", "DATA": str(tmp_path), "SEEDS": "4,7", "EPOCHS": "1"}
+    settings = {
+        **squad_environment,
+        "TASK": "TSV",
+        "DATA": str(tmp_path),
+        "SEEDS": "4,7",
+        "EPOCHS": "1",
+    }
     settings |= {"LOGDIR": str(tmp_path), "RUN_NAME": "r", "PYTHON": str(quick_python)}
     words = ["glue", *(f"{name}={value}" for name, value in settings.items() if name != "SEED")]
     script = str(repository / "run_finetuning.sh")
-    done = subprocess.run([script, *words], capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(
+        [script, *words], capture_output=True, text=True, check=False, timeout=280
+    )
     assert done.returncode == 0, done.stderr
     assert "global batch   12 sequences = 12 x 1 accumulated x 1 ranks" in done.stderr
-    assert "data           training: 16 examples, text text, label label: 2 classes: 8 good, 8 bad" in done.stderr
+    assert (
+        "data           training: 16 examples, text text, label label: 2 classes: 8 good, 8 bad"
+        in done.stderr
+    )
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["seed", "4", "7", "mean", "std"] in rows
     assert done.stderr.splitlines()[-1] == f"run: all 2 trials are complete: {tmp_path}/r"

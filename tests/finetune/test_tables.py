@@ -25,7 +25,11 @@ def read(tmp_path, text, task, names=()):
 
 def test_mrpc_keeps_quotation_marks_and_drops_header_bom_and_carriage_returns(tmp_path):
     header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
-    table = read(tmp_path, header + '1\t7\t8\t"He said " so\tIt\'s "it\r\n0\t1\t2\ta\u2028b\tc\u0085d\r\n', "MRPC")
+    table = read(
+        tmp_path,
+        header + '1\t7\t8\t"He said " so\tIt\'s "it\r\n0\t1\t2\ta\u2028b\tc\u0085d\r\n',
+        "MRPC",
+    )
     assert table.texts == [('"He said " so', "It's \"it"), ("a\u2028b", "c\u0085d")]
     assert table.labels.tolist() == [1, 0]
 
@@ -44,7 +48,9 @@ def test_sst2_has_a_header_and_its_label_second(tmp_path):
 
 @pytest.mark.parametrize("extra", [0, 4])
 def test_mnli_has_its_label_last_however_many_columns_there_are(tmp_path, extra):
-    cells = [f"c{i}" for i in range(8)] + ["A man.", "A cat."] + ["entailment"] * extra  # votes of single people
+    cells = (
+        [f"c{i}" for i in range(8)] + ["A man.", "A cat."] + ["entailment"] * extra
+    )  # votes of single people
     votes = [f"label{i}" for i in range(extra)]
     lines = [
         "\t".join([*"abcdefgh", "sentence1", "sentence2", *votes, "gold_label"]),
@@ -61,9 +67,17 @@ def test_a_users_table_has_its_label_last_with_or_without_a_header(tmp_path):
         assert table.texts[:3] == [("good",), ("bad",), ("so so",)]
         assert table.names == ("neg", "neutral", "pos")
         assert table.labels.tolist() == [2, 0, 1] * 2
-    assert read(tmp_path, "\ufeffgood\tx\nbad\ty\n" + "so\tx\n", "TSV").texts[0] == ("good",)  # Excel's mark
-    assert read(tmp_path, "a\tb\tyes\nc\td\tno\n" + "e\tf\tyes", "TSV").texts[:2] == [("a", "b"), ("c", "d")]
-    assert read(tmp_path, "a\tlabel\nb\tx\nc\tlabel\n", "TSV").names == ("label", "x")  # a class of that name
+    assert read(tmp_path, "\ufeffgood\tx\nbad\ty\n" + "so\tx\n", "TSV").texts[0] == (
+        "good",
+    )  # Excel's mark
+    assert read(tmp_path, "a\tb\tyes\nc\td\tno\n" + "e\tf\tyes", "TSV").texts[:2] == [
+        ("a", "b"),
+        ("c", "d"),
+    ]
+    assert read(tmp_path, "a\tlabel\nb\tx\nc\tlabel\n", "TSV").names == (
+        "label",
+        "x",
+    )  # a class of that name
     assert read(tmp_path, "good\tpos\n", "TSV", ("neg", "pos")).labels.tolist() == [1]
 
 
@@ -83,7 +97,16 @@ PUBLISHED = {  # headers of GLUE's archives: of train.tsv and dev.tsv, of test.t
     "RTE": ("index sentence1 sentence2 label", "index sentence1 sentence2", "entailment"),
     "WNLI": ("index sentence1 sentence2 label", "index sentence1 sentence2", "1"),
 }  # fmt: skip
-OF_TEXT = {"sentence1", "sentence2", "#1 String", "#2 String", "question1", "question2", "question", "sentence"}
+OF_TEXT = {
+    "sentence1",
+    "sentence2",
+    "#1 String",
+    "#2 String",
+    "question1",
+    "question2",
+    "question",
+    "sentence",
+}
 
 
 @pytest.mark.parametrize("task", PUBLISHED)
@@ -100,12 +123,18 @@ def test_every_file_that_glue_publishes_is_read(tmp_path, task):
         cells = [f"A \"{name}, it's" if name in OF_TEXT else "7" for name in names]
         if labelled:
             cells[names.index(layout_of(task).label)] = label
-        (tmp_path / "table.tsv").write_text("\n".join(["\t".join(names), "\t".join(cells), "\t".join(cells)]) + "\n")
-        found = (tables.read if labelled else tables.read_texts)(tmp_path / "table.tsv", layout_of(task))
+        (tmp_path / "table.tsv").write_text(
+            "\n".join(["\t".join(names), "\t".join(cells), "\t".join(cells)]) + "\n"
+        )
+        found = (tables.read if labelled else tables.read_texts)(
+            tmp_path / "table.tsv", layout_of(task)
+        )
         assert found.texts == [wanted] * 2
         if labelled:
             value = found.labels.tolist()[0]
-            assert value == (pytest.approx(3.8) if task == "STS-B" else layout_of(task).labels.index(label))
+            assert value == (
+                pytest.approx(3.8) if task == "STS-B" else layout_of(task).labels.index(label)
+            )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +161,9 @@ def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts
     layout = TASKS[task].layout or Layout(labels=("x", "y"))
     arguments = tmp_path / "table.tsv", layout, num_texts
     if expected is None:
-        with pytest.raises(DataError, match=r"table.tsv:\d: \d columns, expected \d|2 of the columns"):
+        with pytest.raises(
+            DataError, match=r"table.tsv:\d: \d columns, expected \d|2 of the columns"
+        ):
             tables.read_texts(*arguments)
     else:
         assert tables.read_texts(*arguments).texts == expected
@@ -144,8 +175,16 @@ def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts
         ("SST-2", "sentence\tlabel\nfine\t1\nbad\n", r"table.tsv:3: 1 columns, expected 2"),
         ("SST-2", "sentence\tlabel\nfine\t2\n", r"table.tsv:2: label '2', expected one of 0, 1"),
         ("SST-2", "sentence\tlabel\n", "has no examples"),
-        ("MRPC", "Quality\ta\tb\t#1 String\t#2 String\n1\t2\t3\t4\n", r"table.tsv:2: 4 columns, expected 5"),
-        ("MNLI", "sentence1\tsentence2\nx\ty\n", r"no column 'gold_label' \(it has sentence1, sentence2\)"),
+        (
+            "MRPC",
+            "Quality\ta\tb\t#1 String\t#2 String\n1\t2\t3\t4\n",
+            r"table.tsv:2: 4 columns, expected 5",
+        ),
+        (
+            "MNLI",
+            "sentence1\tsentence2\nx\ty\n",
+            r"no column 'gold_label' \(it has sentence1, sentence2\)",
+        ),
         ("TSV", "good\n", "one or two of the columns .* must be text"),
         ("TSV", "a\tb\tc\td\n", "one or two of the columns .* must be text"),
         ("TSV", "a\tx\nb\tc\ty\n", r"table.tsv:2: 3 columns, expected 2"),
@@ -183,7 +222,10 @@ TEXTS, LABELS = ['A "fine" film, long.', "Two\nlines\tand a tab.", "Bad."], ["ye
 def test_every_format_gives_the_named_columns(tmp_path, kind):
     """Written by the standard library and pandas; other columns are ignored."""
     pairs = zip(TEXTS, LABELS, strict=True)
-    rows = [{"id": n, "stars": label, "review": text, "by": "x"} for n, (text, label) in enumerate(pairs)]
+    rows = [
+        {"id": n, "stars": label, "review": text, "by": "x"}
+        for n, (text, label) in enumerate(pairs)
+    ]
     path = tmp_path / f"train.{kind}"
     if kind == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -193,16 +235,28 @@ def test_every_format_gives_the_named_columns(tmp_path, kind):
         path.write_text(
             "id\tstars\treview\tby\n"
             + "".join(
-                "\t".join(str(cell).replace("\t", " ").replace("\n", " ") for cell in row.values()) + "\n"
+                "\t".join(str(cell).replace("\t", " ").replace("\n", " ") for cell in row.values())
+                + "\n"
                 for row in rows
             )
         )
     table = tables.read(path, Layout(texts=("review",), label="stars"))
-    assert [" ".join(text.split()) for (text,) in table.texts] == [" ".join(text.split()) for text in TEXTS]
-    assert (table.names, table.labels.tolist(), table.columns) == (("no", "yes"), [1, 0, 1], ("review",))
-    assert table.summary == "3 examples, text review, label stars: 2 classes: 2 yes, 1 no (66.67% the first)"
+    assert [" ".join(text.split()) for (text,) in table.texts] == [
+        " ".join(text.split()) for text in TEXTS
+    ]
+    assert (table.names, table.labels.tolist(), table.columns) == (
+        ("no", "yes"),
+        [1, 0, 1],
+        ("review",),
+    )
+    assert (
+        table.summary
+        == "3 examples, text review, label stars: 2 classes: 2 yes, 1 no (66.67% the first)"
+    )
     (tmp_path / "x").write_bytes(path.read_bytes())  # without an ending, as standard input
-    assert tables.read(tmp_path / "x", Layout(texts=("review",), label="stars")).texts == table.texts
+    assert (
+        tables.read(tmp_path / "x", Layout(texts=("review",), label="stars")).texts == table.texts
+    )
     found = tables.read_texts(path, Layout(usual=("by", "review"), label="stars"), 2)
     assert [by for by, _ in found.texts] == ["x"] * 3
 
@@ -212,7 +266,9 @@ def test_labels_with_decimals_are_numbers_and_integers_are_classes_unless_set(tm
     path.write_text("text,label\na,1\nb,2.5\nc,-3\n")
     table = tables.read(path, Layout())
     assert (table.labels.tolist(), table.names) == ([1.0, 2.5, -3.0], ())
-    assert table.summary == "3 examples, text text, label label: numbers from -3 to 2.5, mean 0.1667"
+    assert (
+        table.summary == "3 examples, text text, label label: numbers from -3 to 2.5, mean 0.1667"
+    )
     assert tables.read(path, Layout(numbers=False)).names == ("-3", "1", "2.5")
     path.write_text("text,label\na,1\nb,2\n")
     assert tables.read(path, Layout()).names == ("1", "2")
@@ -225,12 +281,24 @@ def test_labels_with_decimals_are_numbers_and_integers_are_classes_unless_set(tm
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("x.csv", "review,stars\nfine,1\n", r"which of the columns review, stars is the label\? set LABEL_COLUMN"),
-        ("x.csv", "a,b,c,label\n1,2,3,4\n", r"one or two of the columns a, b, c, label must be text: set TEXT_COLUMNS"),
+        (
+            "x.csv",
+            "review,stars\nfine,1\n",
+            r"which of the columns review, stars is the label\? set LABEL_COLUMN",
+        ),
+        (
+            "x.csv",
+            "a,b,c,label\n1,2,3,4\n",
+            r"one or two of the columns a, b, c, label must be text: set TEXT_COLUMNS",
+        ),
         ("x.csv", "text,label\na,b,c\n", r"x.csv:2: 3 columns, expected 2"),
         ("x.csv", 'text,label\n"a,b\n', r"x.csv:\d: not CSV \(unexpected end of data\)"),
         ("x.jsonl", '{"text": "a", "label": 1}\n{"text"\n', r"x.jsonl:2: not JSONL"),
-        ("x.jsonl", '{"text": "a", "label": 1}\n{"label": 2}\n', r"x.jsonl:2: no record with the text text"),
+        (
+            "x.jsonl",
+            '{"text": "a", "label": 1}\n{"label": 2}\n',
+            r"x.jsonl:2: no record with the text text",
+        ),
     ],
 )
 def test_what_cannot_be_inferred_from_the_file_is_asked_for(tmp_path, name, text, message):

@@ -25,7 +25,10 @@ def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
     """
     generator = np.random.default_rng(seed)
     syllables = [
-        a + b + c for a in ("b", "d", "k", "l", "m", "r", "st", "tr", "v") for b in "aeio" for c in ("", "n", "s")
+        a + b + c
+        for a in ("b", "d", "k", "l", "m", "r", "st", "tr", "v")
+        for b in "aeio"
+        for c in ("", "n", "s")
     ]
     words = ["".join(generator.choice(syllables, generator.integers(1, 4))) for _ in range(1200)]
     documents = []
@@ -35,19 +38,31 @@ def made_up_documents(count: int, seed: int = 0) -> list[list[str]]:
             picked = [words[i] for i in (len(words) ** generator.random(size)).astype(int) - 1]
             if size > 12:
                 picked[size // 2] += generator.choice([",", ";", " -", "'s", " (7)"])
-            sentences.append(" ".join(picked).capitalize() + generator.choice([".", ".", ".", "?", "!"]))
+            sentences.append(
+                " ".join(picked).capitalize() + generator.choice([".", ".", ".", "?", "!"])
+            )
         documents.append(sentences)
     return documents
 
 
 def write_documents(path: Path, documents: list[list[str]]) -> None:
     """One sentence a line, a blank line after each document."""
-    path.write_text("".join("\n".join(document) + "\n\n" for document in documents), encoding="utf-8")
+    path.write_text(
+        "".join("\n".join(document) + "\n\n" for document in documents), encoding="utf-8"
+    )
 
 
 def prepare_options(folder: Path, *more: str) -> argparse.Namespace:
     """Options of a quick preparation of `folder`."""
-    line = ["--outputdir", str(folder), "--skip-download", "--dupe-factor", "2", "--max-seq-length", "64"]
+    line = [
+        "--outputdir",
+        str(folder),
+        "--skip-download",
+        "--dupe-factor",
+        "2",
+        "--max-seq-length",
+        "64",
+    ]
     return parser_of("prepare").parse_args([*line, "--jobs", "1", *more])
 
 
@@ -73,7 +88,16 @@ def downloaded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     text = tmp_path_factory.mktemp("text") / "text"
     write_documents(text, made_up_documents(60))
-    options = ["--input", str(text), "--outputdir", str(folder), "--num-files", "3", "--vocab-size", "800"]
+    options = [
+        "--input",
+        str(text),
+        "--outputdir",
+        str(folder),
+        "--num-files",
+        "3",
+        "--vocab-size",
+        "800",
+    ]
     assert forked.run("input_preprocessing", "corpus", *options).returncode == 0
     return folder
 

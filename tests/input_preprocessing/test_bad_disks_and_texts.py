@@ -56,12 +56,16 @@ def test_a_write_that_fails_is_reported_and_leaves_no_file(tmp_path: Path, name:
     shutil.copytree(folder, whole)
     run(whole)
     before = contents(folder)
-    message = in_a_process(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)), run, folder)
+    message = in_a_process(
+        lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)), run, folder
+    )
     assert message.startswith("DataError: cannot write "), message
     assert "\n" not in message
     assert "check space and permissions, run again" in message
     kept = {STAGE_FILE, "out/CoLA.zip"}  # what was begun, and what was fetched whole
-    left = {name: md5 for name, md5 in contents(folder).items() if not {name, Path(name).name} & kept}
+    left = {
+        name: md5 for name, md5 in contents(folder).items() if not {name, Path(name).name} & kept
+    }
     assert left == before
     run(folder)
     assert contents(folder) == contents(whole)
@@ -74,12 +78,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path / "small"
 
 
-def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_no_partial_file(
+    small_disk: Path, tmp_path: Path
+) -> None:
     make, run = STAGES["shuffle"]
     make(small_disk)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - 40_960))
-    with pytest.raises(DataError, match=r"cannot write .*(No space left|space and permissions)") as caught:
+    with pytest.raises(
+        DataError, match=r"cannot write .*(No space left|space and permissions)"
+    ) as caught:
         run(small_disk)
     assert "\n" not in str(caught.value)
     assert not list(small_disk.rglob("*.partial"))
@@ -92,8 +100,16 @@ def test_a_full_disk_is_reported_and_leaves_no_partial_file(small_disk: Path, tm
     assert contents(small_disk) == contents(whole)
 
 
-def test_a_preparation_stops_on_a_small_disk_before_it_starts(small_disk: Path, downloaded: Path) -> None:
-    line = ["--outputdir", small_disk / "data", "--skip-download", "--downloaddir", downloaded / "download"]
+def test_a_preparation_stops_on_a_small_disk_before_it_starts(
+    small_disk: Path, downloaded: Path
+) -> None:
+    line = [
+        "--outputdir",
+        small_disk / "data",
+        "--skip-download",
+        "--downloaddir",
+        downloaded / "download",
+    ]
     done = forked.run("input_preprocessing", "prepare", *line, "--packed-data")
     assert done.returncode == 1
     told, refused = done.stderr.splitlines()
@@ -127,7 +143,9 @@ def test_a_read_only_folder_is_reported(public_folder: Path, name: str) -> None:
 
     if name == "convert_checkpoint":
         make = shutil.copytree(
-            Path(__file__).parent / "checkpoints" / "tf1_checkpoint", public_folder / "tf1", dirs_exist_ok=True
+            Path(__file__).parent / "checkpoints" / "tf1_checkpoint",
+            public_folder / "tf1",
+            dirs_exist_ok=True,
         )
         before = contents(public_folder)
     message = in_a_process(become_nobody, run, public_folder)
@@ -136,7 +154,9 @@ def test_a_read_only_folder_is_reported(public_folder: Path, name: str) -> None:
     assert contents(public_folder) == before
 
 
-def test_a_preparation_in_a_read_only_folder_is_refused(public_folder: Path, downloaded: Path) -> None:
+def test_a_preparation_in_a_read_only_folder_is_refused(
+    public_folder: Path, downloaded: Path
+) -> None:
     public_folder.chmod(0o555)
 
     def stage(folder: Path) -> None:
@@ -167,7 +187,9 @@ def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(fresh: Path
     assert not verify.failures(verify.verify(fresh, jobs=1))
 
 
-def test_text_files_that_were_swapped_are_made_again(fresh: Path, downloaded: Path, tmp_path: Path) -> None:
+def test_text_files_that_were_swapped_are_made_again(
+    fresh: Path, downloaded: Path, tmp_path: Path
+) -> None:
     """The names decide the order, so that finished instances of a swapped file are not taken for its own."""
     texts = sorted((fresh / "download" / "results4").glob("part-*"))
     prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))

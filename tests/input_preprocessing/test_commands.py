@@ -35,7 +35,10 @@ def test_every_stage_answers_to_the_name_that_users_know(
 ) -> None:
     """Runs in this process, since new ones would import each stage again; one stage is run in a new process, too."""
     assert set(STAGES) >= NAMES
-    answer, same = run("input_preprocessing", "pack", "--help"), run("input_preprocessing.pack", "--help")
+    answer, same = (
+        run("input_preprocessing", "pack", "--help"),
+        run("input_preprocessing.pack", "--help"),
+    )
     assert (answer.returncode, answer.stderr) == (same.returncode, same.stderr) == (0, "")
     assert answer.stdout == same.stdout
     monkeypatch.setattr(interrupt, "install", lambda program: None)
@@ -69,7 +72,9 @@ def test_every_command_line_is_a_listed_stage(repository: Path) -> None:
     root = repository / "input_preprocessing"
     found = set()
     for path in root.rglob("*.py"):
-        for name in re.findall(r"^def (\w*main)\(options", path.read_text(encoding="utf-8"), re.MULTILINE):
+        for name in re.findall(
+            r"^def (\w*main)\(options", path.read_text(encoding="utf-8"), re.MULTILINE
+        ):
             found.add(".".join((*path.relative_to(root).with_suffix("").parts, name)))
     assert found == {function for function, _ in STAGES.values()}
 
@@ -91,7 +96,12 @@ def test_options_have_their_kinds_and_defaults() -> None:
     options = parser_of("prepare").parse_args(
         ["--outputdir", "a", "--part", "1/4", "--edges", "64,128", "--nsp", "0", "--phases"]
     )
-    assert (options.part, options.edges, options.nsp, options.do_lower_case) == ((1, 4), (64, 128), False, True)
+    assert (options.part, options.edges, options.nsp, options.do_lower_case) == (
+        (1, 4),
+        (64, 128),
+        False,
+        True,
+    )
     assert options.phases == ((128, 20), (512, 80))
     assert SamplingConfig() == SamplingConfig(
         max_seq_length=512, max_predictions_per_seq=76, masked_lm_prob=0.15, short_seq_prob=0.1, random_seed=12345,

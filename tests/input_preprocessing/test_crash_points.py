@@ -39,7 +39,9 @@ CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.
 ENDED, FAILED = -1, -2
 
 
-def run_and_kill(stage: Callable[[Path], object], folder: Path, at: int, size: int | None = None) -> int:
+def run_and_kill(
+    stage: Callable[[Path], object], folder: Path, at: int, size: int | None = None
+) -> int:
     """Runs the stage on a folder in a forked process, killed before its `at`-th change of the folder (0: never).
 
     With `size`, the process is killed at the first write beyond so many bytes of a file. Returns the number of changes,
@@ -115,9 +117,13 @@ def make_glue(folder: Path) -> None:
     # Small beside its tables, of which the last is the larger one: a write of 7,000 bytes ends within that.
     with zipfile.ZipFile(folder / "mirror" / "CoLA.zip", "w", zipfile.ZIP_DEFLATED) as zipped:
         for name, count in (("train", 200), ("dev", 300)):
-            zipped.writestr(f"CoLA/{name}.tsv", "".join(f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(count)))
+            zipped.writestr(
+                f"CoLA/{name}.tsv", "".join(f"gj04\t1\t\tThe cat sat {i}.\n" for i in range(count))
+            )
     rows = "".join(f"1\t{i}\t{i + 1}\tOne cat sat {i}.\tA cat sat.\r\n" for i in range(300))
-    (folder / "mirror" / "msr_paraphrase_train.txt").write_text("Quality\t#1 ID\t#2 ID\tA\tB\r\n" + rows)
+    (folder / "mirror" / "msr_paraphrase_train.txt").write_text(
+        "Quality\t#1 ID\t#2 ID\tA\tB\r\n" + rows
+    )
     ids = "".join(f"{i}\t{i + 1}\n" for i in range(0, 300, 4))
     (folder / "mirror" / "mrpc_dev_ids.tsv").write_text(ids)
 
@@ -153,7 +159,12 @@ def run_import(folder: Path) -> None:
 
 def run_export(folder: Path, kind: str) -> None:
     foreign.export_folder(
-        folder / "source", folder / "out", kind=kind, unpack=False, max_predictions_per_seq=12, jobs=1
+        folder / "source",
+        folder / "out",
+        kind=kind,
+        unpack=False,
+        max_predictions_per_seq=12,
+        jobs=1,
     )
 
 
@@ -166,7 +177,9 @@ def run_finetuning(task: str) -> Callable[[Path], object]:
 
 
 def dealt(stage: Callable[..., object], **options: Any) -> Callable[[Path], object]:
-    return lambda folder: stage(folder / "source", folder / "out", shards=3, seed=1, jobs=1, **options)
+    return lambda folder: stage(
+        folder / "source", folder / "out", shards=3, seed=1, jobs=1, **options
+    )
 
 
 Stage = tuple[Callable[[Path], object], Callable[[Path], object]]
@@ -175,7 +188,10 @@ STAGES: dict[str, Stage] = {
     "finetuning of an archive": (make_glue, run_finetuning("CoLA")),
     "finetuning of MRPC": (make_glue, run_finetuning("MRPC")),
     "instances": (make_text, run_instances),
-    "evalset": (make_source, lambda d: shards.pick_samples(d / "source" / "part-0.hdf5", d / "out.hdf5", 40)),
+    "evalset": (
+        make_source,
+        lambda d: shards.pick_samples(d / "source" / "part-0.hdf5", d / "out.hdf5", 40),
+    ),
     "shuffle": (make_source, dealt(shards.shuffle_records)),
     "pack": (make_source, dealt(shards.pack_records, max_sequences_per_row=3)),
     "bins": (make_source, dealt(shards.bin_records, edges=(32, 64))),
@@ -193,13 +209,17 @@ STAGES: dict[str, Stage] = {
 }
 
 
-def check(make: Callable[[Path], object], run: Callable[[Path], object], tmp_path: Path, step: int) -> int:
+def check(
+    make: Callable[[Path], object], run: Callable[[Path], object], tmp_path: Path, step: int
+) -> int:
     """Kills the stage at every `step`-th change and in writes of several sizes; the number of kills."""
     start, whole, folder = tmp_path / "start", tmp_path / "whole", tmp_path / "folder"
     start.mkdir()
     make(start)
     shutil.copytree(start, whole)
-    run(whole)  # here, so that the forked processes find all modules loaded and all functions compiled
+    run(
+        whole
+    )  # here, so that the forked processes find all modules loaded and all functions compiled
     expected = contents(whole)
     assert len(expected) > len(contents(start))
     kills = 0
@@ -223,7 +243,9 @@ def check(make: Callable[[Path], object], run: Callable[[Path], object], tmp_pat
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_stage_killed_at_some_changes_of_the_disk_ends_the_same(tmp_path: Path, name: str) -> None:
+def test_a_stage_killed_at_some_changes_of_the_disk_ends_the_same(
+    tmp_path: Path, name: str
+) -> None:
     few_changes = name.startswith("finetuning")
     assert check(*STAGES[name], tmp_path, step=1 if few_changes else 5) >= 2
 

@@ -28,8 +28,22 @@ def contents_of(folder: Path) -> dict[str, str]:
 
 
 def make(stage: str, source: Path, target: Path) -> None:
-    options = {"pack": ["--shards", "2"], "bins": ["--shards", "1", "--edges", "32,64"], "shuffle": ["--shards", "2"]}
-    line = [stage, "--source", str(source), "--target", str(target), "--random-seed", "1", "--jobs", "1"]
+    options = {
+        "pack": ["--shards", "2"],
+        "bins": ["--shards", "1", "--edges", "32,64"],
+        "shuffle": ["--shards", "2"],
+    }
+    line = [
+        stage,
+        "--source",
+        str(source),
+        "--target",
+        str(target),
+        "--random-seed",
+        "1",
+        "--jobs",
+        "1",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [*line, *options[stage]])
         run_stage(stage)
@@ -50,7 +64,9 @@ def test_the_source_is_no_target(tmp_path: Path, stage: str) -> None:
 
 @pytest.mark.parametrize("maker", ["NVIDIA", "import_records"])
 @pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
-def test_shards_of_others_are_neither_replaced_nor_removed(tmp_path: Path, stage: str, maker: str) -> None:
+def test_shards_of_others_are_neither_replaced_nor_removed(
+    tmp_path: Path, stage: str, maker: str
+) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     folder = target / "64" if stage == "bins" else target
     source.mkdir()
@@ -62,13 +78,17 @@ def test_shards_of_others_are_neither_replaced_nor_removed(tmp_path: Path, stage
     else:
         write_records(other, make_records(20), METADATA)
     before = contents_of(folder)
-    with pytest.raises(SystemExit, match=r"part_00001_of_04320\.hdf5 was not made by this preparation"):
+    with pytest.raises(
+        SystemExit, match=r"part_00001_of_04320\.hdf5 was not made by this preparation"
+    ):
         make(stage, source, target)
     assert contents_of(folder) == before
 
 
 @pytest.mark.parametrize("stage", ["pack", "shuffle", "bins"])
-def test_shards_of_another_source_are_neither_replaced_nor_removed(tmp_path: Path, stage: str) -> None:
+def test_shards_of_another_source_are_neither_replaced_nor_removed(
+    tmp_path: Path, stage: str
+) -> None:
     for number, name in enumerate(("source", "other")):
         (tmp_path / name).mkdir()
         write_records(tmp_path / name / "part-0.hdf5", make_records(100, seed=number), METADATA)
@@ -76,7 +96,9 @@ def test_shards_of_another_source_are_neither_replaced_nor_removed(tmp_path: Pat
     make(stage, tmp_path / "source", target)
     before = contents_of(target)
     make(stage, tmp_path / "source", target)
-    with pytest.raises(SystemExit, match="was made from another source; move it away, or give another folder"):
+    with pytest.raises(
+        SystemExit, match="was made from another source; move it away, or give another folder"
+    ):
         make(stage, tmp_path / "other", target)
     assert contents_of(target) == before
 
@@ -95,7 +117,11 @@ def test_shards_are_not_written_over_by_an_import(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--shards=2"])
 def test_a_preparation_sees_shards_of_others_before_it_begins(fresh: Path, kind: str) -> None:
-    folder = {"--packed-data": "packed_data", "--binned-data": "hdf5/bins/64", "--shards=2": "hdf5/training-2"}[kind]
+    folder = {
+        "--packed-data": "packed_data",
+        "--binned-data": "hdf5/bins/64",
+        "--shards=2": "hdf5/training-2",
+    }[kind]
     (fresh / folder).mkdir(parents=True)
     write_nvidia(fresh / folder / "part_00000_of_00002.hdf5", make_records(20), "variable")
     before = contents_of(fresh / folder)

@@ -72,9 +72,15 @@ class Checkout:
 
     def command(self, script: str, config: str = CONFIG, after: str = "") -> list[str]:
         """The user's command line: source both files, run ``after``, start the script."""
-        return ["bash", "-c", f"set -e; source ./env.sh; source {config}; export DGXNGPU=2; {after}\nexec {script}"]
+        return [
+            "bash",
+            "-c",
+            f"set -e; source ./env.sh; source {config}; export DGXNGPU=2; {after}\nexec {script}",
+        ]
 
-    def popen(self, script: str, *, config: str = CONFIG, after: str = "", **env: str) -> subprocess.Popen[str]:
+    def popen(
+        self, script: str, *, config: str = CONFIG, after: str = "", **env: str
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
             self.command(script, config, after),
             cwd=self.root,
@@ -94,7 +100,9 @@ class Checkout:
     def stand_in(self, name: str, script: str) -> None:
         """Puts a program first on PATH that records its arguments, quoted as by the shell, and runs."""
         path = self.root.parent / "bin" / name
-        path.write_text(f'#!/usr/bin/env bash\necho {name} "${{*@Q}}" >>"{self.calls_file}"\n{script}\n')
+        path.write_text(
+            f'#!/usr/bin/env bash\necho {name} "${{*@Q}}" >>"{self.calls_file}"\n{script}\n'
+        )
         path.chmod(0o755)
 
 
@@ -103,15 +111,28 @@ def copy_scripts(repository: Path, root: Path) -> None:
     root.mkdir(parents=True)
     for name in ("launch", "configs"):
         shutil.copytree(repository / name, root / name)
-    for name in ("env.sh", "run.sub", "run_and_time.sh", *(path.name for path in repository.glob("run_*.sh"))):
+    for name in (
+        "env.sh",
+        "run.sub",
+        "run_and_time.sh",
+        *(path.name for path in repository.glob("run_*.sh")),
+    ):
         shutil.copy(repository / name, root / name)
     for trainer in ("bert", "finetune", "certify"):
         (root / "implementations" / trainer).mkdir(parents=True)
         shutil.copy(FAKES / "bert.py", root / "implementations" / trainer / "__main__.py")
     (root / "implementations" / "bert" / "commands").mkdir()
-    shutil.copy(FAKES / "allreduce.py", root / "implementations" / "bert" / "commands" / "allreduce.py")
-    shutil.copytree(repository / "implementations" / "bert" / "core", root / "implementations" / "bert" / "core")
-    for package, text in (("review", REVIEW), ("mlperf_logging/compliance_checker", COMPLIANCE), ("torch", "")):
+    shutil.copy(
+        FAKES / "allreduce.py", root / "implementations" / "bert" / "commands" / "allreduce.py"
+    )
+    shutil.copytree(
+        repository / "implementations" / "bert" / "core", root / "implementations" / "bert" / "core"
+    )
+    for package, text in (
+        ("review", REVIEW),
+        ("mlperf_logging/compliance_checker", COMPLIANCE),
+        ("torch", ""),
+    ):
         (root / package).mkdir(parents=True)
         (root / package / "__init__.py").touch()
         (root / package / "__main__.py").write_text(text)
@@ -177,7 +198,9 @@ class Job:
     def field(self, name: str) -> str:
         """A field of ``scontrol show job``, such as JobState."""
         command = ["scontrol", "--oneliner", "show", "job", str(self.number)]
-        shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240).stdout
+        shown = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=240
+        ).stdout
         return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))
 
     def wait_for(self, what: Callable[[], object]) -> None:
@@ -189,7 +212,9 @@ class Job:
                 break
             time.sleep(0.1)
         state = " ".join(self.field(name) for name in ("JobState", "Reason"))
-        raise AssertionError(f"job {self.number} is {state}, or did not come so far in five minutes:\n{self.output}")
+        raise AssertionError(
+            f"job {self.number} is {state}, or did not come so far in five minutes:\n{self.output}"
+        )
 
     def wait(self) -> Job:
         """Waits until the job has ended and its processes are gone."""
@@ -211,8 +236,12 @@ class Slurm:
     def submit(self, *options: str, after: str = "", config: str = CONFIG, **env: str) -> Job:
         """The user's command line: source both files, run ``after``, submit run.sub."""
         output = self.folder / "job.out"
-        words = " ".join(shlex.quote(word) for word in ("--parsable", f"--output={output}", *options))
-        done = self.checkout.run(f'sbatch -N "$DGXNNODES" {words} run.sub', config=config, after=after, **env)
+        words = " ".join(
+            shlex.quote(word) for word in ("--parsable", f"--output={output}", *options)
+        )
+        done = self.checkout.run(
+            f'sbatch -N "$DGXNNODES" {words} run.sub', config=config, after=after, **env
+        )
         assert done.returncode == 0, done.stderr
         return Job(int(done.stdout), output)
 
@@ -228,8 +257,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.skip("a Slurm cluster needs root")
     folder = tmp_path_factory.mktemp("slurm")
-    os.environ["SLURM_TEST_PORT"] = str(free_ports(3))  # of the controller and the nodes: other clusters may run here
-    up = subprocess.run([script, "up", folder, "2", "8", "h100"], capture_output=True, text=True, check=False)
+    os.environ["SLURM_TEST_PORT"] = str(
+        free_ports(3)
+    )  # of the controller and the nodes: other clusters may run here
+    up = subprocess.run(
+        [script, "up", folder, "2", "8", "h100"], capture_output=True, text=True, check=False
+    )
     if up.returncode and shutil.which("slurmctld") is None:
         pytest.skip(f"Slurm cannot be installed here: {up.stderr.strip()[-300:]}")
     assert up.returncode == 0, up.stderr
@@ -263,10 +296,16 @@ def tiny(repository: Path, tmp_path: Path) -> Path:
     for name in ("packed", "phase1"):
         (tmp_path / name).mkdir()
     metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
-    write_records(tmp_path / "packed" / "part_00000_of_00001.hdf5", synthetic_records(60, 48, 211, True, 3), metadata)
+    write_records(
+        tmp_path / "packed" / "part_00000_of_00001.hdf5",
+        synthetic_records(60, 48, 211, True, 3),
+        metadata,
+    )
     shape = '"hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40'
     (tmp_path / "phase1" / "bert_config.json").write_text(
         f'{{"vocab_size": 211, {shape}, "max_position_embeddings": 48}}'
     )
-    (tmp_path / "pretrain_tiny.sh").write_text(TINY.format(configs=repository / "configs", data=tmp_path))
+    (tmp_path / "pretrain_tiny.sh").write_text(
+        TINY.format(configs=repository / "configs", data=tmp_path)
+    )
     return tmp_path / "pretrain_tiny"

@@ -22,7 +22,9 @@ def apptainer(checkout):
     program = folder / "bin" / "apptainer"
     program.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" apptainer "$@"\n')
     program.chmod(0o755)
-    (folder / "a checkout").rename(folder / "checkout")  # a mounted path has neither space nor colon
+    (folder / "a checkout").rename(
+        folder / "checkout"
+    )  # a mounted path has neither space nor colon
     checkout.root = folder / "checkout"
     (folder / "bert.sif").touch()
     checkout.env |= {
@@ -53,7 +55,9 @@ def test_trials_run_in_the_image_with_gpus_data_and_results(apptainer):
 
 def test_singularity_is_used_without_apptainer(apptainer):
     folder = apptainer.root.parent / "bin"
-    (folder / "singularity").write_text((folder / "apptainer").read_text().replace("apptainer ", "singularity "))
+    (folder / "singularity").write_text(
+        (folder / "apptainer").read_text().replace("apptainer ", "singularity ")
+    )
     (folder / "singularity").chmod(0o755)
     (folder / "apptainer").unlink()
     done = apptainer.run(SCRIPT, after="export DEVICE=cpu")
@@ -64,10 +68,14 @@ def test_singularity_is_used_without_apptainer(apptainer):
 
 
 def test_an_image_that_does_not_run_stops_before_anything_is_written(apptainer):
-    (apptainer.root.parent / "bin" / "apptainer").write_text("#!/bin/sh\necho 'FATAL: no squashfs' >&2\nexit 255\n")
+    (apptainer.root.parent / "bin" / "apptainer").write_text(
+        "#!/bin/sh\necho 'FATAL: no squashfs' >&2\nexit 255\n"
+    )
     done = apptainer.run(SCRIPT)
     assert done.returncode == 2
-    assert last_line(done.stderr).endswith("bert.sif: apptainer cannot run it on every node: FATAL: no squashfs")
+    assert last_line(done.stderr).endswith(
+        "bert.sif: apptainer cannot run it on every node: FATAL: no squashfs"
+    )
     assert not apptainer.logdir.exists()
 
 
@@ -101,5 +109,9 @@ def test_ranks_of_a_slurm_job_run_in_the_image(slurm):
     )
     assert job.exit_code == 0, job.output
     assert sorted(rank["RANK"] for rank in slurm.checkout.ranks()) == ["0", "1", "2", "3"]
-    tried = [call for call in map(json.loads, slurm.checkout.calls("apptainer")) if call["command"] == ["true"]]
+    tried = [
+        call
+        for call in map(json.loads, slurm.checkout.calls("apptainer"))
+        if call["command"] == ["true"]
+    ]
     assert len(tried) == 2, "on both nodes"

@@ -33,7 +33,10 @@ class Node:
             siblings = f"{cpu % half},{cpu % half + half}"
             write(self.sys / f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list", siblings)
         for node in range(self.num_numa):
-            write(self.sys / f"devices/system/node/node{node}/cpulist", self.cpus_of(node, cores, half))
+            write(
+                self.sys / f"devices/system/node/node{node}/cpulist",
+                self.cpus_of(node, cores, half),
+            )
         self.allow(f"0-{self.num_cpus - 1}")
 
     @property
@@ -52,7 +55,11 @@ class Node:
         """A PCI device behind the bridges ``under``."""
         real = self.sys / "devices/pci0000:00" / under / address
         half = self.num_cpus // 2
-        cpus = f"0-{self.num_cpus - 1}" if numa < 0 else self.cpus_of(numa, half // self.num_numa, half)
+        cpus = (
+            f"0-{self.num_cpus - 1}"
+            if numa < 0
+            else self.cpus_of(numa, half // self.num_numa, half)
+        )
         for name, text in {"numa_node": str(numa), "local_cpulist": cpus, **files}.items():
             write(real / name, text)
         link = self.sys / "bus/pci/devices" / address
@@ -86,7 +93,9 @@ class Node:
 
     def cpus(self, ranks: int, mode: str, **env: str) -> list[str]:
         """CPU list of each rank."""
-        loop = f'for ((r = 0; r < {ranks}; r++)); do echo "=$(binding::cpus $r {ranks} {mode})"; done'
+        loop = (
+            f'for ((r = 0; r < {ranks}; r++)); do echo "=$(binding::cpus $r {ranks} {mode})"; done'
+        )
         return [line[1:] for line in self.call(loop, **env).splitlines()]
 
 
@@ -105,7 +114,12 @@ def dgx(make_node) -> Node:
     node = make_node()
     for number, address in enumerate(ADDRESSES):
         node.gpu(address, number // 4, under=f"0000:{number:02x}:01.0")
-        node.nic(f"mlx5_{number}", f"0000:{number:02x}:02.0", number // 4, under=f"0000:{number:02x}:01.0")
+        node.nic(
+            f"mlx5_{number}",
+            f"0000:{number:02x}:02.0",
+            number // 4,
+            under=f"0000:{number:02x}:01.0",
+        )
     return node
 
 
@@ -144,7 +158,10 @@ def test_exclusive_binding_of_more_ranks_than_cores_shares_them(make_node):
 def test_ranks_follow_the_order_of_the_visible_devices(dgx):
     assert dgx.cpus(2, "numa", CUDA_VISIBLE_DEVICES="7,0") == [SECOND, FIRST]
     driver = "\n".join(f"{i}, GPU-{i}a, 0000{a.upper()}" for i, a in enumerate(ADDRESSES))
-    assert dgx.cpus(2, "numa", CUDA_VISIBLE_DEVICES="GPU-5a,GPU-1a", TOPOLOGY_GPUS=driver) == [SECOND, FIRST]
+    assert dgx.cpus(2, "numa", CUDA_VISIBLE_DEVICES="GPU-5a,GPU-1a", TOPOLOGY_GPUS=driver) == [
+        SECOND,
+        FIRST,
+    ]
 
 
 def test_the_drivers_order_of_gpus_wins_over_that_of_sysfs(dgx):
@@ -224,7 +241,9 @@ def test_binding_none_binds_nothing(dgx):
 
 
 def nics(node: Node, rank: int, **env: str) -> str:
-    return node.call(f'binding::nics {rank}; echo "${{NCCL_IB_HCA-unset}}"', NIC_BINDING="nearest", **env)
+    return node.call(
+        f'binding::nics {rank}; echo "${{NCCL_IB_HCA-unset}}"', NIC_BINDING="nearest", **env
+    )
 
 
 def test_a_rank_uses_the_cards_nearest_to_its_gpu_by_exact_name(dgx):

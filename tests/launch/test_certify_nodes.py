@@ -30,7 +30,13 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 NODES, RANKS = 4, 1
 MODEL = {"vocab_size": 1001, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
 MODEL |= {"intermediate_size": 512, "max_position_embeddings": 128}
-SETTINGS = {"MAX_SEQ_LENGTH": "128", "BATCHSIZE": "2", "DEVICE": "cpu", "OMP_NUM_THREADS": "1", "DGXNGPU": str(RANKS)}
+SETTINGS = {
+    "MAX_SEQ_LENGTH": "128",
+    "BATCHSIZE": "2",
+    "DEVICE": "cpu",
+    "OMP_NUM_THREADS": "1",
+    "DGXNGPU": str(RANKS),
+}
 JOB_SECONDS = 300
 SECONDS = 10  # of a stage
 GROUPS = Path("/sys/fs/cgroup")
@@ -68,13 +74,20 @@ class Nodes:
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of the cluster's script."""
         return subprocess.run(
-            [self.script, *words], env=self.env, capture_output=True, text=True, check=False, timeout=180
+            [self.script, *words],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=180,
         )
 
     def certify(self, name: str, slowed: int | None = None) -> Certificate:
         """Runs a job on all nodes; returns its records. slowed: a node with a tenth less CPU."""
         over = threading.Event()
-        limit = threading.Thread(target=self.limit, args=(self.folder / "results" / name, slowed, over), daemon=True)
+        limit = threading.Thread(
+            target=self.limit, args=(self.folder / "results" / name, slowed, over), daemon=True
+        )
         limit.start()
         filler = subprocess.Popen([sys.executable, "-c", FILLER + "\nwhile True: pass"])
         try:
@@ -92,7 +105,11 @@ class Nodes:
                 return
         for node in range(1, NODES + 1):
             quota = SLOWED if node == slowed else QUOTA
-            settings = {"cpu.cfs_period_us": PERIOD, "cpu.cfs_quota_us": quota, "cpu.shares": SHARES}
+            settings = {
+                "cpu.cfs_period_us": PERIOD,
+                "cpu.cfs_quota_us": quota,
+                "cpu.shares": SHARES,
+            }
             settings |= {"cpuset.mems": 0, "cpuset.cpus": CPU}
             for setting, value in settings.items():
                 group(setting, node).mkdir(exist_ok=True)
@@ -104,9 +121,23 @@ class Nodes:
     def run(self, name: str, **more: str) -> Certificate:
         """Runs the job."""
         (self.folder / "model.json").write_text(json.dumps(MODEL))
-        settings = SETTINGS | {"BERT_CONFIG": str(self.folder / "model.json"), "PYTHON": sys.executable}
-        settings |= {"LOGDIR": str(self.folder / "results"), "RUN_NAME": name, "CERTIFY_SECONDS": str(SECONDS)} | more
-        command = ["sbatch", "--parsable", "-N", str(NODES), f"--output={self.folder / name}.out", "--time=7"]
+        settings = SETTINGS | {
+            "BERT_CONFIG": str(self.folder / "model.json"),
+            "PYTHON": sys.executable,
+        }
+        settings |= {
+            "LOGDIR": str(self.folder / "results"),
+            "RUN_NAME": name,
+            "CERTIFY_SECONDS": str(SECONDS),
+        } | more
+        command = [
+            "sbatch",
+            "--parsable",
+            "-N",
+            str(NODES),
+            f"--output={self.folder / name}.out",
+            "--time=7",
+        ]
         job = self.slurm(*command, "certify.sub", **settings).strip()
         status = self.wait(job)
         output = (self.folder / f"{name}.out").read_text()
@@ -119,7 +150,12 @@ class Nodes:
     def slurm(self, *command: str, limit: float = 60, **settings: str) -> str:
         """Output of a Slurm command."""
         done = subprocess.run(
-            command, cwd=self.repository, env=self.env | settings, capture_output=True, text=True, timeout=limit
+            command,
+            cwd=self.repository,
+            env=self.env | settings,
+            capture_output=True,
+            text=True,
+            timeout=limit,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -129,7 +165,9 @@ class Nodes:
         end = time.monotonic() + JOB_SECONDS
         while time.monotonic() < end:
             told = dict(
-                word.split("=", 1) for word in self.slurm("scontrol", "show", "job", job).split() if "=" in word
+                word.split("=", 1)
+                for word in self.slurm("scontrol", "show", "job", job).split()
+                if "=" in word
             )
             if told["JobState"] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING"):
                 return int(told["ExitCode"].partition(":")[0])
@@ -145,7 +183,8 @@ class Nodes:
             with contextlib.suppress(OSError):
                 if (entry / "cmdline").read_bytes().endswith(b"-u\0-m\0certify\0"):
                     environment = dict(
-                        item.partition(b"=")[::2] for item in (entry / "environ").read_bytes().split(b"\0")
+                        item.partition(b"=")[::2]
+                        for item in (entry / "environ").read_bytes().split(b"\0")
                     )
                     if os.readlink(entry / "ns" / "pid") == space:
                         found[int(environment[b"LOCAL_RANK"])] = int(entry.name)
@@ -185,7 +224,9 @@ def send(processes: list[int], number: signal.Signals) -> None:
 
 
 @pytest.fixture(scope="module")
-def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def nodes(
+    shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nodes]:
     """The cluster, created once."""
     script = shared / "tools" / "slurm_nodes.sh"
     if os.geteuid() != 0 or not script.is_file() or not (GROUPS / "cpu" / "cgroup.procs").is_file():
@@ -219,7 +260,18 @@ def slow_network(nodes: Nodes, node: int) -> Iterator[None]:
     """Slows the node's only card: by a delay or, if the kernel supports none, a rate limit."""
     card = ("tc", "qdisc", "replace", "dev", "eth0", "root")
     if nodes.call("enter", str(node), *card, "netem", "delay", "5ms").returncode:
-        done = nodes.call("enter", str(node), *card, "tbf", "rate", "40mbit", "burst", "32kbit", "latency", "400ms")
+        done = nodes.call(
+            "enter",
+            str(node),
+            *card,
+            "tbf",
+            "rate",
+            "40mbit",
+            "burst",
+            "32kbit",
+            "latency",
+            "400ms",
+        )
         assert done.returncode == 0, done.stderr
     try:
         yield
@@ -230,7 +282,9 @@ def slow_network(nodes: Nodes, node: int) -> Iterator[None]:
 PORTS = ("mlx5_0", "mlx5_1")
 
 
-def machine(nodes: Nodes, node: int, cpus: int = 16, gib: int = 64, ports: tuple[str, ...] = PORTS) -> None:
+def machine(
+    nodes: Nodes, node: int, cpus: int = 16, gib: int = 64, ports: tuple[str, ...] = PORTS
+) -> None:
     """Replaces the kernel's information on CPUs, memory and InfiniBand of a node, in its mount namespace."""
     told = nodes.folder / f"machine{node}"
     for port in ports:
@@ -239,8 +293,14 @@ def machine(nodes: Nodes, node: int, cpus: int = 16, gib: int = 64, ports: tuple
         (folder / "state").write_text("4: ACTIVE\n")
         (folder / "rate").write_text("400 Gb/sec (4X NDR)\n")
     (told / "cpuinfo").write_text("processor : 0\nmodel name : a CPU\n\n" * cpus)
-    (told / "meminfo").write_text(f"MemTotal:       {gib << 20} kB\nMemAvailable:   {gib << 19} kB\n")
-    for source, target in (("class", "/sys/class"), ("cpuinfo", "/proc/cpuinfo"), ("meminfo", "/proc/meminfo")):
+    (told / "meminfo").write_text(
+        f"MemTotal:       {gib << 20} kB\nMemAvailable:   {gib << 19} kB\n"
+    )
+    for source, target in (
+        ("class", "/sys/class"),
+        ("cpuinfo", "/proc/cpuinfo"),
+        ("meminfo", "/proc/meminfo"),
+    ):
         done = nodes.call("enter", str(node), "mount", "--bind", str(told / source), target)
         assert done.returncode == 0, done.stderr
 
@@ -281,8 +341,12 @@ ALONE = ("single", "parallel")
 CULPRITS = {
     "nothing": None,
     "CPUs": Culprit("node node4", ("slow", "starved"), ALONE, slowed=4),
-    "pauses": Culprit("rank 1 on node2", ("hesitates",), ALONE, lambda nodes: nodes.paused(2, 0.4, 2.0)),
-    "network": Culprit("node node3", ("network",), ("pairs",), lambda nodes: slow_network(nodes, 3)),
+    "pauses": Culprit(
+        "rank 1 on node2", ("hesitates",), ALONE, lambda nodes: nodes.paused(2, 0.4, 2.0)
+    ),
+    "network": Culprit(
+        "node node3", ("network",), ("pairs",), lambda nodes: slow_network(nodes, 3)
+    ),
 }
 
 
@@ -303,7 +367,9 @@ def check(nodes: Nodes, *names: str) -> None:
         with (culprit.disturb if culprit else nothing)(nodes):
             found = nodes.certify(name, culprit.slowed if culprit else None)
         said = [(one.name, one.what, one.stage) for one in found.findings]
-        assert [who for who, _, _ in said] == ([culprit.name] if culprit else []), f"{name}: {found.reasons()}"
+        assert [who for who, _, _ in said] == ([culprit.name] if culprit else []), (
+            f"{name}: {found.reasons()}"
+        )
         assert not found.corrupt
         for _, what, stage in said:
             assert what in culprit.what, found.reasons()
@@ -353,9 +419,21 @@ def test_as_a_prolog_a_quick_test_keeps_jobs_off_a_node_with_unexpected_parts(no
     good = {"node": {"CPUs": 16, "memory GiB": 64.0}, "mlx5_0/1": {"state": "ACTIVE"}}
     (nodes.folder / "good.json").write_text(json.dumps(good))
     (nodes.folder / "model.json").write_text(json.dumps(MODEL))
-    settings = SETTINGS | {"BERT_CONFIG": str(nodes.folder / "model.json"), "PYTHON": sys.executable, "DGXNGPU": "2"}
-    settings |= {"LOGDIR": str(nodes.folder / "quick"), "EXPECTED_INVENTORY": str(nodes.folder / "good.json")}
-    settings |= {"CERTIFY_SECONDS": "0.2", "CERTIFY_ROUNDS": "3", "BINDING": "none", "PATH": os.environ["PATH"]}
+    settings = SETTINGS | {
+        "BERT_CONFIG": str(nodes.folder / "model.json"),
+        "PYTHON": sys.executable,
+        "DGXNGPU": "2",
+    }
+    settings |= {
+        "LOGDIR": str(nodes.folder / "quick"),
+        "EXPECTED_INVENTORY": str(nodes.folder / "good.json"),
+    }
+    settings |= {
+        "CERTIFY_SECONDS": "0.2",
+        "CERTIFY_ROUNDS": "3",
+        "BINDING": "none",
+        "PATH": os.environ["PATH"],
+    }
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in settings.items())
     line = nodes.folder / "line"
     script = f"#!/bin/bash\n{exports}\n{nodes.repository}/certify.sh --quick >{line} 2>&1 || (($? == 3))\n"
@@ -363,17 +441,33 @@ def test_as_a_prolog_a_quick_test_keeps_jobs_off_a_node_with_unexpected_parts(no
     try:
         with machines(nodes, {2: {"cpus": 12}}):
             ran = nodes.slurm("srun", "-N1", "-w", "node1", "hostname", limit=JOB_SECONDS)
-            assert (ran.strip(), line.read_text().partition(":")[0]) == ("node1", "pass"), line.read_text()
-            command = ["sbatch", "--parsable", "-N1", "-w", "node2", "--output=/dev/null", "--wrap=hostname"]
+            assert (ran.strip(), line.read_text().partition(":")[0]) == ("node1", "pass"), (
+                line.read_text()
+            )
+            command = [
+                "sbatch",
+                "--parsable",
+                "-N1",
+                "-w",
+                "node2",
+                "--output=/dev/null",
+                "--wrap=hostname",
+            ]
             job = nodes.slurm(*command).strip()
-            wait_until(lambda: "DRAIN" in nodes.slurm("scontrol", "show", "node", "node2"), JOB_SECONDS)
+            wait_until(
+                lambda: "DRAIN" in nodes.slurm("scontrol", "show", "node", "node2"), JOB_SECONDS
+            )
         said = line.read_text()
-        assert said.startswith("fail: node node2: CPUs 12, expected 16; scontrol update nodename=node2 state=drain ")
+        assert said.startswith(
+            "fail: node node2: CPUs 12, expected 16; scontrol update nodename=node2 state=drain "
+        )
         nodes.prolog.write_text("#!/bin/bash\n")
         nodes.slurm("scancel", job)
         nodes.slurm("scontrol", "update", "nodename=node2", "state=resume")
         nodes.slurm("bash", "-c", said.partition("; ")[2])
-        assert "Reason=certify: node node2: CPUs 12, expected 16" in nodes.slurm("scontrol", "show", "node", "node2")
+        assert "Reason=certify: node node2: CPUs 12, expected 16" in nodes.slurm(
+            "scontrol", "show", "node", "node2"
+        )
     finally:
         nodes.prolog.write_text("#!/bin/bash\n")
         nodes.slurm("scontrol", "update", "nodename=node2", "state=resume")

@@ -27,7 +27,9 @@ def enroot(checkout):
 
 def start(enroot, image: str = IMAGE, **env: str) -> subprocess.Popen[str]:
     command = ["./launch/container/import_image.sh", image, str(file_of(enroot))]
-    return subprocess.Popen(command, cwd=enroot.root, env=enroot.env | env, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, cwd=enroot.root, env=enroot.env | env, stderr=subprocess.PIPE, text=True
+    )
 
 
 def file_of(enroot) -> Path:
@@ -54,7 +56,10 @@ def test_concurrent_jobs_wait_for_the_one_that_imports(enroot):
     first = start(enroot, HELD=str(held))
     wait_until(lambda: enroot.calls("enroot"))
     second = start(enroot)
-    assert second.stderr.readline() == f"CONT_FILE={file_of(enroot)}: another job is importing it; waiting\n"
+    assert (
+        second.stderr.readline()
+        == f"CONT_FILE={file_of(enroot)}: another job is importing it; waiting\n"
+    )
     held.unlink()
     assert finish(second) == (0, "")
     assert finish(first) == (0, "")
@@ -72,7 +77,10 @@ def test_an_import_that_fails_leaves_no_file_and_says_why(enroot):
 def test_a_file_that_changed_is_imported_again(enroot):
     finish(start(enroot))
     file_of(enroot).write_text("hsqs cut short")
-    assert finish(start(enroot)) == (0, f"CONT_FILE={file_of(enroot)}: its checksum is wrong: importing it again")
+    assert finish(start(enroot)) == (
+        0,
+        f"CONT_FILE={file_of(enroot)}: its checksum is wrong: importing it again",
+    )
     assert file_of(enroot).read_text().endswith("end")
 
 

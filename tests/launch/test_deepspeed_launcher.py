@@ -24,12 +24,24 @@ class Launch:
 
     def __init__(self, folder: Path, environ: dict[str, str], options: list[str]) -> None:
         self.output = folder / "output"
-        command = ["deepspeed", "--hostfile", str(folder / "hostfile"), *options, "--master_addr", "127.0.0.1"]
+        command = [
+            "deepspeed",
+            "--hostfile",
+            str(folder / "hostfile"),
+            *options,
+            "--master_addr",
+            "127.0.0.1",
+        ]
         command += ["--master_port", str(free_ports())]
         command += ["--module", "bert", "--deepspeed_config", str(folder / "ds.json")]
         with open(self.output, "w") as output:
             self.process = subprocess.Popen(
-                command, cwd=folder, env=environ, stdout=output, stderr=output, start_new_session=True
+                command,
+                cwd=folder,
+                env=environ,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
             )
 
     def said(self) -> str:
@@ -93,10 +105,16 @@ def rank_of(folder: Path, number: str) -> int | None:
     """Process of that rank of the run in ``folder``, if it has started."""
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            command, environ = (process / "cmdline").read_bytes(), (process / "environ").read_bytes().split(b"\0")
+            command, environ = (
+                (process / "cmdline").read_bytes(),
+                (process / "environ").read_bytes().split(b"\0"),
+            )
         except OSError:
             continue
-        if b"\0-m\0bert\0" in command and {f"RANK={number}".encode(), f"RUN_DIR={folder}".encode()} <= set(environ):
+        if b"\0-m\0bert\0" in command and {
+            f"RANK={number}".encode(),
+            f"RUN_DIR={folder}".encode(),
+        } <= set(environ):
             return int(process.name)
     return None
 
@@ -104,7 +122,11 @@ def rank_of(folder: Path, number: str) -> int | None:
 def test_a_hostfile_of_two_addresses_trains_on_both_to_the_target(launch, tmp_path):
     run = launch()
     assert run.status() == 0, run.said()
-    (stop,) = [line for line in (tmp_path / "the run" / "result_0.txt").read_text().splitlines() if "run_stop" in line]
+    (stop,) = [
+        line
+        for line in (tmp_path / "the run" / "result_0.txt").read_text().splitlines()
+        if "run_stop" in line
+    ]
     assert '"status": "success"' in stop, run.said()
     described = json.loads((tmp_path / "the run" / "config.json").read_text())
     assert described["dist"]["world_size"] == 2

@@ -33,7 +33,9 @@ def demo(checkout):
 
     def run(after: str = "unset DGXNGPU", **env: str):
         env.setdefault("DEMO_DIR", str(checkout.root.parent / "demo"))
-        return checkout.run("launch/tools/demo.sh", config="/dev/null", after=after, PYTHON=python, **env)
+        return checkout.run(
+            "launch/tools/demo.sh", config="/dev/null", after=after, PYTHON=python, **env
+        )
 
     return run
 
@@ -43,9 +45,13 @@ def demo(checkout):
 def test_processes_of_a_demo_end_with_it(demo, checkout, script, number):
     folder = checkout.root.parent
     held = f'touch "{folder}/there"; exec -a "{folder}/held" sleep 900'
-    python = PYTHON.replace("exit 0", held).replace("*input_preprocessing*", "*input_preprocessing* | *finetune.demo*")
+    python = PYTHON.replace("exit 0", held).replace(
+        "*input_preprocessing*", "*input_preprocessing* | *finetune.demo*"
+    )
     checkout.stand_in("demo_python", python)
-    (checkout.root / "input_preprocessing" / "prepare_data.sh").write_text(f"#!/usr/bin/env bash\n{held}\n")
+    (checkout.root / "input_preprocessing" / "prepare_data.sh").write_text(
+        f"#!/usr/bin/env bash\n{held}\n"
+    )
     settings = {"PYTHON": str(folder / "bin" / "demo_python"), "DEMO_DIR": str(folder / "demo")}
     process = checkout.popen(f"launch/tools/{script}", config="/dev/null", **settings)
     wait_until((folder / "there").exists)
@@ -59,17 +65,27 @@ def test_a_misspelt_name_stops_a_demo_before_it_prepares_anything(demo, checkout
     settings = {"PYTHON": str(checkout.root.parent / "bin" / "demo_python"), "BATCHSZIE": "3"}
     done = checkout.run(f"launch/tools/{script}", config="/dev/null", **settings)
     assert (done.returncode, "BATCHSZIE: did you mean BATCHSIZE?" in done.stderr) == (2, True)
-    assert not [call for call in checkout.calls("demo_python") if "input_preprocessing" in call or "finetune" in call]
+    assert not [
+        call
+        for call in checkout.calls("demo_python")
+        if "input_preprocessing" in call or "finetune" in call
+    ]
 
 
 def test_the_fine_tuning_demo_saves_and_continues_after_a_kill(demo, checkout):
     checkout.stand_in("demo_python", PYTHON.replace("*input_preprocessing*", "*finetune.demo*"))
     (checkout.root / "run_finetuning.sh").write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n')
-    settings = {"PYTHON": str(checkout.root.parent / "bin" / "demo_python"), "DEMO_DIR": "d", "RUN_NAME": "mine"}
+    settings = {
+        "PYTHON": str(checkout.root.parent / "bin" / "demo_python"),
+        "DEMO_DIR": "d",
+        "RUN_NAME": "mine",
+    }
     done = checkout.run("launch/tools/finetune_demo.sh", config="/dev/null", **settings)
     assert done.returncode == 0, done.stderr
     given = dict(word.partition("=")[::2] for word in done.stdout.splitlines())
-    assert given["CHECKPOINT_DIR"] == "d/finetune/results/mine/checkpoints", "with its run, not beside it"
+    assert given["CHECKPOINT_DIR"] == "d/finetune/results/mine/checkpoints", (
+        "with its run, not beside it"
+    )
     assert (given["CHECKPOINT_EVERY_STEPS"], given["RESUME"]) == ("50", "1")
 
 
@@ -88,7 +104,8 @@ def test_your_own_settings_reach_the_runs(demo, checkout):
     assert done.returncode == 0, done.stderr
     assert [(rank["LR"], rank["WORLD_SIZE"]) for rank in checkout.ranks()] == [("0.02", "1")]
     assert (
-        "config: LR=0.02 is exported in this shell and overrides '0.01' of config_demo_1x2x16x1_pack.sh" in done.stderr
+        "config: LR=0.02 is exported in this shell and overrides '0.01' of config_demo_1x2x16x1_pack.sh"
+        in done.stderr
     )
     assert "NUM_EVAL_EXAMPLES=99 is exported" in done.stderr
 

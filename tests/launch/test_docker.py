@@ -24,11 +24,17 @@ def _with_docker(checkout):
     """The checkout, with a docker that runs commands with only what its options pass."""
     folder = checkout.root.parent
     checkout.stand_in("docker", "")
-    (folder / "bin" / "docker").write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" docker "$@"\n')
+    (folder / "bin" / "docker").write_text(
+        f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" docker "$@"\n'
+    )
     # A mounted path has neither space nor colon, so this checkout has none either.
     (folder / "a checkout").rename(folder / "checkout")
     checkout.root = folder / "checkout"
-    checkout.env |= {"CONT": "mlperf-bert", "DATADIR": str(folder / "data"), "LOGDIR": str(folder / "results")}
+    checkout.env |= {
+        "CONT": "mlperf-bert",
+        "DATADIR": str(folder / "data"),
+        "LOGDIR": str(folder / "results"),
+    }
     for name in ("packed_data", "eval", "phase1"):
         (folder / "data" / name).mkdir(parents=True)
     return checkout
@@ -70,7 +76,9 @@ def test_trials_run_in_containers_of_the_image(succeeded):
     docker, done = succeeded
     assert last_line(done.stderr) == f"run: all 2 trials reached the target: {docker.run_dir}"
     ranks = docker.ranks()
-    assert sorted((rank["TRIAL"], rank["RANK"]) for rank in ranks) == [(t, r) for t in "01" for r in "01"]
+    assert sorted((rank["TRIAL"], rank["RANK"]) for rank in ranks) == [
+        (t, r) for t in "01" for r in "01"
+    ]
     assert {rank["SEED"] for rank in ranks if rank["TRIAL"] == "1"} == {"6"}
     assert {rank["LR"] for rank in ranks} == {"0.00096"}, "the config's variables reach the trainer"
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"2"}
@@ -106,7 +114,9 @@ def test_site_mounts_use_the_syntax_of_pyxis(docker):
     one, two, three, four = (docker.root.parent / name for name in ("one", "two", "three", "four"))
     for folder in (one, two, three, four):
         folder.mkdir()
-    done = docker.run(DOCKER, CONTAINER_MOUNTS=f"{one}:/raw:ro,{two}:/raw2,{three}:ro,{four},/dev/shm:/dev/shm")
+    done = docker.run(
+        DOCKER, CONTAINER_MOUNTS=f"{one}:/raw:ro,{two}:/raw2,{three}:ro,{four},/dev/shm:/dev/shm"
+    )
     assert done.returncode == 0, done.stderr
     expected = {f"{one}:/raw:ro", f"{two}:/raw2:rw", f"{three}:{three}:ro", f"{four}:{four}:rw"}
     assert expected <= set(runs(docker)[-1]["options"]["--volume"])
@@ -116,16 +126,23 @@ def test_data_is_mounted_read_only_and_results_writable(succeeded):
     docker, _ = succeeded
     folder = docker.root.parent
     volumes = set(runs(docker)[-1]["options"]["--volume"])
-    assert {f"{path}:{path}:ro" for path in (docker.root, folder / "data/packed_data", folder / "data/eval")} <= volumes
+    assert {
+        f"{path}:{path}:ro"
+        for path in (docker.root, folder / "data/packed_data", folder / "data/eval")
+    } <= volumes
     assert f"{folder / 'results'}:{folder / 'results'}:rw" in volumes
-    assert not any("training-4320" in volume for volume in volumes), "what does not exist is not mounted"
+    assert not any("training-4320" in volume for volume in volumes), (
+        "what does not exist is not mounted"
+    )
 
 
 def test_compiled_kernels_are_kept_beside_the_results(succeeded):
     docker, _ = succeeded
     folder = docker.logdir / ".kernels"
     assert folder.is_dir()
-    assert [caches_of(rank) for rank in docker.ranks()] == [{name: f"{folder}/{of}" for name, of in CACHES.items()}] * 4
+    assert [caches_of(rank) for rank in docker.ranks()] == [
+        {name: f"{folder}/{of}" for name, of in CACHES.items()}
+    ] * 4
     volumes = runs(docker)[-1]["options"]["--volume"]
     assert not any(".kernels" in volume for volume in volumes), "they come with the results"
     assert docker.run_dir.is_dir(), "the only run"
@@ -136,7 +153,9 @@ def test_compiled_kernels_can_be_kept_on_a_local_disk_and_one_compilers_elsewher
     done = docker.run(DOCKER, KERNEL_CACHE=str(folder), TRITON_CACHE_DIR="/dev/shm")
     assert done.returncode == 0, done.stderr
     assert f"{folder}:{folder}:rw" in runs(docker)[-1]["options"]["--volume"]
-    expected = {name: f"{folder}/{of}" for name, of in CACHES.items()} | {"TRITON_CACHE_DIR": "/dev/shm"}
+    expected = {name: f"{folder}/{of}" for name, of in CACHES.items()} | {
+        "TRITON_CACHE_DIR": "/dev/shm"
+    }
     assert caches_of(docker.ranks()[0]) == expected
 
 
@@ -145,10 +164,18 @@ def test_every_output_folder_is_created_and_mounted_before_the_first_trial(docke
     folder, names = docker.root.parent, ("CHECKPOINT_DIR", "NUMBA_CACHE_DIR", "TRITON_CACHE_DIR")
     outputs = {name: str(folder / "new" / name) for name in names}
     inside = {"INIT_CHECKPOINT": outputs["CHECKPOINT_DIR"], "EVALDIR": str(folder / "results")}
-    done = docker.run(DOCKER, **outputs, **inside, LOOK_FOR=":".join(outputs.values()), CONTAINER_MOUNTS="/dev/shm")
+    done = docker.run(
+        DOCKER,
+        **outputs,
+        **inside,
+        LOOK_FOR=":".join(outputs.values()),
+        CONTAINER_MOUNTS="/dev/shm",
+    )
     assert done.returncode == 0, done.stderr
     volumes = runs(docker)[-1]["options"]["--volume"]
-    assert {*(f"{path}:{path}:rw" for path in outputs.values()), "/dev/shm:/dev/shm:rw"} <= set(volumes)
+    assert {*(f"{path}:{path}:rw" for path in outputs.values()), "/dev/shm:/dev/shm:rw"} <= set(
+        volumes
+    )
     targets = [volume.split(":")[1] for volume in volumes]
     assert len(targets) == len(set(targets)), "docker refuses a path that is mounted twice"
     assert docker.ranks()[0]["SEES"] == list(outputs.values())
@@ -156,22 +183,42 @@ def test_every_output_folder_is_created_and_mounted_before_the_first_trial(docke
 
 def test_every_path_that_ranks_read_is_mounted(docker):
     folder = docker.root.parent
-    for name in ("ds.json", "band.json", "model/bert_config.json", "weights/model.safetensors.index.json"):
+    for name in (
+        "ds.json",
+        "band.json",
+        "model/bert_config.json",
+        "weights/model.safetensors.index.json",
+    ):
         (folder / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "in" / name).touch()
-    given = {"DEEPSPEED_CONFIG": "ds.json", "REHEARSAL_BAND": "band.json", "BERT_CONFIG": "model/bert_config.json"}
+    given = {
+        "DEEPSPEED_CONFIG": "ds.json",
+        "REHEARSAL_BAND": "band.json",
+        "BERT_CONFIG": "model/bert_config.json",
+    }
     given["INIT_CHECKPOINT"] = "weights/model.safetensors.index.json"
-    for more, config in (({}, "model/bert_config.json"), ({"RANK_MODULE": "finetune", "TASK": "MRPC"}, "model")):
-        docker.run(DOCKER, **{name: str(folder / "in" / path) for name, path in given.items()}, **more)
-        mounted = [f"{folder / 'in' / path}" for path in ("ds.json", "band.json", config, "weights")]
-        assert {f"{path}:{path}:ro" for path in mounted} <= set(runs(docker)[-1]["options"]["--volume"])
+    for more, config in (
+        ({}, "model/bert_config.json"),
+        ({"RANK_MODULE": "finetune", "TASK": "MRPC"}, "model"),
+    ):
+        docker.run(
+            DOCKER, **{name: str(folder / "in" / path) for name, path in given.items()}, **more
+        )
+        mounted = [
+            f"{folder / 'in' / path}" for path in ("ds.json", "band.json", config, "weights")
+        ]
+        assert {f"{path}:{path}:ro" for path in mounted} <= set(
+            runs(docker)[-1]["options"]["--volume"]
+        )
 
 
 @pytest.mark.parametrize("make", ["touch", "mkdir -m 555"])
 def test_checkpoints_that_cannot_be_written_stop_the_run_before_it_starts(docker, make):
     folder = docker.root.parent / "blocked"
     if make != "touch" and os.geteuid() == 0:
-        docker.stand_in("mktemp", 'echo "mktemp: failed to create directory: Permission denied" >&2; exit 1')
+        docker.stand_in(
+            "mktemp", 'echo "mktemp: failed to create directory: Permission denied" >&2; exit 1'
+        )
     done = docker.run(DOCKER, after=f"{make} {folder}", CHECKPOINT_DIR=str(folder))
     assert done.returncode == 2
     assert f"CHECKPOINT_DIR={folder}: not a folder on every node: mk" in last_line(done.stderr)
@@ -182,8 +229,24 @@ def test_checkpoints_that_cannot_be_written_stop_the_run_before_it_starts(docker
 def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(succeeded):
     docker, _ = succeeded
     given = set(runs(docker)[-1]["options"]["--env"])
-    assert {"LR", "BATCHSIZE", "NCCL_DEBUG", "DATADIR_PHASE2_PACKED", "DGXSYSTEM", "PYTHON", "HOME=/tmp"} <= given
-    assert not given & {"OF_THE_IMAGE", "MY_API_KEY", "SSH_AGENT_PID", "PATH", "HOME", "PYTHONPATH", "PYTHONHOME"}
+    assert {
+        "LR",
+        "BATCHSIZE",
+        "NCCL_DEBUG",
+        "DATADIR_PHASE2_PACKED",
+        "DGXSYSTEM",
+        "PYTHON",
+        "HOME=/tmp",
+    } <= given
+    assert not given & {
+        "OF_THE_IMAGE",
+        "MY_API_KEY",
+        "SSH_AGENT_PID",
+        "PATH",
+        "HOME",
+        "PYTHONPATH",
+        "PYTHONHOME",
+    }
     assert "hidden" not in json.dumps(runs(docker))
     assert [item for item in given if "=" in item and not item.startswith(("HOME=", "USER="))] == []
 
@@ -192,13 +255,25 @@ def test_variables_are_passed_by_name_without_those_of_the_login_or_the_image(su
     ("changes", "reason"),
     [
         ({"CONT": ""}, "CONT is not set"),
-        ({"NO_IMAGE": "mlperf-bert"}, "CONT=mlperf-bert: no such image on every node: docker build -t mlperf-bert ."),
+        (
+            {"NO_IMAGE": "mlperf-bert"},
+            "CONT=mlperf-bert: no such image on every node: docker build -t mlperf-bert .",
+        ),
         ({"CONT": "/images/bert.sqsh"}, "docker expects an image name"),
         ({"NO_DAEMON": "1"}, "docker does not answer: permission denied"),
         ({"NO_GPUS": "1"}, "install the NVIDIA container toolkit, or set DEVICE=cpu"),
-        ({"CONTAINER_MOUNTS": "/nowhere:/data"}, "CONTAINER_MOUNTS: /nowhere: no such file or folder"),
-        ({"CONTAINER_MOUNTS": "/tmp:data"}, "CONTAINER_MOUNTS: /tmp:data: expected SOURCE[:TARGET][:ro]"),
-        ({"CONTAINER_MOUNTS": "/tmp:/data:rx"}, "CONTAINER_MOUNTS: /tmp:/data:rx: expected SOURCE[:TARGET][:ro]"),
+        (
+            {"CONTAINER_MOUNTS": "/nowhere:/data"},
+            "CONTAINER_MOUNTS: /nowhere: no such file or folder",
+        ),
+        (
+            {"CONTAINER_MOUNTS": "/tmp:data"},
+            "CONTAINER_MOUNTS: /tmp:data: expected SOURCE[:TARGET][:ro]",
+        ),
+        (
+            {"CONTAINER_MOUNTS": "/tmp:/data:rx"},
+            "CONTAINER_MOUNTS: /tmp:/data:rx: expected SOURCE[:TARGET][:ro]",
+        ),
         ({"CONTAINER_RUNTIME": "pyxis"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
         ({"CONTAINER_RUNTIME": "podman"}, "CONTAINER_RUNTIME='podman': expected one of"),
         ({"DATADIR": "/with space"}, "a path that is mounted in a container has no space"),
@@ -248,7 +323,9 @@ def test_a_signal_reaches_the_container(docker):
 @pytest.mark.slurm
 def test_ranks_of_a_slurm_job_run_in_containers_too(slurm):
     folder = slurm.checkout.root.parent
-    (folder / "bin" / "docker").write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" docker "$@"\n')
+    (folder / "bin" / "docker").write_text(
+        f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{STAND_IN}" docker "$@"\n'
+    )
     (folder / "bin" / "docker").chmod(0o755)
     (folder / "a checkout").rename(folder / "checkout")
     slurm.checkout.root = folder / "checkout"

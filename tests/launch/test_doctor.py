@@ -87,7 +87,9 @@ def site(checkout):
     (folder / "data" / "prepared-packed.json").touch()
     (folder / "data" / "sys/devices/system/cpu/online").write_text("0-63\n")
     (folder / "data" / "status").write_text("Cpus_allowed_list:\t0-27,32-59\n")
-    (folder / "enroot.conf").write_text("ENROOT_DATA_PATH  ${HOME}/enroot-$(id -u)\nENROOT_CACHE_PATH $ELSEWHERE/x\n")
+    (folder / "enroot.conf").write_text(
+        "ENROOT_DATA_PATH  ${HOME}/enroot-$(id -u)\nENROOT_CACHE_PATH $ELSEWHERE/x\n"
+    )
     (folder / "bert.sqsh").write_text("hsqs and more")
     (checkout.root / "implementations" / "bert" / "__main__.py").write_text(CHECKED)
     (checkout.root / "h5py").mkdir()
@@ -130,7 +132,17 @@ def test_a_healthy_site_passes(site):
     assert not done.stderr
     assert {name: row[0] for name, row in found.items() if row[0] not in ("pass", "skip")} == {}
     assert set(found) >= {
-        *("slurm", "partition", "gres", "MPI type", "pyxis", "user namespaces", "enroot", "image", "ENROOT_DATA_PATH"),
+        *(
+            "slurm",
+            "partition",
+            "gres",
+            "MPI type",
+            "pyxis",
+            "user namespaces",
+            "enroot",
+            "image",
+            "ENROOT_DATA_PATH",
+        ),
         *("CPUs", "memlock", "drop caches", "LOGDIR", "GPUs", "driver", "clocks", "NVLink"),
         *("DATADIR_PHASE2_PACKED", "EVALDIR", "CHECKPOINTDIR_PHASE1", "data manifest"),
     }
@@ -153,10 +165,30 @@ def test_a_misspelt_name_is_a_row_of_the_whole_table(site):
 @pytest.mark.parametrize(
     ("broken", "check", "finding", "cure"),
     [
-        ({"DOWN": "1"}, "slurm", "Unable to contact slurm controller", "systemctl status slurmctld munge"),
-        ({"PARTITIONS": "batch"}, "partition", "no default partition", "export SBATCH_PARTITION=batch"),
-        ({"SBATCH_PARTITION": "gpu"}, "partition", "gpu: no such partition", "export SBATCH_PARTITION=batch"),
-        ({"STATE": "down"}, "partition", "batch is down", "scontrol update PartitionName=batch State=UP"),
+        (
+            {"DOWN": "1"},
+            "slurm",
+            "Unable to contact slurm controller",
+            "systemctl status slurmctld munge",
+        ),
+        (
+            {"PARTITIONS": "batch"},
+            "partition",
+            "no default partition",
+            "export SBATCH_PARTITION=batch",
+        ),
+        (
+            {"SBATCH_PARTITION": "gpu"},
+            "partition",
+            "gpu: no such partition",
+            "export SBATCH_PARTITION=batch",
+        ),
+        (
+            {"STATE": "down"},
+            "partition",
+            "batch is down",
+            "scontrol update PartitionName=batch State=UP",
+        ),
         ({"NODES": "0"}, "partition", "batch has 0 nodes", "smaller config"),
         (
             {"GRES": "gpu:h100:4(S:0,1),nic:2"},
@@ -172,7 +204,12 @@ def test_a_misspelt_name_is_a_row_of_the_whole_table(site):
             "Dlopen of plugin file failed: /opt/pyxis.so",
             "plugstack.conf",
         ),
-        ({"PYXIS": "--container-image --container-name"}, "pyxis", "srun lacks --container-mounts", "install pyxis"),
+        (
+            {"PYXIS": "--container-image --container-name"},
+            "pyxis",
+            "srun lacks --container-mounts",
+            "install pyxis",
+        ),
     ],
 )
 def test_slurm_problems_are_named_with_the_fix(site, broken, check, finding, cure):
@@ -182,7 +219,12 @@ def test_slurm_problems_are_named_with_the_fix(site, broken, check, finding, cur
 @pytest.mark.parametrize(
     ("broken", "check", "finding", "cure"),
     [
-        ({"NO_USERNS": "1"}, "user namespaces", "unshare --user failed", "sysctl -w user.max_user_namespaces"),
+        (
+            {"NO_USERNS": "1"},
+            "user namespaces",
+            "unshare --user failed",
+            "sysctl -w user.max_user_namespaces",
+        ),
         ({"NO_ENROOT": "1"}, "enroot", "Permission denied", "ENROOT_DATA_PATH"),
         ({"CONT": "missing.sqsh"}, "pyxis", "missing.sqsh: no such image: enroot import", ""),
         (
@@ -205,7 +247,10 @@ def test_container_problems_are_named_with_the_fix(site, broken, check, finding,
 
 
 def test_a_check_that_could_not_run_does_not_pass(site):
-    busy = {"CONTAINER": "srun: error: Unable to allocate resources: Requested nodes are busy", "CONTAINER_STATUS": "1"}
+    busy = {
+        "CONTAINER": "srun: error: Unable to allocate resources: Requested nodes are busy",
+        "CONTAINER_STATUS": "1",
+    }
     result, finding, _ = rows(doctor(site, "container", **busy).stdout)["pyxis"]
     assert (result, finding[:47]) == ("skip", "not tried: no node was free within a minute (Un")
 
@@ -215,7 +260,9 @@ def test_nodes_without_gres_for_gpus_pass_as_run_sub_runs_there(site):
 
 
 def test_several_nodes_prefix_their_lines_with_their_names(site):
-    lines = doctor(site, "slurm", SLURM_STEP_NUM_TASKS="2", SLURMD_NODENAME="dgx7").stdout.splitlines()
+    lines = doctor(
+        site, "slurm", SLURM_STEP_NUM_TASKS="2", SLURMD_NODENAME="dgx7"
+    ).stdout.splitlines()
     assert all(line.startswith("dgx7: ") for line in lines)
 
 
@@ -257,9 +304,19 @@ def test_a_file_that_is_no_image_is_found(site):
         ({"FABRIC": "In Progress"}, "fabric manager", "Progress", "restart nvidia-fabricmanager"),
         ({"FREE": "0"}, "LOGDIR", "0 GB free", ""),
         ({"PYTHON": "/no/python"}, "Python", "/no/python", "make setup"),
-        ({"CLEAR_CACHES": "require", "NO_SUDO": "1"}, "drop caches", "a closed run on GPUs does not start", "visudo"),
+        (
+            {"CLEAR_CACHES": "require", "NO_SUDO": "1"},
+            "drop caches",
+            "a closed run on GPUs does not start",
+            "visudo",
+        ),
         ({"EVALDIR": "/no/eval"}, "EVALDIR", "/no/eval: no such folder", "prepare_data.sh"),
-        ({"UNFIT": "1"}, "checkpoint, run", "INIT_CHECKPOINT=/d/w.pt: not a checkpoint", "python -m bert --check"),
+        (
+            {"UNFIT": "1"},
+            "checkpoint, run",
+            "INIT_CHECKPOINT=/d/w.pt: not a checkpoint",
+            "python -m bert --check",
+        ),
     ],
 )
 def test_machine_problems_are_named_with_the_fix(site, broken, check, finding, cure):
@@ -339,7 +396,9 @@ def test_a_login_node_is_not_blamed_for_having_no_gpu(site):
 
 def test_without_a_config_only_what_needs_one_is_skipped(site):
     command = ["./launch/doctor.sh", "slurm", "data"]
-    done = subprocess.run(command, cwd=site.root, env=site.env, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=site.root, env=site.env, capture_output=True, text=True, check=False
+    )
     found = rows(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
     assert found["checkpoint, run"][0] == "skip"
@@ -350,13 +409,21 @@ def test_without_a_config_only_what_needs_one_is_skipped(site):
 def test_machines_that_ssh_does_not_reach_fail(site):
     site.stand_in("ssh", "echo 'ssh: connect to host dgx1 port 22: No route to host' >&2; exit 255")
     done = doctor(site, "ssh", HOSTS="dgx1")
-    assert_fails(done, "ssh", "dgx1: ssh cannot connect (ssh: connect to host dgx1 port 22: No route to host)", "")
+    assert_fails(
+        done,
+        "ssh",
+        "dgx1: ssh cannot connect (ssh: connect to host dgx1 port 22: No route to host)",
+        "",
+    )
 
 
 def test_an_unknown_group_is_wrong_usage(site):
     done = doctor(site, "disk")
     assert done.returncode == 2
-    assert done.stderr == "run: error: disk: expected one of slurm container ssh machine gpu data verify\n"
+    assert (
+        done.stderr
+        == "run: error: disk: expected one of slurm container ssh machine gpu data verify\n"
+    )
 
 
 def assert_fails(done, check: str, finding: str, cure: str) -> None:
@@ -379,12 +446,19 @@ def assert_fails(done, check: str, finding: str, cure: str) -> None:
         ({}, "partition", "pass", "2 nodes of gpu:h100:8"),
         ({"DGXNNODES": "3"}, "partition", "fail", "has 2 nodes and the config wants DGXNNODES=3"),
         ({"SBATCH_PARTITION": "none"}, "partition", "fail", "none: no such partition"),
-        ({"SLURM_MPI_TYPE": "openmpi9"}, "MPI type", "warn", "SLURM_MPI_TYPE=openmpi9 is not among"),
+        (
+            {"SLURM_MPI_TYPE": "openmpi9"},
+            "MPI type",
+            "warn",
+            "SLURM_MPI_TYPE=openmpi9 is not among",
+        ),
         ({"CONT": "image"}, "pyxis", "pass", ""),
     ],
 )
 def test_a_real_slurm_is_checked_as_run_sub_uses_it(slurm, setting, check, result, finding):
-    after = "".join(f"export {name}={value}; " for name, value in ({"DGXNGPU": "8"} | setting).items())
+    after = "".join(
+        f"export {name}={value}; " for name, value in ({"DGXNGPU": "8"} | setting).items()
+    )
     done = slurm.checkout.run("./launch/doctor.sh slurm", after=after)
     found = rows(done.stdout)
     assert done.returncode == (result == "fail"), done.stdout + done.stderr
@@ -396,7 +470,9 @@ def test_a_real_slurm_is_checked_as_run_sub_uses_it(slurm, setting, check, resul
 @pytest.mark.slurm
 def test_the_nodes_of_a_real_slurm_are_checked_by_a_step(slurm):
     command = "srun --nodes=2 --ntasks-per-node=1 ./launch/doctor.sh machine gpu"
-    done = slurm.checkout.run(command, after="export DEVICE=cpu", PYTHON="python", LOGDIR=str(slurm.folder))
+    done = slurm.checkout.run(
+        command, after="export DEVICE=cpu", PYTHON="python", LOGDIR=str(slurm.folder)
+    )
     for node in ("dgx1", "dgx2"):
         assert done.stdout.count(f"{node}: pass  LOGDIR ") == 1, done.stdout + done.stderr
         assert done.stdout.count(f"{node}: skip  GPUs                  DEVICE=cpu") == 1

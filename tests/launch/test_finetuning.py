@@ -24,7 +24,11 @@ def site(checkout, tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     checkout.root = checkout.root.rename(tmp_path / "checkout")
-    checkout.env |= {"LOGDIR": str(tmp_path / "results"), "PYTHONPATH": str(checkout.root), "NCCL_TEST": "0"}
+    checkout.env |= {
+        "LOGDIR": str(tmp_path / "results"),
+        "PYTHONPATH": str(checkout.root),
+        "NCCL_TEST": "0",
+    }
     return checkout
 
 
@@ -33,7 +37,13 @@ def finetune(site, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
     paths = [f"DATA={folder}/data/squad", f"INIT_CHECKPOINT={folder}/weights/model.safetensors"]
     command = [SCRIPT, *words, *paths] if words else [SCRIPT]
     return subprocess.run(
-        command, cwd=site.root, env=site.env | env, capture_output=True, text=True, check=False, timeout=240
+        command,
+        cwd=site.root,
+        env=site.env | env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
 
 
@@ -43,15 +53,22 @@ def test_every_seed_is_a_trial_and_runs_once(site):
     assert done.returncode == 0, done.stderr
     assert last_line(done.stderr) == f"run: all 2 trials are complete: {site.run_dir}"
     assert last_line(done.stdout) == f"seeds of {site.run_dir}"
-    assert sorted((rank["TRIAL"], rank["RANK"]) for rank in site.ranks()) == [(t, r) for t in "01" for r in "01"]
+    assert sorted((rank["TRIAL"], rank["RANK"]) for rank in site.ranks()) == [
+        (t, r) for t in "01" for r in "01"
+    ]
     assert {(rank["TASK"], rank["SEEDS"]) for rank in site.ranks()} == {("squad", "4,7")}
     assert {path.name for path in site.run_dir.glob("model_*")} == {"model_0", "model_1"}
-    assert not list(site.run_dir.glob("running_*")), "nothing is left of the folders in which trials run"
+    assert not list(site.run_dir.glob("running_*")), (
+        "nothing is left of the folders in which trials run"
+    )
     assert not list(site.run_dir.glob("compliance_*")), "compliance is of timed pretraining"
     assert finetune(site, *words).returncode == 0
     assert len(site.ranks()) == 4, "a seed that has its figures is not trained again"
     done = finetune(site, *words, FINISHED="another:1", SEED="3")
-    assert (done.returncode, last_line(done.stderr)) == (2, "run: error: trial 1 is of a run with SEED 4")
+    assert (done.returncode, last_line(done.stderr)) == (
+        2,
+        "run: error: trial 1 is of a run with SEED 4",
+    )
     assert len(site.ranks()) == 4
 
 
@@ -59,7 +76,10 @@ def test_a_seed_that_fails_gives_its_reason_last_and_is_the_one_that_continues(s
     words = ("squad", "SEEDS=4,7,9", "RUN_NAME=r")
     done = finetune(site, *words, TRIAL_1="crash")
     assert done.returncode == 1
-    assert last_line(done.stderr) == "run: error: 1 of 3 trials failed: trial 1: the loss is nan at step 3"
+    assert (
+        last_line(done.stderr)
+        == "run: error: 1 of 3 trials failed: trial 1: the loss is nan at step 3"
+    )
     assert finetune(site, *words).returncode == 0
     assert [rank["TRIAL"] for rank in site.ranks()] == ["0", "1", "2", "1"]
 
@@ -67,7 +87,9 @@ def test_a_seed_that_fails_gives_its_reason_last_and_is_the_one_that_continues(s
 def test_a_run_that_was_asked_to_stop_is_not_complete(site):
     done = finetune(site, "squad", TRIAL_0="stopped")
     assert done.returncode == 1
-    assert last_line(done.stderr).endswith("trial 0: stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues")
+    assert last_line(done.stderr).endswith(
+        "trial 0: stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues"
+    )
 
 
 def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
@@ -87,7 +109,10 @@ def test_a_run_without_seeds_takes_its_trials_from_nexp(site):
         (("squad", "--docker"), "--docker goes first: ./run_finetuning.sh --docker squad"),
         (("glue", "--slurm"), "--slurm goes first: ./run_finetuning.sh --slurm glue"),
         (("squad", "BATCHSZIE=3"), "did you mean BATCHSIZE"),
-        (("squad", "REHEARSAL=1"), "REHEARSAL=1 compares with published runs of pretraining: unset it"),
+        (
+            ("squad", "REHEARSAL=1"),
+            "REHEARSAL=1 compares with published runs of pretraining: unset it",
+        ),
         (("squad", "POWER=1"), "POWER=1 measures the power of timed runs of pretraining: unset it"),
         (("squad", "STAGE_DIR=/tmp/x"), "STAGE_DIR copies the records of pretraining: unset it"),
         (("squad", "SEEDS=1,2", "NEXP=3"), "NEXP=3 and SEEDS=1,2: a seed is a trial; unset NEXP"),
@@ -126,7 +151,9 @@ def test_another_trainer_is_refused_by_name(site):
 def test_a_container_mounts_the_data_and_the_files_beside_the_weights(site):
     site.stand_in("docker", "")
     docker = site.root.parent / "bin" / "docker"
-    docker.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{FAKES / "container.py"}" docker "$@"\n')
+    docker.write_text(
+        f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{FAKES / "container.py"}" docker "$@"\n'
+    )
     folder = site.root.parent
     done = finetune(site, "--docker", "squad", f"CHECKPOINTDIR_PHASE1={folder}/weights", CONT="mlperf-bert",
                     LOOK_FOR=f"{folder}/data/squad/dev-v1.1.json:{folder}/weights/vocab.txt")  # fmt: skip
@@ -135,7 +162,9 @@ def test_a_container_mounts_the_data_and_the_files_beside_the_weights(site):
     (rank,) = site.ranks()
     assert len(rank["SEES"]) == 2
     (training,) = [
-        call for call in map(json.loads, site.calls("docker")) if "rank.sh" in " ".join(call.get("command", []))
+        call
+        for call in map(json.loads, site.calls("docker"))
+        if "rank.sh" in " ".join(call.get("command", []))
     ]
     volumes = training["options"]["--volume"]
     assert len(volumes) == len(set(volumes)), "docker refuses a mount point that is named twice"

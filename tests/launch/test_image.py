@@ -19,11 +19,37 @@ pytestmark = pytest.mark.slow
 
 BASE, IMAGE = "bert-test-base", "bert-test-image"
 PROGRAMS = (
-    *("bash", "sh", "env", "sed", "grep", "cat", "mktemp", "paste", "rm", "mkdir", "dirname", "ls", "uname", "id"),
+    *(
+        "bash",
+        "sh",
+        "env",
+        "sed",
+        "grep",
+        "cat",
+        "mktemp",
+        "paste",
+        "rm",
+        "mkdir",
+        "dirname",
+        "ls",
+        "uname",
+        "id",
+    ),
     *("git", "ldconfig"),
 )
 # Needed neither by the build nor by --check.
-LEFT_OUT = {"triton", "transformers", "mypy", "pandas", "playwright", "ruff", "test", "idlelib", "ensurepip", "include"}
+LEFT_OUT = {
+    "triton",
+    "transformers",
+    "mypy",
+    "pandas",
+    "playwright",
+    "ruff",
+    "test",
+    "idlelib",
+    "ensurepip",
+    "include",
+}
 TREES = (sys.prefix, sys.base_prefix, "/usr/lib/git-core")
 SETTINGS = {
     "SYNTH_DATA": "1",
@@ -35,9 +61,7 @@ SETTINGS = {
     "EVAL_ITER_START_SAMPLES": "100",
     "EVAL_ITER_SAMPLES": "100",
 }
-CONFIG = (
-    '{"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40}'
-)
+CONFIG = '{"vocab_size": 211, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 40}'
 
 
 def docker(*words: str, **how) -> subprocess.CompletedProcess:
@@ -64,7 +88,9 @@ def files_of_base() -> Iterator[Path]:
     yield from map(Path, sorted(set().union(*map(libraries, [*found, python, *extensions]))))
     for folder in dict.fromkeys(TREES):
         for parent, folders, names in os.walk(folder):
-            folders[:] = [name for name in folders if name not in LEFT_OUT and name != "__pycache__"]
+            folders[:] = [
+                name for name in folders if name not in LEFT_OUT and name != "__pycache__"
+            ]
             yield from (Path(parent, name) for name in names)
             yield from (path for name in folders if (path := Path(parent, name)).is_symlink())
 
@@ -78,7 +104,12 @@ def base() -> Iterator[str]:
     command = ["docker", "import", "--change", f"ENV PATH={path}", "-", BASE]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as importing:
         with tarfile.open(fileobj=importing.stdin, mode="w|") as tar:
-            for name, target in (("bin", "usr/bin"), ("sbin", "usr/sbin"), ("lib", "usr/lib"), ("lib64", "usr/lib64")):
+            for name, target in (
+                ("bin", "usr/bin"),
+                ("sbin", "usr/sbin"),
+                ("lib", "usr/lib"),
+                ("lib64", "usr/lib64"),
+            ):
                 link = tarfile.TarInfo(name)
                 link.type, link.linkname = tarfile.SYMTYPE, target
                 tar.addfile(link)
@@ -90,7 +121,9 @@ def base() -> Iterator[str]:
             for file in files_of_base():
                 name = re.sub(r"^/(bin|sbin|lib|lib64)/", r"/usr/\1/", str(file))
                 if name not in seen:
-                    tar.add(file if in_tree(file) else file.resolve(), arcname=name, recursive=False)
+                    tar.add(
+                        file if in_tree(file) else file.resolve(), arcname=name, recursive=False
+                    )
                 seen.add(name)
         importing.stdin.close()
     assert importing.returncode == 0
@@ -99,18 +132,46 @@ def base() -> Iterator[str]:
 
 
 def test_the_image_is_built_on_another_base_and_checks_a_run(base, repository, tmp_path):
-    offline = ["--build-arg", "PIP_NO_INDEX=1"]  # all of image.txt is in the base, which keeps its versions
-    command = ["build", "--network", "none", "--build-arg", f"BASE={base}", *offline, "-t", IMAGE, str(repository)]
+    offline = [
+        "--build-arg",
+        "PIP_NO_INDEX=1",
+    ]  # all of image.txt is in the base, which keeps its versions
+    command = [
+        "build",
+        "--network",
+        "none",
+        "--build-arg",
+        f"BASE={base}",
+        *offline,
+        "-t",
+        IMAGE,
+        str(repository),
+    ]
     done = docker(*command, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     (tmp_path / "bert_config.json").write_text(CONFIG)
     variables = [word for name, value in SETTINGS.items() for word in ("--env", f"{name}={value}")]
     mount = ["--volume", f"{tmp_path}:/model:ro", "--env", "BERT_CONFIG=/model/bert_config.json"]
     done = docker(
-        "run", "--rm", "--network", "none", *mount, *variables, IMAGE, "python", "-m", "bert", "--check", text=True
+        "run",
+        "--rm",
+        "--network",
+        "none",
+        *mount,
+        *variables,
+        IMAGE,
+        "python",
+        "-m",
+        "bert",
+        "--check",
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^global batch +2 sequences|^global batch +\d", done.stdout, re.M), done.stdout
+    assert re.search(r"^global batch +2 sequences|^global batch +\d", done.stdout, re.M), (
+        done.stdout
+    )
     where = "import bert; print(bert.__file__)"
     done = docker("run", "--rm", "--network", "none", IMAGE, "python", "-c", where, text=True)
-    assert done.stdout.strip() == "/workspace/bert/implementations/bert/__init__.py", "the image's own checkout"
+    assert done.stdout.strip() == "/workspace/bert/implementations/bert/__init__.py", (
+        "the image's own checkout"
+    )

@@ -18,13 +18,18 @@ def test_a_folder_that_cannot_be_created_is_refused(checkout):
     blocked.write_text("a file")
     done = checkout.run(SCRIPT, KERNEL_CACHE=str(blocked))
     assert done.returncode == 2
-    assert f"KERNEL_CACHE={blocked}: not a folder on every node: " in done.stderr.strip().splitlines()[-1]
+    assert (
+        f"KERNEL_CACHE={blocked}: not a folder on every node: "
+        in done.stderr.strip().splitlines()[-1]
+    )
     assert not checkout.ranks()
 
 
 def test_a_folder_that_a_rank_cannot_write_costs_time_but_not_the_run(checkout):
     script = checkout.root / "launch" / "run" / "preflight.sh"
-    script.write_text(script.read_text() + "preflight::outputs() { :; }\n")  # of a node whose folder went away
+    script.write_text(
+        script.read_text() + "preflight::outputs() { :; }\n"
+    )  # of a node whose folder went away
     done = checkout.run(SCRIPT, KERNEL_CACHE="/proc/no such folder")
     assert done.returncode == 0, done.stderr
     output = (checkout.run_dir / "output_0.txt").read_text()

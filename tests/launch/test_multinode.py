@@ -77,7 +77,11 @@ def test_values_reach_the_machines_unchanged_and_not_on_a_command_line(machines)
     assert done.returncode == 0, done.stderr
     assert "NCCL_ODD" not in "".join(machines.calls("ssh"))
     shown = subprocess.run(
-        ["bash", "-c", f"source launch/run/environment.sh; environment::print | env -i bash -c '{READ}'"],
+        [
+            "bash",
+            "-c",
+            f"source launch/run/environment.sh; environment::print | env -i bash -c '{READ}'",
+        ],
         cwd=machines.root,
         env=machines.env | {"NCCL_ODD": odd, "MY_TOKEN": "hidden"},
         capture_output=True,
@@ -110,14 +114,19 @@ def test_a_connection_that_breaks_ends_the_ranks_of_every_machine(machines):
 def test_a_machine_that_does_not_share_the_results_still_reports_why_it_failed(machines):
     said = "2 DATADIR_PHASE2: truncated\n"
     done = run(machines, "export NEXP=5", TRIAL_0="hang", LOST="dgx2", LOST_STATUS="1", SAYS=said)
-    assert last_line(done.stderr) == "run: error: 1 of 5 trials failed: trial 0: DATADIR_PHASE2: truncated"
+    assert (
+        last_line(done.stderr)
+        == "run: error: 1 of 5 trials failed: trial 0: DATADIR_PHASE2: truncated"
+    )
     assert {rank["TRIAL"] for rank in machines.ranks()} <= {"0"}, "bad input ends the loop"
 
 
 def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tmp_path):
     folder = tmp_path / "elsewhere" / "run" / "running_0"
     entries = {"RUN_DIR": str(folder), "TRIAL": "0", "DGXNGPU": "1"}
-    fail = 'echo 2 >"$RUN_DIR/status"; echo "LR: wrong" >"$RUN_DIR/error_0.txt"; echo output; exit 1'
+    fail = (
+        'echo 2 >"$RUN_DIR/status"; echo "LR: wrong" >"$RUN_DIR/error_0.txt"; echo output; exit 1'
+    )
     process = subprocess.Popen(
         [machines.root / "launch" / "ssh" / "node.sh", "watch", "bash", "-c", fail],
         env=machines.env,
@@ -143,7 +152,9 @@ def test_a_signal_ends_the_ranks_of_every_machine(machines):
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 143
     assert "RUN_NAME=stopped continues" in last_line(errors)
-    wait_until(lambda: not processes(machines.root))  # the machines notice that the connection is gone
+    wait_until(
+        lambda: not processes(machines.root)
+    )  # the machines notice that the connection is gone
 
 
 @pytest.mark.parametrize(
@@ -151,14 +162,19 @@ def test_a_signal_ends_the_ranks_of_every_machine(machines):
     [
         ({"HOSTS": "dgx1"}, "1 machines and the config wants DGXNNODES=2"),
         ({"HOSTS": "dgx1,dgx1"}, "a machine is listed twice"),
-        ({"DOWN": "dgx2"}, "dgx2: ssh cannot connect (ssh: connect to host dgx2 port 22: No route to host)"),
+        (
+            {"DOWN": "dgx2"},
+            "dgx2: ssh cannot connect (ssh: connect to host dgx2 port 22: No route to host)",
+        ),
         ({"BLIND": "dgx2"}, "dgx2 does not see"),
         ({"APART": "dgx1"}, "is not the same folder on dgx1"),
         ({"PYTHON": "/no/python"}, "dgx1: PYTHON=/no/python does not exist or has no torch"),
         ({"CONTAINER_RUNTIME": "pyxis", "CONT": "image"}, "CONTAINER_RUNTIME=pyxis is for Slurm"),
     ],
 )
-def test_a_machine_that_cannot_take_part_is_named_before_anything_is_written(machines, changes, reason):
+def test_a_machine_that_cannot_take_part_is_named_before_anything_is_written(
+    machines, changes, reason
+):
     done = run(machines, **changes)
     assert done.returncode == 2
     assert last_line(done.stderr).startswith("run: error: ")
@@ -168,7 +184,9 @@ def test_a_machine_that_cannot_take_part_is_named_before_anything_is_written(mac
 
 
 def test_caches_count_as_dropped_only_when_every_machine_dropped_them(machines):
-    (machines.root / "launch" / "node" / "drop_caches.sh").write_text('#!/bin/sh\n[ "$OF_HOST" != "$STUBBORN" ]\n')
+    (machines.root / "launch" / "node" / "drop_caches.sh").write_text(
+        '#!/bin/sh\n[ "$OF_HOST" != "$STUBBORN" ]\n'
+    )
     done = run(machines, STUBBORN="none")
     assert done.returncode == 0, done.stderr
     assert {rank["CACHE_CLEARED"] for rank in machines.ranks()} == {"1"}
@@ -194,7 +212,12 @@ def test_the_names_of_samsungs_script_are_understood(machines, tmp_path):
         "sys.exit(2)\n"
     )
     done = subprocess.run(
-        ["bash", "-c", script], cwd=machines.root, env=environ, capture_output=True, text=True, check=False
+        ["bash", "-c", script],
+        cwd=machines.root,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2, "the stand-in's check fails"
     said = json.loads(next(line for line in done.stderr.splitlines() if line.startswith("{")))
@@ -215,7 +238,10 @@ def test_a_system_without_a_config_is_named(machines):
         text=True,
         check=False,
     )
-    assert (done.returncode, "DGXSYSTEM=GB300_1x2x3x4: no such config" in last_line(done.stderr)) == (2, True)
+    assert (
+        done.returncode,
+        "DGXSYSTEM=GB300_1x2x3x4: no such config" in last_line(done.stderr),
+    ) == (2, True)
 
 
 def test_containers_of_the_image_run_on_every_machine(machines):
@@ -224,7 +250,9 @@ def test_containers_of_the_image_run_on_every_machine(machines):
     program = folder / "bin" / "docker"
     program.write_text(f'#!/usr/bin/env bash\nexec "$REAL_PYTHON" -S "{stand_in}" docker "$@"\n')
     program.chmod(0o755)
-    (folder / "a checkout").rename(folder / "checkout")  # a mounted path has neither space nor colon
+    (folder / "a checkout").rename(
+        folder / "checkout"
+    )  # a mounted path has neither space nor colon
     machines.root = folder / "checkout"
     done = run(machines, CONT="mlperf-bert", LOGDIR=str(folder / "results"))
     assert done.returncode == 0, done.stderr
@@ -233,7 +261,9 @@ def test_containers_of_the_image_run_on_every_machine(machines):
     assert len(ranks) == 2
     assert {"LR", "MASTER_ADDR", "TRIAL", "OMP_NUM_THREADS"} <= set(ranks[0]["options"]["--env"])
     assert len(machines.ranks()) == 4
-    assert len([call for call in calls if call.get("words", [""])[0] == "rm"]) == 2, "removed on both"
+    assert len([call for call in calls if call.get("words", [""])[0] == "rm"]) == 2, (
+        "removed on both"
+    )
 
 
 @pytest.mark.slow
@@ -253,7 +283,10 @@ def test_two_machines_really_train_together(repository, checkout, tmp_path):
     (tmp_path / "bert_config.json").write_text(json.dumps(shape))
     checkout.stand_in("ssh", SSH)
     environ = {
-        **{name: checkout.env[name] for name in ("PATH", "HOME", "LOGDIR", "REAL_PYTHON", "FAKE_CALLS")},
+        **{
+            name: checkout.env[name]
+            for name in ("PATH", "HOME", "LOGDIR", "REAL_PYTHON", "FAKE_CALLS")
+        },
         "HOSTS": "localhost 127.0.0.1",
         "PYTHON": sys.executable,
         "GLOO_SOCKET_IFNAME": "lo",
@@ -277,7 +310,12 @@ def test_two_machines_really_train_together(repository, checkout, tmp_path):
         "MAX_STEPS": "1",
     }
     done = subprocess.run(
-        [repository / "run_multinode.sh"], env=environ, capture_output=True, text=True, check=False, timeout=300
+        [repository / "run_multinode.sh"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode in (0, 1), done.stderr
     assert "step      1/1" in done.stdout, done.stdout + done.stderr
@@ -296,7 +334,9 @@ def sshd(checkout, tmp_path):
         pytest.skip("needs root, ssh and sshd (openssh-server)")
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name], check=True
+        )
     port = free_ports()
     settings = {
         "Port": port,
@@ -307,14 +347,19 @@ def sshd(checkout, tmp_path):
         "UsePAM": "no",
         "PermitRootLogin": "yes",
     }
-    (tmp_path / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    (tmp_path / "sshd_config").write_text(
+        "".join(f"{name} {value}\n" for name, value in settings.items())
+    )
     with open(tmp_path / "sshd.log", "w") as log:
         process = subprocess.Popen([server, "-D", "-e", "-f", tmp_path / "sshd_config"], stderr=log)
     wait_until(lambda: "listening" in (tmp_path / "sshd.log").read_text())
     # Post-quantum keys would take a tenth of a second of a core.
     options = "-o KexAlgorithms=curve25519-sha256 -o LogLevel=ERROR"
     options += " -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null"
-    python, packages = tmp_path / "bin" / "python", f"{checkout.root / 'implementations'}:{checkout.root}"
+    python, packages = (
+        tmp_path / "bin" / "python",
+        f"{checkout.root / 'implementations'}:{checkout.root}",
+    )
     text = python.read_text().replace("set -uo pipefail", f'export PYTHONPATH="{packages}"')
     python.write_text(text)  # where the stand-ins for packages are: PYTHONPATH does not go along
     checkout.env |= {
@@ -346,7 +391,9 @@ def test_a_real_ssh_server_ends_the_ranks_of_a_killed_script(sshd):
 def test_a_real_connection_that_breaks_ends_the_ranks_of_both_machines(sshd):
     process = sshd.popen(MULTINODE, after="export DGXNNODES=2", TRIAL_0="hang")
     wait_until(lambda: len(sshd.ranks()) == 4)
-    client = subprocess.run(["pgrep", "-f", "^ssh .* 127.0.0.2 .*watch"], capture_output=True, text=True, check=True)
+    client = subprocess.run(
+        ["pgrep", "-f", "^ssh .* 127.0.0.2 .*watch"], capture_output=True, text=True, check=True
+    )
     for number in client.stdout.split():
         with suppress(FileNotFoundError, ProcessLookupError):  # another test's, which has ended
             if str(sshd.root.parent) in Path(f"/proc/{number}/cmdline").read_text():

@@ -19,9 +19,16 @@ SCRIPTS = {
 @pytest.mark.parametrize("script", SCRIPTS)
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("BATCHSZIE", "BATCHSIZE"), ("LEARNING_RATE", "LR"), ("FUSE", "FUSED"), ("DGXNODES", "DGXNNODES")],
+    [
+        ("BATCHSZIE", "BATCHSIZE"),
+        ("LEARNING_RATE", "LR"),
+        ("FUSE", "FUSED"),
+        ("DGXNODES", "DGXNNODES"),
+    ],
 )
-def test_a_misspelt_name_stops_every_script_before_it_starts_anything(checkout, script, name, meant):
+def test_a_misspelt_name_stops_every_script_before_it_starts_anything(
+    checkout, script, name, meant
+):
     done = checkout.run(f"env {SCRIPTS[script]}", **{name: "4"})
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"run: error: {name}: did you mean {meant}?" in done.stderr
@@ -58,15 +65,22 @@ H100, DEMO, A100 = (
 
 @pytest.mark.parametrize("order", [f"source env.sh; {H100}", f"{H100} source env.sh;"])
 def test_your_exports_win_over_a_config_with_a_message(checkout, order):
-    done = sourced(checkout, f"{order} echo $LR $BATCHSIZE $WALLTIME", LR="0.02", WALLTIME_RUNANDTIME="30")
+    done = sourced(
+        checkout, f"{order} echo $LR $BATCHSIZE $WALLTIME", LR="0.02", WALLTIME_RUNANDTIME="30"
+    )
     assert done.stdout == "0.02 48 40\n"
-    assert "config: LR=0.02 is exported in this shell and overrides '0.00096' of config_P8000H" in done.stderr
+    assert (
+        "config: LR=0.02 is exported in this shell and overrides '0.00096' of config_P8000H"
+        in done.stderr
+    )
     assert "(unset LR to use that)" in done.stderr
     assert done.stderr.count("\n") == 2
 
 
 def test_exports_after_a_config_survive_sourcing_another_one(checkout):
-    done = sourced(checkout, f"{H100} export LR=0.02; {A100} echo $LR $BATCHSIZE; unset LR; {H100} echo $LR")
+    done = sourced(
+        checkout, f"{H100} export LR=0.02; {A100} echo $LR $BATCHSIZE; unset LR; {H100} echo $LR"
+    )
     assert done.stdout == "0.02 56\n0.00096\n"
 
 
@@ -103,7 +117,11 @@ def test_the_list_of_configs_and_the_difference_of_two(checkout):
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [("nothing y", "nothing: 0 configs"), ("DGXH100 demo", "DGXH100: "), ("demo", "expected no argument")],
+    [
+        ("nothing y", "nothing: 0 configs"),
+        ("DGXH100 demo", "DGXH100: "),
+        ("demo", "expected no argument"),
+    ],
 )
 def test_a_config_that_is_not_found_is_one_line(checkout, arguments, said):
     with pytest.raises(subprocess.CalledProcessError) as caught:

@@ -57,7 +57,10 @@ def test_ranks_that_hang_are_ended_by_the_launcher(checkout):
 def test_a_wrong_timeout_is_one_line(checkout):
     done = checkout.run(LOCAL, after="export NCCL_TEST_TIMEOUT=soon")
     assert done.returncode == 2
-    assert last_line(done.stderr) == "run: error: NCCL_TEST_TIMEOUT='soon': expected an integer, at least 1"
+    assert (
+        last_line(done.stderr)
+        == "run: error: NCCL_TEST_TIMEOUT='soon': expected an integer, at least 1"
+    )
 
 
 def test_a_signal_ends_it_and_leaves_nothing_half_done(checkout):

@@ -37,7 +37,10 @@ def last_line(text: str) -> str:
 
 def clock_calls(checkout) -> list[str]:
     return [
-        word for call in checkout.calls("nvidia-smi") for word in call.replace("'", "").split() if "-gpu-clocks" in word
+        word
+        for call in checkout.calls("nvidia-smi")
+        for word in call.replace("'", "").split()
+        if "-gpu-clocks" in word
     ]
 
 
@@ -66,15 +69,22 @@ def test_clocks_are_reset_when_a_signal_ends_the_run(gpus):
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"UNSUPPORTED": "1"}, "Setting locked GPU clocks is not supported for GPU 00000000:01:00.0."),
+        (
+            {"UNSUPPORTED": "1"},
+            "Setting locked GPU clocks is not supported for GPU 00000000:01:00.0.",
+        ),
         ({"NOT_ROOT": "1"}, "The current user does not have permission to change clocks"),
         ({"GPUS": "0"}, "nvidia-smi sees no GPU"),
     ],
 )
-def test_clocks_that_were_not_set_on_every_gpu_end_the_run_whatever_nvidia_smi_returns(gpus, how, reason):
+def test_clocks_that_were_not_set_on_every_gpu_end_the_run_whatever_nvidia_smi_returns(
+    gpus, how, reason
+):
     done = gpus.run(LOCAL, **how)
     assert done.returncode == 2
-    assert f"GPU_CLOCKS=1410: not set on every node: {os.uname().nodename}: {reason}" in last_line(done.stderr)
+    assert f"GPU_CLOCKS=1410: not set on every node: {os.uname().nodename}: {reason}" in last_line(
+        done.stderr
+    )
     assert clock_calls(gpus)[-1] == "--reset-gpu-clocks", "not left locked on half of them"
     assert "checking the configuration" not in done.stderr, "which takes a minute"
     assert not gpus.ranks()
@@ -96,13 +106,21 @@ def test_malformed_clocks_are_refused_before_anything_starts(gpus, value):
 @pytest.fixture
 def data(checkout, tmp_path) -> Path:
     """A data set, and a disk of the node."""
-    for name, text in (("packed_data/a 0.hdf5", "aa"), ("packed_data/sub/b.hdf5", "b" * 99999), ("eval/e.hdf5", "e")):
+    for name, text in (
+        ("packed_data/a 0.hdf5", "aa"),
+        ("packed_data/sub/b.hdf5", "b" * 99999),
+        ("eval/e.hdf5", "e"),
+    ):
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "nvme").mkdir()
     checkout.stand_in("sync", "")
-    checkout.env |= {"DATADIR": str(tmp_path / "data"), "STAGE_DIR": str(tmp_path / "nvme"), "NCCL_TEST": "0"}
+    checkout.env |= {
+        "DATADIR": str(tmp_path / "data"),
+        "STAGE_DIR": str(tmp_path / "nvme"),
+        "NCCL_TEST": "0",
+    }
     return tmp_path / "nvme"
 
 
@@ -110,7 +128,9 @@ SEES = "import os\nprint('reads', os.environ['DATADIR_PHASE2_PACKED'], sorted(os
 
 
 @pytest.mark.parametrize("outcome", ["success", "crash:1"])
-def test_ranks_read_data_staged_to_the_nodes_disk_which_is_removed_at_the_end(checkout, data, outcome):
+def test_ranks_read_data_staged_to_the_nodes_disk_which_is_removed_at_the_end(
+    checkout, data, outcome
+):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
     trainer.write_text(SEES + trainer.read_text())
     done = checkout.run(LOCAL, TRIAL_0=outcome)
@@ -149,7 +169,9 @@ def test_a_disk_without_room_and_a_source_that_is_missing_are_one_line(checkout,
     done = stage(checkout, data)
     assert "0 MB to stage and 0 MB free in" in last_line(done.stderr)
     done = checkout.run(LOCAL, EVALDIR="/nowhere")
-    expected = f"not staged on every node: {os.uname().nodename}: EVALDIR=/nowhere: no such folder here"
+    expected = (
+        f"not staged on every node: {os.uname().nodename}: EVALDIR=/nowhere: no such folder here"
+    )
     assert expected in last_line(done.stderr)
     assert list(data.iterdir()) == []
 
@@ -170,7 +192,9 @@ def test_contradictory_staging_settings_are_refused(checkout, data, how, reason)
 def test_nodes_that_read_different_data_end_the_run(checkout, data):
     script = checkout.root / "launch" / "node" / "stage.sh"
     script.write_text("#!/bin/sh\necho staged 3 files, 9 bytes, sha256 $RANDOM_DIGEST$$\n")
-    done = checkout.run(LOCAL.replace("local", "multinode"), after="export DGXNNODES=2", **two_machines(checkout))
+    done = checkout.run(
+        LOCAL.replace("local", "multinode"), after="export DGXNNODES=2", **two_machines(checkout)
+    )
     assert "the nodes read different data: 3 files" in last_line(done.stderr)
 
 
@@ -195,22 +219,37 @@ def test_the_hardware_of_the_nodes_is_recorded(checkout):
     lines = (checkout.run_dir / "topology.txt").read_text().splitlines()
     node = os.uname().nodename
     assert all(line.startswith(f"{node}: ") for line in lines)
-    for text in ("== nvidia-smi topo -m", "GPU0 X NV18", "hca_id: mlx5_0", "exit status 1", "== lscpu"):
+    for text in (
+        "== nvidia-smi topo -m",
+        "GPU0 X NV18",
+        "hca_id: mlx5_0",
+        "exit status 1",
+        "== lscpu",
+    ):
         assert f"{node}: {text}" in lines
 
 
 def test_output_of_several_ranks_is_labelled_and_of_one_is_not(checkout):
     checkout.run(LOCAL, after="export NEXP=1 RUN_NAME=two")
-    assert "1: rank 1 trains: success" in (checkout.logdir / "two/output_0.txt").read_text().splitlines()
+    assert (
+        "1: rank 1 trains: success"
+        in (checkout.logdir / "two/output_0.txt").read_text().splitlines()
+    )
     checkout.run(LOCAL, after="export RUN_NAME=none RANK_LABELS=0")
-    assert "rank 1 trains: success" in (checkout.logdir / "none/output_0.txt").read_text().splitlines()
+    assert (
+        "rank 1 trains: success" in (checkout.logdir / "none/output_0.txt").read_text().splitlines()
+    )
     checkout.run(LOCAL, after="export DGXNGPU=1 RUN_NAME=one")
-    assert "rank 0 trains: success" in (checkout.logdir / "one/output_0.txt").read_text().splitlines()
+    assert (
+        "rank 0 trains: success" in (checkout.logdir / "one/output_0.txt").read_text().splitlines()
+    )
 
 
 def test_a_rank_raises_the_limit_of_open_files(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
-    trainer.write_text("import resource\nprint('files', *resource.getrlimit(7))\n" + trainer.read_text())
+    trainer.write_text(
+        "import resource\nprint('files', *resource.getrlimit(7))\n" + trainer.read_text()
+    )
     done = checkout.run("bash -c 'ulimit -Sn 300; ulimit -Hn 4000; exec ./run_local.sh'")
     assert done.returncode == 0, done.stderr
     assert "0: files 4000 4000" in (checkout.run_dir / "output_0.txt").read_text()

@@ -63,9 +63,16 @@ def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> N
         "PYTHONPATH": f"{repository / 'implementations'}:{repository}",
     }  # fmt: skip
     for name, command in WAY.items():
-        for pattern, least in [*((place, size) for stage, place, size in moments if stage == name), ("", 0)]:
+        for pattern, least in [
+            *((place, size) for stage, place, size in moments if stage == name),
+            ("", 0),
+        ]:
             process = subprocess.Popen(
-                ["bash", "-c", f"exec 2>&1; {command}"], cwd=repository, env=environ, stdout=subprocess.PIPE, text=True
+                ["bash", "-c", f"exec 2>&1; {command}"],
+                cwd=repository,
+                env=environ,
+                stdout=subprocess.PIPE,
+                text=True,
             )
             while pattern and process.poll() is None:
                 with contextlib.suppress(OSError):
@@ -73,7 +80,9 @@ def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> N
                         break
                 time.sleep(0.001)
             if pattern:
-                assert process.poll() is None, f"{name} ended before {pattern}: {process.communicate()[0]}"
+                assert process.poll() is None, (
+                    f"{name} ended before {pattern}: {process.communicate()[0]}"
+                )
                 kill(folder)
             said = process.communicate(timeout=300)[0]
             assert (process.returncode == 0) == (not pattern), said
@@ -81,14 +90,21 @@ def go(folder: Path, repository: Path, moments: list[tuple[str, str, int]]) -> N
 
 def digests(folder: Path, *patterns: str) -> dict[str, str]:
     found = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return {str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest() for path in sorted(found)}
+    return {
+        str(path.relative_to(folder)): hashlib.md5(path.read_bytes()).hexdigest()
+        for path in sorted(found)
+    }
 
 
 @pytest.fixture
 def folder(tmp_path: Path, repository: Path) -> Path:
     """A folder with a model in the Hub's layout, a config, a table and a file to predict."""
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    words = [*SPECIAL, *characters, *(f"##{character}" for character in characters if character.isalnum())]
+    words = [
+        *SPECIAL,
+        *characters,
+        *(f"##{character}" for character in characters if character.isalnum()),
+    ]
     config = transformers.BertConfig(
         vocab_size=len(words), hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=128,
         max_position_embeddings=64,
@@ -127,13 +143,26 @@ def test_killed_at_ten_moments_all_results_equal_those_of_an_undisturbed_run(fol
     )
     assert digests(parts, *made) == digests(whole, *made)
     assert len(digests(whole, *made)) > 10
-    assert same(*(newest(run / "results" / "pretrain_mine" / "phase1" / "checkpoints") for run in (whole, parts)))
+    assert same(
+        *(
+            newest(run / "results" / "pretrain_mine" / "phase1" / "checkpoints")
+            for run in (whole, parts)
+        )
+    )
     tuned = "results/tuned/model_0/predictions.tsv", "results/tuned/model_0/model.safetensors"
     assert digests(parts, *tuned) == digests(whole, *tuned)
     losses = []
     for run in (whole, parts):
-        lines = (run / "results" / "pretrain_mine" / "phase1" / "metrics_0.jsonl").read_text().splitlines()
-        found = {line["step"]: line["mlm_loss"] for line in map(json.loads, lines) if line["kind"] == "evaluation"}
+        lines = (
+            (run / "results" / "pretrain_mine" / "phase1" / "metrics_0.jsonl")
+            .read_text()
+            .splitlines()
+        )
+        found = {
+            line["step"]: line["mlm_loss"]
+            for line in map(json.loads, lines)
+            if line["kind"] == "evaluation"
+        }
         losses.append(found)
     assert losses[0] == losses[1]
     assert sorted(losses[0]) == [0, 10, 20]

@@ -28,12 +28,20 @@ def shorten(checkout, name: str, text: str, shorter: str) -> None:
 
 @pytest.mark.parametrize(
     ("job", "seconds", "status"),
-    [("exit 7", 100, 7), ("sleep 900 & sleep 900", 1, 124), ("trap '' TERM; while :; do sleep 1; done", 1, 124)],
+    [
+        ("exit 7", 100, 7),
+        ("sleep 900 & sleep 900", 1, 124),
+        ("trap '' TERM; while :; do sleep 1; done", 1, 124),
+    ],
     ids=["ends", "hangs", "ignores SIGTERM"],
 )
-def test_a_job_that_exceeds_its_time_is_ended_with_all_its_processes(job, seconds, status, repository):
+def test_a_job_that_exceeds_its_time_is_ended_with_all_its_processes(
+    job, seconds, status, repository
+):
     line = f"source launch/run/child.sh; set -m; ({job}) & echo $!; child::wait $! {seconds}"
-    with subprocess.Popen(["bash", "-c", line], cwd=repository, stdout=subprocess.PIPE, text=True) as shell:
+    with subprocess.Popen(
+        ["bash", "-c", line], cwd=repository, stdout=subprocess.PIPE, text=True
+    ) as shell:
         number = int(shell.stdout.readline())
         assert shell.wait(timeout=240) == status
         assert shell.stdout.read() == "", "nobody holds its output"
@@ -62,7 +70,10 @@ def test_a_hung_power_reading_is_abandoned(checkout):
 def test_an_nvidia_smi_that_hangs_at_the_clock_reset_is_abandoned(checkout):
     shorten(checkout, "node/clocks.sh", "timeout -k 5 60", "timeout -k 5 1")
     said = "echo GPU clocks set to 1410"
-    checkout.stand_in("nvidia-smi", f"case $* in *query*) echo 0 ;; *--lock*) {said} ;; *--reset*) {HANGS} ;; esac")
+    checkout.stand_in(
+        "nvidia-smi",
+        f"case $* in *query*) echo 0 ;; *--lock*) {said} ;; *--reset*) {HANGS} ;; esac",
+    )
     done = checkout.run(LOCAL, GPU_CLOCKS="1410", BINDING="none", NCCL_TEST="0")
     assert done.returncode == 0, done.stderr
     wait_until(lambda: not processes(checkout.root.parent))
@@ -105,8 +116,12 @@ def test_a_slow_removal_of_leftovers_is_reported_and_abandoned_also_at_a_signal(
 
 def test_a_hung_reading_does_not_delay_the_last_line_of_an_interrupted_run(checkout):
     shorten(checkout, "run/ending.sh", "patience=20", "patience=1")
-    checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}/ended" ]]; then {HANGS}; fi\n{IPMI}')
-    process = checkout.popen(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 RUN_NAME=ended", TRIAL_0="hang")
+    checkout.stand_in(
+        "ipmitool", f'if [[ -e "{checkout.logdir}/ended" ]]; then {HANGS}; fi\n{IPMI}'
+    )
+    process = checkout.popen(
+        LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 RUN_NAME=ended", TRIAL_0="hang"
+    )
     wait_until((checkout.logdir / "ended" / "running_0" / "result_0.txt").exists)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=50)  # without the signal it is waited for 60 s
@@ -131,8 +146,16 @@ def test_a_signal_that_comes_just_as_a_trainer_starts_ends_it(checkout):
     started = checkout.root.parent / "started"
     shorten(checkout, "run/rank.sh", "trainer=$!\n", f"touch '{started}'; sleep 1\ntrainer=$!\n")
     checkout.logdir.mkdir()
-    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "RUN_DIR": str(checkout.logdir), "TRIAL": "0"}
-    process = checkout.popen("./launch/run/rank.sh", after="export DGXNGPU=1", TRIAL_0="hang", BINDING="none", **alone)
+    alone = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "RUN_DIR": str(checkout.logdir),
+        "TRIAL": "0",
+    }
+    process = checkout.popen(
+        "./launch/run/rank.sh", after="export DGXNGPU=1", TRIAL_0="hang", BINDING="none", **alone
+    )
     wait_until(started.exists)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=240)

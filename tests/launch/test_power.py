@@ -36,7 +36,10 @@ def test_the_power_of_a_run_is_sampled_and_reported(checkout, program, text, sou
         (node,) = (checkout.run_dir / "power" / f"result_{trial}").iterdir()
         assert node.name == "node_0.txt"
         found = events(node)
-        assert [event["key"] for event in found[:2]] == ["power_measurement_start", "conversion_eff"]
+        assert [event["key"] for event in found[:2]] == [
+            "power_measurement_start",
+            "conversion_eff",
+        ]
         assert found[1]["metadata"]["measurement_type"] == kind
         assert {event["value"] for event in found if event["key"] == "power_reading"} == {watts}
         assert found[-1]["key"] == "power_measurement_stop"
@@ -57,7 +60,11 @@ def test_readings_start_at_fixed_intervals_however_long_one_takes(tmp_path, repo
     for name, text in tools.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "POWER_SOURCE": "ipmi", "POWER_INTERVAL": "1"}
+    environment = {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "POWER_SOURCE": "ipmi",
+        "POWER_INTERVAL": "1",
+    }
     command = [repository / "launch" / "node" / "power_sampler.sh", tmp_path / "power"]
     subprocess.run(command, env=environment, check=True, timeout=60)
     assert (tmp_path / "slept").read_text().split() == ["0.700"] * 3
@@ -68,8 +75,13 @@ def test_readings_start_at_fixed_intervals_however_long_one_takes(tmp_path, repo
 
 def test_ipmi_is_queried_through_sudo_if_needed(checkout):
     checkout.stand_in("ipmitool", "exit 1")
-    checkout.stand_in("sudo", 'shift; [[ $1 == ipmitool ]] || exit 1\necho "Instantaneous power reading: 700 Watts"')
-    done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 POWER_SOURCE=ipmi", TRIAL_0="measured")
+    checkout.stand_in(
+        "sudo",
+        'shift; [[ $1 == ipmitool ]] || exit 1\necho "Instantaneous power reading: 700 Watts"',
+    )
+    done = checkout.run(
+        LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 POWER_SOURCE=ipmi", TRIAL_0="measured"
+    )
     assert done.returncode == 0, done.stderr
     assert "700 W (ipmi, " in done.stdout
     assert "-n ipmitool dcmi power reading" in checkout.calls("sudo")[0].replace("'", "")
@@ -80,14 +92,21 @@ def test_a_node_that_cannot_measure_its_power_stops_the_run_before_it_starts(che
         checkout.stand_in(program, "echo '[N/A]'")
     done = checkout.run(LOCAL, after="export POWER=1")
     assert done.returncode == 2
-    assert last_line(done.stderr).startswith("run: error: POWER=1: not every node can measure its power: ")
-    assert "POWER_SOURCE=auto: neither ipmitool dcmi power reading (as root or by sudo -n) nor" in done.stderr
+    assert last_line(done.stderr).startswith(
+        "run: error: POWER=1: not every node can measure its power: "
+    )
+    assert (
+        "POWER_SOURCE=auto: neither ipmitool dcmi power reading (as root or by sudo -n) nor"
+        in done.stderr
+    )
     assert not checkout.logdir.exists()
 
 
 def test_samples_that_miss_the_run_are_only_a_warning(checkout):
     checkout.stand_in("ipmitool", IPMI)
-    done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05")  # its log has no run_start
+    done = checkout.run(
+        LOCAL, after="export POWER=1 POWER_INTERVAL=0.05"
+    )  # its log has no run_start
     assert done.returncode == 0, done.stderr
     assert "run: warning: trial 0 has no power result" in done.stderr
     assert not (checkout.run_dir / "power").exists()
@@ -98,7 +117,10 @@ def test_a_trial_that_crashes_leaves_no_sampler_behind(checkout):
     checkout.stand_in("ipmitool", IPMI)
     done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05", TRIAL_0="crash")
     assert done.returncode == 1
-    assert last_line(done.stderr) == "run: error: 1 of 1 trials failed: trial 0: the loss is nan at step 3"
+    assert (
+        last_line(done.stderr)
+        == "run: error: 1 of 1 trials failed: trial 0: the loss is nan at step 3"
+    )
     assert not (checkout.run_dir / "power").exists()
 
 

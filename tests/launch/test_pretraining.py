@@ -28,9 +28,15 @@ def test_phase_2_follows_phase_1_from_its_checkpoints(checkout):
     assert (first["PHASE"], second["PHASE"]) == ("1", "2")
     assert (first["MAX_SEQ_LENGTH"], second["MAX_SEQ_LENGTH"]) == ("128", "512")
     assert (first.get("INIT_CHECKPOINT") or "", first.get("INIT_OPTIMIZER")) == ("", None)
-    assert (second["INIT_CHECKPOINT"], second["INIT_OPTIMIZER"]) == (str(folder / "phase1" / "checkpoints"), "1")
+    assert (second["INIT_CHECKPOINT"], second["INIT_OPTIMIZER"]) == (
+        str(folder / "phase1" / "checkpoints"),
+        "1",
+    )
     for rank, phase in ((first, "phase1"), (second, "phase2")):
-        assert (rank["CHECKPOINT_DIR"], rank["RESUME"]) == (str(folder / phase / "checkpoints"), "1")
+        assert (rank["CHECKPOINT_DIR"], rank["RESUME"]) == (
+            str(folder / phase / "checkpoints"),
+            "1",
+        )
     again = checkout.run(COMMAND, config=f"{CONFIG}.sh")
     assert again.returncode == 0, again.stderr
     assert len(checkout.ranks()) == 4, "both phases were complete: nothing trains again"
@@ -39,7 +45,10 @@ def test_phase_2_follows_phase_1_from_its_checkpoints(checkout):
 def test_a_phase_that_fails_ends_the_command_and_says_how_to_continue(checkout):
     finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="crash")
     assert finished.returncode == 1
-    assert finished.stderr.splitlines()[-1] == "run: error: phase 1 is not complete: the same command continues it"
+    assert (
+        finished.stderr.splitlines()[-1]
+        == "run: error: phase 1 is not complete: the same command continues it"
+    )
     assert {rank["PHASE"] for rank in checkout.ranks()} == {"1"}
 
 
@@ -60,7 +69,10 @@ def test_a_signal_before_the_phase_has_started_is_not_lost(checkout):
         log.write('\nlog::info() { [[ $* != "phase 1 of "* ]] || kill -TERM "$$"; }\n')
     finished = checkout.run(COMMAND, config=f"{CONFIG}.sh", TRIAL_0="hang")
     assert finished.returncode == 143
-    assert finished.stderr.splitlines()[-1] == "run: error: phase 1 is not complete: the same command continues it"
+    assert (
+        finished.stderr.splitlines()[-1]
+        == "run: error: phase 1 is not complete: the same command continues it"
+    )
 
 
 NO_CLUSTER = """echo 'sbatch: error: fetch_config: DNS SRV lookup failed' >&2
@@ -75,8 +87,16 @@ def test_without_a_working_slurm_submission_stops_in_one_line(checkout, command,
     wrong = {"BATCHSZIE": "3"} if cause == "misspelt" else {}
     finished = checkout.run(command, config="/dev/null", **wrong)
     assert finished.returncode
-    said = [line for line in finished.stderr.splitlines() if not line.startswith(("config: ", "run: sweep of"))]
-    expected = "BATCHSZIE: did you mean BATCHSIZE?" if wrong else "--slurm: no job was submitted: Could not establish"
+    said = [
+        line
+        for line in finished.stderr.splitlines()
+        if not line.startswith(("config: ", "run: sweep of"))
+    ]
+    expected = (
+        "BATCHSZIE: did you mean BATCHSIZE?"
+        if wrong
+        else "--slurm: no job was submitted: Could not establish"
+    )
     assert len(said) == 1
     assert said[0].startswith(f"run: error: {expected}")
     assert bool(checkout.calls("sbatch")) != bool(wrong), "nothing is queued that would fail"
@@ -92,9 +112,18 @@ def test_if_the_second_phase_cannot_be_submitted_the_first_is_cancelled(checkout
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("./run_pretraining.sh", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"),
-        (f"{COMMAND} --fast", "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]"),
-        ("./run_pretraining.sh configs/none", "configs/none: no such config: ls configs/pretrain_*"),
+        (
+            "./run_pretraining.sh",
+            "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]",
+        ),
+        (
+            f"{COMMAND} --fast",
+            "usage: ./run_pretraining.sh configs/pretrain_NAME [--slurm | --check]",
+        ),
+        (
+            "./run_pretraining.sh configs/none",
+            "configs/none: no such config: ls configs/pretrain_*",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line(checkout, command, message):
@@ -105,7 +134,9 @@ def test_wrong_usage_is_one_line(checkout, command, message):
 
 
 def test_slurm_gets_both_phases_as_a_chain(checkout):
-    checkout.stand_in("sbatch", 'echo "chain $PHASE $INIT_OPTIMIZER $*" >>"$FAKE_CALLS"; echo "4${PHASE}"')
+    checkout.stand_in(
+        "sbatch", 'echo "chain $PHASE $INIT_OPTIMIZER $*" >>"$FAKE_CALLS"; echo "4${PHASE}"'
+    )
     finished = checkout.run(f"{COMMAND} --slurm", config=f"{CONFIG}.sh", INIT_OPTIMIZER="")
     assert finished.returncode == 0, finished.stderr
     first, second = checkout.calls("chain")
@@ -165,9 +196,15 @@ class Tour:
         for pattern in moments:
             process = self.start(name)
             deadline = time.monotonic() + 120
-            while process.poll() is None and not list(folder.glob(pattern)) and time.monotonic() < deadline:
+            while (
+                process.poll() is None
+                and not list(folder.glob(pattern))
+                and time.monotonic() < deadline
+            ):
                 time.sleep(0.002)
-            assert process.poll() is None, f"it ended before {pattern}: {process.communicate(timeout=60)[1]}"
+            assert process.poll() is None, (
+                f"it ended before {pattern}: {process.communicate(timeout=60)[1]}"
+            )
             self.end(process, how)
             said = process.communicate(timeout=120)[1]
             assert process.returncode != 0, said
@@ -184,7 +221,10 @@ class Tour:
         mark = f"LOGDIR={self.results}".encode()
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                mine = any(entry.startswith(mark) for entry in (folder / "environ").read_bytes().split(b"\0"))
+                mine = any(
+                    entry.startswith(mark)
+                    for entry in (folder / "environ").read_bytes().split(b"\0")
+                )
             except OSError:
                 continue
             if mine:
@@ -209,7 +249,9 @@ MOMENTS = [
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
-def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(how, repository, tiny, tmp_path):
+def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(
+    how, repository, tiny, tmp_path
+):
     """In both phases, between them and at the end: weights, masters and moments bit for bit."""
     tour = Tour(repository, tiny, tmp_path / "results")
     tour.results.mkdir()
@@ -219,11 +261,23 @@ def test_ended_at_ten_moments_it_has_the_weights_of_an_undisturbed_run(how, repo
     assert same(whole, tour.last_state("parts", how, moments))
 
 
-def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(tiny, repository, tmp_path, quick_python):
-    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "LOGDIR": str(tmp_path / "results")}
+def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
+    tiny, repository, tmp_path, quick_python
+):
+    environ = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "LOGDIR": str(tmp_path / "results"),
+    }
     environ |= {"NUM_PHASES": "1", "SEQUENCES_PER_SECOND": "2", "PYTHON": str(quick_python)}
     line = ["./run_pretraining.sh", str(tiny)]
-    given = {"cwd": repository, "env": environ, "capture_output": True, "text": True, "check": False}
+    given = {
+        "cwd": repository,
+        "env": environ,
+        "capture_output": True,
+        "text": True,
+        "check": False,
+    }
     checked = subprocess.run([*line, "--check"], **given)
     assert checked.returncode == 0, checked.stderr
     said = dict(line.split("  ", 1) for line in checked.stdout.splitlines())

@@ -11,14 +11,17 @@ def test_the_named_ranks_are_profiled_with_reports_beside_the_results(checkout):
     checkout.stand_in("nsys", NSYS)
     checkout.env["PYTHON"] = str(checkout.root.parent / "bin" / "python")
     done = checkout.run(
-        "./run_local.sh", after="export NVTX_FLAG=1 PROFILE_RANKS=1,3 DGXNGPU=4", NSYS_OPTIONS="--delay=5"
+        "./run_local.sh",
+        after="export NVTX_FLAG=1 PROFILE_RANKS=1,3 DGXNGPU=4",
+        NSYS_OPTIONS="--delay=5",
     )
     assert done.returncode == 0, done.stderr
     assert sorted(rank["RANK"] for rank in checkout.ranks()) == ["0", "1", "2", "3"]
     commands = [call for call in checkout.calls("nsys") if "--help" not in call]
     assert len(commands) == 2
     assert all(
-        "'--delay=5'" in call and call.endswith("'-u' '-m' 'bert'") and "--pytorch" not in call for call in commands
+        "'--delay=5'" in call and call.endswith("'-u' '-m' 'bert'") and "--pytorch" not in call
+        for call in commands
     )
     reports = sorted(path.name for path in checkout.run_dir.glob("profile_*"))
     assert reports == ["profile_0_rank1.nsys-rep", "profile_0_rank3.nsys-rep"]
@@ -35,7 +38,10 @@ def test_pytorchs_ranges_are_requested_if_nsys_supports_them(checkout):
 def test_two_profilers_at_once_are_refused(checkout):
     done = checkout.run("./run_local.sh", after="export NVTX_FLAG=1 PROFILE_STEPS=2,3 DGXNGPU=1")
     assert done.returncode != 0
-    assert done.stderr == "run: error: NVTX_FLAG=1 and PROFILE_STEPS: one profiler at a time; unset one\n"
+    assert (
+        done.stderr
+        == "run: error: NVTX_FLAG=1 and PROFILE_STEPS: one profiler at a time; unset one\n"
+    )
     assert not checkout.ranks()
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 
 def test_a_rehearsal_is_one_trial_that_is_judged(checkout):
-    done = checkout.run("./run_local.sh", after="export NEXP=10", REHEARSAL="1", NOT_COMPLIANT="result_0.txt")
+    done = checkout.run(
+        "./run_local.sh", after="export NEXP=10", REHEARSAL="1", NOT_COMPLIANT="result_0.txt"
+    )
     assert done.returncode == 0, done.stderr
     assert len(checkout.ranks()) == 2
     assert checkout.run_dir.name.endswith("_rehearsal")
@@ -15,7 +17,9 @@ def test_a_rehearsal_is_one_trial_that_is_judged(checkout):
 def test_a_rehearsal_outside_the_published_runs_fails_with_that_as_its_last_line(checkout):
     band = checkout.root / "a band.json"
     band.touch()
-    done = checkout.run("./run_local.sh", REHEARSAL="1", REVIEW_FAILS="rehearsal", REHEARSAL_BAND=str(band))
+    done = checkout.run(
+        "./run_local.sh", REHEARSAL="1", REVIEW_FAILS="rehearsal", REHEARSAL_BAND=str(band)
+    )
     assert done.returncode == 1
     assert f"rehearsal {checkout.run_dir} --band {band}" in done.stdout.splitlines()
     last = done.stderr.splitlines()[-1]
@@ -26,7 +30,10 @@ def test_a_rehearsal_outside_the_published_runs_fails_with_that_as_its_last_line
 def test_a_missing_band_stops_a_rehearsal_before_its_trial(checkout):
     done = checkout.run("./run_local.sh", REHEARSAL="1", REHEARSAL_BAND="/a band.json")
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "run: error: REHEARSAL_BAND=/a band.json: not a readable file"
+    assert (
+        done.stderr.splitlines()[-1]
+        == "run: error: REHEARSAL_BAND=/a band.json: not a readable file"
+    )
     assert not checkout.ranks()
 
 

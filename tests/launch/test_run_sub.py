@@ -29,13 +29,21 @@ def last_line(text: str) -> str:
 
 
 def ended(
-    slurm, signal: str, *, job: str, trial: str, kill_wait: int = 30, first: Callable[[int], None] | None = None
+    slurm,
+    signal: str,
+    *,
+    job: str,
+    trial: str,
+    kill_wait: int = 30,
+    first: Callable[[int], None] | None = None,
 ) -> str:
     """Output of a job that gets this signal while its trial runs; ``job`` is the answer of ``scontrol show job``.
 
     first: what happens before to the process of this number, that of the script.
     """
-    config = SCONTROL.replace("'show config')", f"'show config') echo 'KillWait                = {kill_wait} sec'; ")
+    config = SCONTROL.replace(
+        "'show config')", f"'show config') echo 'KillWait                = {kill_wait} sec'; "
+    )
     slurm.stand_in("scontrol", config.replace("*) exit 1", f"*'show job'*) {job} ;;\n  *) exit 1"))
     process = slurm.popen("./run.sub", after="export RUN_NAME=ended", TRIAL_0=trial)
     wait_until((slurm.logdir / "ended" / "running_0" / "result_0.txt").exists)
@@ -49,7 +57,9 @@ def ended(
 
 def signal_the_ranks_shell(script: int) -> None:
     """Kills the parent of the ranks' processes, if possible, and gives the script time to notice."""
-    children = subprocess.run(["pgrep", "-P", str(script)], capture_output=True, text=True, check=True)
+    children = subprocess.run(
+        ["pgrep", "-P", str(script)], capture_output=True, text=True, check=True
+    )
     for child in children.stdout.split():  # the other one is the watcher of the ranks
         os.kill(int(child), signal_module.SIGTERM)
     time.sleep(0.5)
@@ -106,12 +116,16 @@ def test_an_mpi_type_is_used_only_when_a_step_starts_with_it(slurm, wanted, list
     settings = {"SLURM_MPI_TYPE": wanted, "SRUN_MPI": listed, "SRUN_BROKEN": broken}
     done = slurm.run("./run.sub", **settings)
     assert done.returncode == 0, done.stderr
-    training = next(call for call in slurm.calls("srun") if "rank.sh" in call and "--kill-on-bad-exit" in call)
+    training = next(
+        call for call in slurm.calls("srun") if "rank.sh" in call and "--kill-on-bad-exit" in call
+    )
     assert f"'--mpi={used}'" in training
     assert ("warning: SLURM_MPI_TYPE=" in done.stderr) == (bool(wanted) and wanted != used)
 
 
-@pytest.mark.parametrize(("plugin", "bound"), [("task/affinity,task/cgroup", True), ("task/cgroup", False)])
+@pytest.mark.parametrize(
+    ("plugin", "bound"), [("task/affinity,task/cgroup", True), ("task/cgroup", False)]
+)
 def test_slurms_own_binding_is_switched_off_where_there_is_one(slurm, plugin, bound):
     done = slurm.run("./run.sub", TASK_PLUGIN=plugin)
     assert done.returncode == 0, done.stderr
@@ -120,8 +134,16 @@ def test_slurms_own_binding_is_switched_off_where_there_is_one(slurm, plugin, bo
 
 
 def test_options_of_sbatch_do_not_reach_the_steps(slurm):
-    told = {"SLURM_GPUS_PER_TASK": "1", "SLURM_CPU_BIND": "cores", "SLURM_NTASKS_PER_NODE": "1", "SLURM_NTASKS": "1"}
-    slurm.stand_in("srun", 'env | grep -E "^SLURM_(GPUS_PER_TASK|CPU_BIND|NTASKS_PER_NODE)=" >&2 && exit 1\n' + srun())
+    told = {
+        "SLURM_GPUS_PER_TASK": "1",
+        "SLURM_CPU_BIND": "cores",
+        "SLURM_NTASKS_PER_NODE": "1",
+        "SLURM_NTASKS": "1",
+    }
+    slurm.stand_in(
+        "srun",
+        'env | grep -E "^SLURM_(GPUS_PER_TASK|CPU_BIND|NTASKS_PER_NODE)=" >&2 && exit 1\n' + srun(),
+    )
     done = slurm.run("./run.sub", **told)
     assert done.returncode == 0, done.stderr
 
@@ -143,7 +165,10 @@ def test_an_image_without_pyxis_ends_the_job_with_the_alternatives(pyxis):
     ("image", "reason"),
     [
         ("bert.sif", "an Apptainer image: set CONTAINER_RUNTIME=apptainer"),
-        ("dockerd://mlperf-bert", "only this node has it: enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert"),
+        (
+            "dockerd://mlperf-bert",
+            "only this node has it: enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert",
+        ),
     ],
 )
 def test_images_that_pyxis_cannot_use_are_refused_with_the_fix(pyxis, image, reason):
@@ -155,7 +180,9 @@ def test_images_that_pyxis_cannot_use_are_refused_with_the_fix(pyxis, image, rea
 def test_a_path_that_mount_lists_cannot_express_is_refused(pyxis):
     done = pyxis.run("./run.sub", DATADIR="/data/with,comma")
     assert done.returncode == 2
-    assert "a path that is mounted in a container has no space, comma or colon" in last_line(done.stderr)
+    assert "a path that is mounted in a container has no space, comma or colon" in last_line(
+        done.stderr
+    )
 
 
 def test_if_steps_cannot_overlap_the_job_warns_what_may_stay_and_removes_it_in_the_end(pyxis):
@@ -186,7 +213,9 @@ def test_the_guard_removes_containers_whatever_the_users_enroot_paths(pyxis):
 @pytest.mark.parametrize(
     ("known", "gone"), [("7 70", ["pyxis_bert_7_0"]), ("", ["pyxis_bert_7_0", "pyxis_7_bert_5_3"])]
 )
-def test_a_job_first_removes_leftovers_of_dead_jobs_and_of_its_own_earlier_starts(pyxis, known, gone):
+def test_a_job_first_removes_leftovers_of_dead_jobs_and_of_its_own_earlier_starts(
+    pyxis, known, gone
+):
     pyxis.stand_in("enroot", ENROOT)
     pyxis.stand_in("squeue", f"[[ '{known}' ]] && printf '%s\\n' 5 {known} || echo 7")
     left = "pyxis_bert_7_0 pyxis_bert_7_1 pyxis_7_bert_5_3 other pyxis_bert_x_0"
@@ -197,7 +226,9 @@ def test_a_job_first_removes_leftovers_of_dead_jobs_and_of_its_own_earlier_start
 
 def test_without_an_answer_of_squeue_no_container_is_removed(pyxis):
     pyxis.stand_in("enroot", ENROOT)
-    pyxis.stand_in("squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1")
+    pyxis.stand_in(
+        "squeue", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    )
     done = pyxis.run("./run.sub", CONTAINERS="pyxis_bert_5_0 pyxis_bert_7_0")
     assert done.returncode == 0, done.stderr
     assert removed(pyxis) == ["pyxis_bert_7_0"]
@@ -209,17 +240,34 @@ NOT_STARTED = "srun: error: task 0 launch failed: Plugin initialization failed"
 @pytest.mark.parametrize(
     ("step", "message"),
     [
-        ("--mpi=none --ntasks=1", "a step with .* does not start: task 0 launch failed: Plugin init"),
-        ("--container-image", "CONT=mlperf-bert: its container could not be created on every node: task 0 launch"),
-        ("--check", "this configuration cannot run: task 0 launch failed: Plugin initialization failed"),
-        ("--kill-on-bad-exit", "the all-reduce test failed: task 0 launch failed: Plugin initialization failed; see"),
+        (
+            "--mpi=none --ntasks=1",
+            "a step with .* does not start: task 0 launch failed: Plugin init",
+        ),
+        (
+            "--container-image",
+            "CONT=mlperf-bert: its container could not be created on every node: task 0 launch",
+        ),
+        (
+            "--check",
+            "this configuration cannot run: task 0 launch failed: Plugin initialization failed",
+        ),
+        (
+            "--kill-on-bad-exit",
+            "the all-reduce test failed: task 0 launch failed: Plugin initialization failed; see",
+        ),
         ("drop_caches", "CLEAR_CACHES=require, and the page caches were not dropped"),
-        ("power_sampler", "POWER=1: not every node can measure its power: task 0 launch failed: Plugin"),
+        (
+            "power_sampler",
+            "POWER=1: not every node can measure its power: task 0 launch failed: Plugin",
+        ),
     ],
 )
 def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(pyxis, step, message):
     """As in Slurm 22.05 if a plugin fails on a node: nothing runs, and srun exits with 0."""
-    pyxis.stand_in("srun", f'if [[ "$*" == *"{step}"* ]]; then echo "{NOT_STARTED}" >&2; exit 0; fi\n' + srun())
+    pyxis.stand_in(
+        "srun", f'if [[ "$*" == *"{step}"* ]]; then echo "{NOT_STARTED}" >&2; exit 0; fi\n' + srun()
+    )
     pyxis.stand_in("ipmitool", "echo Instantaneous power reading: 5 Watts")
     done = pyxis.run("./run.sub", NCCL_TEST="1", CLEAR_CACHES="require", POWER="1", DROP_STATUS="0")
     assert done.returncode in (1, 2), done.stderr
@@ -241,7 +289,10 @@ def test_a_preflight_that_did_not_run_fails_although_srun_succeeds(pyxis, step, 
             "slurmstepd: error: pyxis:     curl: (6) Could not resolve host: registry-1.docker.io\n",
             "curl: (6) Could not resolve host: registry-1.docker.io",
         ),
-        ("slurmstepd: error: pyxis: mkdir: No space left on device\n", "mkdir: No space left on device"),
+        (
+            "slurmstepd: error: pyxis: mkdir: No space left on device\n",
+            "mkdir: No space left on device",
+        ),
     ],
 )
 def test_the_last_line_says_why_an_image_cannot_be_used(pyxis, said, reason):
@@ -255,13 +306,18 @@ def test_a_requeued_job_names_the_node_that_was_lost(slurm):
     slurm.stand_in("sinfo", "echo node0 allocated; echo node1 'allocated*'; echo node2 down")
     job = "echo 'JobId=7 JobState=COMPLETING Reason=None Requeue=1 Restarts=1'"
     errors = ended(slurm, "TERM", job=job, trial="hang")
-    assert last_line(errors).startswith("run: error: the job was requeued (node1 node2: down or not responding); ")
+    assert last_line(errors).startswith(
+        "run: error: the job was requeued (node1 node2: down or not responding); "
+    )
 
 
 @pytest.mark.parametrize(
     ("said", "reason"),
     [
-        ("answer dgx1\nslurmstepd: error: pyxis:     [ERROR] No space left on device", "dgx2: [ERROR] No space"),
+        (
+            "answer dgx1\nslurmstepd: error: pyxis:     [ERROR] No space left on device",
+            "dgx2: [ERROR] No space",
+        ),
         (
             "slurmstepd: error: pyxis: [ERROR] no\nsrun: error: dgx2: task 1: Exited with exit code 1",
             "dgx2: [ERROR] no",
@@ -270,8 +326,12 @@ def test_a_requeued_job_names_the_node_that_was_lost(slurm):
 )
 def test_an_error_of_pyxis_keeps_the_name_of_its_node(repository, said, reason):
     parts = "source launch/run/answers.sh; source launch/container/pyxis_errors.sh"
-    line = f'{parts}; runner::nodes() {{ printf "%s\\n" dgx1 dgx2; }}; DGXNNODES=2; pyxis::reason "$1"'
-    done = subprocess.run(["bash", "-c", line, "-", said], cwd=repository, capture_output=True, text=True, check=True)
+    line = (
+        f'{parts}; runner::nodes() {{ printf "%s\\n" dgx1 dgx2; }}; DGXNNODES=2; pyxis::reason "$1"'
+    )
+    done = subprocess.run(
+        ["bash", "-c", line, "-", said], cwd=repository, capture_output=True, text=True, check=True
+    )
     assert done.stdout.startswith(reason)
 
 
@@ -293,7 +353,9 @@ def test_an_error_of_pyxis_keeps_the_name_of_its_node(repository, said, reason):
         ("JobState=PREEMPTED Reason=None", "TERM", "was preempted"),
     ],
 )
-def test_a_job_that_slurm_ends_says_why_on_its_last_line_and_in_the_trials_error(slurm, job, signal, why):
+def test_a_job_that_slurm_ends_says_why_on_its_last_line_and_in_the_trials_error(
+    slurm, job, signal, why
+):
     errors = ended(slurm, signal, job=f"echo 'JobId=7 {job}'", trial="hang")
     assert last_line(errors).startswith("run: error: the job ")
     assert why in last_line(errors)
@@ -302,13 +364,19 @@ def test_a_job_that_slurm_ends_says_why_on_its_last_line_and_in_the_trials_error
 
 def test_the_last_line_waits_for_the_ranks_when_slurms_signal_reaches_their_shell_first(slurm):
     errors = ended(
-        slurm, "TERM", job="echo 'JobId=7 x JobState=CANCELLED'", trial="saves", first=signal_the_ranks_shell
+        slurm,
+        "TERM",
+        job="echo 'JobId=7 x JobState=CANCELLED'",
+        trial="saves",
+        first=signal_the_ranks_shell,
     )
     assert last_line(errors).startswith("run: error: the job was cancelled; ")
     assert (slurm.run_dir / "saved").exists()
 
 
-def test_neither_a_silent_controller_nor_a_hung_rank_delays_the_last_line_until_slurm_kills_the_job(slurm):
+def test_neither_a_silent_controller_nor_a_hung_rank_delays_the_last_line_until_slurm_kills_the_job(
+    slurm,
+):
     busy = f"[[ ! -e '{slurm.logdir}/ended/running_0' ]] || exec sleep 300"
     errors = ended(slurm, "TERM", job=busy, trial="deaf", kill_wait=3)
     assert last_line(errors) == (
@@ -317,13 +385,19 @@ def test_neither_a_silent_controller_nor_a_hung_rank_delays_the_last_line_until_
     )
     # the watcher of the ranks checks once a second whether it is still needed
     wait_until(
-        lambda: subprocess.run(["pgrep", "-f", str(slurm.root)], stdout=subprocess.DEVNULL, check=False).returncode
+        lambda: (
+            subprocess.run(
+                ["pgrep", "-f", str(slurm.root)], stdout=subprocess.DEVNULL, check=False
+            ).returncode
+        )
     )
 
 
 def test_before_the_time_limit_the_ranks_may_save_for_longer_than_killwait(slurm):
     end = datetime.datetime.now() + datetime.timedelta(seconds=120)
-    errors = ended(slurm, "USR1", job=f"echo 'JobId=7 x EndTime={end:%FT%T}'", trial="saves", kill_wait=3)
+    errors = ended(
+        slurm, "USR1", job=f"echo 'JobId=7 x EndTime={end:%FT%T}'", trial="saves", kill_wait=3
+    )
     assert last_line(errors).startswith("run: error: the job reached its time limit; ")
     assert (slurm.run_dir / "saved").exists()
     assert slurm.calls("srun_got") == ["USR1"], "at SIGTERM srun would end the step by itself"
@@ -339,7 +413,9 @@ def test_a_lost_node_is_excluded_also_if_slurm_kills_the_other_ranks(slurm):
     process.terminate()
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
-    assert last_line(errors) == ("run: warning: job 7 is requeued, without node0: lost by Slurm; the trial is repeated")
+    assert last_line(errors) == (
+        "run: warning: job 7 is requeued, without node0: lost by Slurm; the trial is repeated"
+    )
 
 
 def test_the_job_is_signalled_two_minutes_before_its_time_limit(repository):
@@ -366,11 +442,16 @@ def test_an_image_that_cannot_be_imported_into_its_file_ends_the_job_with_the_re
     pyxis.stand_in("enroot", "echo '[ERROR] Could not process JSON input' >&2; exit 1")
     done = pyxis.run("./run.sub", CONT_FILE=str(pyxis.root.parent / "bert.sqsh"))
     assert done.returncode == 2
-    assert last_line(done.stderr) == "run: error: CONT=mlperf-bert: not imported: [ERROR] Could not process JSON input"
+    assert (
+        last_line(done.stderr)
+        == "run: error: CONT=mlperf-bert: not imported: [ERROR] Could not process JSON input"
+    )
 
 
 def test_an_image_file_needs_no_cont_file(pyxis):
     image = pyxis.root.parent / "bert.sqsh"
     image.touch()
     done = pyxis.run("./run.sub", CONT=str(image), CONT_FILE="elsewhere.sqsh")
-    assert f"CONT_FILE is for an image of a registry, and CONT={image} is a file" in last_line(done.stderr)
+    assert f"CONT_FILE is for an image of a registry, and CONT={image} is a file" in last_line(
+        done.stderr
+    )

@@ -21,8 +21,12 @@ def test_trials_run_on_every_node_with_one_task_a_gpu(slurm):
     assert job.exit_code == 0, job.output
     assert job.last_line == f"run: all 2 trials reached the target: {slurm.checkout.run_dir}"
     ranks = slurm.checkout.ranks()
-    assert sorted((rank["TRIAL"], rank["RANK"], rank["LOCAL_RANK"], rank["SLURMD_NODENAME"]) for rank in ranks) == [
-        (trial, str(number), str(number % 2), f"dgx{1 + number // 2}") for trial in "01" for number in range(4)
+    assert sorted(
+        (rank["TRIAL"], rank["RANK"], rank["LOCAL_RANK"], rank["SLURMD_NODENAME"]) for rank in ranks
+    ) == [
+        (trial, str(number), str(number % 2), f"dgx{1 + number // 2}")
+        for trial in "01"
+        for number in range(4)
     ]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"4"}
     assert {rank["MASTER_ADDR"] for rank in ranks} == {"127.0.0.1"}
@@ -35,7 +39,10 @@ def test_trials_run_on_every_node_with_one_task_a_gpu(slurm):
 def test_a_rank_killed_on_another_node_fails_the_job_with_its_reason_last(slurm):
     job = slurm.run(after=f"{TWO_NODES} NEXP=2", TRIAL_0="kill:3")
     assert job.exit_code == 1
-    assert job.last_line == "run: error: 1 of 2 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
+    assert (
+        job.last_line
+        == "run: error: 1 of 2 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
+    )
     assert (slurm.checkout.run_dir / "failed_0.txt").exists()
     assert (slurm.checkout.run_dir / "result_1.txt").exists(), "the other trials are independent"
 
@@ -58,14 +65,19 @@ def test_bad_settings_end_the_job_before_anything_is_written(slurm):
     job = slurm.run(after=TWO_NODES, CHECK="bad")
     assert job.exit_code == 2
     assert "bert: error: LR='fast': expected a number" in job.output
-    assert job.last_line == "run: error: this configuration cannot run: LR='fast': expected a number"
+    assert (
+        job.last_line == "run: error: this configuration cannot run: LR='fast': expected a number"
+    )
     assert not slurm.checkout.logdir.exists()
 
 
 def test_a_job_of_the_wrong_size_says_how_to_submit(slurm):
     job = slurm.run("-N1", after=TWO_NODES)
     assert job.exit_code == 2
-    assert job.last_line == "run: error: this job has 1 nodes and the config wants 2: sbatch -N 2 run.sub"
+    assert (
+        job.last_line
+        == "run: error: this job has 1 nodes and the config wants 2: sbatch -N 2 run.sub"
+    )
 
 
 def test_a_log_folder_that_cannot_be_created_ends_the_job(slurm):
@@ -78,22 +90,30 @@ def test_a_log_folder_that_cannot_be_created_ends_the_job(slurm):
 
 def test_scancel_ends_every_rank_and_says_how_to_continue(slurm):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
-    job.wait_for(lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists())
+    job.wait_for(
+        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists()
+    )
     subprocess.run(["scancel", str(job.number)], check=True)
     job.wait()
     assert job.field("JobState") == "CANCELLED"
     why = "the job was cancelled or ended by Slurm"
-    assert job.last_line == f"run: error: {why}; RUN_NAME=stopped continues with the missing trials", job.output
+    assert (
+        job.last_line == f"run: error: {why}; RUN_NAME=stopped continues with the missing trials"
+    ), job.output
     assert (slurm.checkout.run_dir / "error_0.txt").read_text() == f"{why}\n"
     assert (slurm.checkout.run_dir / "failed_0.txt").exists()
     assert not list(slurm.checkout.run_dir.glob("running_*"))
-    left = subprocess.run(["pgrep", "-f", str(slurm.checkout.root)], capture_output=True, text=True, check=False)
+    left = subprocess.run(
+        ["pgrep", "-f", str(slurm.checkout.root)], capture_output=True, text=True, check=False
+    )
     assert not left.stdout, "processes were left behind"
 
 
 def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(slurm):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="saves")
-    job.wait_for(lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists())
+    job.wait_for(
+        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists()
+    )
     subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
     job.wait()
     why = "the job reached its time limit of 00:10:00"
@@ -104,10 +124,14 @@ def test_ranks_are_signalled_before_the_time_limit_and_save_before_they_end(slur
 
 def test_a_controller_that_does_not_answer_is_not_waited_for(slurm, cluster):
     job = slurm.submit(after=f"{TWO_NODES} RUN_NAME=stopped", TRIAL_0="hang")
-    job.wait_for(lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists())
+    job.wait_for(
+        lambda: (slurm.checkout.logdir / "stopped" / "running_0" / "result_0.txt").exists()
+    )
     controller = int((cluster.parent / "pid" / "controller").read_text())
     its_own = f"{cluster.parent}/.*/job0*{job.number}/slurm_script"  # other clusters may run here
-    script = subprocess.run(["pgrep", "-o", "-f", its_own], capture_output=True, text=True, check=True)
+    script = subprocess.run(
+        ["pgrep", "-o", "-f", its_own], capture_output=True, text=True, check=True
+    )
     os.kill(controller, signal.SIGSTOP)
     try:
         os.kill(int(script.stdout), signal.SIGTERM)
@@ -115,7 +139,10 @@ def test_a_controller_that_does_not_answer_is_not_waited_for(slurm, cluster):
             if "run: error" in job.output:
                 break
             time.sleep(0.1)
-        assert "run: error: interrupted by SIGTERM (Slurm's controller did not say why)" in job.last_line, job.output
+        assert (
+            "run: error: interrupted by SIGTERM (Slurm's controller did not say why)"
+            in job.last_line
+        ), job.output
     finally:
         os.kill(controller, signal.SIGCONT)
     job.wait()
@@ -137,11 +164,15 @@ def test_a_requeued_job_continues_with_the_missing_trials(slurm):
 
 
 def test_a_node_that_the_start_test_names_is_replaced_by_the_spare(slurm):
-    job = slurm.run("-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1")
+    job = slurm.run(
+        "-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1"
+    )
     assert job.exit_code == 0, job.output
     why = "without dgx1: the start test: fail: node dgx1: slow; the trial is repeated"
     assert f"run: warning: restarts on dgx2, {why}\n" in job.output
-    assert re.search(rf"\nrun: restarted at \S+, {why}\nrun: the trial reached the target: .*\n$", job.output)
+    assert re.search(
+        rf"\nrun: restarted at \S+, {why}\nrun: the trial reached the target: .*\n$", job.output
+    )
     assert {rank["SLURMD_NODENAME"] for rank in slurm.checkout.ranks()} == {"dgx2"}
 
 
@@ -151,25 +182,41 @@ def test_before_the_time_limit_a_resumable_run_is_requeued_until_it_makes_no_pro
     job = slurm.submit(after=after, TRIAL_0="saves")
     for start in range(5):
         job.wait_for(
-            (slurm.checkout.logdir / "chain" / f"running_0{f'_{start}' * (start > 0)}" / "result_0.txt").exists
+            (
+                slurm.checkout.logdir
+                / "chain"
+                / f"running_0{f'_{start}' * (start > 0)}"
+                / "result_0.txt"
+            ).exists
         )
         if start == 1:  # the only progress
             (folder / "step_0000000012.pt").touch()
         subprocess.run(["scancel", "--batch", "--signal=USR1", str(job.number)], check=True)
         if start < 4:
             job.wait_for(
-                lambda number=start: int(job.field("Restarts")) > number and job.field("JobState") == "PENDING"
+                lambda number=start: (
+                    int(job.field("Restarts")) > number and job.field("JobState") == "PENDING"
+                )
             )
-            subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"], check=True)
+            subprocess.run(
+                ["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"], check=True
+            )
     job.wait()
     why = "the job reached its time limit of 00:10:00"
-    told = [line for line in job.output.splitlines() if line.startswith("run: warning: ") and why in line]
+    told = [
+        line
+        for line in job.output.splitlines()
+        if line.startswith("run: warning: ") and why in line
+    ]
     assert told == [
-        f"run: warning: job {job.number} is requeued, {why}; continues from step {step}" for step in (0, 12, 12, 12)
+        f"run: warning: job {job.number} is requeued, {why}; continues from step {step}"
+        for step in (0, 12, 12, 12)
     ]
     assert job.exit_code == 143
     *_, bound, last = job.output.splitlines()
-    assert bound == "run: warning: not restarted: 3 restarts brought no new checkpoint after step 12"
+    assert (
+        bound == "run: warning: not restarted: 3 restarts brought no new checkpoint after step 12"
+    )
     assert last == f"run: error: {why}; RUN_NAME=chain continues with the missing trials"
 
 
@@ -183,17 +230,19 @@ def test_each_node_gives_the_gpus_that_the_config_requests(slurm, gres):
 def test_a_gpu_type_the_nodes_do_not_have_fails_in_one_line(slurm):
     job = slurm.run(after="export GPU_GRES=gpu:b200")
     assert job.exit_code == 2
-    expected = (
-        r"run: error: GPU_GRES=gpu:b200: a step with .* --gres=gpu:b200:2 does not start: Unable to create step .*"
-    )
+    expected = r"run: error: GPU_GRES=gpu:b200: a step with .* --gres=gpu:b200:2 does not start: Unable to create step .*"
     assert re.fullmatch(expected, job.last_line)
 
 
-NO_GPUS = "this job has no GPUs: sbatch --gres=gpu:2 run.sub (or export SBATCH_GRES); on CPUs, DEVICE=cpu"
+NO_GPUS = (
+    "this job has no GPUs: sbatch --gres=gpu:2 run.sub (or export SBATCH_GRES); on CPUs, DEVICE=cpu"
+)
 FEW_GPUS = "this job has 1 GPUs a node and the config wants DGXNGPU=2: sbatch --exclusive, or another config"
 
 
-@pytest.mark.parametrize(("option", "expected"), [("--gres=none", NO_GPUS), ("--gres=gpu:1", FEW_GPUS)])
+@pytest.mark.parametrize(
+    ("option", "expected"), [("--gres=none", NO_GPUS), ("--gres=gpu:1", FEW_GPUS)]
+)
 def test_a_job_without_its_gpus_does_not_train_on_cpus(slurm, option, expected):
     script = slurm.checkout.root / "run.sub"
     script.write_text(script.read_text().replace("#SBATCH --exclusive\n", ""))
@@ -211,7 +260,9 @@ def pmix() -> str:
     return "pmix"
 
 
-@pytest.mark.parametrize(("wanted", "used"), [("pmi2", "pmi2"), ("pmix", pmix()), ("pmix_v9", "pmi2")])
+@pytest.mark.parametrize(
+    ("wanted", "used"), [("pmi2", "pmi2"), ("pmix", pmix()), ("pmix_v9", "pmi2")]
+)
 def test_steps_start_with_the_wanted_mpi_type_or_the_nearest_that_works(slurm, wanted, used):
     job = slurm.run(after=f"{TWO_NODES} SLURM_MPI_TYPE={wanted}")
     assert job.exit_code == 0, job.output
@@ -222,7 +273,9 @@ def test_steps_start_with_the_wanted_mpi_type_or_the_nearest_that_works(slurm, w
 def test_a_network_that_fails_the_all_reduce_test_ends_the_job_before_any_trial(slurm):
     job = slurm.run(after=TWO_NODES, ALLREDUCE="fails:3")
     assert job.exit_code == 1
-    assert job.last_line.startswith("run: error: the all-reduce test failed: rank 3: wrong sums; see ")
+    assert job.last_line.startswith(
+        "run: error: the all-reduce test failed: rank 3: wrong sums; see "
+    )
     assert not slurm.checkout.ranks()
 
 
@@ -260,7 +313,9 @@ def test_clocks_and_staged_data_are_undone_also_when_slurm_ends_the_job(slurm, e
         STAGE_DIR=str(slurm.folder / "nvme"),
     )
     if ending == "scancel":
-        job.wait_for(lambda: (slurm.checkout.logdir / "locked" / "running_0" / "result_0.txt").exists())
+        job.wait_for(
+            lambda: (slurm.checkout.logdir / "locked" / "running_0" / "result_0.txt").exists()
+        )
         assert (slurm.folder / "nvme" / f"bert_{job.number}_0" / "EVALDIR" / "file").exists()
         subprocess.run(["scancel", str(job.number)], check=True)
     job.wait()

@@ -49,16 +49,27 @@ def pyxis(slurm):
 
 def containers(slurm) -> list[str]:
     """Containers that remain on the nodes."""
-    return sorted(str(path.relative_to(slurm.folder / "enroot")) for path in (slurm.folder / "enroot").glob("*/*"))
+    return sorted(
+        str(path.relative_to(slurm.folder / "enroot"))
+        for path in (slurm.folder / "enroot").glob("*/*")
+    )
 
 
 def test_one_container_per_node_is_created_used_by_all_ranks_and_removed(pyxis):
-    look_for = [pyxis.folder / "data" / name for name in ("packed_data", "eval", "phase1", "results")]
-    look_for += [pyxis.checkout.root / "run.sub", pyxis.folder / "home", pyxis.folder / "image.sqsh"]
+    look_for = [
+        pyxis.folder / "data" / name for name in ("packed_data", "eval", "phase1", "results")
+    ]
+    look_for += [
+        pyxis.checkout.root / "run.sub",
+        pyxis.folder / "home",
+        pyxis.folder / "image.sqsh",
+    ]
     job = pyxis.run(after=f"{TWO_NODES} NEXP=2", LOOK_FOR=":".join(map(str, look_for)))
     assert job.exit_code == 0, job.output
     name, image = f"bert_{job.number}_0", pyxis.folder / "image.sqsh"
-    made = [call.split()[1:] for call in pyxis.checkout.calls("pyxis") if call.startswith("create ")]
+    made = [
+        call.split()[1:] for call in pyxis.checkout.calls("pyxis") if call.startswith("create ")
+    ]
     assert sorted(made) == [["dgx1", name, str(image)], ["dgx2", name, str(image)]]
     ranks = pyxis.checkout.ranks()
     assert sorted((rank["RANK"], rank["LOCAL_RANK"]) for rank in ranks) == sorted(
@@ -74,7 +85,10 @@ def test_one_container_per_node_is_created_used_by_all_ranks_and_removed(pyxis):
 def test_containers_of_dead_jobs_are_removed_first_and_those_of_running_jobs_stay(pyxis):
     """Containers stay after a power loss, or if KillWait cuts the removal short."""
     living = subprocess.run(
-        ["sbatch", "--parsable", "--hold", "--wrap=true"], capture_output=True, text=True, check=True
+        ["sbatch", "--parsable", "--hold", "--wrap=true"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     stays = f"dgx1/pyxis_bert_{living.stdout.strip()}_0"
     for name in (stays, "dgx1/pyxis_bert_99999_0", "dgx2/pyxis_bert_99999_1"):
@@ -100,7 +114,9 @@ def test_scancel_while_leftovers_are_removed_is_reported_in_the_last_line(pyxis)
 
 def test_a_missing_checkpoint_folder_is_created_and_mounted(pyxis):
     checkpoints = pyxis.folder / "disk" / "checkpoints"
-    job = pyxis.run(after="export DGXNGPU=1", CHECKPOINT_DIR=str(checkpoints), LOOK_FOR=str(checkpoints))
+    job = pyxis.run(
+        after="export DGXNGPU=1", CHECKPOINT_DIR=str(checkpoints), LOOK_FOR=str(checkpoints)
+    )
     assert job.exit_code == 0, job.output
     assert pyxis.checkout.ranks()[0]["SEES"] == [str(checkpoints)]
     assert f"{checkpoints}:{checkpoints}:rw" in pyxis.checkout.calls("pyxis")[-1]
@@ -127,7 +143,9 @@ def test_every_step_has_the_same_options_for_home_root_and_mounts(pyxis):
             assert f"{data / name}:{data / name}:ro" in start
         assert f"{pyxis.checkout.root}:{pyxis.checkout.root}:ro" in start
     results = pyxis.checkout.logdir
-    assert [f"{results}:{results}:rw" in start for start in starts] == [False, False] + [True] * (len(starts) - 2)
+    assert [f"{results}:{results}:rw" in start for start in starts] == [False, False] + [True] * (
+        len(starts) - 2
+    )
 
 
 @pytest.mark.parametrize("outcome", ["crash:1", "kill:2", "not-reached"])
@@ -164,14 +182,19 @@ def test_an_image_that_cannot_be_imported_ends_the_job_in_one_line(pyxis):
     job = pyxis.run(CONT="mlperf-bert")
     assert job.exit_code == 2
     reason = "[ERROR] URL https://auth.docker.io/token returned error code: 401 Unauthorized"
-    assert job.last_line == f"run: error: CONT=mlperf-bert: its container could not be created on every node: {reason}"
+    assert (
+        job.last_line
+        == f"run: error: CONT=mlperf-bert: its container could not be created on every node: {reason}"
+    )
     assert containers(pyxis) == OTHERS
 
 
 def test_a_missing_image_file_ends_the_job_before_any_container(pyxis):
     job = pyxis.run(CONT="missing.sqsh")
     assert job.exit_code == 2
-    expected = f"run: error: CONT={pyxis.checkout.root / 'missing.sqsh'}: no such image: enroot import"
+    expected = (
+        f"run: error: CONT={pyxis.checkout.root / 'missing.sqsh'}: no such image: enroot import"
+    )
     assert job.last_line.startswith(expected)
     assert not pyxis.checkout.calls("pyxis")
 
@@ -188,6 +211,8 @@ def test_site_mounts_are_mounted(pyxis):
     look_for = str(pyxis.folder / "scratch")
     other = str(pyxis.folder / "elsewhere")
     mounts = f"{look_for}:ro,/dev/shm,{look_for}:{other}:ro"
-    job = pyxis.run(after="export DGXNGPU=1", CONTAINER_MOUNTS=mounts, LOOK_FOR=f"{look_for}:{other}")
+    job = pyxis.run(
+        after="export DGXNGPU=1", CONTAINER_MOUNTS=mounts, LOOK_FOR=f"{look_for}:{other}"
+    )
     assert job.exit_code == 0, job.output
     assert pyxis.checkout.ranks()[0]["SEES"] == [look_for, other]

@@ -62,7 +62,9 @@ class Nodes:
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of the cluster's script."""
         line = ["bash", str(self.script), *words]
-        return subprocess.run(line, env=self.environ, capture_output=True, text=True, check=False, timeout=180)
+        return subprocess.run(
+            line, env=self.environ, capture_output=True, text=True, check=False, timeout=180
+        )
 
     def submit(self, name: str, **settings: str) -> Job:
         """Submits a run of that name, as a user would."""
@@ -71,8 +73,15 @@ class Nodes:
         count = int(chosen["DGXNNODES"]) + int(chosen.get("SPARE_NODES", 0))
         line = f"source env.sh; source {CONFIG}; export {exports}; "
         line += f"sbatch --parsable -N {count} --time=10 --output={output} run.sub"
-        known = {"DATADIR": str(self.folder), "PYTHON": sys.executable, "LOGDIR": str(self.folder / "results")}
-        known |= {"CHECKPOINT_DIR": str(self.folder / name), "PYTHONPATH": str(self.folder / "site")}
+        known = {
+            "DATADIR": str(self.folder),
+            "PYTHON": sys.executable,
+            "LOGDIR": str(self.folder / "results"),
+        }
+        known |= {
+            "CHECKPOINT_DIR": str(self.folder / name),
+            "PYTHONPATH": str(self.folder / "site"),
+        }
         done = subprocess.run(
             ["bash", "-c", line],
             cwd=self.repository,
@@ -101,7 +110,9 @@ class Nodes:
     def begin_again(self, job: Job) -> None:
         """Waits for a requeue and starts the job, as an administrator can; Slurm would hold it for two minutes."""
         restarts = job.field("Restarts")
-        job.wait_for(lambda: job.field("JobState") == "PENDING" and job.field("Restarts") != restarts)
+        job.wait_for(
+            lambda: job.field("JobState") == "PENDING" and job.field("Restarts") != restarts
+        )
         subprocess.run(["scontrol", "update", f"JobId={job.number}", "StartTime=now+3"], check=True)
         job.wait_for(lambda: job.field("JobState") == "RUNNING")
 
@@ -127,18 +138,24 @@ class Nodes:
     def cut_off(self, node: str) -> None:
         """Takes the node's network link down."""
         made = next(
-            line for line in self.script.read_text().splitlines() if "ip link add" in line and " type veth " in line
+            line
+            for line in self.script.read_text().splitlines()
+            if "ip link add" in line and " type veth " in line
         )
         link = made.split('"')[1].replace("$i", node.removeprefix("node"))
         subprocess.run(["ip", "link", "set", link, "down"], check=True)
 
 
 @pytest.fixture(scope="module")
-def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def nodes(
+    shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Nodes]:
     """The cluster, created once, with data."""
     source, folder = shared / "tools" / "slurm_nodes.sh", tmp_path_factory.mktemp("nodes")
     if os.geteuid() != 0 or not source.is_file():
-        pytest.skip("a Slurm of separate nodes needs root, and slurm_nodes.sh of the reference data")
+        pytest.skip(
+            "a Slurm of separate nodes needs root, and slurm_nodes.sh of the reference data"
+        )
     port = free_ports(2)  # other clusters may run here
     text = source.read_text().replace("26817", str(port)).replace("26818", str(port + 1))
     text = text.replace("slurm0", f"s{port}").replace("veth$", f"v{port}x$")
@@ -146,10 +163,22 @@ def nodes(shared: Path, repository: Path, tmp_path_factory: pytest.TempPathFacto
     write(folder)
     (folder / "site").mkdir()
     (folder / "site" / "sitecustomize.py").write_text(SITE)
-    known = {"SLURM_DIR": str(folder), "SLURM_CONF": str(folder / "slurm.conf"), "NODES": str(NODES), "CPUS": "8"}
-    known |= {"KILLWAIT": "10", "SLURMD_TIMEOUT": "10", "NET": f"10.{100 + port % 100}.{port // 100 % 250}"}
+    known = {
+        "SLURM_DIR": str(folder),
+        "SLURM_CONF": str(folder / "slurm.conf"),
+        "NODES": str(NODES),
+        "CPUS": "8",
+    }
+    known |= {
+        "KILLWAIT": "10",
+        "SLURMD_TIMEOUT": "10",
+        "NET": f"10.{100 + port % 100}.{port // 100 % 250}",
+    }
     kept = {name: os.environ[name] for name in ("PATH", "HOME")}
-    made, before = Nodes(folder / "cluster.sh", folder, repository, kept | known), os.environ.get("SLURM_CONF")
+    made, before = (
+        Nodes(folder / "cluster.sh", folder, repository, kept | known),
+        os.environ.get("SLURM_CONF"),
+    )
     up = made.call("up")
     if up.returncode and shutil.which("slurmctld") is None:
         pytest.skip(f"Slurm cannot be installed here: {up.stderr.strip()[-300:]}")
@@ -196,7 +225,9 @@ def test_a_run_with_three_spares_survives_three_lost_nodes(nodes, undisturbed):
     assert (job.exit_code, job.field("Restarts")) == (0, "0"), job.output
     assert [*lost, node] == ["node2", "node3", "node4"]
     for line, name, step in zip(told(job), [*lost, node], (1, 4, 7), strict=True):
-        assert re.fullmatch(LOST.format(name) + rf"; continues from step {step}\d\d(, repeating .*)?", line)
+        assert re.fullmatch(
+            LOST.format(name) + rf"; continues from step {step}\d\d(, repeating .*)?", line
+        )
     assert same(undisturbed, newest(nodes.folder / "spares"))
 
 
@@ -222,7 +253,11 @@ def test_without_a_spare_the_job_is_requeued_elsewhere_after_a_lost_script_and_a
     job.wait()
     assert (job.exit_code, job.field("Restarts")) == (0, "3"), job.output
     first, second, third = told(job)
-    assert re.fullmatch(rf"without {host}: lost by Slurm, with the job's script; continues from step 1\d\d.*", first)
+    assert re.fullmatch(
+        rf"without {host}: lost by Slurm, with the job's script; continues from step 1\d\d.*", first
+    )
     assert re.fullmatch(LOST.format(hung) + r"; continues from step 4\d\d.*", second)
-    assert re.fullmatch(r"the job reached its time limit of 00:10:00; continues from step \d+.*", third)
+    assert re.fullmatch(
+        r"the job reached its time limit of 00:10:00; continues from step \d+.*", third
+    )
     assert same(undisturbed, newest(nodes.folder / "requeued"))

@@ -49,7 +49,9 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
     first.wait_for(lambda: list(folder.glob(moment)))
     subprocess.run(["scancel", str(first.number)], check=True)
     assert first.wait().field("JobState") == "CANCELLED"
-    assert second.wait().field("JobState") == "CANCELLED", "phase 2 does not wait for ever for a phase 1 that is gone"
+    assert second.wait().field("JobState") == "CANCELLED", (
+        "phase 2 does not wait for ever for a phase 1 that is gone"
+    )
     assert not (folder / "phase2").exists()
 
     later = "phase2/checkpoints/step_*20.pt"
@@ -66,7 +68,9 @@ def test_a_chain_that_is_cancelled_and_requeued_ends_with_the_weights_of_an_undi
 
     run("whole")
     for phase in ("phase1", "phase2"):
-        whole, parts = (newest(results / name / phase / "checkpoints") for name in ("whole", "chain"))
+        whole, parts = (
+            newest(results / name / phase / "checkpoints") for name in ("whole", "chain")
+        )
         assert whole["step"] == 300
         assert whole["run"] == parts["run"]
         assert same(whole, parts), phase

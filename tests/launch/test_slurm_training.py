@@ -34,8 +34,15 @@ def training(slurm, repository):
     """The cluster with this repository instead of stand-ins, and tiny data."""
     folder = slurm.folder
     write(folder)
-    kept = {name: slurm.checkout.env[name] for name in ("SLURM_CONF", "SBATCH_TIMELIMIT", "LOGDIR", "HOME")}
-    slurm.checkout.env = kept | {"PATH": os.environ["PATH"], "PYTHON": sys.executable, "DATADIR": str(folder)}
+    kept = {
+        name: slurm.checkout.env[name]
+        for name in ("SLURM_CONF", "SBATCH_TIMELIMIT", "LOGDIR", "HOME")
+    }
+    slurm.checkout.env = kept | {
+        "PATH": os.environ["PATH"],
+        "PYTHON": sys.executable,
+        "DATADIR": str(folder),
+    }
     slurm.checkout.root = repository
     return slurm
 
@@ -51,7 +58,9 @@ def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
     for trial in "01":
         log = (training.checkout.run_dir / f"result_{trial}.txt").read_text()
         events = [
-            json.loads(line.removeprefix(":::MLLOG ")) for line in log.splitlines() if line.startswith(":::MLLOG")
+            json.loads(line.removeprefix(":::MLLOG "))
+            for line in log.splitlines()
+            if line.startswith(":::MLLOG")
         ]
         values = {event["key"]: event["value"] for event in events}
         assert values["global_batch_size"] == 3 * 4
@@ -60,7 +69,9 @@ def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
     assert len(seeds) == 2
 
 
-@pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs DeepSpeed (requirements/deepspeed.txt)")
+@pytest.mark.skipif(
+    not importlib.util.find_spec("deepspeed"), reason="needs DeepSpeed (requirements/deepspeed.txt)"
+)
 def test_two_nodes_train_to_the_target_with_deepspeed(training):
     path, saved = training.folder / "ds.json", training.folder / "saved"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
@@ -78,7 +89,9 @@ def test_a_data_set_that_is_missing_ends_the_job_naming_its_variable(training):
     job = training.run(config=CONFIG, after=settings(DATADIR_PHASE2_PACKED="/nowhere/packed"))
     assert job.exit_code == 2
     assert "bert: error: DATADIR_PHASE2_PACKED=/nowhere/packed" in job.output
-    assert job.last_line.startswith("run: error: this configuration cannot run: DATADIR_PHASE2_PACKED=/nowhere/packed")
+    assert job.last_line.startswith(
+        "run: error: this configuration cannot run: DATADIR_PHASE2_PACKED=/nowhere/packed"
+    )
     assert not training.checkout.logdir.exists()
 
 
@@ -86,7 +99,10 @@ def process_of_rank(number: str) -> int:
     """Trainer process of that rank."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command, environment = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes().split(b"\0")
+            command, environment = (
+                (folder / "cmdline").read_bytes(),
+                (folder / "environ").read_bytes().split(b"\0"),
+            )
         except OSError:
             continue
         if command.endswith(b"-u\0-m\0bert\0") and f"RANK={number}".encode() in environment:
@@ -96,13 +112,22 @@ def process_of_rank(number: str) -> int:
 
 def test_a_rank_killed_while_it_trains_fails_the_job_with_its_name_last(training):
     """The node is not to blame: the run does not restart without it."""
-    resumes = {"RESUME": "1", "CHECKPOINT_DIR": str(training.folder / "saved"), "CHECKPOINT_EVERY_STEPS": "9"}
-    job = training.submit(config=CONFIG, after=settings(MAX_STEPS="100000", TARGET_MLM_ACCURACY="0.99", **resumes))
+    resumes = {
+        "RESUME": "1",
+        "CHECKPOINT_DIR": str(training.folder / "saved"),
+        "CHECKPOINT_EVERY_STEPS": "9",
+    }
+    job = training.submit(
+        config=CONFIG, after=settings(MAX_STEPS="100000", TARGET_MLM_ACCURACY="0.99", **resumes)
+    )
     job.wait_for(lambda: "sequences/s" in job.output)
     os.kill(process_of_rank("3"), signal.SIGKILL)
     job.wait()
     assert job.exit_code == 1
-    assert job.last_line == "run: error: 1 of 1 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
+    assert (
+        job.last_line
+        == "run: error: 1 of 1 trials failed: trial 0: rank 3 on dgx2 was killed by SIGKILL"
+    )
 
 
 def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(training):
@@ -115,21 +140,47 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
     vocabulary += [f"[unused{number}]" for number in range(shape.vocab_size - len(vocabulary))]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
-    model = Classification(shape, kernels.select(kernels.Config(fused="none"), torch.device("cpu")), 2)
+    model = Classification(
+        shape, kernels.select(kernels.Config(fused="none"), torch.device("cpu")), 2
+    )
     models.initialize(model, 0)
     torch.save(dict(model.bert.named_parameters()), folder / "weights.pt")
     (folder / "config.json").write_text((folder / "phase1" / "bert_config.json").read_text())
-    own = {"RANK_MODULE": "finetune", "TASK": "TSV", "DATA": folder, "INIT_CHECKPOINT": folder / "weights.pt"}
-    own |= {"BERT_CONFIG": folder / "config.json", "VOCAB_FILE": folder / "vocab.txt", "LR": "0.003", "EPOCHS": "20"}
-    own |= {"DGXNNODES": "2", "DGXNGPU": "1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1", "NCCL_TEST": "0", "SEEDS": "4,7"}
-    settings = {"RUN_NAME": "r", "MAX_SEQ_LENGTH": str(LENGTH), "BATCHSIZE": "6", "GRADIENT_STEPS": "1"} | own
+    own = {
+        "RANK_MODULE": "finetune",
+        "TASK": "TSV",
+        "DATA": folder,
+        "INIT_CHECKPOINT": folder / "weights.pt",
+    }
+    own |= {
+        "BERT_CONFIG": folder / "config.json",
+        "VOCAB_FILE": folder / "vocab.txt",
+        "LR": "0.003",
+        "EPOCHS": "20",
+    }
+    own |= {
+        "DGXNNODES": "2",
+        "DGXNGPU": "1",
+        "DEVICE": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "NCCL_TEST": "0",
+        "SEEDS": "4,7",
+    }
+    settings = {
+        "RUN_NAME": "r",
+        "MAX_SEQ_LENGTH": str(LENGTH),
+        "BATCHSIZE": "6",
+        "GRADIENT_STEPS": "1",
+    } | own
     exports = "export " + " ".join(f"{name}={value}" for name, value in settings.items())
     config = "configs/finetune_MRPC_DGXA100_1x8x16.sh"
     job = training.run(config=config, after=exports)
     assert job.exit_code == 0, job.output
     assert job.last_line == f"run: all 2 trials are complete: {training.checkout.run_dir}"
     for trial in "01":
-        figures = json.loads((training.checkout.run_dir / f"model_{trial}" / "figures.json").read_text())
+        figures = json.loads(
+            (training.checkout.run_dir / f"model_{trial}" / "figures.json").read_text()
+        )
         assert figures["accuracy"] == 1
     (training.checkout.run_dir / "model_1" / "figures.json").unlink()
     (folder / "train.tsv").write_text("red\tcolour\tmore\tthan\tenough\n")

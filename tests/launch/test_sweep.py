@@ -16,8 +16,13 @@ def sweep(checkout, *arguments: str, **env: str):
 
 
 def test_each_combination_is_a_job_with_its_settings_and_name(checkout):
-    checkout.stand_in("sbatch", 'echo "$RUN_NAME $DGXNNODES $GRADIENT_STEPS $LR $LOGDIR" >>"$FAKE_CALLS.jobs"; echo 17')
-    done = sweep(checkout, CONFIG, "DGXNNODES:GRADIENT_STEPS=1:4,2:2", "LR=0.001,0.002", DATESTAMP="now")
+    checkout.stand_in(
+        "sbatch",
+        'echo "$RUN_NAME $DGXNNODES $GRADIENT_STEPS $LR $LOGDIR" >>"$FAKE_CALLS.jobs"; echo 17',
+    )
+    done = sweep(
+        checkout, CONFIG, "DGXNNODES:GRADIENT_STEPS=1:4,2:2", "LR=0.001,0.002", DATESTAMP="now"
+    )
     assert done.returncode == 0, done.stderr
     folder = f"{checkout.logdir}/sweep_now"
     assert (checkout.root.parent / "calls.jobs").read_text().splitlines() == [
@@ -34,14 +39,20 @@ def test_without_settings_each_config_is_one_run(checkout):
     checkout.stand_in("sbatch", "echo 3")
     done = sweep(checkout, CONFIG, "configs/config_demo_1x2x16x1_pack.sh")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["P8000H100_1x8x48x1_pack: job 3", "demo_1x2x16x1_pack: job 3"]
+    assert done.stdout.splitlines() == [
+        "P8000H100_1x8x48x1_pack: job 3",
+        "demo_1x2x16x1_pack: job 3",
+    ]
 
 
 def test_local_runs_are_sequential_and_a_failure_is_not_hidden(checkout):
     done = sweep(checkout, "--local", CONFIG, "DGXNGPU=1,2", "SEED=7", TRIAL_0="crash")
     assert done.returncode == 1
     first, *others = [rank["WORLD_SIZE"] for rank in checkout.ranks()]
-    assert (first, set(others)) == ("1", {"2"})  # of two ranks one may be killed for the other's crash before it writes
+    assert (first, set(others)) == (
+        "1",
+        {"2"},
+    )  # of two ranks one may be killed for the other's crash before it writes
     runs = sorted(path.name for path in next(checkout.logdir.iterdir()).iterdir())
     assert runs == [f"P8000H100_1x8x48x1_pack_DGXNGPU-{number}_SEED-7" for number in "12"]
     done = sweep(checkout, "--local", CONFIG, "DGXNGPU=1", TRIAL_0="success")

@@ -27,11 +27,22 @@ def run(repository, tmp_path):
         tools.mkdir(exist_ok=True)
         record = f'echo "PYTHON=${{PYTHON:-}} $*" >>{tmp_path}/calls; [[ "$*" != *{fails}* ]]'
         program(tools / "make", record)
-        environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": "python-of-the-launcher"}
+        environment = {
+            **os.environ,
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "PYTHON": "python-of-the-launcher",
+        }
         script = repository / "launch" / "tools" / "test_pythons.sh"
-        done = subprocess.run([script, *map(str, arguments)], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [script, *map(str, arguments)], env=environment, capture_output=True, text=True
+        )
         calls = tmp_path / "calls"
-        return done.returncode, done.stdout.splitlines(), done.stderr, calls.read_text() if calls.exists() else ""
+        return (
+            done.returncode,
+            done.stdout.splitlines(),
+            done.stderr,
+            calls.read_text() if calls.exists() else "",
+        )
 
     return run
 
@@ -44,8 +55,12 @@ def other(tmp_path):
 
 def test_every_supported_version_is_listed_once(run, other, tmp_path):
     old = program(tmp_path / "python3.9", "exit 0")  # prints nothing: not supported
-    shim = program(tmp_path / "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127")
-    status, lines, _, calls = run("--list", sys.executable, old, shim, sys.executable, tmp_path / "none", other)
+    shim = program(
+        tmp_path / "python3.12", "echo 'pyenv: python3.12: command not found' >&2; exit 127"
+    )
+    status, lines, _, calls = run(
+        "--list", sys.executable, old, shim, sys.executable, tmp_path / "none", other
+    )
     assert status == 0
     assert [line.split()[0] for line in lines] == ["3.10.0", VERSION]
     assert lines[1].split()[1] == os.path.realpath(sys._base_executable)

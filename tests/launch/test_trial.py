@@ -21,7 +21,9 @@ def last_line(text: str) -> str:
 
 def processes(folder: Path) -> str:
     """Running processes with the folder in their command line."""
-    return subprocess.run(["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        ["pgrep", "-f", str(folder)], capture_output=True, text=True, check=False
+    ).stdout
 
 
 def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
@@ -45,7 +47,10 @@ def test_trials_that_reach_the_target_succeed_and_leave_numbered_logs(checkout):
 @pytest.mark.parametrize("setting", ["TARGET_MLM_ACCURACY=0.0", "EVAL_ITER_SAMPLES=0"])
 def test_a_run_without_a_target_does_not_say_that_it_reached_one(checkout, setting):
     done = checkout.run(LOCAL, after=f"export NEXP=1 RUN_NAME=scratch {setting}")
-    assert last_line(done.stderr) == f"run: the trial trained to the last step: {checkout.logdir / 'scratch'}"
+    assert (
+        last_line(done.stderr)
+        == f"run: the trial trained to the last step: {checkout.logdir / 'scratch'}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,9 @@ def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(checkout, ou
         last_line(done.stderr)
         == f"run: error: 1 of 2 trials failed: trial 0: {reason.format(host=os.uname().nodename)}"
     )
-    assert not (checkout.run_dir / "result_0.txt").exists(), "a log of a crashed run must not look complete"
+    assert not (checkout.run_dir / "result_0.txt").exists(), (
+        "a log of a crashed run must not look complete"
+    )
     assert (checkout.run_dir / "result_1.txt").exists(), "the other trials are independent"
     assert (checkout.run_dir / "failed_0.txt").exists() == (outcome != "no-result")
     assert not list(checkout.run_dir.glob("running_*"))
@@ -74,16 +81,16 @@ def test_a_trial_that_fails_makes_the_run_fail_with_its_reason_last(checkout, ou
 def test_a_run_that_misses_its_target_fails_and_its_complete_log_stays(checkout):
     done = checkout.run(LOCAL, TRIAL_0="not-reached")
     assert done.returncode == 1
-    assert last_line(done.stderr).endswith("1 of 1 trials failed: trial 0: the target accuracy 0.72 was not reached")
+    assert last_line(done.stderr).endswith(
+        "1 of 1 trials failed: trial 0: the target accuracy 0.72 was not reached"
+    )
     assert (checkout.run_dir / "result_0.txt").read_text() == "MLLOG whole\n"
 
 
 def test_the_last_line_lists_all_failures(checkout):
     done = checkout.run(LOCAL, after="export NEXP=3", TRIAL_0="not-reached", TRIAL_2="crash")
     assert done.returncode == 1
-    expected = (
-        "2 of 3 trials failed: trial 0: the target accuracy 0.72 was not reached; trial 2: the loss is nan at step 3"
-    )
+    expected = "2 of 3 trials failed: trial 0: the target accuracy 0.72 was not reached; trial 2: the loss is nan at step 3"
     assert last_line(done.stderr) == f"run: error: {expected}"
 
 
@@ -94,7 +101,10 @@ def test_a_start_test_that_fails_ends_the_run_before_any_trial(checkout, unfit):
     assert done.returncode == int(unfit), done.stderr
     if unfit:
         said = "fail: node here: slow; scontrol update nodename=here state=drain reason=slow"
-        assert last_line(done.stderr) == f"run: error: the start test failed: {said}; see {folder}, or set START_TEST=0"
+        assert (
+            last_line(done.stderr)
+            == f"run: error: the start test failed: {said}; see {folder}, or set START_TEST=0"
+        )
         assert (folder / "hang_0.txt").read_text() == "node here\n"
     else:
         assert f"run: start test: certify {folder} --line\n" in done.stderr
@@ -104,7 +114,10 @@ def test_a_start_test_that_fails_ends_the_run_before_any_trial(checkout, unfit):
 def test_bad_settings_stop_before_anything_is_written(checkout):
     done = checkout.run(LOCAL, CHECK="bad")
     assert done.returncode == 2
-    assert last_line(done.stderr) == "run: error: this configuration cannot run: LR='fast': expected a number"
+    assert (
+        last_line(done.stderr)
+        == "run: error: this configuration cannot run: LR='fast': expected a number"
+    )
     assert not checkout.logdir.exists()
     assert not checkout.ranks()
 
@@ -112,7 +125,10 @@ def test_bad_settings_stop_before_anything_is_written(checkout):
 def test_bad_input_reported_by_a_rank_ends_the_loop(checkout):
     done = checkout.run(LOCAL, after="export NEXP=5", TRIAL_0="bad-input")
     assert done.returncode == 1
-    assert last_line(done.stderr) == "run: error: 1 of 5 trials failed: trial 0: DATADIR_PHASE2: truncated"
+    assert (
+        last_line(done.stderr)
+        == "run: error: 1 of 5 trials failed: trial 0: DATADIR_PHASE2: truncated"
+    )
     assert {rank["TRIAL"] for rank in checkout.ranks()} == {"0"}
 
 
@@ -148,7 +164,9 @@ def test_a_run_is_continued_with_its_missing_trials(checkout):
     assert (checkout.run_dir / "result_0.txt").stat().st_mtime_ns == kept
     assert not list(checkout.run_dir.glob("error_*"))
     assert not list(checkout.run_dir.glob("failed_*"))
-    assert (checkout.run_dir / "output_1.txt").read_text().count("rank 1 trains") == 2  # of both attempts
+    assert (checkout.run_dir / "output_1.txt").read_text().count(
+        "rank 1 trains"
+    ) == 2  # of both attempts
 
 
 def test_a_continued_run_still_counts_the_trial_that_missed_its_target(checkout):
@@ -170,9 +188,15 @@ def test_a_resumed_trial_keeps_its_earlier_metrics(checkout, resume):
         os.utime(place / "metrics_0.jsonl", (1e9 + number, 1e9 + number))
     done = checkout.run(LOCAL, after=f"export NEXP=1 RUN_NAME=figures RESUME={resume}")
     assert done.returncode == 0, done.stderr
-    kept = {path.name: path.read_text() for path in folder.rglob("*") if path.name.startswith(("metr", "ev"))}
+    kept = {
+        path.name: path.read_text()
+        for path in folder.rglob("*")
+        if path.name.startswith(("metr", "ev"))
+    }
     assert kept == (
-        {"metrics_0.jsonl": "1\n", "events.0": "", "events.1": ""} if resume else {"metrics_0.jsonl": "0\n"}
+        {"metrics_0.jsonl": "1\n", "events.0": "", "events.1": ""}
+        if resume
+        else {"metrics_0.jsonl": "0\n"}
     )
     assert not list(folder.glob("*/metrics_0.jsonl"))
     assert not (folder / ".begun_0").exists()
@@ -215,10 +239,14 @@ def test_a_signal_ends_every_rank_and_says_how_to_continue(checkout, number, sta
     assert (checkout.run_dir / "failed_0.txt").exists()
     assert (checkout.run_dir / "error_0.txt").read_text() == f"interrupted by {number.name}\n"
     assert not (checkout.run_dir / "result_0.txt").exists()
-    wait_until(lambda: not processes(checkout.root), 60)  # far shorter than those of a rank would live
+    wait_until(
+        lambda: not processes(checkout.root), 60
+    )  # far shorter than those of a rank would live
 
 
-@pytest.mark.parametrize(("victim", "outcome"), [("script", "hang"), ("script", "saves"), ("torchrun.py", "deaf")])
+@pytest.mark.parametrize(
+    ("victim", "outcome"), [("script", "hang"), ("script", "saves"), ("torchrun.py", "deaf")]
+)
 def test_a_killed_script_ends_its_ranks(checkout, victim, outcome):
     if outcome == "deaf":  # it is killed after less than the 20 seconds that a rank has to save
         child = checkout.root / "launch" / "run" / "child.sh"
@@ -230,7 +258,10 @@ def test_a_killed_script_ends_its_ranks(checkout, victim, outcome):
     if victim == "script":
         process.kill()
     else:
-        subprocess.run(["pkill", "-KILL", "-f", f"^[^ ]*bash {checkout.root.parent}/bin/python .*{victim}"], check=True)
+        subprocess.run(
+            ["pkill", "-KILL", "-f", f"^[^ ]*bash {checkout.root.parent}/bin/python .*{victim}"],
+            check=True,
+        )
     process.communicate(timeout=240)
     wait_until(lambda: not processes(checkout.root), 60)
     assert (checkout.logdir / "killed" / "running_0" / "saved").exists() == (outcome == "saves"), (
@@ -243,14 +274,19 @@ def test_each_trial_has_its_own_seed(checkout):
     assert [rank["SEED"] for rank in checkout.ranks() if rank["RANK"] == "0"] == ["5", "6"]
     checkout.calls_file.unlink()
     checkout.run(LOCAL, after="export NEXP=2 SEED= LOGDIR=elsewhere")
-    assert {rank["SEED"] for rank in checkout.ranks()} == {""}, "unset, so that each takes the system's entropy"
+    assert {rank["SEED"] for rank in checkout.ranks()} == {""}, (
+        "unset, so that each takes the system's entropy"
+    )
 
 
 @pytest.mark.parametrize(
-    ("setting", "dropped", "told"), [("1", True, "1"), ("1", False, "0"), ("0", True, "0"), ("require", True, "1")]
+    ("setting", "dropped", "told"),
+    [("1", True, "1"), ("1", False, "0"), ("0", True, "0"), ("require", True, "1")],
 )
 def test_the_log_reports_dropped_caches_only_if_they_were(checkout, setting, dropped, told):
-    done = checkout.run(LOCAL, after=f"export CLEAR_CACHES={setting}", DROP_STATUS=str(int(not dropped)))
+    done = checkout.run(
+        LOCAL, after=f"export CLEAR_CACHES={setting}", DROP_STATUS=str(int(not dropped))
+    )
     assert done.returncode == 0, done.stderr
     assert {rank["CACHE_CLEARED"] for rank in checkout.ranks()} == {told}
     assert ("page caches not dropped" in done.stderr) == (setting == "1" and not dropped)
@@ -269,7 +305,10 @@ def test_ranks_get_an_absolute_folder_and_their_rank_variables(checkout):
     ranks = checkout.ranks()
     assert sorted(rank["RANK"] for rank in ranks) == ["0", "1", "2"]
     assert {rank["WORLD_SIZE"] for rank in ranks} == {"3"}
-    assert all(rank["RUN_DIR"].startswith(f"{checkout.root}/relative/P8000H100_1x8x48x1_pack_") for rank in ranks)
+    assert all(
+        rank["RUN_DIR"].startswith(f"{checkout.root}/relative/P8000H100_1x8x48x1_pack_")
+        for rank in ranks
+    )
 
 
 def test_a_check_without_output_has_not_run(checkout):
@@ -294,7 +333,10 @@ def test_a_full_disk_is_named_although_nothing_could_be_written(checkout, tmp_pa
         done = checkout.run(LOCAL, after="export NEXP=2", LOGDIR=str(results))
         assert done.returncode == 1
         reason = f"no space left on LOGDIR={results}"
-        assert last_line(done.stderr) == f"run: error: 2 of 2 trials failed: trial 0: {reason}; trial 1: {reason}"
+        assert (
+            last_line(done.stderr)
+            == f"run: error: 2 of 2 trials failed: trial 0: {reason}; trial 1: {reason}"
+        )
 
 
 def test_the_last_error_of_the_output_is_the_reason_if_no_rank_left_one(checkout):
@@ -303,7 +345,10 @@ def test_the_last_error_of_the_output_is_the_reason_if_no_rank_left_one(checkout
     said = f"import os, sys\nif '--check' not in sys.argv:\n    {said}\n    sys.exit()\n"
     trainer.write_text(said + trainer.read_text())
     done = checkout.run(LOCAL)
-    assert last_line(done.stderr) == "run: error: 1 of 1 trials failed: trial 0: dgx2: task 1 launch failed: no"
+    assert (
+        last_line(done.stderr)
+        == "run: error: 1 of 1 trials failed: trial 0: dgx2: task 1 launch failed: no"
+    )
 
 
 WATCHDOG = (
@@ -314,9 +359,7 @@ WATCHDOG = (
 
 def test_after_an_nccl_timeout_the_last_line_names_the_missing_ranks(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
-    waits = (
-        f"    if os.environ['RANK'] == '0':\n        print('{WATCHDOG.format(0)}', flush=True)\n        os.abort()\n"
-    )
+    waits = f"    if os.environ['RANK'] == '0':\n        print('{WATCHDOG.format(0)}', flush=True)\n        os.abort()\n"
     said = f"import os, sys, time\nif '--check' not in sys.argv:\n{waits}    time.sleep(900)\n"
     trainer.write_text(said + trainer.read_text())
     done = checkout.run(LOCAL, DIST_TIMEOUT="20")
@@ -335,20 +378,30 @@ def test_after_an_nccl_timeout_the_last_line_names_the_missing_ranks(checkout):
         ([], "rank 3 on dgx2 was killed by SIGKILL"),
     ],
 )
-def test_missing_ranks_are_those_nccl_does_not_name_with_their_nodes(waited, said, repository, tmp_path):
-    (tmp_path / "output").write_text("".join(f"{rank}: {WATCHDOG.format(rank)}\n" * 2 for rank in waited))
+def test_missing_ranks_are_those_nccl_does_not_name_with_their_nodes(
+    waited, said, repository, tmp_path
+):
+    (tmp_path / "output").write_text(
+        "".join(f"{rank}: {WATCHDOG.format(rank)}\n" * 2 for rank in waited)
+    )
     nodes = "runner::nodes() { printf '%s\\n' dgx1 dgx2; }; WORLD_SIZE=4 DGXNGPU=2"
     absent = f"trial::missing_ranks {tmp_path}/output {tmp_path}/hang 'rank 3 on dgx2 was killed by SIGKILL'"
     line = ["bash", "-euc", f"source launch/run/ending.sh; {nodes}; {absent}"]
-    assert subprocess.run(line, cwd=repository, capture_output=True, text=True, check=True).stdout.startswith(said)
+    assert subprocess.run(
+        line, cwd=repository, capture_output=True, text=True, check=True
+    ).stdout.startswith(said)
     named = (tmp_path / "hang").read_text().splitlines()[1:] if waited else []
-    assert named == [f"rank {rank}" for rank in range(4) if waited and rank not in waited] or len(waited) == 4
+    assert (
+        named == [f"rank {rank}" for rank in range(4) if waited and rank not in waited]
+        or len(waited) == 4
+    )
 
 
 def test_a_trainer_asked_to_stop_that_exits_with_0_is_no_result(checkout):
     trainer = checkout.root / "implementations" / "bert" / "__main__.py"
     text = trainer.read_text().replace(
-        "    return 0\n\n\nsys.exit", "    return fail(folder, trial, 0, 'stopped at step 9')\n\n\nsys.exit"
+        "    return 0\n\n\nsys.exit",
+        "    return fail(folder, trial, 0, 'stopped at step 9')\n\n\nsys.exit",
     )
     trainer.write_text(text)
     done = checkout.run(LOCAL)

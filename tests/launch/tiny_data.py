@@ -32,7 +32,9 @@ def records(num_rows: int, packed: bool, seed: int) -> Records:
     """Synthetic records in which half the labels are one word, so that there is something to learn."""
     made = synthetic_records(num_rows, LENGTH, VOCABULARY, packed, seed)
     common = np.arange(len(made.masked_lm_ids)) % 2 == 0
-    return dataclasses.replace(made, masked_lm_ids=np.where(common, 7, made.masked_lm_ids).astype(np.int16))
+    return dataclasses.replace(
+        made, masked_lm_ids=np.where(common, 7, made.masked_lm_ids).astype(np.int16)
+    )
 
 
 def write(folder: Path) -> None:
@@ -41,8 +43,17 @@ def write(folder: Path) -> None:
     for name in ("packed_data", "eval", "phase1"):
         (folder / name).mkdir()
     for shard in range(4):
-        write_records(folder / "packed_data" / f"part_{shard:05d}_of_00004.hdf5", records(37, True, shard), metadata)
+        write_records(
+            folder / "packed_data" / f"part_{shard:05d}_of_00004.hdf5",
+            records(37, True, shard),
+            metadata,
+        )
     write_records(folder / "eval" / "part_eval_10k.hdf5", records(20, False, 9), metadata)
-    model = {"vocab_size": VOCABULARY, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3}
+    model = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+    }
     model |= {"intermediate_size": 40, "max_position_embeddings": LENGTH}
     (folder / "phase1" / "bert_config.json").write_text(json.dumps(model))

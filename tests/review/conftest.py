@@ -72,7 +72,15 @@ class LogWriter:
         self._header()
         self._training()
 
-    def log(self, key: str, value: Any = None, *, lineno: int = 1, seconds: float = 0.001, **metadata: Any) -> None:
+    def log(
+        self,
+        key: str,
+        value: Any = None,
+        *,
+        lineno: int = 1,
+        seconds: float = 0.001,
+        **metadata: Any,
+    ) -> None:
         """Appends an event ``seconds`` after the last one."""
         self._now += 1000 * seconds
         kind = "INTERVAL_START" if key.endswith("start") else "POINT_IN_TIME"
@@ -112,7 +120,9 @@ class LogWriter:
             samples = index * self.interval
             share = index / self.evaluations
             noise = 1e-7 * (7919 * self.seed % 1009)  # no two runs have the same accuracies
-            accuracy = self.target if index == self.evaluations else self._rising(samples, share) + noise
+            accuracy = (
+                self.target if index == self.evaluations else self._rising(samples, share) + noise
+            )
             self._evaluation(samples, accuracy, self.seconds_per_evaluation)
         self.log("block_stop", first_epoch_num=1)
         self.log("epoch_stop", epoch_num=samples)
@@ -205,13 +215,17 @@ SYSTEM = {
 }
 
 
-def write_submission(root: Path, evaluations: tuple[int, ...] = (17, 18, 17, 16, 17, 14, 13, 16, 16, 17)) -> Path:
+def write_submission(
+    root: Path, evaluations: tuple[int, ...] = (17, 18, 17, 16, 17, 14, 13, 16, 16, 17)
+) -> Path:
     """Writes a valid organisation's tree; returns its folder of results."""
     folder = root / "results" / "dgx" / "bert"
     seeds = random.Random(0)
     for index, count in enumerate(evaluations):
         start = 1_750_000_000_000 + index * 600_000
-        LogWriter(seed=seeds.randrange(2**31), evaluations=count, start_ms=start).write(folder / f"result_{index}.txt")
+        LogWriter(seed=seeds.randrange(2**31), evaluations=count, start_ms=start).write(
+            folder / f"result_{index}.txt"
+        )
     systems = root / "systems"
     systems.mkdir(parents=True, exist_ok=True)
     (systems / "dgx.json").write_text(json.dumps(SYSTEM), encoding="utf-8")
@@ -241,7 +255,10 @@ def official_compliance() -> Callable[[Path, str], bool]:
     def verdict(path: Path, ruleset: str = "5.0.0") -> bool:
         checker = mlp_compliance.make_checker("training", ruleset, False, False)
         mlp_compliance.enqueued_configs.clear()
-        loader, yaml.BaseLoader = yaml.BaseLoader, getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # same, but faster
+        loader, yaml.BaseLoader = (
+            yaml.BaseLoader,
+            getattr(yaml, "CBaseLoader", yaml.BaseLoader),
+        )  # same, but faster
         logging.disable(logging.CRITICAL)
         try:
             return mlp_compliance.main(str(path), f"training_{ruleset}/common.yaml", checker)[0]
@@ -267,7 +284,10 @@ def write_power(folder: Path, watts: float = 5000.0) -> None:
     """Writes the power files of every log of a result folder: one node, a reading each second of the run."""
     for path in folder.glob("result_*.txt"):
         events = [json.loads(line.split(":::MLLOG ")[1]) for line in path.read_text().splitlines()]
-        start, stop = (next(e["time_ms"] for e in events if e["key"] == key) for key in ("run_start", "run_stop"))
+        start, stop = (
+            next(e["time_ms"] for e in events if e["key"] == key)
+            for key in ("run_start", "run_stop")
+        )
         samples = path.parent / f"samples_{path.stem}"
         samples.mkdir()
         number = int(path.stem.removeprefix("result_"))

@@ -10,7 +10,17 @@ from review.__main__ import parser
 
 
 @pytest.mark.parametrize(
-    "line", ["", "shwo x", "show", "rcp", "rcp 768 --runs x", "show x --json --csv", "baseline", "baseline save x"]
+    "line",
+    [
+        "",
+        "shwo x",
+        "show",
+        "rcp",
+        "rcp 768 --runs x",
+        "show x --json --csv",
+        "baseline",
+        "baseline save x",
+    ],
 )
 def test_a_wrong_command_line_is_wrong_usage(line, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -28,6 +38,11 @@ def test_options_have_their_kinds_and_defaults():
         "5.0.0",
     )
     options = parser().parse_args(["watch", "a", "--interval", "2.5", "--once"])
-    assert (options.interval, options.once, options.all, options.accuracy) == (2.5, True, False, None)
+    assert (options.interval, options.once, options.all, options.accuracy) == (
+        2.5,
+        True,
+        False,
+        None,
+    )
     assert parser().parse_args(["baseline", "drift"]).folder == Path("baselines")
     assert parser().parse_args(["rcp", "768"]).batch_size == 768

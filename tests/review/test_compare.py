@@ -48,7 +48,9 @@ def test_a_faster_machine_is_seen_through_the_noise_of_convergence(submission, f
     assert comparison.ratios["samples"].value == pytest.approx(1)
 
 
-def test_a_result_that_converged_early_by_luck_is_not_faster_at_the_same_samples(submission, tmp_path, writer):
+def test_a_result_that_converged_early_by_luck_is_not_faster_at_the_same_samples(
+    submission, tmp_path, writer
+):
     lucky = tmp_path / "lucky"
     for index in range(10):
         writer(seed=index, evaluations=16).write(lucky / f"result_{index}.txt")
@@ -109,7 +111,9 @@ def test_results_of_one_name_are_distinguished_by_their_folder(submission, tmp_p
 def open_runs(folder, writer, count, *, seconds, datadir="/data/english"):
     """Open runs of a few evaluations, with the settings of this repository's trainer beside them."""
     for index in range(count):
-        log = writer(seed=index, division="open", evaluations=3 + index % 2, seconds_per_evaluation=seconds)
+        log = writer(
+            seed=index, division="open", evaluations=3 + index % 2, seconds_per_evaluation=seconds
+        )
         log.write(folder / f"result_{index}.txt")
     settings = {"data": {"datadir": datadir}, "evaluate": {"evaldir": f"{datadir}/eval"}}
     (folder / "config.json").write_text(json.dumps(settings))
@@ -123,7 +127,9 @@ def test_nothing_is_claimed_of_fewer_than_four_runs_a_side(count, tmp_path, writ
     for first, second in ((slow, fast), (fast, slow)):
         (comparison,) = compare(results(first, second))
         assert "significant" not in comparison.verdict()
-        assert not any(found.significant or found.low is not None for found in comparison.ratios.values())
+        assert not any(
+            found.significant or found.low is not None for found in comparison.ratios.values()
+        )
 
 
 def test_four_runs_a_side_are_enough(tmp_path, writer):
@@ -156,7 +162,10 @@ def test_csv_and_markdown_have_the_ratios(submission, faster, capsys):
     assert {name: float(row["ratio"]) for name, row in rows.items()} == pytest.approx(
         {name: found.value for name, found in comparison.ratios.items()}
     )
-    assert (rows["normalized_time"]["significant"], rows["time"]["significant"]) == ("True", "False")
+    assert (rows["normalized_time"]["significant"], rows["time"]["significant"]) == (
+        "True",
+        "False",
+    )
     assert main(["compare", "--markdown", str(submission), str(faster)]) == 0
     shown = capsys.readouterr().out
     assert f"| time to target | {comparison.ratios['time'].value:.4f} |" in shown

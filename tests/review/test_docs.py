@@ -24,7 +24,9 @@ def test_every_command_and_option_is_documented(page):
         for action in command._actions:
             options = [option for option in action.option_strings if option not in ("-h", "--help")]
             if options:
-                assert any(re.search(rf"(?<![\w-]){option}\b", page) for option in options), f"{name} {options}"
+                assert any(re.search(rf"(?<![\w-]){option}\b", page) for option in options), (
+                    f"{name} {options}"
+                )
 
 
 def blocks(page):
@@ -35,7 +37,9 @@ def blocks(page):
     ]
 
 
-def test_the_output_shown_is_what_the_commands_print_on_published_results(page, shared, repository, tmp_path):
+def test_the_output_shown_is_what_the_commands_print_on_published_results(
+    page, shared, repository, tmp_path
+):
     published = shared / "real_results"
     if not published.is_dir():
         pytest.skip(f"no published results in {shared}")
@@ -49,7 +53,9 @@ def test_the_output_shown_is_what_the_commands_print_on_published_results(page, 
         arguments = [sys.executable, "-m", "review", *command.split()]
         here = os.pathsep.join([str(repository), str(repository / "implementations")])
         environment = {**os.environ, "PYTHONPATH": here, "PYTHONIOENCODING": "utf-8"}
-        printed = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, check=True).stdout
+        printed = subprocess.run(
+            arguments, cwd=tmp_path, env=environment, capture_output=True, check=True
+        ).stdout
         expected = [squeezed(line) for line in printed.decode().splitlines()]
         for line in lines:
             if line and line != "..." and not line.startswith((" run", " ─", " result_")):

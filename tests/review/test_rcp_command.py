@@ -52,9 +52,15 @@ def official(folder, train_samples):
 
 @pytest.mark.parametrize("train_samples", [False, True])
 def test_train_samples_are_judged_as_officially(train_samples, submission):
-    for index, path in enumerate(submission.glob("result_*.txt")):  # train_samples of their own, around the minimum
+    for index, path in enumerate(
+        submission.glob("result_*.txt")
+    ):  # train_samples of their own, around the minimum
         path.write_text(
-            re.sub(r'("train_samples", "value": )\d+', rf"\g<1>{2_280_000 + 9_000 * index}", path.read_text())
+            re.sub(
+                r'("train_samples", "value": )\d+',
+                rf"\g<1>{2_280_000 + 9_000 * index}",
+                path.read_text(),
+            )
         )
     (result,) = load_results(submission, train_samples=train_samples)
     test = result.rcp_test
@@ -83,7 +89,10 @@ def test_a_failing_result_has_its_dossier(submission, writer, capsys):
     assert [point["batch_size"] for point in found["nearest"]] == [448, 4608]
     assert main(["rcp", "--runs", str(submission)]) == 1
     shown = capsys.readouterr().out
-    assert f"{found['short']:,.0f} short on average, {8 * found['short']:,.0f} over the 8 runs that count" in shown
+    assert (
+        f"{found['short']:,.0f} short on average, {8 * found['short']:,.0f} over the 8 runs that count"
+        in shown
+    )
     assert "reference of batch 4,608" in shown
 
 

@@ -62,7 +62,9 @@ def test_an_accuracy_just_outside_of_the_band_is_near_and_still_go(log, capsys):
         ({300_000: 0.43}, "another evaluation set, or one that is part of the training data"),
     ],
 )
-def test_a_run_outside_of_them_is_no_go_with_the_likeliest_cause_first(log, capsys, accuracies, first_cause):
+def test_a_run_outside_of_them_is_no_go_with_the_likeliest_cause_first(
+    log, capsys, accuracies, first_cause
+):
     assert main(["rehearsal", str(log(SOUND | accuracies))]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("NO GO: ")
@@ -80,14 +82,22 @@ def test_json_has_the_same_content(log, capsys):
     assert main(["rehearsal", str(log(SOUND | {300_000: 0.37})), "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["go"] is False
-    assert said["points"][2] == {"samples": 300000, "accuracy": 0.37, "low": 0.39462, "high": 0.4233, "verdict": "low"}
+    assert said["points"][2] == {
+        "samples": 300000,
+        "accuracy": 0.37,
+        "low": 0.39462,
+        "high": 0.4233,
+        "verdict": "low",
+    }
     assert len(said["causes"]) == 4
 
 
 def test_a_band_of_ones_own_holds_for_any_batch_size(log, tmp_path, capsys):
     band = tmp_path / "band.json"
     points = [[0, 0.0, 0.01], [100, 0.05, 0.09]]
-    band.write_text(json.dumps({"bands": [{"batch_size": 8, "runs": 3, "source": "mine", "points": points}]}))
+    band.write_text(
+        json.dumps({"bands": [{"batch_size": 8, "runs": 3, "source": "mine", "points": points}]})
+    )
     assert main(["rehearsal", str(log({0: 0.004, 96: 0.07}, 8)), "--band", str(band)]) == 0
     assert main(["rehearsal", str(log({0: 0.004, 96: 0.2}, 8)), "--band", str(band)]) == 1
     assert "compared with 3 runs of batch size 8: mine" in capsys.readouterr().out
@@ -96,8 +106,16 @@ def test_a_band_of_ones_own_holds_for_any_batch_size(log, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("accuracies", "batch_size", "said"),
     [
-        (SOUND, 8, "fewer than ten published runs have batch size 8: rehearse a config with one of 66, 96, 240"),
-        ({5_000_000: 0.7}, 768, "none of its evaluations is at a sample count that published runs cover"),
+        (
+            SOUND,
+            8,
+            "fewer than ten published runs have batch size 8: rehearse a config with one of 66, 96, 240",
+        ),
+        (
+            {5_000_000: 0.7},
+            768,
+            "none of its evaluations is at a sample count that published runs cover",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_a_one_line_error(log, capsys, accuracies, batch_size, said):

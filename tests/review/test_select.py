@@ -13,7 +13,21 @@ from review.results.run import Run
 from review.results.score import Result, load_results
 from review.select import select
 
-COUNTS = (17, 18, 17, 16, 17, 14, 13, 16, 16, 17, 18, 18, 16)  # evaluations of thirteen runs, as they ran
+COUNTS = (
+    17,
+    18,
+    17,
+    16,
+    17,
+    14,
+    13,
+    16,
+    16,
+    17,
+    18,
+    18,
+    16,
+)  # evaluations of thirteen runs, as they ran
 
 
 @pytest.fixture
@@ -21,7 +35,9 @@ def runs(tmp_path, writer):
     """A folder of thirteen runs whose names do not follow the order in which they ran."""
     for index, count in enumerate(COUNTS):
         start, seconds = 1_750_000_000_000 + index * 600_000, 12.5 - 0.1 * (index % 4)
-        log = writer(seed=100 + index, evaluations=count, start_ms=start, seconds_per_evaluation=seconds)
+        log = writer(
+            seed=100 + index, evaluations=count, start_ms=start, seconds_per_evaluation=seconds
+        )
         log.write(tmp_path / "runs" / f"result_{(5 * index) % 13}.txt")
     return tmp_path / "runs"
 
@@ -52,7 +68,10 @@ def test_the_set_closest_to_the_median_is_chosen_by_start_times(runs, capsys):
 @pytest.mark.parametrize(
     "first_runs",
     [
-        {0: {"seed": 100, "target": 0.7}, 1: {"seed": 101, "target": 0.7}},  # two miss the target, in the next set one
+        {
+            0: {"seed": 100, "target": 0.7},
+            1: {"seed": 101, "target": 0.7},
+        },  # two miss the target, in the next set one
         {0: {"seed": 105, "evaluations": 16}},  # the seed of another run of the set
     ],
 )
@@ -75,7 +94,9 @@ def test_where_half_of_the_sets_do_not_count_none_is_submitted(runs, writer, tmp
     assert "is of a set that would not count" in capsys.readouterr().out
 
 
-def test_the_folder_to_submit_holds_the_set_its_power_and_the_reason(runs, power_files, tmp_path, capsys):
+def test_the_folder_to_submit_holds_the_set_its_power_and_the_reason(
+    runs, power_files, tmp_path, capsys
+):
     power_files(runs)
     (runs / "config.json").write_text("{}")
     output = tmp_path / "submit"
@@ -108,7 +129,8 @@ def empty_log(runs):
 
 
 @pytest.mark.parametrize(
-    ("change", "says"), [(too_few, "9 logs, a set needs 10"), (empty_log, "its position among the runs is unknown")]
+    ("change", "says"),
+    [(too_few, "9 logs, a set needs 10"), (empty_log, "its position among the runs is unknown")],
 )
 def test_what_cannot_be_chosen_from_is_a_one_line_error(change, says, runs, capsys):
     change(runs)

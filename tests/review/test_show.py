@@ -47,7 +47,9 @@ def test_a_failing_run_shows_its_reason_at_every_width(width, submission, writer
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize(("target", "every"), [(0, 5000), (0.72, 0)])
-def test_a_run_without_a_target_is_subject_to_no_rule_of_results(width, target, every, submission, writer):
+def test_a_run_without_a_target_is_subject_to_no_rule_of_results(
+    width, target, every, submission, writer
+):
     evaluate = {"target": target, "every_samples": every, "initial": False}
     writer(target=0.7).write(submission / "result_3.txt")
     (submission / "config.json").write_text(json.dumps({"evaluate": evaluate}))
@@ -80,7 +82,9 @@ def test_csv_has_a_row_for_each_run_with_its_result(submission, capsys):
     assert main(["show", "--csv", str(submission)]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     assert [float(row["minutes"]) for row in rows] == [run.minutes for run in result.runs]
-    assert {(float(row["score_minutes"]), row["official"]) for row in rows} == {(result.score, "True")}
+    assert {(float(row["score_minutes"]), row["official"]) for row in rows} == {
+        (result.score, "True")
+    }
     assert [row["dropped"] for row in rows].count("best") == 1
 
 
@@ -118,11 +122,15 @@ def test_the_published_result_with_the_same_hyperparameters_is_named(submission,
     assert first == sorted(first, reverse=True)
     assert False in first
     assert found[0].round == min(entry.round for entry in found if entry.batch_size == 768)
-    assert all(entry.hyperparameters["opt_lamb_beta_1"] == pytest.approx(0.60466) for entry in found)
+    assert all(
+        entry.hyperparameters["opt_lamb_beta_1"] == pytest.approx(0.60466) for entry in found
+    )
     assert f"recipe      those of {len(found)} published results" in rendered(submission, 200)
 
 
-def test_the_table_in_the_readme_has_the_columns_that_a_terminal_of_its_width_shows(tmp_path, writer):
+def test_the_table_in_the_readme_has_the_columns_that_a_terminal_of_its_width_shows(
+    tmp_path, writer
+):
     readme = Path(__file__).resolve().parents[2].joinpath("README.md").read_text()
     heading = re.search(r"^ run  .*$", readme, re.MULTILINE)[0]
     writer(seed=3812371581).write(tmp_path / "result_0.txt")

@@ -19,7 +19,9 @@ MINUTES = st.lists(st.floats(1, 100), min_size=4, max_size=12)
 @settings(max_examples=100, deadline=None)
 @given(pairs=PAIRS)
 def test_of_means_that_lie_close_the_test_is_the_trimmed_one_of_scipy(pairs):
-    first, second = ([1000 + value / 100 for value in values] for values in zip(*pairs, strict=True))
+    first, second = (
+        [1000 + value / 100 for value in values] for values in zip(*pairs, strict=True)
+    )
     a, b = trimmed_mean(first), trimmed_mean(second)
     assume(a.error2 > 1e-9 and b.error2 > 1e-9)
     expected = scipy.stats.ttest_ind(first, second, equal_var=False, trim=1 / len(pairs) + 1e-12)
@@ -33,7 +35,9 @@ def test_a_ratio_turned_over_has_the_interval_turned_over(first, second):
     found, other = ratio(a, b), ratio(b, a)
     assume(found.low is not None)
     assert found.low > 0
-    assert (1 / found.low, 1 / found.high, found.p) == pytest.approx((other.high, other.low, other.p))
+    assert (1 / found.low, 1 / found.high, found.p) == pytest.approx(
+        (other.high, other.low, other.p)
+    )
 
 
 @settings(max_examples=200, deadline=None)
@@ -51,7 +55,9 @@ def test_the_interval_leaves_out_1_exactly_where_the_test_is_significant(first, 
 @given(first=MINUTES, second=MINUTES, factor=st.floats(0.01, 100))
 def test_a_ratio_knows_no_units(first, second, factor):
     found = ratio(trimmed_mean(first), trimmed_mean(second))
-    scaled = ratio(trimmed_mean([factor * x for x in first]), trimmed_mean([factor * x for x in second]))
+    scaled = ratio(
+        trimmed_mean([factor * x for x in first]), trimmed_mean([factor * x for x in second])
+    )
     assert scaled.value == pytest.approx(found.value)
 
 

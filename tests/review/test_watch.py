@@ -102,7 +102,9 @@ def test_samples_advance_between_evaluations_with_the_clock(writer):
     at = next(i for i, line in enumerate(lines) if line["key"] == "eval_accuracy") + 1
     run = written(lines[:at])
     now = lines[at - 1]["time_ms"]
-    early, late, much_later = (Standing(single(run), now + seconds * 1000) for seconds in (0, 6.25, 59))
+    early, late, much_later = (
+        Standing(single(run), now + seconds * 1000) for seconds in (0, 6.25, 59)
+    )
     assert early.samples == 150_000
     assert late.samples == pytest.approx(150_000 + 75_000, rel=0.01)
     assert much_later.samples == 300_000  # no evaluation was logged, so no more than one interval
@@ -112,7 +114,9 @@ def test_samples_advance_between_evaluations_with_the_clock(writer):
 
 
 def written(lines):
-    return Run(parse(Path("result_0.txt"), "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode()))
+    return Run(
+        parse(Path("result_0.txt"), "".join(f":::MLLOG {json.dumps(x)}\n" for x in lines).encode())
+    )
 
 
 def single(run):
@@ -132,17 +136,25 @@ def cut(run, evaluations):
     return Run(Log(path=run.path, events=events, errors=()), run.ruleset), last.time_ms
 
 
-@pytest.mark.parametrize(("part", "error"), [(0.3, 0.18), (0.5, 0.14), (0.6, 0.11), (0.7, 0.07), (0.9, 0.05)])
+@pytest.mark.parametrize(
+    ("part", "error"), [(0.3, 0.18), (0.5, 0.14), (0.6, 0.11), (0.7, 0.07), (0.9, 0.05)]
+)
 def test_projections_of_published_runs_are_near_what_came(real_folders, part, error):
     misses = []
-    for run in [run for folder in real_folders for result in load_results(folder) for run in result.runs]:
+    for run in [
+        run for folder in real_folders for result in load_results(folder) for run in result.runs
+    ]:
         half, now = cut(run, max(2, int(part * len(run.evaluations))))
         misses.append(Standing(single(half), now).projection[0] / run.samples - 1)
     assert math.sqrt(sum(miss * miss for miss in misses) / len(misses)) < error
 
 
 OTHER_ROUNDS = {  # batch size, samples between evaluations, accuracies: published logs of other frameworks and rounds
-    "448": (448, 150_080, "3797 4187 4628 5766 6791 7079 7116 7137 7152 7163 7170 7185 7194 7199 7207"),
+    "448": (
+        448,
+        150_080,
+        "3797 4187 4628 5766 6791 7079 7116 7137 7152 7163 7170 7185 7194 7199 7207",
+    ),
     "3072": (3072, 175_000, "7148 7159 7167 7178 7185 7191 7197 7205"),
     "6912": (6912, 228_096, "4229 4795 5700 6718 7031 7099 7131 7149 7168 7176 7191 7200"),
 }
@@ -160,7 +172,9 @@ def test_projections_of_other_rounds_are_within_what_is_documented(batch, error,
     header = lines[: next(i for i, line in enumerate(lines) if line["key"] == "run_start") + 1]
     for index, value in enumerate(values[:-1]):
         samples = interval * (first + index)
-        header.append({"time_ms": 1.75e12 + samples, "key": "eval_accuracy", "value": value, "metadata": {}})
+        header.append(
+            {"time_ms": 1.75e12 + samples, "key": "eval_accuracy", "value": value, "metadata": {}}
+        )
         header[-1]["metadata"]["epoch_num"] = samples
         if samples >= 0.6 * total:
             projected, standard_error = Standing(single(written(header)), 1.75e12).projection
@@ -210,7 +224,12 @@ def test_the_log_is_followed_to_where_the_launcher_moves_it(tmp_path, writer):
     path.unlink()
     assert follower.poll(0).run.status == "incomplete"
     assert follower.broken() == "rank 5 ran out of memory"
-    states = follow(follower.poll, follower.ended, 1.0, sleep=lambda _: pytest.fail("waits for a trial that broke"))
+    states = follow(
+        follower.poll,
+        follower.ended,
+        1.0,
+        sleep=lambda _: pytest.fail("waits for a trial that broke"),
+    )
     assert len(list(states)) == 1
 
 
@@ -329,6 +348,8 @@ def test_a_stalled_run_has_no_time_to_go(tmp_path, writer):
     assert "to go" not in " ".join(stalled.parts())
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (119.5, "2:00"), (3599.7, "1:00:00")])
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.4, "0:00"), (59.6, "1:00"), (119.5, "2:00"), (3599.7, "1:00:00")]
+)
 def test_times_are_rounded_and_not_cut(seconds, shown):
     assert duration(seconds) == shown

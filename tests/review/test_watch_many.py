@@ -16,7 +16,9 @@ from review.watch import Runs, render
 def partial(writer, path, evaluations, **options):
     """A log that has come so far."""
     log = writer(**options)
-    last = [i for i, line in enumerate(log.lines) if line["key"] == "eval_accuracy"][evaluations - 1]
+    last = [i for i, line in enumerate(log.lines) if line["key"] == "eval_accuracy"][
+        evaluations - 1
+    ]
     log.lines = log.lines[: last + 1]
     return log.write(path)
 
@@ -35,8 +37,16 @@ def three(tmp_path, writer):
 def test_every_run_below_is_a_line_and_a_missed_target_an_exit_status(three, capsys):
     assert main(["watch", str(three), "--all", "--once"]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[1].split(",")[0] for line in lines] == ["success", "aborted", "training"]
-    assert [line.split("/")[-2] for line in (line.split(": ")[0] for line in lines)] == ["lr1", "lr2", "running_0"]
+    assert [line.split(": ")[1].split(",")[0] for line in lines] == [
+        "success",
+        "aborted",
+        "training",
+    ]
+    assert [line.split("/")[-2] for line in (line.split(": ")[0] for line in lines)] == [
+        "lr1",
+        "lr2",
+        "running_0",
+    ]
     assert main(["watch", str(three / "lr1"), str(three / "lr3"), "--once", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["phase"] for one in found] == ["success", "training"]
@@ -63,13 +73,21 @@ def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minut
             (tmp_path / "error_1.txt").write_text("out of memory")
 
     for found in follow(runs.poll, runs.ended, 10.0, lambda: now[0], sleep):
-        seen.append([(follower.path.name, standing.phase, follower.broken()) for follower, standing in found])
+        seen.append(
+            [
+                (follower.path.name, standing.phase, follower.broken())
+                for follower, standing in found
+            ]
+        )
         assert len(seen) < 30
     assert seen[0] == []
     assert seen[1] == [("result_0.txt", "training", None)]
     assert seen[2] == [("result_0.txt", "success", None)]
     assert [name for name, _, _ in seen[3]] == ["result_0.txt", "result_1.txt"]
-    assert seen[5] == [("failed_1.txt", "starting", "out of memory"), ("result_0.txt", "success", None)]
+    assert seen[5] == [
+        ("failed_1.txt", "starting", "out of memory"),
+        ("result_0.txt", "success", None),
+    ]
     assert len(seen) == 12  # the last ended at the sixth look, a minute before the last
 
 

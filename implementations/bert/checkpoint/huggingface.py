@@ -17,7 +17,12 @@ from bert.core.env import ConfigError
 from bert.core.files import object_of, whole_file, write_text
 from bert.model.config import BertConfig
 
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
 WORDS, BIAS = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
 PRE_LN = "Hugging Face's BERT cannot hold this Pre-LN model (layer_norm_large_model)"
 _CONFIGS = ("bert_config.json", "config.json")
@@ -38,15 +43,21 @@ def lower_case(vocab_file: Path) -> bool:
     given = object_of(vocab_file.parent / "tokenizer_config.json").get("do_lower_case")
     if isinstance(given, bool):
         return given
-    return all(word == word.lower() or (word[0], word[-1]) == ("[", "]") for word in _words(vocab_file))
+    return all(
+        word == word.lower() or (word[0], word[-1]) == ("[", "]") for word in _words(vocab_file)
+    )
 
 
 def _words(vocab_file: Path) -> list[str]:
     try:
-        return vocab_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")  # not splitlines: U+2028 is a word
+        return (
+            vocab_file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        )  # not splitlines: U+2028 is a word
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise ConfigError(f"{vocab_file}: cannot read the vocabulary ({reason}): give the model's vocab.txt") from None
+        raise ConfigError(
+            f"{vocab_file}: cannot read the vocabulary ({reason}): give the model's vocab.txt"
+        ) from None
 
 
 def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> None:
@@ -55,11 +66,17 @@ def check_vocabulary(vocab_file: Path, config: BertConfig, md5: str = "") -> Non
     A model may have padding rows beyond its words, up to a multiple of 128.
     """
     number = len(_words(vocab_file))
-    if config.vocab_size not in {-(-number // multiple) * multiple for multiple in (1, 2, 4, 8, 16, 32, 64, 128)}:
-        raise ConfigError(f"{vocab_file} has {number} words, and the model {config.vocab_size}: give its own vocab.txt")
+    if config.vocab_size not in {
+        -(-number // multiple) * multiple for multiple in (1, 2, 4, 8, 16, 32, 64, 128)
+    }:
+        raise ConfigError(
+            f"{vocab_file} has {number} words, and the model {config.vocab_size}: give its own vocab.txt"
+        )
     found = hashlib.md5(vocab_file.read_bytes()).hexdigest()
     if md5 and found != md5:
-        raise ConfigError(f"{vocab_file} has md5 {found}, and the model was trained with {md5}: give its own vocab.txt")
+        raise ConfigError(
+            f"{vocab_file} has md5 {found}, and the model was trained with {md5}: give its own vocab.txt"
+        )
 
 
 def config_values(config: BertConfig, architecture: str) -> dict[str, Any]:

@@ -25,41 +25,66 @@ class Config:
     """What a run starts from and which checkpoints it writes."""
 
     init_checkpoint: Path | None = env(
-        "INIT_CHECKPOINT", None, doc="initial weights: .pt, .safetensors, folder of step_*, or a model of the Hub"
+        "INIT_CHECKPOINT",
+        None,
+        doc="initial weights: .pt, .safetensors, folder of step_*, or a model of the Hub",
     )
     init_optimizer: bool = env(
-        "INIT_OPTIMIZER", False, doc="1: also take the optimizer's moments from INIT_CHECKPOINT; steps count from 0"
+        "INIT_OPTIMIZER",
+        False,
+        doc="1: also take the optimizer's moments from INIT_CHECKPOINT; steps count from 0",
     )
-    directory: Path | None = env("CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset: none")
+    directory: Path | None = env(
+        "CHECKPOINT_DIR", None, doc="folder of checkpoints to resume from; unset: none"
+    )
     every_steps: int | None = env(
         "CHECKPOINT_EVERY_STEPS", 0, at_least=0, auto=True,
         doc="steps between checkpoints; 0: none; auto: by their cost and MTBF_HOURS",
     )  # fmt: skip
     mtbf_hours: float = env(
-        "MTBF_HOURS", 4000.0, above=0, doc="hours between failures of a node; published: 3,700 to 10,300"
+        "MTBF_HOURS",
+        4000.0,
+        above=0,
+        doc="hours between failures of a node; published: 3,700 to 10,300",
     )
     shards: bool = env(
-        "CHECKPOINT_SHARDS", False, doc="1: each rank writes its part, to a shared folder; with SHARD_OPTIMIZER=1"
+        "CHECKPOINT_SHARDS",
+        False,
+        doc="1: each rank writes its part, to a shared folder; with SHARD_OPTIMIZER=1",
     )
     keep: int = env("CHECKPOINT_KEEP", 2, at_least=1, doc="newest checkpoints to keep")
-    resume: bool = env("RESUME", False, doc="1: resume from the newest checkpoint in CHECKPOINT_DIR, if there is one")
+    resume: bool = env(
+        "RESUME",
+        False,
+        doc="1: resume from the newest checkpoint in CHECKPOINT_DIR, if there is one",
+    )
 
     def __post_init__(self) -> None:
         """Resolves an INIT_CHECKPOINT that is a folder to its newest checkpoint, or its weights."""
         if self.init_checkpoint is not None and self.init_checkpoint.is_dir():
-            found = [*saved_checkpoints(self.init_checkpoint)[-1:], huggingface.weights_in(self.init_checkpoint)]
+            found = [
+                *saved_checkpoints(self.init_checkpoint)[-1:],
+                huggingface.weights_in(self.init_checkpoint),
+            ]
             object.__setattr__(self, "init_checkpoint", found[0] or self.init_checkpoint)
 
     def check(self) -> None:
         """Raises ConfigError if settings contradict each other, or a file is missing."""
         if self.directory is None and (self.every_steps != 0 or self.resume):
-            raise ConfigError("CHECKPOINT_EVERY_STEPS or RESUME is set and CHECKPOINT_DIR is not: give the folder")
+            raise ConfigError(
+                "CHECKPOINT_EVERY_STEPS or RESUME is set and CHECKPOINT_DIR is not: give the folder"
+            )
         if self.init_optimizer and self.init_checkpoint is None:
             raise ConfigError("INIT_OPTIMIZER=1 needs INIT_CHECKPOINT")
         if self.init_checkpoint is not None and not self.init_checkpoint.is_file():
             path = self.init_checkpoint
             what = "no step_* and no model.safetensors in it" if path.is_dir() else "no such file"
-            if not path.exists() and not path.is_absolute() and not path.suffix and len(path.parts) < 3:
+            if (
+                not path.exists()
+                and not path.is_absolute()
+                and not path.suffix
+                and len(path.parts) < 3
+            ):
                 fetch = f"hf download {path} --local-dir {path.name}"
                 what += f" or folder; a model of the Hub is not fetched: {fetch}, then INIT_CHECKPOINT={path.name}"
             raise ConfigError(f"INIT_CHECKPOINT={path}: {what}")
@@ -96,7 +121,9 @@ class Interval:
         every = self.config.every_steps
         return step == self.next if every is None else every > 0 and step % every == 0
 
-    def save(self, save: Callable[[int, int, int], None], step: int, batches: int, samples: int) -> None:
+    def save(
+        self, save: Callable[[int, int, int], None], step: int, batches: int, samples: int
+    ) -> None:
         """Saves a checkpoint, and chooses the step of the next. A collective."""
         if self.config.every_steps is not None:
             return save(step, batches, samples)
@@ -105,7 +132,9 @@ class Interval:
         save(step, batches, samples)
         end = time.monotonic()
         measured = [end - begin, (begin - self.since) / max(step - self.since_step, 1)]
-        cost, per_step = self.world.max(torch.tensor(measured, dtype=torch.float64, device=self.world.device)).tolist()
+        cost, per_step = self.world.max(
+            torch.tensor(measured, dtype=torch.float64, device=self.world.device)
+        ).tolist()
         steps = max(1, round(math.sqrt(2 * cost * self.seconds) / per_step))
         self.since, self.since_step, self.next = end, step, step + steps
         if self.world.is_main and not 0.8 * steps < self.announced < 1.25 * steps:
@@ -128,7 +157,9 @@ class Writer:
         self.error: Exception | None = None
         self.abandoned = threading.Event()  # set if other ranks may never write their shards
         self._thread: threading.Thread | None = None
-        self._memory: dict[int, Tensor] = {}  # of the copies, by their order; reused, as fresh memory is slow
+        self._memory: dict[
+            int, Tensor
+        ] = {}  # of the copies, by their order; reused, as fresh memory is slow
 
     def start(self, step: int, state: dict[str, Any], part: sharded.Part | None = None) -> None:
         """Waits for the previous checkpoint, copies the state, and returns while it is being written.
@@ -139,7 +170,9 @@ class Writer:
         copy = self._on_host(state, {})
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        self._thread = threading.Thread(target=self._write, args=(step, copy, part), name="checkpoint")
+        self._thread = threading.Thread(
+            target=self._write, args=(step, copy, part), name="checkpoint"
+        )
         self._thread.start()
 
     def wait(self) -> None:
@@ -159,12 +192,17 @@ class Writer:
                 memory = self._memory.get(number)
                 if memory is None or memory.shape != value.shape or memory.dtype != value.dtype:
                     memory = torch.empty_like(
-                        value, device="cpu", pin_memory=on_gpu, memory_format=torch.contiguous_format
+                        value,
+                        device="cpu",
+                        pin_memory=on_gpu,
+                        memory_format=torch.contiguous_format,
                     )
                     self._memory[number] = memory
                 copies[id(value)] = memory.copy_(value.detach(), non_blocking=on_gpu)
             elif isinstance(value, dict):
-                copies[id(value)] = {key: self._on_host(item, copies) for key, item in value.items()}
+                copies[id(value)] = {
+                    key: self._on_host(item, copies) for key, item in value.items()
+                }
             else:
                 return value
         return copies[id(value)]
@@ -181,7 +219,11 @@ class Writer:
             self.error = error
             failed = f"the checkpoint of step {step} cannot be written to {self.config.directory}"
             reason = " ".join(str(error).split())
-            print(f"bert: warning: {failed}: {reason}; training continues to the next", file=sys.stderr, flush=True)
+            print(
+                f"bert: warning: {failed}: {reason}; training continues to the next",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def saved_checkpoints(directory: Path) -> list[Path]:
@@ -211,11 +253,17 @@ def read_checkpoint(path: Path, mmap: bool = False) -> Any:
 
 def load_newest(config: Config) -> dict[str, Any] | None:
     """The newest checkpoint's state with RESUME=1, if there is one. Raises ConfigError if it is damaged."""
-    found = saved_checkpoints(config.directory) if config.directory is not None and config.resume else []
+    found = (
+        saved_checkpoints(config.directory)
+        if config.directory is not None and config.resume
+        else []
+    )
     if not found:
         return None
     try:
         return read_checkpoint(found[-1])
     except Exception as error:
         why = f"damaged checkpoint ({damage(error)})"
-        raise ConfigError(f"{step_path(found[-1])}: {why}: remove it to resume from the one before") from None
+        raise ConfigError(
+            f"{step_path(found[-1])}: {why}: remove it to resume from the one before"
+        ) from None

@@ -47,7 +47,10 @@ class Part:
         state: "shard", of Sharded.shard_state(), and on rank 0 "index", the rest to be saved. Raises ShardError if
         another rank has failed, OSError on a full disk.
         """
-        hidden, path = directory / f".step_{step:010d}.{self.token:016x}", directory / f"step_{step:010d}"
+        hidden, path = (
+            directory / f".step_{step:010d}.{self.token:016x}",
+            directory / f"step_{step:010d}",
+        )
         hidden.mkdir(parents=True, exist_ok=True)
         try:
             with whole_file(hidden / _file_name(self.rank), num_bytes(state["shard"])) as partial:
@@ -60,15 +63,23 @@ class Part:
             return path
         try:
             missing = set(range(self.num_ranks))
-            while missing := {rank for rank in missing if not (hidden / _file_name(rank)).is_file()}:
+            while missing := {
+                rank for rank in missing if not (hidden / _file_name(rank)).is_file()
+            }:
                 for failed in hidden.glob("failed_*"):
-                    reason = failed.read_text(encoding="utf-8") or "it could not write its part, nor why"
+                    reason = (
+                        failed.read_text(encoding="utf-8") or "it could not write its part, nor why"
+                    )
                     raise ShardError(f"rank {int(failed.name[7:])}: {reason}")
                 if self.abandoned.is_set():
-                    raise ShardError(f"the run ended before rank {min(missing)} had written its part")
+                    raise ShardError(
+                        f"the run ended before rank {min(missing)} had written its part"
+                    )
                 time.sleep(POLL_SECONDS)
             with whole_file(hidden / INDEX) as partial:
-                torch.save({**state["index"], "num_ranks": self.num_ranks, "token": self.token}, partial)
+                torch.save(
+                    {**state["index"], "num_ranks": self.num_ranks, "token": self.token}, partial
+                )
             name_folder(hidden, path)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
@@ -79,7 +90,10 @@ class Part:
 
 def prune(directory: Path, keep: int) -> None:
     """Removes all complete checkpoints but the newest ``keep`` of all kinds, and incomplete ones of killed runs."""
-    kinds = [directory.glob(pattern) for pattern in ("step_*.pt", f"step_*/{INDEX}", "deepspeed_*/bert.pt")]
+    kinds = [
+        directory.glob(pattern)
+        for pattern in ("step_*.pt", f"step_*/{INDEX}", "deepspeed_*/bert.pt")
+    ]
     found = [path if path.parent == directory else path.parent for kind in kinds for path in kind]
     old = sorted(found, key=lambda path: path.stem.rpartition("_")[2])[:-keep]
     for path in [*old, *directory.glob(".step_*.*"), *directory.glob(".deepspeed_*.*")]:
@@ -105,7 +119,9 @@ def _file_name(rank: int) -> str:
     return f"rank_{rank:05d}.pt"
 
 
-Span = tuple[str, int, Tensor]  # part of a flattened parameter: its name, index of the first number, the numbers
+Span = tuple[
+    str, int, Tensor
+]  # part of a flattened parameter: its name, index of the first number, the numbers
 
 
 class ShardedTensors(Mapping[str, Tensor]):
@@ -137,7 +153,11 @@ class ShardedTensors(Mapping[str, Tensor]):
 
 def spans_of(tensors: Mapping[str, Tensor], name: str) -> Iterable[Span]:
     """A tensor as spans: those in the files, or all of it as one."""
-    return tensors.of(name) if isinstance(tensors, ShardedTensors) else [(name, 0, tensors[name].detach().reshape(-1))]
+    return (
+        tensors.of(name)
+        if isinstance(tensors, ShardedTensors)
+        else [(name, 0, tensors[name].detach().reshape(-1))]
+    )
 
 
 Held = tuple[Mapping[str, Tensor], Iterable[tuple[str, int, int, int]]]  # see assembled
@@ -151,7 +171,11 @@ def assembled(index: Mapping[str, Any], held: Sequence[Held], token: int = 0) ->
     """
     state: dict[str, Any] = {"num_steps": index["num_steps"]}
     for part in held[0][0]:
-        spans = ((name, at, flats[part][a : a + n]) for flats, segments in held for name, at, a, n in segments)
+        spans = (
+            (name, at, flats[part][a : a + n])
+            for flats, segments in held
+            for name, at, a, n in segments
+        )
         state[part] = ShardedTensors(index["shapes"], spans, token)
     return state
 
@@ -164,5 +188,7 @@ def read(path: Path) -> dict[str, Any]:
     index: dict[str, Any] = torch.load(path / INDEX, map_location="cpu", weights_only=True)
     files = [path / _file_name(rank) for rank in range(index["num_ranks"])]
     parts = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
-    optimizer = assembled(index["optimizer"], [(part["parts"], part["segments"]) for part in parts], index["token"])
+    optimizer = assembled(
+        index["optimizer"], [(part["parts"], part["segments"]) for part in parts], index["token"]
+    )
     return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

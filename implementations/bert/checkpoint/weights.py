@@ -24,8 +24,15 @@ from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, first_weights
 
 _PREFIXES = re.compile(r"^((module|model|bert_model_segment|heads_only_segment)\.)+")
-_RENAMES = [(".dense_act.", ".dense."), ("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias")]
-_TIED = {"cls.predictions.decoder.weight": WORDS, "cls.predictions.decoder.bias": BIAS}  # in a foreign state dict
+_RENAMES = [
+    (".dense_act.", ".dense."),
+    ("LayerNorm.gamma", "LayerNorm.weight"),
+    ("LayerNorm.beta", "LayerNorm.bias"),
+]
+_TIED = {
+    "cls.predictions.decoder.weight": WORDS,
+    "cls.predictions.decoder.bias": BIAS,
+}  # in a foreign state dict
 _NO_WEIGHTS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder saved by itself
 _NEW_HEADS = ("cls.", "bert.pooler.")  # may be missing in an encoder's file
@@ -51,29 +58,47 @@ def read_state_dict(path: Path) -> Mapping[str, Tensor]:
         loaded = _read(path)
     except Exception as error:  # each format has its own errors for a damaged file
         if path.suffix in (".txt", ".json", ".tsv") and not path.name.endswith(".index.json"):
-            raise ConfigError(f"INIT_CHECKPOINT={path}: no weights: give a .pt or .safetensors, or a folder") from None
-        raise ConfigError(f"INIT_CHECKPOINT={path}: not a readable checkpoint ({damage(error)})") from None
+            raise ConfigError(
+                f"INIT_CHECKPOINT={path}: no weights: give a .pt or .safetensors, or a folder"
+            ) from None
+        raise ConfigError(
+            f"INIT_CHECKPOINT={path}: not a readable checkpoint ({damage(error)})"
+        ) from None
     for key in ("model", "state_dict"):
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
             loaded = loaded[key]
     if isinstance(loaded, ShardedTensors):
         return loaded
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise ConfigError(f"INIT_CHECKPOINT={path}: expected a state dict (name -> tensor), or one under 'model'")
+    if not isinstance(loaded, Mapping) or not all(
+        isinstance(value, Tensor) for value in loaded.values()
+    ):
+        raise ConfigError(
+            f"INIT_CHECKPOINT={path}: expected a state dict (name -> tensor), or one under 'model'"
+        )
     named = {canonical_name(name): tensor for name, tensor in loaded.items()}
-    return {f"bert.{name}" if name.startswith(_BARE) else name: tensor for name, tensor in named.items()}
+    return {
+        f"bert.{name}" if name.startswith(_BARE) else name: tensor for name, tensor in named.items()
+    }
 
 
 def _read(path: Path) -> Any:
     if path.name.endswith(".index.json"):
         files = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
-        return {name: tensor for file in files for name, tensor in _read(path.parent / file).items()}
-    return safetensors.torch.load_file(path) if path.suffix == ".safetensors" else read_checkpoint(path, mmap=True)
+        return {
+            name: tensor for file in files for name, tensor in _read(path.parent / file).items()
+        }
+    return (
+        safetensors.torch.load_file(path)
+        if path.suffix == ".safetensors"
+        else read_checkpoint(path, mmap=True)
+    )
 
 
 def identity(path: Path) -> str:
     """Digest of a file's weights, independent of format and padding. Reads all of it; raises as read_state_dict."""
-    kept = ((name, t) for name, t in read_state_dict(path).items() if name not in (*_TIED, *_NO_WEIGHTS))
+    kept = (
+        (name, t) for name, t in read_state_dict(path).items() if name not in (*_TIED, *_NO_WEIGHTS)
+    )
     return digest_of_tensors((name, tensor.float().numpy()) for name, tensor in kept)
 
 
@@ -112,7 +137,9 @@ def chunks_of(
 
     def chunks() -> Iterator[Chunk]:
         if loaded.new:
-            yield from checksum.of(chunk for chunk in first_weights(model, seed) if chunk.name in loaded.new)
+            yield from checksum.of(
+                chunk for chunk in first_weights(model, seed) if chunk.name in loaded.new
+            )
         if isinstance(tensors, ShardedTensors):
             checksum.add("token", torch.tensor(tensors.token))
             yield from (Chunk(*span) for name in parameters for span in tensors.of(name))
@@ -126,7 +153,9 @@ def chunks_of(
     return chunks(), loaded
 
 
-def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Mapping[str, Tensor], Loaded]:
+def _matched(
+    model: BertForPreTraining, path: Path, new_heads: bool
+) -> tuple[Mapping[str, Tensor], Loaded]:
     """The tensors in a checkpoint; the parameters missing and unused, where allowed."""
     tensors, problems = read_state_dict(path), []
     if isinstance(tensors, dict):
@@ -135,7 +164,9 @@ def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Ma
         size = model.config.vocab_size
         for name, weight in _TIED.items():
             tied: Tensor | None = tensors.pop(name, None)
-            if tied is not None and not torch.equal(tied[:size], tensors.setdefault(weight, tied)[:size]):
+            if tied is not None and not torch.equal(
+                tied[:size], tensors.setdefault(weight, tied)[:size]
+            ):
                 problems.append(f"{name} differs from {weight}, and this model ties them")
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     missing = [name for name in shapes if name not in tensors]
@@ -149,18 +180,29 @@ def _matched(model: BertForPreTraining, path: Path, new_heads: bool) -> tuple[Ma
         loaded = Loaded(missing, left_over)
     problems += misfits(shapes, tensors, model.config.vocab_size, [*loaded.new, *loaded.unused])
     if problems:
-        raise ConfigError(f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}")
+        raise ConfigError(
+            f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
+        )
     return tensors, loaded
 
 
 def misfits(
-    shapes: Mapping[str, torch.Size], tensors: Mapping[str, Tensor], vocab_size: int = 0, excused: Collection[str] = ()
+    shapes: Mapping[str, torch.Size],
+    tensors: Mapping[str, Tensor],
+    vocab_size: int = 0,
+    excused: Collection[str] = (),
 ) -> list[str]:
     """What is missing, unexpected or of another shape; with a vocab_size its rows may be padded differently."""
     found = [f"{name} is missing" for name in shapes if name not in tensors and name not in excused]
-    found += [f"{name} is not in this model" for name in tensors if name not in shapes and name not in excused]
+    found += [
+        f"{name} is not in this model"
+        for name in tensors
+        if name not in shapes and name not in excused
+    ]
     for name in shapes.keys() & tensors.keys():
-        source = tensors.shapes[name] if isinstance(tensors, ShardedTensors) else tensors[name].shape
+        source = (
+            tensors.shapes[name] if isinstance(tensors, ShardedTensors) else tensors[name].shape
+        )
         target, padded = shapes[name], vocab_size and name in (WORDS, BIAS)
         if source != target and not (
             padded and source[1:] == target[1:] and vocab_size <= (*source, 0)[0] <= target[0]
@@ -170,7 +212,9 @@ def misfits(
 
 
 @torch.no_grad()
-def copy_weights(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
+def copy_weights(
+    parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path
+) -> None:
     """Copies what both have; padding rows of the vocabulary become 0. Raises ConfigError for weights not finite."""
     for name in parameters.keys() & tensors.keys():
         source, target = tensors[name], parameters[name]
@@ -219,8 +263,15 @@ def vocabulary_of(path: Path) -> str:
     """md5 of the vocabulary the weights were trained with; in the Hub's layout of vocab.txt beside; "" if unknown."""
     beside = path.parent / "vocab.txt"
     if is_ours(path):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5") or ""
-    return hashlib.md5(beside.read_bytes()).hexdigest() if path.name in WEIGHTS and beside.is_file() else ""
+        return (
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True).get("vocab_md5")
+            or ""
+        )
+    return (
+        hashlib.md5(beside.read_bytes()).hexdigest()
+        if path.name in WEIGHTS and beside.is_file()
+        else ""
+    )
 
 
 def check_vocabulary(path: Path | None, vocab_md5: str) -> None:

@@ -32,9 +32,13 @@ TIMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelFiles, dist.Address):
-    timeout_seconds: int = env("NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher")
+    timeout_seconds: int = env(
+        "NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher"
+    )
     min_bandwidth: float = env(
-        "NCCL_TEST_MIN_GBPS", at_least=0, doc="GB/s the largest all-reduce must reach; set by the launcher"
+        "NCCL_TEST_MIN_GBPS",
+        at_least=0,
+        doc="GB/s the largest all-reduce must reach; set by the launcher",
     )
     dist: dist.Config = field(default_factory=dist.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
@@ -42,7 +46,9 @@ class Config(ModelFiles, dist.Address):
 
 def gradient_bytes(config: Config) -> int:
     """Bytes of the model's gradients in 16 bits; BERT-large's without a bert_config.json."""
-    if (config.bert_config is None and config.phase1 is None) or not config.bert_config_path.is_file():
+    if (
+        config.bert_config is None and config.phase1 is None
+    ) or not config.bert_config_path.is_file():
         return BERT_LARGE_BYTES
     model = meta_model(BertConfig.from_json(config.bert_config_path))
     return 2 * sum(parameter.numel() for parameter in model.parameters())
@@ -65,7 +71,9 @@ def expected(world_size: int, device: torch.device) -> torch.Tensor:
 
 def wrong_elements(total: torch.Tensor, world_size: int) -> torch.Tensor:
     """Indices of the wrong elements of an all-reduced vector [n * PERIOD]."""
-    return (total.view(-1, PERIOD) != expected(world_size, total.device)).flatten().nonzero().flatten()
+    return (
+        (total.view(-1, PERIOD) != expected(world_size, total.device)).flatten().nonzero().flatten()
+    )
 
 
 def bus_bandwidth(num_bytes: int, seconds: float, world_size: int) -> float:
@@ -79,7 +87,9 @@ def roll_call(store: distributed.Store, rank: int, world_size: int, seconds: flo
     missing, deadline = set(range(world_size)), time.monotonic() + seconds
     while missing := {other for other in missing if not store.check([f"here/{other}"])}:
         if time.monotonic() > deadline:
-            names = ", ".join(map(str, sorted(missing)[:20])) + (", ..." if len(missing) > 20 else "")
+            names = ", ".join(map(str, sorted(missing)[:20])) + (
+                ", ..." if len(missing) > 20 else ""
+            )
             late = f"{len(missing)} of {world_size} ranks did not arrive in {seconds:.0f} s: rank {names}"
             raise AllReduceError(f"{late}; see their output, or raise NCCL_TEST_TIMEOUT")
         time.sleep(0.05)
@@ -126,7 +136,10 @@ def run(config: Config) -> None:
             if world.is_main:
                 backend = distributed.get_backend() if world.joined else "alone"
                 rate = f"{num_bytes / MIB:4.0f} MiB in {seconds * 1e3:9.3f} ms, bus bandwidth {bandwidth:8.2f} GB/s"
-                print(f"all-reduce of {world.size} ranks ({backend}): {rate}, all sums right", flush=True)
+                print(
+                    f"all-reduce of {world.size} ranks ({backend}): {rate}, all sums right",
+                    flush=True,
+                )
         if bandwidth < config.min_bandwidth:
             low = f"below NCCL_TEST_MIN_GBPS={config.min_bandwidth:g}"
             raise AllReduceError(f"the bus bandwidth of all-reduce is {bandwidth:.2f} GB/s, {low}")
@@ -158,11 +171,17 @@ def main(environ: Mapping[str, str]) -> int:
     elif not failure:
         return 0
     else:
-        reason = str(failure[0]) if isinstance(failure[0], AllReduceError) else f"{reason}: {failure[0]!r}"
+        reason = (
+            str(failure[0])
+            if isinstance(failure[0], AllReduceError)
+            else f"{reason}: {failure[0]!r}"
+        )
     return rundir.fail(run_config, PROGRAM, reason, 1)
 
 
-def allreduce(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+def allreduce(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> int:
     """Checks that all ranks reach each other and add up correctly, and measures bandwidth. Run before the trials.
 
     The ranks first answer a roll call, which names missing ones. Then they all-reduce vectors with known sums, with the

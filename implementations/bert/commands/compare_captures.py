@@ -10,14 +10,18 @@ from bert.data.records import DataError
 from bert.training.debug import differences
 
 
-def compare_captures(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+def compare_captures(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> int:
     """Compares what two runs with CAPTURE computed, module by module.
 
     Exit status: 0 all is equal within --tolerance, 1 something differs (the first module is named), 2 bad input.
     """
     parser.add_argument("one", type=Path, help="a capture file, or a folder of them")
     parser.add_argument("other", type=Path)
-    parser.add_argument("--tolerance", type=float, default=0.0, help="relative difference to ignore")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.0, help="relative difference to ignore"
+    )
     options = parser.parse_args(arguments)
 
     def files(path: Path) -> dict[str, Path]:
@@ -27,7 +31,9 @@ def compare_captures(parser: argparse.ArgumentParser, arguments: list[str], envi
 
     one, other = files(options.one), files(options.other)
     if not one or one.keys() != other.keys():
-        raise DataError(f"{options.one} and {options.other} hold no captures of the same steps and ranks")
+        raise DataError(
+            f"{options.one} and {options.other} hold no captures of the same steps and ranks"
+        )
     first = None
     for name, path in one.items():
         for module, absolute, relative in differences(path, other[name]):

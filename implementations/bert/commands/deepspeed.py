@@ -17,10 +17,19 @@ from bert.deepspeed import ds_config
 from bert.deepspeed.checkpoints import INDEX, read
 
 # Set by DeepSpeed's launcher.
-PLACE_OF_A_RANK = {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+PLACE_OF_A_RANK = {
+    "RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+}
 
 
-def deepspeed_config(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+def deepspeed_config(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> int:
     """A DeepSpeed JSON as exports for our own engine, and a .deepspeed_env file.
 
         python -m bert deepspeed-config ds.json --ranks 8        what to export instead of ENGINE=deepspeed
@@ -30,10 +39,18 @@ def deepspeed_config(parser: argparse.ArgumentParser, arguments: list[str], envi
     """
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("file", nargs="?", type=Path, help="DeepSpeed's JSON")
-    what.add_argument("--environment", action="store_true", help="NAME=value of what is set here, for .deepspeed_env")
-    parser.add_argument("--ranks", type=int, default=1, help="GPUs of the run, by which train_batch_size is divided")
+    what.add_argument(
+        "--environment",
+        action="store_true",
+        help="NAME=value of what is set here, for .deepspeed_env",
+    )
+    parser.add_argument(
+        "--ranks", type=int, default=1, help="GPUs of the run, by which train_batch_size is divided"
+    )
     options = parser.parse_args(arguments)
-    lines = list(_environment(environ) if options.environment else _exports(options.file, options.ranks))
+    lines = list(
+        _environment(environ) if options.environment else _exports(options.file, options.ranks)
+    )
     if lines:  # the launcher cannot read an empty line
         print("\n".join(lines))
     return 0
@@ -47,7 +64,10 @@ def _exports(path: Path, ranks: int) -> Iterator[str]:
     meanings, zero = ds_config.meanings(found, ranks), found.get("zero_optimization", {})
     offloads = [
         (zero.get(key) or {}).get("device", "cpu" if zero.get(older) else "none") != "none"
-        for key, older in (("offload_optimizer", "cpu_offload"), ("offload_param", "cpu_offload_param"))
+        for key, older in (
+            ("offload_optimizer", "cpu_offload"),
+            ("offload_param", "cpu_offload_param"),
+        )
     ]
     if zero.get("stage") == 3 or any(offloads):
         missing = "our own engine has no stage 3 and no offload"
@@ -70,11 +90,15 @@ def _environment(environ: Mapping[str, str]) -> Iterator[str]:
             if value and entry.name not in PLACE_OF_A_RANK:
                 if odd := sorted(set(value) & set('\n"$`\\%')):
                     what = "a line break" if odd[0] == "\n" else odd[0]
-                    raise ConfigError(f"{entry.name} has {what} in it, which DeepSpeed's launcher does not hand on")
+                    raise ConfigError(
+                        f"{entry.name} has {what} in it, which DeepSpeed's launcher does not hand on"
+                    )
                 yield f"{entry.name}={value}"
 
 
-def deepspeed_checkpoint(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+def deepspeed_checkpoint(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> int:
     """Converts a DeepSpeed checkpoint to a step_*.pt.
 
     FOLDER: CHECKPOINT_DIR/deepspeed_<step>, as DEEPSPEED_CHECKPOINTS=1 writes it. The reverse needs no command: with
@@ -84,12 +108,17 @@ def deepspeed_checkpoint(parser: argparse.ArgumentParser, arguments: list[str], 
     parser.add_argument("file", type=Path, help="step_<step>.pt")
     options = parser.parse_args(arguments)
     if not (options.folder / INDEX).is_file():
-        raise ConfigError(f"{options.folder}: no {INDEX} in it: expected CHECKPOINT_DIR/deepspeed_<step>")
+        raise ConfigError(
+            f"{options.folder}: no {INDEX} in it: expected CHECKPOINT_DIR/deepspeed_<step>"
+        )
 
     def as_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
         """Converts all mappings, such as those that read tensors on access, to dicts."""
         found = {name: value for name, value in state.items() if name != "model"}
-        return {name: as_dicts(value) if isinstance(value, Mapping) else value for name, value in found.items()}
+        return {
+            name: as_dicts(value) if isinstance(value, Mapping) else value
+            for name, value in found.items()
+        }
 
     state = as_dicts(read(options.folder))
     state["model"] = state["optimizer"]["masters"]  # the same tensors, written once

@@ -40,7 +40,9 @@ class Config(trained.Source):
     evaluate: evaluation.Config = field(default_factory=evaluation.Config)
 
 
-def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+def evaluate(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> int:
     """Accuracy and losses of trained weights on the sequences of EVALDIR.
 
     Each PATH is a checkpoint, a folder of them (all are evaluated, oldest first), or a run's folder, even while it is
@@ -50,17 +52,34 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
     word helps. NUM_EVAL_EXAMPLES, EVAL_BATCHSIZE, PRECISION and DEVICE are the trainer's; without NUM_EVAL_EXAMPLES all
     sequences count. Exit status: 0, or 2 for bad input.
     """
-    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="a checkpoint, a folder of them, or a run")
-    parser.add_argument("--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)")
-    parser.add_argument("--general", type=Path, metavar="FOLDER", help="records of general text, to find forgetting")
+    parser.add_argument(
+        "paths",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="a checkpoint, a folder of them, or a run",
+    )
+    parser.add_argument(
+        "--samples", type=int, help="sequences to evaluate on (default: NUM_EVAL_EXAMPLES, or all)"
+    )
+    parser.add_argument(
+        "--general", type=Path, metavar="FOLDER", help="records of general text, to find forgetting"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON object per checkpoint")
-    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
+    parser.add_argument(
+        "--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise"
+    )
     options = parser.parse_args(arguments)
     config = from_env(Config, environ)
-    samples = options.samples or (config.evaluate.num_examples if environ.get("NUM_EVAL_EXAMPLES", "").strip() else 0)
+    samples = options.samples or (
+        config.evaluate.num_examples if environ.get("NUM_EVAL_EXAMPLES", "").strip() else 0
+    )
     if samples < 0:
         raise ConfigError(f"--samples {samples}: expected at least 1")
-    evaluator, paths = CheckpointEvaluator(config, samples, options.bert_config, options.general), options.paths
+    evaluator, paths = (
+        CheckpointEvaluator(config, samples, options.bert_config, options.general),
+        options.paths,
+    )
     columns = _COLUMNS if options.general else _COLUMNS[:5]
     widths = [max(12, len(column)) for column in columns]
     shown: list[dict[str, Any]] = []
@@ -71,16 +90,29 @@ def evaluate(parser: argparse.ArgumentParser, arguments: list[str], environ: Map
             print(json.dumps(figures), flush=True)
             continue
         if len(shown) == 1:
-            titles = (f"{column.replace('_', ' '):>{width}}" for column, width in zip(columns, widths, strict=True))
+            titles = (
+                f"{column.replace('_', ' '):>{width}}"
+                for column, width in zip(columns, widths, strict=True)
+            )
             print(f"{'checkpoint':<18}  {'steps':>9}  {'  '.join(titles)}  {'sequences/s':>12}")
         path, steps = Path(figures["checkpoint"]), figures["steps"]
         values = (f"{figures[column]:.5f}" if column in figures else "-" for column in columns)
         cells = "  ".join(f"{value:>{width}}" for value, width in zip(values, widths, strict=True))
         name, rate = path.name if len(paths) == 1 else str(path), figures["sequences_per_second"]
-        print(f"{name:<18}  {'-' if steps is None else f'{steps:,}':>9}  {cells}  {rate:>12.1f}", flush=True)
+        print(
+            f"{name:<18}  {'-' if steps is None else f'{steps:,}':>9}  {cells}  {rate:>12.1f}",
+            flush=True,
+        )
         if "initial_checkpoint" in figures:
-            verdict = "met" if figures["initial_checkpoint"] else "not met: these are not the benchmark's weights"
-            print(f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}", flush=True)
+            verdict = (
+                "met"
+                if figures["initial_checkpoint"]
+                else "not met: these are not the benchmark's weights"
+            )
+            print(
+                f"{INITIAL} +- {TOLERANCE} is expected of the benchmark's initial checkpoint: {verdict}",
+                flush=True,
+            )
     if len(paths) > 1:
         _compare(shown[0], shown[-1], quiet=options.json)
     return 0
@@ -93,16 +125,24 @@ def _compare(before: dict[str, Any], after: dict[str, Any], quiet: bool) -> None
         loss, words = (f"{prefix}{name}" for name in ("mlm_loss", "accuracy"))
         change = f"masked-LM loss {before[loss]:.4f} -> {after[loss]:.4f}"
         if not quiet:
-            print(f"{texts[prefix]}: {change}, accuracy {before[words]:.4f} -> {after[words]:.4f}", flush=True)
+            print(
+                f"{texts[prefix]}: {change}, accuracy {before[words]:.4f} -> {after[words]:.4f}",
+                flush=True,
+            )
         if prefix and after[loss] > before[loss] + MUCH_WORSE:
             cure = "mix general text into the training data, or lower LR or MAX_STEPS"
-            print(f"bert evaluate: warning: general text got much worse ({change}): {cure}", file=sys.stderr)
+            print(
+                f"bert evaluate: warning: general text got much worse ({change}): {cure}",
+                file=sys.stderr,
+            )
 
 
 class CheckpointEvaluator:
     """Evaluates one weights file after another; model and evaluation sets are reused."""
 
-    def __init__(self, config: Config, samples: int, bert_config: Path | None, general: Path | None = None) -> None:
+    def __init__(
+        self, config: Config, samples: int, bert_config: Path | None, general: Path | None = None
+    ) -> None:
         """samples: sequences to evaluate on, 0 for all; general: a second evaluation set.
 
         Raises DataError without an evaluation set.
@@ -112,7 +152,9 @@ class CheckpointEvaluator:
         self.config, self.sets = config, {}
         for prefix, folder in (("", config.evaluate.evaldir), ("general_", general)):
             if folder is not None:
-                self.sets[prefix] = dataclasses.replace(config.evaluate, evaldir=folder, num_examples=samples)
+                self.sets[prefix] = dataclasses.replace(
+                    config.evaluate, evaldir=folder, num_examples=samples
+                )
         self.bert_config, self.world = bert_config, World(config.dist)
         self._model: BertForPreTraining | None = None
         self._evaluators: dict[str, Evaluator] = {}
@@ -127,11 +169,20 @@ class CheckpointEvaluator:
         if not self._evaluators:
             shape = source.shape
             self._evaluators = {
-                prefix: Evaluator(own, shape.max_position_embeddings, shape.vocab_size, source.vocab_md5, self.world)
+                prefix: Evaluator(
+                    own,
+                    shape.max_position_embeddings,
+                    shape.vocab_size,
+                    source.vocab_md5,
+                    self.world,
+                )
                 for prefix, own in self.sets.items()
             }
         begin = time.perf_counter()
-        results = {prefix: evaluator(self._model).figures() for prefix, evaluator in self._evaluators.items()}
+        results = {
+            prefix: evaluator(self._model).figures()
+            for prefix, evaluator in self._evaluators.items()
+        }
         seconds = time.perf_counter() - begin
         number = sum(evaluator.num_sequences for evaluator in self._evaluators.values())
         figures: dict[str, Any] = {
@@ -141,8 +192,14 @@ class CheckpointEvaluator:
         }  # fmt: skip
         own = self._evaluators[""]
         with suppress(ConfigError):  # no vocab.txt is found
-            figures["loss_per_word"] = figures["mlm_loss"] * tokens_per_word(own.batches, trained.vocabulary(source))
-        if source.steps is None and figures["sequences"] == SEQUENCES and own.vocab_md5 == VOCAB_MD5:
+            figures["loss_per_word"] = figures["mlm_loss"] * tokens_per_word(
+                own.batches, trained.vocabulary(source)
+            )
+        if (
+            source.steps is None
+            and figures["sequences"] == SEQUENCES
+            and own.vocab_md5 == VOCAB_MD5
+        ):
             figures["initial_checkpoint"] = abs(figures["accuracy"] - INITIAL) <= TOLERANCE
         return figures
 
@@ -153,7 +210,9 @@ def tokens_per_word(batches: list[PretrainingBatch], vocab_file: Path) -> float:
     continuing = [number for word, number in vocabulary.ids.items() if word.startswith("##")]
     tokens = words = 0
     for batch in batches:
-        ids = batch.input_ids.long().index_copy(0, batch.masked_positions.long(), batch.masked_labels)
+        ids = batch.input_ids.long().index_copy(
+            0, batch.masked_positions.long(), batch.masked_labels
+        )
         text = ~torch.isin(ids, torch.tensor([vocabulary.cls, vocabulary.sep], device=ids.device))
         tokens += int(text.sum())
         words += int((text & ~torch.isin(ids, torch.tensor(continuing, device=ids.device))).sum())

@@ -16,7 +16,9 @@ from bert.kernels import Config, select
 from bert.model.bert import BertForPreTraining
 
 
-def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+def export(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> int:
     """Exports trained weights in Hugging Face's format.
 
     PATH is a run's folder, a checkpoint or a folder of them (the newest). FOLDER gets config.json, model.safetensors
@@ -24,9 +26,15 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
     and the fill-mask pipeline load it, as do INIT_CHECKPOINT=FOLDER, python -m bert fill-mask and fine-tuning.
     """
     parser.add_argument("path", type=Path, help="a run's folder, a checkpoint, or a folder of them")
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder to write")
-    parser.add_argument("--vocab", type=Path, help="the model's vocab.txt (default: found by the run's settings)")
-    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FOLDER", help="folder to write"
+    )
+    parser.add_argument(
+        "--vocab", type=Path, help="the model's vocab.txt (default: found by the run's settings)"
+    )
+    parser.add_argument(
+        "--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise"
+    )
     options = parser.parse_args(arguments)
     folder = options.output
     try:
@@ -34,18 +42,26 @@ def export(parser: argparse.ArgumentParser, arguments: list[str], environ: Mappi
         if folder.exists() and others and not huggingface.weights_in(folder):
             raise ConfigError(f"{folder}: exists and holds no model: give a new folder by -o")
         source = trained.describe(trained.find(options.path)[-1], options.bert_config)
-        vocab_file, kernels = trained.vocabulary(source, options.vocab), Config(fused="none", attention="sdpa_loop")
+        vocab_file, kernels = (
+            trained.vocabulary(source, options.vocab),
+            Config(fused="none", attention="sdpa_loop"),
+        )
         model = BertForPreTraining(source.shape, select(kernels, torch.device("cpu")))
         trained.load(source, model)
         kind = "PreTraining" if source.shape.next_sentence else "MaskedLM"
         values = huggingface.config_values(source.shape, f"BertFor{kind}")
         lower_case = huggingface.lower_case(vocab_file)
-        huggingface.write(folder, dict(model.named_parameters()), source.shape, values, vocab_file, lower_case)
+        huggingface.write(
+            folder, dict(model.named_parameters()), source.shape, values, vocab_file, lower_case
+        )
     except OSError as error:  # a full disk
         raise ConfigError(str(error)) from None
     if source.shape.layer_norm_large_model:
         cure = "load it as INIT_CHECKPOINT, or with bert fill-mask"
         print(f"bert export: {folder}: {huggingface.PRE_LN}: {cure}", file=sys.stderr)
     after = f", after {source.steps:,} steps" if source.steps is not None else ""
-    print(f"{folder}: {source.path}{after}; GELU in its {source.shape.gelu_form} form", file=sys.stderr)
+    print(
+        f"{folder}: {source.path}{after}; GELU in its {source.shape.gelu_form} form",
+        file=sys.stderr,
+    )
     return 0

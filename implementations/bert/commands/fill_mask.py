@@ -22,16 +22,26 @@ MASK = "[MASK]"
 
 
 @torch.no_grad()
-def fill_mask(parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]) -> int:
+def fill_mask(
+    parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
+) -> int:
     """The most likely words for each [MASK], as in "Paris is the [MASK] of France.".
 
     PATH is an exported model, any folder in the Hub's layout, a run's folder or a checkpoint.
     """
-    parser.add_argument("path", type=Path, help="an exported model, a run's folder, or a checkpoint")
+    parser.add_argument(
+        "path", type=Path, help="an exported model, a run's folder, or a checkpoint"
+    )
     parser.add_argument("text", nargs="+", help=f"with {MASK} for each word to be found")
-    parser.add_argument("--top", type=int, default=5, help="words to show for each (default %(default)s)")
-    parser.add_argument("--vocab", type=Path, help="the model's vocab.txt (default: the one beside it)")
-    parser.add_argument("--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise")
+    parser.add_argument(
+        "--top", type=int, default=5, help="words to show for each (default %(default)s)"
+    )
+    parser.add_argument(
+        "--vocab", type=Path, help="the model's vocab.txt (default: the one beside it)"
+    )
+    parser.add_argument(
+        "--bert-config", type=Path, help="the model's bert_config.json, if not found otherwise"
+    )
     options = parser.parse_args(arguments)
     settings = from_env(trained.Source, environ)
     source = trained.describe(trained.find(options.path)[-1], options.bert_config)
@@ -46,7 +56,10 @@ def fill_mask(parser: argparse.ArgumentParser, arguments: list[str], environ: Ma
         likeliest = model.scored(batch).mlm.softmax(dim=1).topk(count)
         print(text)
         blocks = (
-            "\n".join(f"  {share:.4f}  {names.get(number, f'#{number}')}" for share, number in zip(*row, strict=True))
+            "\n".join(
+                f"  {share:.4f}  {names.get(number, f'#{number}')}"
+                for share, number in zip(*row, strict=True)
+            )
             for row in zip(likeliest.values.tolist(), likeliest.indices.tolist(), strict=True)
         )
         print("\n\n".join(blocks))
@@ -64,7 +77,9 @@ def batch_of(text: str, tokenizer: WordPiece, longest: int) -> PretrainingBatch:
     if not len(positions):
         raise ConfigError(f"{text!r}: no {MASK} in it: write {MASK} where a word is to be found")
     if len(ids) > longest:
-        raise ConfigError(f"the text has {len(ids)} tokens, and the model takes {longest}: give a shorter one")
+        raise ConfigError(
+            f"the text has {len(ids)} tokens, and the model takes {longest}: give a shorter one"
+        )
     none = np.full(len(positions) + 1, IGNORE)  # labels of masked words and the sequence
     ends = {"sequence_offsets": len(ids), "masked_lm_offsets": len(positions)}
     records = Records(

@@ -30,8 +30,14 @@ class Source(Hardware):
         """A model for inference on this device, without weights."""
         self.dist.check()
         self.precision.check(self.device)
-        choice, _ = self.kernels.choose(shape, self.numerics.dtype, False, world)  # no graph: sizes differ
-        return BertForPreTraining(shape, select(choice, self.device)).to(self.device, self.numerics.dtype).eval()
+        choice, _ = self.kernels.choose(
+            shape, self.numerics.dtype, False, world
+        )  # no graph: sizes differ
+        return (
+            BertForPreTraining(shape, select(choice, self.device))
+            .to(self.device, self.numerics.dtype)
+            .eval()
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +63,15 @@ def find(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise ConfigError(f"{path}: no such file or folder: name a checkpoint, a folder of them, or a run")
-    for folder in (path, path / "phase2" / "checkpoints", path / "checkpoints", path / "phase1" / "checkpoints"):
+        raise ConfigError(
+            f"{path}: no such file or folder: name a checkpoint, a folder of them, or a run"
+        )
+    for folder in (
+        path,
+        path / "phase2" / "checkpoints",
+        path / "checkpoints",
+        path / "phase1" / "checkpoints",
+    ):
         if found := saved_checkpoints(folder):
             return found
     elsewhere = _settings(path).get("checkpoint", {}).get("directory")
@@ -66,7 +79,9 @@ def find(path: Path) -> list[Path]:
         return found
     if weights := huggingface.weights_in(path):
         return [weights]
-    raise ConfigError(f"{path}: no step_* and no model.safetensors in it: name a checkpoint, or a run's folder")
+    raise ConfigError(
+        f"{path}: no step_* and no model.safetensors in it: name a checkpoint, or a run's folder"
+    )
 
 
 def describe(path: Path, bert_config: Path | None = None) -> Trained:
@@ -79,7 +94,9 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
         try:
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # depends on the kind of damage
-            raise ConfigError(f"{step_path(path)}: not a readable checkpoint ({damage(error)})") from None
+            raise ConfigError(
+                f"{step_path(path)}: not a readable checkpoint ({damage(error)})"
+            ) from None
     beside = bert_config or huggingface.config_beside(path)
     if bert_config is None and "bert_config" in saved:
         try:
@@ -91,9 +108,13 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
             paired = "cls.seq_relationship.weight" in read_state_dict(path)
         shape = replace(BertConfig.from_json(beside), next_sentence=paired)
     else:
-        raise ConfigError(f"{path}: no model config found: give its bert_config.json by --bert-config")
+        raise ConfigError(
+            f"{path}: no model config found: give its bert_config.json by --bert-config"
+        )
     steps, samples = saved.get("step"), saved.get("samples")
-    return Trained(path=path, shape=shape, steps=steps, samples=samples, vocab_md5=vocabulary_of(path))
+    return Trained(
+        path=path, shape=shape, steps=steps, samples=samples, vocab_md5=vocabulary_of(path)
+    )
 
 
 def load(trained: Trained, model: BertForPreTraining) -> None:
@@ -108,7 +129,9 @@ def _as_command() -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(str(error).removeprefix("INIT_CHECKPOINT=").replace("BERT_CONFIG", "its config")) from None
+        raise ConfigError(
+            str(error).removeprefix("INIT_CHECKPOINT=").replace("BERT_CONFIG", "its config")
+        ) from None
 
 
 def vocabulary(trained: Trained, given: Path | None = None) -> Path:

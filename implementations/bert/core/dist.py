@@ -21,7 +21,9 @@ from torch import Tensor
 from bert.core.env import ConfigError, announce, env
 
 # Renamed in PyTorch 2.13.
-_REDUCE_SCATTER = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+_REDUCE_SCATTER = (
+    getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
+)
 _ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 
@@ -47,22 +49,41 @@ class Config:
     """This process's rank and device. torchrun or run_and_time.sh exports the rank variables."""
 
     rank: int = env("RANK", 0, at_least=0, doc="number of this process; set by the launcher")
-    local_rank: int = env("LOCAL_RANK", 0, at_least=0, doc="number of this process on its node; set by the launcher")
-    world_size: int = env("WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher")
-    ranks_per_node: int = env(
-        "LOCAL_WORLD_SIZE", 0, at_least=0, doc="number of processes of each node; set by the launcher; 0: all"
+    local_rank: int = env(
+        "LOCAL_RANK", 0, at_least=0, doc="number of this process on its node; set by the launcher"
     )
-    device: str = env("DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto: a GPU if there is one")
-    backend: str = env("BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto: nccl on GPUs, gloo on CPUs")
-    timeout_seconds: int = env("DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error")
-    num_threads: int = env("OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0: PyTorch's default")
+    world_size: int = env(
+        "WORLD_SIZE", 1, at_least=1, doc="number of processes; set by the launcher"
+    )
+    ranks_per_node: int = env(
+        "LOCAL_WORLD_SIZE",
+        0,
+        at_least=0,
+        doc="number of processes of each node; set by the launcher; 0: all",
+    )
+    device: str = env(
+        "DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto: a GPU if there is one"
+    )
+    backend: str = env(
+        "BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto: nccl on GPUs, gloo on CPUs"
+    )
+    timeout_seconds: int = env(
+        "DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error"
+    )
+    num_threads: int = env(
+        "OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0: PyTorch's default"
+    )
 
     def check(self) -> None:
         """Raises ConfigError for an impossible rank or an unavailable device."""
         if self.rank >= self.world_size:
-            raise ConfigError(f"RANK={self.rank} with WORLD_SIZE={self.world_size}: a rank is below the world size")
+            raise ConfigError(
+                f"RANK={self.rank} with WORLD_SIZE={self.world_size}: a rank is below the world size"
+            )
         if self.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError("DEVICE=cuda, but PyTorch finds no GPU: set DEVICE=cpu, or check nvidia-smi")
+            raise ConfigError(
+                "DEVICE=cuda, but PyTorch finds no GPU: set DEVICE=cpu, or check nvidia-smi"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +91,12 @@ class Address:
     """Where the ranks of a job find each other."""
 
     master_addr: str = env("MASTER_ADDR", doc="host of rank 0; set by the launcher")
-    master_port: int = env("MASTER_PORT", at_least=1, at_most=65535, doc="port of rank 0; set by the launcher")
-    agent_store: bool = env("TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun hosts the store; set by it")
+    master_port: int = env(
+        "MASTER_PORT", at_least=1, at_most=65535, doc="port of rank 0; set by the launcher"
+    )
+    agent_store: bool = env(
+        "TORCHELASTIC_USE_AGENT_STORE", False, doc="torchrun hosts the store; set by it"
+    )
 
     def store(self, name: str, rank: int, size: int, seconds: int) -> distributed.Store:
         """The ranks' shared store, under a prefix. Raises RuntimeError if rank 0 is not reached within ``seconds``."""
@@ -128,15 +153,23 @@ class World:
         elif config.num_threads:
             torch.set_num_threads(config.num_threads)
         if self.joined:
-            backend = config.backend if config.backend != "auto" else ("nccl" if use_cuda else "gloo")
+            backend = (
+                config.backend if config.backend != "auto" else ("nccl" if use_cuda else "gloo")
+            )
             timeout = datetime.timedelta(seconds=config.timeout_seconds)
-            announce("TORCH_FR_BUFFER_SIZE", "2000")  # turns on PyTorch's flight recorder of collectives
-            distributed.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout)
+            announce(
+                "TORCH_FR_BUFFER_SIZE", "2000"
+            )  # turns on PyTorch's flight recorder of collectives
+            distributed.init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout
+            )
             self.store = distributed.distributed_c10d._get_default_store()
             self.store.set(f"node/{self.rank}", platform.node())
             self.first_node = "its node"
             with suppress(distributed.DistError):  # rank 0 may be done already
-                self.first_node = self.store.get("node/0").decode()  # read now: it may not answer once ranks hang
+                self.first_node = self.store.get(
+                    "node/0"
+                ).decode()  # read now: it may not answer once ranks hang
 
     def __enter__(self) -> World:
         return self
@@ -147,7 +180,9 @@ class World:
             if distributed.group.WORLD is not None:
                 _left.append(distributed.group.WORLD)
             distributed.destroy_process_group()
-        elif self.joined and (isinstance(error, (HangError, distributed.DistError)) or "/gloo/" in str(error)):
+        elif self.joined and (
+            isinstance(error, (HangError, distributed.DistError)) or "/gloo/" in str(error)
+        ):
             # No clean shutdown, which would wait for peers that may be gone. The store is asked in a thread: it never
             # answers if its node hangs.
             known = [([0], f"rank 0 on {self.first_node}, where the store of the ranks is,")]
@@ -167,7 +202,10 @@ class World:
 
         self.store.set(f"waits/{self.rank}", "")
         # Rank 0, which may host the store, gives up last.
-        deadline, everyone = time.monotonic() + PATIENCE / (2 if self.rank else 1), [*range(self.size)]
+        deadline, everyone = (
+            time.monotonic() + PATIENCE / (2 if self.rank else 1),
+            [*range(self.size)],
+        )
         while not have_reported(everyone) and time.monotonic() < deadline:
             time.sleep(0.2)
         absent = [rank for rank in everyone if not have_reported([rank])]
@@ -185,7 +223,10 @@ class World:
         numbers = torch.ones(self.size, device=self.device)
         self.sum(numbers.clone())
         self.max(numbers.clone())
-        for work in (self.reduce_scatter(numbers[:1], numbers.clone()), self.all_gather(numbers.clone(), numbers[:1])):
+        for work in (
+            self.reduce_scatter(numbers[:1], numbers.clone()),
+            self.all_gather(numbers.clone(), numbers[:1]),
+        ):
             if work is not None:
                 work.wait()
         self.broadcast_int(0)
@@ -227,7 +268,11 @@ class World:
         if not self.joined:
             return None
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
-        _left.append(group := distributed.new_group([*ranks], timeout=timeout, use_local_synchronization=True))
+        _left.append(
+            group := distributed.new_group(
+                [*ranks], timeout=timeout, use_local_synchronization=True
+            )
+        )
         return group
 
     def reduce_scatter(
@@ -240,13 +285,19 @@ class World:
         """
         if not self.joined:
             return None
-        return _REDUCE_SCATTER(shard, gathered, op=_average_of(gathered, group), group=group, async_op=True)
+        return _REDUCE_SCATTER(
+            shard, gathered, op=_average_of(gathered, group), group=group, async_op=True
+        )
 
-    def average(self, values: Tensor, group: distributed.ProcessGroup | None = None) -> distributed.Work | None:
+    def average(
+        self, values: Tensor, group: distributed.ProcessGroup | None = None
+    ) -> distributed.Work | None:
         """Starts averaging a tensor over a group, None: all, in place; returns a handle to wait on, or None."""
         if not self.joined:
             return None
-        return distributed.all_reduce(values, op=_average_of(values, group), group=group, async_op=True)
+        return distributed.all_reduce(
+            values, op=_average_of(values, group), group=group, async_op=True
+        )
 
     def all_gather(
         self, gathered: Tensor, shard: Tensor, group: distributed.ProcessGroup | None = None
@@ -269,7 +320,9 @@ class World:
         """
         shown = {name: repr(value) for name, value in facts.items()}
         digest = hashlib.blake2b(repr(sorted(shown.items())).encode(), digest_size=7).digest()
-        mine = torch.tensor([int.from_bytes(digest, "little")], dtype=torch.int64, device=self.device)
+        mine = torch.tensor(
+            [int.from_bytes(digest, "little")], dtype=torch.int64, device=self.device
+        )
         everyones = mine.repeat(self.size)
         if work := self.all_gather(everyones, mine):
             work.wait()
@@ -293,7 +346,9 @@ class World:
         return bool(self.sum(torch.tensor([float(flag)], device=self.device)).item() > 0)
 
 
-def _average_of(values: Tensor, group: distributed.ProcessGroup | None) -> distributed.ReduceOp.RedOpType:
+def _average_of(
+    values: Tensor, group: distributed.ProcessGroup | None
+) -> distributed.ReduceOp.RedOpType:
     """Reduction for an average over a group; backends other than NCCL have none, so the values are divided first."""
     if distributed.get_backend(group) == "nccl":
         return distributed.ReduceOp.AVG

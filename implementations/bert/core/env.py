@@ -27,7 +27,16 @@ from typing import Any, TypeVar
 
 ConfigT = TypeVar("ConfigT")
 
-BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 
 
 class ConfigError(ValueError):
@@ -58,7 +67,9 @@ class Variable:
         """Description of accepted values, such as ``an integer, at least 1``."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
-        words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[kind]
+        words = {int: "an integer", float: "a number", bool: "0 or 1", Path: "a path", str: "text"}[
+            kind
+        ]
         limits = [f"{name.replace('_', ' ')} {limit:g}" for name, _, limit in self._limits()]
         return ", ".join([words, *limits]) + ", or auto" * self.auto
 
@@ -75,8 +86,17 @@ class Variable:
         )
 
     def _limits(self) -> list[tuple[str, Callable[[Any, Any], bool], float]]:
-        limits = (("at_least", operator.ge), ("at_most", operator.le), ("above", operator.gt), ("below", operator.lt))
-        return [(name, test, getattr(self, name)) for name, test in limits if getattr(self, name) is not None]
+        limits = (
+            ("at_least", operator.ge),
+            ("at_most", operator.le),
+            ("above", operator.gt),
+            ("below", operator.lt),
+        )
+        return [
+            (name, test, getattr(self, name))
+            for name, test in limits
+            if getattr(self, name) is not None
+        ]
 
 
 def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
@@ -148,7 +168,9 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
     if not text:
         if field.default is dataclasses.MISSING:
             cure = f"export {variable.name}=..., or source a config that has it"
-            raise ConfigError(f"{variable.name} is not set: expected {variable.expectation(kind)}; {cure}")
+            raise ConfigError(
+                f"{variable.name} is not set: expected {variable.expectation(kind)}; {cure}"
+            )
         return field.default
     if variable.auto and text == "auto":
         return None

@@ -12,7 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-unfinished: set[Path] = set()  # files this process is writing, to be removed if it is ended meanwhile
+unfinished: set[Path] = (
+    set()
+)  # files this process is writing, to be removed if it is ended meanwhile
 
 
 class NoSpaceError(OSError):
@@ -28,7 +30,9 @@ def is_full(error: BaseException) -> bool:
 def no_space(folder: Path, what: str = "") -> NoSpaceError:
     """The error for a full disk; what: the file that was being written."""
     free = shutil.disk_usage(folder).free / 1e6 if folder.is_dir() else 0.0
-    return NoSpaceError(f"No space left in {folder}: {what or 'a file'}, {free:,.1f} MB are free: make room there")
+    return NoSpaceError(
+        f"No space left in {folder}: {what or 'a file'}, {free:,.1f} MB are free: make room there"
+    )
 
 
 @contextmanager
@@ -50,7 +54,11 @@ def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # on a full disk the next attempt needs its room
         if full:
-            needs = f"needs {num_bytes / 1e6:,.1f} MB" if num_bytes else f"is larger than {written / 1e6:,.1f} MB"
+            needs = (
+                f"needs {num_bytes / 1e6:,.1f} MB"
+                if num_bytes
+                else f"is larger than {written / 1e6:,.1f} MB"
+            )
             raise no_space(path.parent, f"{path.name} {needs}") from error
         raise
     finally:

@@ -38,21 +38,28 @@ def run_and_exit(main: Callable[[], int]) -> NoReturn:
     hard_exit(status)
 
 
-def front(name: str, about: str | None, settings: str, commands: Mapping[str, str]) -> argparse.ArgumentParser:
+def front(
+    name: str, about: str | None, settings: str, commands: Mapping[str, str]
+) -> argparse.ArgumentParser:
     """Parser of ``python -m name``; settings are options too. commands: descriptions by name."""
     width = max(map(len, commands)) + 1
     return argparse.ArgumentParser(
         prog=f"python -m {name}",
         usage=f"%(prog)s [--SETTING VALUE ...] {settings}\n       %(prog)s COMMAND --help",
         description=about,
-        epilog="commands:\n" + "\n".join(f"  {command:<{width}} {text}" for command, text in commands.items()),
+        epilog="commands:\n"
+        + "\n".join(f"  {command:<{width}} {text}" for command, text in commands.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
 
 
 def run_command(
-    command: Callable[..., int | None], name: str, program: str, arguments: list[str], environ: Mapping[str, str]
+    command: Callable[..., int | None],
+    name: str,
+    program: str,
+    arguments: list[str],
+    environ: Mapping[str, str],
 ) -> int:
     """Runs ``python -m name``, printing an error in one line as ``program``; returns the exit status."""
     parser = argparse.ArgumentParser(

@@ -24,13 +24,34 @@ from bert.core.dist import HangError
 from bert.core.env import ConfigError, env, settings
 from bert.core.files import NoSpaceError, is_full, no_space, write_text
 
-_PACKAGES = ("triton", "numpy", "h5py", "mlperf-logging")  # not torch, whose metadata lacks the build (+cu130)
+_PACKAGES = (
+    "triton",
+    "numpy",
+    "h5py",
+    "mlperf-logging",
+)  # not torch, whose metadata lacks the build (+cu130)
 
 _OWN = ("RANK", "LOCAL_RANK", "OMP_NUM_THREADS")  # may differ between the ranks of a run
 # Settings of the process, the machine and the output, which do not change what a run computes.
 OUTPUT = {
-    *("RESUME", "TRIAL", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "DIST_TIMEOUT", "OMP_NUM_THREADS"),
-    *("LOG_EVERY_STEPS", "METRICS", "CAPTURE", "CAPTURE_STEPS", "PROFILE_STEPS", "STEPS_THIS_RUN", "CACHE_CLEARED"),
+    *(
+        "RESUME",
+        "TRIAL",
+        "RANK",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "DIST_TIMEOUT",
+        "OMP_NUM_THREADS",
+    ),
+    *(
+        "LOG_EVERY_STEPS",
+        "METRICS",
+        "CAPTURE",
+        "CAPTURE_STEPS",
+        "PROFILE_STEPS",
+        "STEPS_THIS_RUN",
+        "CACHE_CLEARED",
+    ),
     *("CHECKPOINT_EVERY_STEPS", "CHECKPOINT_KEEP", "CHECKPOINT_SHARDS", "DEEPSPEED_CHECKPOINTS"),
     "SEQUENCES_PER_SECOND",
 }
@@ -40,8 +61,12 @@ OUTPUT = {
 class Config:
     """Where a run's files go. The launch scripts set both."""
 
-    run_dir: Path | None = env("RUN_DIR", None, doc="folder of this run's files; unset: none are written")
-    trial: int = env("TRIAL", 0, at_least=0, doc="number of this run in its folder: result_<TRIAL>.txt")
+    run_dir: Path | None = env(
+        "RUN_DIR", None, doc="folder of this run's files; unset: none are written"
+    )
+    trial: int = env(
+        "TRIAL", 0, at_least=0, doc="number of this run in its folder: result_<TRIAL>.txt"
+    )
 
 
 def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:
@@ -67,7 +92,9 @@ def add_to_environment(config: Config, facts: dict[str, Any]) -> None:
 def difference(known: Mapping[str, Any], mine: Mapping[str, Any]) -> str:
     """The first difference between two runs in what both record, in words; empty if there is none."""
     differing = (name for name in mine if name in known and known[name] != mine[name])
-    return next((f"of a run with {name} {known[name]}, this one has {mine[name]}" for name in differing), "")
+    return next(
+        (f"of a run with {name} {known[name]}, this one has {mine[name]}" for name in differing), ""
+    )
 
 
 def shared_facts(tree: Any) -> dict[str, Any]:
@@ -77,7 +104,11 @@ def shared_facts(tree: Any) -> dict[str, Any]:
     """
     facts = {name: value for name, value in settings(tree).items() if name not in _OWN}
     root, code = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=8)
-    for path in sorted(path for package in ("bert", "certify", "finetune") for path in (root / package).rglob("*.py")):
+    for path in sorted(
+        path
+        for package in ("bert", "certify", "finetune")
+        for path in (root / package).rglob("*.py")
+    ):
         code.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return facts | {"code": code.hexdigest(), "torch": torch.__version__}
 
@@ -86,7 +117,9 @@ def check_same(result: Path, known: Mapping[str, Any] | None, mine: Mapping[str,
     """Raises ConfigError if the finished trial of ``result`` is another run. known: what it recorded of itself."""
     problem = "does not record its settings and data"
     if known is None or (problem := difference(known, mine) and f"is {difference(known, mine)}"):
-        raise ConfigError(f"{result} {problem}: use the same settings and data, or another RUN_NAME")
+        raise ConfigError(
+            f"{result} {problem}: use the same settings and data, or another RUN_NAME"
+        )
 
 
 def write_error(config: Config, reason: str) -> None:
@@ -139,16 +172,28 @@ def environment() -> dict[str, Any]:
             packages[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             packages[name] = None
-    git = ["git", "-C", str(Path(__file__).resolve().parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    git = [
+        "git",
+        "-C",
+        str(Path(__file__).resolve().parent),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+    ]
     try:
-        commit: str | None = subprocess.run(git, capture_output=True, text=True, check=True, timeout=20).stdout.strip()
+        commit: str | None = subprocess.run(
+            git, capture_output=True, text=True, check=True, timeout=20
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         commit = None
     return {
         "host": platform.node(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if cuda
+        else [],
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,

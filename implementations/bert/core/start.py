@@ -12,7 +12,9 @@ def process_started() -> float:
     """time.monotonic() at the creation of this process; now, if the system does not tell."""
     now = time.monotonic()
     try:
-        ticks = int(Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19])
+        ticks = int(
+            Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[19]
+        )
         up = float(Path("/proc/uptime").read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
         return now
@@ -28,7 +30,9 @@ class StartClock:
     By the host's clock: pending GPU work counts for the part that waits for it.
     """
 
-    def __init__(self, began: float = PROCESS_STARTED, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, began: float = PROCESS_STARTED, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self.began, self._now, self._last = began, now, began
         self.parts: dict[str, float] = {}
 
@@ -45,5 +49,7 @@ class StartClock:
 
     def line(self) -> str:
         """Summary such as "start 7.3 s: imports 3.1, process group 0.8, ..."."""
-        parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.parts.items() if seconds >= 0.05)
+        parts = ", ".join(
+            f"{part} {seconds:.1f}" for part, seconds in self.parts.items() if seconds >= 0.05
+        )
         return f"start {self.total:.1f} s: {parts}"

@@ -46,12 +46,42 @@ SYNONYMS = {
 }
 # Names with these prefixes are meant for us; no other software exports such.
 PREFIXES = (
-    *("DGX", "EVAL_", "OPT_LAMB_", "OPT_ADAM_", "SUBMISSION_", "DATADIR_", "CHECKPOINTDIR_", "START_WARMUP", "WARMUP_"),
-    *("LR_", "BATCHSIZE_", "GRADIENT_", "NUM_EVAL_", "TARGET_MLM_", "INIT_LOSS_", "LOSS_SCALE_", "FP8_", "WALLTIME_"),
+    *(
+        "DGX",
+        "EVAL_",
+        "OPT_LAMB_",
+        "OPT_ADAM_",
+        "SUBMISSION_",
+        "DATADIR_",
+        "CHECKPOINTDIR_",
+        "START_WARMUP",
+        "WARMUP_",
+    ),
+    *(
+        "LR_",
+        "BATCHSIZE_",
+        "GRADIENT_",
+        "NUM_EVAL_",
+        "TARGET_MLM_",
+        "INIT_LOSS_",
+        "LOSS_SCALE_",
+        "FP8_",
+        "WALLTIME_",
+    ),
     *("NCCL_TEST_", "MAX_SAMPLES_", "CONTAINER_MOUNT", "EXPECTED_"),
 )
 # Other software's names within a letter or two of ours.
-FOREIGN = {"HOST", "GLOBAL_RANK", "CPUS", "DEVICES", "LOG_DIR", "RANKS", "COUNT", "PYTHON3", "PYTHON2"}
+FOREIGN = {
+    "HOST",
+    "GLOBAL_RANK",
+    "CPUS",
+    "DEVICES",
+    "LOG_DIR",
+    "RANKS",
+    "COUNT",
+    "PYTHON3",
+    "PYTHON2",
+}
 
 
 @dataclass(frozen=True)
@@ -69,10 +99,16 @@ def declared(root: Path = IMPLEMENTATIONS) -> dict[str, Entry]:
     for path in sorted(root.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text)) if "= env(" in text else ():
-            if isinstance(node, ast.AnnAssign) and node.value and ast.unparse(node.value).startswith("env("):
+            if (
+                isinstance(node, ast.AnnAssign)
+                and node.value
+                and ast.unparse(node.value).startswith("env(")
+            ):
                 field = eval(ast.unparse(node.value), {"env": env, "Path": Path})
                 name = field.metadata["env"].name
-                found.setdefault(name, Entry(name, shown(field.default), field.metadata["env"].meaning))
+                found.setdefault(
+                    name, Entry(name, shown(field.default), field.metadata["env"].meaning)
+                )
     return found
 
 
@@ -104,15 +140,21 @@ def groups(text: str | None = None) -> dict[str, list[Entry]]:
     found: dict[str, list[Entry]] = {}
     for title, name, rest in _listed(text):
         if not rest and name not in settings:
-            raise ValueError(f"{LIST}: {name} is not a setting of the trainer and has no description here")
-        found.setdefault(title, []).append(Entry(name, rest[0] or "unset", rest[1]) if rest else settings[name])
+            raise ValueError(
+                f"{LIST}: {name} is not a setting of the trainer and has no description here"
+            )
+        found.setdefault(title, []).append(
+            Entry(name, rest[0] or "unset", rest[1]) if rest else settings[name]
+        )
     return found
 
 
 def table(environ: Mapping[str, str], width: int | None = None) -> str:
     """All variables by group with their values in ``environ`` or their defaults, for a terminal."""
     width = max(80, width or shutil.get_terminal_size((120, 24)).columns)
-    lines = ["Variables by purpose; * marks those set in this environment, all others show their default."]
+    lines = [
+        "Variables by purpose; * marks those set in this environment, all others show their default."
+    ]
     for title, entries in groups().items():
         lines += ["", title]
         for entry in entries:
@@ -144,9 +186,15 @@ def check_names(environ: Mapping[str, str]) -> None:
     if not LIST.is_file():
         return  # the package without its checkout
     known = [name for _, name, _ in _listed()]
-    mistakes = [f"{name}: did you mean {meant}?" for name in sorted(environ) if (meant := _meant(name, known))]
+    mistakes = [
+        f"{name}: did you mean {meant}?"
+        for name in sorted(environ)
+        if (meant := _meant(name, known))
+    ]
     if mistakes:
-        raise ConfigError(f"{' '.join(mistakes)} Nothing reads such a variable: correct it, or unset it")
+        raise ConfigError(
+            f"{' '.join(mistakes)} Nothing reads such a variable: correct it, or unset it"
+        )
 
 
 def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str, str]:
@@ -155,7 +203,9 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
     others: commands and other options, for suggestions. Raises ConfigError for the first word that is no setting, with
     a suggestion, and for a missing value.
     """
-    options = {f"--{name.lower().replace('_', '-')}": name for name in (declared() if words else ())}
+    options = {
+        f"--{name.lower().replace('_', '-')}": name for name in (declared() if words else ())
+    }
     found: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
@@ -163,11 +213,19 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
         spelt = option.lower().replace("_", "-")
         if spelt not in options:
             name = spelt.removeprefix("--").replace("-", "_").upper()
-            if LIST.is_file() and any(name == listed and meaning for _, listed, meaning in _listed()):
-                raise ConfigError(f"{option}: {name} is read only by the launch scripts: export it for them")
+            if LIST.is_file() and any(
+                name == listed and meaning for _, listed, meaning in _listed()
+            ):
+                raise ConfigError(
+                    f"{option}: {name} is read only by the launch scripts: export it for them"
+                )
             near = [other for other, setting in options.items() if setting == SYNONYMS.get(name)]
             near = near or difflib.get_close_matches(spelt, [*options, *others], n=1)
-            hint = f"did you mean {near[0]}?" if near else "no such setting: docs/variables.md lists them"
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else "no such setting: docs/variables.md lists them"
+            )
             raise ConfigError(f"{option}: {hint}")
         if not has_value and (value := next(rest, "--")).startswith("--"):
             raise ConfigError(f"{option}: its value is missing")
@@ -180,7 +238,9 @@ def check_read(given: Iterable[str], *configs: type) -> None:
     read = {variable.name for config in configs for _, variable, _ in variables(config)}
     for name in given:
         if name not in read:
-            raise ConfigError(f"--{name.lower().replace('_', '-')}: {name} is not read here: remove it")
+            raise ConfigError(
+                f"--{name.lower().replace('_', '-')}: {name} is not read here: remove it"
+            )
 
 
 def _meant(name: str, known: list[str]) -> str | None:

@@ -56,7 +56,9 @@ class Batch:
 
     def to(self: AnyBatch, device: torch.device) -> AnyBatch:
         """The batch on another device; from pinned memory the copies do not block."""
-        return self._with({name: value.to(device, non_blocking=True) for name, value in self.tensors().items()})
+        return self._with(
+            {name: value.to(device, non_blocking=True) for name, value in self.tensors().items()}
+        )
 
     def pin_memory(self: AnyBatch) -> AnyBatch:
         """The batch in page-locked memory."""
@@ -81,7 +83,9 @@ class Batch:
                 missing[size] = getattr(capacity, size) - len(values)
                 filled[field.name] = values, missing[size], field.metadata["padding"]
         if min(missing.values()) < 0:
-            held = ", ".join(f"{getattr(capacity, size) - count} {size}" for size, count in missing.items())
+            held = ", ".join(
+                f"{getattr(capacity, size) - count} {size}" for size, count in missing.items()
+            )
             raise ValueError(f"batch of {held} exceeds {capacity}")
         filled["cu_seqlens"] = self.cu_seqlens, missing["sequences"], self.num_tokens
         return self._with(
@@ -101,7 +105,9 @@ class PretrainingCapacity(Capacity):
     @classmethod
     def of(cls, tokens: int, sequences: int) -> PretrainingCapacity:
         """Capacity for the benchmark's data, where 15% of the tokens of each sequence are masked, rounded."""
-        return cls(tokens=tokens, sequences=sequences, masked=int(MASKED_SHARE * tokens + 0.5 * sequences))
+        return cls(
+            tokens=tokens, sequences=sequences, masked=int(MASKED_SHARE * tokens + 0.5 * sequences)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +143,10 @@ def gather_batch(
     """
     sequences = np.ascontiguousarray(sequences, dtype=np.int64)
     heads = np.empty((4, len(sequences)), np.int64)
-    starts, masked_starts = np.zeros(len(sequences) + 1, np.int64), np.zeros(len(sequences) + 1, np.int64)
+    starts, masked_starts = (
+        np.zeros(len(sequences) + 1, np.int64),
+        np.zeros(len(sequences) + 1, np.int64),
+    )
     for records, where in zip(sources, places, strict=True):
         sound = _read_heads(
             records.sequence_offsets, records.masked_lm_offsets, records.segment_b_start, records.next_sentence_labels,
@@ -146,7 +155,9 @@ def gather_batch(
         )  # fmt: skip
         if not sound:
             cure = "find the damaged file with python -m input_preprocessing verify"
-            raise DataError(f"training data: offsets beyond their file, or over {max_seqlen} tokens; {cure}")
+            raise DataError(
+                f"training data: offsets beyond their file, or over {max_seqlen} tokens; {cure}"
+            )
     np.cumsum(starts, out=starts)
     np.cumsum(masked_starts, out=masked_starts)
     tokens = np.empty((3, int(starts[-1])), np.int32)  # ids, segments, positions
@@ -197,10 +208,16 @@ def _read_heads(  # type: ignore[no-untyped-def]
         masked_begin, masked_end = masked_offsets[sequence], masked_offsets[sequence + 1]
         if not (0 <= begin <= end <= num_tokens and end - begin <= max_seqlen):
             return False
-        if not (0 <= masked_begin <= masked_end <= num_masked and 0 <= segment_b_start[sequence] <= end - begin):
+        if not (
+            0 <= masked_begin <= masked_end <= num_masked
+            and 0 <= segment_b_start[sequence] <= end - begin
+        ):
             return False
         heads[_BEGIN, i], heads[_MASKED_BEGIN, i] = begin, masked_begin
-        heads[_SEGMENT_B, i], heads[_NEXT_SENTENCE, i] = segment_b_start[sequence], next_sentence_labels[sequence]
+        heads[_SEGMENT_B, i], heads[_NEXT_SENTENCE, i] = (
+            segment_b_start[sequence],
+            next_sentence_labels[sequence],
+        )
         if segment_b_start[sequence] == end - begin:
             heads[_NEXT_SENTENCE, i] = IGNORE  # no pair
         lengths[i + 1], counts[i + 1] = end - begin, masked_end - masked_begin
@@ -212,7 +229,16 @@ _OTHERS = _INT64, _HEADS, _INT64, _INT64, array("int32", ndim=2), array("int32")
 
 @compiled_for((_NARROW, _NARROW, _NARROW, *_OTHERS), (_WIDE, _NARROW, _WIDE, *_OTHERS))
 def _copy_sequences(  # type: ignore[no-untyped-def]
-    input_ids, positions, labels, where, heads, starts, masked_starts, tokens, masked_positions, masked_labels
+    input_ids,
+    positions,
+    labels,
+    where,
+    heads,
+    starts,
+    masked_starts,
+    tokens,
+    masked_positions,
+    masked_labels,
 ):
     """Copies one source's sequences to places ``where`` of the batch; returns the smallest and largest token id."""
     smallest = largest = 0

@@ -17,7 +17,10 @@ try:
     import numba
 except ImportError as error:  # absent, or for another NumPy
     numba = None
-    print(f"bert: warning: data loading runs slower, interpreted: {error}; pip install numba", file=sys.stderr)
+    print(
+        f"bert: warning: data loading runs slower, interpreted: {error}; pip install numba",
+        file=sys.stderr,
+    )
 
 Function = Callable[..., Any]
 
@@ -27,7 +30,9 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
 
     Machine code is cached in NUMBA_CACHE_DIR or beside the source; if neither is writable, each process compiles.
     """
-    signature = None if not arguments else list(arguments) if isinstance(arguments[0], tuple) else arguments
+    signature = (
+        None if not arguments else list(arguments) if isinstance(arguments[0], tuple) else arguments
+    )
 
     def compile_function(function: Function) -> Function:
         if numba is None:
@@ -52,7 +57,9 @@ compiled = compiled_for()  # compiles at the first call, for its argument types
 def is_first(function: Function) -> bool:
     """Whether the function has to be compiled, not read from disk; announces the wait if so."""
     if first := not is_kept(function):
-        print("compiling; this is done on the first run only, and can take a minute", file=sys.stderr)
+        print(
+            "compiling; this is done on the first run only, and can take a minute", file=sys.stderr
+        )
     return first
 
 
@@ -83,7 +90,9 @@ def _cache_folder(function: Function, users_folder: str) -> str:
     another file.
     """
     package = Path(function.__code__.co_filename).parent
-    while (package.parent / "__init__.py").is_file():  # the outermost package; a module may stand alone
+    while (
+        package.parent / "__init__.py"
+    ).is_file():  # the outermost package; a module may stand alone
         package = package.parent
     return str(Path(users_folder or package / "__pycache__") / f"numba-{_digest(package)[:12]}")
 

@@ -39,12 +39,16 @@ class DaliLoader:
         self.loader, self.device = loader, device
         self._given: deque[list[PretrainingBatch]] = deque()  # steps in the pipeline
         self._kept: deque[list[PretrainingBatch]] = deque(maxlen=_KEPT)
-        self._error: Exception | None = None  # of the loader, raised at its step, as DALI prefetches
+        self._error: Exception | None = (
+            None  # of the loader, raised at its step, as DALI prefetches
+        )
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         gpu: Any = None if self._stream is None else device.index or 0
         num_fields = sum(field.type == "Tensor" for field in dataclasses.fields(PretrainingBatch))
 
-        @pipeline_def(batch_size=micro_batches, num_threads=1, device_id=gpu, prefetch_queue_depth=PREFETCHED)
+        @pipeline_def(
+            batch_size=micro_batches, num_threads=1, device_id=gpu, prefetch_queue_depth=PREFETCHED
+        )
         def pipeline() -> Any:
             fields = fn.external_source(source=self._take_step, num_outputs=num_fields, batch=True)
             return tuple(field if gpu is None else field.gpu() for field in fields)
@@ -66,7 +70,9 @@ class DaliLoader:
             for number, batch in enumerate(self._given.popleft()):
                 fields: dict[str, Any] = {}
                 for (name, tensor), output in zip(batch.tensors().items(), outputs, strict=True):
-                    fields[name] = torch.empty_like(tensor, device=self.device)  # DALI reuses its buffers
+                    fields[name] = torch.empty_like(
+                        tensor, device=self.device
+                    )  # DALI reuses its buffers
                     feed_ndarray(output[number], fields[name], cuda_stream=self._stream)
                 step.append(dataclasses.replace(batch, **fields))
         if self._stream is not None:
@@ -92,4 +98,6 @@ class DaliLoader:
         if self._error is not None:
             raise StopIteration
         batches = self._given[-1]
-        return [[batch.tensors()[name].numpy() for batch in batches] for name in batches[0].tensors()]
+        return [
+            [batch.tensors()[name].numpy() for batch in batches] for name in batches[0].tensors()
+        ]

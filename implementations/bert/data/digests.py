@@ -24,7 +24,12 @@ _AT_ONCE = 4096  # sequences laid out at a time
 
 
 def sum_of_hashes(
-    heads: Array, input_ids: Array, positions: Array, labels: Array, offsets: Array, masked_offsets: Array
+    heads: Array,
+    input_ids: Array,
+    positions: Array,
+    labels: Array,
+    offsets: Array,
+    masked_offsets: Array,
 ) -> int:
     """Sum modulo 2^128 of the hash of each sequence: its head, tokens, masked positions and labels.
 
@@ -36,26 +41,38 @@ def sum_of_hashes(
         ValueError: offsets that fall, or reach beyond the arrays; compiled code does not check bounds.
     """
     lengths, counts = np.diff(offsets), np.diff(masked_offsets)
-    ends = (offsets, len(input_ids)), (masked_offsets, len(positions)), (masked_offsets, len(labels))
+    ends = (
+        (offsets, len(input_ids)),
+        (masked_offsets, len(positions)),
+        (masked_offsets, len(labels)),
+    )
     if (lengths < 0).any() or (counts < 0).any() or any(o[0] < 0 or o[-1] > end for o, end in ends):
         raise ValueError("offsets fall or reach beyond the arrays")
     input_ids, labels = (
-        ids if ids.itemsize == 2 else np.ascontiguousarray(ids, np.int32) for ids in (input_ids, labels)
+        ids if ids.itemsize == 2 else np.ascontiguousarray(ids, np.int32)
+        for ids in (input_ids, labels)
     )
     width = max(input_ids.itemsize, labels.itemsize) // 2
     total = 0
     for begin in range(0, len(heads), _AT_ONCE):
         some, bounds = slice(begin, begin + _AT_ONCE), slice(begin, begin + _AT_ONCE + 1)
-        most = _HEAD * len(heads[some]) + width * lengths[some].sum() + (1 + width) * counts[some].sum()
+        most = (
+            _HEAD * len(heads[some])
+            + width * lengths[some].sum()
+            + (1 + width) * counts[some].sum()
+        )
         messages, places = np.empty(int(most), np.int16), np.zeros(len(heads[some]) + 1, np.int64)
         _lay_out(
             heads[some], input_ids, positions, labels, offsets[bounds], masked_offsets[bounds], messages, places
         )  # fmt: skip
         data = messages.data.cast("B")
         hashes = b"".join(
-            hashlib.blake2b(data[a:b], digest_size=HASH_BYTES).digest() for a, b in itertools.pairwise(places.tolist())
+            hashlib.blake2b(data[a:b], digest_size=HASH_BYTES).digest()
+            for a, b in itertools.pairwise(places.tolist())
         )
-        words = np.frombuffer(hashes, "<u4").reshape(-1, HASH_BYTES // 4).sum(axis=0, dtype=np.uint64)
+        words = (
+            np.frombuffer(hashes, "<u4").reshape(-1, HASH_BYTES // 4).sum(axis=0, dtype=np.uint64)
+        )
         total += sum(int(word) << 32 * place for place, word in enumerate(words))
     return total % (1 << 128)
 
@@ -99,7 +116,9 @@ def _lay_out(heads, input_ids, positions, labels, offsets, masked_offsets, messa
     for i in range(heads.shape[0]):
         first, last = masked_offsets[i], masked_offsets[i + 1]
         sequence, answers = input_ids[offsets[i] : offsets[i + 1]], labels[first:last]
-        wide = _is_wide(sequence) or _is_wide(answers)  # no loop over both: one may be writable, another type to numba
+        wide = _is_wide(sequence) or _is_wide(
+            answers
+        )  # no loop over both: one may be writable, another type to numba
         message[size : size + _HEAD] = heads[i]
         size = _put_ids(message, size + _HEAD, sequence, wide)
         message[size : size + last - first] = positions[first:last]

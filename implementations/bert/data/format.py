@@ -34,7 +34,11 @@ VERSION = 1
 def _datasets(records: Records) -> dict[str, Array]:
     """Datasets by name, in the order they are written and digested."""
     named = {name: (getattr(records, name), dtype) for name, dtype in dtypes_of([records]).items()}
-    return {name: np.ascontiguousarray(a, dtype=dtype) for name, (a, dtype) in named.items() if a is not None}
+    return {
+        name: np.ascontiguousarray(a, dtype=dtype)
+        for name, (a, dtype) in named.items()
+        if a is not None
+    }
 
 
 def content_digest(records: Records) -> str:
@@ -56,7 +60,10 @@ def multiset_digest(records: Records) -> str:
     heads += [records.segment_b_start, records.next_sentence_labels]
     total = sum_of_hashes(
         np.stack(heads, axis=1).astype(np.int16),
-        *(np.ascontiguousarray(a) for a in (records.input_ids, records.masked_lm_positions, records.masked_lm_ids)),
+        *(
+            np.ascontiguousarray(a)
+            for a in (records.input_ids, records.masked_lm_positions, records.masked_lm_ids)
+        ),
         *(np.ascontiguousarray(a) for a in (records.sequence_offsets, records.masked_lm_offsets)),
     )
     return f"{total:032x}"
@@ -73,7 +80,9 @@ def atomic_file(path: Path) -> Iterator[Path]:
         with whole_file(path) as partial:
             yield partial
     except OSError as error:
-        raise DataError(f"cannot write {path}: {_reason(error)}; check space and permissions, run again") from error
+        raise DataError(
+            f"cannot write {path}: {_reason(error)}; check space and permissions, run again"
+        ) from error
 
 
 def _reason(error: Exception) -> str:
@@ -84,7 +93,10 @@ def _reason(error: Exception) -> str:
 
 
 def _with_digests(records: Records, metadata: Metadata) -> Metadata:
-    digests: dict[str, Any] = {"content_digest": content_digest(records), "multiset_digest": multiset_digest(records)}
+    digests: dict[str, Any] = {
+        "content_digest": content_digest(records),
+        "multiset_digest": multiset_digest(records),
+    }
     return dataclasses.replace(metadata, **digests)
 
 
@@ -99,7 +111,9 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     metadata = _with_digests(records, metadata)
     attributes = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(metadata)}
     attributes["source"] = json.dumps(metadata.source)
-    if not -(2**63) <= metadata.random_seed < 2**63:  # too large for an HDF5 integer, but valid for Python's generator
+    if (
+        not -(2**63) <= metadata.random_seed < 2**63
+    ):  # too large for an HDF5 integer, but valid for Python's generator
         attributes["random_seed"] = str(metadata.random_seed)
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -107,7 +121,10 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     with atomic_file(path) as partial:
         try:  # contents are written without HDF5, which may crash on a full disk
             with h5py.File(partial, "w") as file:
-                sets = {n: file.create_dataset(n, a.shape, a.dtype, dcpl=layout.copy()) for n, a in arrays.items()}
+                sets = {
+                    n: file.create_dataset(n, a.shape, a.dtype, dcpl=layout.copy())
+                    for n, a in arrays.items()
+                }
                 file.attrs.update(attributes)
                 offsets = {name: dataset.id.get_offset() or 0 for name, dataset in sets.items()}
         except RuntimeError as error:  # HDF5 reports a failed flush (disk full) this way
@@ -127,7 +144,11 @@ def check_structure(path: str | os.PathLike[str], records: Records, metadata: Me
         DataError: they do not.
     """
     count, num_masked = records.num_sequences, len(records.masked_lm_ids)
-    ends = {"sequence_offsets": len(records.input_ids), "masked_lm_offsets": num_masked, "row_offsets": count}
+    ends = {
+        "sequence_offsets": len(records.input_ids),
+        "masked_lm_offsets": num_masked,
+        "row_offsets": count,
+    }
     sizes = {
         "sequence_offsets": count + 1, "masked_lm_offsets": count + 1, "row_offsets": records.num_rows + 1,
         "segment_b_start": count, "masked_lm_positions": num_masked,
@@ -165,16 +186,25 @@ def _map(file: h5py.File, mapped: Array, path: Path, name: str) -> Array:
 
 def _read_metadata(path: Path, attributes: h5py.AttributeManager) -> Metadata:
     if (version := int(attributes.get("version", 0))) != VERSION:
-        raise DataError(f"{path} has format version {version}, this program reads {VERSION}; prepare it again")
+        raise DataError(
+            f"{path} has format version {version}, this program reads {VERSION}; prepare it again"
+        )
     try:
         found: dict[str, Any] = {
             name: int(attributes[name]) for name in ("max_seq_length", "random_seed", "dupe_factor")
         }
-        found |= {name: str(attributes[name]) for name in ("vocab_md5", "content_digest", "multiset_digest")}
-        found["source"] = tuple((str(name), str(md5)) for name, md5 in json.loads(attributes["source"]))
+        found |= {
+            name: str(attributes[name])
+            for name in ("vocab_md5", "content_digest", "multiset_digest")
+        }
+        found["source"] = tuple(
+            (str(name), str(md5)) for name, md5 in json.loads(attributes["source"])
+        )
         return Metadata(**found)
     except (KeyError, ValueError, TypeError) as error:
-        raise DataError(f"{path} has a damaged or missing attribute ({error}); prepare it again") from error
+        raise DataError(
+            f"{path} has a damaged or missing attribute ({error}); prepare it again"
+        ) from error
 
 
 def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
@@ -196,11 +226,15 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
                 mapped = np.memmap(path, np.uint8, "r")
                 records = Records(**{name: _map(file, mapped, path, name) for name in names})
                 if records.input_ids.dtype != records.masked_lm_ids.dtype:
-                    raise DataError(f"{path}: input_ids and masked_lm_ids are of two types; prepare it again")
+                    raise DataError(
+                        f"{path}: input_ids and masked_lm_ids are of two types; prepare it again"
+                    )
             else:
                 records, metadata = nvidia_format.read(path, file)
     except OSError as error:
-        raise DataError(f"{path} cannot be read as HDF5 ({_reason(error)}); copy or prepare it again") from error
+        raise DataError(
+            f"{path} cannot be read as HDF5 ({_reason(error)}); copy or prepare it again"
+        ) from error
     check_structure(path, records, metadata)
     return records, metadata
 
@@ -217,7 +251,8 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
     faults = {
         "length out of range": (lengths < 1) | (lengths > metadata.max_seq_length),
         "masked_lm_offsets fall": counts < 0,
-        "segment B outside of the sequence": (records.segment_b_start < 0) | (records.segment_b_start > lengths),
+        "segment B outside of the sequence": (records.segment_b_start < 0)
+        | (records.segment_b_start > lengths),
         "next_sentence_label is neither 0 nor 1": (records.next_sentence_labels & ~1) != 0,
     }
     if not any(fault.any() for fault in faults.values()):
@@ -225,8 +260,12 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
         outside = (positions < 0) | (positions >= lengths[owner])
         unsorted = np.zeros(len(positions), dtype=bool)
         unsorted[1:] = (np.diff(positions) <= 0) & (np.diff(owner) == 0)
-        faults["masked position outside of the sequence"] = np.bincount(owner[outside], minlength=len(lengths)) > 0
-        faults["masked positions are not ascending"] = np.bincount(owner[unsorted], minlength=len(lengths)) > 0
+        faults["masked position outside of the sequence"] = (
+            np.bincount(owner[outside], minlength=len(lengths)) > 0
+        )
+        faults["masked positions are not ascending"] = (
+            np.bincount(owner[unsorted], minlength=len(lengths)) > 0
+        )
     for what, fault in faults.items():
         if fault.any():
             raise DataError(f"{path}: {what} in sequence {int(np.argmax(fault))}; prepare it again")
@@ -237,7 +276,9 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
         fewest = 1 if metadata.content_digest else 0  # others' packers leave rows of no sequence
         bad = (np.diff(records.row_offsets) < fewest) | (tokens > metadata.max_seq_length)
         if bad.any():
-            raise DataError(f"{path}: row {int(np.argmax(bad))} is empty or over {metadata.max_seq_length} tokens")
+            raise DataError(
+                f"{path}: row {int(np.argmax(bad))} is empty or over {metadata.max_seq_length} tokens"
+            )
 
 
 def verify_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:

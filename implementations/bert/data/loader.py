@@ -28,20 +28,36 @@ _STEPS_AT_ONCE = 4  # waking a thread can take as long as preparing a step
 class Config:
     """Where the rows come from and how many a rank takes."""
 
-    packed: bool = env("PACKED", False, doc="1: train on DATADIR_PHASE2_PACKED; 0: on DATADIR_PHASE2")
+    packed: bool = env(
+        "PACKED", False, doc="1: train on DATADIR_PHASE2_PACKED; 0: on DATADIR_PHASE2"
+    )
     datadir: Path | None = env("DATADIR_PHASE2", None, doc="folder of unpacked record files")
-    datadir_packed: Path | None = env("DATADIR_PHASE2_PACKED", None, doc="folder of packed record files")
-    synthetic: bool = env("SYNTH_DATA", False, doc="1: train on synthetic sequences of Wikipedia's lengths, no files")
-    batch_size: int = env("BATCHSIZE", at_least=1, doc="rows per GPU in a micro-batch; GRADIENT_STEPS=auto: in a step")
+    datadir_packed: Path | None = env(
+        "DATADIR_PHASE2_PACKED", None, doc="folder of packed record files"
+    )
+    synthetic: bool = env(
+        "SYNTH_DATA", False, doc="1: train on synthetic sequences of Wikipedia's lengths, no files"
+    )
+    batch_size: int = env(
+        "BATCHSIZE", at_least=1, doc="rows per GPU in a micro-batch; GRADIENT_STEPS=auto: in a step"
+    )
     gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, auto=True,
                               doc="micro-batches in a step; auto: as few as the GPU's memory allows")  # fmt: skip
-    packing_factor: int = env("PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia")
+    packing_factor: int = env(
+        "PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia"
+    )
     max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
     batching: str = env("BATCHING", "rows", choices=("rows", "online", "bins"),
                         doc="rows of the files, packed in training, or by bins")  # fmt: skip
-    max_sequences_per_row: int = env("MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most")
-    online_buffer: int = env("ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online")
-    bin_counts: str = env("BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share")
+    max_sequences_per_row: int = env(
+        "MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most"
+    )
+    online_buffer: int = env(
+        "ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online"
+    )
+    bin_counts: str = env(
+        "BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share"
+    )
     exchange_group: int = env("EXCHANGE_GROUP", 1, at_least=1,
                               doc="ranks that balance sequence lengths among themselves; 1: off")  # fmt: skip
     masking: str = env("MASKING", "static", choices=("static", "dynamic", "whole_words"),
@@ -54,9 +70,13 @@ class Config:
         if self.loader == "dali":
             dali.check()
         if self.bin_counts and not re.fullmatch(r"\d+(:\d+)*", self.bin_counts):
-            raise ConfigError(f"BIN_COUNTS={self.bin_counts!r}: expected numbers between colons, such as 6:3:2:5")
+            raise ConfigError(
+                f"BIN_COUNTS={self.bin_counts!r}: expected numbers between colons, such as 6:3:2:5"
+            )
         if self.packed and self.for_unpacked:
-            raise ConfigError(f"{self.for_unpacked} needs records that are not packed: set PACKED=0 and DATADIR_PHASE2")
+            raise ConfigError(
+                f"{self.for_unpacked} needs records that are not packed: set PACKED=0 and DATADIR_PHASE2"
+            )
         if self.batching == "online" and self.exchange_group > 1:
             raise ConfigError("BATCHING=online fills rows already: set EXCHANGE_GROUP=1")
 
@@ -65,9 +85,13 @@ class Config:
         """Sizes that no micro-batch exceeds, if 15% of the tokens of each sequence are masked as in the benchmark's
         data, or of all tokens with other MASKING.
         """
-        sequences = self.batch_size * (self.max_sequences_per_row if self.packed or self.batching == "online" else 1)
+        sequences = self.batch_size * (
+            self.max_sequences_per_row if self.packed or self.batching == "online" else 1
+        )
         room = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
-        return dataclasses.replace(room, masked=room.masked + (margin(room.tokens) if self.masking != "static" else 0))
+        return dataclasses.replace(
+            room, masked=room.masked + (margin(room.tokens) if self.masking != "static" else 0)
+        )
 
     @property
     def for_unpacked(self) -> str:
@@ -87,34 +111,54 @@ class Config:
         variable = "DATADIR_PHASE2_PACKED" if self.packed else "DATADIR_PHASE2"
         folder = self.datadir_packed if self.packed else self.datadir
         if folder is None:
-            raise ConfigError(f"{variable} is not set (PACKED={int(self.packed)}): give the folder of record files")
+            raise ConfigError(
+                f"{variable} is not set (PACKED={int(self.packed)}): give the folder of record files"
+            )
         return folder, variable
 
 
 def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSource:
     """The rows to train on. Raises DataError if there are none, or with ``pairs`` no sentence pairs."""
     if config.synthetic:
-        return SyntheticShards(config.max_seq_length, vocab_size, config.packed, config.batching == "bins")
+        return SyntheticShards(
+            config.max_seq_length, vocab_size, config.packed, config.batching == "bins"
+        )
     bins = list_bins(*config.source) if config.batching == "bins" else [list_shards(*config.source)]
-    source = Shards([path for files in bins for path in files], config.max_seq_length, [len(files) for files in bins])
+    source = Shards(
+        [path for files in bins for path in files],
+        config.max_seq_length,
+        [len(files) for files in bins],
+    )
     first = source[0]
     if pairs and first.num_sequences and first.segment_b_start[0] == first.sequence_offsets[1]:
         folder, variable = config.source
-        raise DataError(f"{variable}={folder}: no pairs of sentences (--nsp 0): set NSP=0, or prepare them with pairs")
+        raise DataError(
+            f"{variable}={folder}: no pairs of sentences (--nsp 0): set NSP=0, or prepare them with pairs"
+        )
     return source
 
 
-def make_batching(source: RowSource, sampler: Sampler, config: Config) -> RowBatching | OnlineBatching:
+def make_batching(
+    source: RowSource, sampler: Sampler, config: Config
+) -> RowBatching | OnlineBatching:
     """The micro-batches of each step. Raises DataError or ConfigError if the settings do not fit the data."""
     group = config.exchange_group
     if config.for_unpacked and source[0].row_offsets is not None:
-        raise DataError(f"{config.for_unpacked} needs records that are not packed, and these are: leave it unset")
+        raise DataError(
+            f"{config.for_unpacked} needs records that are not packed, and these are: leave it unset"
+        )
     if config.batching == "online":
         limits = config.max_seq_length, config.max_sequences_per_row, config.online_buffer
         return OnlineBatching(source, sampler, config.batch_size, *limits)
     if sampler.world_size % group:
-        raise ConfigError(f"EXCHANGE_GROUP={group}: expected a divisor of the {sampler.world_size} ranks")
-    counts = bin_counts(source, config.bin_counts, config.batch_size) if config.batching == "bins" else []
+        raise ConfigError(
+            f"EXCHANGE_GROUP={group}: expected a divisor of the {sampler.world_size} ranks"
+        )
+    counts = (
+        bin_counts(source, config.bin_counts, config.batch_size)
+        if config.batching == "bins"
+        else []
+    )
     return RowBatching(source, sampler, config.batch_size, counts, group)
 
 
@@ -127,14 +171,20 @@ def open_masks(
     """
     if config.masking == "static":
         return None
-    tokens = MaskTokens(-1, -1, vocab_size - 1, vocab_size)  # for synthetic records, whose tokens mean nothing
+    tokens = MaskTokens(
+        -1, -1, vocab_size - 1, vocab_size
+    )  # for synthetic records, whose tokens mean nothing
     if not config.synthetic:
         if phase1 is None:
-            raise ConfigError(f"MASKING={config.masking} needs vocab.txt: set CHECKPOINTDIR_PHASE1 to its folder")
+            raise ConfigError(
+                f"MASKING={config.masking} needs vocab.txt: set CHECKPOINTDIR_PHASE1 to its folder"
+            )
         _ = source[0]  # sets vocab_md5
         tokens = MaskTokens.read(phase1 / "vocab.txt", source.vocab_md5)
     if tokens.size > vocab_size:
-        differ = f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}"
+        differ = (
+            f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}"
+        )
         raise DataError(f"{differ}: use a matching pair")
     return DynamicMasks(tokens, seed, config.capacity.masked, config.masking == "whole_words")
 
@@ -165,7 +215,9 @@ class TrainingData:
         """Micro-batches of the next step, on the CPU. Raises DataError for records that cannot be used."""
         if not self._ready:
             self._ready.extend(self._pending.result())
-            self._pending = self._executor.submit(self._prepare, range(self._next, self._next + _STEPS_AT_ONCE))
+            self._pending = self._executor.submit(
+                self._prepare, range(self._next, self._next + _STEPS_AT_ONCE)
+            )
             self._next += _STEPS_AT_ONCE
         batches = self._ready.popleft()
         if isinstance(batches, Exception):
@@ -196,5 +248,7 @@ class TrainingData:
             numbers = np.unique(chosen.files).tolist()
             places = [np.flatnonzero(chosen.files == number) for number in numbers]
         sources = [self.source[number] for number in numbers]
-        batch = gather_batch(sources, places, chosen.sequences, self.config.max_seq_length, self.vocab_size)
+        batch = gather_batch(
+            sources, places, chosen.sequences, self.config.max_seq_length, self.vocab_size
+        )
         return self.masks(batch, chosen) if self.masks else batch

@@ -26,7 +26,9 @@ from bert.data.sampler import Chosen
 _TO_MASK, _TO_RANDOM = 0.8, 0.9  # bounds of the draw that decides what replaces a chosen token
 _DRAWS = 3  # per position: whether it is chosen, what replaces it, which random token
 _DEVIATIONS = 6  # standard deviations of headroom: practically never exceeded
-_GAMMA, _MIX_1, _MIX_2 = (np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GAMMA, _MIX_1, _MIX_2 = (
+    np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
 
 Words = npt.NDArray[np.uint64]
 
@@ -52,8 +54,12 @@ class MaskTokens:
 
         words = WordPiece(path)
         if vocab_md5 and hashlib.md5(path.read_bytes()).hexdigest() != vocab_md5:
-            raise DataError(f"MASKING: the training data were made with another vocabulary than {path}")
-        continuing = frozenset(number for word, number in words.ids.items() if word.startswith("##"))
+            raise DataError(
+                f"MASKING: the training data were made with another vocabulary than {path}"
+            )
+        continuing = frozenset(
+            number for word, number in words.ids.items() if word.startswith("##")
+        )
         return cls(words.cls, words.sep, words.mask, words.size, continuing)
 
 
@@ -65,10 +71,14 @@ def margin(tokens: int) -> int:
 class DynamicMasks:
     """Draws the masks of batches."""
 
-    def __init__(self, tokens: MaskTokens, seed: int, capacity: int, whole_words: bool = False) -> None:
+    def __init__(
+        self, tokens: MaskTokens, seed: int, capacity: int, whole_words: bool = False
+    ) -> None:
         """capacity: most masked tokens of a batch; any beyond it stay unmasked."""
         self.tokens, self.seed, self.capacity = tokens, seed, capacity
-        self.continues = np.isin(np.arange(tokens.size), list(tokens.continuing)) if whole_words else None
+        self.continues = (
+            np.isin(np.arange(tokens.size), list(tokens.continuing)) if whole_words else None
+        )
 
     def __call__(self, batch: PretrainingBatch, chosen: Chosen) -> PretrainingBatch:
         """The batch of the sequences ``chosen`` with its masks undone and new ones drawn."""
@@ -91,7 +101,9 @@ class DynamicMasks:
             fate, other = _uniform(states, 1), _uniform(states, 2)
         labels = tokens[where].astype(np.int64)
         random = (other * self.tokens.size).astype(np.int32)
-        tokens[where] = np.where(fate < _TO_MASK, self.tokens.mask, np.where(fate < _TO_RANDOM, random, labels))
+        tokens[where] = np.where(
+            fate < _TO_MASK, self.tokens.mask, np.where(fate < _TO_RANDOM, random, labels)
+        )
         return dataclasses.replace(
             batch,
             input_ids=torch.from_numpy(tokens),
@@ -110,4 +122,6 @@ def _mixed(words: Words) -> Words:
 
 def _uniform(states: Words, draw: int) -> npt.NDArray[np.float64]:
     """The draw of every state, in [0, 1)."""
-    return (_mixed(states + _GAMMA * np.uint64(draw + 1)) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return (_mixed(states + _GAMMA * np.uint64(draw + 1)) >> np.uint64(11)).astype(
+        np.float64
+    ) * 2.0**-53

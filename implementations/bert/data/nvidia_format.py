@@ -19,7 +19,11 @@ _COLUMNS: dict[str, Any] = {
     "input_ids": np.int32, "segment_ids": np.int8, "masked_lm_positions": np.int16, "masked_lm_ids": np.int32,
     "next_sentence_labels": np.int8,
 }  # fmt: skip
-_PACKED = {"packed_input_len": np.int64, "packed_masked_lm_len": np.int64, "masked_lm_positions": np.int64}  # in a row
+_PACKED = {
+    "packed_input_len": np.int64,
+    "packed_masked_lm_len": np.int64,
+    "masked_lm_positions": np.int64,
+}  # in a row
 
 
 def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
@@ -31,29 +35,51 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
     names = set(file)
     if not names >= _COLUMNS.keys():
         found = ", ".join(sorted(names)[:8]) or "nothing"
-        raise DataError(f"{path} holds no training records (found {found}); prepare the data or check the path")
+        raise DataError(
+            f"{path} holds no training records (found {found}); prepare the data or check the path"
+        )
     columns = _COLUMNS | (_PACKED if names >= _PACKED.keys() else {})
     numbers = {name: _numbers(path, file, name, dtype) for name, dtype in columns.items()}
     flat, entries = ({name: pair[i] for name, pair in numbers.items()} for i in (0, 1))
     positions, width, rows = flat["masked_lm_positions"], 512, None
     if "packed_input_len" in flat:
-        lengths, masked, per_row = flat["packed_input_len"], flat["packed_masked_lm_len"], entries["packed_input_len"]
+        lengths, masked, per_row = (
+            flat["packed_input_len"],
+            flat["packed_masked_lm_len"],
+            entries["packed_input_len"],
+        )
         rows, starts = offsets_of(per_row), offsets_of(lengths)
-        if len(masked) != len(lengths) or not np.array_equal(np.diff(starts[rows]), entries["input_ids"]):
-            raise DataError(f"{path} is inconsistent: packed_input_len does not add up to input_ids; prepare it again")
+        if len(masked) != len(lengths) or not np.array_equal(
+            np.diff(starts[rows]), entries["input_ids"]
+        ):
+            raise DataError(
+                f"{path} is inconsistent: packed_input_len does not add up to input_ids; prepare it again"
+            )
         if masked.sum() != len(positions):
-            raise DataError(f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again")
-        in_row = starts[:-1] - np.repeat(starts[rows[:-1]], per_row)  # first token of each sequence within its row
+            raise DataError(
+                f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again"
+            )
+        in_row = starts[:-1] - np.repeat(
+            starts[rows[:-1]], per_row
+        )  # first token of each sequence within its row
         flat["masked_lm_positions"] = (positions - np.repeat(in_row, masked)).astype(np.int16)
     else:
-        is_masked, lengths, owner = positions != 0, entries["input_ids"], entries["masked_lm_positions"]
+        is_masked, lengths, owner = (
+            positions != 0,
+            entries["input_ids"],
+            entries["masked_lm_positions"],
+        )
         if flat["input_ids"].ndim == 2:
             if "input_mask" not in file:
-                raise DataError(f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again")
+                raise DataError(
+                    f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again"
+                )
             real, width = file["input_mask"][:] != 0, flat["input_ids"].shape[1]
             flat |= {name: flat[name][real] for name in ("input_ids", "segment_ids")}
             lengths, owner = real.sum(axis=1), np.full(len(positions), positions.shape[1])
-        masked = np.bincount(np.repeat(np.arange(len(owner)), owner)[is_masked.reshape(-1)], minlength=len(owner))
+        masked = np.bincount(
+            np.repeat(np.arange(len(owner)), owner)[is_masked.reshape(-1)], minlength=len(owner)
+        )
         flat |= {name: flat[name][is_masked] for name in ("masked_lm_positions", "masked_lm_ids")}
         flat["next_sentence_labels"] = flat["next_sentence_labels"].reshape(-1)
     if not (
@@ -62,8 +88,13 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
         and len(flat["next_sentence_labels"]) == len(lengths) == len(masked)
         and (lengths > 0).all()
     ):
-        raise DataError(f"{path} is inconsistent: lengths of its datasets do not add up; copy or prepare it again")
-    sequence_offsets, dtype = offsets_of(lengths), id_dtype(1 + max(int(flat[name].max(initial=0)) for name in IDS))
+        raise DataError(
+            f"{path} is inconsistent: lengths of its datasets do not add up; copy or prepare it again"
+        )
+    sequence_offsets, dtype = (
+        offsets_of(lengths),
+        id_dtype(1 + max(int(flat[name].max(initial=0)) for name in IDS)),
+    )
     starts_of_b = np.zeros(len(lengths), np.int16)
     if len(lengths):
         np.add.reduceat(flat["segment_ids"] == 0, sequence_offsets[:-1], out=starts_of_b)
@@ -78,7 +109,9 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
     )
     if file["input_ids"].ndim == 1:  # only shards of export_records record the length limit
         width = int(file.attrs.get("max_seq_length", width))
-    return records.with_rows(rows), Metadata(max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0)
+    return records.with_rows(rows), Metadata(
+        max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0
+    )
 
 
 def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
@@ -91,7 +124,13 @@ def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array,
     if stored := h5py.check_vlen_dtype(file[name].dtype):
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         values = np.concatenate([np.zeros(0, stored), *values])
-    if values.size and values.dtype != dtype and not limits.min <= values.min() <= values.max() <= limits.max:
+    if (
+        values.size
+        and values.dtype != dtype
+        and not limits.min <= values.min() <= values.max() <= limits.max
+    ):
         odd = values.max() if values.max() > limits.max else values.min()
-        raise DataError(f"{path}: {name} has {odd}, and records hold {limits.min} to {limits.max}; prepare it again")
+        raise DataError(
+            f"{path}: {name} has {odd}, and records hold {limits.min} to {limits.max}; prepare it again"
+        )
     return values.astype(dtype), lengths

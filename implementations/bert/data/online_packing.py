@@ -19,7 +19,9 @@ from bert.data.records import DataError
 # A line of `places` is a sequence, waiting or packed, in order of arrival. LENGTH 0: packed, or unused.
 _FILE, _SEQUENCE, _LENGTH, _NEXT = range(4)  # NEXT: place of the next sequence of the length
 _HEAD, _TAIL, _COUNT = range(3)  # of the queue of a length, by length
-_OLDEST, _END, _WAITING, _TAKEN = range(4)  # state: oldest place and end; sequences waiting, and taken from the stream
+_OLDEST, _END, _WAITING, _TAKEN = range(
+    4
+)  # state: oldest place and end; sequences waiting, and taken from the stream
 _NUMBER, _INT64, _MATRIX = scalar("int64"), array("int64"), array("int64", ndim=2)
 
 
@@ -59,7 +61,9 @@ class OnlinePacker:
             lengths = self.lengths_of(self._file, sequences)
             if lengths.size and not 1 <= lengths.min() <= lengths.max() <= self.limits[1]:
                 found = f"training data: sequences of {lengths.min()} to {lengths.max()} tokens"
-                raise DataError(f"{found} do not fit rows of {self.limits[1]}; verify the data, or set MAX_SEQ_LENGTH")
+                raise DataError(
+                    f"{found} do not fit rows of {self.limits[1]}; verify the data, or set MAX_SEQ_LENGTH"
+                )
             self._sequences = np.ascontiguousarray(sequences, np.int64)
             self._lengths = np.ascontiguousarray(lengths, np.int64)
             self._state[_TAKEN] = 0
@@ -84,7 +88,10 @@ def _next_length(queues, space, slots):  # type: ignore[no-untyped-def]
             for second in range(min(first, rest - 1), (rest - 1) // 2, -1):
                 third = rest - second
                 needed_of_third = 1 + (third == first) + (third == second)
-                if queues[second, _COUNT] > (second == first) and queues[third, _COUNT] >= needed_of_third:
+                if (
+                    queues[second, _COUNT] > (second == first)
+                    and queues[third, _COUNT] >= needed_of_third
+                ):
                     return first
     length = space
     while length and not queues[length, _COUNT]:
@@ -96,7 +103,18 @@ def _next_length(queues, space, slots):  # type: ignore[no-untyped-def]
     _MATRIX, _MATRIX, _INT64, _NUMBER, _INT64, _INT64, _MATRIX, _INT64, _NUMBER, _NUMBER, _NUMBER, _NUMBER
 )  # fmt: skip
 def _pack_rows(  # type: ignore[no-untyped-def]
-    places, queues, state, file, sequences, lengths, chosen, offsets, done, buffer_size, max_tokens, max_sequences
+    places,
+    queues,
+    state,
+    file,
+    sequences,
+    lengths,
+    chosen,
+    offsets,
+    done,
+    buffer_size,
+    max_tokens,
+    max_sequences,
 ):
     """Makes rows from `done` on until there are enough or the sequences are used up; returns how many there are then.
 

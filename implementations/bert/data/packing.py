@@ -41,8 +41,12 @@ def pack(
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= max_tokens:
-        raise DataError(f"sequences of {sizes.min()} to {sizes.max()} tokens do not fit rows of {max_tokens}")
-    patterns, counts = plan(np.bincount(sizes, minlength=max_tokens + 1), max_tokens, max_sequences, program)
+        raise DataError(
+            f"sequences of {sizes.min()} to {sizes.max()} tokens do not fit rows of {max_tokens}"
+        )
+    patterns, counts = plan(
+        np.bincount(sizes, minlength=max_tokens + 1), max_tokens, max_sequences, program
+    )
     # Slots and sequences, both longest first: the k-th sequence fits the k-th slot, as the plan covers the histogram.
     rows = np.repeat(patterns, counts, axis=0)
     slot_sizes = rows.reshape(-1)
@@ -73,7 +77,9 @@ def plan(
     counts = np.floor(amounts + 1e-6).astype(np.int64)
     patterns, counts = patterns[counts > 0], counts[counts > 0]
     # The slots take the longest sequences that fit, longest slots first.
-    slots = np.bincount(patterns.reshape(-1), weights=np.repeat(counts, patterns.shape[1]), minlength=len(remaining))
+    slots = np.bincount(
+        patterns.reshape(-1), weights=np.repeat(counts, patterns.shape[1]), minlength=len(remaining)
+    )
     free = 0
     for length in range(len(remaining) - 1, 0, -1):
         free += int(slots[length])
@@ -83,10 +89,14 @@ def plan(
     left_over = _best_fit(remaining, max_tokens, max_sequences)
     if simple is not None and len(simple) < counts.sum() + len(left_over):
         return simple, np.ones(len(simple), np.int64)
-    return np.concatenate([patterns, left_over]), np.concatenate([counts, np.ones(len(left_over), np.int64)])
+    return np.concatenate([patterns, left_over]), np.concatenate(
+        [counts, np.ones(len(left_over), np.int64)]
+    )
 
 
-def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[Integers, npt.NDArray[np.float64]]:
+def _solve(
+    histogram: Integers, max_tokens: int, max_sequences: int
+) -> tuple[Integers, npt.NDArray[np.float64]]:
     """Patterns and fractional amounts that cover the histogram with the fewest rows, to within _CLOSE_ENOUGH."""
     from scipy.optimize import linprog  # here, so that benchmarks run without scipy
     from scipy.sparse import csr_array
@@ -108,8 +118,12 @@ def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[In
         # length above, minus those handed down to the length below, equal the sequences of that length.
         size, used = len(columns), columns.reshape(-1) > 0
         lines = np.concatenate([columns.reshape(-1)[used] - 1, handed, handed[:-1]])
-        places = np.concatenate([np.repeat(np.arange(size), max_sequences)[used], size + handed, size + handed[1:]])
-        factors = np.concatenate([np.ones(used.sum()), -np.ones(max_tokens), np.ones(max_tokens - 1)])
+        places = np.concatenate(
+            [np.repeat(np.arange(size), max_sequences)[used], size + handed, size + handed[1:]]
+        )
+        factors = np.concatenate(
+            [np.ones(used.sum()), -np.ones(max_tokens), np.ones(max_tokens - 1)]
+        )
         result = linprog(
             np.concatenate([np.ones(size), np.zeros(max_tokens)]),
             A_eq=csr_array((factors, (lines, places)), shape=(max_tokens, size + max_tokens)),
@@ -120,7 +134,9 @@ def _solve(histogram: Integers, max_tokens: int, max_sequences: int) -> tuple[In
             raise RuntimeError(f"packing program not solved: {result.message}")
         rows = result.fun * total
         found, best_value = _price(result.eqlin.marginals, max_tokens, max_sequences)
-        bound = max(bound, rows / max(1.0, best_value))  # Farley's bound: the duals, made feasible by scaling
+        bound = max(
+            bound, rows / max(1.0, best_value)
+        )  # Farley's bound: the duals, made feasible by scaling
         fresh = [pattern for pattern in found if pattern not in patterns]
         if not fresh or rows <= bound + max(_CLOSE_ENOUGH * bound, 0.5):
             break
@@ -145,7 +161,9 @@ def _price(
     if max_sequences == 1:
         return [], 1.0
     found = set()
-    values = value[1:] + best[-1][max_tokens - 1 :: -1]  # of the best pattern with a slot of length 1..
+    values = (
+        value[1:] + best[-1][max_tokens - 1 :: -1]
+    )  # of the best pattern with a slot of length 1..
     for first in np.flatnonzero(values > 1 + 1e-9).tolist():
         first, rest = first + 1, max_tokens - first - 1
         pattern = [first]
@@ -161,7 +179,9 @@ class _Stock:
 
     def __init__(self, counts: Iterable[int]) -> None:
         self.counts = [int(count) for count in counts]
-        self.at_hand = sum(1 << length for length, count in enumerate(self.counts) if count) | 1  # bit 0: none fits
+        self.at_hand = (
+            sum(1 << length for length, count in enumerate(self.counts) if count) | 1
+        )  # bit 0: none fits
 
     def longest(self, space: int) -> int:
         """The longest available length of at most `space`, 0 = none."""

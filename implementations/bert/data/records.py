@@ -54,7 +54,9 @@ class Records:
     @property
     def num_empty_rows(self) -> int:
         """Rows without a sequence, which NVIDIA's packer sometimes leaves."""
-        return 0 if self.row_offsets is None else int(np.count_nonzero(np.diff(self.row_offsets) == 0))
+        return (
+            0 if self.row_offsets is None else int(np.count_nonzero(np.diff(self.row_offsets) == 0))
+        )
 
     @property
     def sequence_lengths(self) -> Array:
@@ -71,7 +73,9 @@ class Records:
             "next_sentence_labels": chosen,
         }  # fmt: skip
         taken = {name: np.take(getattr(self, name), where) for name, where in places.items()}
-        return Records(**taken, sequence_offsets=sequence_offsets, masked_lm_offsets=masked_lm_offsets)
+        return Records(
+            **taken, sequence_offsets=sequence_offsets, masked_lm_offsets=masked_lm_offsets
+        )
 
     def with_rows(self, row_offsets: npt.ArrayLike | None) -> Records:
         """The same sequences in the given rows (None: unpacked)."""
@@ -102,7 +106,12 @@ class Metadata:
 
 
 IDS = ("input_ids", "masked_lm_ids")
-SUFFIXES = {"", ".hdf5", ".hdf", ".h5"}  # NVIDIA's packed parts have no suffix, its shuffled ones .hdf
+SUFFIXES = {
+    "",
+    ".hdf5",
+    ".hdf",
+    ".h5",
+}  # NVIDIA's packed parts have no suffix, its shuffled ones .hdf
 
 # Datasets of a file, in the order they are written and digested; IDS may be int32.
 DTYPES: dict[str, Any] = {
@@ -146,13 +155,18 @@ def _places(offsets: Array, indices: Array) -> tuple[Array, Array]:
     return ragged_indices(starts, lengths), offsets_of(lengths)
 
 
-def concatenate(parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None) -> Records:
+def concatenate(
+    parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None
+) -> Records:
     """All sequences (and rows, if every part is packed) one after the other. Calls ``copied(i)`` after part i."""
     packed = bool(parts) and all(part.row_offsets is not None for part in parts)
     names = [name for name in DTYPES if name != "row_offsets" or packed]
     flat = [name for name in names if not name.endswith("_offsets")]
     dtypes = dtypes_of(parts)
-    joined = {name: np.empty(sum(len(getattr(part, name)) for part in parts), dtypes[name]) for name in flat}
+    joined = {
+        name: np.empty(sum(len(getattr(part, name)) for part in parts), dtypes[name])
+        for name in flat
+    }
     for name in set(names) - set(flat):
         lengths = [np.diff(getattr(part, name)) for part in parts]
         joined[name] = offsets_of(np.concatenate(lengths) if lengths else [])

@@ -19,7 +19,9 @@ from bert.data.records import DataError, Records, offsets_of, ragged_indices
 from bert.data.shards import Shards
 from bert.data.synthetic import SyntheticShards
 
-_ROWS_AT_ONCE = 4096  # rows per call when online packing is replayed up to the step of a resumed run
+_ROWS_AT_ONCE = (
+    4096  # rows per call when online packing is replayed up to the step of a resumed run
+)
 RowSource = Shards | SyntheticShards
 FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 
@@ -41,7 +43,9 @@ class Sampler:
         self.row_counts, self.rows_per_step = row_counts, rows_per_step
         self.seed, self.rank, self.world_size = seed, rank, world_size
         num_runs, self._rows_in_order = shard_order or (world_size, rows_per_step)
-        assert num_runs * self._rows_in_order == world_size * rows_per_step, "steps must have the same number of rows"
+        assert num_runs * self._rows_in_order == world_size * rows_per_step, (
+            "steps must have the same number of rows"
+        )
         num_rows = int(row_counts.sum())
         self.rows_per_rank = num_rows // num_runs
         self.steps_per_epoch = self.rows_per_rank // self._rows_in_order
@@ -51,7 +55,9 @@ class Sampler:
             raise DataError(f"{num_rows} rows of training data do not fill {step}: {cure}")
         self._order = lru_cache(maxsize=2)(self._file_order)
         self._permutation = lru_cache(maxsize=4)(
-            lambda epoch, file: np.random.default_rng([seed, epoch, file]).permutation(int(row_counts[file]))
+            lambda epoch, file: np.random.default_rng([seed, epoch, file]).permutation(
+                int(row_counts[file])
+            )
         )
 
     def epoch(self, step: int) -> int:
@@ -61,7 +67,10 @@ class Sampler:
     def rows(self, step: int, rank: int | None = None) -> FileRows:
         """Rows of optimizer step ``step`` (1 is the first) on this rank or another."""
         epoch, step_in_epoch = self.epoch(step), (step - 1) % self.steps_per_epoch
-        first, size = (self.rank if rank is None else rank) * self.rows_per_step, self._rows_in_order
+        first, size = (
+            (self.rank if rank is None else rank) * self.rows_per_step,
+            self._rows_in_order,
+        )
         end = first + self.rows_per_step
         found: FileRows = []
         for run in range(first // size, -(-end // size)):
@@ -136,11 +145,15 @@ class RowBatching:
         """
         self.source, self.rank, self.group = source, sampler.rank, group
         self.bins = [] if counts else [(np.arange(len(sampler.row_counts)), sampler, batch_size)]
-        for number, (files, count) in enumerate(zip(source.bins if counts else (), counts, strict=True)):
+        for number, (files, count) in enumerate(
+            zip(source.bins if counts else (), counts, strict=True)
+        ):
             if count:
                 seed = int(np.random.SeedSequence([sampler.seed, number]).generate_state(1)[0])
                 rows = count * (sampler.rows_per_step // batch_size)
-                part = Sampler(sampler.row_counts[files], rows, seed, sampler.rank, sampler.world_size)
+                part = Sampler(
+                    sampler.row_counts[files], rows, seed, sampler.rank, sampler.world_size
+                )
                 self.bins.append((files, part, count))
         shortest = min(part.steps_per_epoch for _, part, _ in self.bins)
         for _, part, _ in self.bins:
@@ -148,7 +161,11 @@ class RowBatching:
 
     def step(self, step: int) -> list[Chosen]:
         first = self.rank - self.rank % self.group
-        batches = [chosen for rank in range(first, first + self.group) for chosen in self._of_rank(step, rank)]
+        batches = [
+            chosen
+            for rank in range(first, first + self.group)
+            for chosen in self._of_rank(step, rank)
+        ]
         if self.group == 1:
             return batches
         pool = Chosen.joined(batches)
@@ -167,8 +184,14 @@ class RowBatching:
             found = [(int(files_of_bin[file]), rows) for file, rows in part.rows(step, rank)]
             expanded = [row_sequences(self.source[file], rows) for file, rows in found]
             sequences, per_row = (np.concatenate(parts) for parts in zip(*expanded, strict=True))
-            files = np.repeat([file for file, _ in found], [len(numbers) for numbers, _ in expanded])
-            bins.append(Chosen(files, sequences, np.full(len(files), epoch)).cut(offsets_of(per_row)[::count]))
+            files = np.repeat(
+                [file for file, _ in found], [len(numbers) for numbers, _ in expanded]
+            )
+            bins.append(
+                Chosen(files, sequences, np.full(len(files), epoch)).cut(
+                    offsets_of(per_row)[::count]
+                )
+            )
         return [Chosen.joined(parts) for parts in zip(*bins, strict=True)]
 
 
@@ -187,7 +210,10 @@ class OnlineBatching:
         """This rank's micro-batches of step ``step``; out of order, packing is replayed from the first step."""
         if step != self._next_step:
             # The packer labels a file of an epoch by one number.
-            stream = ((epoch * self._num_files + file, rows) for epoch, file, rows in self.sampler.stream())
+            stream = (
+                (epoch * self._num_files + file, rows)
+                for epoch, file, rows in self.sampler.stream()
+            )
             self._packer = OnlinePacker(stream, self._lengths, *self.limits)
             skipped = (step - 1) * self.sampler.rows_per_step
             for begin in range(0, skipped, _ROWS_AT_ONCE):

@@ -35,11 +35,19 @@ def list_shards(folder: Path, variable: str) -> list[Path]:
     if folder.is_file():
         return [folder]
     if not folder.is_dir():
-        raise DataError(f"{variable}={folder}: no such folder; prepare the data first, or correct the path")
-    visible = (path for path in folder.iterdir() if path.suffix in SUFFIXES and not path.name.startswith("."))
+        raise DataError(
+            f"{variable}={folder}: no such folder; prepare the data first, or correct the path"
+        )
+    visible = (
+        path
+        for path in folder.iterdir()
+        if path.suffix in SUFFIXES and not path.name.startswith(".")
+    )
     shards = sorted(path for path in visible if path.is_file())
     if not shards:
-        raise DataError(f"{variable}={folder}: no record files (*.hdf5) in it; prepare the data first")
+        raise DataError(
+            f"{variable}={folder}: no record files (*.hdf5) in it; prepare the data first"
+        )
     # DeepLearningExamples' and Habana's scripts put training and test shards side by side.
     wanted, other = ("test", "training") if variable == "EVALDIR" else ("training", "test")
     kept, left = ([path for path in shards if f"_{use}_" in path.name] for use in (wanted, other))
@@ -55,7 +63,11 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
 
     Raises DataError if there are none.
     """
-    found = [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()] if folder.is_dir() else []
+    found = (
+        [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
+        if folder.is_dir()
+        else []
+    )
     if not found:
         cure = "make them with python -m input_preprocessing bins, or set BATCHING=rows"
         raise DataError(f"{variable}={folder}: no bins (folders 128, 256, ...) in it; {cure}")
@@ -99,7 +111,10 @@ def read_index(folder: Path) -> dict[str, Entry]:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         if (index["format"], index["version"]) != (_KIND, _VERSION):
             return {}
-        return {str(name): Entry(int(rows), str(digest)) for name, (rows, digest) in index["files"].items()}
+        return {
+            str(name): Entry(int(rows), str(digest))
+            for name, (rows, digest) in index["files"].items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
@@ -108,18 +123,26 @@ def count_rows(path: Path) -> int:
     """Rows of a file, reading as little as possible. Raises DataError for a file without records."""
     with suppress(OSError, KeyError), h5py.File(path, "r") as file:
         if "input_ids" in file:  # else no records, of this format or of NVIDIA's three
-            return len(file["row_offsets"]) - 1 if "row_offsets" in file else len(file["next_sentence_labels"])
+            return (
+                len(file["row_offsets"]) - 1
+                if "row_offsets" in file
+                else len(file["next_sentence_labels"])
+            )
     return open_records(path)[0].num_rows  # or its DataError
 
 
 class Shards:
     """Record files, opened when first needed; some are kept open."""
 
-    def __init__(self, paths: Sequence[Path], max_seq_length: int, files_of_bins: Sequence[int] = ()) -> None:
+    def __init__(
+        self, paths: Sequence[Path], max_seq_length: int, files_of_bins: Sequence[int] = ()
+    ) -> None:
         """files_of_bins: number of paths in each bin, if there are bins."""
         self.paths = list(paths)
         self.max_seq_length = max_seq_length
-        self.bins = np.split(np.arange(len(self.paths)), np.cumsum(files_of_bins)[:-1].astype(np.int64))
+        self.bins = np.split(
+            np.arange(len(self.paths)), np.cumsum(files_of_bins)[:-1].astype(np.int64)
+        )
         self._opened = lru_cache(_MOST_OPEN)(self._open)
         self._entries: dict[Path, Entry] = {}
         self._warned: set[Path] = set()
@@ -131,7 +154,9 @@ class Shards:
     def row_counts(self) -> np.ndarray:
         """Rows of every file, int64, from the folders' indices if they have one; opens the first file."""
         if not self._entries:
-            indices = {folder: read_index(folder) for folder in {path.parent for path in self.paths}}
+            indices = {
+                folder: read_index(folder) for folder in {path.parent for path in self.paths}
+            }
             for path in self.paths:
                 self._entries[path] = indices[path.parent].get(path.name) or Entry(count_rows(path))
             _ = self[0]
@@ -142,7 +167,9 @@ class Shards:
         self.row_counts()
         found: dict[str, Any] = {"vocabulary": self.vocab_md5}
         for path, entry in self._entries.items():
-            name = f"{path.parent.name}/{path.name}" if path.parent.name.isdigit() else path.name  # with its bin
+            name = (
+                f"{path.parent.name}/{path.name}" if path.parent.name.isdigit() else path.name
+            )  # with its bin
             found[name] = (entry.rows, entry.content_digest or path.stat().st_size)
         return found
 
@@ -156,14 +183,23 @@ class Shards:
         if metadata.max_seq_length > self.max_seq_length:
             length = metadata.max_seq_length
             problem = f"made for sequences of up to {length} tokens, and MAX_SEQ_LENGTH is {self.max_seq_length}"
-            raise DataError(f"{path}: {problem}: set MAX_SEQ_LENGTH={length} or prepare the data again")
+            raise DataError(
+                f"{path}: {problem}: set MAX_SEQ_LENGTH={length} or prepare the data again"
+            )
         if self.vocab_md5 and metadata.vocab_md5 and metadata.vocab_md5 != self.vocab_md5:
-            problem = f"made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}"
+            problem = (
+                f"made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}"
+            )
             raise DataError(f"{path}: {problem}: prepare all data with the model's vocab.txt")
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
         expected = self._entries.get(path, Entry(records.num_rows))
-        if expected.rows != records.num_rows or expected.content_digest not in ("", metadata.content_digest):
-            raise DataError(f"{path} is not the file that {path.parent / INDEX} describes; prepare the data again")
+        if expected.rows != records.num_rows or expected.content_digest not in (
+            "",
+            metadata.content_digest,
+        ):
+            raise DataError(
+                f"{path} is not the file that {path.parent / INDEX} describes; prepare the data again"
+            )
         if not metadata.content_digest and path not in self._warned:  # packed by others
             self._warned.add(path)
             empty, total = records.num_empty_rows, records.num_rows
@@ -171,7 +207,12 @@ class Shards:
                 raise DataError(f"{path} has {total} rows and no sequence; remove it")
             if empty:
                 skipped = f"{path}: {empty} of {total} rows hold no sequence and are skipped"
-                print(f"bert: warning: {skipped}; the next row takes the place of each", file=sys.stderr)
+                print(
+                    f"bert: warning: {skipped}; the next row takes the place of each",
+                    file=sys.stderr,
+                )
         # Plain arrays on the same memory, as each use of a memmap costs microseconds.
         arrays = {field.name: getattr(records, field.name) for field in dataclasses.fields(records)}
-        return Records(**{name: np.asarray(array) for name, array in arrays.items() if array is not None})
+        return Records(
+            **{name: np.asarray(array) for name, array in arrays.items() if array is not None}
+        )

@@ -10,41 +10,62 @@ from bert.data.packing import pack
 from bert.data.records import Records, id_dtype, offsets_of, ragged_indices
 
 _NUM_ROWS, _NUM_BINS = 16_384, 4
-_FEW_ROWS = 512  # which best fit packs as well as the linear program, without scipy; benchmarks use no more
-_FULL_SHARE = 0.235  # share of Wikipedia sequences that are full (Krell et al. 2021, arXiv 2107.02027)
+_FEW_ROWS = (
+    512  # which best fit packs as well as the linear program, without scipy; benchmarks use no more
+)
+_FULL_SHARE = (
+    0.235  # share of Wikipedia sequences that are full (Krell et al. 2021, arXiv 2107.02027)
+)
 _BETA = (1.1, 2.164)  # shape of the other lengths, chosen for Wikipedia's mean of 254.5 at 512
 
 
-def wikipedia_like_lengths(count: int, max_seq_length: int, generator: np.random.Generator) -> np.ndarray:
+def wikipedia_like_lengths(
+    count: int, max_seq_length: int, generator: np.random.Generator
+) -> np.ndarray:
     """Lengths (int64), shuffled, at least 5: quantiles of Wikipedia's mix, so that even few have its mean."""
     num_full = round(_FULL_SHARE * count)
     table = np.sort(np.random.default_rng(0).beta(*_BETA, size=100_000))
-    quantiles = table[((np.arange(count - num_full) + 0.5) / max(count - num_full, 1) * len(table)).astype(np.int64)]
+    quantiles = table[
+        ((np.arange(count - num_full) + 0.5) / max(count - num_full, 1) * len(table)).astype(
+            np.int64
+        )
+    ]
     partial = 5 + np.floor(quantiles * (max_seq_length - 5)).astype(np.int64)
     return generator.permutation(np.concatenate([partial, np.full(num_full, max_seq_length)]))
 
 
-def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packed: bool, seed: int) -> Records:
+def synthetic_records(
+    num_rows: int, max_seq_length: int, vocab_size: int, packed: bool, seed: int
+) -> Records:
     """About ``num_rows`` rows of random tokens, 15% of them masked, with random labels; packed, about two per row."""
     generator = np.random.default_rng(seed)
-    lengths = wikipedia_like_lengths(2 * num_rows if packed else num_rows, max_seq_length, generator)
+    lengths = wikipedia_like_lengths(
+        2 * num_rows if packed else num_rows, max_seq_length, generator
+    )
     row_offsets = None
     if packed:  # with rows in random order, as in prepared data
         order, offsets = pack(lengths, max_seq_length, program=num_rows > _FEW_ROWS)
         rows = generator.permutation(len(offsets) - 1)
         sizes = np.diff(offsets)[rows]
-        lengths, row_offsets = lengths[order[ragged_indices(offsets[rows], sizes)]], offsets_of(sizes)
+        lengths, row_offsets = (
+            lengths[order[ragged_indices(offsets[rows], sizes)]],
+            offsets_of(sizes),
+        )
     counts = np.maximum(1, np.rint(lengths * 0.15)).astype(np.int64)
     positions = [
         1 + np.sort(generator.choice(length - 1, size=count, replace=False))
         for length, count in zip(lengths.tolist(), counts.tolist(), strict=True)
     ]
     return Records(
-        input_ids=generator.integers(0, vocab_size, int(lengths.sum())).astype(id_dtype(vocab_size)),
+        input_ids=generator.integers(0, vocab_size, int(lengths.sum())).astype(
+            id_dtype(vocab_size)
+        ),
         sequence_offsets=offsets_of(lengths),
         segment_b_start=(lengths // 2).astype(np.int16),
         masked_lm_positions=np.concatenate(positions).astype(np.int16),
-        masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(id_dtype(vocab_size)),
+        masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(
+            id_dtype(vocab_size)
+        ),
         masked_lm_offsets=offsets_of(counts),
         next_sentence_labels=generator.integers(0, 2, len(lengths)).astype(np.int8),
         row_offsets=row_offsets,
@@ -54,13 +75,17 @@ def synthetic_records(num_rows: int, max_seq_length: int, vocab_size: int, packe
 class SyntheticShards:
     """Stand-in for Shards: one file, or with ``binned`` a bin per quarter of the greatest length."""
 
-    def __init__(self, max_seq_length: int, vocab_size: int, packed: bool, binned: bool = False) -> None:
+    def __init__(
+        self, max_seq_length: int, vocab_size: int, packed: bool, binned: bool = False
+    ) -> None:
         self.vocab_md5 = ""
         self._files = [synthetic_records(_NUM_ROWS, max_seq_length, vocab_size, packed, seed=0)]
         if binned:
             records = self._files[0]
             bin_of = (records.sequence_lengths - 1) * _NUM_BINS // max_seq_length
-            self._files = [records.select(np.flatnonzero(bin_of == number)) for number in range(_NUM_BINS)]
+            self._files = [
+                records.select(np.flatnonzero(bin_of == number)) for number in range(_NUM_BINS)
+            ]
         self.bins = [np.array([number]) for number in range(len(self._files))]
 
     def row_counts(self) -> np.ndarray:

@@ -67,5 +67,7 @@ class WordPiece:
         pieces = []
         for encoding in self._tokenizer.encode_batch(list(texts), add_special_tokens=False):
             offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
-            pieces.append(Pieces(np.array(encoding.ids, dtype=np.int32), offsets[:, 0], offsets[:, 1]))
+            pieces.append(
+                Pieces(np.array(encoding.ids, dtype=np.int32), offsets[:, 0], offsets[:, 1])
+            )
         return pieces

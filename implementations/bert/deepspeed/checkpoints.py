@@ -30,7 +30,9 @@ def folders(directory: Path) -> list[Path]:
     return sorted(path.parent for path in directory.glob(f"deepspeed_*/{INDEX}"))
 
 
-def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: dict[str, Any]) -> None:
+def save(
+    trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: dict[str, Any]
+) -> None:
     """Writes the folder of ``step`` whole or not at all, then removes all but the newest ``keep``. A collective.
 
     facts: other state for resuming. Raises TrainingError if it cannot be written.
@@ -43,7 +45,10 @@ def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: d
                 shutil.rmtree(left_over, ignore_errors=True)
         world.barrier()
         trained.engine.save_checkpoint(str(directory), tag=partial, save_latest=False)
-        places = [[(s.parameter, s.begin, s.size, s.start) for s in shard.segments] for shard in state.update.shards()]
+        places = [
+            [(s.parameter, s.begin, s.size, s.start) for s in shard.segments]
+            for shard in state.update.shards()
+        ]
         segments: list[Any] = [None] * world.size
         distributed.all_gather_object(segments, places)
         if world.is_main:
@@ -61,11 +66,15 @@ def save(trained: DeepSpeedStep, directory: Path, keep: int, step: int, facts: d
             prune(directory, keep)
         world.barrier()
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
-        if is_full(error) or has_no_room(directory / partial / INDEX):  # PyTorch's message does not tell
+        if is_full(error) or has_no_room(
+            directory / partial / INDEX
+        ):  # PyTorch's message does not tell
             megabytes = num_bytes(dict(enumerate(trained.state_tensors()))) / 1e6
             error = no_space(directory, f"{name} needs {megabytes:,.1f} MB of each rank")
         reason = " ".join(str(error).split())[:500] + "; RESUME=1 continues from the one before"
-        raise TrainingError(f"the checkpoint of step {step} cannot be written to {directory}: {reason}") from error
+        raise TrainingError(
+            f"the checkpoint of step {step} cannot be written to {directory}: {reason}"
+        ) from error
 
 
 def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
@@ -81,7 +90,10 @@ def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
         raise ConfigError(f"{folder}: damaged checkpoint ({damage(error)}): {instead}") from None
     names = list(index["shapes"])
     held = [
-        (dict(zip(flats, parts, strict=True)), [(names[number], start, a, size) for number, a, size, start in segments])
+        (
+            dict(zip(flats, parts, strict=True)),
+            [(names[number], start, a, size) for number, a, size, start in segments],
+        )
         for flats, partitions in zip(shards, index["segments"], strict=True)
         for parts, segments in zip(zip(*flats.values(), strict=True), partitions, strict=True)
     ]
@@ -94,9 +106,17 @@ def _shard(folder: Path, rank: int) -> dict[str, list[Tensor]]:
     """Masters and states of a rank, one flat tensor per partition."""
     (path,) = folder.glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     # Not weights_only, since DeepSpeed pickles its own objects: such a file must be trusted like code.
-    saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True)["optimizer_state_dict"]
-    masters = saved["fp32_flat_groups"] if "fp32_flat_groups" in saved else saved["single_partition_of_fp32_groups"]
-    states = saved["optimizer_state_dict" if "fp32_flat_groups" in saved else "base_optimizer_state"]["state"]
+    saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True)[
+        "optimizer_state_dict"
+    ]
+    masters = (
+        saved["fp32_flat_groups"]
+        if "fp32_flat_groups" in saved
+        else saved["single_partition_of_fp32_groups"]
+    )
+    states = saved[
+        "optimizer_state_dict" if "fp32_flat_groups" in saved else "base_optimizer_state"
+    ]["state"]
     found = {MASTERS: [master.detach() for master in masters]}
     for number in sorted(states):
         for name, flat in states[number].items():

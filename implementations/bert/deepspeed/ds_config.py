@@ -33,12 +33,32 @@ KINDS: dict[type, str] = {
     float: "a number, at least 0", list: "two numbers, in brackets", Stage: "0, 1, 2 or 3",
 }  # fmt: skip
 SECTIONS = (
-    *("bf16", "fp16", "optimizer", "optimizer.params", "scheduler", "scheduler.params", "activation_checkpointing"),
-    *("checkpoint", "zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"),
+    *(
+        "bf16",
+        "fp16",
+        "optimizer",
+        "optimizer.params",
+        "scheduler",
+        "scheduler.params",
+        "activation_checkpointing",
+    ),
+    *(
+        "checkpoint",
+        "zero_optimization",
+        "zero_optimization.offload_optimizer",
+        "zero_optimization.offload_param",
+    ),
 )
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-ADAM_FLAGS = tuple(f"optimizer.params.{name}" for name in ("adam_w_mode", "bias_correction", "torch_adam"))
-FLAGS = ("bf16.enabled", "fp16.enabled", "zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param")
+ADAM_FLAGS = tuple(
+    f"optimizer.params.{name}" for name in ("adam_w_mode", "bias_correction", "torch_adam")
+)
+FLAGS = (
+    "bf16.enabled",
+    "fp16.enabled",
+    "zero_optimization.cpu_offload",
+    "zero_optimization.cpu_offload_param",
+)
 # Entries used here: their type, and the equivalent variable.
 ENTRIES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(SECTIONS, (dict, "")),
@@ -96,7 +116,13 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
 DEEPSPEED_ONLY = {
     *("wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "comms_logger"),
     *("tensorboard", "wandb", "csv_monitor", "comet", "timers", "disable_python_gc", "log_level"),
-    *("communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor", "aio"),
+    *(
+        "communication_data_type",
+        "data_types",
+        "prescale_gradients",
+        "gradient_predivide_factor",
+        "aio",
+    ),
     *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     *("bf16.immediate_grad_update", "bf16.check_grad_overflow"),
 }
@@ -114,7 +140,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         found = without_auto(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise ConfigError(f"DEEPSPEED_CONFIG={path}: {error.strerror}: give DeepSpeed's JSON") from None
+        raise ConfigError(
+            f"DEEPSPEED_CONFIG={path}: {error.strerror}: give DeepSpeed's JSON"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"DEEPSPEED_CONFIG={path}: no JSON ({error})") from None
     if not isinstance(found, dict):
@@ -128,7 +156,9 @@ def _is(kind: Any, value: Any) -> bool:
     if kind in (int, float):  # 1e5 is an integer
         is_number = type(value) in (int, float) and math.isfinite(value)
         return is_number and (value >= 0 if kind is float else value == int(value) >= 1)
-    return isinstance(value, kind) and (kind is not list or (len(value) == 2 and all(_is(float, v) for v in value)))
+    return isinstance(value, kind) and (
+        kind is not list or (len(value) == 2 and all(_is(float, v) for v in value))
+    )
 
 
 def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
@@ -141,7 +171,9 @@ def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
         elif _is(kind, value):
             yield from flat(value, f"{key}.")
         else:
-            raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {json.dumps(value):.60}: expected {KINDS[kind]}")
+            raise ConfigError(
+                f"DEEPSPEED_CONFIG: {key} is {json.dumps(value):.60}: expected {KINDS[kind]}"
+            )
 
 
 def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
@@ -162,9 +194,13 @@ def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
     if "scheduler" in found:  # poly with its default degree of 1
         settings.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
     sections = {key.partition(".")[0] for key in entries}
-    values = {key: value for key, value in DEFAULTS.items() if key.partition(".")[0] in sections} | entries
+    values = {
+        key: value for key, value in DEFAULTS.items() if key.partition(".")[0] in sections
+    } | entries
     lr, max_lr = "optimizer.params.lr", "scheduler.params.warmup_max_lr"
-    if lr in values and max_lr in values:  # the scheduler's wins, even a default that nobody may have meant
+    if (
+        lr in values and max_lr in values
+    ):  # the scheduler's wins, even a default that nobody may have meant
         if max_lr not in entries and values[lr] != values[max_lr]:
             unset = f"{max_lr}, which overrides it, is not set: DeepSpeed's default is {values[max_lr]}: set it"
             raise ConfigError(f"DEEPSPEED_CONFIG: {lr} is {values[lr]}, and {unset}")
@@ -174,7 +210,9 @@ def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
             value = value or 1e30  # never reached: 0 means no clipping in DeepSpeed
         elif key == "fp16.initial_scale_power":
             if value > 127:
-                raise ConfigError(f"DEEPSPEED_CONFIG: {key} is {value}: expected an integer, at most 127")
+                raise ConfigError(
+                    f"DEEPSPEED_CONFIG: {key} is {value}: expected an integer, at most 127"
+                )
             value = 2.0**value
         if (name := ENTRIES.get(key, (object, ""))[1]) and (value or key != "fp16.loss_scale"):
             settings.append(Meaning(key, name, _text(value), explicit=key in entries))
@@ -189,12 +227,20 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
         known -= {*ADAM_FLAGS}
     free = ("activation_checkpointing.", *FREE)
     if strange := sorted(key for key in entries if key not in known and not key.startswith(free)):
-        raise ConfigError(f"DEEPSPEED_CONFIG: {', '.join(strange)}: unsupported key: fix or remove it")
+        raise ConfigError(
+            f"DEEPSPEED_CONFIG: {', '.join(strange)}: unsupported key: fix or remove it"
+        )
     for key, value in entries.items():
-        if key.startswith("activation_checkpointing.") and value:  # for a function of DeepSpeed's not called here
-            raise ConfigError(f"DEEPSPEED_CONFIG: {key}: RECOMPUTE_LAYERS does that here: remove it")
+        if (
+            key.startswith("activation_checkpointing.") and value
+        ):  # for a function of DeepSpeed's not called here
+            raise ConfigError(
+                f"DEEPSPEED_CONFIG: {key}: RECOMPUTE_LAYERS does that here: remove it"
+            )
     if entries.get("bf16.enabled") and entries.get("fp16.enabled"):
-        raise ConfigError("DEEPSPEED_CONFIG: bf16.enabled and fp16.enabled are both true: enable one of them")
+        raise ConfigError(
+            "DEEPSPEED_CONFIG: bf16.enabled and fp16.enabled are both true: enable one of them"
+        )
     off = tuple(f"{name}." for name in ("bf16", "fp16") if not entries.get(f"{name}.enabled"))
     entries = {key: value for key, value in entries.items() if not key.startswith(off)}
     if "scheduler" in found:
@@ -242,7 +288,9 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
     yield Meaning("optimizer.type", "OPTIMIZER", rule)
     betas = entries.get("optimizer.params.betas", (None, None))
     given = {name: entries.get(f"optimizer.params.{name}") for name in ("eps", "weight_decay")}
-    for key, name, value in zip(("betas", "betas", *given), names, (*betas, *given.values()), strict=True):
+    for key, name, value in zip(
+        ("betas", "betas", *given), names, (*betas, *given.values()), strict=True
+    ):
         if value is not None:
             yield Meaning(f"optimizer.params.{key}", name, _text(value))
 
@@ -269,5 +317,11 @@ def validate(deepspeed: Any, zero: dict[str, Any]) -> None:
         if errors := getattr(error, "errors", None):  # pydantic's
             first = errors()[0]
             place = ".".join(map(str, ("zero_optimization", *first["loc"])))
-            reason = f"{place}: {first['msg']}, and it is {first['input']!r}" if first["loc"] else first["msg"]
-        raise ConfigError(f"DEEPSPEED_CONFIG: DeepSpeed refuses {' '.join(reason.split())[:300]}") from None
+            reason = (
+                f"{place}: {first['msg']}, and it is {first['input']!r}"
+                if first["loc"]
+                else first["msg"]
+            )
+        raise ConfigError(
+            f"DEEPSPEED_CONFIG: DeepSpeed refuses {' '.join(reason.split())[:300]}"
+        ) from None

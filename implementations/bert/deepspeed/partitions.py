@@ -33,7 +33,9 @@ class Partition(NamedTuple):
 class ZeroRule(torch.optim.Optimizer):
     """A rule over partitions. Until ``bind`` a step does nothing: ZeRO takes one while it allocates memory."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], make_rule: Callable[[Pieces], Rule], world: World) -> None:
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], make_rule: Callable[[Pieces], Rule], world: World
+    ) -> None:
         super().__init__(list(parameters), {"lr": 0.0})
         self.make_rule, self.world = make_rule, world
         self.rules: dict[int, Piecewise] = {}  # by the identity of the flat buffer
@@ -46,7 +48,9 @@ class ZeroRule(torch.optim.Optimizer):
                 names=names,
                 segments=segments,
                 masters=masters,
-                gradient=torch.zeros(0, dtype=masters.dtype, device=masters.device),  # ZeRO passes one at each step
+                gradient=torch.zeros(
+                    0, dtype=masters.dtype, device=masters.device
+                ),  # ZeRO passes one at each step
                 weights=masters,  # ZeRO casts and gathers them
                 states=self.state[flat],
             )
@@ -63,7 +67,13 @@ class ZeroRule(torch.optim.Optimizer):
                     rule, lr = self.rules[id(flat)], group["lr"]
                     rule.gradients = rule.shard.views(flat.grad)
                     squares = self._sum(rule.measure()) if rule.needs_norms else None
-                    rule.step(lr.to(flat.grad.device) if isinstance(lr, Tensor) else lr, 1.0, None, squares, self._sum)
+                    rule.step(
+                        lr.to(flat.grad.device) if isinstance(lr, Tensor) else lr,
+                        1.0,
+                        None,
+                        squares,
+                        self._sum,
+                    )
                     rule.gradients = []
 
     def _sum(self, values: Tensor) -> Tensor:
@@ -90,14 +100,18 @@ def partitions_of(optimizer: Any, parameters: Sequence[nn.Parameter], rank: int)
             group, begin, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
             real = min(size, parameter.ds_numel - rank * size)  # type: ignore[attr-defined]
             if real > 0:
-                partitions[group].segments.append(Segment(parameter=number, begin=begin, size=real, start=rank * size))
+                partitions[group].segments.append(
+                    Segment(parameter=number, begin=begin, size=real, start=rank * size)
+                )
         return partitions
     partitions = [Partition(group["params"][0], []) for group in optimizer.optimizer.param_groups]
     for number, parameter in enumerate(parameters):
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]  # None where this rank has nothing of it
         if mapping is not None:
             place, within = mapping.get_hp_fragment_address(), mapping.lp_fragment_address
-            segment = Segment(parameter=number, begin=place.start, size=place.numel, start=within.start)
+            segment = Segment(
+                parameter=number, begin=place.start, size=place.numel, start=within.start
+            )
             partitions[mapping.param_group_index].segments.append(segment)
     return partitions
 
@@ -108,14 +122,17 @@ class ZeroState:
     Gathers it for our checkpoints, and loads it into the partitions.
     """
 
-    def __init__(self, zero: Any, update: ZeroRule, shapes: Mapping[str, torch.Size], world: World) -> None:
+    def __init__(
+        self, zero: Any, update: ZeroRule, shapes: Mapping[str, torch.Size], world: World
+    ) -> None:
         self.zero, self.update, self.shapes, self.world = zero, update, shapes, world
         self.names = list(shapes)
 
     def flats(self, part: str) -> list[tuple[Tensor, list[Segment]]]:
         """The flat buffers of the masters or of a state, and their segments."""
         return [
-            (shard.masters if part == MASTERS else shard.states[part], shard.segments) for shard in self.update.shards()
+            (shard.masters if part == MASTERS else shard.states[part], shard.segments)
+            for shard in self.update.shards()
         ]
 
     def num_steps(self) -> int:

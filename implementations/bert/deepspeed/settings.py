@@ -17,7 +17,10 @@ from bert.kernels.precision import Precision
 
 INSTEAD = {"WARMUP_STEPS": "WARMUP_PROPORTION"}  # the same setting in another unit
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
-WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}  # entries that write files to several nodes, or later
+WRITE_ELSEWHERE = {
+    "use_node_local_storage",
+    "writer",
+}  # entries that write files to several nodes, or later
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +28,10 @@ class Config:
     """Sharding engine settings."""
 
     engine: str = env(
-        "ENGINE", "own", choices=("own", "deepspeed"), doc="sharding engine: our own, or DeepSpeed (docs/train.md)"
+        "ENGINE",
+        "own",
+        choices=("own", "deepspeed"),
+        doc="sharding engine: our own, or DeepSpeed (docs/train.md)",
     )
     path: Path | None = env("DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON")
 
@@ -43,26 +49,42 @@ class Config:
     def json(self) -> dict[str, Any]:
         """The parsed file. Raises ConfigError if it is missing or cannot be parsed."""
         if self.path is None:
-            raise ConfigError("ENGINE=deepspeed and DEEPSPEED_CONFIG is not set: give DeepSpeed's JSON")
+            raise ConfigError(
+                "ENGINE=deepspeed and DEEPSPEED_CONFIG is not set: give DeepSpeed's JSON"
+            )
         return ds_config.read(self.path)
 
     def check(
-        self, optimizer: optim.Config, precision: Precision, device: torch.device, others: Mapping[str, bool]
+        self,
+        optimizer: optim.Config,
+        precision: Precision,
+        device: torch.device,
+        others: Mapping[str, bool],
     ) -> None:
         """Raises ConfigError for what DeepSpeed cannot do, and if it is absent. others: setting -> is it set?"""
         if not self.is_deepspeed:
             if self.checkpoints or self.path is not None:
-                name = "DEEPSPEED_CHECKPOINTS=1" if self.checkpoints else f"DEEPSPEED_CONFIG={self.path}"
+                name = (
+                    "DEEPSPEED_CHECKPOINTS=1"
+                    if self.checkpoints
+                    else f"DEEPSPEED_CONFIG={self.path}"
+                )
                 raise ConfigError(f"{name} and ENGINE is not deepspeed: set it, or unset this")
             return
         found, deepspeed = self.json(), load()
         zero = found.get("zero_optimization", {})
-        if self.checkpoints and (elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())):
+        if self.checkpoints and (
+            elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())
+        ):
             entry = f"checkpoint.{elsewhere[0]} in {self.path}"
-            raise ConfigError(f"DEEPSPEED_CHECKPOINTS=1 and {entry}, which may leave them incomplete: remove the entry")
+            raise ConfigError(
+                f"DEEPSPEED_CHECKPOINTS=1 and {entry}, which may leave them incomplete: remove the entry"
+            )
         if zero.get("stage", 0) == 0:
             stage = f"zero_optimization.stage is 0 in {self.path}"
-            raise ConfigError(f"ENGINE=deepspeed and {stage}: set 1, 2 or 3; without ZeRO, unset ENGINE")
+            raise ConfigError(
+                f"ENGINE=deepspeed and {stage}: set 1, 2 or 3; without ZeRO, unset ENGINE"
+            )
         ds_config.validate(deepspeed, zero)
         wrong = {
             **others,
@@ -73,7 +95,9 @@ class Config:
             "PRECISION=fp8": precision.fp8 is not None,
         }
         if names := sorted(name for name, is_set in wrong.items() if is_set):
-            raise ConfigError(f"ENGINE=deepspeed: {', '.join(names)}: our own engine does that; unset one of the two")
+            raise ConfigError(
+                f"ENGINE=deepspeed: {', '.join(names)}: our own engine does that; unset one of the two"
+            )
         if precision.scales_loss:
             check_fp16(deepspeed, device)
 
@@ -84,8 +108,12 @@ class Config:
         ours = {"optimizer", "scheduler", "train_batch_size"}
         found = {key: value for key, value in self.json().items() if key not in ours}
         low = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision.dtype)
-        found |= {name: {**found.get(name, {}), "enabled": name == low} for name in ("bf16", "fp16")}
-        if low == "fp16":  # DeepSpeed's scale is constant; DeepSpeedStep gives it another after a step
+        found |= {
+            name: {**found.get(name, {}), "enabled": name == low} for name in ("bf16", "fp16")
+        }
+        if (
+            low == "fp16"
+        ):  # DeepSpeed's scale is constant; DeepSpeedStep gives it another after a step
             found["fp16"]["loss_scale"] = precision.init_loss_scale
         return found | {
             "train_micro_batch_size_per_gpu": batch_size,
@@ -121,5 +149,7 @@ def merged(environ: Mapping[str, str]) -> Mapping[str, str]:
             if explicit or not environ.get(INSTEAD.get(name, ""), "").strip():
                 filled[name] = value
         elif explicit and number(mine) != number(value):
-            raise ConfigError(f"{path}: {key} means {name}={value}, and {name}={mine} is set: correct one of them")
+            raise ConfigError(
+                f"{path}: {key} means {name}={value}, and {name}={mine} is set: correct one of them"
+            )
     return filled

@@ -34,7 +34,9 @@ def load(asked_by: str = "ENGINE=deepspeed") -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise ConfigError(f"{asked_by}: {error}: pip install -r requirements/deepspeed.txt, or do without it") from None
+        raise ConfigError(
+            f"{asked_by}: {error}: pip install -r requirements/deepspeed.txt, or do without it"
+        ) from None
     deepspeed.utils.logger.setLevel(logging.WARNING)
     # Our optimizer is tested with every stage.
     deepspeed.utils.logger.addFilter(lambda record: "untested optimizer" not in record.getMessage())
@@ -53,7 +55,9 @@ def _choose_device(deepspeed: Any, world: World) -> None:
     # Not DeepSpeed's shared-memory all-reduce: compiling it takes minutes on a busy machine, and if killed leaves a
     # lock on which all later runs hang. gloo does the same.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    announce("LOCAL_RANK", str(world.local_rank))  # required by DeepSpeed; srun and a bare shell do not set it
+    announce(
+        "LOCAL_RANK", str(world.local_rank)
+    )  # required by DeepSpeed; srun and a bare shell do not set it
     if not distributed.is_initialized():  # DeepSpeed needs a group even for one rank
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
@@ -63,10 +67,14 @@ def check_fp16(deepspeed: Any, device: torch.device) -> None:
     """Raises ConfigError if DeepSpeed does not support fp16 on ``device``; for CPUs that depends on the CPU model."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-    accelerator = CPU_Accelerator() if device.type == "cpu" else deepspeed.accelerator.get_accelerator()
+    accelerator = (
+        CPU_Accelerator() if device.type == "cpu" else deepspeed.accelerator.get_accelerator()
+    )
     if not accelerator.is_fp16_supported():
         problem = f"DeepSpeed finds no fp16 on this {device.type.upper()}"
-        raise ConfigError(f"ENGINE=deepspeed and PRECISION=fp16: {problem}: set bf16 or fp32, in the JSON too")
+        raise ConfigError(
+            f"ENGINE=deepspeed and PRECISION=fp16: {problem}: set bf16 or fp32, in the JSON too"
+        )
 
 
 @torch.no_grad()
@@ -126,12 +134,15 @@ class DeepSpeedStep:
         self.spare = None  # a copy on the meta device, for ``whole``
         if stage == 3:
             empty = {
-                id(p): nn.Parameter(torch.empty_like(p, device="meta", dtype=precision.dtype)) for p in named.values()
+                id(p): nn.Parameter(torch.empty_like(p, device="meta", dtype=precision.dtype))
+                for p in named.values()
             }
             self.spare = copy.deepcopy(model, dict(empty))
         shapes = {name: parameter.shape for name, parameter in named.items()}
         update = ZeroRule(named.values(), optimizer.rule, world)
-        place(named, weights, world.device, _partitioner(deepspeed, settings) if stage == 3 else None)
+        place(
+            named, weights, world.device, _partitioner(deepspeed, settings) if stage == 3 else None
+        )
         self.engine, zero, _, _ = deepspeed.initialize(
             model=model, optimizer=update, config=settings, dist_init_required=False
         )
@@ -175,7 +186,9 @@ class DeepSpeedStep:
             return
         whole = self.spare.to_empty(device=self.world.device)
         with torch.no_grad():
-            for source, target in zip(self.engine.module.parameters(), whole.parameters(), strict=True):
+            for source, target in zip(
+                self.engine.module.parameters(), whole.parameters(), strict=True
+            ):
                 with load().zero.GatheredParameters([source]):
                     target.copy_(source)
         yield whole
@@ -183,7 +196,9 @@ class DeepSpeedStep:
 
     def state_tensors(self) -> list[Tensor]:
         """Masters and moments of this rank, on whatever device; ZeRO casts the weights from the masters."""
-        return [flat for part in self.optimizer.update.parts() for flat, _ in self.optimizer.flats(part)]
+        return [
+            flat for part in self.optimizer.update.parts() for flat, _ in self.optimizer.flats(part)
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """As bert.training.step.Step's. A collective."""

@@ -36,7 +36,10 @@ OPERATIONS: dict[str, ModuleType] = {
 }
 FUSABLE = (*OPERATIONS, "lamb", "fp8_cast")
 # By QuACK, if installed and found right and faster by trials: in 16 bits and in fp8. Values: why it cannot run.
-QUACK = {trials.FEED_FORWARD: feed_forward.missing, trials.FP8_FEED_FORWARD: feed_forward.missing_in_fp8}
+QUACK = {
+    trials.FEED_FORWARD: feed_forward.missing,
+    trials.FP8_FEED_FORWARD: feed_forward.missing_in_fp8,
+}
 # Fused kernels required by others: fp8_cast is done inside the kernels whose results are cast.
 NEEDED: dict[str, tuple[str, ...]] = {
     "fp8_cast": ("dropout_add_layer_norm", "bias_gelu"), trials.FP8_FEED_FORWARD: ("fp8_cast",),
@@ -47,9 +50,17 @@ NEEDED: dict[str, tuple[str, ...]] = {
 class Config:
     """Which fused kernels and which attention backend a run uses."""
 
-    fused: str = env("FUSED", "auto", doc="auto (what the hardware supports), all, none, or names joined by commas")
-    attention: str = env("ATTENTION", "auto", doc="attention backend; auto: the fastest on the hardware")
-    attention_fallback: str = ""  # replaces the backend chosen by auto if that fails; has no variable
+    fused: str = env(
+        "FUSED",
+        "auto",
+        doc="auto (what the hardware supports), all, none, or names joined by commas",
+    )
+    attention: str = env(
+        "ATTENTION", "auto", doc="attention backend; auto: the fastest on the hardware"
+    )
+    attention_fallback: str = (
+        ""  # replaces the backend chosen by auto if that fails; has no variable
+    )
 
     def names(self, device: torch.device) -> set[str]:
         """The operations that run fused on ``device``. Raises ConfigError for a name that is unknown or cannot run."""
@@ -62,14 +73,20 @@ class Config:
         if self.fused in ("auto", "all"):
             wanted = set(known) - set(absent)
         if unknown := sorted(wanted - set(known)):
-            raise ConfigError(f"FUSED names {', '.join(unknown)}: known are all, none, auto, {', '.join(known)}")
+            raise ConfigError(
+                f"FUSED names {', '.join(unknown)}: known are all, none, auto, {', '.join(known)}"
+            )
         if reason:
-            raise ConfigError(f"FUSED asks for {', '.join(sorted(wanted))}, but {reason}: set FUSED=auto or FUSED=none")
+            raise ConfigError(
+                f"FUSED asks for {', '.join(sorted(wanted))}, but {reason}: set FUSED=auto or FUSED=none"
+            )
         for name in wanted & absent.keys():
             raise ConfigError(f"FUSED names {name}, but {absent[name]}: drop it")
         for name in wanted & NEEDED.keys():
             if left_out := [other for other in NEEDED[name] if other not in wanted]:
-                raise ConfigError(f"FUSED={name} requires {' and '.join(left_out)}: add that, or drop {name}")
+                raise ConfigError(
+                    f"FUSED={name} requires {' and '.join(left_out)}: add that, or drop {name}"
+                )
         return wanted
 
     def describe(self, device: torch.device) -> str:
@@ -84,7 +101,9 @@ class Config:
             text += f"; QuACK for {', '.join(by_quack)}"
         return f"{text}; plain PyTorch for {', '.join(plain)}" if plain else text
 
-    def choose(self, model: trials.Model, dtype: torch.dtype, in_graph: bool, world: World) -> tuple[Config, str]:
+    def choose(
+        self, model: trials.Model, dtype: torch.dtype, in_graph: bool, world: World
+    ) -> tuple[Config, str]:
         """Settings with the attention backend resolved, equal on all ranks, and the reason as text. A collective.
 
         On a GPU ATTENTION=auto is the fastest backend on rank 0, if it works on every rank. Raises ConfigError if no
@@ -94,19 +113,33 @@ class Config:
         device, name, fallback = world.device, self.attention, ""
         words = f"{name} (ATTENTION)"
         if name == "auto" and (device.type != "cuda" or dtype == torch.float32):
-            why = "the device is a CPU" if device.type != "cuda" else "the others compute in bf16 or fp16"
+            why = (
+                "the device is a CPU"
+                if device.type != "cuda"
+                else "the others compute in bf16 or fp16"
+            )
             name, words = "sdpa_loop", f"sdpa_loop ({why})"
         if device.type != "cuda":
             return dataclasses.replace(self, attention=name), words
-        heads = trials.Heads(num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype)
+        heads = trials.Heads(
+            num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype
+        )
         results = trials.trials(device, heads, name)
         if name == "auto":
             shown = [trial for trial in results if trial.name not in (trials.ASSEMBLY, *QUACK)]
-            tried = "; ".join(f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in shown)
+            tried = "; ".join(
+                f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in shown
+            )
             backends = list(attention.BACKENDS)
-            name = backends[world.broadcast_int(backends.index(trials.fastest(results, in_graph) or "sdpa_loop"))]
+            name = backends[
+                world.broadcast_int(
+                    backends.index(trials.fastest(results, in_graph) or "sdpa_loop")
+                )
+            ]
             if name == "sdpa_loop" and in_graph:
-                raise ConfigError(f"no attention backend works here ({tried}): set CUDA_GRAPH=0, or ATTENTION")
+                raise ConfigError(
+                    f"no attention backend works here ({tried}): set CUDA_GRAPH=0, or ATTENTION"
+                )
             words, fallback = f"{name} (tried: {tried})", trials.fallback(name, results)
         problem = trials.problem_of(name, results)
         if world.any(bool(problem)):
@@ -122,11 +155,15 @@ class Config:
             if one in used and world.any(bool(problem)):
                 problem = problem or "on another rank's GPU"
                 if self.fused not in ("auto", "all"):
-                    raise ConfigError(f"FUSED names {one}, which trials advise against ({problem}): drop it")
+                    raise ConfigError(
+                        f"FUSED names {one}, which trials advise against ({problem}): drop it"
+                    )
                 used -= {one}
                 fused = ",".join(sorted(used))
                 words += f"; {one} in separate kernels (QuACK's: {problem})"
-        return dataclasses.replace(self, fused=fused, attention=name, attention_fallback=fallback), words
+        return dataclasses.replace(
+            self, fused=fused, attention=name, attention_fallback=fallback
+        ), words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +194,13 @@ def select(config: Config, device: torch.device) -> Kernels:
             second = trials.fallback(name, trials.trials(device))
             fused -= {one for one in QUACK if trials.problem_of(one, trials.trials(device))}
     if name not in attention.BACKENDS:
-        raise ConfigError(f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}")
-    bound = {name: module.fused if name in fused else module.reference for name, module in OPERATIONS.items()}
+        raise ConfigError(
+            f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}"
+        )
+    bound = {
+        name: module.fused if name in fused else module.reference
+        for name, module in OPERATIONS.items()
+    }
     run = attention.with_fallback(name, second) if second else attention.BACKENDS[name]
     both = feed_forward.fused if trials.FEED_FORWARD in fused else None
     in_fp8 = trials.FP8_FEED_FORWARD in fused

@@ -145,7 +145,9 @@ def native_product(constant: constexpr, word):
 
 
 @jit
-def _column_sums(partials, output, num_rows, num_columns, block_rows: constexpr, block_columns: constexpr):
+def _column_sums(
+    partials, output, num_rows, num_columns, block_rows: constexpr, block_columns: constexpr
+):
     column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
     row = tl.arange(0, block_rows)
     total = tl.zeros([block_rows, block_columns], tl.float32)
@@ -153,7 +155,11 @@ def _column_sums(partials, output, num_rows, num_columns, block_rows: constexpr,
         inside = (begin + row < num_rows)[:, None] & (column < num_columns)[None, :]
         pointers = partials + (begin + row).to(tl.int64)[:, None] * num_columns + column[None, :]
         total += tl.load(pointers, mask=inside, other=0.0)
-    tl.store(output + column, tl.sum(total, axis=0).to(output.dtype.element_ty), mask=column < num_columns)
+    tl.store(
+        output + column,
+        tl.sum(total, axis=0).to(output.dtype.element_ty),
+        mask=column < num_columns,
+    )
 
 
 def column_sums(partials: Tensor, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,10 @@ from bert.kernels.triton_support import constexpr, jit, tl
 BLOCK, COUNT = 1024, 1 << 16  # numbers per program, and in all
 FACTOR, THRESHOLD = 0xD2511F53, 3277  # a factor of Philox; the threshold of dropout 0.1
 SMALLEST = 2.0**-126  # smallest normal fp32 number; the approximations give 0 below
-EXP2_ERROR, RECIPROCAL_ERROR = 2.0**-21, 2.0**-22  # relative, twice the instructions' documented errors
+EXP2_ERROR, RECIPROCAL_ERROR = (
+    2.0**-21,
+    2.0**-22,
+)  # relative, twice the instructions' documented errors
 
 
 @jit
@@ -70,7 +73,9 @@ def numbers(what: str, device: torch.device) -> Tensor:
 
 def results(what: str, x: Tensor) -> tuple[Tensor, Tensor]:
     """Results of the assembly on ``x``; for a product the high and the low words."""
-    dtype = {"narrowed": torch.bfloat16, "masked": torch.bfloat16, "product": torch.int32}.get(what, torch.float32)
+    dtype = {"narrowed": torch.bfloat16, "masked": torch.bfloat16, "product": torch.int32}.get(
+        what, torch.float32
+    )
     y, low = torch.empty_like(x, dtype=dtype), torch.empty_like(x, dtype=torch.int32)
     _apply[(COUNT // BLOCK,)](x, y, low, what, FACTOR, THRESHOLD, BLOCK, num_warps=4)
     return y, low
@@ -84,15 +89,23 @@ def wrong(what: str, x: Tensor, y: Tensor, low: Tensor) -> Tensor:
         near = (y.double() - exact).abs() <= allowed
         same = (y == exact.float()) | (y.isnan() & x.isnan())  # infinities too
         # Subnormal numbers may count as 0.
-        return ~(near | same | ((what == "reciprocal") & (x.abs() < SMALLEST) & (y.abs() > 2.0**125)))
+        return ~(
+            near | same | ((what == "reciprocal") & (x.abs() < SMALLEST) & (y.abs() > 2.0**125))
+        )
     if what == "product":
-        words = ((x.long() & 0xFFFFFFFF) * FACTOR).view(torch.int32).view(-1, 2)  # the bits of an unsigned product
+        words = (
+            ((x.long() & 0xFFFFFFFF) * FACTOR).view(torch.int32).view(-1, 2)
+        )  # the bits of an unsigned product
         return (low != words[:, 0]) | (y != words[:, 1])
     if what in ("kept", "masked"):
         places = x.view(torch.int16) if what == "masked" else x >> 16
         survives = (places & 0x7FFF) >= THRESHOLD
         x = torch.where(survives, x, 0.0) if what == "masked" else survives.float()
-    exact = {"widened": x.float, "narrowed": x.bfloat16, "rounded": lambda: x.bfloat16().float()}.get(what, lambda: x)()
+    exact = {
+        "widened": x.float,
+        "narrowed": x.bfloat16,
+        "rounded": lambda: x.bfloat16().float(),
+    }.get(what, lambda: x)()
     bits = torch.int16 if what in ("narrowed", "masked") else torch.int32
     return (y.view(bits) != exact.view(bits)) & ~(y.isnan() & exact.isnan())
 

@@ -31,7 +31,9 @@ def sdpa_loop(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     lengths = [end - begin for begin, end in itertools.pairwise([*offsets, qkv.shape[0]])]
     # Split, not sliced: gradients of the parts are concatenated; those of slices would each take a pass over all
     # tokens.
-    query, key, value = (part.split(lengths, dim=2) for part in qkv.permute(1, 2, 0, 3).unsqueeze(1))  # (1, N, L, H)
+    query, key, value = (
+        part.split(lengths, dim=2) for part in qkv.permute(1, 2, 0, 3).unsqueeze(1)
+    )  # (1, N, L, H)
     contexts = [
         F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
         for q, k, v in zip(query[:-1], key[:-1], value[:-1], strict=True)
@@ -49,19 +51,27 @@ class Backend:
     run: Attention
     missing: Callable[[torch.device], str | None]
     has_fp32: bool = False
-    on_device: bool = True  # the host does not read the lengths, so that it can be part of a CUDA graph
+    on_device: bool = (
+        True  # the host does not read the lengths, so that it can be part of a CUDA graph
+    )
     compiles: bool = False  # for each size of batch, so that auto uses it for CUDA graphs only
 
 
 _BACKENDS: dict[str, Backend] = {
     "cudnn": Backend(libraries.cudnn, needs((9, 0), libraries.cudnn_absent)),
     "cudnn_frontend": Backend(
-        attention_cudnn.attention, needs((9, 0), package("cudnn", "nvidia-cudnn-frontend")), compiles=True
+        attention_cudnn.attention,
+        needs((9, 0), package("cudnn", "nvidia-cudnn-frontend")),
+        compiles=True,
     ),
     "flash": Backend(libraries.flash, needs((8, 0), libraries.flash_absent, on_rocm=True)),
     "triton": Backend(attention_triton.attention, triton_support.missing, has_fp32=True),
-    "flash_attn_2": Backend(libraries.flash_attn_2, needs((8, 0), package("flash_attn"), on_rocm=True)),
-    "transformer_engine": Backend(libraries.transformer_engine, needs((8, 0), package("transformer_engine"))),
+    "flash_attn_2": Backend(
+        libraries.flash_attn_2, needs((8, 0), package("flash_attn"), on_rocm=True)
+    ),
+    "transformer_engine": Backend(
+        libraries.transformer_engine, needs((8, 0), package("transformer_engine"))
+    ),
     "sdpa_loop": Backend(sdpa_loop, lambda device: None, has_fp32=True, on_device=False),
 }
 BACKENDS: dict[str, Attention] = {name: backend.run for name, backend in _BACKENDS.items()}
@@ -81,13 +91,17 @@ def check(name: str, device: torch.device, dtype: torch.dtype, in_graph: bool) -
     if dtype == torch.float32 and not backend.has_fp32:
         raise ConfigError(f"ATTENTION={name} computes in bf16 or fp16: not with PRECISION=fp32")
     if in_graph and not backend.on_device:
-        raise ConfigError(f"ATTENTION={name} reads the lengths on the host: set CUDA_GRAPH=0, or use auto")
+        raise ConfigError(
+            f"ATTENTION={name} reads the lengths on the host: set CUDA_GRAPH=0, or use auto"
+        )
 
 
 def candidates(device: torch.device) -> dict[str, Attention]:
     """The backends available with this device and the installed packages, except the reference."""
     return {
-        name: backend.run for name, backend in _BACKENDS.items() if name in TRIABLE and backend.missing(device) is None
+        name: backend.run
+        for name, backend in _BACKENDS.items()
+        if name in TRIABLE and backend.missing(device) is None
     }
 
 
@@ -105,7 +119,11 @@ def with_fallback(first: str, second: str) -> Attention:
                 failed = True
                 forward_pass.sites.num_sites = num_sites
                 reason = " ".join(str(error).split())[:300]
-                print(f"attention: {first} failed, {second} takes its place: {reason}", file=sys.stderr, flush=True)
+                print(
+                    f"attention: {first} failed, {second} takes its place: {reason}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         return _BACKENDS[second].run(qkv, forward_pass, dropout)
 
     return run

@@ -44,7 +44,11 @@ class Sizes:
     @property
     def offset_dtype(self) -> torch.dtype:
         """Type of offsets, in elements of the packed projections."""
-        return torch.int32 if self.num_tokens * 3 * self.num_heads * self.width < 2**31 else torch.int64
+        return (
+            torch.int32
+            if self.num_tokens * 3 * self.num_heads * self.width < 2**31
+            else torch.int64
+        )
 
 
 class Graph(NamedTuple):
@@ -61,11 +65,19 @@ def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
     context's gradient -> dq, dk, dv. The workspace is for the tokens, not for sequences of full length.
     """
     cudnn = importlib.import_module("cudnn")
-    types, batch, heads, longest = cudnn.data_type, sizes.num_sequences, sizes.num_heads, sizes.longest
+    types, batch, heads, longest = (
+        cudnn.data_type,
+        sizes.num_sequences,
+        sizes.num_heads,
+        sizes.longest,
+    )
     dtype = types.BFLOAT16 if sizes.dtype == torch.bfloat16 else types.HALF
     offsets = types.INT32 if sizes.offset_dtype == torch.int32 else types.INT64
     graph = cudnn.pygraph(
-        io_data_type=dtype, intermediate_data_type=types.FLOAT, compute_data_type=types.FLOAT, **where
+        io_data_type=dtype,
+        intermediate_data_type=types.FLOAT,
+        compute_data_type=types.FLOAT,
+        **where,
     )
     shared = {"packed_offsets": (batch + 1, offsets), "context_offsets": (batch + 1, offsets)}
     shared["lengths"] = batch, types.INT32
@@ -83,7 +95,12 @@ def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
         packed = name not in ("context", "gradient")
         row = heads * sizes.width * (3 if packed else 1)
         ragged = tensors["packed_offsets" if packed else "context_offsets"]
-        return [batch, heads, longest, sizes.width], [longest * row, sizes.width, row, 1], dtype, ragged
+        return (
+            [batch, heads, longest, sizes.width],
+            [longest * row, sizes.width, row, 1],
+            dtype,
+            ragged,
+        )
 
     def take(name: str) -> Any:
         dim, stride, kind, ragged = form(name)
@@ -104,7 +121,9 @@ def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
         )  # fmt: skip
     else:
         found = graph.sdpa(**parts, is_inference=False, **softmax)
-    for name, tensor in zip(("dq", "dk", "dv") if backward else ("context", "sums"), found, strict=True):
+    for name, tensor in zip(
+        ("dq", "dk", "dv") if backward else ("context", "sums"), found, strict=True
+    ):
         dim, stride, kind, ragged = form(name)
         tensor.set_output(True).set_dim(dim).set_stride(stride).set_data_type(kind)
         if ragged is not None:
@@ -133,8 +152,12 @@ class Plans:
         """Launches a pass on the named tensors, inputs and outputs, on the current stream."""
         device = given["lengths"].device
         if device.type == "cuda":
-            importlib.import_module("cudnn").set_stream(self.handle, torch.cuda.current_stream(device).cuda_stream)
-        workspace = torch.empty(max(1, graph.graph.get_workspace_size()), dtype=torch.uint8, device=device)
+            importlib.import_module("cudnn").set_stream(
+                self.handle, torch.cuda.current_stream(device).cuda_stream
+            )
+        workspace = torch.empty(
+            max(1, graph.graph.get_workspace_size()), dtype=torch.uint8, device=device
+        )
         found = {tensor: given[name].detach() for name, tensor in graph.tensors.items()}
         graph.graph.execute(found, workspace, handle=self.handle)
 
@@ -154,7 +177,9 @@ def _plans(sizes: Sizes, device: torch.device) -> Plans:
         return Plans(sizes, device)
     except Exception as error:  # any error of the library
         reason = " ".join(str(root_cause(error)).split())[:200]
-        raise ConfigError(f"ATTENTION=cudnn_frontend: no plan for {sizes}: {reason}; use auto") from error
+        raise ConfigError(
+            f"ATTENTION=cudnn_frontend: no plan for {sizes}: {reason}; use auto"
+        ) from error
 
 
 def _offsets(forward_pass: ForwardPass, sizes: Sizes) -> dict[str, Tensor]:
@@ -163,7 +188,9 @@ def _offsets(forward_pass: ForwardPass, sizes: Sizes) -> dict[str, Tensor]:
     row = sizes.num_heads * sizes.width
     return {
         "lengths": once(("cudnn", "lengths"), lambda: cu_seqlens.diff().to(torch.int32)),
-        "packed_offsets": once(("cudnn", 3 * row), lambda: cu_seqlens.to(sizes.offset_dtype) * (3 * row)),
+        "packed_offsets": once(
+            ("cudnn", 3 * row), lambda: cu_seqlens.to(sizes.offset_dtype) * (3 * row)
+        ),
         "context_offsets": once(("cudnn", row), lambda: cu_seqlens.to(sizes.offset_dtype) * row),
     }
 
@@ -194,10 +221,14 @@ class _Attention(torch.autograd.Function):
         sums = torch.empty(rows, dtype=torch.float32, device=qkv.device)
         context = qkv.new_empty(sizes.num_tokens, sizes.num_heads, sizes.width)
         q, k, v = qkv.unbind(1)
-        plans.run(plans.forward, {"q": q, "k": k, "v": v, "context": context, "sums": sums, **shared})
+        plans.run(
+            plans.forward, {"q": q, "k": k, "v": v, "context": context, "sums": sums, **shared}
+        )
         ctx.names, ctx.plans = list(shared), plans
         ctx.save_for_backward(qkv, context, sums, *shared.values())
-        if not plans.tried:  # so that errors of the backward pass come now, while another backend can take over
+        if (
+            not plans.tried
+        ):  # so that errors of the backward pass come now, while another backend can take over
             _start_backward(plans, context, qkv, context, sums, shared)
             plans.tried = True
         return context
@@ -206,15 +237,29 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         qkv, context, sums, *values = ctx.saved_tensors
         shared = dict(zip(ctx.names, values, strict=True))
-        return _start_backward(ctx.plans, gradient.contiguous(), qkv, context, sums, shared), None, None
+        return (
+            _start_backward(ctx.plans, gradient.contiguous(), qkv, context, sums, shared),
+            None,
+            None,
+        )
 
 
 def _start_backward(
-    plans: Plans, gradient: Tensor, qkv: Tensor, context: Tensor, sums: Tensor, shared: dict[str, Tensor]
+    plans: Plans,
+    gradient: Tensor,
+    qkv: Tensor,
+    context: Tensor,
+    sums: Tensor,
+    shared: dict[str, Tensor],
 ) -> Tensor:
     qkv_gradient = torch.empty_like(qkv)
-    parts = zip(("q", "k", "v", "dq", "dk", "dv"), (*qkv.unbind(1), *qkv_gradient.unbind(1)), strict=True)
-    plans.run(plans.backward, {**dict(parts), "context": context, "gradient": gradient, "sums": sums, **shared})
+    parts = zip(
+        ("q", "k", "v", "dq", "dk", "dv"), (*qkv.unbind(1), *qkv_gradient.unbind(1)), strict=True
+    )
+    plans.run(
+        plans.backward,
+        {**dict(parts), "context": context, "gradient": gradient, "sums": sums, **shared},
+    )
     return qkv_gradient
 
 

@@ -49,7 +49,11 @@ def package(module: str, name: str = "") -> Callable[[], str | None]:
             found = importlib.util.find_spec(module)
         except ModuleNotFoundError:  # for the parent package
             found = None
-        return None if found else f"the package {name or module.split('.')[0]} with {module} is not installed"
+        return (
+            None
+            if found
+            else f"the package {name or module.split('.')[0]} with {module} is not installed"
+        )
 
     return absent
 
@@ -83,7 +87,11 @@ def flash(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
 
 def flash_absent() -> str | None:
     """Why this PyTorch has no such attention, or None."""
-    return None if torch.backends.cuda.is_flash_attention_available() else "this PyTorch has no FlashAttention"
+    return (
+        None
+        if torch.backends.cuda.is_flash_attention_available()
+        else "this PyTorch has no FlashAttention"
+    )
 
 
 class _Parts(torch.autograd.Function):
@@ -129,7 +137,11 @@ def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -
     _, _, num_heads, head_size = qkv.shape
     offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
     context: Tensor = _transformer_engine_module(num_heads, head_size, dropout)(
-        *parts(qkv), cu_seqlens_q=offsets, cu_seqlens_kv=offsets, max_seqlen_q=longest, max_seqlen_kv=longest
+        *parts(qkv),
+        cu_seqlens_q=offsets,
+        cu_seqlens_kv=offsets,
+        max_seqlen_q=longest,
+        max_seqlen_kv=longest,
     )
     return context.view(-1, num_heads, head_size)
 

@@ -36,7 +36,9 @@ def _blocks(kernel: str, qkv: Tensor) -> Blocks:
 
 
 @jit
-def _load_tile(pointer, row, length, stride, width: constexpr, block: constexpr, partial: constexpr = True):
+def _load_tile(
+    pointer, row, length, stride, width: constexpr, block: constexpr, partial: constexpr = True
+):
     """Rows of a head, [rows, block]: zeros past ``width`` columns and, of a ``partial`` tile, past ``length`` rows."""
     column = tl.arange(0, block)
     pointers = pointer + row.to(tl.int64)[:, None] * stride + column[None, :]
@@ -56,12 +58,16 @@ def _store_tile(pointer, row, length, stride, values, width: constexpr, block: c
 
 
 @jit
-def _list_tiles(cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows: constexpr, sequences: constexpr):
+def _list_tiles(
+    cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows: constexpr, sequences: constexpr
+):
     """One program. A tile: begin and length of its sequence, its first row in it, and 1 for padding."""
     sequence = tl.arange(0, sequences)
     begin = tl.load(cu_seqlens + sequence, mask=sequence <= num_sequences, other=0)
     end = tl.load(cu_seqlens + sequence + 1, mask=sequence < num_sequences, other=0)
-    end = tl.where(sequence == num_sequences, num_tokens, end)  # tokens beyond the last sequence form another
+    end = tl.where(
+        sequence == num_sequences, num_tokens, end
+    )  # tokens beyond the last sequence form another
     length = tl.where(sequence <= num_sequences, end - begin, 0)
     count = tl.cdiv(length, rows)
     first = tl.cumsum(count, axis=0) - count
@@ -72,7 +78,9 @@ def _list_tiles(cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows: c
         tl.store(slot + 2, sequence * 0 + number * rows, mask=number < count)
         tl.store(slot + 3, (sequence == num_sequences).to(tl.int32), mask=number < count)
     for start in range(tl.sum(count, axis=0), num_tiles, sequences):
-        tl.store(tiles + 4 * (start + sequence) + 1, sequence * 0, mask=start + sequence < num_tiles)
+        tl.store(
+            tiles + 4 * (start + sequence) + 1, sequence * 0, mask=start + sequence < num_tiles
+        )
 
 
 @jit
@@ -101,7 +109,9 @@ def _attend(
     weights = narrowed(p, value.dtype.element_ty)
     if threshold > 0:
         row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
-        weights = masked(weights, pair_words(philox_key, offset, first, row, start, column), threshold)
+        weights = masked(
+            weights, pair_words(philox_key, offset, first, row, start, column), threshold
+        )
     v = _load_tile(value, place, length, stride, width, block, partial)
     accumulator = accumulator * shrink[:, None]
     accumulator = tl.dot(weights, v, accumulator, input_precision="ieee")
@@ -122,13 +132,23 @@ def _forward(
     if length > 0:
         target = context + begin.to(tl.int64) * hidden + head * width
         if padding == 1:
-            _store_tile(target, row, length, hidden, tl.zeros([block_queries, block], tl.float32), width, block)
+            _store_tile(
+                target,
+                row,
+                length,
+                hidden,
+                tl.zeros([block_queries, block], tl.float32),
+                width,
+                block,
+            )
         else:
             stride = 3 * hidden
             query = qkv + begin.to(tl.int64) * stride + head * width
             q = _load_tile(query, row, length, stride, width, block)
             flat = head * num_tokens + begin + row
-            philox_key, offset = pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
+            philox_key, offset = (
+                pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
+            )
             accumulator = tl.zeros([block_queries, block], tl.float32)
             maximum = tl.full([block_queries], float("-inf"), tl.float32)
             total = tl.zeros([block_queries], tl.float32)
@@ -143,7 +163,15 @@ def _forward(
                     q, query + hidden, query + 2 * hidden, accumulator, maximum, total, full, length, stride,
                     log2_scale, philox_key, offset, first, True, threshold, width, block, block_queries, block_keys,
                 )  # fmt: skip
-            _store_tile(target, row, length, hidden, accumulator * (drop_scale / total)[:, None], width, block)
+            _store_tile(
+                target,
+                row,
+                length,
+                hidden,
+                accumulator * (drop_scale / total)[:, None],
+                width,
+                block,
+            )
             tl.store(sums + 2 * flat, maximum + tl.log2(total), mask=row < length)
 
 
@@ -199,7 +227,9 @@ def _query_gradient(
             flat = head * num_tokens + begin + row
             tl.store(sums + 2 * flat + 1, delta, mask=row < length)
             log_sum = tl.load(sums + 2 * flat, mask=row < length, other=0.0)
-            philox_key, offset = pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
+            philox_key, offset = (
+                pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
+            )
             accumulator = tl.zeros([block_queries, block], tl.float32)
             full = length // block_keys * block_keys
             for start in range(0, full, block_keys):
@@ -214,7 +244,9 @@ def _query_gradient(
                     log_sum, delta, philox_key, offset, first, True, threshold, width, block,
                     block_queries, block_keys,
                 )  # fmt: skip
-            _store_tile(target, row, length, stride, accumulator * (scale * drop_scale), width, block)
+            _store_tile(
+                target, row, length, stride, accumulator * (scale * drop_scale), width, block
+            )
 
 
 @jit
@@ -247,7 +279,9 @@ def _key_gradient(
             both = sums + 2 * flat[:, None] + tl.arange(0, 2)[None, :]
             log_sum, delta = tl.split(tl.load(both, mask=(row < length)[:, None], other=0.0))
             # Beyond the end query and gradient are 0, and so add nothing; keys beyond it are not stored.
-            p = tl.exp2(tl.dot(k, tl.trans(q), input_precision="ieee") * log2_scale - log_sum[None, :])
+            p = tl.exp2(
+                tl.dot(k, tl.trans(q), input_precision="ieee") * log2_scale - log_sum[None, :]
+            )
             dp = tl.dot(v, tl.trans(do), input_precision="ieee")
             weights = p
             if threshold > 0:
@@ -257,8 +291,12 @@ def _key_gradient(
             ds = p * (dp - delta[None, :])
             k_gradient = tl.dot(narrowed(ds, q.dtype), q, k_gradient, input_precision="ieee")
         target = qkv_gradient + begin.to(tl.int64) * stride + head * width
-        _store_tile(target + hidden, place, length, stride, k_gradient * (scale * drop_scale), width, block)
-        _store_tile(target + 2 * hidden, place, length, stride, v_gradient * drop_scale, width, block)
+        _store_tile(
+            target + hidden, place, length, stride, k_gradient * (scale * drop_scale), width, block
+        )
+        _store_tile(
+            target + 2 * hidden, place, length, stride, v_gradient * drop_scale, width, block
+        )
 
 
 def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
@@ -267,7 +305,9 @@ def _tiles(forward_pass: ForwardPass, num_tokens: int, rows: int) -> Tensor:
 
     def make() -> Tensor:
         num_sequences = cu_seqlens.numel() - 1
-        num_tiles = num_tokens // rows + num_sequences + 1  # at most one partial tile per sequence and for the padding
+        num_tiles = (
+            num_tokens // rows + num_sequences + 1
+        )  # at most one partial tile per sequence and for the padding
         tiles = torch.empty(num_tiles, 4, dtype=torch.int32, device=cu_seqlens.device)
         lanes = next_power_of_2(num_sequences + 1)
         _list_tiles[(1,)](cu_seqlens, tiles, num_sequences, num_tokens, num_tiles, rows, lanes)

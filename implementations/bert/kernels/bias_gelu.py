@@ -30,7 +30,9 @@ def reference(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
     return F.gelu(x + bias, approximate=approximate)
 
 
-def _case(rows: int, width: int, approximate: str, spread: float = 1.0) -> Callable[[Draw], tuple[Any, ...]]:
+def _case(
+    rows: int, width: int, approximate: str, spread: float = 1.0
+) -> Callable[[Draw], tuple[Any, ...]]:
     return lambda draw: (draw.normal(rows, width) * spread, draw.normal(width), approximate)
 
 
@@ -38,8 +40,16 @@ CASES: list[Case] = [
     *each_dtype("exact", _case(13, 97, "none")),
     *each_dtype("exact_far_out", _case(7, 31, "none", spread=8.0)),
     *each_dtype("tanh", _case(37, 301, "tanh", spread=4.0)),
-    large("24_rows_of_bert_large_exact", _case(12_288, 4096, "none"), "the bias' gradient sums 12,288 rows in fp32"),
-    large("48_rows_of_bert_large", _case(24_576, 4096, "tanh"), "the bias' gradient sums 24,576 rows in fp32"),
+    large(
+        "24_rows_of_bert_large_exact",
+        _case(12_288, 4096, "none"),
+        "the bias' gradient sums 12,288 rows in fp32",
+    ),
+    large(
+        "48_rows_of_bert_large",
+        _case(24_576, 4096, "tanh"),
+        "the bias' gradient sums 24,576 rows in fp32",
+    ),
 ]
 
 
@@ -49,12 +59,17 @@ def _value_and_slope(h, tanh: constexpr):
     if tanh:
         # 1/2 (1 + tanh(u)) is the logistic function of 2u; u = sqrt(2/pi) (h + 0.044715 h^3).
         square = h * h
-        gate = reciprocal(1.0 + exp2(-2.302208198144325 * h * (1.0 + 0.044715 * square)))  # 2 sqrt(2/pi) log2(e)
+        gate = reciprocal(
+            1.0 + exp2(-2.302208198144325 * h * (1.0 + 0.044715 * square))
+        )  # 2 sqrt(2/pi) log2(e)
         slope = gate + h * gate * (1.0 - gate) * (1.5957691216057308 * (1.0 + 0.134145 * square))
     else:
         density = exp2(-0.7213475204444817 * h * h)  # exp(-h^2 / 2)
         t = reciprocal(1.0 + 0.23164190 * tl.abs(h))  # 0.3275911 |h| / sqrt(2)
-        tail = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
+        tail = t * (
+            0.127414796
+            + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145)))
+        )
         tail *= density  # the distribution function at -|h|; the coefficients are halved for it
         gate = tl.where(h < 0.0, tail, 1.0 - tail)
         slope = gate + h * density * 0.3989422804014327
@@ -62,7 +77,9 @@ def _value_and_slope(h, tanh: constexpr):
 
 
 @jit
-def _forward(x, bias, output, num_rows, width, tanh: constexpr, block_rows: constexpr, block: constexpr):
+def _forward(
+    x, bias, output, num_rows, width, tanh: constexpr, block_rows: constexpr, block: constexpr
+):
     # One dimension of programs, columns fastest: the second dimension of a grid is limited to 65,535.
     num_columns = tl.cdiv(width, block)
     column = tl.program_id(0) % num_columns * block + tl.arange(0, block)
@@ -77,7 +94,16 @@ def _forward(x, bias, output, num_rows, width, tanh: constexpr, block_rows: cons
 
 @jit
 def _backward(
-    gradient, x, bias, x_gradient, partials, num_rows, width, tanh: constexpr, block_rows: constexpr, block: constexpr
+    gradient,
+    x,
+    bias,
+    x_gradient,
+    partials,
+    num_rows,
+    width,
+    tanh: constexpr,
+    block_rows: constexpr,
+    block: constexpr,
 ):
     column = tl.program_id(0) * block + tl.arange(0, block)
     in_column = column < width
@@ -105,7 +131,9 @@ class _BiasGelu(torch.autograd.Function):
         output = torch.empty_like(x)
         take, tanh = launches.blocks("bias_gelu", x.device), approximate == "tanh"
         grid = (take.tiles(num_rows, width)[1],)
-        _forward[grid](x, bias, output, num_rows, width, tanh, take.rows, take.columns, **take.options)
+        _forward[grid](
+            x, bias, output, num_rows, width, tanh, take.rows, take.columns, **take.options
+        )
         ctx.save_for_backward(x, bias)
         ctx.tanh = tanh
         return output
@@ -119,11 +147,23 @@ class _BiasGelu(torch.autograd.Function):
         take = launches.blocks("bias_gelu", x.device)
         down, num_tiles = take.tiles(num_rows, width)
         num_columns = num_tiles // down
-        programs = -(-triton_support.num_programs(x.device, take.programs, num_tiles) // num_columns)
+        programs = -(
+            -triton_support.num_programs(x.device, take.programs, num_tiles) // num_columns
+        )
         partials = torch.empty(programs, width, dtype=torch.float32, device=x.device)
         x_gradient = torch.empty_like(x)
         _backward[(num_columns, programs)](
-            gradient, x, bias, x_gradient, partials, num_rows, width, ctx.tanh, take.rows, take.columns, **take.options
+            gradient,
+            x,
+            bias,
+            x_gradient,
+            partials,
+            num_rows,
+            width,
+            ctx.tanh,
+            take.rows,
+            take.columns,
+            **take.options,
         )
         return x_gradient, column_sums(partials, bias.dtype), None
 

@@ -18,7 +18,9 @@ class Draw:
 
     def __init__(self, device: torch.device, seed: int) -> None:
         self.device = device
-        self.generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+        self.generator = (
+            None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
+        )
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal, fp32."""
@@ -26,7 +28,9 @@ class Draw:
 
     def integers(self, high: int, *shape: int) -> Tensor:
         """Uniform in [0, high), int32."""
-        return torch.randint(high, shape, generator=self.generator, device=self.device, dtype=torch.int32)
+        return torch.randint(
+            high, shape, generator=self.generator, device=self.device, dtype=torch.int32
+        )
 
 
 @dataclass(frozen=True)
@@ -56,17 +60,25 @@ class Case:
 
 
 def each_dtype(
-    name: str, build: Callable[[Draw], tuple[Any, ...]], reason: str = "one rounding of the result", factor: float = 1
+    name: str,
+    build: Callable[[Draw], tuple[Any, ...]],
+    reason: str = "one rounding of the result",
+    factor: float = 1,
 ) -> list[Case]:
     """The case in fp32, bf16 and fp16 with ``factor`` times the usual tolerances."""
     return [
-        Case(f"{name}-{str(dtype).removeprefix('torch.')}", dtype, factor * tolerance, reason, build)
+        Case(
+            f"{name}-{str(dtype).removeprefix('torch.')}", dtype, factor * tolerance, reason, build
+        )
         for dtype, tolerance in TOLERANCE.items()
     ]
 
 
 def large(
-    name: str, build: Callable[[Draw], tuple[Any, ...]], reason: str = "one rounding of the result", factor: float = 1
+    name: str,
+    build: Callable[[Draw], tuple[Any, ...]],
+    reason: str = "one rounding of the result",
+    factor: float = 1,
 ) -> Case:
     """A case of real size in bf16."""
     return Case(name, torch.bfloat16, factor * TOLERANCE[torch.bfloat16], reason, build, large=True)

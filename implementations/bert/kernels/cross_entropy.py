@@ -32,7 +32,9 @@ def reference(logits: Tensor, labels: Tensor, vocab_size: int) -> Tensor:
     return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="none")
 
 
-def _case(rows: int, vocab_size: int, width: int, spread: float = 3.0) -> Callable[[Draw], tuple[Any, ...]]:
+def _case(
+    rows: int, vocab_size: int, width: int, spread: float = 3.0
+) -> Callable[[Draw], tuple[Any, ...]]:
     def build(draw: Draw) -> tuple[Any, ...]:
         labels = draw.integers(vocab_size, rows).long()
         ignored = torch.arange(rows, device=labels.device) % 5 == 3
@@ -51,7 +53,15 @@ CASES: list[Case] = [
 
 @jit
 def _forward(
-    logits, labels, losses, log_sums, width, vocab_size, ignore: constexpr, depth: constexpr, block: constexpr
+    logits,
+    labels,
+    losses,
+    log_sums,
+    width,
+    vocab_size,
+    ignore: constexpr,
+    depth: constexpr,
+    block: constexpr,
 ):
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * width
@@ -78,7 +88,9 @@ def _forward(
 
 
 @jit
-def _backward(gradient, logits, labels, log_sums, width, vocab_size, ignore: constexpr, block: constexpr):
+def _backward(
+    gradient, logits, labels, log_sums, width, vocab_size, ignore: constexpr, block: constexpr
+):
     row = tl.program_id(0)
     line = logits + row.to(tl.int64) * width
     column = tl.program_id(1) * block + tl.arange(0, block)
@@ -100,7 +112,9 @@ class _CrossEntropy(torch.autograd.Function):
         if num_rows:
             take = launches.blocks("cross_entropy forward", logits.device)
             sizes = take.rows, take.columns
-            _forward[(num_rows,)](logits, labels, losses, log_sums, width, vocab_size, IGNORE, *sizes, **take.options)
+            _forward[(num_rows,)](
+                logits, labels, losses, log_sums, width, vocab_size, IGNORE, *sizes, **take.options
+            )
         ctx.save_for_backward(logits, labels, log_sums)
         ctx.vocab_size = vocab_size
         ctx.consumed = False
@@ -109,7 +123,9 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.consumed:
-            raise RuntimeError("the logits of the fused cross-entropy hold their gradient already: one backward pass")
+            raise RuntimeError(
+                "the logits of the fused cross-entropy hold their gradient already: one backward pass"
+            )
         ctx.consumed = True
         logits, labels, log_sums = ctx.saved_tensors
         num_rows, width = logits.shape

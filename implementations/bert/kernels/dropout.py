@@ -150,7 +150,10 @@ def pair_words(philox_key, offset, first_query, query, first_key, key):
     of 16; query, key: int32 places in the blocks, which broadcast. They are separate from the firsts so that the
     compiler knows their bits.
     """
-    c0, c1 = (first_key + (key & ~8)).to(tl.uint32), (first_query + (query & ~8)).to(tl.uint32) ^ offset
+    c0, c1 = (
+        (first_key + (key & ~8)).to(tl.uint32),
+        (first_query + (query & ~8)).to(tl.uint32) ^ offset,
+    )
     for number in tl.static_range(7):
         high, low = _product(0xD256D193, c0, NATIVE and number > 1)
         c0, c1 = high ^ c1 ^ philox_key, low

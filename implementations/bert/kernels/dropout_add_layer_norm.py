@@ -51,7 +51,9 @@ def reference(
     return y, z if pre_norm else y
 
 
-def _case(rows: int, width: int, *, pre_norm: bool = False, first: bool = False) -> Callable[[Draw], tuple[Any, ...]]:
+def _case(
+    rows: int, width: int, *, pre_norm: bool = False, first: bool = False
+) -> Callable[[Draw], tuple[Any, ...]]:
     """``first``: there is no residual yet."""
 
     def build(draw: Draw) -> tuple[Any, ...]:
@@ -157,7 +159,9 @@ def _backward(
             dz += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
         dh = tl.where(inside, dz * keep_scale, 0.0)
         if residual_gradient is not None:
-            tl.store(residual_gradient + offset, dz.to(residual_gradient.dtype.element_ty), mask=inside)
+            tl.store(
+                residual_gradient + offset, dz.to(residual_gradient.dtype.element_ty), mask=inside
+            )
         bias_sum += tl.sum(dh, axis=0)
         weight_sum += tl.sum(dy * normalized, axis=0)
         norm_bias_sum += tl.sum(dy, axis=0)
@@ -227,7 +231,9 @@ def start_forward(
     return output, stream, cast, saved
 
 
-def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None) -> Operands:
+def start_backward(
+    saved: Saved, drop: Dropout, gradients: Sequence[Tensor | None], target: Target | None
+) -> Operands:
     """Launches the kernel on Saved and the gradients of the two results, None for an unused one.
 
     Returns the gradients of the operands; that of x in fp8 if there is a target.
@@ -251,7 +257,9 @@ def start_backward(saved: Saved, drop: Dropout, gradients: Sequence[Tensor | Non
         num_warps=row_warps(take.num_warps, width), maxnreg=take.max_registers if width <= FITTING_WIDTH else None,
     )  # fmt: skip
     bias_gradient, weight_gradient, norm_bias_gradient = column_sums(partials, saved.weight.dtype)
-    return Operands(x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient)
+    return Operands(
+        x_gradient, bias_gradient, residual_gradient, weight_gradient, norm_bias_gradient
+    )
 
 
 class _DropoutAddLayerNorm(torch.autograd.Function):
@@ -259,7 +267,9 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
     def forward(
         ctx: Any, eps: float, drop: Dropout, target: Target | None, pre_norm: bool, *operands: Any
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        output, stream, cast, saved = start_forward(Operands(*operands), eps, drop, target, pre_norm)
+        output, stream, cast, saved = start_forward(
+            Operands(*operands), eps, drop, target, pre_norm
+        )
         ctx.save_for_backward(*saved)
         ctx.drop = drop
         ctx.set_materialize_grads(False)
@@ -284,7 +294,12 @@ def fused(
 
 
 def fused_with_cast(
-    operands: Operands, eps: float, dropout: float, sites: DropoutSites, target: Target, pre_norm: bool = False
+    operands: Operands,
+    eps: float,
+    dropout: float,
+    sites: DropoutSites,
+    target: Target,
+    pre_norm: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``fused``, and its first result in fp8 [T, D] (no gradient)."""
     return _DropoutAddLayerNorm.apply(eps, sites.next(dropout), target, pre_norm, *operands)

@@ -31,21 +31,41 @@ def reference(
     input_ids, segment_ids (0 or 1), position_ids: int [T]; word [V, D], position [P, D], segment [2 or more, D];
     weight, bias [D]. Returns [T, D]. Dropout is PyTorch's own; only the fused kernel takes a site.
     """
-    x = F.embedding(input_ids, word) + F.embedding(position_ids, position) + F.embedding(segment_ids, segment)
+    x = (
+        F.embedding(input_ids, word)
+        + F.embedding(position_ids, position)
+        + F.embedding(segment_ids, segment)
+    )
     x = F.layer_norm(x, (x.shape[-1],), weight, bias, eps)
     return F.dropout(x, dropout) if dropout else x
 
 
-def _case(tokens: int, vocab_size: int, positions: int, width: int, frequent: float) -> Callable[[Draw], Any]:
+def _case(
+    tokens: int, vocab_size: int, positions: int, width: int, frequent: float
+) -> Callable[[Draw], Any]:
     """``frequent``: share of tokens that are one word, such as [MASK]; its run is longer than a chunk."""
 
     def build(draw: Draw) -> tuple[Any, ...]:
         ids = draw.integers(vocab_size, tokens)
         ids[draw.integers(1000, tokens) < 1000 * frequent] = vocab_size // 2
         place = torch.arange(tokens, dtype=torch.int32, device=ids.device) % positions
-        tables = draw.normal(vocab_size, width), draw.normal(positions, width), draw.normal(2, width)
+        tables = (
+            draw.normal(vocab_size, width),
+            draw.normal(positions, width),
+            draw.normal(2, width),
+        )
         sites = DropoutSites(draw.device)
-        return ids, draw.integers(2, tokens), place, *tables, draw.normal(width), draw.normal(width), 1e-12, 0.0, sites
+        return (
+            ids,
+            draw.integers(2, tokens),
+            place,
+            *tables,
+            draw.normal(width),
+            draw.normal(width),
+            1e-12,
+            0.0,
+            sites,
+        )
 
     return build
 
@@ -54,21 +74,43 @@ _REASON = "the gradient of a row of the sum is rounded, and so are the sums of t
 CASES: list[Case] = [
     *each_dtype("primes", _case(37, 23, 17, 97, frequent=0.6), _REASON, factor=2),
     *each_dtype("one_token", _case(1, 3, 2, 24, frequent=0.0), _REASON, factor=2),
-    large("24_rows_of_bert_large", _case(12_288, 30_528, 512, 1024, frequent=0.12), _REASON, factor=2),
-    large("48_rows_of_bert_large", _case(24_576, 30_528, 512, 1024, frequent=0.12), _REASON, factor=2),
+    large(
+        "24_rows_of_bert_large", _case(12_288, 30_528, 512, 1024, frequent=0.12), _REASON, factor=2
+    ),
+    large(
+        "48_rows_of_bert_large", _case(24_576, 30_528, 512, 1024, frequent=0.12), _REASON, factor=2
+    ),
 ]
 
 
 @jit
-def _gather(input_ids, segment_ids, position_ids, word, position, segment, row, in_row, column, in_column, width):
+def _gather(
+    input_ids,
+    segment_ids,
+    position_ids,
+    word,
+    position,
+    segment,
+    row,
+    in_row,
+    column,
+    in_column,
+    width,
+):
     """The sum of the three embeddings of some rows, fp32, and their segment."""
     inside = in_row[:, None] & in_column[None, :]
     word_row = tl.load(input_ids + row, mask=in_row, other=0).to(tl.int64)
     place = tl.load(position_ids + row, mask=in_row, other=0)
     side = tl.load(segment_ids + row, mask=in_row, other=0)
-    x = tl.load(word + word_row[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    x += tl.load(position + place[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
-    x += tl.load(segment + side[:, None] * width + column[None, :], mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(word + word_row[:, None] * width + column[None, :], mask=inside, other=0.0).to(
+        tl.float32
+    )
+    x += tl.load(position + place[:, None] * width + column[None, :], mask=inside, other=0.0).to(
+        tl.float32
+    )
+    x += tl.load(segment + side[:, None] * width + column[None, :], mask=inside, other=0.0).to(
+        tl.float32
+    )
     return x, side
 
 
@@ -82,7 +124,19 @@ def _forward(
     column = tl.arange(0, block)
     in_column = column < width
     inside = in_row[:, None] & in_column[None, :]
-    x, _ = _gather(input_ids, segment_ids, position_ids, word, position, segment, row, in_row, column, in_column, width)
+    x, _ = _gather(
+        input_ids,
+        segment_ids,
+        position_ids,
+        word,
+        position,
+        segment,
+        row,
+        in_row,
+        column,
+        in_column,
+        width,
+    )
     mean = tl.sum(x, axis=1) / width
     centered = tl.where(inside, x - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / width + eps)
@@ -118,7 +172,17 @@ def _backward(
         if threshold > 0:
             dy = tl.where(keep_rows(seed, site, row, column, threshold), dy * scale, 0.0)
         x, side = _gather(
-            input_ids, segment_ids, position_ids, word, position, segment, row, in_row, column, in_column, width
+            input_ids,
+            segment_ids,
+            position_ids,
+            word,
+            position,
+            segment,
+            row,
+            in_row,
+            column,
+            in_column,
+            width,
         )
         mean = tl.load(mean_in + row, mask=in_row, other=0.0)
         rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
@@ -161,7 +225,9 @@ class _Embeddings(torch.autograd.Function):
         input_ids, _, position_ids, word, position, segment, weight, *_ = ctx.saved_tensors
         num_rows, width = gradient.shape
         take = launches.blocks("embeddings", word.device)
-        num_programs = triton_support.num_programs(word.device, take.programs, -(-num_rows // take.rows))
+        num_programs = triton_support.num_programs(
+            word.device, take.programs, -(-num_rows // take.rows)
+        )
         partials = torch.empty(num_programs, 4, width, dtype=torch.float32, device=word.device)
         x_gradient = torch.empty(num_rows, width, dtype=word.dtype, device=word.device)
         _backward[(num_programs,)](

@@ -23,21 +23,37 @@ missing = needs((9, 0), package("quack", "quack-kernels"))
 
 def missing_in_fp8(device: torch.device) -> str | None:
     """Why quack_epilogues.py cannot run: QuACK's products of both fp8 formats are Hopper's."""
-    later = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) >= (10, 0)
+    later = (
+        device.type == "cuda"
+        and not torch.version.hip
+        and torch.cuda.get_device_capability(device) >= (10, 0)
+    )
     return missing(device) or ("its fp8 needs compute capability 9.0" if later else None)
 
 
-def reference(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str) -> Tensor:
+def reference(
+    x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str
+) -> Tensor:
     """x [T, D], weight [F, D], bias [F], out_weight [D, F] -> GELU(x weight^T + bias) out_weight^T [T, D]."""
     return F.linear(F.gelu(F.linear(x, weight, bias), approximate=approximate), out_weight)
 
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str) -> Tensor:
-        activation, ctx.approximate = "gelu_tanh_approx" if approximate == "tanh" else "gelu_erf", approximate
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str
+    ) -> Tensor:
+        activation, ctx.approximate = (
+            "gelu_tanh_approx" if approximate == "tanh" else "gelu_erf",
+            approximate,
+        )
         linear, activated = importlib.import_module("quack.gemm_interface").gemm_act(
-            x, weight.t(), bias=bias, activation=activation, store_preact=any(ctx.needs_input_grad), tuned=False
+            x,
+            weight.t(),
+            bias=bias,
+            activation=activation,
+            store_preact=any(ctx.needs_input_grad),
+            tuned=False,
         )
         ctx.save_for_backward(x, weight, out_weight, linear)
         ctx.sources = sources(weight), sources(out_weight)
@@ -48,8 +64,12 @@ class _FeedForward(torch.autograd.Function):
         x, weight, out_weight, linear = ctx.saved_tensors
         gradient = gradient.contiguous()
         epilogues = importlib.import_module("bert.kernels.quack_epilogues")
-        inner, activated, bias = epilogues.gelu_backward_of_product(gradient, out_weight, linear, ctx.approximate)
-        out_gradient = into(take(ctx.sources[1]), lambda out: torch.mm(gradient.t(), activated, out=out))
+        inner, activated, bias = epilogues.gelu_backward_of_product(
+            gradient, out_weight, linear, ctx.approximate
+        )
+        out_gradient = into(
+            take(ctx.sources[1]), lambda out: torch.mm(gradient.t(), activated, out=out)
+        )
         weight_gradient = into(take(ctx.sources[0]), lambda out: torch.mm(inner.t(), x, out=out))
         x_gradient = inner @ weight if ctx.needs_input_grad[0] else None
         return x_gradient, weight_gradient, bias.to(x.dtype), out_gradient, None

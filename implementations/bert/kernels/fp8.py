@@ -85,8 +85,15 @@ class Scaling:
 
     def target(self, number: int, which: int) -> Target:
         """Cast target of one tensor of a product, with the scale known in advance."""
-        scale, inverse, largest = (t[number, which] for t in (self.scales, self.inverses, self.largest))
-        return Target(dtype=FORMATS[which], scale=scale, inverse=inverse, largest=None if self.evaluates else largest)
+        scale, inverse, largest = (
+            t[number, which] for t in (self.scales, self.inverses, self.largest)
+        )
+        return Target(
+            dtype=FORMATS[which],
+            scale=scale,
+            inverse=inverse,
+            largest=None if self.evaluates else largest,
+        )
 
     @contextlib.contextmanager
     def evaluation(self, calibrated: bool = False) -> Iterator[None]:
@@ -162,7 +169,9 @@ def product(
     ``fast`` lets the tensor cores keep their partial sums at lower precision. out: of ``dtype``, written where given.
     """
     if a.is_cuda:
-        return torch._scaled_mm(a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out)
+        return torch._scaled_mm(
+            a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out
+        )
     y = (a.float() @ b.float()) * (a_inverse * b_inverse)
     y = (y if bias is None else y + bias).to(dtype)
     return y if out is None else out.copy_(y)

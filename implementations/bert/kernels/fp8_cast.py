@@ -59,7 +59,11 @@ def store_both_orders(
     tl.store(cast + by_eights(offset, inside), value, mask=inside)
     if transposed is not None:
         inside_t = (column < num_columns)[:, None] & (row < num_rows)[None, :]
-        tl.store(transposed + column.to(tl.int64)[:, None] * num_rows + row[None, :], tl.trans(value), mask=inside_t)
+        tl.store(
+            transposed + column.to(tl.int64)[:, None] * num_rows + row[None, :],
+            tl.trans(value),
+            mask=inside_t,
+        )
 
 
 @jit
@@ -78,7 +82,9 @@ def _cast_transpose(
     if partials is not None:
         line = partials + tile.to(tl.int64) * num_columns + column
         tl.store(line, tl.sum(value, axis=0), mask=column < num_columns)
-    store_both_orders(value, cast, transposed, scale, largest, row, column, num_rows, num_columns, maximum)
+    store_both_orders(
+        value, cast, transposed, scale, largest, row, column, num_rows, num_columns, maximum
+    )
 
 
 @jit
@@ -120,7 +126,9 @@ def cast_arguments(target: Target | None) -> dict[str, Any]:
     return {"cast_scale": target.scale, "largest": bits(target.largest), "maximum": target.maximum}
 
 
-def cast_transpose(x: Tensor, target: Target, column_sums: bool = False) -> tuple[Tensor, Tensor, Tensor | None]:
+def cast_transpose(
+    x: Tensor, target: Target, column_sums: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """x [R, C] in fp8 [R, C], transposed [C, R], and if wanted its sums over rows [C] in its own type.
 
     R and C must be multiples of 16, as for the product.
@@ -156,7 +164,15 @@ def _start_cast(x: Tensor, cast: Tensor, *arguments: Any) -> None:
     assert num_rows % ROW_MULTIPLE == num_columns % ROW_MULTIPLE == 0, x.shape
     take = launches.blocks("cast", x.device)
     _cast_transpose[(take.tiles(num_rows, num_columns)[1],)](
-        x.contiguous(), cast, *tensors, num_rows, num_columns, maximum, take.rows, take.columns, **take.options
+        x.contiguous(),
+        cast,
+        *tensors,
+        num_rows,
+        num_columns,
+        maximum,
+        take.rows,
+        take.columns,
+        **take.options,
     )
 
 
@@ -173,5 +189,7 @@ def transpose(x: Tensor) -> Tensor:
     take = launches.blocks("transpose", x.device)
     words, block = num_columns // 4, take.columns // 4
     grid = (-(-words // block) * -(-num_rows // take.rows),)
-    _transpose[grid](x.view(torch.int32), output.view(torch.int32), num_rows, words, block, **take.options)
+    _transpose[grid](
+        x.view(torch.int32), output.view(torch.int32), num_rows, words, block, **take.options
+    )
     return output

@@ -60,7 +60,9 @@ def _gelu_cast(
     h = widened(tl.load(x + offset, mask=inside, other=0.0)) + b[None, :]
     value, _ = _value_and_slope(h, tanh)
     value = tl.where(inside, rounded(value, x.dtype.element_ty), 0.0)
-    store_both_orders(value, cast, transposed, scale, largest, row, column, num_rows, width, maximum)
+    store_both_orders(
+        value, cast, transposed, scale, largest, row, column, num_rows, width, maximum
+    )
 
 
 @jit
@@ -82,7 +84,9 @@ def _gelu_backward_cast(
     dh = dy * slope  # 0 outside, as dy is
     tl.store(partials + tile.to(tl.int64) * width + column, tl.sum(dh, axis=0), mask=in_column)
     value = rounded(dh, x.dtype.element_ty)
-    store_both_orders(value, cast, transposed, scale, largest, row, column, num_rows, width, maximum)
+    store_both_orders(
+        value, cast, transposed, scale, largest, row, column, num_rows, width, maximum
+    )
 
 
 def gelu_cast(
@@ -117,7 +121,12 @@ def gelu_backward_cast(
 
 
 def gelu_of_product(
-    x8: Tensor, weight: Tensor, inverses: tuple[Tensor, Tensor], bias: Tensor, approximate: str, target: Target
+    x8: Tensor,
+    weight: Tensor,
+    inverses: tuple[Tensor, Tensor],
+    bias: Tensor,
+    approximate: str,
+    target: Target,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x8 [R, D], weight [F, D], both fp8, and what undoes their scales: the linear result [R, F] without the bias, and
     GELU of it with the bias in fp8 [R, F] and transposed [F, R]."""
@@ -139,7 +148,11 @@ def gelu_gradient_of_product(
 
 def kernels(by_quack: bool) -> Any:
     """The module whose ``gelu_of_product`` and ``gelu_gradient_of_product`` are used."""
-    return importlib.import_module("bert.kernels.quack_epilogues") if by_quack else sys.modules[__name__]
+    return (
+        importlib.import_module("bert.kernels.quack_epilogues")
+        if by_quack
+        else sys.modules[__name__]
+    )
 
 
 class Settings(NamedTuple):
@@ -182,7 +195,9 @@ class _FeedForward(torch.autograd.Function):
         inner, a8, a8_t = kernels(settings.by_quack).gelu_of_product(
             x8, w1, (x_inverse, w1_target.inverse), bias_1, settings.approximate, a_target
         )  # (T, F)
-        projected = product(a8, w2.t(), a_target.inverse, w2_target.inverse, None, x.dtype, fast=True)  # (T, D)
+        projected = product(
+            a8, w2.t(), a_target.inverse, w2_target.inverse, None, x.dtype, fast=True
+        )  # (T, D)
         ctx.drop = settings.sites.next(settings.dropout)
         operands = norm_kernels.Operands(projected, bias_2, residual, norm_weight, norm_bias)
         output, stream, cast, saved = norm_kernels.start_forward(
@@ -198,7 +213,19 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        x8, inner, bias_1, a8_t, w1_t, w2_t, x_inverse, w1_inverse, a_inverse, w2_inverse, *saved = ctx.saved_tensors
+        (
+            x8,
+            inner,
+            bias_1,
+            a8_t,
+            w1_t,
+            w2_t,
+            x_inverse,
+            w1_inverse,
+            a_inverse,
+            w2_inverse,
+            *saved,
+        ) = ctx.saved_tensors
         settings, dtype, fast = ctx.settings, inner.dtype, ctx.settings.first.scaling.fast_backward
         target = settings.second.target(GRADIENT)
         g8, bias_2, residual, norm_weight, norm_bias = norm_kernels.start_backward(
@@ -231,6 +258,10 @@ def feed_forward(
     target = second.target(INPUT)
     a8, _ = gelu_cast(inner, weights.bias_1, settings.approximate, target, rows_alone=True)
     projected = second.held_product(a8, target.inverse, None, x.dtype)  # (T, D)
-    operands = norm_kernels.Operands(projected, weights.bias_2, residual, weights.norm_weight, weights.norm_bias)
+    operands = norm_kernels.Operands(
+        projected, weights.bias_2, residual, weights.norm_weight, weights.norm_bias
+    )
     drop = settings.sites.next(settings.dropout)
-    return norm_kernels.start_forward(operands, settings.eps, drop, settings.following, settings.pre_norm)[:3]
+    return norm_kernels.start_forward(
+        operands, settings.eps, drop, settings.following, settings.pre_norm
+    )[:3]

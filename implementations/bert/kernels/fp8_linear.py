@@ -51,16 +51,22 @@ class Fp8Linear:
         """Casts the weight [N, K] for the evaluation that begins; each time into the memory where a graph reads it."""
         target = self.scaling.target_for(weight, self.number, WEIGHT)
         if self.held is None:
-            self.held = Held(torch.empty_like(weight, dtype=target.dtype), torch.empty_like(target.inverse))
+            self.held = Held(
+                torch.empty_like(weight, dtype=target.dtype), torch.empty_like(target.inverse)
+            )
         cast_rows(weight, target, out=self.held.cast)
         self.held.inverse.copy_(target.inverse)
 
-    def held_product(self, x8: Tensor, x_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    def held_product(
+        self, x8: Tensor, x_inverse: Tensor, bias: Tensor | None, dtype: torch.dtype
+    ) -> Tensor:
         """x8 [T, K] times the weight that is held, plus bias [N] -> [T, N] of ``dtype``, without gradients."""
         assert self.held is not None
         return product(x8, self.held.cast.t(), x_inverse, self.held.inverse, bias, dtype, fast=True)
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, x8: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, x8: Tensor | None = None
+    ) -> Tensor:
         """x [T, K], weight [N, K], bias [N] -> [T, N] in x's type. N and K are multiples of 16.
 
         x8: x in fp8, as ``target(INPUT)`` says, where it is there already. In an evaluation the weight held counts.
@@ -70,8 +76,12 @@ class Fp8Linear:
         if missing:
             x = F.pad(x, (0, 0, 0, missing))
         if self.scaling.evaluates:
-            target = self.scaling.target_for(x, self.number, INPUT) if x8 is None else self.target(INPUT)
-            y = self.held_product(cast_rows(x, target) if x8 is None else x8, target.inverse, bias, x.dtype)
+            target = (
+                self.scaling.target_for(x, self.number, INPUT) if x8 is None else self.target(INPUT)
+            )
+            y = self.held_product(
+                cast_rows(x, target) if x8 is None else x8, target.inverse, bias, x.dtype
+            )
         else:
             y = _Fp8Product.apply(x, x8, weight, bias, self.scaling, self.number)
         return y[:num_rows] if missing else y
@@ -80,17 +90,31 @@ class Fp8Linear:
 class _Fp8Product(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, x8: Tensor | None, weight: Tensor, bias: Tensor | None, scaling: Scaling, number: int
+        ctx: Any,
+        x: Tensor,
+        x8: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        scaling: Scaling,
+        number: int,
     ) -> Tensor:
-        x_target = scaling.target_for(x, number, INPUT) if x8 is None else scaling.target(number, INPUT)
+        x_target = (
+            scaling.target_for(x, number, INPUT) if x8 is None else scaling.target(number, INPUT)
+        )
         x8_t = None
         if x8 is None:
             x8, x8_t, _ = cast_transpose(x, x_target)
         w_target = scaling.target_for(weight, number, WEIGHT)
         w8, w8_t, _ = cast_transpose(weight, w_target)
         # One order of x is kept; the other one is made of it in the backward pass.
-        ctx.save_for_backward(x8 if x8_t is None else None, x8_t, w8_t, x_target.inverse, w_target.inverse)
-        ctx.scaling, ctx.number, ctx.sums_bias = scaling, number, bias is not None and ctx.needs_input_grad[3]
+        ctx.save_for_backward(
+            x8 if x8_t is None else None, x8_t, w8_t, x_target.inverse, w_target.inverse
+        )
+        ctx.scaling, ctx.number, ctx.sums_bias = (
+            scaling,
+            number,
+            bias is not None and ctx.needs_input_grad[3],
+        )
         ctx.sources = sources(weight)
         return product(x8, w8.t(), x_target.inverse, w_target.inverse, bias, x.dtype, fast=True)
 

@@ -44,17 +44,24 @@ class Layout:
     tensor: Tensor  # int32 [C]
     offsets: Tensor  # int32 [tensors + 1]
     decay: Tensor  # fp32 [tensors]
-    spans: Sequence[Sequence[tuple[int, int]]]  # of each tensor, of each of its parts in the shard: begin, end
+    spans: Sequence[
+        Sequence[tuple[int, int]]
+    ]  # of each tensor, of each of its parts in the shard: begin, end
 
 
 def make_layout(sizes: Sequence[int], decays: Sequence[float], device: torch.device) -> Layout:
     """Layout of whole tensors of the given sizes, one after the other."""
     ends = list(itertools.accumulate(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes))
-    return spans_layout(ends[-1], [[span] for span in itertools.pairwise([0, *ends])], decays, device)
+    return spans_layout(
+        ends[-1], [[span] for span in itertools.pairwise([0, *ends])], decays, device
+    )
 
 
 def spans_layout(
-    size: int, spans: Sequence[Sequence[tuple[int, int]]], decays: Sequence[float], device: torch.device
+    size: int,
+    spans: Sequence[Sequence[tuple[int, int]]],
+    decays: Sequence[float],
+    device: torch.device,
 ) -> Layout:
     """Layout of a shard of ``size`` elements, which holds parts of each tensor at its spans."""
     chunks = [
@@ -112,7 +119,11 @@ def _moments(
 ):  # fmt: skip
     chunk = tl.program_id(0)
     begin, length = chunk_of(begins, lengths, scalars)
-    factor, correction_1, correction_2 = tl.load(scalars + 1), tl.load(scalars + 2), tl.load(scalars + 3)
+    factor, correction_1, correction_2 = (
+        tl.load(scalars + 1),
+        tl.load(scalars + 2),
+        tl.load(scalars + 3),
+    )
     decay = tl.load(decays + tl.load(tensors + chunk))
     master_sum = tl.zeros([block], tl.float32)
     update_sum = tl.zeros([block], tl.float32)
@@ -222,4 +233,15 @@ def update(
 
     ``parameters`` (of any floating type, or None) receives the rounded result; norms: of ``moments``, over all ranks.
     """
-    launch(_update, layout, master, first, second, parameters, norms, scalars, eps, parameters is not None)
+    launch(
+        _update,
+        layout,
+        master,
+        first,
+        second,
+        parameters,
+        norms,
+        scalars,
+        eps,
+        parameters is not None,
+    )

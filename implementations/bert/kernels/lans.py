@@ -80,10 +80,14 @@ def _update(
     momentum_norm, current_norm = tl.load(sums + 3 * tensor + 1), tl.load(sums + 3 * tensor + 2)
     scaled = (master_norm > 0.0) & (momentum_norm > 0.0)
     momentum_rate = rate * (1.0 - rate_1)
-    momentum_rate *= tl.where(scaled, tl.sqrt(master_norm / tl.where(scaled, momentum_norm, 1.0)), 1.0)
+    momentum_rate *= tl.where(
+        scaled, tl.sqrt(master_norm / tl.where(scaled, momentum_norm, 1.0)), 1.0
+    )
     scaled = (master_norm > 0.0) & (current_norm > 0.0)
     current_rate = rate * rate_1
-    current_rate *= tl.where(scaled, tl.sqrt(master_norm / tl.where(scaled, current_norm, 1.0)), 1.0)
+    current_rate *= tl.where(
+        scaled, tl.sqrt(master_norm / tl.where(scaled, current_norm, 1.0)), 1.0
+    )
     decay *= momentum_rate + current_rate
     momentum_rate *= correction_1
     current_rate *= factor
@@ -106,7 +110,9 @@ def squared_norms(layout: Layout, flat: Tensor) -> Tensor:
     partials = torch.empty(num_chunks, 1, dtype=torch.float32, device=flat.device)
     if num_chunks:
         take = launches.blocks("lamb", flat.device)
-        _squares[(num_chunks,)](layout.begin, layout.length, flat, partials, take.columns, **take.options)
+        _squares[(num_chunks,)](
+            layout.begin, layout.length, flat, partials, take.columns, **take.options
+        )
     return by_tensor(layout, partials).reshape(-1)
 
 
@@ -121,7 +127,9 @@ def moments(
     """
     partials = torch.empty(layout.begin.numel(), 3, dtype=torch.float32, device=master.device)
     rates = 1 - beta1, 1 - beta2
-    launch(_moments, layout, factors, gradient, master, first, second, scalars, partials, *rates, eps)
+    launch(
+        _moments, layout, factors, gradient, master, first, second, scalars, partials, *rates, eps
+    )
     return by_tensor(layout, partials)
 
 

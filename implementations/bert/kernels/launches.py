@@ -30,7 +30,11 @@ class Blocks:
     @property
     def options(self) -> dict[str, Any]:
         """Keyword arguments of a launch."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "maxnreg": self.max_registers}
+        return {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "maxnreg": self.max_registers,
+        }
 
     def tiles(self, num_rows: int, num_columns: int) -> tuple[int, int]:
         """Number of blocks of a matrix, down and in all."""
@@ -83,7 +87,9 @@ TABLE: dict[str, dict[int, Blocks]] = {
     "attention key gradient, fp32": {80: _attention(32, 32, 1)},
 }  # fmt: skip
 
-assumed = 90  # architecture without a GPU, for kernels interpreted, recorded or compiled ahead of time
+assumed = (
+    90  # architecture without a GPU, for kernels interpreted, recorded or compiled ahead of time
+)
 
 
 def blocks(kernel: str, device: torch.device) -> Blocks:

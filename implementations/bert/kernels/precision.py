@@ -27,9 +27,15 @@ class Config:
         doc="auto: bf16 on a GPU, fp16 on one below compute capability 8.0, fp32 on a CPU; fp8: bf16 with QKV and "
         "feed-forward products in fp8; tf32: fp32 with matrix products in tf32",
     )
-    init_loss_scale: float = env("INIT_LOSS_SCALE", 65536.0, above=0, doc="initial loss scale of fp16")
-    loss_scale: float = env("LOSS_SCALE", 0.0, at_least=0, doc="constant loss scale of fp16; 0: dynamic")
-    growth_interval: int = env("LOSS_SCALE_GROWTH", 2000, at_least=1, doc="good fp16 steps before the scale doubles")
+    init_loss_scale: float = env(
+        "INIT_LOSS_SCALE", 65536.0, above=0, doc="initial loss scale of fp16"
+    )
+    loss_scale: float = env(
+        "LOSS_SCALE", 0.0, at_least=0, doc="constant loss scale of fp16; 0: dynamic"
+    )
+    growth_interval: int = env(
+        "LOSS_SCALE_GROWTH", 2000, at_least=1, doc="good fp16 steps before the scale doubles"
+    )
     fp8_recipe: str = env(
         "FP8_RECIPE",
         "delayed",
@@ -42,21 +48,37 @@ class Config:
         choices=("forward", "all"),
         doc="passes whose fp8 products accumulate faster, less precisely",
     )
-    fp8_output_projection: bool = env("FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection in fp8")
+    fp8_output_projection: bool = env(
+        "FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection in fp8"
+    )
     fp8_evaluation: bool = env(
-        "FP8_EVALUATION", True, doc="1: evaluations after the first step use fp8 as training does; 0: bf16"
+        "FP8_EVALUATION",
+        True,
+        doc="1: evaluations after the first step use fp8 as training does; 0: bf16",
     )
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError if the hardware does not support the precision."""
         if self.precision in ("fp8", "tf32") and device.type == "cuda" and torch.version.hip:
-            raise ConfigError(f"PRECISION={self.precision} is for NVIDIA GPUs; AMD's fp8 has other formats: use bf16")
-        if self.precision == "fp8" and device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
-            raise ConfigError("PRECISION=fp8 needs compute capability 8.9 (Ada, Hopper) or later: use bf16")
+            raise ConfigError(
+                f"PRECISION={self.precision} is for NVIDIA GPUs; AMD's fp8 has other formats: use bf16"
+            )
+        if (
+            self.precision == "fp8"
+            and device.type == "cuda"
+            and torch.cuda.get_device_capability(device) < (8, 9)
+        ):
+            raise ConfigError(
+                "PRECISION=fp8 needs compute capability 8.9 (Ada, Hopper) or later: use bf16"
+            )
         if self.precision == "tf32" and (device.type != "cuda" or not _is_ampere(device)):
-            raise ConfigError("PRECISION=tf32 needs a GPU of compute capability 8.0 (Ampere) or later: use fp32")
+            raise ConfigError(
+                "PRECISION=tf32 needs a GPU of compute capability 8.0 (Ampere) or later: use fp32"
+            )
         if self.loss_scale and not self.resolve(device).scales_loss:
-            raise ConfigError(f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset")
+            raise ConfigError(
+                f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset"
+            )
 
     def resolve(self, device: torch.device) -> Precision:
         """Resolves the settings for ``device``."""
@@ -163,7 +185,10 @@ class LossScaler:
 
     def state_dict(self) -> dict[str, float]:
         """State for resuming."""
-        counts = {"num_good_steps": int(self.num_good_steps), "num_skipped_steps": int(self.num_skipped_steps)}
+        counts = {
+            "num_good_steps": int(self.num_good_steps),
+            "num_skipped_steps": int(self.num_skipped_steps),
+        }
         return {"scale": float(self.scale), **counts}
 
     def load_state_dict(self, state: dict[str, float]) -> None:

@@ -38,7 +38,9 @@ def _backward(gelu_backward):
 
 
 def _value(gelu):
-    @gemm_epilogue(outputs=("cast",), reduces={"largest": ColVecReduce("largest", combine="max_abs")})
+    @gemm_epilogue(
+        outputs=("cast",), reduces={"largest": ColVecReduce("largest", combine="max_abs")}
+    )
     def epilogue(acc, a_inverse, b_inverse, bias, scale):
         inner = acc * (a_inverse * b_inverse) + bias
         value = gelu(inner)
@@ -75,7 +77,16 @@ def gelu_backward_of_product(
     return found["D"], found["activated"], found["bias"]
 
 
-def _start(epilogue, a: Tensor, b: Tensor, output: Tensor, c: Tensor | None, fast: bool, target: Target, **named: Any):
+def _start(
+    epilogue,
+    a: Tensor,
+    b: Tensor,
+    output: Tensor,
+    c: Tensor | None,
+    fast: bool,
+    target: Target,
+    **named: Any,
+):
     """a [M, K], b [N, K], both fp8: what the epilogue makes of their product; raises ``target.largest``."""
     largest = torch.empty(len(a), -(-len(b) // COLUMNS[fast]), device=a.device)
     epilogue.gemm(
@@ -87,13 +98,32 @@ def _start(epilogue, a: Tensor, b: Tensor, output: Tensor, c: Tensor | None, fas
 
 
 def gelu_of_product(
-    x8: Tensor, weight: Tensor, inverses: tuple[Tensor, Tensor], bias: Tensor, approximate: str, target: Target
+    x8: Tensor,
+    weight: Tensor,
+    inverses: tuple[Tensor, Tensor],
+    bias: Tensor,
+    approximate: str,
+    target: Target,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As fp8_feed_forward's; the linear result includes the bias."""
     inner = torch.empty(len(x8), len(weight), dtype=bias.dtype, device=x8.device)
     cast = torch.empty_like(inner, dtype=target.dtype)
-    named = {"a_inverse": inverses[0], "b_inverse": inverses[1], "bias": bias.view(1, -1), "cast": cast}
-    _start(value_tanh if approximate == "tanh" else value_erf, x8, weight, inner, None, True, target, **named)
+    named = {
+        "a_inverse": inverses[0],
+        "b_inverse": inverses[1],
+        "bias": bias.view(1, -1),
+        "cast": cast,
+    }
+    _start(
+        value_tanh if approximate == "tanh" else value_erf,
+        x8,
+        weight,
+        inner,
+        None,
+        True,
+        target,
+        **named,
+    )
     return inner, cast, transpose(cast)
 
 

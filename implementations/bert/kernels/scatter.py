@@ -18,7 +18,9 @@ CHUNK, GROUP = 16, 16
 
 
 @jit
-def _sum_runs(rows, indices, order, table, partials, num_rows, width, chunk: constexpr, block: constexpr):
+def _sum_runs(
+    rows, indices, order, table, partials, num_rows, width, chunk: constexpr, block: constexpr
+):
     begin = tl.program_id(0) * chunk
     place = begin + tl.arange(0, chunk)
     inside = place < num_rows
@@ -37,8 +39,17 @@ def _sum_runs(rows, indices, order, table, partials, num_rows, width, chunk: con
     ends = inside & (following != index)
     last = tl.arange(0, chunk) == chunk - 1
     target = table + index.to(tl.int64)[:, None] * width + column[None, :]
-    tl.store(target, total.to(table.dtype.element_ty), mask=(ends & (index != before))[:, None] & in_column[None, :])
-    partial = partials + tl.program_id(0).to(tl.int64) * 2 * width + column[None, :] + tl.zeros([chunk, 1], tl.int32)
+    tl.store(
+        target,
+        total.to(table.dtype.element_ty),
+        mask=(ends & (index != before))[:, None] & in_column[None, :],
+    )
+    partial = (
+        partials
+        + tl.program_id(0).to(tl.int64) * 2 * width
+        + column[None, :]
+        + tl.zeros([chunk, 1], tl.int32)
+    )
     tl.store(partial, total, mask=(earlier & inside & (ends | last))[:, None] & in_column[None, :])
     begins_here = inside & last & (following == index) & (index != before)
     tl.store(partial + width, total, mask=begins_here[:, None] & in_column[None, :])
@@ -46,7 +57,15 @@ def _sum_runs(rows, indices, order, table, partials, num_rows, width, chunk: con
 
 @jit
 def _join_runs(
-    indices, table, partials, num_rows, num_chunks, width, chunk: constexpr, group: constexpr, block: constexpr
+    indices,
+    table,
+    partials,
+    num_rows,
+    num_chunks,
+    width,
+    chunk: constexpr,
+    group: constexpr,
+    block: constexpr,
 ):
     own = tl.program_id(0)
     column = tl.program_id(1) * block + tl.arange(0, block)
@@ -56,7 +75,9 @@ def _join_runs(
     following = tl.load(indices + end, mask=end < num_rows, other=-2)
     before = tl.load(indices + own * chunk - 1, mask=own > 0, other=-2)
     if (index == following) & (index != before):
-        total = tl.load(partials + (2 * own + 1).to(tl.int64) * width + column, mask=in_column, other=0.0)
+        total = tl.load(
+            partials + (2 * own + 1).to(tl.int64) * width + column, mask=in_column, other=0.0
+        )
         base = own + 1
         more = 1
         while more > 0:
@@ -64,10 +85,16 @@ def _join_runs(
             first = tl.load(indices + number * chunk, mask=number < num_chunks, other=-1)
             member = first == index
             heads = partials + (2 * number).to(tl.int64)[:, None] * width + column[None, :]
-            total += tl.sum(tl.load(heads, mask=member[:, None] & in_column[None, :], other=0.0), axis=0)
+            total += tl.sum(
+                tl.load(heads, mask=member[:, None] & in_column[None, :], other=0.0), axis=0
+            )
             more = tl.min(member.to(tl.int32), axis=0)
             base += group
-        tl.store(table + index.to(tl.int64) * width + column, total.to(table.dtype.element_ty), mask=in_column)
+        tl.store(
+            table + index.to(tl.int64) * width + column,
+            total.to(table.dtype.element_ty),
+            mask=in_column,
+        )
 
 
 def sum_by_index(rows: Tensor, indices: Tensor, num_indices: int) -> Tensor:
@@ -84,6 +111,19 @@ def sum_by_index(rows: Tensor, indices: Tensor, num_indices: int) -> Tensor:
     partials = torch.empty(num_chunks, 2, width, dtype=torch.float32, device=rows.device)
     take = launches.blocks("scatter", rows.device)
     grid, block = (num_chunks, -(-width // take.columns)), take.columns
-    _sum_runs[grid](rows, sorted_indices, order, table, partials, num_rows, width, CHUNK, block, **take.options)
-    _join_runs[grid](sorted_indices, table, partials, num_rows, num_chunks, width, CHUNK, GROUP, block, **take.options)
+    _sum_runs[grid](
+        rows, sorted_indices, order, table, partials, num_rows, width, CHUNK, block, **take.options
+    )
+    _join_runs[grid](
+        sorted_indices,
+        table,
+        partials,
+        num_rows,
+        num_chunks,
+        width,
+        CHUNK,
+        GROUP,
+        block,
+        **take.options,
+    )
     return table

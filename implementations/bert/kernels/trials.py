@@ -34,7 +34,15 @@ from torch import Tensor
 
 from bert.core.files import text_of, write_text
 from bert.core.process import hard_exit, root_cause
-from bert.kernels import assembly_check, attention, bias_gelu, feed_forward, fp8, fp8_feed_forward, triton_support
+from bert.kernels import (
+    assembly_check,
+    attention,
+    bias_gelu,
+    feed_forward,
+    fp8,
+    fp8_feed_forward,
+    triton_support,
+)
 from bert.kernels.attention import Attention
 from bert.kernels.dropout import ForwardPass
 from bert.kernels.fp8_cast import cast_rows
@@ -42,14 +50,33 @@ from bert.kernels.precision import LOW_PRECISION
 from bert.kernels.recording import record, warm_stream
 
 ASSEMBLY, FEED_FORWARD, FP8_FEED_FORWARD = "assembly", "feed_forward", "fp8_feed_forward"
-LENGTHS = (512, 384, 128, 256, 200, 56, 512, 97, 415, 333, 179)  # 3,072 tokens: full, even and odd ones
+LENGTHS = (
+    512,
+    384,
+    128,
+    256,
+    200,
+    56,
+    512,
+    97,
+    415,
+    333,
+    179,
+)  # 3,072 tokens: full, even and odd ones
 MAX_LENGTH, DROPOUT = 512, 0.1
-NUM_REPEATS, NUM_TIMED = 8, 5  # of LENGTHS in the timed batch: 24,576 tokens; of passes in the timed graph
+NUM_REPEATS, NUM_TIMED = (
+    8,
+    5,
+)  # of LENGTHS in the timed batch: 24,576 tokens; of passes in the timed graph
 NUM_EMPTY = 3  # sequences of length 0 at the end, as in a graph's padded batch
 TOLERANCE = 0.02  # of the norm: bf16 operands
 LIMIT, TO_START = 60, 60  # seconds of a trial, and for its process to import PyTorch
 BUSY = "busy or unavailable"  # in the driver's error
-HANGS, TIMEOUT, MARK = f"ran past {LIMIT} s", "Timeout (", b"bert-trial "  # TIMEOUT: faulthandler's; MARK: of results
+HANGS, TIMEOUT, MARK = (
+    f"ran past {LIMIT} s",
+    "Timeout (",
+    b"bert-trial ",
+)  # TIMEOUT: faulthandler's; MARK: of results
 CHILD = "import sys; sys.path[:0] = sys.argv[2:]; from bert.kernels import trials; trials.main(sys.argv[1])"
 
 
@@ -114,7 +141,13 @@ def trials(device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto") 
     If a piece of assembly is wrong, assembly is disabled in this process.
     """
     names = [ASSEMBLY] if triton_support.supported(device) else []
-    names += list(attention.candidates(device)) if name == "auto" else [name] if name in attention.TRIABLE else []
+    names += (
+        list(attention.candidates(device))
+        if name == "auto"
+        else [name]
+        if name in attention.TRIABLE
+        else []
+    )
     if heads.dtype in LOW_PRECISION:
         names += [FEED_FORWARD] if feed_forward.missing(device) is None else []
         names += [FP8_FEED_FORWARD] if feed_forward.missing_in_fp8(device) is None else []
@@ -123,7 +156,9 @@ def trials(device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto") 
         found = [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):  # no results yet, or a damaged file
         found = attempts(names, device, heads)
-        if any(trial.milliseconds is not None for trial in found):  # if all fail the cause may lie elsewhere
+        if any(
+            trial.milliseconds is not None for trial in found
+        ):  # if all fail the cause may lie elsewhere
             with contextlib.suppress(OSError):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_text(path, json.dumps([asdict(trial) for trial in found], indent=1) + "\n")
@@ -141,7 +176,10 @@ def _cache_file(device: torch.device, heads: Heads, names: list[str]) -> Path:
     """File for the results, named by all that they depend on."""
     driver = text_of(Path("/proc/driver/nvidia/version"))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    triton, versions = triton_support.triton, (torch.__version__, torch.version.cuda, torch.backends.cudnn.version())
+    triton, versions = (
+        triton_support.triton,
+        (torch.__version__, torch.version.cuda, torch.backends.cudnn.version()),
+    )
     sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
     asked = repr((gpu, driver, versions, getattr(triton, "__version__", ""), heads, names, sources))
     return cache_folder() / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
@@ -176,7 +214,11 @@ def _attempts(asked: dict[str, Any]) -> list[Trial]:
     found: list[Trial] = []
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
         )
         assert process.stdout is not None
         text, deadline, problem = b"", time.monotonic() + TO_START + LIMIT, ""
@@ -195,7 +237,9 @@ def _attempts(asked: dict[str, Any]) -> list[Trial]:
                     deadline = time.monotonic() + TO_START + LIMIT
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a process stuck in the driver cannot be killed
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # a process stuck in the driver cannot be killed
             process.wait(10)
         process.stdout.close()
         if problem:
@@ -206,7 +250,11 @@ def _attempts(asked: dict[str, Any]) -> list[Trial]:
                 problem = HANGS
             elif problem != HANGS:
                 status = process.returncode
-                by = signal.Signals(-status).name if status and status < 0 else f"with status {status}"
+                by = (
+                    signal.Signals(-status).name
+                    if status and status < 0
+                    else f"with status {status}"
+                )
                 problem = f"{problem} ({by}): {last}"
             found.append(Trial(name=asked["names"][len(found)], problem=problem))
     return found
@@ -239,15 +287,22 @@ def attempt(name: str, device: torch.device, heads: Heads) -> Trial:
             torch.cuda.set_device(device)
         if name == ASSEMBLY:
             wrong = assembly_check.problems(device)
-            return Trial(name=name, problem="; ".join(f"{piece}: {problem}" for piece, problem in wrong.items()))
+            return Trial(
+                name=name,
+                problem="; ".join(f"{piece}: {problem}" for piece, problem in wrong.items()),
+            )
         if name in (FEED_FORWARD, FP8_FEED_FORWARD):
             tried = feed_forward_problem if name == FEED_FORWARD else fp8_feed_forward_problem
             return Trial(name=name, problem=tried(device, heads))
         run = attention.BACKENDS[name]
         problem = disagreement(run, device, heads)
-        return Trial(name=name, milliseconds=None if problem else _time(run, device, heads), problem=problem)
+        return Trial(
+            name=name, milliseconds=None if problem else _time(run, device, heads), problem=problem
+        )
     except Exception as error:  # any error of a library
-        reason = " ".join(str(root_cause(error)).split())[:200]  # ending a failed capture raises another error
+        reason = " ".join(str(root_cause(error)).split())[
+            :200
+        ]  # ending a failed capture raises another error
         return Trial(name=name, problem=reason or type(error).__name__)
 
 
@@ -273,7 +328,10 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
     exact = qkv.detach().float().requires_grad_()
     expected = attention.sdpa_loop(exact, forward_pass, 0.0)
     (expected_gradient,) = torch.autograd.grad(expected, exact, upstream.float())
-    for what, value, reference in (("context", context, expected), ("gradient", gradient, expected_gradient)):
+    for what, value, reference in (
+        ("context", context, expected),
+        ("gradient", gradient, expected_gradient),
+    ):
         error = ((value.detach().float() - reference).norm() / reference.norm()).item()
         if not error <= TOLERANCE:  # nan included
             return f"its {what} differs from the reference's by {error:.3g}"
@@ -288,7 +346,11 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
         return f"with dropout its context is on average {share:.3g} of what it is without"
     by_values = (qkv.detach()[:, 2].float() * gradient[:, 2].float()).sum()
     share = (by_values / dropped.square().sum()).item()
-    return "" if abs(share - 1) <= TOLERANCE else f"its two passes drop different probabilities ({share:.3g})"
+    return (
+        ""
+        if abs(share - 1) <= TOLERANCE
+        else f"its two passes drop different probabilities ({share:.3g})"
+    )
 
 
 def feed_forward_problem(device: torch.device, heads: Heads) -> str:
@@ -297,7 +359,9 @@ def feed_forward_problem(device: torch.device, heads: Heads) -> str:
     exact = [tensor.float().requires_grad_() for tensor in inputs]
     inputs = [tensor.requires_grad_() for tensor in inputs]
 
-    def separate(x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str) -> Tensor:
+    def separate(
+        x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str
+    ) -> Tensor:
         activation = bias_gelu.fused if triton_support.supported(device) else bias_gelu.reference
         return F.linear(activation(F.linear(x, weight), bias, approximate), out_weight)
 
@@ -305,7 +369,13 @@ def feed_forward_problem(device: torch.device, heads: Heads) -> str:
         result = run(*on, approximate)
         return [result.detach(), *torch.autograd.grad(result, on, upstream.to(result.dtype))]
 
-    names = "result", "input's gradient", "weight's gradient", "bias' gradient", "second weight's gradient"
+    names = (
+        "result",
+        "input's gradient",
+        "weight's gradient",
+        "bias' gradient",
+        "second weight's gradient",
+    )
     for approximate in ("none", "tanh"):
         found = both_ways(feed_forward.fused, inputs, approximate)
         expected = both_ways(feed_forward.reference, exact, approximate)
@@ -320,38 +390,67 @@ def fp8_feed_forward_problem(device: torch.device, heads: Heads) -> str:
     x, weight, bias, out_weight, upstream = _feed_forward(device, heads)
     scaling = fp8.Scaling(fp8.Recipe(), 2, device)
 
-    def operands(number: int, a: Tensor, which: int, b: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    def operands(
+        number: int, a: Tensor, which: int, b: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         targets = scaling.target_for(a, number, which), scaling.target_for(b, number, fp8.WEIGHT)
-        return cast_rows(a, targets[0]), cast_rows(b, targets[1]), (targets[0].inverse, targets[1].inverse)
+        return (
+            cast_rows(a, targets[0]),
+            cast_rows(b, targets[1]),
+            (targets[0].inverse, targets[1].inverse),
+        )
 
     def exact(a: Tensor, b: Tensor, inverses: tuple[Tensor, Tensor]) -> Tensor:
         return a.float() @ b.float().t() * inverses[0] * inverses[1]
 
-    before, after = operands(0, x, fp8.INPUT, weight), operands(1, upstream, fp8.GRADIENT, out_weight.t())
+    before, after = (
+        operands(0, x, fp8.INPUT, weight),
+        operands(1, upstream, fp8.GRADIENT, out_weight.t()),
+    )
     linear, into_gelu = (exact(*before) + bias.float()).requires_grad_(), exact(*after)
 
-    def both_ways(by_quack: bool, approximate: str, fast: bool, targets: tuple[fp8.Target, fp8.Target]) -> list[Tensor]:
+    def both_ways(
+        by_quack: bool, approximate: str, fast: bool, targets: tuple[fp8.Target, fp8.Target]
+    ) -> list[Tensor]:
         kernels = fp8_feed_forward.kernels(by_quack)
         inner, *values = kernels.gelu_of_product(*before, bias, approximate, targets[0])
-        gradients = kernels.gelu_gradient_of_product(*after, inner, bias, approximate, targets[1], fast)
+        gradients = kernels.gelu_gradient_of_product(
+            *after, inner, bias, approximate, targets[1], fast
+        )
         return [*values, *gradients]
 
-    names = "result", "transposed result", "gradient", "transposed gradient", "bias' gradient", "largest magnitude"
+    names = (
+        "result",
+        "transposed result",
+        "gradient",
+        "transposed gradient",
+        "bias' gradient",
+        "largest magnitude",
+    )
     for approximate, fast in itertools.product(("none", "tanh"), (False, True)):
         value = F.gelu(linear, approximate=approximate)
         (gradient,) = torch.autograd.grad(value, linear, into_gelu)
-        targets = scaling.target_for(value.detach(), 1, fp8.INPUT), scaling.target_for(gradient, 0, fp8.GRADIENT)
+        targets = (
+            scaling.target_for(value.detach(), 1, fp8.INPUT),
+            scaling.target_for(gradient, 0, fp8.GRADIENT),
+        )
         value, scaled = value.detach() * targets[0].scale, gradient * targets[1].scale
         largest = torch.stack([one.maximum / one.scale for one in targets])
         right = [value, value.t(), scaled, scaled.t(), gradient.sum(0), largest]
         found = []
         for by_quack in (False, True):
             scaling.largest.zero_()
-            found.append([*both_ways(by_quack, approximate, fast, targets), scaling.largest[[1, 0], [0, 2]]])
+            found.append(
+                [*both_ways(by_quack, approximate, fast, targets), scaling.largest[[1, 0], [0, 2]]]
+            )
         if problem := _unlike(names, found[1], right, found[0]):
             return problem
     return _slower(
-        [functools.partial(both_ways, by_quack, "tanh", False, targets) for by_quack in (False, True)], device
+        [
+            functools.partial(both_ways, by_quack, "tanh", False, targets)
+            for by_quack in (False, True)
+        ],
+        device,
     )
 
 
@@ -360,11 +459,16 @@ def _feed_forward(device: torch.device, heads: Heads) -> list[Tensor]:
     width, rows = heads.num_heads * heads.head_size, NUM_REPEATS * sum(LENGTHS)
     generator = torch.Generator(device).manual_seed(0)
     shapes = (rows, width), (4 * width, width), (4 * width,), (width, 4 * width), (rows, width)
-    drawn = (torch.randn(shape, generator=generator, device=device) / shape[-1] ** 0.5 for shape in shapes)
+    drawn = (
+        torch.randn(shape, generator=generator, device=device) / shape[-1] ** 0.5
+        for shape in shapes
+    )
     return [tensor.to(heads.dtype) for tensor in drawn]
 
 
-def _unlike(names: tuple[str, ...], found: list[Tensor], expected: list[Tensor], ours: list[Tensor]) -> str:
+def _unlike(
+    names: tuple[str, ...], found: list[Tensor], expected: list[Tensor], ours: list[Tensor]
+) -> str:
     """Which is further from what is expected than it may be, by the tolerance or our own error; empty if none is."""
 
     def error(value: Tensor, right: Tensor) -> float:

@@ -101,7 +101,9 @@ def _probe():
 
 
 # Whether inline assembly is used: not in Triton's interpreter, nor if trials.py found it wrong.
-NATIVE: Any = constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
+NATIVE: Any = (
+    constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
+)
 
 
 def do_without_assembly() -> None:

@@ -14,7 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-OFFER, SOURCES = "gradient_offer", "gradient_sources"  # attributes of parameters, and of tensors made of them
+OFFER, SOURCES = (
+    "gradient_offer",
+    "gradient_sources",
+)  # attributes of parameters, and of tensors made of them
 
 
 def offer(parameters: Iterable[Tensor], places: Iterable[Tensor | None]) -> None:
@@ -61,16 +64,26 @@ def _in_one_piece(parts: Sequence[Tensor | None]) -> Tensor | None:
     for part in parts:
         if part is None or not part.is_contiguous() or part.dtype != first.dtype:
             return None
-        if part.storage_offset() != end or part.untyped_storage()._cdata != first.untyped_storage()._cdata:
+        if (
+            part.storage_offset() != end
+            or part.untyped_storage()._cdata != first.untyped_storage()._cdata
+        ):
             return None
         end, rows = end + part.numel(), rows + part.shape[0]
     shape = (rows, *first.shape[1:])
-    return first.detach().new_empty(0).set_(first.untyped_storage(), first.storage_offset(), shape, first.stride())
+    return (
+        first.detach()
+        .new_empty(0)
+        .set_(first.untyped_storage(), first.storage_offset(), shape, first.stride())
+    )
 
 
 def same_memory(a: Tensor, b: Tensor) -> bool:
     """Whether both are the same memory with the same type, shape and strides."""
-    shares = a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
+    shares = (
+        a.untyped_storage()._cdata == b.untyped_storage()._cdata
+        and a.storage_offset() == b.storage_offset()
+    )
     return shares and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
 
 

@@ -98,7 +98,9 @@ class Transform(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [M, D] -> [M, D]."""
-        return self.LayerNorm(self.kernel(F.linear(x, self.dense.weight), self.dense.bias, self.approximation))
+        return self.LayerNorm(
+            self.kernel(F.linear(x, self.dense.weight), self.dense.bias, self.approximation)
+        )
 
 
 class MaskedLanguageModel(nn.Module):
@@ -165,7 +167,9 @@ class BertForPreTraining(Trainable):
     def stages(self) -> list[nn.Module]:
         """See Trainable."""
         stages = [self.bert.embeddings, *self.bert.encoder.layer, self.cls.predictions]
-        return stages + ([self.bert.pooler, self.cls.seq_relationship] if self.config.next_sentence else [])
+        return stages + (
+            [self.bert.pooler, self.cls.seq_relationship] if self.config.next_sentence else []
+        )
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """See Trainable."""
@@ -202,7 +206,9 @@ class BertForPreTraining(Trainable):
         first = batch.cu_seqlens[:-1].clamp(max=batch.input_ids.shape[0] - 1).to(masked)
         rows = torch.cat([masked, first])
         padding = -len(rows) % ROW_MULTIPLE if self.bert.encoder.fp8_scaling is not None else 0
-        return self.bert(batch, F.pad(rows, (0, padding))).split([len(masked), len(first), padding])[:2]
+        return self.bert(batch, F.pad(rows, (0, padding))).split(
+            [len(masked), len(first), padding]
+        )[:2]
 
     def _padded_logits(self, batch: PretrainingBatch) -> Logits:
         masked, first = self._read(batch)
@@ -210,7 +216,11 @@ class BertForPreTraining(Trainable):
         return Logits(mlm, self._next_sentence(first))
 
     def _next_sentence(self, first: Tensor) -> Tensor | None:
-        return self.cls.seq_relationship(self.bert.pooler(first)) if self.config.next_sentence else None
+        return (
+            self.cls.seq_relationship(self.bert.pooler(first))
+            if self.config.next_sentence
+            else None
+        )
 
     def logits(self, batch: PretrainingBatch) -> Logits:
         """Scores of a batch."""
@@ -223,7 +233,9 @@ class BertForPreTraining(Trainable):
         mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
         losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
         nsp = self._next_sentence(first)
-        return Scored(mlm[:, : self.config.vocab_size], losses, None if nsp is None else fp32_at_least(nsp))
+        return Scored(
+            mlm[:, : self.config.vocab_size], losses, None if nsp is None else fp32_at_least(nsp)
+        )
 
     def forward(self, batch: PretrainingBatch) -> Losses | MaskedLoss:
         """Losses of a batch, in fp32 at least. Labels of -100 are padding and ignored."""
@@ -232,7 +244,10 @@ class BertForPreTraining(Trainable):
         mlm_loss = token_losses.sum() / (batch.masked_labels != IGNORE).sum().clamp(min=1)
         if nsp is None:
             return MaskedLoss(mlm_loss)
-        return Losses(mlm_loss, F.cross_entropy(fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE))
+        return Losses(
+            mlm_loss,
+            F.cross_entropy(fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE),
+        )
 
 
 def fp32_at_least(values: Tensor) -> Tensor:

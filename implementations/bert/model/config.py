@@ -60,10 +60,16 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 1.0)
-        for name, below in {**rates, "initializer_range": math.inf, "layer_norm_eps": math.inf}.items():
+        for name, below in {
+            **rates,
+            "initializer_range": math.inf,
+            "layer_norm_eps": math.inf,
+        }.items():
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < below:
-                expected = "probability of at least 0, below 1" if below == 1 else "number of at least 0"
+                expected = (
+                    "probability of at least 0, below 1" if below == 1 else "number of at least 0"
+                )
                 raise ConfigError(f"{name}={value!r}: expected a {expected}")
         for name in _COUNTS:
             value, low = getattr(self, name), 2 if name == "type_vocab_size" else 1
@@ -74,9 +80,13 @@ class BertConfig:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected true or false")
         width, heads = self.hidden_size, self.num_attention_heads
         if width % heads:
-            raise ConfigError(f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
+            raise ConfigError(
+                f"hidden_size={width} is not a multiple of num_attention_heads={heads}"
+            )
         if not isinstance(self.hidden_act, str) or self.hidden_act not in GELU_APPROXIMATIONS:
-            raise ConfigError(f"hidden_act={self.hidden_act!r}: expected one of {', '.join(GELU_APPROXIMATIONS)}")
+            raise ConfigError(
+                f"hidden_act={self.hidden_act!r}: expected one of {', '.join(GELU_APPROXIMATIONS)}"
+            )
 
     @property
     def identity(self) -> str:
@@ -120,18 +130,30 @@ class BertConfig:
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise ConfigError(f"BERT_CONFIG={path}: {error.strerror}: give a bert_config.json") from None
+            raise ConfigError(
+                f"BERT_CONFIG={path}: {error.strerror}: give a bert_config.json"
+            ) from None
         except ValueError as error:
             raise ConfigError(f"BERT_CONFIG={path}: not JSON ({error})") from None
         if not isinstance(values, dict):
             raise ConfigError(f"BERT_CONFIG={path}: expected a JSON object")
         for key, only in _ONLY.items():
             if values.get(key, only) not in (only, None):
-                raise ConfigError(f"BERT_CONFIG={path}: {key}={values[key]!r}: only {only!r} is supported")
-        if unknown := ", ".join(sorted(values.keys() - cls.__dataclass_fields__.keys() - _HARMLESS - _ONLY.keys())):
-            raise ConfigError(f"BERT_CONFIG={path}: unknown key {unknown}: remove it if it does not change the model")
-        if missing := [key for key in ("vocab_size", "hidden_size", "num_hidden_layers") if key not in values]:
-            raise ConfigError(f"BERT_CONFIG={path}: {', '.join(missing)} missing: is this a bert_config.json?")
+                raise ConfigError(
+                    f"BERT_CONFIG={path}: {key}={values[key]!r}: only {only!r} is supported"
+                )
+        if unknown := ", ".join(
+            sorted(values.keys() - cls.__dataclass_fields__.keys() - _HARMLESS - _ONLY.keys())
+        ):
+            raise ConfigError(
+                f"BERT_CONFIG={path}: unknown key {unknown}: remove it if it does not change the model"
+            )
+        if missing := [
+            key for key in ("vocab_size", "hidden_size", "num_hidden_layers") if key not in values
+        ]:
+            raise ConfigError(
+                f"BERT_CONFIG={path}: {', '.join(missing)} missing: is this a bert_config.json?"
+            )
         settings = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
         foreign = "model_type" in values or values.get("layer_norm_large_model") is True
         if foreign and settings.get("hidden_act", "gelu") in _HUGGING_FACE_ERF:
@@ -146,13 +168,19 @@ class BertConfig:
 class ModelFiles:
     """Where a run's bert_config.json is."""
 
-    bert_config: Path | None = env("BERT_CONFIG", None, doc="bert_config.json; unset: the one in CHECKPOINTDIR_PHASE1")
-    phase1: Path | None = env("CHECKPOINTDIR_PHASE1", None, doc="folder of bert_config.json, vocab.txt and checkpoint")
+    bert_config: Path | None = env(
+        "BERT_CONFIG", None, doc="bert_config.json; unset: the one in CHECKPOINTDIR_PHASE1"
+    )
+    phase1: Path | None = env(
+        "CHECKPOINTDIR_PHASE1", None, doc="folder of bert_config.json, vocab.txt and checkpoint"
+    )
 
     @property
     def bert_config_path(self) -> Path:
         if self.bert_config is not None:
             return self.bert_config
         if self.phase1 is None:
-            raise ConfigError("BERT_CONFIG and CHECKPOINTDIR_PHASE1 are both unset: give the bert_config.json")
+            raise ConfigError(
+                "BERT_CONFIG and CHECKPOINTDIR_PHASE1 are both unset: give the bert_config.json"
+            )
         return self.phase1 / "bert_config.json"

@@ -86,9 +86,13 @@ class SelfAttention(Product):
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
         """Context [T, D]."""
-        qkv = self.project(hidden.x, joined(self.query.bias, self.key.bias, self.value.bias), hidden.x8)  # (T, 3D)
+        qkv = self.project(
+            hidden.x, joined(self.query.bias, self.key.bias, self.value.bias), hidden.x8
+        )  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
-        return self.attention(qkv, forward_pass, self.dropout if self.training else 0.0).reshape(hidden.x.shape)
+        return self.attention(qkv, forward_pass, self.dropout if self.training else 0.0).reshape(
+            hidden.x.shape
+        )
 
 
 class Residual(Product):
@@ -106,7 +110,11 @@ class Residual(Product):
     def target(self, num_rows: int) -> Target | None:
         """Cast target for the following fp8 product; None if it casts its input itself, or there is none."""
         following = self.following
-        if following is None or not following.runs(self.training) or not following.takes_cast(num_rows):
+        if (
+            following is None
+            or not following.runs(self.training)
+            or not following.takes_cast(num_rows)
+        ):
             return None
         return following.target(INPUT)
 
@@ -114,14 +122,20 @@ class Residual(Product):
         """x [T, in], residual [T, D] -> [T, D]; also in fp8 if the next product takes it."""
         return self.finish(self.project(x, None), residual, forward_pass)
 
-    def finish(self, projected: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
+    def finish(
+        self, projected: Tensor, residual: Tensor | None, forward_pass: ForwardPass
+    ) -> Hidden:
         """The rest after the product [T, D], whose bias the kernel adds."""
         norm, dropout = self.LayerNorm, self.dropout if self.training else 0.0
         operands = Operands(projected, self.dense.bias, residual, norm.weight, norm.bias)
         target = self.target(len(projected))
         if target is None:
-            return Hidden(*self.kernel(*operands, norm.eps, dropout, forward_pass.sites, self.pre_norm), None)
-        return Hidden(*fused_with_cast(operands, norm.eps, dropout, forward_pass.sites, target, self.pre_norm))
+            return Hidden(
+                *self.kernel(*operands, norm.eps, dropout, forward_pass.sites, self.pre_norm), None
+            )
+        return Hidden(
+            *fused_with_cast(operands, norm.eps, dropout, forward_pass.sites, target, self.pre_norm)
+        )
 
 
 class Attention(nn.Module):
@@ -132,7 +146,9 @@ class Attention(nn.Module):
         self.self = SelfAttention(config, kernels)
         self.output = Residual(config, kernels, config.hidden_size)
 
-    def forward(self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None) -> Hidden:
+    def forward(
+        self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None
+    ) -> Hidden:
         """[T, D] -> [T, D], or only the result's ``rows``."""
         context, residual = self.self(hidden, forward_pass), hidden.residual
         if rows is not None:
@@ -165,9 +181,15 @@ class Layer(nn.Module):
         self.output = Residual(config, kernels, config.intermediate_size)
         self.feed_forward, self.fp8_by_quack = kernels.feed_forward, kernels.fp8_feed_forward
 
-    def forward(self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None) -> Hidden:
+    def forward(
+        self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None
+    ) -> Hidden:
         """The previous layer's result [T, D] -> this layer's, or only its ``rows``."""
-        hidden, first, second = self.attention(hidden, forward_pass, rows), self.intermediate, self.output
+        hidden, first, second = (
+            self.attention(hidden, forward_pass, rows),
+            self.intermediate,
+            self.output,
+        )
         if self.feed_forward is not None and first.fp8 is None and hidden.x.dtype in LOW_PRECISION:
             weights = first.dense.weight, first.dense.bias, second.dense.weight
             projected = self.feed_forward(hidden.x, *weights, first.approximation)
@@ -184,7 +206,11 @@ class Layer(nn.Module):
         )  # fmt: skip
         products = first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias
         parameters = fp8_feed_forward.Weights(*products, norm.weight, norm.bias)
-        return Hidden(*fp8_feed_forward.feed_forward(hidden.x, hidden.x8, hidden.residual, parameters, settings))
+        return Hidden(
+            *fp8_feed_forward.feed_forward(
+                hidden.x, hidden.x8, hidden.residual, parameters, settings
+            )
+        )
 
 
 class Encoder(nn.Module):
@@ -207,7 +233,9 @@ class Encoder(nn.Module):
         """
         if device.type == "cuda" and any(size % ROW_MULTIPLE for size in self.sizes):
             sizes = "hidden_size={}, intermediate_size={}".format(*self.sizes)
-            raise ConfigError(f"PRECISION=fp8 takes multiples of {ROW_MULTIPLE}, not {sizes}: use PRECISION=bf16")
+            raise ConfigError(
+                f"PRECISION=fp8 takes multiples of {ROW_MULTIPLE}, not {sizes}: use PRECISION=bf16"
+            )
         layers = [layer for layer in self.layer if isinstance(layer, Layer)]
         users: list[Product] = []
         for layer in layers:
@@ -220,7 +248,9 @@ class Encoder(nn.Module):
         if self.cast_in_kernels:
             for layer, next_layer in zip(layers, [*layers[1:], None], strict=True):
                 layer.attention.output.following = layer.intermediate.fp8
-                layer.output.following = next_layer.attention.self.fp8 if next_layer is not None else None
+                layer.output.following = (
+                    next_layer.attention.self.fp8 if next_layer is not None else None
+                )
         return self.fp8_scaling
 
     @contextlib.contextmanager

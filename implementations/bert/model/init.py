@@ -13,7 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from bert.model.bert import BertForPreTraining
 
-CHUNK_SIZE = 1 << 24  # numbers at a time; a multiple of the 16 that PyTorch's generator draws at once
+CHUNK_SIZE = (
+    1 << 24
+)  # numbers at a time; a multiple of the 16 that PyTorch's generator draws at once
 META = torch.device("meta")
 
 
@@ -46,7 +48,10 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
     matter.
     """
     generator = torch.Generator().manual_seed(seed)
-    words, used = model.bert.embeddings.word_embeddings, model.config.vocab_size * model.config.hidden_size
+    words, used = (
+        model.bert.embeddings.word_embeddings,
+        model.config.vocab_size * model.config.hidden_size,
+    )
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
             size, is_weight = parameter.numel(), name.endswith(".weight")
@@ -54,7 +59,9 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
             if len(starts) > 1 and size - starts[-1] < 16:
                 starts.pop()  # fewer than 16 numbers would be drawn differently
             for start, end in itertools.pairwise([*starts, size]):
-                values = torch.full((end - start,), float(is_weight and isinstance(module, nn.LayerNorm)))
+                values = torch.full(
+                    (end - start,), float(is_weight and isinstance(module, nn.LayerNorm))
+                )
                 if is_weight and isinstance(module, (nn.Linear, nn.Embedding)):
                     values.normal_(0.0, model.config.initializer_range, generator=generator)
                 if module is words:
@@ -85,4 +92,8 @@ def use_placeholders(model: nn.Module, dtype: torch.dtype, device: torch.device)
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(module, name, nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)))
+            setattr(
+                module,
+                name,
+                nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)),
+            )

@@ -40,14 +40,18 @@ class Recomputation:
     layers: int
     random_state: bool
 
-    def run(self, segment: Callable[..., Tensors], inputs: Sequence[Tensor | None], sites: DropoutSites) -> Tensors:
+    def run(
+        self, segment: Callable[..., Tensors], inputs: Sequence[Tensor | None], sites: DropoutSites
+    ) -> Tensors:
         """``segment(*inputs)``, of which only the inputs are kept. sites: those of the forward pass."""
         begin = sites.num_sites, sites.seed
 
         @contextlib.contextmanager
         def again() -> Iterator[None]:
             end = sites.num_sites, sites.seed
-            sites.num_sites, sites.seed = begin  # if there was no seed yet, it is drawn again from the same state
+            sites.num_sites, sites.seed = (
+                begin  # if there was no seed yet, it is drawn again from the same state
+            )
             try:
                 yield
             finally:

@@ -30,8 +30,12 @@ class Trainable(nn.Module, ABC):
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """Runs matrix products in fp8 from now on; returns their scales. Raises ConfigError if unsupported."""
-        raise ConfigError(f"PRECISION=fp8: {type(self).__name__} has no products in fp8: use PRECISION=bf16")
+        raise ConfigError(
+            f"PRECISION=fp8: {type(self).__name__} has no products in fp8: use PRECISION=bf16"
+        )
 
     def recompute(self, recomputation: Recomputation) -> None:
         """Recomputes activations from now on. Raises ConfigError if unsupported."""
-        raise ConfigError(f"RECOMPUTE_LAYERS: {type(self).__name__} has no layers to recompute: set it to 0")
+        raise ConfigError(
+            f"RECOMPUTE_LAYERS: {type(self).__name__} has no layers to recompute: set it to 0"
+        )

@@ -28,7 +28,9 @@ class Config:
         choices=("lamb", "apex_lamb", "lans", "adamw", "adam", "acclip", "madgrad"),
         doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, if installed",
     )
-    sharded: bool | None = env("SHARD_OPTIMIZER", None, doc="1: shard the optimizer state (ZeRO-1); unset: on GPUs")
+    sharded: bool | None = env(
+        "SHARD_OPTIMIZER", None, doc="1: shard the optimizer state (ZeRO-1); unset: on GPUs"
+    )
     shard_gradients: bool = env(
         "SHARD_GRADIENTS", False,
         doc="1: shard gradients too (ZeRO-2): less memory, GRADIENT_STEPS times the communication within a SHARD_GROUP",
@@ -46,7 +48,9 @@ class Config:
         doc="before: clip each micro-batch's gradient by its own norm, then average; after: clip the average; bucket: "
         "clip each bucket of a micro-batch's gradient, with SHARD_OPTIMIZER=1",
     )
-    max_grad_norm: float = env("MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down")
+    max_grad_norm: float = env(
+        "MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down"
+    )
     allreduce_dtype: str = env(
         "ALLREDUCE_DTYPE", "fp32", choices=("fp32", "weights"),
         doc="type in which accumulated gradients are sent; weights: that of the weights, half the bytes",
@@ -61,7 +65,9 @@ class Config:
         """Raises ConfigError for an optimizer that cannot run on ``device``, and for conflicting settings."""
         if self.is_apex:
             if self.sharded:
-                raise ConfigError(f"OPTIMIZER={self.optimizer} with SHARD_OPTIMIZER=1: leave SHARD_OPTIMIZER unset")
+                raise ConfigError(
+                    f"OPTIMIZER={self.optimizer} with SHARD_OPTIMIZER=1: leave SHARD_OPTIMIZER unset"
+                )
             if device.type != "cuda":
                 raise ConfigError(f"OPTIMIZER={self.optimizer} needs a GPU: set OPTIMIZER=lamb")
             apex.load()
@@ -73,9 +79,13 @@ class Config:
                 (f"SHARD_GROUP={self.shard_group}", self.shard_group is not None),
             ):
                 if wanted:
-                    raise ConfigError(f"{setting} needs our own sharded optimizer: set SHARD_OPTIMIZER=1")
+                    raise ConfigError(
+                        f"{setting} needs our own sharded optimizer: set SHARD_OPTIMIZER=1"
+                    )
         if self.shard_gradients and self.clip == "before":
-            raise ConfigError("SHARD_GRADIENTS=1 with CLIP=before, which needs whole gradients: set CLIP=after")
+            raise ConfigError(
+                "SHARD_GRADIENTS=1 with CLIP=before, which needs whole gradients: set CLIP=after"
+            )
 
     @property
     def is_apex(self) -> bool:
@@ -85,7 +95,9 @@ class Config:
     @property
     def has_fused_update(self) -> bool:
         """Whether there are Triton kernels for the rule."""
-        return self.optimizer == "lans" or (self.optimizer == "lamb" and self.lamb.ratio == "decayed")
+        return self.optimizer == "lans" or (
+            self.optimizer == "lamb" and self.lamb.ratio == "decayed"
+        )
 
     def is_sharded(self, device: torch.device) -> bool:
         if self.is_apex:
@@ -96,7 +108,9 @@ class Config:
         """Number of ranks that share a copy of the state. Raises ConfigError for an impossible SHARD_GROUP."""
         sizes = {"all": num_ranks, "node": min(ranks_per_node or num_ranks, num_ranks)}
         if self.shard_group is None:
-            return sizes["node"] if sizes["node"] > 1 and num_ranks % sizes["node"] == 0 else num_ranks
+            return (
+                sizes["node"] if sizes["node"] > 1 and num_ranks % sizes["node"] == 0 else num_ranks
+            )
         number = int(self.shard_group) if self.shard_group.isdecimal() else 0
         size = sizes.get(self.shard_group) or min(number, num_ranks)
         if not size or num_ranks % size:
@@ -112,7 +126,9 @@ class Config:
         """The update rule over a shard; ``fused``: by Triton kernels if it has any."""
         if not fused or not self.has_fused_update:
             return Piecewise(shard, self.rule)
-        return FlatLans(shard, self.lans) if self.optimizer == "lans" else FlatLamb(shard, self.lamb)
+        return (
+            FlatLans(shard, self.lans) if self.optimizer == "lans" else FlatLamb(shard, self.lamb)
+        )
 
     def hyperparameters(self) -> dict[str, Any]:
         """The optimizer's settings for the MLPerf log, by MLLOG key."""
@@ -128,7 +144,8 @@ class Config:
         names = {"eps": "epsilon", "beta1": "beta_1", "beta2": "beta_2"}  # MLLOG's
         settings = vars(getattr(self, self.optimizer.removesuffix("w")))
         return {"opt_name": self.optimizer} | {
-            f"opt_{self.optimizer}_{names.get(name, name)}": value for name, value in settings.items()
+            f"opt_{self.optimizer}_{names.get(name, name)}": value
+            for name, value in settings.items()
         }
 
 
@@ -159,9 +176,15 @@ def build(
     """
     is_sharded, per_node = config.is_sharded(world.device), world.ranks_per_node
     group_size = config.group_size(world.size, per_node) if is_sharded else 1
-    if group_size == per_node < world.size and world.joined and world.rank % per_node != world.local_rank:
+    if (
+        group_size == per_node < world.size
+        and world.joined
+        and world.rank % per_node != world.local_rank
+    ):
         cure = "number ranks node by node for SHARD_GROUP=node (srun --distribution=block), or set SHARD_GROUP=all"
-        raise ConfigError(f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: {cure}")
+        raise ConfigError(
+            f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: {cure}"
+        )
     return Sharded(
         model.named_parameters(), lambda shard: config.flat_rule(shard, fused and is_sharded), world,
         stages=model.stages(), masters=masters, first_weights=first_weights, side_by_side=side_by_side(model),
@@ -172,4 +195,6 @@ def build(
 
 def side_by_side(model: nn.Module) -> list[Sequence[Tensor]]:
     """Groups of parameters to lie one after the other: ``side_by_side()`` of the modules that have it."""
-    return [group for module in model.modules() for group in getattr(module, "side_by_side", list)()]
+    return [
+        group for module in model.modules() for group in getattr(module, "side_by_side", list)()
+    ]

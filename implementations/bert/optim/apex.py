@@ -25,7 +25,9 @@ def load() -> Any:
         found = importlib.import_module("apex.optimizers").FusedMixedPrecisionLamb
         importlib.import_module("amp_C")
         return found
-    except Exception as error:  # PyPI's package named apex is another one, and fails in its own ways
+    except (
+        Exception
+    ) as error:  # PyPI's package named apex is another one, and fails in its own ways
         need = f"OPTIMIZER={NAME} needs NVIDIA's apex with its CUDA extensions ({type(error).__name__}: {error})"
         cure = "run in an NGC PyTorch image, build github.com/NVIDIA/apex, or set OPTIMIZER=lamb"
         raise ConfigError(f"{need}: {cure}") from None
@@ -39,9 +41,15 @@ class ApexRule(Rule):
         self.no_overflow = torch.zeros(1, dtype=torch.float32, device=pieces.device)
         groups = []
         for decayed in (True, False):
-            chosen = [m for name, m in zip(pieces.names, pieces.masters, strict=True) if is_decayed(name) is decayed]
+            chosen = [
+                m
+                for name, m in zip(pieces.names, pieces.masters, strict=True)
+                if is_decayed(name) is decayed
+            ]
             if chosen:
-                groups.append({"params": chosen, "weight_decay": config.weight_decay if decayed else 0.0})
+                groups.append(
+                    {"params": chosen, "weight_decay": config.weight_decay if decayed else 0.0}
+                )
         self.optimizer = load()(
             groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, bias_correction=True,
             adam_w_mode=True, grad_averaging=True, max_grad_norm=float("inf"), use_nvlamb=config.ratio == "all",
@@ -51,7 +59,15 @@ class ApexRule(Rule):
         for master, first, second in zip(pieces.masters, *moments, strict=True):
             self.optimizer.state[master] = {"exp_avg": first, "exp_avg_sq": second}
 
-    def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
+    def step(
+        self,
+        gradients: Tensors,
+        lr: Scalar,
+        scale: Scalar,
+        keep: Maybe,
+        squares: Maybe,
+        total: Total,
+    ) -> None:
         """The whole update; overwrites the gradients with the directions. apex computes its sums itself."""
         device = self.pieces.device
         for master, gradient in zip(self.pieces.masters, gradients, strict=True):
@@ -60,10 +76,13 @@ class ApexRule(Rule):
             group["lr"].copy_(torch.as_tensor(lr))
             group["step"].copy_(self.num_steps)
         overflow = self.no_overflow if keep is None else (~keep).float().reshape(1)
-        loss_scale = torch.as_tensor(scale, dtype=torch.float32, device=device).reshape(1).reciprocal()
+        loss_scale = (
+            torch.as_tensor(scale, dtype=torch.float32, device=device).reshape(1).reciprocal()
+        )
         # The parts of a torch.amp.GradScaler that apex uses: whether a gradient overflowed, and the loss scale.
         scaler = types.SimpleNamespace(
-            _check_inf_per_device=lambda optimizer: {device: overflow}, _get_scale_async=lambda: loss_scale
+            _check_inf_per_device=lambda optimizer: {device: overflow},
+            _get_scale_async=lambda: loss_scale,
         )
         self.optimizer.step(grad_scaler=scaler)
         self.num_steps += 1 if keep is None else keep

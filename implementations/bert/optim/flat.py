@@ -17,9 +17,21 @@ from torch import Tensor
 
 from bert.kernels import lamb as lamb_kernel
 from bert.kernels import lans as lans_kernel
-from bert.optim.rules import LambConfig, LansConfig, Maybe, Pieces, Rule, Scalar, Total, is_decayed, squared_norms
+from bert.optim.rules import (
+    LambConfig,
+    LansConfig,
+    Maybe,
+    Pieces,
+    Rule,
+    Scalar,
+    Total,
+    is_decayed,
+    squared_norms,
+)
 
-ALIGNMENT = 128  # elements: every parameter and every shard begins on a full cache line, in any precision
+ALIGNMENT = (
+    128  # elements: every parameter and every shard begins on a full cache line, in any precision
+)
 
 
 class Slice(NamedTuple):
@@ -67,7 +79,11 @@ class Layout:
     """
 
     def __init__(
-        self, sizes: Sequence[int], num_ranks: int, bucket_elements: int, groups: Sequence[Sequence[int]] = ()
+        self,
+        sizes: Sequence[int],
+        num_ranks: int,
+        bucket_elements: int,
+        groups: Sequence[Sequence[int]] = (),
     ) -> None:
         self.sizes, self.num_ranks, self.bucket_elements = list(sizes), num_ranks, bucket_elements
         self.begins = [0] * len(sizes)
@@ -128,7 +144,9 @@ class Layout:
     def views(self, flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Each parameter's view of a whole buffer."""
         parts = zip(self.begins, self.sizes, parameters, strict=True)
-        return [flat[begin : begin + size].view(parameter.shape) for begin, size, parameter in parts]
+        return [
+            flat[begin : begin + size].view(parameter.shape) for begin, size, parameter in parts
+        ]
 
     def bucket_of_each(self) -> list[int]:
         """Index of each parameter's bucket."""
@@ -141,7 +159,9 @@ def _round_up(number: int, multiple: int) -> int:
 
 
 def fill(
-    flats: Iterable[tuple[Tensor, Sequence[Segment]]], names: Sequence[str], chunks: Iterable[tuple[str, int, Tensor]]
+    flats: Iterable[tuple[Tensor, Sequence[Segment]]],
+    names: Sequence[str],
+    chunks: Iterable[tuple[str, int, Tensor]],
 ) -> None:
     """Copies parameter chunks, (name, first number, numbers), into the segments of flat buffers that overlap them."""
     places: dict[str, list[tuple[Tensor, Segment]]] = {}
@@ -195,21 +215,27 @@ class Piecewise:
         self.device, self.num_parameters = shard.masters.device, len(shard.names)
         owners = [segment.parameter for segment in shard.segments]
         names, masters = [shard.names[owner] for owner in owners], shard.views(shard.masters)
-        self.rule = make_rule(Pieces(names=names, masters=masters, device=self.device, state=self._state))
+        self.rule = make_rule(
+            Pieces(names=names, masters=masters, device=self.device, state=self._state)
+        )
         self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
         self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
         # The first segments of all parameters, the second ones, ...: a fixed order of summation.
         turns: dict[int, list[int]] = {}
         for place, owner in enumerate(owners):
             turns.setdefault(owners[:place].count(owner), []).append(place)
-        self.turns = [torch.tensor(turn, dtype=torch.int64, device=self.device) for turn in turns.values()]
+        self.turns = [
+            torch.tensor(turn, dtype=torch.int64, device=self.device) for turn in turns.values()
+        ]
 
     def _state(self, name: str, *, of_weights: bool = False) -> list[Tensor]:
         return self.shard.views(self.shard.state(name, of_weights=of_weights))
 
     def _of_parameters(self, sums: Tensor) -> Tensor:
         """Adds up segments' sums [segments, ...] by parameter: [parameters, ...]."""
-        whole = torch.zeros(self.num_parameters, *sums.shape[1:], dtype=sums.dtype, device=self.device)
+        whole = torch.zeros(
+            self.num_parameters, *sums.shape[1:], dtype=sums.dtype, device=self.device
+        )
         for turn in self.turns:
             whole.index_add_(0, self.owners.index_select(0, turn), sums.index_select(0, turn))
         return whole
@@ -221,7 +247,11 @@ class Piecewise:
         if not self.needs_norms:
             return squared_norms([self.shard.gradient])
         dtype = torch.float64 if self.shard.masters.dtype == torch.float64 else torch.float32
-        norms = squared_norms(self.gradients) if self.gradients else torch.zeros(0, dtype=dtype, device=self.device)
+        norms = (
+            squared_norms(self.gradients)
+            if self.gradients
+            else torch.zeros(0, dtype=dtype, device=self.device)
+        )
         return self._of_parameters(norms)
 
     def step(self, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
@@ -229,12 +259,18 @@ class Piecewise:
             return total(self._of_parameters(sums)).index_select(0, self.owners)
 
         if self.gradients:
-            mine = squares.index_select(0, self.owners) if self.needs_norms and squares is not None else None
+            mine = (
+                squares.index_select(0, self.owners)
+                if self.needs_norms and squares is not None
+                else None
+            )
             self.rule.step(self.gradients, lr, scale, keep, mine, of_parameters)
         else:  # takes part in the collective
             self.num_steps += 1 if keep is None else keep
             if num_sums := self.rule.num_sums:
-                of_parameters(torch.zeros(0, num_sums, dtype=self.shard.masters.dtype, device=self.device))
+                of_parameters(
+                    torch.zeros(0, num_sums, dtype=self.shard.masters.dtype, device=self.device)
+                )
         self.shard.weights.copy_(self.shard.masters)
 
 
@@ -243,13 +279,22 @@ class FlatRule:
 
     needs_norms = False
 
-    def __init__(self, shard: Shard, config: LambConfig | LansConfig, passes: Any = lamb_kernel) -> None:
+    def __init__(
+        self, shard: Shard, config: LambConfig | LansConfig, passes: Any = lamb_kernel
+    ) -> None:
         """passes: module with squared_norm, moments and update, as kernels/lamb.py."""
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
-        self.buffers = shard.gradient, shard.masters, shard.state("first_moments"), shard.state("second_moments")
+        self.buffers = (
+            shard.gradient,
+            shard.masters,
+            shard.state("first_moments"),
+            shard.state("second_moments"),
+        )
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
-        self.scalars = torch.zeros(4, dtype=torch.float32, device=device)  # as kernels/lamb.py takes them
+        self.scalars = torch.zeros(
+            4, dtype=torch.float32, device=device
+        )  # as kernels/lamb.py takes them
         # A span is a segment with the zeros after it.
         spans: list[list[tuple[int, int]]] = [[] for _ in shard.names]
         for segment in shard.segments:
@@ -265,7 +310,9 @@ class FlatRule:
         """Counts the step and sets its scalars; without ``keep`` a nan factor skips it. Returns ``scale`` in fp32."""
         self.num_steps += 1 if keep is None else keep
         steps = self.num_steps.clamp(min=1).double()
-        rate, factor = (torch.as_tensor(x, dtype=torch.float32, device=self.scalars.device) for x in (lr, scale))
+        rate, factor = (
+            torch.as_tensor(x, dtype=torch.float32, device=self.scalars.device) for x in (lr, scale)
+        )
         self.scalars[0] = rate
         self.scalars[1] = factor if keep is None else torch.where(keep, factor, float("nan"))
         self.scalars[2] = 1 / (1 - torch.pow(self.config.beta1, steps))
@@ -282,8 +329,12 @@ class FlatLamb(FlatRule):
     def step(self, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
         self.begin(lr, scale, keep)
         beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
-        sums = total(self.passes.moments(self.layout, *self.buffers, self.scalars, beta1, beta2, eps))
-        self.passes.update(self.layout, *self.buffers[1:], self.shard.weights, sums, self.scalars, eps)
+        sums = total(
+            self.passes.moments(self.layout, *self.buffers, self.scalars, beta1, beta2, eps)
+        )
+        self.passes.update(
+            self.layout, *self.buffers[1:], self.shard.weights, sums, self.scalars, eps
+        )
 
 
 class FlatLans(FlatRule):

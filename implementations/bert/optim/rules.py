@@ -20,7 +20,9 @@ from bert.core.env import env
 Tensors = list[Tensor]
 Maybe = Tensor | None
 Scalar = Tensor | float  # a tensor (0-d) on the device, or a number
-Total = Callable[[Tensor], Tensor]  # sums over pieces -> those over the whole parameters; a collective
+Total = Callable[
+    [Tensor], Tensor
+]  # sums over pieces -> those over the whole parameters; a collective
 
 
 def is_decayed(name: str) -> bool:
@@ -52,10 +54,20 @@ class Rule:
 
     def __init__(self, pieces: Pieces, weight_decay: float) -> None:
         self.pieces, self.weight_decay = pieces, weight_decay
-        self.decayed = [i for i, name in enumerate(pieces.names) if weight_decay and is_decayed(name)]
+        self.decayed = [
+            i for i, name in enumerate(pieces.names) if weight_decay and is_decayed(name)
+        ]
         self.num_steps = torch.zeros((), dtype=torch.int64, device=pieces.device)
 
-    def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
+    def step(
+        self,
+        gradients: Tensors,
+        lr: Scalar,
+        scale: Scalar,
+        keep: Maybe,
+        squares: Maybe,
+        total: Total,
+    ) -> None:
         """Updates states and masters by the gradients times ``scale``.
 
         keep: bool (0-d), if false nothing changes; None: true. squares [pieces]: squared norm of the gradient of each
@@ -71,7 +83,9 @@ class Rule:
         """Adds wd p to the tensors of decayed parameters."""
         if self.decayed:
             masters = [self.pieces.masters[i] for i in self.decayed]
-            torch._foreach_add_([tensors[i] for i in self.decayed], masters, alpha=self.weight_decay)
+            torch._foreach_add_(
+                [tensors[i] for i in self.decayed], masters, alpha=self.weight_decay
+            )
 
 
 class MomentRule(Rule):
@@ -82,7 +96,9 @@ class MomentRule(Rule):
 
     bias_correction = True  # else m and v are not corrected
 
-    def __init__(self, pieces: Pieces, config: LambConfig | LansConfig | AdamConfig | ACClipConfig) -> None:
+    def __init__(
+        self, pieces: Pieces, config: LambConfig | LansConfig | AdamConfig | ACClipConfig
+    ) -> None:
         super().__init__(pieces, config.weight_decay)
         self.beta1, self.beta2, self.eps = config.beta1, config.beta2, config.eps
         self.first, self.second = pieces.state("first_moments"), pieces.state("second_moments")
@@ -97,7 +113,9 @@ class MomentRule(Rule):
 
     def denominators(self) -> list[Tensor]:
         """sqrt(v / (1-b2^t)) + eps, as new tensors."""
-        found = torch._foreach_div(self.second, self.correction(self.beta2).to(self.second[0].dtype))
+        found = torch._foreach_div(
+            self.second, self.correction(self.beta2).to(self.second[0].dtype)
+        )
         torch._foreach_sqrt_(found)
         torch._foreach_add_(found, self.eps)
         return list(found)
@@ -156,10 +174,18 @@ def scaled(gradients: Sequence[Tensor], masters: Sequence[Tensor], scale: Scalar
 class LambConfig:
     """Hyper-parameters of LAMB."""
 
-    beta1: float = env("OPT_LAMB_BETA_1", 0.9, at_least=0, below=1, doc="LAMB: decay of the first moment")
-    beta2: float = env("OPT_LAMB_BETA_2", 0.999, at_least=0, below=1, doc="LAMB: decay of the second moment")
-    eps: float = env("OPT_EPSILON", 1e-6, above=0, doc="LAMB: added to the root of the second moment")
-    weight_decay: float = env("WEIGHT_DECAY_RATE", 0.01, at_least=0, doc="LAMB: decay of all but biases and LayerNorm")
+    beta1: float = env(
+        "OPT_LAMB_BETA_1", 0.9, at_least=0, below=1, doc="LAMB: decay of the first moment"
+    )
+    beta2: float = env(
+        "OPT_LAMB_BETA_2", 0.999, at_least=0, below=1, doc="LAMB: decay of the second moment"
+    )
+    eps: float = env(
+        "OPT_EPSILON", 1e-6, above=0, doc="LAMB: added to the root of the second moment"
+    )
+    weight_decay: float = env(
+        "WEIGHT_DECAY_RATE", 0.01, at_least=0, doc="LAMB: decay of all but biases and LayerNorm"
+    )
     ratio: str = env(
         "LAMB_RATIO",
         "decayed",
@@ -184,7 +210,15 @@ class LambRule(MomentRule):
         self.adapted = list(range(len(pieces.names))) if config.ratio == "all" else self.decayed
         self.adapted_index = torch.tensor(self.adapted, dtype=torch.int64, device=pieces.device)
 
-    def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
+    def step(
+        self,
+        gradients: Tensors,
+        lr: Scalar,
+        scale: Scalar,
+        keep: Maybe,
+        squares: Maybe,
+        total: Total,
+    ) -> None:
         masters = self.pieces.masters
         self.update_moments(scaled(gradients, masters, scale), keep)
         updates = self.directions(self.denominators())
@@ -206,10 +240,21 @@ class LambRule(MomentRule):
 class LansConfig:
     """Hyper-parameters of LANS."""
 
-    beta1: float = env("OPT_LANS_BETA_1", 0.9, at_least=0, below=1, doc="LANS: decay of the first moment")
-    beta2: float = env("OPT_LANS_BETA_2", 0.999, at_least=0, below=1, doc="LANS: decay of the second moment")
-    eps: float = env("OPT_LANS_EPSILON", 1e-6, above=0, doc="LANS: added to norms and to the root of the second moment")
-    weight_decay: float = env("OPT_LANS_WEIGHT_DECAY", 0.01, at_least=0, doc="LANS: decay, as WEIGHT_DECAY_RATE")
+    beta1: float = env(
+        "OPT_LANS_BETA_1", 0.9, at_least=0, below=1, doc="LANS: decay of the first moment"
+    )
+    beta2: float = env(
+        "OPT_LANS_BETA_2", 0.999, at_least=0, below=1, doc="LANS: decay of the second moment"
+    )
+    eps: float = env(
+        "OPT_LANS_EPSILON",
+        1e-6,
+        above=0,
+        doc="LANS: added to norms and to the root of the second moment",
+    )
+    weight_decay: float = env(
+        "OPT_LANS_WEIGHT_DECAY", 0.01, at_least=0, doc="LANS: decay, as WEIGHT_DECAY_RATE"
+    )
 
 
 class LansRule(MomentRule):
@@ -224,11 +269,21 @@ class LansRule(MomentRule):
     needs_norms = True
     num_sums = 3  # of p^2, r^2 and c^2
 
-    def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
+    def step(
+        self,
+        gradients: Tensors,
+        lr: Scalar,
+        scale: Scalar,
+        keep: Maybe,
+        squares: Maybe,
+        total: Total,
+    ) -> None:
         assert squares is not None
         masters = self.pieces.masters
         dtype = masters[0].dtype
-        norms = squares.to(dtype).sqrt() * torch.as_tensor(scale, dtype=dtype, device=self.pieces.device)
+        norms = squares.to(dtype).sqrt() * torch.as_tensor(
+            scale, dtype=dtype, device=self.pieces.device
+        )
         factors = torch.where(norms > 0, 1 / (norms + self.eps), 1.0)
         current = scaled(gradients, masters, scale)
         torch._foreach_mul_(current, list(factors.unbind()))
@@ -242,7 +297,9 @@ class LansRule(MomentRule):
         sums = total(torch.stack([squared_norms(x) for x in (masters, momentum, current)], dim=1))
         p_norm, r_norm, c_norm = sums.to(dtype).sqrt().unbind(dim=1)
         torch._foreach_mul_(momentum, list((self.beta1 * trust_ratios(p_norm, r_norm)).unbind()))
-        torch._foreach_mul_(current, list(((1 - self.beta1) * trust_ratios(p_norm, c_norm)).unbind()))
+        torch._foreach_mul_(
+            current, list(((1 - self.beta1) * trust_ratios(p_norm, c_norm)).unbind())
+        )
         torch._foreach_add_(momentum, current)
         self.descend(momentum, lr, keep)
 
@@ -251,11 +308,21 @@ class LansRule(MomentRule):
 class AdamConfig:
     """Hyper-parameters of Adam."""
 
-    beta1: float = env("OPT_ADAM_BETA_1", 0.9, at_least=0, below=1, doc="Adam: decay of the first moment")
-    beta2: float = env("OPT_ADAM_BETA_2", 0.999, at_least=0, below=1, doc="Adam: decay of the second moment")
-    eps: float = env("OPT_ADAM_EPSILON", 1e-8, above=0, doc="Adam: added to the root of the second moment")
-    weight_decay: float = env("OPT_ADAM_WEIGHT_DECAY", 0.01, at_least=0, doc="Adam: decay, as WEIGHT_DECAY_RATE")
-    bias_correction: bool = env("OPT_ADAM_BIAS_CORRECTION", True, doc="Adam: 0: without it, as BERT's fine-tuning")
+    beta1: float = env(
+        "OPT_ADAM_BETA_1", 0.9, at_least=0, below=1, doc="Adam: decay of the first moment"
+    )
+    beta2: float = env(
+        "OPT_ADAM_BETA_2", 0.999, at_least=0, below=1, doc="Adam: decay of the second moment"
+    )
+    eps: float = env(
+        "OPT_ADAM_EPSILON", 1e-8, above=0, doc="Adam: added to the root of the second moment"
+    )
+    weight_decay: float = env(
+        "OPT_ADAM_WEIGHT_DECAY", 0.01, at_least=0, doc="Adam: decay, as WEIGHT_DECAY_RATE"
+    )
+    bias_correction: bool = env(
+        "OPT_ADAM_BIAS_CORRECTION", True, doc="Adam: 0: without it, as BERT's fine-tuning"
+    )
 
 
 class AdamRule(MomentRule):
@@ -269,7 +336,15 @@ class AdamRule(MomentRule):
         super().__init__(pieces, config)
         self.decoupled, self.bias_correction = decoupled, config.bias_correction
 
-    def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
+    def step(
+        self,
+        gradients: Tensors,
+        lr: Scalar,
+        scale: Scalar,
+        keep: Maybe,
+        squares: Maybe,
+        total: Total,
+    ) -> None:
         updates = scaled(gradients, self.pieces.masters, scale)
         if self.bias_correction and keep is None and self.pieces.device.type == "cpu":
             self._step_by_pytorch(updates, float(lr))
@@ -287,7 +362,10 @@ class AdamRule(MomentRule):
         for decayed in (True, False):
             chosen = [i for i, name in enumerate(self.pieces.names) if is_decayed(name) is decayed]
             if chosen:
-                lists = [[x[i] for i in chosen] for x in (self.pieces.masters, gradients, self.first, self.second)]
+                lists = [
+                    [x[i] for i in chosen]
+                    for x in (self.pieces.masters, gradients, self.first, self.second)
+                ]
                 step: Callable[..., None] = adamw if self.decoupled else adam
                 step(
                     *lists, [], [self.num_steps.float() for _ in chosen],
@@ -301,11 +379,23 @@ class AdamRule(MomentRule):
 class ACClipConfig:
     """Hyper-parameters of ACClip."""
 
-    beta1: float = env("OPT_ACCLIP_BETA_1", 0.9, at_least=0, below=1, doc="ACClip: decay of the first moment")
-    beta2: float = env("OPT_ACCLIP_BETA_2", 0.99, at_least=0, below=1, doc="ACClip: decay of the other states")
+    beta1: float = env(
+        "OPT_ACCLIP_BETA_1", 0.9, at_least=0, below=1, doc="ACClip: decay of the first moment"
+    )
+    beta2: float = env(
+        "OPT_ACCLIP_BETA_2", 0.99, at_least=0, below=1, doc="ACClip: decay of the other states"
+    )
     eps: float = env("OPT_ACCLIP_EPSILON", 1e-5, above=0, doc="ACClip: added to denominators")
-    weight_decay: float = env("OPT_ACCLIP_WEIGHT_DECAY", 1e-5, at_least=0, doc="ACClip: decay, as WEIGHT_DECAY_RATE")
-    alpha: float = env("OPT_ACCLIP_ALPHA", 1.0, at_least=1, at_most=2, doc="ACClip: moment of the clipping magnitude")
+    weight_decay: float = env(
+        "OPT_ACCLIP_WEIGHT_DECAY", 1e-5, at_least=0, doc="ACClip: decay, as WEIGHT_DECAY_RATE"
+    )
+    alpha: float = env(
+        "OPT_ACCLIP_ALPHA",
+        1.0,
+        at_least=1,
+        at_most=2,
+        doc="ACClip: moment of the clipping magnitude",
+    )
 
 
 class ACClipRule(MomentRule):
@@ -322,7 +412,15 @@ class ACClipRule(MomentRule):
         self.alpha = config.alpha
         self.magnitudes = pieces.state("magnitudes")
 
-    def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
+    def step(
+        self,
+        gradients: Tensors,
+        lr: Scalar,
+        scale: Scalar,
+        keep: Maybe,
+        squares: Maybe,
+        total: Total,
+    ) -> None:
         masters, rate = self.pieces.masters, self.rate(lr)
         values = scaled(gradients, masters, scale)
         self.update_moments(values, keep)
@@ -333,7 +431,9 @@ class ACClipRule(MomentRule):
         limits = list(torch._foreach_pow(self.magnitudes, 1 / self.alpha))
         torch._foreach_div_(limits, torch._foreach_add(torch._foreach_abs(self.first), self.eps))
         torch._foreach_clamp_max_(limits, 1.0)
-        denominators = torch._foreach_mul(self.second, (self.beta2 / self.correction(self.beta2)).to(rate.dtype))
+        denominators = torch._foreach_mul(
+            self.second, (self.beta2 / self.correction(self.beta2)).to(rate.dtype)
+        )
         torch._foreach_sqrt_(denominators)
         torch._foreach_add_(denominators, self.eps)
         torch._foreach_div_(limits, denominators)
@@ -342,16 +442,27 @@ class ACClipRule(MomentRule):
             torch._foreach_mul_(limits, rate / self.correction(self.beta1).to(rate.dtype))
             torch._foreach_sub_(masters, limits)
             if self.decayed:
-                torch._foreach_mul_([masters[i] for i in self.decayed], 1 - rate * self.weight_decay)
+                torch._foreach_mul_(
+                    [masters[i] for i in self.decayed], 1 - rate * self.weight_decay
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MadgradConfig:
     """Hyper-parameters of MADGRAD."""
 
-    momentum: float = env("OPT_MADGRAD_MOMENTUM", 0.9, at_least=0, below=1, doc="MADGRAD: weight of the old weights")
-    eps: float = env("OPT_MADGRAD_EPSILON", 1e-6, above=0, doc="MADGRAD: added to the rate and to the denominator")
-    weight_decay: float = env("OPT_MADGRAD_WEIGHT_DECAY", 0.0, at_least=0, doc="MADGRAD: decay, as WEIGHT_DECAY_RATE")
+    momentum: float = env(
+        "OPT_MADGRAD_MOMENTUM", 0.9, at_least=0, below=1, doc="MADGRAD: weight of the old weights"
+    )
+    eps: float = env(
+        "OPT_MADGRAD_EPSILON",
+        1e-6,
+        above=0,
+        doc="MADGRAD: added to the rate and to the denominator",
+    )
+    weight_decay: float = env(
+        "OPT_MADGRAD_WEIGHT_DECAY", 0.0, at_least=0, doc="MADGRAD: decay, as WEIGHT_DECAY_RATE"
+    )
 
 
 class MadgradRule(Rule):
@@ -368,19 +479,31 @@ class MadgradRule(Rule):
         self.squares, self.sums = pieces.state("gradient_squares"), pieces.state("gradient_sums")
         self.first_weights = pieces.state("first_weights", of_weights=True)
 
-    def step(self, gradients: Tensors, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
+    def step(
+        self,
+        gradients: Tensors,
+        lr: Scalar,
+        scale: Scalar,
+        keep: Maybe,
+        squares: Maybe,
+        total: Total,
+    ) -> None:
         config, masters = self.config, self.pieces.masters
         gradients = scaled(gradients, masters, scale)
         rate = self.rate(lr) + config.eps
         weight = rate * (self.num_steps + 1).to(rate.dtype).sqrt()
         with kept([*masters, *self.squares, *self.sums], keep):
             if self.decayed:
-                torch._foreach_mul_([masters[i] for i in self.decayed], 1 - rate * config.weight_decay)
+                torch._foreach_mul_(
+                    [masters[i] for i in self.decayed], 1 - rate * config.weight_decay
+                )
             weighted = torch._foreach_mul(gradients, weight)
             torch._foreach_add_(self.sums, weighted)
             torch._foreach_addcmul_(self.squares, weighted, gradients)
             roots = torch._foreach_pow(self.squares, 1 / 3)
             torch._foreach_add_(roots, config.eps)
-            targets = torch._foreach_sub(self.first_weights, torch._foreach_div(self.sums, list(roots)))
+            targets = torch._foreach_sub(
+                self.first_weights, torch._foreach_div(self.sums, list(roots))
+            )
             torch._foreach_lerp_(masters, list(targets), 1 - config.momentum)
         self.num_steps += 1 if keep is None else keep

@@ -70,7 +70,9 @@ class Sharded:
         self.mesh = Mesh(world, group_size or world.size)
         dtype = self.parameters[0].dtype
         assert all(p.dtype == dtype for p in self.parameters), "all weights are of one type"
-        self.layout = layout_of(self.parameters, self.mesh.size, bucket_bytes // dtype.itemsize, side_by_side)
+        self.layout = layout_of(
+            self.parameters, self.mesh.size, bucket_bytes // dtype.itemsize, side_by_side
+        )
         self.segments = self.layout.segments(self.mesh.rank)
         master_dtype = torch.float64 if dtype == torch.float64 else torch.float32
         masters_flat = torch.zeros(self.layout.shard_total, dtype=master_dtype, device=world.device)
@@ -78,12 +80,18 @@ class Sharded:
             self._fill_shard(masters_flat, masters or named)
         else:
             fill([(masters_flat, self.segments)], self.names, first_weights)
-        self.weights = WeightBuckets(self.parameters, stages, self.layout, self.mesh, filled=first_weights is None)
+        self.weights = WeightBuckets(
+            self.parameters, stages, self.layout, self.mesh, filled=first_weights is None
+        )
         self.weights.shard.copy_(masters_flat)
         self.by_parameter, self.rounds = by_parameter, by_parameter and clip_each and not accumulate
         # fp32 also where each rank clips its gradient by its own factor before the average.
-        sum_dtype = master_dtype if accumulate or (by_parameter and clip_each and world.size > 1) else dtype
-        assert not (shard_gradients and clip_each), "the norm of a micro-batch needs all of its gradient"
+        sum_dtype = (
+            master_dtype if accumulate or (by_parameter and clip_each and world.size > 1) else dtype
+        )
+        assert not (shard_gradients and clip_each), (
+            "the norm of a micro-batch needs all of its gradient"
+        )
         self.buckets = GradientBuckets(
             self.parameters, self.layout, self.mesh, sum_dtype, dtype if low_wire else sum_dtype,
             keep_whole=not shard_gradients, apart=accumulate and clip_each,
@@ -98,7 +106,11 @@ class Sharded:
     @torch.no_grad()
     def _fill_shard(self, shard: Tensor, tensors: Mapping[str, Tensor]) -> None:
         held = dict.fromkeys(self.names[segment.parameter] for segment in self.segments)
-        fill([(shard, self.segments)], self.names, (span for name in held for span in spans_of(tensors, name)))
+        fill(
+            [(shard, self.segments)],
+            self.names,
+            (span for name in held for span in spans_of(tensors, name)),
+        )
 
     # --- gradients and update ----------------------------------------------------------------------------------------
 
@@ -108,7 +120,9 @@ class Sharded:
         assert buckets.received is not None
         if self.by_parameter:
             dtype = torch.promote_types(buckets.received.dtype, torch.float32)
-            return torch.stack(torch._foreach_norm([view.to(dtype) for view in buckets.views])).norm()
+            return torch.stack(
+                torch._foreach_norm([view.to(dtype) for view in buckets.views])
+            ).norm()
         return self.rule.squared_norm(buckets.received).sqrt()
 
     @torch.no_grad()
@@ -139,7 +153,12 @@ class Sharded:
 
     def state_tensors(self) -> list[Tensor]:
         """Every tensor of this rank that a step changes, weights included."""
-        return [self.weights.whole, self.weights.shard, *self._parts().values(), self.rule.num_steps]
+        return [
+            self.weights.whole,
+            self.weights.shard,
+            *self._parts().values(),
+            self.rule.num_steps,
+        ]
 
     def _parts(self) -> dict[str, Tensor]:
         return {"masters": self.shard.masters, **self.shard.states}
@@ -169,7 +188,10 @@ class Sharded:
             for s in self.segments
             if (end := min(s.begin + s.size, high)) > (begin := max(s.begin, low))
         ]
-        return {"parts": {key: flat[low:high] for key, flat in self._parts().items()}, "segments": segments}
+        return {
+            "parts": {key: flat[low:high] for key, flat in self._parts().items()},
+            "segments": segments,
+        }
 
     def index(self) -> dict[str, Any]:
         """State common to all ranks."""
@@ -184,14 +206,20 @@ class Sharded:
             if self.mesh.size > 1:
                 pieces = flats
                 flats = [shard.new_empty(one.size) for one in bucket.slices]
-                for work in [self.mesh.all_gather(*pair) for pair in zip(flats, pieces, strict=True)]:
+                for work in [
+                    self.mesh.all_gather(*pair) for pair in zip(flats, pieces, strict=True)
+                ]:
                     assert work is not None
                     work.wait()
             if self.mesh.world.is_main:
                 flat = torch.cat([flat.cpu() for flat in flats])
-                for part in self.layout.parts(bucket, first := bucket.slices[0].begin, first + len(flat)):
+                for part in self.layout.parts(
+                    bucket, first := bucket.slices[0].begin, first + len(flat)
+                ):
                     tensor = flat[part.begin : part.begin + part.size]
-                    whole[part.parameter] = tensor.view(self.parameters[part.parameter].shape).clone()
+                    whole[part.parameter] = tensor.view(
+                        self.parameters[part.parameter].shape
+                    ).clone()
         return [whole[index] for index in sorted(whole)]
 
     @torch.no_grad()
@@ -210,12 +238,17 @@ class Sharded:
 
 
 def layout_of(
-    parameters: Sequence[Tensor], num_ranks: int, bucket_elements: int, side_by_side: Sequence[Sequence[Tensor]]
+    parameters: Sequence[Tensor],
+    num_ranks: int,
+    bucket_elements: int,
+    side_by_side: Sequence[Sequence[Tensor]],
 ) -> Layout:
     """Layout of parameters over ``num_ranks``; side_by_side: groups of them."""
     places = {id(parameter): number for number, parameter in enumerate(parameters)}
     groups = [[places[id(parameter)] for parameter in group] for group in side_by_side]
-    return Layout([parameter.numel() for parameter in parameters], num_ranks, bucket_elements, groups)
+    return Layout(
+        [parameter.numel() for parameter in parameters], num_ranks, bucket_elements, groups
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,16 +278,28 @@ class Gradients:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: Sharded, clipping: Clipping, world: World, find_overflow: bool
+        self,
+        model: nn.Module,
+        optimizer: Sharded,
+        clipping: Clipping,
+        world: World,
+        find_overflow: bool,
     ) -> None:
-        self.forward, self.clipping, self.world, self.find_overflow = model, clipping, world, find_overflow
+        self.forward, self.clipping, self.world, self.find_overflow = (
+            model,
+            clipping,
+            world,
+            find_overflow,
+        )
         self.clips_each = clipping.when == "before"
         self.norm = self.coefficient = torch.ones(())
         self.optimizer, self.buckets = optimizer, optimizer.buckets
         self.factor = torch.ones(())  # of the current micro-batch
         if clipping.when == "bucket":
             each = Clipping(max_norm=clipping.max_norm / math.sqrt(len(optimizer.layout.buckets)))
-            self.buckets.factor_of = lambda some: each.coefficient(squared_norms(some).sum().sqrt() / self.factor)
+            self.buckets.factor_of = lambda some: each.coefficient(
+                squared_norms(some).sum().sqrt() / self.factor
+            )
 
     @contextlib.contextmanager
     def micro_batch(self, first: bool, last: bool, factor: Tensor) -> Iterator[None]:
@@ -295,7 +340,10 @@ class Gradients:
             if self.optimizer.rounds:  # to the weights' type, as the backward pass produces it
                 self.buckets.shard.copy_(self.buckets.shard.to(self.optimizer.parameters[0].dtype))
             several = self.world.size > 1
-            return self.optimizer.measure() if several and self.find_overflow else self.norm, self.coefficient / scale
+            return (
+                self.optimizer.measure() if several and self.find_overflow else self.norm,
+                self.coefficient / scale,
+            )
         norm = self.optimizer.measure()
         if self.clipping.when == "bucket":
             return norm, 1 / scale
@@ -319,24 +367,45 @@ class GradientBuckets:
         self, parameters: Sequence[nn.Parameter], layout: Layout, mesh: Mesh, dtype: torch.dtype,
         wire_dtype: torch.dtype, *, keep_whole: bool, apart: bool,
     ) -> None:  # fmt: skip
-        self.parameters, self.layout, self.mesh, self.wire_dtype = parameters, layout, mesh, wire_dtype
+        self.parameters, self.layout, self.mesh, self.wire_dtype = (
+            parameters,
+            layout,
+            mesh,
+            wire_dtype,
+        )
         device = mesh.world.device if mesh.size > 1 else parameters[0].device
         self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=device)
         self.whole: Tensor | None = self.shard
         if mesh.size > 1:
-            self.whole = torch.zeros(layout.total, dtype=dtype, device=parameters[0].device) if keep_whole else None
+            self.whole = (
+                torch.zeros(layout.total, dtype=dtype, device=parameters[0].device)
+                if keep_whole
+                else None
+            )
         self.received = self.whole
         if apart:
-            self.received = torch.zeros(layout.total, dtype=parameters[0].dtype, device=parameters[0].device)
+            self.received = torch.zeros(
+                layout.total, dtype=parameters[0].dtype, device=parameters[0].device
+            )
         self.views = layout.views(self.received, parameters) if self.received is not None else []
         self.factor_of: Callable[[list[Tensor]], Tensor] | None = None  # factor for a full bucket
-        self.first = self.last = True  # position of the micro-batch; the last one's buckets are sent over the groups
-        self.num_sent = 0  # buckets sent, since the first micro-batch or, without whole gradients, of this one
+        self.first = self.last = (
+            True  # position of the micro-batch; the last one's buckets are sent over the groups
+        )
+        self.num_sent = (
+            0  # buckets sent, since the first micro-batch or, without whole gradients, of this one
+        )
         self.under_way: list[Way] = []
-        self.stream = torch.cuda.Stream(device) if mesh.groups > 1 and device.type == "cuda" else None
-        self.missing = [0] * len(layout.buckets)  # gradients that each bucket waits for in this backward pass
+        self.stream = (
+            torch.cuda.Stream(device) if mesh.groups > 1 and device.type == "cuda" else None
+        )
+        self.missing = [0] * len(
+            layout.buckets
+        )  # gradients that each bucket waits for in this backward pass
         for parameter, number in zip(parameters, layout.bucket_of_each(), strict=True):
-            parameter.register_post_accumulate_grad_hook(lambda _, number=number: self._gradient_ready(number))
+            parameter.register_post_accumulate_grad_hook(
+                lambda _, number=number: self._gradient_ready(number)
+            )
 
     @contextlib.contextmanager
     def backward_pass(self, *, first: bool, reduce: bool) -> Iterator[None]:
@@ -345,7 +414,9 @@ class GradientBuckets:
         self.missing = [len(bucket.parameters) for bucket in self.layout.buckets]
         # The backward pass may write the gradients in place, unless they are added or of another type.
         alone = first or self.received is not self.whole
-        fits = self.received is not None and alone and self.received.dtype == self.parameters[0].dtype
+        fits = (
+            self.received is not None and alone and self.received.dtype == self.parameters[0].dtype
+        )
         nowhere = [None] * len(self.parameters)
         weight_gradient.offer(self.parameters, self.views if fits else nowhere)
         try:
@@ -367,10 +438,15 @@ class GradientBuckets:
 
     def _keep(self, bucket: Bucket) -> None:
         assert self.received is not None
-        views, gradients = [self.views[index] for index in bucket.parameters], self._take(bucket, self.received.dtype)
+        views, gradients = (
+            [self.views[index] for index in bucket.parameters],
+            self._take(bucket, self.received.dtype),
+        )
         if not self.first and self.received is self.whole:
             torch._foreach_add_(views, gradients)
-        elif apart := [p for p in zip(views, gradients, strict=True) if not weight_gradient.same_memory(*p)]:
+        elif apart := [
+            p for p in zip(views, gradients, strict=True) if not weight_gradient.same_memory(*p)
+        ]:
             torch._foreach_copy_([view for view, _ in apart], [gradient for _, gradient in apart])
 
     def _take(self, bucket: Bucket, dtype: torch.dtype) -> list[Tensor]:
@@ -378,7 +454,9 @@ class GradientBuckets:
         gradients: list[Tensor] = [self.parameters[index].grad for index in bucket.parameters]  # type: ignore[misc]
         if self.factor_of is not None:
             factor = self.factor_of(gradients).to(dtype)
-            gradients = list(torch._foreach_mul([gradient.to(dtype) for gradient in gradients], factor))
+            gradients = list(
+                torch._foreach_mul([gradient.to(dtype) for gradient in gradients], factor)
+            )
         for index in bucket.parameters:
             self.parameters[index].grad = None
         return gradients
@@ -423,12 +501,17 @@ class GradientBuckets:
             if whole is not None:
                 sent = one.of_whole(whole).to(self.wire_dtype)
             else:
-                sent = torch.zeros(one.size, dtype=self.wire_dtype, device=self.parameters[0].device)
+                sent = torch.zeros(
+                    one.size, dtype=self.wire_dtype, device=self.parameters[0].device
+                )
                 parts = self.layout.parts(bucket, one.begin, one.begin + one.size)
                 flat = dict(zip(bucket.parameters, gradients, strict=True))
                 torch._foreach_copy_(
                     [sent[part.begin : part.begin + part.size] for part in parts],
-                    [flat[part.parameter].reshape(-1)[part.start : part.start + part.size] for part in parts],
+                    [
+                        flat[part.parameter].reshape(-1)[part.start : part.start + part.size]
+                        for part in parts
+                    ],
                 )
             way = Way(self, one, sent)
             if self.stream is None and way.last and self.under_way:
@@ -458,7 +541,11 @@ class Way:
     """
 
     def __init__(self, buckets: GradientBuckets, one: Slice, sent: Tensor) -> None:
-        self.mesh, self.wire_dtype, self.target = buckets.mesh, buckets.wire_dtype, one.of_shard(buckets.shard)
+        self.mesh, self.wire_dtype, self.target = (
+            buckets.mesh,
+            buckets.wire_dtype,
+            one.of_shard(buckets.shard),
+        )
         self.last = buckets.last and self.mesh.groups > 1
         self.add = buckets.whole is None and not buckets.first
         self.arrived: torch.cuda.Event | None = None
@@ -468,7 +555,9 @@ class Way:
             self.cross()
             return
         if self.add or self.target.dtype != self.wire_dtype:
-            self.piece = torch.empty(one.shard_size, dtype=self.wire_dtype, device=self.target.device)
+            self.piece = torch.empty(
+                one.shard_size, dtype=self.wire_dtype, device=self.target.device
+            )
         self.held = sent, self.piece
         self.work = self.mesh.reduce_scatter(self.piece, sent)
 
@@ -513,21 +602,31 @@ class WeightBuckets:
         if mesh.size > 1:
             self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=mesh.world.device)
         with torch.no_grad():
-            for parameter, view in zip(parameters, layout.views(self.whole, parameters), strict=True):
+            for parameter, view in zip(
+                parameters, layout.views(self.whole, parameters), strict=True
+            ):
                 if filled:
                     view.copy_(parameter)
                 parameter.data = view
-        self.stale = not filled and mesh.size > 1  # other ranks have other shards since the last gather
-        self.under_way: dict[int, list[distributed.Work | None]] = {}  # by bucket: the gathers of its slices
+        self.stale = (
+            not filled and mesh.size > 1
+        )  # other ranks have other shards since the last gather
+        self.under_way: dict[
+            int, list[distributed.Work | None]
+        ] = {}  # by bucket: the gathers of its slices
         self.order: list[int] = []  # of the gathers
-        numbers = {id(p): number for p, number in zip(parameters, layout.bucket_of_each(), strict=True)}
+        numbers = {
+            id(p): number for p, number in zip(parameters, layout.bucket_of_each(), strict=True)
+        }
         staged: set[int] = set()
         for stage in stages:  # waits for its buckets
             members = {id(p) for p in stage.parameters()} & numbers.keys()
             staged |= members
             needed = {numbers[member] for member in members}
             self.order += sorted(needed - set(self.order), reverse=True)
-            stage.register_forward_pre_hook(lambda _module, _inputs, needed=needed: self.wait(needed))
+            stage.register_forward_pre_hook(
+                lambda _module, _inputs, needed=needed: self.wait(needed)
+            )
         self.order += [number for number in range(len(layout.buckets)) if number not in self.order]
         self.covered = staged == numbers.keys()  # no parameter is outside of all stages
 

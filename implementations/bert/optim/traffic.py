@@ -38,7 +38,9 @@ def axes(
     if size > 1:
         sends = gradient_steps if config.shard_gradients else 1
         one, cpu = [torch.zeros(1)], torch.device("cpu")
-        rule = config.rule(Pieces(names=["weight"], masters=one, device=cpu, state=lambda name, **_: one))
+        rule = config.rule(
+            Pieces(names=["weight"], masters=one, device=cpu, state=lambda name, **_: one)
+        )
         norms = (config.clip != "before" or rule.needs_norms) + bool(rule.num_sums)
         num_bytes = layout.total * (sends * wire + weights) * (size - 1) / size
         found["within"] = Axis(len(slices) * (sends + 1) + norms, num_bytes)
@@ -49,7 +51,12 @@ def axes(
 
 
 def describe(
-    config: Config, model: nn.Module, dtype: torch.dtype, num_ranks: int, ranks_per_node: int, gradient_steps: int
+    config: Config,
+    model: nn.Module,
+    dtype: torch.dtype,
+    num_ranks: int,
+    ranks_per_node: int,
+    gradient_steps: int,
 ) -> str:
     """Bytes and collectives for the chosen SHARD_GROUP and for its named alternatives."""
     parameters: Sequence[Tensor] = list(model.parameters())
@@ -61,7 +68,11 @@ def describe(
         layout = layout_of(parameters, size, BUCKET_BYTES // weights, side_by_side(model))
         found = axes(config, layout, num_ranks, weights, wire, gradient_steps)
         described[size] = ", ".join(f"{place} {axis}" for place, axis in found.items())
-    parts = [f"a rank sends per step, in groups of {chosen} of {num_ranks}: {described.pop(chosen)}"]
+    parts = [
+        f"a rank sends per step, in groups of {chosen} of {num_ranks}: {described.pop(chosen)}"
+    ]
     parts += [f"SHARD_GROUP={size}: {text}" for size, text in described.items()]
     parts.append(f"per parameter {wire} bytes of gradient and {weights} of weight")
-    return "; ".join(parts) + ("" if wire == weights else f" (ALLREDUCE_DTYPE=weights: {weights} and {weights})")
+    return "; ".join(parts) + (
+        "" if wire == weights else f" (ALLREDUCE_DTYPE=weights: {weights} and {weights})"
+    )

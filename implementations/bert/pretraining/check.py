@@ -43,7 +43,11 @@ def identity(config: Config) -> dict[str, Any]:
 
 def contents(place: Path) -> str:
     """Digest of names and sizes of record files, and of their folder's index, which has a digest of each."""
-    paths = [path for path in (sorted(place.rglob("*.hdf5")) if place.is_dir() else [place]) if path.is_file()]
+    paths = [
+        path
+        for path in (sorted(place.rglob("*.hdf5")) if place.is_dir() else [place])
+        if path.is_file()
+    ]
     digest = hashlib.sha256(str([(path.name, path.stat().st_size) for path in paths]).encode())
     for folder in sorted({path.parent for path in paths}):
         digest.update((folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b"")
@@ -69,7 +73,11 @@ def check_finished(config: Config) -> None:
 def report(config: Config) -> str:
     """The settings and their consequences. Raises ConfigError or DataError for what would stop the run."""
     check_finished(config)
-    device, path, ranks = pick_device(config.dist), config.checkpoint.init_checkpoint, config.dist.world_size
+    device, path, ranks = (
+        pick_device(config.dist),
+        config.checkpoint.init_checkpoint,
+        config.dist.world_size,
+    )
     alone = dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0)
     model = memory.meta_model(config.model)
     weights = "random"
@@ -97,7 +105,9 @@ def report(config: Config) -> str:
         "model": f"{num_parameters:,} parameters, {heads}, GELU in its {form} form, {config.bert_config_path}",
         "last layer": f"past its attention for at most {read:.0%} of the tokens, those that the heads read",
         "kernels": config.kernels.describe(device),
-        "attention": config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, World(alone))[1],
+        "attention": config.kernels.choose(
+            config.model, config.numerics.dtype, config.uses_graph, World(alone)
+        )[1],
         "global batch": f"{batch} sequences = {rows} x packing factor {data.packing_factor}",
         "steps": f"at most {config.max_steps} ({config.max_steps * batch:,} samples)",
         "learning rate": schedule.describe(config.schedule),
@@ -114,10 +124,16 @@ def report(config: Config) -> str:
     on_cpu = World(dataclasses.replace(alone, device="cpu"))
     if not config.zero.is_deepspeed and config.optim.is_sharded(device) and ranks > 1:
         layout, steps = (ranks, config.dist.ranks_per_node), config.data.gradient_steps
-        lines["traffic"] = traffic.describe(config.optim, model, config.numerics.dtype, *layout, steps)
+        lines["traffic"] = traffic.describe(
+            config.optim, model, config.numerics.dtype, *layout, steps
+        )
     if config.mlperf.division == "open":
         lines["time"] = _hours(config, saved)
-    lines |= {"memory": memory.describe(config), "data": _data(config, on_cpu, saved), "weights": weights}
+    lines |= {
+        "memory": memory.describe(config),
+        "data": _data(config, on_cpu, saved),
+        "weights": weights,
+    }
     width = max(map(len, lines))
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
 
@@ -128,10 +144,16 @@ def _hours(config: Config, saved: dict[str, Any] | None) -> str:
     if not rate and config.run.run_dir is not None:
         path = config.run.run_dir / f"metrics_{config.run.trial}.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        rates = [line["sequences_per_second"] for line in map(json.loads, lines) if line["kind"] == "train"]
+        rates = [
+            line["sequences_per_second"]
+            for line in map(json.loads, lines)
+            if line["kind"] == "train"
+        ]
         rate, how = (rates[-1], str(path)) if rates else (0.0, "")
     if not rate:
-        return "unknown: run a few steps to measure it (STEPS_THIS_RUN), or give SEQUENCES_PER_SECOND"
+        return (
+            "unknown: run a few steps to measure it (STEPS_THIS_RUN), or give SEQUENCES_PER_SECOND"
+        )
     steps = config.max_steps - (int(saved["step"]) if saved is not None else 0)
     hours = steps * config.global_batch_size / rate / 3600
     return f"{hours:.1f} hours for {steps:,} steps at {rate:,.0f} sequences/s ({how})"
@@ -147,17 +169,34 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     assert isinstance(shards, Shards)
     first = shards[0]
     if data.packed and first.row_offsets is None:
-        raise DataError(f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder")
+        raise DataError(
+            f"{variable}={folder}: these records are not packed; set PACKED=0, or give the packed folder"
+        )
     row_counts = shards.row_counts()
     resume.check_data(config.checkpoint, saved, shards)
     if int(first.input_ids.max()) >= size:
-        raise DataError(f"{variable}={folder}: token ids beyond vocab_size {size} of bert_config.json")
-    unproved = config.mlperf.division == "closed" and closed_division.data_sets(config, shards)["unproved"]
-    make_batching(shards, Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size), data)
+        raise DataError(
+            f"{variable}={folder}: token ids beyond vocab_size {size} of bert_config.json"
+        )
+    unproved = (
+        config.mlperf.division == "closed" and closed_division.data_sets(config, shards)["unproved"]
+    )
+    make_batching(
+        shards, Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size), data
+    )
     vocab = config.phase1 / "vocab.txt" if config.phase1 else None
-    if vocab is not None and vocab.is_file() and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5:
-        raise DataError(f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again")
-    rows, tokens = config.max_steps * data.rows_per_step * config.dist.world_size, len(first.input_ids)
+    if (
+        vocab is not None
+        and vocab.is_file()
+        and hashlib.md5(vocab.read_bytes()).hexdigest() != shards.vocab_md5
+    ):
+        raise DataError(
+            f"{variable}={folder}: made with another vocabulary than {vocab}; prepare the data again"
+        )
+    rows, tokens = (
+        config.max_steps * data.rows_per_step * config.dist.world_size,
+        len(first.input_ids),
+    )
     epochs, copies = rows / int(row_counts.sum()), open_records(shards.paths[0])[1].dupe_factor
     found = f"{len(shards)} files in {folder}; about {rows * tokens / max(1, first.num_rows):,.0f} tokens trained on, "
     found += f"{epochs:.3g} epochs"

@@ -31,7 +31,12 @@ from bert.pretraining.config import Config
 # Of bert_config.json; not initializer_range, since all weights come from the checkpoint.
 MODEL_FIELDS = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
-    *("max_position_embeddings", "type_vocab_size", "hidden_dropout_prob", "attention_probs_dropout_prob"),
+    *(
+        "max_position_embeddings",
+        "type_vocab_size",
+        "hidden_dropout_prob",
+        "attention_probs_dropout_prob",
+    ),
     *("layer_norm_eps", "layer_norm_large_model"),
 )
 # By the variable they fix.
@@ -74,7 +79,10 @@ KEPT: dict[str, tuple[Any, ...]] = {
 _FILES = "f97de3ae180eb8d479555c939d50d048 50797acd537880bfb5a7ade80d976129 7f59165e21b7d566db610ff6756c926b"
 SOURCE_MD5 = hashlib.md5(_FILES.encode()).hexdigest()
 VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"
-TEXT_MD5 = {"eval.txt": "2a220f790517261547b1b45ed3ada07a", "part-00000-of-00500": "a64a7c31eff5cd38ae6d94f7a6229dab"}
+TEXT_MD5 = {
+    "eval.txt": "2a220f790517261547b1b45ed3ada07a",
+    "part-00000-of-00500": "a64a7c31eff5cd38ae6d94f7a6229dab",
+}
 NUM_TEXTS = 501  # 500 parts and eval.txt
 # How the benchmark's data are made (reference, README), by the keys of prepared-*.json.
 RECIPE = {
@@ -95,7 +103,10 @@ def violations(config: Config) -> Iterator[str]:
     interval = rule_interval(batch)
     intervals = interval, -(-interval // batch) * batch  # or that rounded up to whole steps
     kept = KEPT | dict.fromkeys(("EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"), intervals)
-    kept |= {"PACKING_FACTOR": (2 if data.packed or data.batching == "online" else 1,), "INIT_CHECKPOINT": (path,)}
+    kept |= {
+        "PACKING_FACTOR": (2 if data.packed or data.batching == "online" else 1,),
+        "INIT_CHECKPOINT": (path,),
+    }
     values = settings(config) | {"INIT_CHECKPOINT": path or ""}
     for name, rule in RULES.items():
         if (value := values[name]) not in kept[name]:
@@ -117,7 +128,9 @@ def starting_weights(path: Path) -> dict[str, Any]:
     found, note = weights.identity(path), path.with_suffix(".json")
     noted = object_of(note)
     if noted.get("tensors", found) != found:
-        raise ConfigError(f"INIT_CHECKPOINT={path}: not the weights that {note} describes: convert them again")
+        raise ConfigError(
+            f"INIT_CHECKPOINT={path}: not the weights that {note} describes: convert them again"
+        )
     proved = "tensors" in noted and noted.get("source") == SOURCE_MD5
     return {"weights": found, "unproved": [] if proved else ["weights"]}
 
@@ -136,10 +149,18 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
     if source.vocab_md5 and source.vocab_md5 != VOCAB_MD5:
         wrong.append(f"a vocabulary with md5 {source.vocab_md5}, not the benchmark's {VOCAB_MD5}")
     made: dict[str, Any] = {}
-    for path in [found for above in folder.resolve().parents[:2] for found in sorted(above.glob("prepared-*.json"))]:
+    for path in [
+        found
+        for above in folder.resolve().parents[:2]
+        for found in sorted(above.glob("prepared-*.json"))
+    ]:
         with contextlib.suppress(OSError, ValueError, KeyError, AttributeError):
             read = json.loads(path.read_text(encoding="utf-8"))
-            prepared = {Path(name).name: digest for name, digest in read["files"].items() if name.endswith(".hdf5")}
+            prepared = {
+                Path(name).name: digest
+                for name, digest in read["files"].items()
+                if name.endswith(".hdf5")
+            }
             if files.keys() <= prepared.keys():
                 made = read | {"digests": prepared}
     if made:
@@ -151,15 +172,24 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
         wrong += [f"another text: {name} has md5 {texts.get(name)}" for name in others]
         if len(texts) != NUM_TEXTS:
             wrong.append(f"{len(texts)} texts, not {NUM_TEXTS}")
-        known = {name: digest for name, digest in made["digests"].items() if not name.startswith("part_eval")}
+        known = {
+            name: digest
+            for name, digest in made["digests"].items()
+            if not name.startswith("part_eval")
+        }
         if files != known:
             wrong.append(f"other record files than the {len(known)} that were prepared")
         if evaluation != [made["digests"].get("part_eval_10k.hdf5")]:
             wrong.append(f"EVALDIR={evaldir} is not the evaluation set that was prepared with it")
     if wrong:
         cure = "Prepare the data again with the defaults of prepare_data.sh, or set SUBMISSION_DIVISION=open"
-        raise ConfigError(f"the closed division does not allow {variable}={folder}: {'; '.join(wrong)}. {cure}")
-    facts: dict[str, Any] = {"training_data": resume.data_digest(identity), "evaluation_data": " ".join(evaluation)}
+        raise ConfigError(
+            f"the closed division does not allow {variable}={folder}: {'; '.join(wrong)}. {cure}"
+        )
+    facts: dict[str, Any] = {
+        "training_data": resume.data_digest(identity),
+        "evaluation_data": " ".join(evaluation),
+    }
     return facts | {"unproved": [] if made else list(facts)}
 
 
@@ -173,7 +203,11 @@ def starting_point(config: Config, source: RowSource, first: Mapping[str, Any]) 
     if facts["unproved"]:
         names = ", ".join(name.replace("_", " ") for name in facts["unproved"])
         why = "no files of prepare_data.sh beside them"
-        print(f"bert: warning: {names} not proved to be the benchmark's: {why}", file=sys.stderr, flush=True)
+        print(
+            f"bert: warning: {names} not proved to be the benchmark's: {why}",
+            file=sys.stderr,
+            flush=True,
+        )
     rundir.add_to_environment(config.run, {"starting_point": facts})
     return facts
 
@@ -191,4 +225,6 @@ def check(config: Config, starts: bool) -> None:
         found.append(f"CACHE_CLEARED=0 (page caches are dropped before each run; {how})")
     if found:
         listed = "; ".join(found)
-        raise ConfigError(f"the closed division does not allow {listed}. Correct this, or set SUBMISSION_DIVISION=open")
+        raise ConfigError(
+            f"the closed division does not allow {listed}. Correct this, or set SUBMISSION_DIVISION=open"
+        )

@@ -27,20 +27,38 @@ MAX_SAMPLES = 14_000_000  # after which a run that has not reached its target gi
 class Config(ModelFiles, Hardware):
     """Everything a run depends on."""
 
-    seed: int | None = env("SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system")
-    max_samples: int = env(
-        "MAX_SAMPLES_TERMINATION", 0, at_least=0, doc="limit of training samples; 0: 14,000,000 with a target, or none"
+    seed: int | None = env(
+        "SEED", None, at_least=0, at_most=2**32 - 1, doc="seed of the run; unset: from the system"
     )
-    nsp: bool = env("NSP", True, doc="0: masked-LM alone, without next-sentence head and pooler (open division)")
+    max_samples: int = env(
+        "MAX_SAMPLES_TERMINATION",
+        0,
+        at_least=0,
+        doc="limit of training samples; 0: 14,000,000 with a target, or none",
+    )
+    nsp: bool = env(
+        "NSP", True, doc="0: masked-LM alone, without next-sentence head and pooler (open division)"
+    )
     steps_this_run: int = env(
-        "STEPS_THIS_RUN", 0, at_least=0, doc="steps until this process saves and ends; RESUME=1 continues; 0: all"
+        "STEPS_THIS_RUN",
+        0,
+        at_least=0,
+        doc="steps until this process saves and ends; RESUME=1 continues; 0: all",
     )
     sequences_per_second: float = env(
-        "SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="rate of all ranks, for the hours of --check; unset: as measured"
+        "SEQUENCES_PER_SECOND",
+        0.0,
+        at_least=0,
+        doc="rate of all ranks, for the hours of --check; unset: as measured",
     )
-    log_every_steps: int = env("LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr")
+    log_every_steps: int = env(
+        "LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr"
+    )
     sustained_minutes: float = env(
-        "SUSTAINED_TRAINING_TIME", 0.0, at_least=0, doc="minutes from run_start to keep training for power meters"
+        "SUSTAINED_TRAINING_TIME",
+        0.0,
+        at_least=0,
+        doc="minutes from run_start to keep training for power meters",
     )
     warm_up: bool | None = env(
         "WARMUP_RUN",
@@ -48,9 +66,13 @@ class Config(ModelFiles, Hardware):
         doc="1: an untimed step before run_start, rolled back; unset: on GPUs; in CUDA graphs always",
     )
     rehearse: bool = env(
-        "REHEARSAL", False, doc="1: train the start of a closed run to compare it with published ones (docs/review.md)"
+        "REHEARSAL",
+        False,
+        doc="1: train the start of a closed run to compare it with published ones (docs/review.md)",
     )
-    rehearsal_samples: int = env("REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal")
+    rehearsal_samples: int = env(
+        "REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal"
+    )
 
     data: loader.Config
     evaluate: evaluate.Config
@@ -72,11 +94,17 @@ class Config(ModelFiles, Hardware):
         self.capture.check(self.run, self.uses_graph)
         self.profile.check(self.run, min(self.max_steps, self.steps_this_run or self.max_steps))
         if self.steps_this_run and self.checkpoint.directory is None:
-            raise ConfigError("STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from")
+            raise ConfigError(
+                "STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from"
+            )
         if self.checkpoint.shards and self.zero.is_deepspeed:
-            raise ConfigError("CHECKPOINT_SHARDS=1, ENGINE=deepspeed: set CHECKPOINT_SHARDS=0 DEEPSPEED_CHECKPOINTS=1")
+            raise ConfigError(
+                "CHECKPOINT_SHARDS=1, ENGINE=deepspeed: set CHECKPOINT_SHARDS=0 DEEPSPEED_CHECKPOINTS=1"
+            )
         if self.checkpoint.shards and not self.optim.is_sharded(self.device):
-            raise ConfigError("CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1")
+            raise ConfigError(
+                "CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1"
+            )
         others = {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)}
         self.zero.check(self.optim, self.numerics, self.device, others)
         self.check_device(uses_graph=self.uses_graph)
@@ -99,9 +127,13 @@ class Config(ModelFiles, Hardware):
         if self.zero.is_deepspeed:
             return False
         device, fp32 = self.device, self.numerics.dtype == torch.float32
-        works = self.kernels.attention != "sdpa_loop" and not (fp32 and self.kernels.attention == "auto")
+        works = self.kernels.attention != "sdpa_loop" and not (
+            fp32 and self.kernels.attention == "auto"
+        )
         works &= not self.recompute.layers or self.recomputes_in_graph
-        return device.type == "cuda" and works and (self.data.packed or self.data.batching == "online")
+        return (
+            device.type == "cuda" and works and (self.data.packed or self.data.batching == "online")
+        )
 
     @property
     def bert_config_path(self) -> Path:
@@ -119,7 +151,9 @@ class Config(ModelFiles, Hardware):
     @cached_property
     def model(self) -> BertConfig:
         """The model's shape."""
-        return dataclasses.replace(BertConfig.from_json(self.bert_config_path), next_sentence=self.nsp)
+        return dataclasses.replace(
+            BertConfig.from_json(self.bert_config_path), next_sentence=self.nsp
+        )
 
     @property
     def global_batch_size(self) -> int:
@@ -136,7 +170,9 @@ class Config(ModelFiles, Hardware):
     @property
     def evaluation_steps(self) -> set[int]:
         """Steps after which the model is evaluated."""
-        return evaluate.evaluation_steps(self.evaluate, self.global_batch_size, self.max_steps * self.global_batch_size)
+        return evaluate.evaluation_steps(
+            self.evaluate, self.global_batch_size, self.max_steps * self.global_batch_size
+        )
 
     @property
     def evaluates(self) -> bool:
@@ -152,7 +188,9 @@ class Config(ModelFiles, Hardware):
             return self
         every = self.evaluate.every_samples
         if not every:
-            raise ConfigError("REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES")
+            raise ConfigError(
+                "REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES"
+            )
         start = self.evaluate.start_samples or every
         intervals = max(0, -(-(self.rehearsal_samples - start) // every))
         return dataclasses.replace(

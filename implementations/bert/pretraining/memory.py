@@ -36,7 +36,10 @@ from bert.pretraining.config import Config
 META = torch.device("meta")
 SAVE_MEMORY = "set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1, SHARD_GROUP=all"
 GIB = 2**30
-RUNTIME = {"cuda": 1 * GIB, "cpu": 0}  # CUDA context, kernels and NCCL's buffers: a guess, not measured
+RUNTIME = {
+    "cuda": 1 * GIB,
+    "cpu": 0,
+}  # CUDA context, kernels and NCCL's buffers: a guess, not measured
 FILLED = 0.9  # share of memory to fill at most with GRADIENT_STEPS=auto, for fragmentation. Assumed
 PROCESS = GIB // 2  # host memory of Python with PyTorch: about, measured on CPUs
 
@@ -64,14 +67,21 @@ class Plan:
     @classmethod
     def of(cls, config: Config) -> Plan:
         """Plan of a run on this machine's device."""
-        device, data, recipe, width = config.device, config.data, config.numerics.fp8, config.model.hidden_size
+        device, data, recipe, width = (
+            config.device,
+            config.data,
+            config.numerics.fp8,
+            config.model.hidden_size,
+        )
         num_ranks, sharded, group = config.dist.world_size, config.optim.is_sharded(device), None
         if sharded:
             group = str(config.optim.group_size(num_ranks, config.dist.ranks_per_node))
         fp8_copies = 0
         if recipe is not None and recipe.evaluation and config.evaluates:
             attention = (4 if recipe.output_projection else 3) * width * width
-            fp8_copies = config.model.num_hidden_layers * (attention + 2 * width * config.model.intermediate_size)
+            fp8_copies = config.model.num_hidden_layers * (
+                attention + 2 * width * config.model.intermediate_size
+            )
         return cls(
             model=config.model,
             optimizer=replace(config.optim, sharded=sharded, shard_group=group),
@@ -92,7 +102,9 @@ class Plan:
 def meta_model(config: BertConfig) -> BertForPreTraining:
     """The model on the meta device: shapes without values."""
     with uninitialized():
-        return BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+        return BertForPreTraining(
+            config, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        )
 
 
 def estimate(plan: Plan) -> dict[str, int]:
@@ -104,10 +116,16 @@ def estimate(plan: Plan) -> dict[str, int]:
     """
     model = meta_model(plan.model)
     use_placeholders(model, plan.dtype, META)
-    settings = plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
+    settings = (
+        plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
+    )
     settings.check(torch.device(plan.device_type))
     low, b = plan.dtype != torch.float32, plan.dtype.itemsize
-    masters = {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()} if low else None
+    masters = (
+        {name: torch.empty(p.shape, device=META) for name, p in model.named_parameters()}
+        if low
+        else None
+    )
     world = World(DistConfig(device="cpu"))  # rank 0 of num_ranks, whose collectives send nothing
     world.size, world.ranks_per_node, world.device = plan.num_ranks, plan.num_ranks, META
     engine = optim.build(settings, model, masters, world, accumulate=plan.accumulate, fused=False)
@@ -116,7 +134,10 @@ def estimate(plan: Plan) -> dict[str, int]:
     # Gradients held in a bucket during the backward pass, and the copies from which slices are reduced.
     buckets, layout, copied = engine.buckets, engine.layout, 0
     if plan.num_ranks > 1 and (buckets.whole is None or buckets.wire_dtype != buckets.whole.dtype):
-        copied = sum(sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:]) * buckets.wire_dtype.itemsize
+        copied = (
+            sum(sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:])
+            * buckets.wire_dtype.itemsize
+        )
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
     peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the previous micro-batch
     if not (plan.fused and settings.has_fused_update):
@@ -141,7 +162,9 @@ def activations(plan: Plan) -> int:
     shape, b = plan.model, plan.dtype.itemsize
     width, layers, tokens = shape.hidden_size, shape.num_hidden_layers, plan.tokens
     masks = 0 if plan.fused or not shape.hidden_dropout_prob else 2 * width
-    attention = 5 * width * b + 4 * shape.num_attention_heads  # per token: input, QKV, context and softmax
+    attention = (
+        5 * width * b + 4 * shape.num_attention_heads
+    )  # per token: input, QKV, context and softmax
     rest = (3 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)) * b + 16
     joined = 3 * width * width * b  # weights of Q, K and V
     if not plan.fused and shape.attention_probs_dropout_prob:
@@ -149,13 +172,19 @@ def activations(plan: Plan) -> int:
         attention += 3 * plan.length * shape.num_attention_heads * max(b, 4)
         attention += 3 * width * (b if b >= 4 else 4 - b)
     layer = tokens * (attention + rest) + joined
-    read = plan.masked + tokens // plan.length  # tokens that the heads read: the last layer's after its attention
+    read = (
+        plan.masked + tokens // plan.length
+    )  # tokens that the heads read: the last layer's after its attention
     kept = (layers - 1) * layer + tokens * attention + read * (rest + 2 * width * b) + joined
     if k := plan.recompute_layers:
         inputs = (2 if shape.layer_norm_large_model else 1) * tokens * width * b
         kept = -(-layers // k) * inputs + min(k, layers) * layer
     # The heads keep the logits and their gradient.
-    return kept + 2 * tokens * width * b + plan.masked * (shape.padded_vocab_size * 2 * b + 6 * width * b)
+    return (
+        kept
+        + 2 * tokens * width * b
+        + plan.masked * (shape.padded_vocab_size * 2 * b + 6 * width * b)
+    )
 
 
 def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) -> int:
@@ -165,7 +194,9 @@ def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) 
     """
     beginning = saving = 0
     if not plan.optimizer.sharded:
-        beginning = 4 * sum(p.numel() for p in meta_model(plan.model).parameters()) * plan.ranks_per_node
+        beginning = (
+            4 * sum(p.numel() for p in meta_model(plan.model).parameters()) * plan.ranks_per_node
+        )
     if checkpoint.directory is not None:
         saving = parts["states"]
         group = plan.optimizer.group_size(plan.num_ranks, 0)
@@ -186,10 +217,14 @@ def fitted(config: Config) -> Config:
     if config.data.gradient_steps is not None:
         return config
     if config.zero.is_deepspeed:
-        raise ConfigError("GRADIENT_STEPS=auto estimates our own engine's memory: with ENGINE=deepspeed give a number")
+        raise ConfigError(
+            "GRADIENT_STEPS=auto estimates our own engine's memory: with ENGINE=deepspeed give a number"
+        )
     if found := _largest(config, config.data.batch_size):
         return found
-    one = replace(config, data=replace(config.data, batch_size=1, gradient_steps=config.data.batch_size))
+    one = replace(
+        config, data=replace(config.data, batch_size=1, gradient_steps=config.data.batch_size)
+    )
     needs = f"one row at a time takes {_total(one) / GIB:.1f} GiB of {_room(one) / GIB:.1f}"
     raise ConfigError(f"out of memory: GRADIENT_STEPS=auto, and {needs}: {SAVE_MEMORY}")
 
@@ -197,7 +232,9 @@ def fitted(config: Config) -> Config:
 def _largest(config: Config, rows: int) -> Config | None:
     """The config with ``rows`` a step in the fewest micro-batches that fit, if any."""
     for steps in (steps for steps in range(1, rows + 1) if rows % steps == 0):
-        divided = replace(config, data=replace(config.data, batch_size=rows // steps, gradient_steps=steps))
+        divided = replace(
+            config, data=replace(config.data, batch_size=rows // steps, gradient_steps=steps)
+        )
         if _total(divided) <= _room(divided):
             return divided
     return None
@@ -231,14 +268,20 @@ def describe(config: Config) -> str:
         gpu = torch.cuda.get_device_properties(config.device).total_memory
         text += f"; the GPU has {gpu / GIB:.1f}"
         if total > gpu:
-            raise ConfigError(f"out of memory: {text}: lower BATCHSIZE and raise GRADIENT_STEPS, or {SAVE_MEMORY}")
+            raise ConfigError(
+                f"out of memory: {text}: lower BATCHSIZE and raise GRADIENT_STEPS, or {SAVE_MEMORY}"
+            )
         if plan.accumulate:
             rows = config.data.rows_per_step
             found = _largest(config, rows)
             if found and found.data.batch_size > config.data.batch_size:
                 text += f"; BATCHSIZE={rows} GRADIENT_STEPS=auto would take {found.data.batch_size} rows at a time"
         if plan.optimizer.shard_gradients and plan.accumulate:
-            whole = sum(estimate(replace(plan, optimizer=replace(plan.optimizer, shard_gradients=False))).values())
+            whole = sum(
+                estimate(
+                    replace(plan, optimizer=replace(plan.optimizer, shard_gradients=False))
+                ).values()
+            )
             if whole <= gpu:
                 text += f"; SHARD_GRADIENTS=0 fits too, {whole / GIB:.1f}, and reduces gradients once a step"
     capacity = host_capacity()

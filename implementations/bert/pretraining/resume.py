@@ -30,19 +30,58 @@ from bert.training.step import Step, check_finite, is_finite
 
 Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
 
-_ROWS = ("WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS")  # may change where their product, a step's rows, does not
+_ROWS = (
+    "WORLD_SIZE",
+    "BATCHSIZE",
+    "GRADIENT_STEPS",
+)  # may change where their product, a step's rows, does not
 # What a resumed run may change; all other variables must stay (``run_identity``). How work is divided and computed:
 # losses then differ by rounding and by dropout's random numbers.
 ROUNDING = {
-    *("DEVICE", "FUSED", "ATTENTION", "CUDA_GRAPH", "RECOMPUTE_LAYERS", "SHARD_OPTIMIZER", "SHARD_GRADIENTS"),
+    *(
+        "DEVICE",
+        "FUSED",
+        "ATTENTION",
+        "CUDA_GRAPH",
+        "RECOMPUTE_LAYERS",
+        "SHARD_OPTIMIZER",
+        "SHARD_GRADIENTS",
+    ),
     *("SHARD_GROUP", "ENGINE", *_ROWS),
 }
 # Output, length and evaluation of a run, machine and log, which do not affect its weights.
 FREE = rundir.OUTPUT | {
-    *("DATA_LOADER", "NUM_EVAL_EXAMPLES", "EVAL_BATCHSIZE", "BACKEND", "WARMUP_RUN", "INIT_OPTIMIZER", "MTBF_HOURS"),
-    *("EVAL_ITER_START_SAMPLES", "EVAL_ITER_SAMPLES", "EVAL_INITIAL", "TARGET_MLM_ACCURACY", "FP8_EVALUATION"),
-    *("MAX_STEPS", "MAX_SAMPLES_TERMINATION", "REHEARSAL", "REHEARSAL_SAMPLES", "SUSTAINED_TRAINING_TIME"),
-    *("SUBMISSION_DIVISION", "SUBMISSION_ORG", "SUBMISSION_PLATFORM", "SUBMISSION_STATUS", "DGXSYSTEM", "DGXNNODES"),
+    *(
+        "DATA_LOADER",
+        "NUM_EVAL_EXAMPLES",
+        "EVAL_BATCHSIZE",
+        "BACKEND",
+        "WARMUP_RUN",
+        "INIT_OPTIMIZER",
+        "MTBF_HOURS",
+    ),
+    *(
+        "EVAL_ITER_START_SAMPLES",
+        "EVAL_ITER_SAMPLES",
+        "EVAL_INITIAL",
+        "TARGET_MLM_ACCURACY",
+        "FP8_EVALUATION",
+    ),
+    *(
+        "MAX_STEPS",
+        "MAX_SAMPLES_TERMINATION",
+        "REHEARSAL",
+        "REHEARSAL_SAMPLES",
+        "SUSTAINED_TRAINING_TIME",
+    ),
+    *(
+        "SUBMISSION_DIVISION",
+        "SUBMISSION_ORG",
+        "SUBMISSION_PLATFORM",
+        "SUBMISSION_STATUS",
+        "DGXSYSTEM",
+        "DGXNNODES",
+    ),
 }
 
 
@@ -64,7 +103,9 @@ def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
     return int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
 
 
-def restore(config: Config, step: Trainer, seed: int, saved: dict[str, Any] | None) -> tuple[int, int, int]:
+def restore(
+    config: Config, step: Trainer, seed: int, saved: dict[str, Any] | None
+) -> tuple[int, int, int]:
     """Restores a checkpoint, if any: (steps, batches, samples) done. Raises ConfigError if it is of another run."""
     if saved is None:
         return 0, 0, 0
@@ -78,11 +119,19 @@ def restore(config: Config, step: Trainer, seed: int, saved: dict[str, Any] | No
 def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
     """Raises ConfigError if the saved run is another one; describes changes of ROUNDING."""
     # Earlier versions saved fewer settings, and for PRECISION the word auto itself.
-    before = _kept(config) | saved["run"] | {"PRECISION": resolved(saved["run"]["PRECISION"], config.device)}
+    before = (
+        _kept(config)
+        | saved["run"]
+        | {"PRECISION": resolved(saved["run"]["PRECISION"], config.device)}
+    )
     mine = run_identity(config, seed)
-    can_move = config.data.batching == "rows" and config.data.exchange_group == 1  # rows depend on step and rank alone
+    can_move = (
+        config.data.batching == "rows" and config.data.exchange_group == 1
+    )  # rows depend on step and rank alone
     can_move &= config.optim.clip == "after"  # else each micro-batch of a rank is clipped by itself
-    rows, rows_before = (math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, before))
+    rows, rows_before = (
+        math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, before)
+    )
     for name, value in mine.items():
         if before.get(name) == value or (name in _ROWS and can_move and rows == rows_before):
             continue
@@ -91,11 +140,21 @@ def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
             cure = f"{' x '.join(_ROWS)} must stay {rows_before}, and is {rows}: change another of them"
         differs = f"is of a run with {name} {before.get(name)}, this one has {value}"
         cure += ", or use another CHECKPOINT_DIR"
-        raise ConfigError(f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}")
+        raise ConfigError(
+            f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
+        )
     now = _computed(config)
     earlier = {**now, **saved.get("computed", {}), **{name: before[name] for name in _ROWS}}
-    changed = [f"{name} {earlier[name]} -> {value}" for name, value in now.items() if earlier[name] != value]
-    return f"{', '.join(changed)}: losses differ by rounding, and by what dropout draws" if changed else ""
+    changed = [
+        f"{name} {earlier[name]} -> {value}"
+        for name, value in now.items()
+        if earlier[name] != value
+    ]
+    return (
+        f"{', '.join(changed)}: losses differ by rounding, and by what dropout draws"
+        if changed
+        else ""
+    )
 
 
 def _computed(config: Config) -> dict[str, Any]:
@@ -104,7 +163,14 @@ def _computed(config: Config) -> dict[str, Any]:
 
 def _kept(config: Config) -> dict[str, Any]:
     """Variables that must not change and are compared as they are."""
-    resolved_elsewhere = {"SEED", "PRECISION", "FP8_RECIPE", "FP8_FAST_SUMS", "FP8_OUTPUT_PROJECTION", "MASKING"}
+    resolved_elsewhere = {
+        "SEED",
+        "PRECISION",
+        "FP8_RECIPE",
+        "FP8_FAST_SUMS",
+        "FP8_OUTPUT_PROJECTION",
+        "MASKING",
+    }
     others = ROUNDING.difference(_ROWS) | FREE | resolved_elsewhere | {"LR_DECAY_STEPS"}
     return {name: value for name, value in settings(config).items() if name not in others}
 
@@ -128,7 +194,10 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "FP8_RECIPE": precision.fp8_recipe if precision.precision == "fp8" else None,
         # None for what earlier versions did, which had no such setting.
         "FP8_FAST_SUMS": precision.fp8_fast_sums if precision.fp8_fast_sums != "forward" else None,
-        "FP8_OUTPUT_PROJECTION": int(config.numerics.fp8 is not None and config.numerics.fp8.output_projection) or None,
+        "FP8_OUTPUT_PROJECTION": int(
+            config.numerics.fp8 is not None and config.numerics.fp8.output_projection
+        )
+        or None,
         # The run may become longer if the schedule's length is set separately.
         "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,
         "BERT_CONFIG": config.model.identity,
@@ -145,7 +214,9 @@ def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: Row
     if before != row_counts or saved.get("data_digest", digest) != digest:
         mine = f"{sum(row_counts):,} in {len(row_counts)}{' with other contents' if before == row_counts else ''}"
         differs = f"{sum(before):,} rows in {len(before)} files, this one has {mine}"
-        problem = f"the checkpoint in {config.directory} is of a run on other training data, {differs}"
+        problem = (
+            f"the checkpoint in {config.directory} is of a run on other training data, {differs}"
+        )
         raise ConfigError(f"RESUME=1: {problem}: use the same data, or another CHECKPOINT_DIR")
 
 
@@ -160,7 +231,9 @@ def check_restored(trained: Trainer, world: World, path: Path | None) -> None:
         trained.optimizer.gather()
     if not is_finite(trained.state_tensors(), world):
         cure = "start from others, or remove the newest checkpoint to resume from the one before"
-        raise ConfigError(f"{path} holds weights or moments that are NaN or infinite (--check names the first): {cure}")
+        raise ConfigError(
+            f"{path} holds weights or moments that are NaN or infinite (--check names the first): {cure}"
+        )
 
 
 def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> None:
@@ -176,14 +249,23 @@ def check_ranks(config: Config, world: World, saved: dict[str, Any] | None) -> N
 
 def check_weights(config: CheckpointConfig, world: World, checksum: int) -> None:
     """Raises ConfigError if a rank starts from other weights than most. checksum: of this rank's. A collective."""
-    world.agree({"weights": f"{checksum:08x}"}, f"is INIT_CHECKPOINT={config.init_checkpoint} the same on every node?")
+    world.agree(
+        {"weights": f"{checksum:08x}"},
+        f"is INIT_CHECKPOINT={config.init_checkpoint} the same on every node?",
+    )
 
 
 class Saver:
     """Saves the state of a run on a thread, from rank 0 or in shards; training only waits for a copy."""
 
     def __init__(
-        self, config: Config, trained: Trainer, world: World, seed: int, data: RowSource, shard_order: tuple[int, int]
+        self,
+        config: Config,
+        trained: Trainer,
+        world: World,
+        seed: int,
+        data: RowSource,
+        shard_order: tuple[int, int],
     ) -> None:
         """data: what is trained on; shard_order: see Sampler."""
         self.config, self.trained, self.world = config, trained, world
@@ -206,7 +288,9 @@ class Saver:
             token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
             assert isinstance(self.trained, Step)
             shard, index = self.trained.shard_state()
-            part = sharded.Part(rank=world.rank, num_ranks=world.size, token=token, abandoned=self.writer.abandoned)
+            part = sharded.Part(
+                rank=world.rank, num_ranks=world.size, token=token, abandoned=self.writer.abandoned
+            )
             self.writer.start(step, {"shard": shard, "index": index | facts}, part)
         elif self.config.zero.checkpoints and isinstance(self.trained, DeepSpeedStep):
             assert config.directory is not None
@@ -231,7 +315,9 @@ def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> 
     try:
         saved = read_checkpoint(path, mmap=True)
     except Exception as error:  # a damaged file, or not PyTorch's
-        raise ConfigError(f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})") from None
+        raise ConfigError(
+            f"INIT_OPTIMIZER=1: {path} is not a readable checkpoint ({damage(error)})"
+        ) from None
     found = saved.get("optimizer") if isinstance(saved, Mapping) else None
     if not isinstance(found, Mapping) or "masters" not in found:
         expected = "expected a step_*.pt of this trainer, or set INIT_OPTIMIZER=0"

@@ -68,5 +68,7 @@ def _train(config: Config) -> int:
         print(f"bert: {stopped}", file=sys.stderr, flush=True)
     if ending.reached or ending.stopped or config.rehearse or not config.evaluate.has_target:
         return SUCCESS
-    reason = f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
+    reason = (
+        f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
+    )
     return rundir.fail(config.run, "bert", reason, NOT_REACHED) if is_main else NOT_REACHED

@@ -61,7 +61,10 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     log.weights(name for name, _ in model.named_parameters())
     if saved is None and config.checkpoint.init_optimizer and path is not None:
         # ds_shape: shape of the whole parameter where ZeRO-3 partitions it.
-        shapes = {name: getattr(parameter, "ds_shape", parameter.shape) for name, parameter in model.named_parameters()}
+        shapes = {
+            name: getattr(parameter, "ds_shape", parameter.shape)
+            for name, parameter in model.named_parameters()
+        }
         step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
     done, done_batches, done_samples = resume.restore(config, step, seed, saved)
     if saved is not None or path is not None:
@@ -95,7 +98,9 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     sampler = Sampler(row_counts, settings.rows_per_step, seed, world.rank, world.size, shard_order)
     masks = open_masks(settings, source, config.phase1, vocab_size, seed)
     data: TrainingData | DaliLoader
-    data = TrainingData(source, sampler, settings, vocab_size, done_batches + 1, finisher(config, world), masks)
+    data = TrainingData(
+        source, sampler, settings, vocab_size, done_batches + 1, finisher(config, world), masks
+    )
     if settings.loader == "dali":
         data = DaliLoader(data, world.device, settings.gradient_steps)
 
@@ -129,14 +134,22 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
             if ending.reason == LAST_STEP and last < config.max_steps:
                 ending = replace(ending, reason="STEPS_THIS_RUN")
             if not ending.stopped:
-                log.run_stop(ending.samples, evaluation.num_sequences, ending.reached or not config.evaluate.has_target)
+                log.run_stop(
+                    ending.samples,
+                    evaluation.num_sequences,
+                    ending.reached or not config.evaluate.has_target,
+                )
             if ending.batches > done_batches and config.checkpoint.directory is not None:
                 saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
                 # Needed by a run that was stopped, and by one without a target, which is run for its weights.
                 if not saver.finish() and (ending.stopped or not config.evaluate.has_target):
-                    where = f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}"
+                    where = (
+                        f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}"
+                    )
                     failure = f"its checkpoint cannot be written ({saver.writer.error or 'another rank says why'})"
-                    raise TrainingError(f"{where}, and {failure}: RESUME=1 continues from the one before")
+                    raise TrainingError(
+                        f"{where}, and {failure}: RESUME=1 continues from the one before"
+                    )
         progress.summary(ending)
         take_step = unprofiled(take_step)
         if config.sustained_minutes and not ending.stopped:
@@ -156,7 +169,9 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 
 def resolve_kernels(config: Config, world: World) -> Config:
     """The config with ATTENTION=auto resolved, which is printed and noted in the run's folder. A collective."""
-    kernels, words = config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, world)
+    kernels, words = config.kernels.choose(
+        config.model, config.numerics.dtype, config.uses_graph, world
+    )
     if world.is_main:
         if world.device.type == "cuda":
             print(f"attention: {words}", file=sys.stderr, flush=True)
@@ -173,8 +188,15 @@ def build(
     ``config``: with the attention backend resolved. With a sharded optimizer no rank has all weights in fp32: they
     come chunk by chunk, and each rank keeps those of its shard.
     """
-    kernels, device, clock = select(config.kernels, world.device), world.device, clock or StartClock()
-    path, by_chunks = config.checkpoint.init_checkpoint, config.optim.is_sharded(device)  # always with DeepSpeed
+    kernels, device, clock = (
+        select(config.kernels, world.device),
+        world.device,
+        clock or StartClock(),
+    )
+    path, by_chunks = (
+        config.checkpoint.init_checkpoint,
+        config.optim.is_sharded(device),
+    )  # always with DeepSpeed
 
     def chunks(shapes: BertForPreTraining, so_far: Checksum) -> tuple[Iterator[Chunk], Loaded]:
         """Initial weights of a model of shapes; the checksum is computed as they are read."""
@@ -203,7 +225,9 @@ def build(
     data = config.data
     step: resume.Trainer
     if config.zero.is_deepspeed:
-        given = config.zero.complete(config.optim, config.numerics, data.batch_size, data.gradient_steps)
+        given = config.zero.complete(
+            config.optim, config.numerics, data.batch_size, data.gradient_steps
+        )
         step = DeepSpeedStep(model, config.numerics, config.optim, world, given, first, masters)
     else:
         step = build_step(
@@ -217,14 +241,20 @@ def build(
 
 
 def prepare(
-    config: Config, model: BertForPreTraining, step: resume.Trainer, world: World, clock: StartClock | None = None
+    config: Config,
+    model: BertForPreTraining,
+    step: resume.Trainer,
+    world: World,
+    clock: StartClock | None = None,
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
     """Before the clock: compiles and records what the first step and evaluation would otherwise wait for."""
     take_step: TrainingStep = step
     graph, length, clock = None, config.data.max_seq_length, clock or StartClock()
     if isinstance(step, Step):
         warms_up = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
-        take_step = ready(step, lambda: dummy_batches(config, world), graph=config.uses_graph, rehearse=warms_up)
+        take_step = ready(
+            step, lambda: dummy_batches(config, world), graph=config.uses_graph, rehearse=warms_up
+        )
         clock.lap("warm-up")
         if config.evaluates and take_step is not step:
             with contextlib.suppress(CaptureError):
@@ -236,7 +266,9 @@ def prepare(
     folder, trial = config.run.run_dir, config.run.trial
     if config.capture.kinds:
         assert folder is not None
-        take_step = CapturedStep(config.capture, folder / f"capture_{trial}", world.rank, model, take_step)
+        take_step = CapturedStep(
+            config.capture, folder / f"capture_{trial}", world.rank, model, take_step
+        )
     if config.profile.span is not None and world.is_main:
         assert folder is not None
         take_step = ProfiledStep(config.profile.span, folder / f"trace_{trial}.json", take_step)
@@ -259,7 +291,9 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
     """Micro-batches of one step on synthetic data, as the data thread provides them."""
     size, length = config.data.batch_size, config.data.max_seq_length
     records = synthetic_records(size, length, config.model.vocab_size, config.data.packed, seed=0)
-    batch = make_batch(records, row_sequences(records, np.arange(min(size, records.num_rows)))[0], length)
+    batch = make_batch(
+        records, row_sequences(records, np.arange(min(size, records.num_rows)))[0], length
+    )
     return [finisher(config, world)(batch)] * config.data.gradient_steps
 
 
@@ -279,7 +313,11 @@ class Evaluation:
     @property
     def num_sequences(self) -> int:
         """Size of the evaluation set; before the first evaluation NUM_EVAL_EXAMPLES."""
-        return self.config.evaluate.num_examples if self.evaluator is None else self.evaluator.num_sequences
+        return (
+            self.config.evaluate.num_examples
+            if self.evaluator is None
+            else self.evaluator.num_sequences
+        )
 
     def run(self, step: int, samples: int) -> bool:
         """One evaluation after ``step``, of ``samples`` trained samples. A collective."""
@@ -288,17 +326,28 @@ class Evaluation:
             self.log.eval_start(samples)
             if self.evaluator is None:
                 sizes = self.config.data.max_seq_length, model.config.vocab_size
-                self.evaluator = Evaluator(self.config.evaluate, *sizes, self.vocab_md5, self.world, self.graph)
+                self.evaluator = Evaluator(
+                    self.config.evaluate, *sizes, self.vocab_md5, self.world, self.graph
+                )
             result = self.evaluator(model)
             self.log.eval_stop(samples, result.accuracy)
             seconds, target = time.monotonic() - begin, self.config.evaluate.target
             reached = 0 < target <= result.accuracy
             if self.world.is_main:
                 outcome = "reached" if reached else f"{target:.4f}" if target else "none"
-                pairs = "" if result.nsp_accuracy is None else f"next sentence {result.nsp_accuracy:.4f}, "
+                pairs = (
+                    ""
+                    if result.nsp_accuracy is None
+                    else f"next sentence {result.nsp_accuracy:.4f}, "
+                )
                 when = f"evaluation at step {step}, {samples:,} samples"
-                accuracy = f"accuracy {result.accuracy:.5f} (target {outcome}), loss {result.mlm_loss:.4f}"
+                accuracy = (
+                    f"accuracy {result.accuracy:.5f} (target {outcome}), loss {result.mlm_loss:.4f}"
+                )
                 print(f"{when}: {accuracy}, {pairs}{seconds:.1f} s", file=sys.stderr, flush=True)
             for sink in self.sinks:
-                sink("evaluation", {"step": step, "samples": samples, **result.figures(), "seconds": seconds})
+                sink(
+                    "evaluation",
+                    {"step": step, "samples": samples, **result.figures(), "seconds": seconds},
+                )
             return reached

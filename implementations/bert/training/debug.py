@@ -35,7 +35,9 @@ ORDER = "order"  # metadata key: names in the order of the step
 @dataclass(frozen=True, kw_only=True)
 class CaptureConfig:
     capture: str = env(
-        "CAPTURE", "", doc="tensors of the first steps to write to RUN_DIR, by comma: inputs, activations, gradients"
+        "CAPTURE",
+        "",
+        doc="tensors of the first steps to write to RUN_DIR, by comma: inputs, activations, gradients",
     )
     steps: int = env("CAPTURE_STEPS", 1, at_least=1, doc="CAPTURE: number of steps captured")
 
@@ -47,11 +49,19 @@ class CaptureConfig:
         """Raises ConfigError for an unknown kind, without RUN_DIR, and in a CUDA graph."""
         if not self.kinds:
             if self.capture or self.steps != 1:
-                wrong = f"CAPTURE={self.capture!r}" if self.capture else f"CAPTURE_STEPS={self.steps} and no CAPTURE"
-                raise ConfigError(f"{wrong}: set CAPTURE to what to write: {', '.join(KINDS)}, joined by commas")
+                wrong = (
+                    f"CAPTURE={self.capture!r}"
+                    if self.capture
+                    else f"CAPTURE_STEPS={self.steps} and no CAPTURE"
+                )
+                raise ConfigError(
+                    f"{wrong}: set CAPTURE to what to write: {', '.join(KINDS)}, joined by commas"
+                )
             return
         if unknown := sorted(self.kinds - set(KINDS)):
-            raise ConfigError(f"CAPTURE names {', '.join(unknown)}: expected {', '.join(KINDS)}, joined by commas")
+            raise ConfigError(
+                f"CAPTURE names {', '.join(unknown)}: expected {', '.join(KINDS)}, joined by commas"
+            )
         if run.run_dir is None:
             raise ConfigError("CAPTURE writes to RUN_DIR, which is not set: give the folder")
         if uses_graph:
@@ -62,9 +72,20 @@ class CapturedStep:
     """A training step whose first calls are captured."""
 
     def __init__(
-        self, config: CaptureConfig, folder: Path, rank: int, model: nn.Module, take_step: TrainingStep
+        self,
+        config: CaptureConfig,
+        folder: Path,
+        rank: int,
+        model: nn.Module,
+        take_step: TrainingStep,
     ) -> None:
-        self.config, self.folder, self.rank, self.model, self.take_step = config, folder, rank, model, take_step
+        self.config, self.folder, self.rank, self.model, self.take_step = (
+            config,
+            folder,
+            rank,
+            model,
+            take_step,
+        )
         self.count = self.micro_batch = 0
         self.found: dict[str, Tensor] = {}
 
@@ -102,7 +123,11 @@ class CapturedStep:
             for number, output in enumerate(result if isinstance(result, tuple) else (result,)):
                 place = f"{self.micro_batch}.{name}" + (f".{number}" if number else "")
                 activation, gradient = f"{place}.activation", f"{place}.gradient"
-                if not isinstance(output, Tensor) or activation in self.found or gradient in self.found:
+                if (
+                    not isinstance(output, Tensor)
+                    or activation in self.found
+                    or gradient in self.found
+                ):
                     continue
                 if "activations" in self.config.kinds:
                     self._keep(activation, output)
@@ -154,14 +179,18 @@ def _opened(path: Path) -> Iterator[Any]:
         except (KeyError, TypeError, ValueError):
             complete = False
         if not complete:
-            raise DataError(f"{path}: tensors, but not written by CAPTURE: name a capture_<TRIAL> or a file in it")
+            raise DataError(
+                f"{path}: tensors, but not written by CAPTURE: name a capture_<TRIAL> or a file in it"
+            )
         yield file
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
     steps: str = env(
-        "PROFILE_STEPS", "", doc="first,last step of this process to profile; rank 0 writes a trace to RUN_DIR"
+        "PROFILE_STEPS",
+        "",
+        doc="first,last step of this process to profile; rank 0 writes a trace to RUN_DIR",
     )
 
     @property
@@ -175,9 +204,13 @@ class ProfileConfig:
         if not self.steps:
             return
         if self.span is None or not 1 <= self.span[0] <= self.span[1]:
-            raise ConfigError(f"PROFILE_STEPS={self.steps!r}: expected the first and the last step, such as 2,3")
+            raise ConfigError(
+                f"PROFILE_STEPS={self.steps!r}: expected the first and the last step, such as 2,3"
+            )
         if self.span[1] > num_steps:
-            raise ConfigError(f"PROFILE_STEPS={self.steps}: this process takes {num_steps} steps: choose among these")
+            raise ConfigError(
+                f"PROFILE_STEPS={self.steps}: this process takes {num_steps} steps: choose among these"
+            )
         if run.run_dir is None:
             raise ConfigError("PROFILE_STEPS writes to RUN_DIR, which is not set: give the folder")
 

@@ -29,18 +29,33 @@ class Config:
     """When and on what to evaluate. The samples are training samples (sequences)."""
 
     evaldir: Path | None = env("EVALDIR", None, doc="folder (or file) of evaluation records")
-    num_examples: int = env("NUM_EVAL_EXAMPLES", 10000, at_least=0, doc="sequences of the evaluation set; 0: all")
+    num_examples: int = env(
+        "NUM_EVAL_EXAMPLES", 10000, at_least=0, doc="sequences of the evaluation set; 0: all"
+    )
     batch_size: int = env(
-        "EVAL_BATCHSIZE", 16, at_least=1, doc="sequences per GPU in one evaluation batch; in a graph, of full length"
+        "EVAL_BATCHSIZE",
+        16,
+        at_least=1,
+        doc="sequences per GPU in one evaluation batch; in a graph, of full length",
     )
     start_samples: int = env(
-        "EVAL_ITER_START_SAMPLES", 0, at_least=0, doc="training samples before the first evaluation; 0: one interval"
+        "EVAL_ITER_START_SAMPLES",
+        0,
+        at_least=0,
+        doc="training samples before the first evaluation; 0: one interval",
     )
     every_samples: int = env(
-        "EVAL_ITER_SAMPLES", 0, at_least=0, doc="training samples between evaluations; 0: none, and no target"
+        "EVAL_ITER_SAMPLES",
+        0,
+        at_least=0,
+        doc="training samples between evaluations; 0: none, and no target",
     )
     target: float = env(
-        "TARGET_MLM_ACCURACY", 0.720, at_least=0, at_most=1, doc="masked-LM accuracy that ends the run; 0: none"
+        "TARGET_MLM_ACCURACY",
+        0.720,
+        at_least=0,
+        at_most=1,
+        doc="masked-LM accuracy that ends the run; 0: none",
     )
     initial: bool = env("EVAL_INITIAL", False, doc="1: evaluate before the first step, too")
 
@@ -67,7 +82,9 @@ def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -
     """Steps to evaluate after: the first with at least start, start + every, ... nominal samples trained."""
     if not config.every_samples:
         return set()
-    points = range(config.start_samples or config.every_samples, max_samples + 1, config.every_samples)
+    points = range(
+        config.start_samples or config.every_samples, max_samples + 1, config.every_samples
+    )
     return {-(-samples // global_batch_size) for samples in points}
 
 
@@ -93,14 +110,23 @@ class Evaluator:
         records = concatenate([shards[number] for number in range(len(shards))])
         self.vocab_md5 = shards.vocab_md5
         if records.num_sequences < config.num_examples:
-            few = f"{records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is {config.num_examples}"
-            raise DataError(f"EVALDIR={config.evaldir}: {few}: prepare the evaluation set again, or lower that")
+            few = (
+                f"{records.num_sequences} sequences, and NUM_EVAL_EXAMPLES is {config.num_examples}"
+            )
+            raise DataError(
+                f"EVALDIR={config.evaldir}: {few}: prepare the evaluation set again, or lower that"
+            )
         if records.input_ids.max() >= vocab_size or records.masked_lm_ids.max() >= vocab_size:
-            raise DataError(f"EVALDIR={config.evaldir}: token ids beyond vocab_size {vocab_size} of bert_config.json")
+            raise DataError(
+                f"EVALDIR={config.evaldir}: token ids beyond vocab_size {vocab_size} of bert_config.json"
+            )
         self.num_sequences = config.num_examples or records.num_sequences
         mine = share(records, self.num_sequences, world.rank, world.size)
         if graph is None:  # sequences of like length together: the sums do not depend on the order
-            chosen = [mine[begin : begin + config.batch_size] for begin in range(0, len(mine), config.batch_size)]
+            chosen = [
+                mine[begin : begin + config.batch_size]
+                for begin in range(0, len(mine), config.batch_size)
+            ]
         else:
             chosen = fill_batches(records, mine, graph.room)
         batches = [make_batch(records, sequences, max_seq_length) for sequences in chosen]
@@ -116,7 +142,11 @@ class Evaluator:
             # The graph was recorded for evaluations after a step; before the first one there are no fp8 scales.
             graphed = self.graph is not None and self.graph.in_fp8 == model.evaluates_in_fp8
             for batch in self.batches:
-                totals += self.graph(batch) if self.graph is not None and graphed else _count(model, batch)
+                totals += (
+                    self.graph(batch)
+                    if self.graph is not None and graphed
+                    else _count(model, batch)
+                )
         correct, loss, masked, nsp_correct, nsp_loss, sequences = self.world.sum(totals).tolist()
         return Result(
             accuracy=correct / masked, mlm_loss=loss / masked, nsp_loss=nsp_loss / sequences if sequences else None,
@@ -127,7 +157,9 @@ class Evaluator:
 class EvaluationGraph:
     """The pass over one evaluation batch, recorded as a CUDA graph before the clock starts."""
 
-    def __init__(self, config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device
+    ) -> None:
         """Capacity: EVAL_BATCHSIZE times ``max_seq_length`` tokens, about twice as many sequences of Wikipedia."""
         self.room = evaluation_room(config.batch_size, max_seq_length)
         self.capacity = graph_capacity(self.room, config.batch_size)
@@ -145,13 +177,19 @@ class EvaluationGraph:
         return self.counts
 
 
-def dummy_batch(num_sequences: int, max_seq_length: int, model: BertForPreTraining) -> PretrainingBatch:
-    records = synthetic_records(num_sequences, max_seq_length, model.config.vocab_size, packed=False, seed=0)
+def dummy_batch(
+    num_sequences: int, max_seq_length: int, model: BertForPreTraining
+) -> PretrainingBatch:
+    records = synthetic_records(
+        num_sequences, max_seq_length, model.config.vocab_size, packed=False, seed=0
+    )
     return make_batch(records, np.arange(num_sequences), max_seq_length)
 
 
 @torch.no_grad()
-def rehearse(config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device) -> None:
+def rehearse(
+    config: Config, max_seq_length: int, model: BertForPreTraining, device: torch.device
+) -> None:
     """A pass over a dummy batch, so that the first evaluation need not compile kernels. Changes no state."""
     with model.evaluating(calibrated=True):
         _count(model, dummy_batch(config.batch_size, max_seq_length, model).to(device))
@@ -167,19 +205,28 @@ def share(records: Records, num_examples: int, rank: int, num_ranks: int) -> np.
     return np.argsort(records.sequence_lengths[:num_examples], kind="stable")[rank::num_ranks]
 
 
-def fill_batches(records: Records, sequences: np.ndarray, room: PretrainingCapacity) -> list[np.ndarray]:
+def fill_batches(
+    records: Records, sequences: np.ndarray, room: PretrainingCapacity
+) -> list[np.ndarray]:
     """Splits the sequences into the fewest batches that fit, all with a like mix of lengths and so equally full.
 
     Sorted by length they are distributed back and forth. A sequence that exceeds the room alone is a batch alone.
     """
     ordered = sequences[np.argsort(-records.sequence_lengths[sequences], kind="stable")]
-    sizes = (records.sequence_lengths[ordered], np.diff(records.masked_lm_offsets)[ordered], np.ones(len(ordered)))
+    sizes = (
+        records.sequence_lengths[ordered],
+        np.diff(records.masked_lm_offsets)[ordered],
+        np.ones(len(ordered)),
+    )
     limits = (room.tokens, room.masked, room.sequences)
     least = max(size.sum() / limit for size, limit in zip(sizes, limits, strict=True))
     for count in range(max(1, int(np.ceil(least))), len(sequences) + 1):
         place = np.arange(len(ordered)) % (2 * count)
         batch = np.minimum(place, 2 * count - 1 - place)
-        fits = all(np.bincount(batch, size, count).max() <= limit for size, limit in zip(sizes, limits, strict=True))
+        fits = all(
+            np.bincount(batch, size, count).max() <= limit
+            for size, limit in zip(sizes, limits, strict=True)
+        )
         if fits or count == len(sequences):
             return [ordered[batch == number] for number in range(count)]
     return []

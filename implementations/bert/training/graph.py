@@ -21,14 +21,18 @@ from bert.data.records import DataError
 from bert.kernels.recording import CaptureError, record, warm_stream
 from bert.training.step import Step, StepResult, TrainingStep
 
-NUM_WARM_UP_STEPS = 3  # before the recording: compile kernels, initialize libraries and communicators
+NUM_WARM_UP_STEPS = (
+    3  # before the recording: compile kernels, initialize libraries and communicators
+)
 NUM_STAGES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
     cuda_graph: bool | None = env(
-        "CUDA_GRAPH", None, doc="1: a CUDA graph for steps, one for evaluation; unset: packed pretraining on GPUs"
+        "CUDA_GRAPH",
+        None,
+        doc="1: a CUDA graph for steps, one for evaluation; unset: packed pretraining on GPUs",
     )
 
 
@@ -52,7 +56,9 @@ def static_batch(batch: AnyBatch, capacity: Capacity) -> AnyBatch:
     )
     offsets = torch.cat([batch.cu_seqlens, ends.clamp(max=capacity.tokens).to(torch.int32)])
     if int(offsets[-1]) < capacity.tokens:
-        raise DataError(f"{capacity} leaves no room for the padding tokens: raise MAX_SEQUENCES_PER_ROW")
+        raise DataError(
+            f"{capacity} leaves no room for the padding tokens: raise MAX_SEQUENCES_PER_ROW"
+        )
     # The graph computes on all tokens; the labels tell real ones from padding.
     return dataclasses.replace(filled, cu_seqlens=offsets)
 
@@ -69,7 +75,11 @@ class Recording:
     """A recorded step; ``result`` is overwritten by each launch."""
 
     def __init__(
-        self, step: Step, batches: Sequence[Batch], stream: torch.cuda.Stream, before: Recording | None
+        self,
+        step: Step,
+        batches: Sequence[Batch],
+        stream: torch.cuda.Stream,
+        before: Recording | None,
     ) -> None:
         """``before``: a recording whose memory is reused, see record()."""
         self.result: StepResult
@@ -77,7 +87,9 @@ class Recording:
         def run() -> None:
             self.result = step.run(batches)
 
-        self.graph: torch.cuda.CUDAGraph = record(run, stream, before.graph if before is not None else None)
+        self.graph: torch.cuda.CUDAGraph = record(
+            run, stream, before.graph if before is not None else None
+        )
 
 
 class GraphedStep:
@@ -94,16 +106,22 @@ class GraphedStep:
         self.stages = [[batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)]
         self.count = 0
         self.copies = torch.cuda.Stream(self.device)
-        self.arrived, self.consumed, self.finished = ([torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3))
+        self.arrived, self.consumed, self.finished = (
+            [torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3)
+        )
         self.recordings: dict[bool, Recording] = {}  # by whether the step measures fp8 scales
         with step.rollback():
             stream = warm_stream(lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device)
         with step.rollback():
             earlier, failed = None, None
             try:
-                while step.measures not in self.recordings:  # a measuring step is followed by one that does not measure
+                while (
+                    step.measures not in self.recordings
+                ):  # a measuring step is followed by one that does not measure
                     measures = step.measures
-                    earlier = self.recordings[measures] = Recording(step, self.batches, stream, earlier)
+                    earlier = self.recordings[measures] = Recording(
+                        step, self.batches, stream, earlier
+                    )
             except CaptureError as error:
                 failed = error
             # Before the first launch, in which ranks with a graph would wait for one without.
@@ -140,7 +158,9 @@ class GraphedStep:
         self.step.mark_replayed()
 
 
-def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, rehearse: bool) -> TrainingStep:
+def ready(
+    step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, rehearse: bool
+) -> TrainingStep:
     """The step for the loop: recorded as a CUDA graph, or, without ``graph`` or if recording fails (which is printed),
     the step itself, run once if ``rehearse``.
 
@@ -153,7 +173,11 @@ def ready(step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, r
         except CaptureError as error:
             rehearse = True
             if step.world.is_main:
-                print(f"bert: steps run without a CUDA graph, which failed: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"bert: steps run without a CUDA graph, which failed: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
     if rehearse:
         with step.rollback():
             for _ in range(2 if step.measures else 1):

@@ -71,12 +71,16 @@ def train(parts: Parts) -> Ending:
         if due.checkpoint and not due.end and not reached and not stopped:
             parts.save(steps.done, steps.batches, progress.samples())
 
-    return Ending(TARGET if reached else stopped or LAST_STEP, steps.done, steps.batches, progress.samples())
+    return Ending(
+        TARGET if reached else stopped or LAST_STEP, steps.done, steps.batches, progress.samples()
+    )
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Dropout seed of one step on one rank: independent streams, with no state to save in checkpoints."""
-    return int(np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(
+        np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1)
+    )
 
 
 class Triggers(NamedTuple):
@@ -104,7 +108,9 @@ class StepSchedule:
     def after(self, step: int) -> Triggers:
         """What is due after ``step`` (1 is the first). An evaluation and the end are preceded by a report."""
         evaluate, end = step in self.evaluations, step >= self.last
-        return Triggers(evaluate or end or step % self.report_every == 0, evaluate, self.checkpoint(step), end)
+        return Triggers(
+            evaluate or end or step % self.report_every == 0, evaluate, self.checkpoint(step), end
+        )
 
 
 class StepCounter:
@@ -115,7 +121,12 @@ class StepCounter:
     """
 
     def __init__(
-        self, rate: Callable[[int], float], last: int, scaler: LossScaler, done: int = 0, batches: int = 0
+        self,
+        rate: Callable[[int], float],
+        last: int,
+        scaler: LossScaler,
+        done: int = 0,
+        batches: int = 0,
     ) -> None:
         """rate: learning rate of a step, 1 first; last: step at which the run ends; done, batches: before this run."""
         self.rate, self.scaler, self.done, self.batches = rate, scaler, done, batches

@@ -38,7 +38,9 @@ class Config:
     """Sinks beside metrics_<TRIAL>.jsonl."""
 
     metrics: str = env(
-        "METRICS", "", doc="further sinks for a run's figures, joined by commas: tensorboard, wandb; need RUN_DIR"
+        "METRICS",
+        "",
+        doc="further sinks for a run's figures, joined by commas: tensorboard, wandb; need RUN_DIR",
     )
 
     @property
@@ -49,11 +51,17 @@ class Config:
         """Raises ConfigError for an unknown name, a package that is not installed, and without RUN_DIR."""
         for name in self.names:
             if name not in PACKAGES:
-                raise ConfigError(f"METRICS={self.metrics}: expected {' or '.join(PACKAGES)}, or both with a comma")
+                raise ConfigError(
+                    f"METRICS={self.metrics}: expected {' or '.join(PACKAGES)}, or both with a comma"
+                )
             if importlib.util.find_spec(name) is None:
-                raise ConfigError(f"METRICS={name}: it is not installed: pip install -r requirements/metrics.txt")
+                raise ConfigError(
+                    f"METRICS={name}: it is not installed: pip install -r requirements/metrics.txt"
+                )
             if run.run_dir is None:
-                raise ConfigError(f"METRICS={name} writes to RUN_DIR, which is not set: give the folder")
+                raise ConfigError(
+                    f"METRICS={name} writes to RUN_DIR, which is not set: give the folder"
+                )
 
 
 # A sink takes (kind, figures). Kinds: "train" (a report), "evaluation", "summary" (the last; its "end" is the reason).
@@ -64,8 +72,14 @@ MetricSink = Callable[[str, Mapping[str, Any]], object]
 def metrics_file(path: Path, first_step: int) -> MetricSink:
     """One JSON object per line, with its kind. A resumed run appends; each step occurs once in the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = path.read_text(encoding="utf-8").splitlines(True) if first_step and path.is_file() else []
-    kept = (line for line in lines if line.endswith("}\n") and json.loads(line).get("step", 0) <= first_step)
+    lines = (
+        path.read_text(encoding="utf-8").splitlines(True) if first_step and path.is_file() else []
+    )
+    kept = (
+        line
+        for line in lines
+        if line.endswith("}\n") and json.loads(line).get("step", 0) <= first_step
+    )
     write_text(path, "".join(kept))
     file = path.open("a", encoding="utf-8", buffering=1)
     return lambda kind, values: file.write(json.dumps({"kind": kind, **values}) + "\n")
@@ -102,7 +116,9 @@ def weights_and_biases(folder: Path, name: str, settings: Mapping[str, Any]) -> 
             run.summary.update(dict(values))
             run.finish()
         else:
-            run.log({f"{kind}/{name}": value for name, value in values.items()}, step=values["step"])
+            run.log(
+                {f"{kind}/{name}": value for name, value in values.items()}, step=values["step"]
+            )
 
     return write
 
@@ -117,7 +133,9 @@ def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
         except Exception as error:
             kept.clear()
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            print(f"bert: warning: {name} gets no more figures: {reason}", file=sys.stderr, flush=True)
+            print(
+                f"bert: warning: {name} gets no more figures: {reason}", file=sys.stderr, flush=True
+            )
 
     attempt(lambda: kept.append(make()))
     return lambda kind, values: attempt(lambda: [sink(kind, values) for sink in kept])
@@ -174,7 +192,9 @@ class Progress:
         if not self.names:
             self.names = result.losses._fields  # type: ignore[attr-defined]
             self.totals = torch.zeros(len(self.names) + 1, device=self.world.device)
-        self.totals += torch.stack([*result.losses, torch.where(result.finite, result.norm, 0).to(self.totals.dtype)])
+        self.totals += torch.stack(
+            [*result.losses, torch.where(result.finite, result.norm, 0).to(self.totals.dtype)]
+        )
         self.span_steps += 1
         self.local_samples += result.finite * sum(batch.num_sequences for batch in batches)
         self.overflows += ~result.finite
@@ -252,7 +272,8 @@ class Progress:
             "e2e_train_time": now - PROCESS_STARTED,
             "raw_train_time": seconds,
             "evaluation_time": self.paused_seconds,
-            "training_sequences_per_second": (ending.samples - self.resumed_samples) / max(seconds, 1e-9),
+            "training_sequences_per_second": (ending.samples - self.resumed_samples)
+            / max(seconds, 1e-9),
         }
         if self.recent:
             num_steps = sum(steps for steps, _ in self.recent)

@@ -18,15 +18,28 @@ from bert.core.env import env
 class Config:
     """Facts about the submission for the log."""
 
-    division: str = env("SUBMISSION_DIVISION", "closed", choices=("closed", "open"), doc="MLPerf division")
-    organization: str = env("SUBMISSION_ORG", "unknown", doc="submitter")
-    platform: str = env("SUBMISSION_PLATFORM", "", doc="nodes x system, such as 1xDGXH100; unset: DGXNNODESxDGXSYSTEM")
-    status: str = env(
-        "SUBMISSION_STATUS", "onprem", choices=("onprem", "cloud", "preview", "research"), doc="availability"
+    division: str = env(
+        "SUBMISSION_DIVISION", "closed", choices=("closed", "open"), doc="MLPerf division"
     )
-    system: str = env("DGXSYSTEM", "unknown", doc="name of the system, as in the config's file name")
+    organization: str = env("SUBMISSION_ORG", "unknown", doc="submitter")
+    platform: str = env(
+        "SUBMISSION_PLATFORM",
+        "",
+        doc="nodes x system, such as 1xDGXH100; unset: DGXNNODESxDGXSYSTEM",
+    )
+    status: str = env(
+        "SUBMISSION_STATUS",
+        "onprem",
+        choices=("onprem", "cloud", "preview", "research"),
+        doc="availability",
+    )
+    system: str = env(
+        "DGXSYSTEM", "unknown", doc="name of the system, as in the config's file name"
+    )
     num_nodes: int = env("DGXNNODES", 1, at_least=1, doc="nodes")
-    cache_cleared: bool = env("CACHE_CLEARED", False, doc="1: the launcher dropped the page caches before this run")
+    cache_cleared: bool = env(
+        "CACHE_CLEARED", False, doc="1: the launcher dropped the page caches before this run"
+    )
 
 
 def _raise(record: logging.LogRecord) -> None:
@@ -113,7 +126,11 @@ class MlperfLog:
         self._end(constants.EPOCH_STOP, None, {"epoch_num": samples})
         self._event(constants.TRAIN_SAMPLES, samples)
         self._event(constants.EVAL_SAMPLES, eval_samples)
-        self._end(constants.RUN_STOP, samples, {"status": constants.SUCCESS if success else constants.ABORTED})
+        self._end(
+            constants.RUN_STOP,
+            samples,
+            {"status": constants.SUCCESS if success else constants.ABORTED},
+        )
 
     def sustained_stop(self) -> None:
         """Logs the end of the training that continues after run_stop, for power meters."""

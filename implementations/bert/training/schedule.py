@@ -17,40 +17,67 @@ class Config:
         doc="learning-rate rule, see docs/train.md",
     )  # fmt: skip
     lr: float = env("LR", above=0, doc="base learning rate")
-    max_steps: int = env("MAX_STEPS", at_least=1, doc="optimizer steps of the run, and of the learning rate's decay")
-    decay_steps: int = env("LR_DECAY_STEPS", 0, at_least=0, doc="steps at which the rate reaches END_LR; 0: MAX_STEPS")
-    end_lr: float = env("END_LR", 0.0, at_least=0, doc="learning rate at the end of the decay and after it")
-    start_warmup_step: int = env("START_WARMUP_STEP", 0, doc="step at which warm-up starts; may be negative")
-    warmup_steps: int = env("WARMUP_STEPS", 0, at_least=0, doc="length of the warm-up; 0: by WARMUP_PROPORTION")
+    max_steps: int = env(
+        "MAX_STEPS", at_least=1, doc="optimizer steps of the run, and of the learning rate's decay"
+    )
+    decay_steps: int = env(
+        "LR_DECAY_STEPS", 0, at_least=0, doc="steps at which the rate reaches END_LR; 0: MAX_STEPS"
+    )
+    end_lr: float = env(
+        "END_LR", 0.0, at_least=0, doc="learning rate at the end of the decay and after it"
+    )
+    start_warmup_step: int = env(
+        "START_WARMUP_STEP", 0, doc="step at which warm-up starts; may be negative"
+    )
+    warmup_steps: int = env(
+        "WARMUP_STEPS", 0, at_least=0, doc="length of the warm-up; 0: by WARMUP_PROPORTION"
+    )
     warmup_proportion: float = env(
         "WARMUP_PROPORTION", 0.0, at_least=0, at_most=1, doc="warm-up as a share of the steps"
     )
     constant_proportion: float = env(
-        "CONSTANT_PROPORTION", 0.0, at_least=0, at_most=1, doc="poly: share of the steps at LR before the decay"
+        "CONSTANT_PROPORTION",
+        0.0,
+        at_least=0,
+        at_most=1,
+        doc="poly: share of the steps at LR before the decay",
     )
     power: float = env("LR_DECAY_POWER", 1.0, above=0, doc="degree of the polynomial decay")
 
     def check(self) -> None:
         """Raises ConfigError if settings contradict each other, or the rule does not use one that is set."""
         if self.end_lr > self.lr:
-            raise ConfigError(f"END_LR={self.end_lr:g} is above LR={self.lr:g}, where the decay begins")
+            raise ConfigError(
+                f"END_LR={self.end_lr:g} is above LR={self.lr:g}, where the decay begins"
+            )
         if self.warmup_steps and self.warmup_proportion:
-            raise ConfigError("WARMUP_STEPS and WARMUP_PROPORTION are both set: leave one of them at 0")
+            raise ConfigError(
+                "WARMUP_STEPS and WARMUP_PROPORTION are both set: leave one of them at 0"
+            )
         changed = {
             "END_LR": self.end_lr != 0,
             "START_WARMUP_STEP": self.start_warmup_step != 0,
             "CONSTANT_PROPORTION": self.constant_proportion != 0,
             "LR_DECAY_POWER": self.power != 1,
         }
-        if unused := {name for name, differs in changed.items() if differs} - RULES[self.schedule][1]:
-            raise ConfigError(f"LR_SCHEDULE={self.schedule} does not use {', '.join(sorted(unused))}: leave it unset")
+        if (
+            unused := {name for name, differs in changed.items() if differs}
+            - RULES[self.schedule][1]
+        ):
+            raise ConfigError(
+                f"LR_SCHEDULE={self.schedule} does not use {', '.join(sorted(unused))}: leave it unset"
+            )
         if not self.warmup_steps and self.start_warmup_step:
-            raise ConfigError("START_WARMUP_STEP without WARMUP_STEPS: set WARMUP_STEPS, or START_WARMUP_STEP=0")
+            raise ConfigError(
+                "START_WARMUP_STEP without WARMUP_STEPS: set WARMUP_STEPS, or START_WARMUP_STEP=0"
+            )
         if RULES[self.schedule][0] is by_share and self.warmup_share + self.constant_proportion > 1:
             shares = f"CONSTANT_PROPORTION={self.constant_proportion:g} and a warm-up of {self.warmup_share:g}"
             raise ConfigError(f"{shares} of the steps: expected a sum of at most 1")
         if self.schedule == "samsung" and (warmup := self.warmup[0]) >= self.length:
-            raise ConfigError(f"LR_SCHEDULE=samsung: a warm-up of {warmup} of {self.length} steps leaves none to decay")
+            raise ConfigError(
+                f"LR_SCHEDULE=samsung: a warm-up of {warmup} of {self.length} steps leaves none to decay"
+            )
 
     @property
     def length(self) -> int:
@@ -148,5 +175,7 @@ def describe(config: Config) -> str:
         warmup = round(config.length * config.warmup_share)
     points = [("first", 1), ("warmed up", min(max(warmup + start, 1), config.max_steps)),
               ("middle", max(config.max_steps // 2, 1)), ("last", config.max_steps)]  # fmt: skip
-    rates = ", ".join(f"{learning_rate(step, config):.4g} at step {step:,} ({name})" for name, step in points)
+    rates = ", ".join(
+        f"{learning_rate(step, config):.4g} at step {step:,} ({name})" for name, step in points
+    )
     return f"{config.schedule}: {rates}"

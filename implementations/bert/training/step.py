@@ -60,7 +60,13 @@ def build_step(
     masters = cast_with_masters(model, precision.dtype) if first_weights is None else None
     fp8 = model.use_fp8(precision.fp8, world.device) if precision.fp8 is not None else None
     updater = optim.build(
-        optimizer, model, masters, world, accumulate=accumulate, fused=fused_update, first_weights=first_weights
+        optimizer,
+        model,
+        masters,
+        world,
+        accumulate=accumulate,
+        fused=fused_update,
+        first_weights=first_weights,
     )
     clipping = Clipping(when=optimizer.clip, max_norm=optimizer.max_grad_norm)
     return Step(model, updater, clipping, LossScaler(precision, world.device), fp8, world)
@@ -84,7 +90,9 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
 def is_finite(state: Iterable[Tensor], world: World) -> bool:
     """Whether no rank has inf or nan in its ``state``. A collective, which waits for the device."""
     tensors = [tensor for tensor in state if tensor.is_floating_point() and tensor.numel()]
-    extremes = torch.stack([torch.stack(tensor.aminmax()).to(world.device, torch.float64) for tensor in tensors])
+    extremes = torch.stack(
+        [torch.stack(tensor.aminmax()).to(world.device, torch.float64) for tensor in tensors]
+    )
     return not world.any(not extremes.isfinite().all())  # aminmax keeps nan, and makes no copy
 
 
@@ -92,7 +100,9 @@ def check_finite(state: Iterable[Tensor], world: World, step: int) -> None:
     """Before a checkpoint: raises TrainingError, on all ranks, if a state is not finite after ``step``."""
     if not is_finite(state, world):
         cure = "lower LR, or look at the data; checkpoints of earlier steps are kept"
-        raise TrainingError(f"weights or moments are not finite at step {step}, and are not saved: {cure}")
+        raise TrainingError(
+            f"weights or moments are not finite at step {step}, and are not saved: {cure}"
+        )
 
 
 class Step:
@@ -107,10 +117,18 @@ class Step:
         fp8: Scaling | None,
         world: World,
     ) -> None:
-        self.model, self.optimizer, self.scaler, self.fp8, self.world = model, optimizer, scaler, fp8, world
+        self.model, self.optimizer, self.scaler, self.fp8, self.world = (
+            model,
+            optimizer,
+            scaler,
+            fp8,
+            world,
+        )
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
         self.gradients = Gradients(model, optimizer, clipping, world, find_overflow=scaler.enabled)
-        self.mark: Callable[[str], None] = lambda part: None  # timing hook, called at the end of a part of the step
+        self.mark: Callable[[str], None] = lambda part: (
+            None
+        )  # timing hook, called at the end of a part of the step
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""

@@ -80,8 +80,12 @@ class Stop:
         received = self.received
         if self.world.size > 1:
             now = time.monotonic()
-            seconds = (now - self.asked) / (1 if self.asked_batch is None else batch - self.asked_batch)
-            values = torch.tensor([float(received), seconds], dtype=torch.float64, device=self.world.device)
+            seconds = (now - self.asked) / (
+                1 if self.asked_batch is None else batch - self.asked_batch
+            )
+            values = torch.tensor(
+                [float(received), seconds], dtype=torch.float64, device=self.world.device
+            )
             number, slowest = self.world.max(values).tolist()
             received = int(number)
             self.asked, self.asked_batch = now, batch

@@ -19,13 +19,19 @@ def _saved(model, precision):
     """The layout of the first version: nothing here comes from the code that writes it today."""
     generator = torch.Generator().manual_seed(0)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    parts = {part: {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()} for part in PARTS}
+    parts = {
+        part: {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()}
+        for part in PARTS
+    }
     state = {
         "optimizer": {"num_steps": 11, **parts},
         "scaler": {"scale": 512.0, "num_good_steps": 7, "num_skipped_steps": 2},
     }
     if precision == "fp8":
-        state["fp8"] = {"scales": torch.rand(3 * model.config.num_hidden_layers, 3), "calibrated": True}
+        state["fp8"] = {
+            "scales": torch.rand(3 * model.config.num_hidden_layers, 3),
+            "calibrated": True,
+        }
     return state
 
 
@@ -43,10 +49,15 @@ def _assert_same(found, expected):
 
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "sharded"])
 @pytest.mark.parametrize(
-    ("optimizer", "precision"), [("lamb", "fp32"), ("lamb", "fp8"), ("lamb", "fp16"), ("adamw", "bf16")]
+    ("optimizer", "precision"),
+    [("lamb", "fp32"), ("lamb", "fp8"), ("lamb", "fp16"), ("adamw", "bf16")],
 )
-def test_a_checkpoint_of_the_first_version_loads_and_is_written_again_as_it_was(optimizer, precision, sharded, tiny):
-    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+def test_a_checkpoint_of_the_first_version_loads_and_is_written_again_as_it_was(
+    optimizer, precision, sharded, tiny
+):
+    model = BertForPreTraining(
+        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    )
     numerics = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
     settings = optim.Config(optimizer=optimizer, sharded=sharded)
     world = World(DistConfig(device="cpu"))

@@ -19,7 +19,10 @@ def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_pat
     config = Config(directory=tmp_path, resume=True, keep=2)
     for step in (5, 10, 200):
         save_checkpoint(config, step, {"step": step})
-    assert [path.name for path in saved_checkpoints(tmp_path)] == ["step_0000000010.pt", "step_0000000200.pt"]
+    assert [path.name for path in saved_checkpoints(tmp_path)] == [
+        "step_0000000010.pt",
+        "step_0000000200.pt",
+    ]
     assert load_newest(config) == {"step": 200}
     (tmp_path / "step_0000000200.pt").write_bytes(b"torn")
     with pytest.raises(ConfigError, match=r"step_0000000200.pt: damaged"):
@@ -38,14 +41,19 @@ def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_
         (tmp_path / name / ("bert.pt" if "deepspeed" in name else "index.pt")).touch()
     (tmp_path / ".step_0000000005.pt.partial").touch()
     save_checkpoint(Config(directory=tmp_path, keep=2), 3, {"step": 3})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_0000000003.pt", "step_0000000004"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step_0000000003.pt",
+        "step_0000000004",
+    ]
 
 
 @pytest.mark.parametrize("path", ["bert-base-uncased", "google/bert_uncased"])
 def test_a_model_name_of_the_hub_gets_the_download_command(path):
     name = path.rpartition("/")[2]
     fetch = f"not fetched: hf download {path} --local-dir {name}, then INIT_CHECKPOINT={name}"
-    with pytest.raises(ConfigError, match=f"INIT_CHECKPOINT={path}: no such file or folder; .* {fetch}"):
+    with pytest.raises(
+        ConfigError, match=f"INIT_CHECKPOINT={path}: no such file or folder; .* {fetch}"
+    ):
         Config(init_checkpoint=Path(path)).check()
 
 
@@ -63,7 +71,9 @@ def test_a_failed_write_leaves_the_older_checkpoint(keep, tmp_path, monkeypatch)
     assert load_newest(config) == {"step": 1}
 
 
-def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_after_that(tmp_path, monkeypatch):
+def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_after_that(
+    tmp_path, monkeypatch
+):
     order, fsync, replace = [], os.fsync, os.replace
 
     def synced(descriptor):
@@ -82,11 +92,15 @@ def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name_and_the_name_afte
     assert order == [("fsync", f".{name}.partial"), ("replace", name), ("fsync", tmp_path.name)]
 
 
-def test_the_interval_between_checkpoints_loses_the_least_time_to_them_and_to_failures(monkeypatch, capfd):
+def test_the_interval_between_checkpoints_loses_the_least_time_to_them_and_to_failures(
+    monkeypatch, capfd
+):
     clock = [0.0]
     monkeypatch.setattr(save.time, "monotonic", lambda: clock[0])
     environ = {"CHECKPOINT_DIR": "c", "CHECKPOINT_EVERY_STEPS": "auto", "MTBF_HOURS": "1000"}
-    interval = Interval(from_env(Config, environ), World(DistConfig(device="cpu")), num_nodes=10, done=40)
+    interval = Interval(
+        from_env(Config, environ), World(DistConfig(device="cpu")), num_nodes=10, done=40
+    )
     due = []
 
     def write(*done):
@@ -108,5 +122,8 @@ def test_the_interval_between_checkpoints_loses_the_least_time_to_them_and_to_fa
         "bert: a checkpoint every 2,400 steps, 20.0 min: it takes 2.00 s of training, and one of 10 nodes fails every "
         "100 hours (MTBF_HOURS=1000)"
     )
-    with pytest.raises(ConfigError, match="CHECKPOINT_EVERY_STEPS='often': expected an integer, at least 0, or auto"):
+    with pytest.raises(
+        ConfigError,
+        match="CHECKPOINT_EVERY_STEPS='often': expected an integer, at least 0, or auto",
+    ):
         from_env(Config, environ | {"CHECKPOINT_EVERY_STEPS": "often"})

@@ -44,9 +44,17 @@ def _step(config, world, by_chunks, dtype=torch.bfloat16):
         init.use_placeholders(model, dtype, CPU)
     else:
         init.initialize(model, 3)
-    settings = optim.Config(optimizer="madgrad", sharded=True)  # one of its states is a copy of the first weights
+    settings = optim.Config(
+        optimizer="madgrad", sharded=True
+    )  # one of its states is a copy of the first weights
     return model, build_step(
-        model, Precision(dtype=dtype), settings, world, accumulate=False, fused_update=False, first_weights=chunks
+        model,
+        Precision(dtype=dtype),
+        settings,
+        world,
+        accumulate=False,
+        fused_update=False,
+        first_weights=chunks,
     )
 
 
@@ -80,13 +88,17 @@ def _check_ranks(world: World, shape, directory):
         whole, by_chunks = (_step(config, world, chunks) for chunks in (False, True))
         assert same(whole[1].state_dict(), by_chunks[1].state_dict())
         by_chunks[1].optimizer.gather()
-        for (name, a), b in zip(whole[0].named_parameters(), by_chunks[0].parameters(), strict=True):
+        for (name, a), b in zip(
+            whole[0].named_parameters(), by_chunks[0].parameters(), strict=True
+        ):
             assert torch.equal(a, b), name
         with torch.no_grad():  # so that each number tells where it belongs
             for key, flat in by_chunks[1].optimizer._parts().items():
                 flat.copy_(torch.arange(len(flat)) + world.rank * 0.25 + len(key))
         shard, index = by_chunks[1].shard_state()
-        _part(world.rank, 2).write(directory, 5, {"shard": shard, "index": index | {"step": 5}}, keep=1)
+        _part(world.rank, 2).write(
+            directory, 5, {"shard": shard, "index": index | {"step": 5}}, keep=1
+        )
         state = by_chunks[1].state_dict()
         if world.is_main:
             torch.save(state, directory / "whole.pt")
@@ -101,8 +113,14 @@ def _check_ranks(world: World, shape, directory):
 def _save_weights(model, config, directory):
     """As a bare encoder, and with word embeddings as long as the vocabulary."""
     tensors = {name: p.detach().clone() for name, p in model.state_dict().items()}
-    encoder = {name.removeprefix("bert."): t for name, t in tensors.items() if name.startswith("bert.encoder.")}
-    embeddings = {name.removeprefix("bert."): t for name, t in tensors.items() if ".embeddings." in name}
+    encoder = {
+        name.removeprefix("bert."): t
+        for name, t in tensors.items()
+        if name.startswith("bert.encoder.")
+    }
+    embeddings = {
+        name.removeprefix("bert."): t for name, t in tensors.items() if ".embeddings." in name
+    }
     torch.save({**encoder, **embeddings}, directory / "bare.pt")
     tensors[WORDS] = tensors[WORDS][: config.vocab_size].clone()
     safetensors.torch.save_file(tensors, directory / "unpadded.safetensors")
@@ -121,7 +139,9 @@ def _check_resumed(world: World, config, directory):
         assert torch.equal(parameter, expected["optimizer"]["masters"][name].bfloat16()), name
 
 
-def test_parts_of_two_ranks_and_weights_of_a_file_are_read_by_any_ranks_each_its_own_as_if_whole(tiny, tmp_path):
+def test_parts_of_two_ranks_and_weights_of_a_file_are_read_by_any_ranks_each_its_own_as_if_whole(
+    tiny, tmp_path
+):
     shape = {name: getattr(tiny, name) for name in tiny.__dataclass_fields__}
     run_ranks(_check_ranks, 2, 3, 1, arguments=(shape, tmp_path))
 
@@ -138,7 +158,9 @@ def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
     generator = torch.Generator().manual_seed(11)
     for name, module in model.named_modules():
         if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
-            expected = torch.empty(module.weight.shape).normal_(0.0, tiny.initializer_range, generator=generator)
+            expected = torch.empty(module.weight.shape).normal_(
+                0.0, tiny.initializer_range, generator=generator
+            )
             if name.endswith("word_embeddings"):
                 expected[tiny.vocab_size :] = 0
             assert torch.equal(found[f"{name}.weight"], expected), name
@@ -163,7 +185,9 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, mo
     _part(0, 1).write(tmp_path, 1, _state(1.0), keep=2)
     pid = os.fork()
     if pid == 0:  # killed in the middle of its file
-        monkeypatch.setattr(sharded.torch, "save", lambda state, path: (path.write_bytes(b"half"), time.sleep(900)))
+        monkeypatch.setattr(
+            sharded.torch, "save", lambda state, path: (path.write_bytes(b"half"), time.sleep(900))
+        )
         try:
             _part(0, 1, token=8).write(tmp_path, 2, _state(2.0), keep=2)
         finally:
@@ -175,12 +199,16 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, mo
     assert _newest(tmp_path) == [1.0] * 3
     _part(0, 1, token=9).write(tmp_path, 2, _state(3.0), keep=1)
     assert _newest(tmp_path) == [3.0] * 3
-    assert [path.name for path in tmp_path.iterdir()] == ["step_0000000002"], "nothing is left of the killed one"
+    assert [path.name for path in tmp_path.iterdir()] == ["step_0000000002"], (
+        "nothing is left of the killed one"
+    )
 
 
 def test_a_part_that_fails_or_never_comes_is_no_checkpoint(tmp_path, monkeypatch):
     plain = torch.save
-    monkeypatch.setattr(sharded.torch, "save", lambda *a: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(
+        sharded.torch, "save", lambda *a: (_ for _ in ()).throw(OSError("disk full"))
+    )
     with pytest.raises(OSError, match="disk full"):
         _part(1, 2).write(tmp_path, 1, _state(1.0), keep=2)
     monkeypatch.setattr(sharded.torch, "save", plain)
@@ -188,7 +216,9 @@ def test_a_part_that_fails_or_never_comes_is_no_checkpoint(tmp_path, monkeypatch
         _part(0, 2).write(tmp_path, 1, _state(1.0), keep=2)
     lonely = _part(0, 2)
     lonely.abandoned.set()
-    with pytest.raises(sharded.ShardError, match="the run ended before rank 1 had written its part"):
+    with pytest.raises(
+        sharded.ShardError, match="the run ended before rank 1 had written its part"
+    ):
         lonely.write(tmp_path, 1, _state(1.0), keep=2)
     assert list(tmp_path.iterdir()) == []
     assert _newest(tmp_path) is None
@@ -198,7 +228,12 @@ def test_a_part_that_fails_or_never_comes_is_no_checkpoint(tmp_path, monkeypatch
 def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(prepared, run_bert, tmp_path):
     def run(name, **settings):
         folder = {"CHECKPOINT_DIR": str(tmp_path / name), "RUN_DIR": str(tmp_path / f"run_{name}")}
-        common = {"SHARD_OPTIMIZER": "1", "MAX_STEPS": "4", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
+        common = {
+            "SHARD_OPTIMIZER": "1",
+            "MAX_STEPS": "4",
+            "EVAL_ITER_SAMPLES": "0",
+            "TARGET_MLM_ACCURACY": "0",
+        }
         done = run_bert(prepared | common | folder | settings, ranks=2)
         assert done.returncode == 0, done.stderr
 
@@ -208,7 +243,11 @@ def test_a_sharded_run_that_is_interrupted_continues_bit_for_bit(prepared, run_b
     (path,) = saved_checkpoints(tmp_path / "parts")[-1:]
     path = path.parent
     assert path.name == "step_0000000004"
-    assert sorted(file.name for file in path.iterdir()) == ["index.pt", "rank_00000.pt", "rank_00001.pt"]
+    assert sorted(file.name for file in path.iterdir()) == [
+        "index.pt",
+        "rank_00000.pt",
+        "rank_00001.pt",
+    ]
     expected = torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True)
     found = sharded.read(path)
     for part in ("masters", "first_moments", "second_moments"):

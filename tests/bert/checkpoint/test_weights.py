@@ -18,7 +18,10 @@ def _same(model, other):
 
 def _unpadded(state, vocab_size):
     padded = ("bert.embeddings.word_embeddings.weight", "cls.predictions.bias")
-    return {name: tensor[:vocab_size].clone() if name in padded else tensor for name, tensor in state.items()}
+    return {
+        name: tensor[:vocab_size].clone() if name in padded else tensor
+        for name, tensor in state.items()
+    }
 
 
 def _mlperf(state):
@@ -29,15 +32,24 @@ def _mlperf(state):
         for part in dense:
             name = name.replace(part, part.replace("dense", "dense_act"))
         renamed[name] = tensor
-    renamed["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"].clone()
+    renamed["cls.predictions.decoder.weight"] = state[
+        "bert.embeddings.word_embeddings.weight"
+    ].clone()
     return {"model": renamed}
 
 
-@pytest.mark.parametrize("form", ["own", "mlperf", "mlperf-unpadded", "segmented", "safetensors", "hugging-face"])
+@pytest.mark.parametrize(
+    "form", ["own", "mlperf", "mlperf-unpadded", "segmented", "safetensors", "hugging-face"]
+)
 def test_weights_of_every_supported_form_load(tiny, make_model, tmp_path, form):
-    source, target = make_model(tiny, seed=1, dtype=torch.float32), make_model(tiny, seed=2, dtype=torch.float32)
+    source, target = (
+        make_model(tiny, seed=1, dtype=torch.float32),
+        make_model(tiny, seed=2, dtype=torch.float32),
+    )
     state = dict(source.state_dict())
-    path = tmp_path / ("weights.safetensors" if form in ("safetensors", "hugging-face") else "weights.pt")
+    path = tmp_path / (
+        "weights.safetensors" if form in ("safetensors", "hugging-face") else "weights.pt"
+    )
     if form == "own":
         torch.save(state, path)
     elif form == "mlperf":
@@ -71,15 +83,23 @@ def test_weights_of_every_supported_form_load(tiny, make_model, tmp_path, form):
 
 
 def test_old_layer_norm_names_are_understood():
-    assert canonical_name("module.bert.embeddings.LayerNorm.gamma") == "bert.embeddings.LayerNorm.weight"
-    assert canonical_name("bert.encoder.layer.0.output.LayerNorm.beta") == "bert.encoder.layer.0.output.LayerNorm.bias"
+    assert (
+        canonical_name("module.bert.embeddings.LayerNorm.gamma")
+        == "bert.embeddings.LayerNorm.weight"
+    )
+    assert (
+        canonical_name("bert.encoder.layer.0.output.LayerNorm.beta")
+        == "bert.encoder.layer.0.output.LayerNorm.bias"
+    )
 
 
 def test_weights_that_are_not_finite_are_refused(tiny, make_model, tmp_path):
     state = dict(make_model(tiny, dtype=torch.float32).state_dict())
     state["cls.predictions.bias"][2] = float("nan")
     torch.save(state, tmp_path / "w.pt")
-    with pytest.raises(ConfigError, match=r"cls.predictions.bias holds NaN or infinity: start from other weights"):
+    with pytest.raises(
+        ConfigError, match=r"cls.predictions.bias holds NaN or infinity: start from other weights"
+    ):
         load_weights(make_model(tiny, dtype=torch.float32), tmp_path / "w.pt")
 
 

@@ -20,14 +20,22 @@ from ...forked import Command
 from ...waiting import free_ports, state, wait_until
 
 CPU = torch.device("cpu")
-SETTINGS = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+SETTINGS = {
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+    "DEVICE": "cpu",
+    "OMP_NUM_THREADS": "1",
+}
 SETTINGS |= {"NCCL_TEST_TIMEOUT": "200", "NCCL_TEST_MIN_GBPS": "0"}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 31, 3472])
 def test_the_sum_of_all_patterns_is_the_expected_one(world_size):
     count = 3 * allreduce.PERIOD
-    total = sum((allreduce.pattern(count, rank, CPU) for rank in range(world_size)), torch.zeros(count))
+    total = sum(
+        (allreduce.pattern(count, rank, CPU) for rank in range(world_size)), torch.zeros(count)
+    )
     assert not len(allreduce.wrong_elements(total, world_size))
 
 
@@ -58,7 +66,8 @@ def test_a_network_that_adds_wrong_is_an_error_that_names_the_rank(monkeypatch):
     monkeypatch.setattr(world, "sum", broken)
     right = allreduce.expected(2, CPU)[70 % allreduce.PERIOD]
     with pytest.raises(
-        allreduce.AllReduceError, match=rf"rank 1 on .*: 1 of 992 sums .* 70 is 5.5 instead of {right:g}"
+        allreduce.AllReduceError,
+        match=rf"rank 1 on .*: 1 of 992 sums .* 70 is 5.5 instead of {right:g}",
     ):
         allreduce.measure(4000, world)
 
@@ -66,7 +75,9 @@ def test_a_network_that_adds_wrong_is_an_error_that_names_the_rank(monkeypatch):
 def test_the_roll_call_names_the_ranks_that_did_not_arrive():
     store = distributed.HashStore()
     store.set("here/1", "node")
-    with pytest.raises(allreduce.AllReduceError, match=r"2 of 4 ranks did not arrive in 0 s: rank 2, 3;"):
+    with pytest.raises(
+        allreduce.AllReduceError, match=r"2 of 4 ranks did not arrive in 0 s: rank 2, 3;"
+    ):
         allreduce.roll_call(store, 0, 4, 0.2)
 
 
@@ -80,7 +91,11 @@ def start(tmp_path, free_port) -> Callable[..., Command]:
     """start(rank, **variables) -> the running test on that rank of two."""
 
     def start(rank: int, **env: str) -> Command:
-        settings = SETTINGS | {"RANK": str(rank), "MASTER_PORT": str(free_port), "RUN_DIR": str(tmp_path / "run")}
+        settings = SETTINGS | {
+            "RANK": str(rank),
+            "MASTER_PORT": str(free_port),
+            "RUN_DIR": str(tmp_path / "run"),
+        }
         return Command("bert.commands.allreduce", {"PATH": os.environ["PATH"]} | settings | env)
 
     return start
@@ -92,7 +107,9 @@ def test_ranks_that_add_right_pass_and_rank_0_prints_the_bandwidth(start, tmp_pa
     assert [rank.returncode for rank in ended] == [0, 0], ended
     lines = ended[0].stdout.splitlines()
     assert len(lines) == len(allreduce.CPU_SIZES)
-    assert all("all-reduce of 2 ranks (gloo)" in line and "GB/s, all sums right" in line for line in lines)
+    assert all(
+        "all-reduce of 2 ranks (gloo)" in line and "GB/s, all sums right" in line for line in lines
+    )
     assert ended[1].stdout == ""
     assert not (tmp_path / "run").exists()
 
@@ -102,8 +119,12 @@ def test_bandwidth_below_the_sites_demand_fails(monkeypatch):
     world.rank, world.size = 1, 2
     monkeypatch.setattr(allreduce, "connect", lambda config: world)
     monkeypatch.setattr(allreduce, "measure", lambda num_bytes, world: num_bytes / 1e9)  # 1 GB/s
-    with pytest.raises(allreduce.AllReduceError, match=r"is 1.00 GB/s, below NCCL_TEST_MIN_GBPS=1.6$"):
-        allreduce.run(from_env(allreduce.Config, SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"}))
+    with pytest.raises(
+        allreduce.AllReduceError, match=r"is 1.00 GB/s, below NCCL_TEST_MIN_GBPS=1.6$"
+    ):
+        allreduce.run(
+            from_env(allreduce.Config, SETTINGS | {"RANK": "1", "NCCL_TEST_MIN_GBPS": "1.6"})
+        )
 
 
 def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port):
@@ -112,7 +133,9 @@ def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port
     allreduce.run(from_env(allreduce.Config, environ | {"TORCHELASTIC_USE_AGENT_STORE": "True"}))
     assert store.check(["allreduce/here/0"])
     reason = f"rank 0 on .* does not reach rank 0 at 127.0.0.1:{free_port}: "
-    with pytest.raises(allreduce.AllReduceError, match=reason):  # it cannot listen there a second time
+    with pytest.raises(
+        allreduce.AllReduceError, match=reason
+    ):  # it cannot listen there a second time
         allreduce.run(from_env(allreduce.Config, environ))
 
 
@@ -143,12 +166,22 @@ def test_a_wrong_value_is_one_line_with_status_2(capsys):
 
 
 def test_the_largest_size_is_that_of_the_gradients_of_the_model_to_be_trained(tmp_path):
-    sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    sizes = {
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    }
     (tmp_path / "bert_config.json").write_text(json.dumps(sizes | {"vocab_size": 30522}))
     config = from_env(allreduce.Config, SETTINGS | {"CHECKPOINTDIR_PHASE1": str(tmp_path)})
     assert allreduce.gradient_bytes(config) == allreduce.BERT_LARGE_BYTES
     small = tmp_path / "small.json"
     small.write_text(json.dumps(sizes | {"vocab_size": 30522, "num_hidden_layers": 12}))
-    config = from_env(allreduce.Config, SETTINGS | {"CHECKPOINTDIR_PHASE1": str(tmp_path), "BERT_CONFIG": str(small)})
+    config = from_env(
+        allreduce.Config,
+        SETTINGS | {"CHECKPOINTDIR_PHASE1": str(tmp_path), "BERT_CONFIG": str(small)},
+    )
     assert allreduce.gradient_bytes(config) < 0.6 * allreduce.BERT_LARGE_BYTES
-    assert allreduce.gradient_bytes(from_env(allreduce.Config, SETTINGS)) == allreduce.BERT_LARGE_BYTES
+    assert (
+        allreduce.gradient_bytes(from_env(allreduce.Config, SETTINGS)) == allreduce.BERT_LARGE_BYTES
+    )

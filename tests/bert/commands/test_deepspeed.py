@@ -18,7 +18,10 @@ FOUND = {
     "fp16": {"enabled": True, "initial_scale_power": 12},
     "gradient_clipping": 0.5,
     "zero_optimization": {"stage": 1, "overlap_comm": True},
-    "optimizer": {"type": "Lamb", "params": {"lr": 0.002, "betas": [0.8, 0.9], "weight_decay": 0.1}},
+    "optimizer": {
+        "type": "Lamb",
+        "params": {"lr": 0.002, "betas": [0.8, 0.9], "weight_decay": 0.1},
+    },
     "wall_clock_breakdown": True,
 }
 
@@ -48,8 +51,16 @@ def test_a_shell_that_evaluates_the_exports_has_the_settings_of_the_json(saved, 
     exported = dict(entry.partition("=")[::2] for entry in shown.split("\0") if "=" in entry)
     config = from_env(Config, prepared | exported)
     assert (config.data.batch_size, config.data.gradient_steps, config.schedule.lr) == (4, 2, 0.002)
-    assert (config.optim.optimizer, config.optim.max_grad_norm, config.optim.sharded) == ("lamb", 0.5, True)
-    assert (config.optim.lamb.beta1, config.optim.lamb.beta2, config.optim.lamb.weight_decay) == (0.8, 0.9, 0.1)
+    assert (config.optim.optimizer, config.optim.max_grad_norm, config.optim.sharded) == (
+        "lamb",
+        0.5,
+        True,
+    )
+    assert (config.optim.lamb.beta1, config.optim.lamb.beta2, config.optim.lamb.weight_decay) == (
+        0.8,
+        0.9,
+        0.1,
+    )
     assert (config.precision.precision, config.precision.init_loss_scale) == ("fp16", 4096.0)
     for alone in ("wall_clock_breakdown", "zero_optimization.overlap_comm"):
         assert f"# {alone}: used by DeepSpeed alone" in printed
@@ -67,7 +78,11 @@ def test_a_stage_shards_as_much_here(saved, capsys, stage, gradients):
 
 @pytest.mark.parametrize(
     "zero",
-    [{"stage": 3}, {"stage": 2, "offload_optimizer": {"device": "cpu"}}, {"stage": 2, "cpu_offload": True}],
+    [
+        {"stage": 3},
+        {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        {"stage": 2, "cpu_offload": True},
+    ],
 )
 def test_what_our_own_engine_does_not_do_is_an_error(saved, capsys, zero):
     assert main(["deepspeed-config", saved({"zero_optimization": zero})], {}) == 2

@@ -44,20 +44,29 @@ def save(tiny, make_model, tmp_path):
             "samples": 6 * steps,
         }
         state |= {"bert_config": dataclasses.asdict(tiny), "ended": False, "vocab_md5": "0" * 32}
-        return save_checkpoint(CheckpointConfig(directory=tmp_path / "checkpoints", keep=9), steps, state | facts)
+        return save_checkpoint(
+            CheckpointConfig(directory=tmp_path / "checkpoints", keep=9), steps, state | facts
+        )
 
     return write
 
 
-def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(prepared, run_bert, tmp_path, capsys):
+def test_the_figures_are_those_of_the_run_and_watching_it_ends_with_it(
+    prepared, run_bert, tmp_path, capsys
+):
     folder = tmp_path / "run" / "checkpoints"
     finished = run_bert(
-        prepared | {"CHECKPOINT_DIR": str(folder), "CHECKPOINT_EVERY_STEPS": "4", "CHECKPOINT_KEEP": "9"}
+        prepared
+        | {"CHECKPOINT_DIR": str(folder), "CHECKPOINT_EVERY_STEPS": "4", "CHECKPOINT_KEEP": "9"}
     )
     assert finished.returncode == 3, finished.stderr  # the target is out of reach
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics_0.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics_0.jsonl").read_text().splitlines()
+    ]
     found = {line["step"]: line for line in lines if line["kind"] == "evaluation"}
-    status, out, _ = run_evaluation(capsys, prepared, tmp_path / "run", "--json", NUM_EVAL_EXAMPLES="17")
+    status, out, _ = run_evaluation(
+        capsys, prepared, tmp_path / "run", "--json", NUM_EVAL_EXAMPLES="17"
+    )
     assert status == 0
     for line in map(json.loads, out.splitlines()):
         for name in ("accuracy", "mlm_loss", "nsp_loss", "nsp_accuracy"):
@@ -73,16 +82,24 @@ def test_a_checkpoint_in_shards_has_the_figures_of_one_in_a_file(save, prepared,
     folder = tmp_path / "checkpoints"
     facts = {name: state[name] for name in ("samples", "bert_config", "ended", "vocab_md5")}
     path = write_in_shards(folder, 4, state["model"], **facts)
-    lines = [json.loads(line) for line in run_evaluation(capsys, prepared, folder, "--json")[1].splitlines()]
+    lines = [
+        json.loads(line)
+        for line in run_evaluation(capsys, prepared, folder, "--json")[1].splitlines()
+    ]
     assert [line["steps"] for line in lines] == [3, 4]
     assert lines[1]["checkpoint"] == str(path) == str(folder / "step_0000000004")
     assert [lines[0][name] for name in ("accuracy", "mlm_loss")] == [
         lines[1][name] for name in ("accuracy", "mlm_loss")
     ]
-    assert json.loads(run_evaluation(capsys, prepared, path, "--json")[1])["mlm_loss"] == lines[0]["mlm_loss"]
+    assert (
+        json.loads(run_evaluation(capsys, prepared, path, "--json")[1])["mlm_loss"]
+        == lines[0]["mlm_loss"]
+    )
 
 
-def test_losses_and_accuracies_are_means_over_words_and_over_sequences(tiny, make_model, save, prepared, capsys):
+def test_losses_and_accuracies_are_means_over_words_and_over_sequences(
+    tiny, make_model, save, prepared, capsys
+):
     path = save(3)
     status, out, _ = run_evaluation(capsys, prepared, path, "--json")
     (line,) = map(json.loads, out.splitlines())
@@ -108,11 +125,18 @@ def test_domain_text_before_and_after_and_a_warning_of_what_was_forgotten(
 ):
     metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
     (tmp_path / "general").mkdir()
-    write_records(tmp_path / "general" / "part.hdf5", make_records(9, packed=False, seed=3), metadata)
+    write_records(
+        tmp_path / "general" / "part.hdf5", make_records(9, packed=False, seed=3), metadata
+    )
     line = [save(1), save(2), "--general", tmp_path / "general"]
-    figures = [json.loads(text) for text in run_evaluation(capsys, prepared, *line, "--json")[1].splitlines()]
+    figures = [
+        json.loads(text)
+        for text in run_evaluation(capsys, prepared, *line, "--json")[1].splitlines()
+    ]
     own, general = (f"{name}mlm_loss" for name in ("", "general_"))
-    alone = run_evaluation(capsys, prepared, save(1), "--json", EVALDIR=str(tmp_path / "general"))[1]
+    alone = run_evaluation(capsys, prepared, save(1), "--json", EVALDIR=str(tmp_path / "general"))[
+        1
+    ]
     assert figures[0][general] == json.loads(alone)["mlm_loss"] != figures[0][own]
     rise = figures[1][general] - figures[0][general]
     for allowed, warned in ((rise - 1e-3, True), (rise + 1e-3, False)):
@@ -129,18 +153,27 @@ def test_the_benchmarks_initial_checkpoint_is_known_by_its_accuracy(
 ):
     """On the benchmark's set: its number of sequences, and its vocabulary."""
     monkeypatch.setattr(evaluation, "SEQUENCES", 20)
-    metadata = Metadata(max_seq_length=48, vocab_md5=evaluation.VOCAB_MD5, random_seed=0, dupe_factor=1)
-    write_records(tmp_path / "eval" / "part_eval_10k.hdf5", make_records(20, packed=False, seed=9), metadata)
+    metadata = Metadata(
+        max_seq_length=48, vocab_md5=evaluation.VOCAB_MD5, random_seed=0, dupe_factor=1
+    )
+    write_records(
+        tmp_path / "eval" / "part_eval_10k.hdf5", make_records(20, packed=False, seed=9), metadata
+    )
     weights = tmp_path / "phase1" / "model.ckpt-28252.pt"
     torch.save({"model": dict(make_model(tiny, dtype=torch.float32).state_dict())}, weights)
     (tmp_path / "phase1" / "bert_config.json").write_text(json.dumps(dataclasses.asdict(tiny)))
     real = evaluation.Evaluator.__call__
     monkeypatch.setattr(
-        evaluation.Evaluator, "__call__", lambda self, m: dataclasses.replace(real(self, m), accuracy=accuracy)
+        evaluation.Evaluator,
+        "__call__",
+        lambda self, m: dataclasses.replace(real(self, m), accuracy=accuracy),
     )
     status, out, _ = run_evaluation(capsys, prepared, weights)
     met = "met" if accuracy == 0.34085 else "not met: these are not the benchmark's weights"
-    assert out.splitlines()[-1] == f"0.34085 +- 0.0005 is expected of the benchmark's initial checkpoint: {met}"
+    assert (
+        out.splitlines()[-1]
+        == f"0.34085 +- 0.0005 is expected of the benchmark's initial checkpoint: {met}"
+    )
     status, out, _ = run_evaluation(capsys, prepared, weights, "--json")
     assert (status, json.loads(out)["initial_checkpoint"]) == (0, accuracy == 0.34085)
     status, out, _ = run_evaluation(capsys, prepared, weights, "--samples", 19)
@@ -159,7 +192,11 @@ def test_bad_input_is_one_line(save, prepared, capsys, tmp_path):
         ((damaged,), {}, "not a readable checkpoint"),
         ((bare,), {}, "no model config found: give its bert_config.json by --bert-config"),
         ((save(1),), {"EVALDIR": ""}, "EVALDIR is not set: give the folder"),
-        ((save(1),), {"EVALDIR": str(tmp_path / "nowhere")}, "no such folder; prepare the data first"),
+        (
+            (save(1),),
+            {"EVALDIR": str(tmp_path / "nowhere")},
+            "no such folder; prepare the data first",
+        ),
         ((save(1), "--samples", 99), {}, "20 sequences, and NUM_EVAL_EXAMPLES is 99"),
         ((save(1), "--samples", -1), {}, "--samples -1: expected at least 1"),
         ((save(2, **other),), {}, "made with another vocabulary"),
@@ -184,5 +221,7 @@ def test_the_vocabulary_named_here_is_the_one_of_the_golden_files(shared):
 def test_a_word_counts_once_whatever_its_tokens_and_masks(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n##s\ndog\n")
     ids = torch.tensor([2, 5, 4, 3, 2, 7, 3])  # [CLS] cat ##s [SEP], [CLS] dog [SEP]
-    batch = SimpleNamespace(input_ids=ids, masked_positions=torch.tensor([2]), masked_labels=torch.tensor([6]))
+    batch = SimpleNamespace(
+        input_ids=ids, masked_positions=torch.tensor([2]), masked_labels=torch.tensor([6])
+    )
     assert evaluation.tokens_per_word([batch, batch], tmp_path / "vocab.txt") == 3 / 2

@@ -32,7 +32,11 @@ from ..states import write_in_shards
 transformers = pytest.importorskip("transformers")
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-WORDS = SPECIAL + ["paris", "is", "the", "of", "france", ".", "capital", "##s"] + [f"w{n}" for n in range(198)]
+WORDS = (
+    SPECIAL
+    + ["paris", "is", "the", "of", "france", ".", "capital", "##s"]
+    + [f"w{n}" for n in range(198)]
+)
 
 
 @pytest.fixture
@@ -55,17 +59,26 @@ def run(shape, make_model, vocab_file, tmp_path):
     folder = tmp_path / "results" / "mine"
     for steps in (1, 2):
         model = make_model(shape, seed=steps, dtype=torch.float32)
-        state = {"model": {name: p.detach() for name, p in model.named_parameters()}, "step": steps, "vocab_md5": md5}
+        state = {
+            "model": {name: p.detach() for name, p in model.named_parameters()},
+            "step": steps,
+            "vocab_md5": md5,
+        }
         state["bert_config"] = dataclasses.asdict(shape)
         save_checkpoint(CheckpointConfig(directory=folder / "checkpoints", keep=9), steps, state)
-    settings = {"checkpoint": {"directory": str(folder / "checkpoints")}, "phase1": str(vocab_file.parent)}
+    settings = {
+        "checkpoint": {"directory": str(folder / "checkpoints")},
+        "phase1": str(vocab_file.parent),
+    }
     (folder / "config.json").write_text(json.dumps(settings))
     return folder, model.eval()
 
 
 def of_hugging_face(folder, records, sequence):
     """Their scores of one sequence of records: at its masked positions, and of the next sentence."""
-    model, info = transformers.AutoModelForPreTraining.from_pretrained(folder, output_loading_info=True)
+    model, info = transformers.AutoModelForPreTraining.from_pretrained(
+        folder, output_loading_info=True
+    )
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     begin, end = records.sequence_offsets[sequence : sequence + 2]
@@ -74,18 +87,24 @@ def of_hugging_face(folder, records, sequence):
     first, last = records.masked_lm_offsets[sequence : sequence + 2]
     with torch.no_grad():
         theirs = model.eval()(ids, token_type_ids=segments)
-    return theirs.prediction_logits[0, records.masked_lm_positions[first:last].astype(np.int64)], theirs
+    return theirs.prediction_logits[
+        0, records.masked_lm_positions[first:last].astype(np.int64)
+    ], theirs
 
 
 @pytest.mark.parametrize("shape", ["gelu", "gelu_erf"], indirect=True)
-def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(run, make_records, tmp_path, capsys):
+def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(
+    run, make_records, tmp_path, capsys
+):
     folder, model = run
     target = tmp_path / "my-bert"
     assert main(["export", str(folder), "-o", str(target)], {}) == 0
     assert "after 2 steps; GELU in its" in capsys.readouterr().err
     said = json.loads((target / "config.json").read_text())
     assert (said["model_type"], said["architectures"]) == ("bert", ["BertForPreTraining"])
-    assert said["hidden_act"] == ("gelu_new" if model.config.gelu_approximation == "tanh" else "gelu")
+    assert said["hidden_act"] == (
+        "gelu_new" if model.config.gelu_approximation == "tanh" else "gelu"
+    )
     records = make_records(5, packed=False)
     for sequence in range(3):
         mlm, theirs = of_hugging_face(target, records, sequence)
@@ -94,10 +113,14 @@ def test_what_is_exported_gives_hugging_faces_classes_the_same_scores(run, make_
         torch.testing.assert_close(ours.mlm, mlm, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(ours.nsp, theirs.seq_relationship_logits, atol=1e-5, rtol=1e-5)
     encoder = transformers.AutoModel.from_pretrained(target)
-    assert torch.equal(encoder.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight[:211])
-    assert main(["export", str(folder / "checkpoints" / "step_0000000001.pt"), "-o", str(target)], {}) == 0, (
-        "over the other"
+    assert torch.equal(
+        encoder.embeddings.word_embeddings.weight,
+        model.bert.embeddings.word_embeddings.weight[:211],
     )
+    assert (
+        main(["export", str(folder / "checkpoints" / "step_0000000001.pt"), "-o", str(target)], {})
+        == 0
+    ), "over the other"
 
 
 def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
@@ -109,7 +132,9 @@ def test_a_checkpoint_in_shards_is_exported_as_one_in_a_file(run, tmp_path):
     for number, given in enumerate((folder, path)):
         assert main(["export", str(given), "-o", str(tmp_path / f"of_{number}")], {}) == 0
         for file in ("model.safetensors", "config.json", "vocab.txt"):
-            assert (tmp_path / f"of_{number}" / file).read_bytes() == (tmp_path / "of_file" / file).read_bytes()
+            assert (tmp_path / f"of_{number}" / file).read_bytes() == (
+                tmp_path / "of_file" / file
+            ).read_bytes()
 
 
 def test_the_likeliest_words_are_those_of_the_fill_mask_pipeline(run, tmp_path, capsys):
@@ -123,8 +148,12 @@ def test_the_likeliest_words_are_those_of_the_fill_mask_pipeline(run, tmp_path, 
         assert main(["fill-mask", str(path), text, "--top", "4"], {"DEVICE": "cpu"}) == 0
         first, *lines = capsys.readouterr().out.splitlines()
         assert first == text
-        assert [line.split() for line in lines] == [[f"{word['score']:.4f}", word["token_str"]] for word in theirs]
-    assert main(["fill-mask", str(target), "[MASK] is [MASK]", "--top", "2"], {"DEVICE": "cpu"}) == 0
+        assert [line.split() for line in lines] == [
+            [f"{word['score']:.4f}", word["token_str"]] for word in theirs
+        ]
+    assert (
+        main(["fill-mask", str(target), "[MASK] is [MASK]", "--top", "2"], {"DEVICE": "cpu"}) == 0
+    )
     assert len(capsys.readouterr().out.splitlines()) == 1 + 2 + 1 + 2
 
 
@@ -134,7 +163,10 @@ def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_mod
     source, model = run
     folder = tmp_path / "hub"
     assert main(["export", str(source), "-o", str(folder)], {}) == 0
-    kinds = {"encoder": transformers.BertModel, "classifier": transformers.BertForSequenceClassification}
+    kinds = {
+        "encoder": transformers.BertModel,
+        "classifier": transformers.BertForSequenceClassification,
+    }
     theirs = kinds.get(form, transformers.BertForPreTraining).from_pretrained(folder)
     shutil.rmtree(folder)
     if form == "bin":
@@ -149,14 +181,19 @@ def test_any_model_of_the_hubs_layout_starts_a_run(form, run, prepared, make_mod
     config.checkpoint.check()
     assert config.model == model.config, "the GELU form too"
     assert (
-        from_env(Config, prepared | {"INIT_CHECKPOINT": str(config.checkpoint.init_checkpoint)}).model == model.config
+        from_env(
+            Config, prepared | {"INIT_CHECKPOINT": str(config.checkpoint.init_checkpoint)}
+        ).model
+        == model.config
     )
     target = make_model(config.model, seed=5, dtype=torch.float32)
     drawn = {name: p.clone() for name, p in target.named_parameters()}
     loaded = load_weights(target, config.checkpoint.init_checkpoint, config.may_have_new_heads)
     heads = [name for name in drawn if name.startswith("cls.")]
     assert loaded.new == (heads if form in kinds else [])
-    assert loaded.unused == (["classifier.bias", "classifier.weight"] if form == "classifier" else [])
+    assert loaded.unused == (
+        ["classifier.bias", "classifier.weight"] if form == "classifier" else []
+    )
     for name, parameter in target.named_parameters():
         expected = drawn[name] if name in loaded.new else dict(model.named_parameters())[name]
         assert torch.equal(parameter[:211], expected[:211]), name
@@ -198,15 +235,27 @@ def test_wrong_exports_are_one_line(run, vocab_file, tmp_path, capsys):
     cases = [
         (["export", str(tmp_path / "none"), "-o", new], "no such file or folder"),
         (["export", str(tmp_path / "full"), "-o", new], "no step_* and no model.safetensors in it"),
-        (["export", str(folder), "-o", str(tmp_path / "full")], "exists and holds no model: give a new folder"),
-        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")], "the model was trained with"),
+        (
+            ["export", str(folder), "-o", str(tmp_path / "full")],
+            "exists and holds no model: give a new folder",
+        ),
+        (
+            ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "other.txt")],
+            "the model was trained with",
+        ),
         (
             ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "large.txt")],
             "has 212 words, and the model 211",
         ),
-        (["export", str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")], "cannot read the vocabulary"),
+        (
+            ["export", str(folder), "-o", new, "--vocab", str(tmp_path / "x.txt")],
+            "cannot read the vocabulary",
+        ),
         (["fill-mask", str(folder), "no mask"], "no [MASK] in it"),
-        (["fill-mask", str(folder), "the " * 60 + "[MASK]"], "the text has 63 tokens, and the model takes 48"),
+        (
+            ["fill-mask", str(folder), "the " * 60 + "[MASK]"],
+            "the text has 63 tokens, and the model takes 48",
+        ),
     ]
     for arguments, message in cases:
         status = main(arguments, {"DEVICE": "cpu"})
@@ -224,9 +273,17 @@ def test_the_latest_phase_of_a_two_phase_run_is_taken(run, tmp_path):
     folder, _ = run
     for phase in ("phase1", "phase2"):
         shutil.copytree(folder, tmp_path / "two" / phase)
-    assert trained.find(tmp_path / "two")[-1].parts[-3:] == ("phase2", "checkpoints", "step_0000000002.pt")
+    assert trained.find(tmp_path / "two")[-1].parts[-3:] == (
+        "phase2",
+        "checkpoints",
+        "step_0000000002.pt",
+    )
     shutil.rmtree(tmp_path / "two" / "phase2")
-    assert trained.find(tmp_path / "two")[-1].parts[-3:] == ("phase1", "checkpoints", "step_0000000002.pt")
+    assert trained.find(tmp_path / "two")[-1].parts[-3:] == (
+        "phase1",
+        "checkpoints",
+        "step_0000000002.pt",
+    )
 
 
 @pytest.mark.parametrize(("extra", "lower"), [("w", True), ("W", False)])
@@ -249,7 +306,9 @@ def test_real_weights_load_with_the_heads_named_as_new(make_model, tmp_path):
     loaded = load_weights(model, huggingface.weights_in(folder), new_heads=True)
     assert loaded.unused == []
     assert loaded.new == [name for name, _ in model.named_parameters() if name.startswith("cls.")]
-    batch = fill_mask.batch_of("Paris is the [MASK] of France.", WordPiece(folder / "vocab.txt"), 512)
+    batch = fill_mask.batch_of(
+        "Paris is the [MASK] of France.", WordPiece(folder / "vocab.txt"), 512
+    )
     theirs = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         expected = theirs(batch.input_ids.long()[None]).last_hidden_state[0]

@@ -49,34 +49,64 @@ CASES = {
     "fused without the hardware": (lambda e: e.update(FUSED="bias_gelu"), "the device is a CPU"),
     "no GPU": (lambda e: e.update(DEVICE="cuda"), "DEVICE=cuda"),
     "rank past the world": (lambda e: e.update(RANK="5"), "RANK=5"),
-    "no data folder": (lambda e: e.update(DATADIR_PHASE2_PACKED="/nowhere"), "DATADIR_PHASE2_PACKED=/nowhere"),
+    "no data folder": (
+        lambda e: e.update(DATADIR_PHASE2_PACKED="/nowhere"),
+        "DATADIR_PHASE2_PACKED=/nowhere",
+    ),
     "data unset": (lambda e: e.pop("DATADIR_PHASE2_PACKED"), "DATADIR_PHASE2_PACKED is not set"),
-    "empty data folder": (lambda e: [p.unlink() for p in _shard(e).parent.iterdir()], "no record files"),
+    "empty data folder": (
+        lambda e: [p.unlink() for p in _shard(e).parent.iterdir()],
+        "no record files",
+    ),
     "truncated shard": (lambda e: _truncate(_shard(e)), "part_00000_of_00003.hdf5"),
     "foreign HDF5": (lambda e: _foreign(_shard(e)), "part_00000_of_00003.hdf5"),
     "not HDF5": (lambda e: _shard(e).write_text("text"), "cannot be read as HDF5"),
-    "too little data": (lambda e: e.update(BATCHSIZE="5000"), "rows of training data do not fill one step"),
-    "small eval set": (lambda e: e.update(NUM_EVAL_EXAMPLES="21"), "20 sequences, and NUM_EVAL_EXAMPLES is 21"),
+    "too little data": (
+        lambda e: e.update(BATCHSIZE="5000"),
+        "rows of training data do not fill one step",
+    ),
+    "small eval set": (
+        lambda e: e.update(NUM_EVAL_EXAMPLES="21"),
+        "20 sequences, and NUM_EVAL_EXAMPLES is 21",
+    ),
     "no eval set": (lambda e: shutil.rmtree(e["EVALDIR"]), "EVALDIR="),
-    "no bert_config": (lambda e: Path(e["CHECKPOINTDIR_PHASE1"], "bert_config.json").unlink(), "bert_config.json"),
+    "no bert_config": (
+        lambda e: Path(e["CHECKPOINTDIR_PHASE1"], "bert_config.json").unlink(),
+        "bert_config.json",
+    ),
     "bert_config not JSON": (
         lambda e: Path(e["CHECKPOINTDIR_PHASE1"], "bert_config.json").write_text("{"),
         "not JSON",
     ),
-    "heads do not divide": (lambda e: _model(e, num_attention_heads=5), "bert_config.json: hidden_size=24 is not a"),
+    "heads do not divide": (
+        lambda e: _model(e, num_attention_heads=5),
+        "bert_config.json: hidden_size=24 is not a",
+    ),
     "vocabulary mismatch": (lambda e: _model(e, vocab_size=100), "vocab_size 100"),
-    "sequence too long": (lambda e: _model(e, max_position_embeddings=32), "max_position_embeddings 32"),
+    "sequence too long": (
+        lambda e: _model(e, max_position_embeddings=32),
+        "max_position_embeddings 32",
+    ),
     "data longer than rows": (lambda e: e.update(MAX_SEQ_LENGTH="32"), "MAX_SEQ_LENGTH"),
-    "checkpoint missing": (lambda e: e.update(INIT_CHECKPOINT="/no.pt"), "INIT_CHECKPOINT=/no.pt: no such file"),
+    "checkpoint missing": (
+        lambda e: e.update(INIT_CHECKPOINT="/no.pt"),
+        "INIT_CHECKPOINT=/no.pt: no such file",
+    ),
     "checkpoint by the name of a model of the Hub": (
         lambda e: e.update(INIT_CHECKPOINT="bert-base-uncased"),
         "hf download bert-base-uncased --local-dir bert-base-uncased, then INIT_CHECKPOINT=bert-base-uncased",
     ),
     "checkpoint not weights": (lambda e: _pt(e, {"model": 3}), "expected a state dict"),
-    "checkpoint of another model": (lambda e: _pt(e, {"x": torch.zeros(2)}), "x is not in this model"),
+    "checkpoint of another model": (
+        lambda e: _pt(e, {"x": torch.zeros(2)}),
+        "x is not in this model",
+    ),
     "checkpoint with code": (lambda e: _pt(e, {"model": Path("/")}), "not a readable checkpoint"),
     "number too large": (lambda e: e.update(MAX_STEPS="1e400"), "MAX_STEPS='1e400'"),
-    "apex without a GPU": (lambda e: e.update(OPTIMIZER="apex_lamb"), "OPTIMIZER=apex_lamb needs a GPU"),
+    "apex without a GPU": (
+        lambda e: e.update(OPTIMIZER="apex_lamb"),
+        "OPTIMIZER=apex_lamb needs a GPU",
+    ),
     "apex divided": (
         lambda e: e.update(OPTIMIZER="apex_lamb", SHARD_OPTIMIZER="1"),
         "leave SHARD_OPTIMIZER unset",
@@ -108,7 +138,9 @@ def test_wrong_input_is_one_clear_line(prepared, case, check, capfd, monkeypatch
     assert lines[-1].startswith("bert: error: ")
     assert message in lines[-1]
     assert not any("Traceback" in line for line in lines)
-    assert Path(environment["RUN_DIR"], "error_0.txt").read_text().strip() == lines[-1].removeprefix("bert: error: ")
+    assert Path(environment["RUN_DIR"], "error_0.txt").read_text().strip() == lines[
+        -1
+    ].removeprefix("bert: error: ")
 
 
 def test_check_prints_what_would_run(prepared, run_bert):
@@ -124,7 +156,9 @@ def test_a_submission_that_sees_no_gpu_stops_instead_of_training_on_the_cpu(prep
     from bert.pretraining.run import _check_gpu
 
     closed = prepared | {"SUBMISSION_DIVISION": "closed", "DEVICE": "auto"}
-    with pytest.raises(ConfigError, match=r"^no GPU is seen \(.*\): fix the driver, or set DEVICE=cpu$"):
+    with pytest.raises(
+        ConfigError, match=r"^no GPU is seen \(.*\): fix the driver, or set DEVICE=cpu$"
+    ):
         _check_gpu(from_env(Config, closed))
     for changed in ({"DEVICE": "cpu"}, {"SUBMISSION_DIVISION": "open"}, {"SYNTH_DATA": "1"}):
         _check_gpu(from_env(Config, closed | changed))

@@ -41,10 +41,14 @@ def _stopped(rank: int, odd: int, port: int, folder: Path) -> None:
     hard_exit(1)
 
 
-@pytest.mark.parametrize("odd", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["a rank", "the one with the store"])
+@pytest.mark.parametrize(
+    "odd", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["a rank", "the one with the store"]
+)
 def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_path):
     ranks, port = [0, 1, 2], free_ports()
-    started = [context().Process(target=_stopped, args=(rank, odd, port, tmp_path)) for rank in ranks]
+    started = [
+        context().Process(target=_stopped, args=(rank, odd, port, tmp_path)) for rank in ranks
+    ]
     for process in started:
         process.start()
     others = [rank for rank in ranks if rank != odd]
@@ -53,7 +57,9 @@ def test_after_a_hang_the_others_name_missing_ranks_nodes_and_timeout(odd, tmp_p
     started[odd].kill()
     for rank in others:
         said = (tmp_path / str(rank)).read_text()
-        who = f"rank {odd} on {platform.node()}" + ("" if odd else ", where the store of the ranks is,")
+        who = f"rank {odd} on {platform.node()}" + (
+            "" if odd else ", where the store of the ranks is,"
+        )
         what = "gloo:barrier, collective 2 at the latest"
         assert said.startswith(f"{who} did not come to {what}, DIST_TIMEOUT=8 s ("), said
         recorded = json.loads((tmp_path / f"collectives_0_rank_{rank}.json").read_text())["entries"]

@@ -45,7 +45,11 @@ def test_wrong_value_names_the_variable_and_what_was_expected(name, value):
     assert "\n" not in str(caught.value)
 
 
-@given(st.dictionaries(st.sampled_from(["REQUIRED", "RATE", "FLAG", "KIND", "SEED"]), st.text(max_size=12)))
+@given(
+    st.dictionaries(
+        st.sampled_from(["REQUIRED", "RATE", "FLAG", "KIND", "SEED"]), st.text(max_size=12)
+    )
+)
 def test_any_text_gives_a_config_or_a_config_error(environ):
     try:
         config = from_env(Sample, environ)

@@ -70,7 +70,9 @@ train.fill = odd
 """
 
 
-def test_no_rank_opens_the_data_before_run_start_is_written(prepared, run_bert, repository, tmp_path):
+def test_no_rank_opens_the_data_before_run_start_is_written(
+    prepared, run_bert, repository, tmp_path
+):
     for name in ("opened", "site"):
         (tmp_path / name).mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text(SLOW_START)
@@ -78,27 +80,37 @@ def test_no_rank_opens_the_data_before_run_start_is_written(prepared, run_bert, 
     path = {"PYTHONPATH": f"{repository / 'implementations'}:{tmp_path / 'site'}"}
     finished = run_bert(prepared | {"MAX_STEPS": "1"} | path, ranks=2)
     assert finished.returncode == 3, finished.stderr
-    events = [json.loads(line[9:]) for line in Path(prepared["RUN_DIR"], "result_0.txt").read_text().splitlines()]
+    events = [
+        json.loads(line[9:])
+        for line in Path(prepared["RUN_DIR"], "result_0.txt").read_text().splitlines()
+    ]
     (started,) = [event["time_ms"] for event in events if event["key"] == "run_start"]
     times = [int(path.name) for path in (tmp_path / "opened").iterdir()]
     assert len(times) == 2
     assert min(times) / 1e6 >= started
     lines = finished.stderr.splitlines()
     (told,) = [number for number, line in enumerate(lines) if line.startswith("start ")]
-    assert told < min(number for number, line in enumerate(lines) if line.startswith(("step ", "evaluation ")))
+    assert told < min(
+        number for number, line in enumerate(lines) if line.startswith(("step ", "evaluation "))
+    )
     assert re.match(r"start \d+\.\d s: imports \d+\.\d, ", lines[told])
     parts = json.loads(Path(prepared["RUN_DIR"], "environment.json").read_text())["start_seconds"]
     assert list(parts) == PARTS
     total = float(lines[told].split()[1])
     assert sum(parts.values()) == pytest.approx(total, abs=0.1)
-    assert parts["imports"] > 0.2, "from the process's first moment, not from where our own code begins"
+    assert parts["imports"] > 0.2, (
+        "from the process's first moment, not from where our own code begins"
+    )
 
 
 def test_a_rank_with_other_weights_is_named_before_the_clock(prepared, run_bert, tmp_path):
     (tmp_path / "first.py").write_text(ODD_WEIGHTS)
     finished = run_bert(prepared | {"FIRST": str(tmp_path / "first.py")}, ranks=3)
     assert finished.returncode == 2
-    assert re.search(r"ranks differ: rank 2 on \S+ has weights='.*, and rank 0 '", finished.stderr.splitlines()[-1])
+    assert re.search(
+        r"ranks differ: rank 2 on \S+ has weights='.*, and rank 0 '",
+        finished.stderr.splitlines()[-1],
+    )
     assert "run_start" not in Path(prepared["RUN_DIR"], "result_0.txt").read_text()
 
 
@@ -125,7 +137,10 @@ def _odd_code(prepared, tmp_path):
     with (implementations / "bert" / "optim" / "lamb.py").open("a") as file:
         file.write("# another line\n")
     # Compiling the copy takes longer than all else, and nothing that is compiled runs.
-    return {"PYTHONPATH": str(implementations), "NUMBA_DISABLE_JIT": "1"}, r"rank 1 on \S+ has code='"
+    return {
+        "PYTHONPATH": str(implementations),
+        "NUMBA_DISABLE_JIT": "1",
+    }, r"rank 1 on \S+ has code='"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +155,9 @@ def _odd_code(prepared, tmp_path):
     ],
     ids=["settings", "tokens", "code"],
 )
-def test_a_rank_alone_with_other_settings_or_data_is_named_with_what_differs(prepared, run_bert, tmp_path, odd, told):
+def test_a_rank_alone_with_other_settings_or_data_is_named_with_what_differs(
+    prepared, run_bert, tmp_path, odd, told
+):
     if callable(odd):
         odd, told = odd(prepared, tmp_path)
     finished = run_bert(prepared, ranks=3, odd=odd)
@@ -150,12 +167,18 @@ def test_a_rank_alone_with_other_settings_or_data_is_named_with_what_differs(pre
 
 
 def test_a_checksum_depends_on_names_and_every_bit():
-    weights = {"a": torch.randn(5, 3), "b": torch.tensor(1.0), "c": torch.ones(4, dtype=torch.bfloat16)}
+    weights = {
+        "a": torch.randn(5, 3),
+        "b": torch.tensor(1.0),
+        "c": torch.ones(4, dtype=torch.bfloat16),
+    }
     same = {name: tensor.clone() for name, tensor in weights.items()}
     assert checksum_of(weights) == checksum_of(same)
     same["a"].view(torch.int32)[4, 2] ^= 1
     assert checksum_of(weights) != checksum_of(same)
-    assert checksum_of(weights) != checksum_of({"x": weights["a"], "b": weights["b"], "c": weights["c"]})
+    assert checksum_of(weights) != checksum_of(
+        {"x": weights["a"], "b": weights["b"], "c": weights["c"]}
+    )
 
 
 def test_the_parts_of_the_start_are_added_up_and_short_ones_left_out():
@@ -197,7 +220,10 @@ def test_each_weight_is_drawn_once_and_none_that_a_checkpoint_brings(shard, prep
     drawn = step.state_dict()["optimizer"]["masters"]
     weights = {name: tensor if "pooler" in name else 2 * tensor for name, tensor in drawn.items()}
     torch.save(weights, tmp_path / "whole.pt")
-    torch.save({name: tensor for name, tensor in weights.items() if "pooler" not in name}, tmp_path / "no_pooler.pt")
+    torch.save(
+        {name: tensor for name, tensor in weights.items() if "pooler" not in name},
+        tmp_path / "no_pooler.pt",
+    )
     for name, count in (("whole", 0), ("no_pooler", draws.count)):
         path = dataclasses.replace(config.checkpoint, init_checkpoint=tmp_path / f"{name}.pt")
         with _Draws() as again:
@@ -213,7 +239,9 @@ def test_models_are_made_where_they_train(prepared):
     places, world = [], World(DistConfig(device="cpu"))
     world.device = torch.device("meta")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "fill", lambda model, chunks: places.extend(p.device for p in model.parameters()))
+        patch.setattr(
+            train, "fill", lambda model, chunks: places.extend(p.device for p in model.parameters())
+        )
         patch.setattr("bert.pretraining.resume.check_weights", lambda *_: None)
         patch.setattr(train, "checksum_of", lambda _: 0)
         patch.setattr(train, "build_step", lambda *_, **__: None)
@@ -222,11 +250,16 @@ def test_models_are_made_where_they_train(prepared):
 
 
 @pytest.mark.parametrize("warm_up", ["0", "1"])
-def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(warm_up, prepared, monkeypatch):
+def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
+    warm_up, prepared, monkeypatch
+):
     config = from_env(Config, prepared | {"WARMUP_RUN": warm_up, "EVAL_BATCHSIZE": "5"})
     world = World(DistConfig(device="cpu"))
     model, step = train.build(config, world, 7)
-    before, random_state = [tensor.clone() for tensor in step.state_tensors()], torch.get_rng_state()
+    before, random_state = (
+        [tensor.clone() for tensor in step.state_tensors()],
+        torch.get_rng_state(),
+    )
     counted, seen = evaluate._count, []
 
     def count(of, batch):

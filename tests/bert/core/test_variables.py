@@ -46,7 +46,9 @@ def test_a_misspelt_name_stops_with_the_name_that_was_meant(name):
 def test_all_misspelt_names_are_in_one_line():
     with pytest.raises(ConfigError) as caught:
         variables.check_names({"FUSE": "none", "BATCHSZIE": "8"})
-    assert str(caught.value).startswith("BATCHSZIE: did you mean BATCHSIZE? FUSE: did you mean FUSED?")
+    assert str(caught.value).startswith(
+        "BATCHSZIE: did you mean BATCHSIZE? FUSE: did you mean FUSED?"
+    )
 
 
 def test_a_name_of_our_kind_that_resembles_none_stops_too():
@@ -104,6 +106,8 @@ def test_help_and_table_wait_for_no_heavy_import(argument, repository, tmp_path)
         (tmp_path / f"{package}.py").write_text("raise SystemExit('imported')")
     path = f"{tmp_path}:{repository / 'implementations'}"
     command = [sys.executable, "-m", "bert", argument]
-    done = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env={"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "BATCHSIZE" in done.stdout or "--check" in done.stdout

@@ -11,7 +11,11 @@ import numpy as np
 from bert.data.records import Metadata, Records
 
 METADATA = Metadata(
-    max_seq_length=64, vocab_md5="ab" * 16, random_seed=12345, dupe_factor=2, source=(("part-0", "cd" * 16),)
+    max_seq_length=64,
+    vocab_md5="ab" * 16,
+    random_seed=12345,
+    dupe_factor=2,
+    source=(("part-0", "cd" * 16),),
 )
 
 
@@ -19,7 +23,10 @@ def make_records(num_sequences: int, seed: int = 0) -> Records:
     """Random sequences of 5 to 64 tokens."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(5, 65, num_sequences)
-    masked = [np.sort(rng.choice(np.arange(1, n), size=max(1, n * 15 // 100), replace=False)) for n in lengths]
+    masked = [
+        np.sort(rng.choice(np.arange(1, n), size=max(1, n * 15 // 100), replace=False))
+        for n in lengths
+    ]
     counts = [len(positions) for positions in masked]
     return Records(
         input_ids=rng.integers(1000, 30522, lengths.sum()).astype(np.int16),
@@ -55,7 +62,9 @@ def sequences_of(records: Records) -> list[tuple[np.ndarray, np.ndarray, np.ndar
         ids = records.input_ids[slice(*records.sequence_offsets[i : i + 2])]
         segments = (np.arange(len(ids)) >= records.segment_b_start[i]).astype(np.int8)
         masked = slice(*records.masked_lm_offsets[i : i + 2])
-        found.append((ids, segments, records.masked_lm_positions[masked], records.masked_lm_ids[masked]))
+        found.append(
+            (ids, segments, records.masked_lm_positions[masked], records.masked_lm_ids[masked])
+        )
     return found
 
 
@@ -65,7 +74,12 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
     with h5py.File(path, "w") as file:
         if schema == "fixed":
             for column, (name, width) in enumerate(
-                [("input_ids", 64), ("segment_ids", 64), ("masked_lm_positions", 20), ("masked_lm_ids", 20)]
+                [
+                    ("input_ids", 64),
+                    ("segment_ids", 64),
+                    ("masked_lm_positions", 20),
+                    ("masked_lm_ids", 20),
+                ]
             ):
                 table = np.zeros((len(sequences), width), np.int16)
                 for row, sequence in zip(table, sequences, strict=True):
@@ -91,7 +105,10 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
                 np.concatenate(
                     [
                         np.zeros(0, dtype),
-                        *(sequences[i][column] + (lengths[row.start : i].sum() if shift else 0) for i in row),
+                        *(
+                            sequences[i][column] + (lengths[row.start : i].sum() if shift else 0)
+                            for i in row
+                        ),
                     ]
                 )
                 for row in rows
@@ -99,6 +116,10 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
             ragged(file, name, packed, dtype)
         ragged(file, "packed_input_len", [lengths[row.start : row.stop] for row in rows], np.int16)
         counts = np.diff(records.masked_lm_offsets)
-        ragged(file, "packed_masked_lm_len", [counts[row.start : row.stop] for row in rows], np.int16)
+        ragged(
+            file, "packed_masked_lm_len", [counts[row.start : row.stop] for row in rows], np.int16
+        )
         labels = records.next_sentence_labels
-        ragged(file, "next_sentence_labels", [labels[row.start : row.stop] for row in rows], np.int8)
+        ragged(
+            file, "next_sentence_labels", [labels[row.start : row.stop] for row in rows], np.int8
+        )

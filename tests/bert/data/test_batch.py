@@ -28,14 +28,21 @@ def test_batch_is_its_sequences_end_to_end(make_records, batch_of):
     for place, sequence in enumerate(chosen):
         begin, end = offsets[place], offsets[place + 1]
         o = records.sequence_offsets
-        assert batch.input_ids[begin:end].tolist() == records.input_ids[o[sequence] : o[sequence + 1]].tolist()
+        assert (
+            batch.input_ids[begin:end].tolist()
+            == records.input_ids[o[sequence] : o[sequence + 1]].tolist()
+        )
         assert batch.position_ids[begin:end].tolist() == list(range(end - begin))
         start_b = int(records.segment_b_start[sequence])
-        assert batch.segment_ids[begin:end].tolist() == [int(i >= start_b) for i in range(end - begin)]
+        assert batch.segment_ids[begin:end].tolist() == [
+            int(i >= start_b) for i in range(end - begin)
+        ]
         m = records.masked_lm_offsets
         positions = records.masked_lm_positions[m[sequence] : m[sequence + 1]].astype(np.int64)
         count = len(positions)
-        assert batch.masked_positions[masked : masked + count].tolist() == (positions + begin).tolist()
+        assert (
+            batch.masked_positions[masked : masked + count].tolist() == (positions + begin).tolist()
+        )
         labels = records.masked_lm_ids[m[sequence] : m[sequence + 1]].tolist()
         assert batch.masked_labels[masked : masked + count].tolist() == labels
         masked += count

@@ -31,7 +31,9 @@ def config(**settings):
 
 
 def batching_of(source, settings, rank=0, world=1):
-    sampler = Sampler(source.row_counts(), settings.rows_per_step, seed=5, rank=rank, world_size=world)
+    sampler = Sampler(
+        source.row_counts(), settings.rows_per_step, seed=5, rank=rank, world_size=world
+    )
     return make_batching(source, sampler, settings)
 
 
@@ -43,7 +45,9 @@ def lengths(source, chosen):
     return np.array([source[file].sequence_lengths[number] for file, number in pairs(chosen)])
 
 
-@pytest.mark.parametrize("settings", [{}, {"batching": "online"}, {"batching": "bins"}, {"exchange_group": 2}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"batching": "online"}, {"batching": "bins"}, {"exchange_group": 2}]
+)
 def test_a_step_is_the_same_in_turn_and_out_of_turn(bins, settings):
     settings = config(**settings)
     in_turn, out_of_turn = (batching_of(bins, settings, world=2) for _ in range(2))
@@ -65,14 +69,18 @@ def test_online_packing_uses_every_sequence_once_over_all_ranks(files):
                 assert lengths(files, chosen).sum() <= 2 * LENGTH
                 assert len(chosen.files) <= 2 * 3
                 mine += pairs(chosen)
-        first = list(dict.fromkeys(mine))  # the epochs overlap by a buffer: the first time each comes
+        first = list(
+            dict.fromkeys(mine)
+        )  # the epochs overlap by a buffer: the first time each comes
         assert len(first) >= 41
         seen.append(first)
     assert set().union(*seen) == {(file, number) for file in range(3) for number in range(41)}
 
 
 def test_bins_give_every_micro_batch_its_share(bins):
-    batching = batching_of(bins, config(batching="bins", batch_size=16, bin_counts="6:3:2:5"), world=2)
+    batching = batching_of(
+        bins, config(batching="bins", batch_size=16, bin_counts="6:3:2:5"), world=2
+    )
     for chosen in batching.step(3):
         assert np.bincount(chosen.files).tolist() == [6, 3, 2, 5]
     sizes = bins.row_counts()
@@ -84,26 +92,43 @@ def test_bins_give_every_micro_batch_its_share(bins):
 
 def test_an_epoch_of_bins_ends_with_the_bin_that_runs_out_first(make_records):
     source = Files([make_records(rows, packed=False, seed=rows) for rows in (10, 24)])
-    batching = batching_of(source, config(batching="bins", batch_size=4, gradient_steps=1, bin_counts="2:2"))
-    epoch = [pair for step in range(1, 6) for chosen in batching.step(step) for pair in pairs(chosen)]
+    batching = batching_of(
+        source, config(batching="bins", batch_size=4, gradient_steps=1, bin_counts="2:2")
+    )
+    epoch = [
+        pair for step in range(1, 6) for chosen in batching.step(step) for pair in pairs(chosen)
+    ]
     assert len(set(epoch)) == 20
-    second = [pair for step in range(6, 11) for chosen in batching.step(step) for pair in pairs(chosen)]
+    second = [
+        pair for step in range(6, 11) for chosen in batching.step(step) for pair in pairs(chosen)
+    ]
     assert {pair for pair in second if pair[0] == 0} == {(0, number) for number in range(10)}
 
 
 def test_each_bin_is_shuffled_in_an_order_of_its_own(make_records):
-    source = Files([make_records(30, packed=False, seed=3) for _ in range(3)])  # as many rows in each
-    batching = batching_of(source, config(batching="bins", batch_size=3, gradient_steps=1, bin_counts="1:1:1"))
+    source = Files(
+        [make_records(30, packed=False, seed=3) for _ in range(3)]
+    )  # as many rows in each
+    batching = batching_of(
+        source, config(batching="bins", batch_size=3, gradient_steps=1, bin_counts="1:1:1")
+    )
     epoch = [pairs(batching.step(step)[0]) for step in range(1, 31)]
-    orders = [tuple(number for step in epoch for file, number in step if file == bin_) for bin_ in range(3)]
+    orders = [
+        tuple(number for step in epoch for file, number in step if file == bin_)
+        for bin_ in range(3)
+    ]
     assert all(sorted(order) == list(range(30)) for order in orders)
     assert len(set(orders)) == 3
 
 
 def test_exchange_deals_the_longest_first_and_every_second_round_backwards(bins):
-    dealt = [batching_of(bins, config(exchange_group=2), rank, world=2).step(3) for rank in range(2)]
+    dealt = [
+        batching_of(bins, config(exchange_group=2), rank, world=2).step(3) for rank in range(2)
+    ]
     hands = [[lengths(bins, dealt[rank][micro]) for rank in range(2)] for micro in range(2)]
-    hands = [hands[micro][rank] for micro in range(2) for rank in range(2)]  # in the order they are dealt to
+    hands = [
+        hands[micro][rank] for micro in range(2) for rank in range(2)
+    ]  # in the order they are dealt to
     deck = sorted(np.concatenate(hands).tolist(), reverse=True)
     expected = [[deck[0], deck[7], deck[8], deck[15]], [deck[1], deck[6], deck[9], deck[14]]]
     expected += [[deck[2], deck[5], deck[10], deck[13]], [deck[3], deck[4], deck[11], deck[12]]]
@@ -120,22 +145,32 @@ def test_exchange_deals_the_same_sequences_evenly(bins):
         pair for chosen in after for pair in pairs(chosen)
     )
     assert {len(chosen.files) for chosen in after} == {4}
-    tokens = [[lengths(bins, chosen).sum() for chosen in micro_batches] for micro_batches in (before, after)]
+    tokens = [
+        [lengths(bins, chosen).sum() for chosen in micro_batches]
+        for micro_batches in (before, after)
+    ]
     assert np.ptp(tokens[1]) < np.ptp(tokens[0]) / 2
 
 
 def test_groups_exchange_among_themselves_only(bins):
     plain = [batching_of(bins, config(), rank, world=4).step(1) for rank in (2, 3)]
     dealt = [batching_of(bins, config(exchange_group=2), rank, world=4).step(1) for rank in (2, 3)]
-    together = [{pair for batches in ranks for chosen in batches for pair in pairs(chosen)} for ranks in (plain, dealt)]
+    together = [
+        {pair for batches in ranks for chosen in batches for pair in pairs(chosen)}
+        for ranks in (plain, dealt)
+    ]
     assert together[0] == together[1]
 
 
-@pytest.mark.parametrize("settings", [{"batching": "online"}, {"batching": "bins", "bin_counts": "1:1:1:1"}])
+@pytest.mark.parametrize(
+    "settings", [{"batching": "online"}, {"batching": "bins", "bin_counts": "1:1:1:1"}]
+)
 def test_batches_keep_within_the_capacity(bins, settings):
     settings = config(**settings)
     sampler = Sampler(bins.row_counts(), settings.rows_per_step, seed=1, rank=0, world_size=1)
-    data = TrainingData(bins, sampler, settings, 211, first_step=1, finish=lambda b: b.pad_to(settings.capacity))
+    data = TrainingData(
+        bins, sampler, settings, 211, first_step=1, finish=lambda b: b.pad_to(settings.capacity)
+    )
     for _ in range(5):
         for batch in data.next_step():
             assert batch.input_ids.numel() == 4 * LENGTH
@@ -145,8 +180,14 @@ def test_batches_keep_within_the_capacity(bins, settings):
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"BATCHING": "online", "PACKED": "1"}, "BATCHING=online needs records that are not packed"),
-        ({"EXCHANGE_GROUP": "8", "PACKED": "1"}, "EXCHANGE_GROUP=8 needs records that are not packed"),
+        (
+            {"BATCHING": "online", "PACKED": "1"},
+            "BATCHING=online needs records that are not packed",
+        ),
+        (
+            {"EXCHANGE_GROUP": "8", "PACKED": "1"},
+            "EXCHANGE_GROUP=8 needs records that are not packed",
+        ),
         ({"EXCHANGE_GROUP": "8", "BATCHING": "online"}, "EXCHANGE_GROUP=1"),
         ({"BIN_COUNTS": "6:3:x"}, "BIN_COUNTS='6:3:x'"),
         ({"BATCHING": "shuffled"}, "rows, online, bins"),
@@ -160,7 +201,9 @@ def test_settings_that_contradict_each_other_stop_at_once(variables, message):
 def test_settings_that_do_not_fit_the_data_are_errors(files, bins, make_records):
     packed = Files([make_records(41, packed=True)])
     for batching in ("online", "bins"):
-        with pytest.raises(DataError, match=f"BATCHING={batching} needs records that are not packed"):
+        with pytest.raises(
+            DataError, match=f"BATCHING={batching} needs records that are not packed"
+        ):
             batching_of(packed, config(batching=batching))
     with pytest.raises(DataError, match="EXCHANGE_GROUP"):
         batching_of(packed, config(exchange_group=2), world=2)
@@ -172,6 +215,8 @@ def test_settings_that_do_not_fit_the_data_are_errors(files, bins, make_records)
         batching_of(files, config(batching="bins", batch_size=30, bin_counts="28:1:1"))
 
 
-def test_bins_share_a_micro_batch_by_their_sizes_and_the_largest_fraction_gets_the_rest(make_records):
+def test_bins_share_a_micro_batch_by_their_sizes_and_the_largest_fraction_gets_the_rest(
+    make_records,
+):
     source = Files([make_records(count, packed=False) for count in (55, 25, 20)])
     assert bin_counts(source, "", 4) == [2, 1, 1]  # of 2.2, 1.0 and 0.8

@@ -35,7 +35,9 @@ def test_a_changed_helper_in_another_file_is_compiled_anew(chosen, tmp_path):
     )
     environment = {"NUMBA_CACHE_DIR": str(tmp_path / "chosen")} if chosen else {}
     for factor in (10, 20):
-        (tmp_path / "helper.py").write_text(f"{head}@compiled\ndef helper(x):\n    return {factor} * x\n")
+        (tmp_path / "helper.py").write_text(
+            f"{head}@compiled\ndef helper(x):\n    return {factor} * x\n"
+        )
         assert said(tmp_path, "caller", **environment) == f"{factor + 1}\n"
     folder = tmp_path / ("chosen" if chosen else "__pycache__")
     assert len(list(folder.glob("numba-*"))) == 2
@@ -50,7 +52,9 @@ def test_a_changed_helper_in_another_room_of_the_package_is_compiled_anew(tmp_pa
     caller = f"{head}from package.low.helper import helper\n@compiled\ndef caller(x):\n    return helper(x) + 1\n"
     (package / "high" / "caller.py").write_text(caller + "print(caller(1))\n")
     for factor in (10, 20):
-        (package / "low" / "helper.py").write_text(f"{head}@compiled\ndef helper(x):\n    return {factor} * x\n")
+        (package / "low" / "helper.py").write_text(
+            f"{head}@compiled\ndef helper(x):\n    return {factor} * x\n"
+        )
         assert said(tmp_path, "package.high.caller") == f"{factor + 1}\n"
 
 

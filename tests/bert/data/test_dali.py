@@ -46,7 +46,9 @@ class _Pipeline:
             values.fill(-1)
         while not self.ended and len(self.ready) <= self.depth:
             try:
-                self.ready.append([[np.array(sample) for sample in field] for field in self.source()])
+                self.ready.append(
+                    [[np.array(sample) for sample in field] for field in self.source()]
+                )
             except StopIteration:
                 self.ended = True
         if not self.ready:
@@ -70,7 +72,10 @@ def _stand_in(monkeypatch):
 
     modules = {
         "nvidia": {},
-        "nvidia.dali": {"fn": types.SimpleNamespace(external_source=external_source), "pipeline_def": pipeline_def},
+        "nvidia.dali": {
+            "fn": types.SimpleNamespace(external_source=external_source),
+            "pipeline_def": pipeline_def,
+        },
         "nvidia.dali.plugin": {},
         "nvidia.dali.plugin.pytorch": {"feed_ndarray": feed_ndarray},
     }
@@ -175,7 +180,9 @@ def test_the_end_of_the_data_comes_after_the_last_step(pipelines, data):
     theirs.close()
 
 
-def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(pipelines, prepared, monkeypatch, tmp_path):
+def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(
+    pipelines, prepared, monkeypatch, tmp_path
+):
     def run(**settings):
         environment = prepared | settings
         environment["RUN_DIR"] = str(tmp_path / f"run_{len(trained)}")
@@ -208,7 +215,9 @@ def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(pipelines,
 
 def test_without_dali_the_setting_is_an_error_in_one_line(monkeypatch):
     monkeypatch.setattr(dali.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"DATA_LOADER=dali: .* pip install -r requirements/dali\.txt") as caught:
+    with pytest.raises(
+        ConfigError, match=r"DATA_LOADER=dali: .* pip install -r requirements/dali\.txt"
+    ) as caught:
         from_env(Config, {"BATCHSIZE": "1", "DATA_LOADER": "dali"})
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="DATA_LOADER='dally'"):

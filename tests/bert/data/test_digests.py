@@ -21,18 +21,28 @@ def arguments(lengths: list[int], counts: list[int], seed: int) -> list[np.ndarr
 
     flat = [numbers(sum(lengths)), numbers(sum(counts)), numbers(sum(counts))]
     if seed % 2:
-        flat = [ids.astype(np.int32) for ids in flat[:1]] + flat[1:2] + [ids.astype(np.int32) for ids in flat[2:]]
+        flat = (
+            [ids.astype(np.int32) for ids in flat[:1]]
+            + flat[1:2]
+            + [ids.astype(np.int32) for ids in flat[2:]]
+        )
         for ids in flat[::2]:
             ids[rng.random(len(ids)) < 0.003] += 1 << 16
-    offsets = [np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64) for sizes in (lengths, counts)]
+    offsets = [
+        np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64) for sizes in (lengths, counts)
+    ]
     return [numbers(len(lengths), 4), *flat, *offsets]
 
 
 def hashed_apart(heads, input_ids, positions, labels, offsets, masked_offsets) -> int:
     total = token = masked = 0
-    for i, (token_end, masked_end) in enumerate(zip(offsets[1:].tolist(), masked_offsets[1:].tolist(), strict=True)):
+    for i, (token_end, masked_end) in enumerate(
+        zip(offsets[1:].tolist(), masked_offsets[1:].tolist(), strict=True)
+    ):
         ids, to = input_ids[token:token_end], labels[masked:masked_end]
-        wide = any(part.size and not -(2**15) <= part.min() <= part.max() < 2**15 for part in (ids, to))
+        wide = any(
+            part.size and not -(2**15) <= part.min() <= part.max() < 2**15 for part in (ids, to)
+        )
         dtype = np.int32 if wide else np.int16
         h = hashlib.blake2b(heads[i].tobytes(), digest_size=16)
         h.update(ids.astype(dtype).tobytes())
@@ -44,7 +54,10 @@ def hashed_apart(heads, input_ids, positions, labels, offsets, masked_offsets) -
 
 
 @settings(deadline=None)  # the first call compiles
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), min_size=1, max_size=8), st.integers(0, 99))
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), min_size=1, max_size=8),
+    st.integers(0, 99),
+)
 def test_the_sum_is_that_of_hashlib(sizes: list[tuple[int, int]], seed: int) -> None:
     given_ = arguments([n for n, _ in sizes], [n for _, n in sizes], seed)
     assert digests.sum_of_hashes(*given_) == hashed_apart(*given_)

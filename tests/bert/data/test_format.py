@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from bert.data.digests import add_multiset_digests
-from bert.data.format import content_digest, multiset_digest, open_records, verify_records, write_records
+from bert.data.format import (
+    content_digest,
+    multiset_digest,
+    open_records,
+    verify_records,
+    write_records,
+)
 from bert.data.records import DataError, concatenate
 from bert.data.shards import count_rows
 
@@ -41,7 +47,11 @@ def test_readers_map_the_file_and_copy_nothing(tmp_path: Path) -> None:
 
 def resident_file_bytes() -> int:
     """Bytes of mapped files that this process holds in memory."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile"))
+    line = next(
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("RssFile")
+    )
     return int(line.split()[1]) * 1024
 
 
@@ -63,10 +73,15 @@ def test_selection_and_concatenation_keep_each_sequence(tmp_path: Path) -> None:
     records = make_records(9)
     chosen = records.select([8, 0, 8])
     for i, j in enumerate([8, 0, 8]):
-        for offsets, name in (("sequence_offsets", "input_ids"), ("masked_lm_offsets", "masked_lm_ids")):
+        for offsets, name in (
+            ("sequence_offsets", "input_ids"),
+            ("masked_lm_offsets", "masked_lm_ids"),
+        ):
             start, end = getattr(chosen, offsets)[i : i + 2]
             first, last = getattr(records, offsets)[j : j + 2]
-            assert np.array_equal(getattr(chosen, name)[start:end], getattr(records, name)[first:last])
+            assert np.array_equal(
+                getattr(chosen, name)[start:end], getattr(records, name)[first:last]
+            )
     assert_equal(concatenate([records.select(range(4)), records.select(range(4, 9))]), records)
     rows = concatenate([records.with_rows([0, 2, 9]), records.with_rows([0, 9])]).row_offsets
     assert rows is not None
@@ -84,7 +99,13 @@ def test_multiset_digest_ignores_order_and_adds_up() -> None:
 def test_multiset_digest_sees_every_field_and_every_loss() -> None:
     records = make_records(20)
     digest = multiset_digest(records)
-    for name in ("input_ids", "segment_b_start", "masked_lm_positions", "masked_lm_ids", "next_sentence_labels"):
+    for name in (
+        "input_ids",
+        "segment_b_start",
+        "masked_lm_positions",
+        "masked_lm_ids",
+        "next_sentence_labels",
+    ):
         changed = getattr(records, name).copy()
         changed[3] ^= 1
         assert multiset_digest(dataclasses.replace(records, **{name: changed})) != digest, name
@@ -111,7 +132,9 @@ BAD_CONTENT = {
     "not ascending": {"masked_lm_positions": lambda r: r.masked_lm_positions * np.int16(0)},
     "negative token": {"input_ids": lambda r: -r.input_ids},
     "changed after": {"input_ids": lambda r: r.input_ids + np.int16(1)},
-    "length out of range": {"sequence_offsets": lambda r: r.sequence_offsets[[0, *range(2, 10), 9]]},
+    "length out of range": {
+        "sequence_offsets": lambda r: r.sequence_offsets[[0, *range(2, 10), 9]]
+    },
 }
 
 
@@ -158,12 +181,22 @@ def damage(path: Path, how: str) -> None:
                 del file["segment_b_start"]
 
 
-DAMAGES = ["truncated", "no HDF5", "empty", "missing", "dataset gone", "wrong type", "offsets too long"]
+DAMAGES = [
+    "truncated",
+    "no HDF5",
+    "empty",
+    "missing",
+    "dataset gone",
+    "wrong type",
+    "offsets too long",
+]
 DAMAGES += ["newer version", "attribute gone", "foreign"]
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_a_damaged_or_foreign_file_is_refused_on_opening_in_one_line(tmp_path: Path, how: str) -> None:
+def test_a_damaged_or_foreign_file_is_refused_on_opening_in_one_line(
+    tmp_path: Path, how: str
+) -> None:
     path = tmp_path / "a.hdf5"
     write_records(path, make_records(9), METADATA)
     damage(path, how)
@@ -208,7 +241,9 @@ def test_nvidia_made_shards_read_as_the_same_sequences(tmp_path: Path, schema: s
     assert metadata.multiset_digest == multiset_digest(records)
 
 
-def test_rows_of_no_sequence_in_others_files_come_as_they_are_and_are_counted(tmp_path: Path) -> None:
+def test_rows_of_no_sequence_in_others_files_come_as_they_are_and_are_counted(
+    tmp_path: Path,
+) -> None:
     records = make_records(5).with_rows([0, 0, 2, 2, 2, 5, 5])
     write_nvidia(tmp_path / "part", records, "packed")
     found, _ = verify_records(tmp_path / "part")
@@ -222,9 +257,13 @@ def test_rows_of_no_sequence_in_others_files_come_as_they_are_and_are_counted(tm
 @pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
 @pytest.mark.parametrize("name", ["input_ids", "masked_lm_ids"])
 @pytest.mark.parametrize("odd", [2**31, -(2**31) - 7])
-def test_ids_that_records_cannot_hold_are_refused(tmp_path: Path, schema: str, name: str, odd: int) -> None:
+def test_ids_that_records_cannot_hold_are_refused(
+    tmp_path: Path, schema: str, name: str, odd: int
+) -> None:
     records = make_records(4)
-    write_nvidia(tmp_path / "part", records.with_rows([0, 2, 4]) if schema == "packed" else records, schema)
+    write_nvidia(
+        tmp_path / "part", records.with_rows([0, 2, 4]) if schema == "packed" else records, schema
+    )
     with h5py.File(tmp_path / "part", "r+") as file:
         rows = [np.array(row, np.int64) for row in file[name][:]]
         rows[1][0] = odd
@@ -233,7 +272,9 @@ def test_ids_that_records_cannot_hold_are_refused(tmp_path: Path, schema: str, n
             file[name] = np.stack(rows)
         else:
             ragged(file, name, rows, np.int64)
-    with pytest.raises(DataError, match=f"part: {name} has {odd}, and records hold -2147483648 to 2147483647"):
+    with pytest.raises(
+        DataError, match=f"part: {name} has {odd}, and records hold -2147483648 to 2147483647"
+    ):
         open_records(tmp_path / "part")
 
 
@@ -260,15 +301,23 @@ def test_nvidia_made_shards_whose_lengths_disagree_are_refused(tmp_path: Path, n
         open_records(path)
 
 
-def test_wide_ids_are_kept_as_they_are_and_hashed_as_if_narrow_where_they_fit(tmp_path: Path) -> None:
+def test_wide_ids_are_kept_as_they_are_and_hashed_as_if_narrow_where_they_fit(
+    tmp_path: Path,
+) -> None:
     records = make_records(50, seed=3)
-    assert content_digest(records) == "cf6be7b466d9dfabe77ea2e821171435", "of files made before there were wide ids"
+    assert content_digest(records) == "cf6be7b466d9dfabe77ea2e821171435", (
+        "of files made before there were wide ids"
+    )
     assert multiset_digest(records) == "d9cbd738871cfd8933a6e5df50069e62"
     stored = dataclasses.replace(
-        records, input_ids=records.input_ids.astype(np.int32), masked_lm_ids=records.masked_lm_ids.astype(np.int32)
+        records,
+        input_ids=records.input_ids.astype(np.int32),
+        masked_lm_ids=records.masked_lm_ids.astype(np.int32),
     )
     assert multiset_digest(stored) == multiset_digest(records)
-    wide = dataclasses.replace(stored, input_ids=stored.input_ids + 40_000, masked_lm_ids=stored.masked_lm_ids + 90_000)
+    wide = dataclasses.replace(
+        stored, input_ids=stored.input_ids + 40_000, masked_lm_ids=stored.masked_lm_ids + 90_000
+    )
     write_records(tmp_path / "a.hdf5", wide, METADATA)
     found, _ = verify_records(tmp_path / "a.hdf5")
     assert_equal(found, wide)
@@ -290,9 +339,13 @@ def test_wide_ids_are_kept_as_they_are_and_hashed_as_if_narrow_where_they_fit(tm
 
 @pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
 @pytest.mark.parametrize("name", ["input_ids", "masked_lm_ids"])
-def test_nvidia_made_shards_of_a_large_vocabulary_are_read(tmp_path: Path, schema: str, name: str) -> None:
+def test_nvidia_made_shards_of_a_large_vocabulary_are_read(
+    tmp_path: Path, schema: str, name: str
+) -> None:
     records = make_records(4)
-    write_nvidia(tmp_path / "part", records.with_rows([0, 2, 4]) if schema == "packed" else records, schema)
+    write_nvidia(
+        tmp_path / "part", records.with_rows([0, 2, 4]) if schema == "packed" else records, schema
+    )
     with h5py.File(tmp_path / "part", "r+") as file:
         rows = [np.array(row, np.int32) for row in file[name][:]]
         rows[1][0] = 119_000

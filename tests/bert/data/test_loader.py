@@ -20,11 +20,15 @@ def _tokens(batch):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
-    files = Files([make_records(7, packed, seed) for seed in range(3)])  # steps of 4 rows cross the ends of 7
+    files = Files(
+        [make_records(7, packed, seed) for seed in range(3)]
+    )  # steps of 4 rows cross the ends of 7
     total = int(files.row_counts().sum())
     config = Config(batch_size=2, gradient_steps=2, packed=packed, max_seq_length=48)
     sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
-    data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, finish=lambda batch: batch)
+    data = TrainingData(
+        files, sampler, config, vocab_size=211, first_step=1, finish=lambda batch: batch
+    )
     seen = []
     rows = 0
     for _ in range(sampler.steps_per_epoch):
@@ -36,7 +40,9 @@ def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
     everything = []
     for records in files.files:
         o = records.sequence_offsets
-        everything += [tuple(records.input_ids[o[i] : o[i + 1]].tolist()) for i in range(records.num_sequences)]
+        everything += [
+            tuple(records.input_ids[o[i] : o[i + 1]].tolist()) for i in range(records.num_sequences)
+        ]
     assert len(set(seen)) == len(seen)
     assert set(seen) <= set(everything)
     assert total - rows < 4
@@ -49,8 +55,12 @@ def test_rows_of_no_sequence_are_passed_over_and_no_micro_batch_is_empty(make_re
     files = Files([records.with_rows([0, 0, 0, 4, 8, 8, 12, 12]), make_records(5, True, 2)])
     config = Config(batch_size=1, gradient_steps=1, packed=True, max_seq_length=512)
     sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
-    data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, finish=lambda batch: batch)
-    seen = {tuple(_tokens(batch)) for _ in range(sampler.steps_per_epoch) for batch in data.next_step()}
+    data = TrainingData(
+        files, sampler, config, vocab_size=211, first_step=1, finish=lambda batch: batch
+    )
+    seen = {
+        tuple(_tokens(batch)) for _ in range(sampler.steps_per_epoch) for batch in data.next_step()
+    }
     data.close()
     o = records.sequence_offsets
     flat = [tuple(records.input_ids[o[i] : o[i + 1]].tolist()) for i in range(12)]

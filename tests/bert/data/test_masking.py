@@ -91,7 +91,13 @@ def test_another_epoch_file_or_seed_has_other_masks_and_the_same_the_same(many: 
 
     first = drawn(7, 0, 0)
     assert drawn(7, 0, 0) == first
-    for other in (drawn(7, 1, 0), drawn(7, 2, 0), drawn(7, 0, 1), drawn(8, 0, 0), drawn(7, 0, 2**20)):
+    for other in (
+        drawn(7, 1, 0),
+        drawn(7, 2, 0),
+        drawn(7, 0, 1),
+        drawn(8, 0, 0),
+        drawn(7, 0, 2**20),
+    ):
         assert 0.13 < len(first & other) / len(first) < 0.17, "independent"
 
 
@@ -100,7 +106,9 @@ def test_the_tokens_of_a_word_are_masked_together(many: Records) -> None:
     tokens = MaskTokens(CLS, SEP, MASK, WORDS, continuing)
     plain = make_batch(many, np.arange(many.num_sequences), 512)
     masks = DynamicMasks(tokens, 7, 10**9, whole_words=True)
-    chosen = np.isin(np.arange(plain.num_tokens), masks(plain, chosen_of(many)).masked_positions.numpy())
+    chosen = np.isin(
+        np.arange(plain.num_tokens), masks(plain, chosen_of(many)).masked_positions.numpy()
+    )
     before = original(many)
     text = ~np.isin(before, (CLS, SEP))
     inside = np.flatnonzero(np.isin(before[1:], list(continuing)) & text[1:] & text[:-1]) + 1
@@ -141,7 +149,9 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
     epochs: dict[int, int] = {}
     for world in (1, 2, 3):
         more = {name: world if value == -1 else value for name, value in settings.items()}
-        config = Config(batch_size=4, gradient_steps=2, max_seq_length=LENGTH, masking="dynamic", **more)
+        config = Config(
+            batch_size=4, gradient_steps=2, max_seq_length=LENGTH, masking="dynamic", **more
+        )
         for rank in range(world):
             sampler = Sampler(source.row_counts(), config.rows_per_step, 5, rank, world)
             masks = DynamicMasks(MaskTokens(CLS, SEP, MASK, WORDS), 5, config.capacity.masked)
@@ -149,9 +159,16 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
             steps = [data.next_step() for _ in range(30 // world)]
             data.close()  # its thread has the batching until then
             chosen = [data.batching.step(step) for step in range(1, 30 // world + 1)]
-            for batch, picked in zip(itertools.chain(*steps), itertools.chain(*chosen), strict=True):
+            for batch, picked in zip(
+                itertools.chain(*steps), itertools.chain(*chosen), strict=True
+            ):
                 parts = np.split(batch.input_ids.numpy(), batch.cu_seqlens.numpy()[1:-1])
-                keys = zip(picked.epochs.tolist(), picked.files.tolist(), picked.sequences.tolist(), strict=True)
+                keys = zip(
+                    picked.epochs.tolist(),
+                    picked.files.tolist(),
+                    picked.sequences.tolist(),
+                    strict=True,
+                )
                 for key, part in zip(keys, parts, strict=True):
                     found.setdefault(key, set()).add(tuple(part.tolist()))
                     epochs[key[0]] = epochs.get(key[0], 0) + 1
@@ -170,20 +187,29 @@ def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) 
 
 def test_every_batch_fits_the_fixed_sizes_of_a_graph() -> None:
     source = Files([synthetic_records(800, LENGTH, WORDS, True, 0)])
-    config = Config(batch_size=4, packed=True, max_seq_length=LENGTH, masking="dynamic", synthetic=True)
+    config = Config(
+        batch_size=4, packed=True, max_seq_length=LENGTH, masking="dynamic", synthetic=True
+    )
     sampler = Sampler(source.row_counts(), config.rows_per_step, 5, 0, 1)
     masks = open_masks(config, source, None, WORDS, seed=1)
     assert masks is not None
     capacity = graph_capacity(config.capacity, 4)
-    data = TrainingData(source, sampler, config, WORDS, 1, lambda batch: static_batch(batch, capacity), masks)
-    counts = [int((batch.masked_labels >= 0).sum()) for _ in range(200) for batch in data.next_step()]
+    data = TrainingData(
+        source, sampler, config, WORDS, 1, lambda batch: static_batch(batch, capacity), masks
+    )
+    counts = [
+        int((batch.masked_labels >= 0).sum()) for _ in range(200) for batch in data.next_step()
+    ]
     data.close()
     static = dataclasses.replace(config, masking="static").capacity
     assert config.capacity == dataclasses.replace(static, masked=static.masked + margin(4 * LENGTH))
     assert static.masked < max(counts) < config.capacity.masked, "the margin is needed, and enough"
 
 
-VOCABULARY = "\n".join(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(5, WORDS))]) + "\n"
+VOCABULARY = (
+    "\n".join(["[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]", *(f"w{i}" for i in range(5, WORDS))])
+    + "\n"
+)
 
 
 @pytest.fixture
@@ -204,7 +230,9 @@ def dynamic(prepared: dict[str, str]) -> dict[str, str]:
 def test_the_ids_are_the_vocabularys(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text("##s\n[SEP]\nb\nb\n[MASK]\r\n[CLS]\n[UNK]\n[PAD]")
-    assert MaskTokens.read(path, "") == MaskTokens(cls=5, sep=1, mask=4, size=8, continuing=frozenset({0})), "by line"
+    assert MaskTokens.read(path, "") == MaskTokens(
+        cls=5, sep=1, mask=4, size=8, continuing=frozenset({0})
+    ), "by line"
     with pytest.raises(DataError, match="made with another vocabulary"):
         MaskTokens.read(path, "0" * 32)
     path.write_text("a\n[SEP]\n")
@@ -222,7 +250,9 @@ def test_a_vocabulary_that_is_not_the_models_is_refused(make_records, tmp_path: 
     (tmp_path / "vocab.txt").write_text(VOCABULARY)
     with pytest.raises(DataError, match=f"{WORDS} tokens, bert_config.json vocab_size 200"):
         open_masks(config, source, tmp_path, 200, seed=1)
-    assert open_masks(dataclasses.replace(config, masking="static"), source, None, 200, seed=1) is None
+    assert (
+        open_masks(dataclasses.replace(config, masking="static"), source, None, 200, seed=1) is None
+    )
 
 
 def test_the_check_names_the_masking(dynamic: dict[str, str], run_bert) -> None:
@@ -234,15 +264,20 @@ def test_the_check_names_the_masking(dynamic: dict[str, str], run_bert) -> None:
 def test_a_resumed_run_with_dynamic_masks_is_the_run_in_one_piece(dynamic: dict[str, str], run_bert,
                                                                   tmp_path: Path) -> None:  # fmt: skip
     def run(name: str, **more: str) -> dict:
-        finished = run_bert(dynamic | {"CHECKPOINT_DIR": str(tmp_path / name), "RESUME": "1"} | more)
+        finished = run_bert(
+            dynamic | {"CHECKPOINT_DIR": str(tmp_path / name), "RESUME": "1"} | more
+        )
         assert finished.returncode == 0, finished.stderr
         return newest(tmp_path / name)
 
     whole = run("whole")
     run("parts", STEPS_THIS_RUN="3")
-    refused = run_bert(dynamic | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RESUME": "1", "MASKING": "static"})
+    refused = run_bert(
+        dynamic | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RESUME": "1", "MASKING": "static"}
+    )
     assert "MASKING dynamic" in refused.stderr
     assert same(run("parts"), whole)
     assert not torch.equal(
-        next(iter(run("static", MASKING="static")["model"].values())), next(iter(whole["model"].values()))
+        next(iter(run("static", MASKING="static")["model"].values())),
+        next(iter(whole["model"].values())),
     )

@@ -14,7 +14,9 @@ from bert.data.records import DataError
 from bert.data.synthetic import wikipedia_like_lengths
 
 
-def packer(lengths: np.ndarray, max_tokens: int, max_sequences: int, buffer_size: int, piece: int = 7) -> OnlinePacker:
+def packer(
+    lengths: np.ndarray, max_tokens: int, max_sequences: int, buffer_size: int, piece: int = 7
+) -> OnlinePacker:
     """A packer of an endless stream of the lengths, epoch after epoch (= file), in pieces."""
 
     def stream():
@@ -22,12 +24,21 @@ def packer(lengths: np.ndarray, max_tokens: int, max_sequences: int, buffer_size
             for begin in range(0, len(lengths), piece):
                 yield epoch, np.arange(begin, min(begin + piece, len(lengths)))
 
-    return OnlinePacker(stream(), lambda _, numbers: lengths[numbers], max_tokens, max_sequences, buffer_size)
+    return OnlinePacker(
+        stream(), lambda _, numbers: lengths[numbers], max_tokens, max_sequences, buffer_size
+    )
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=50), st.integers(1, 5), st.integers(1, 20), st.data())
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=50),
+    st.integers(1, 5),
+    st.integers(1, 20),
+    st.data(),
+)
 @settings(max_examples=60, deadline=None)
-def test_every_sequence_comes_once_an_epoch_in_rows_within_the_limits(lengths, most, buffer_size, data):
+def test_every_sequence_comes_once_an_epoch_in_rows_within_the_limits(
+    lengths, most, buffer_size, data
+):
     lengths = np.array(lengths)
     rows_of = packer(lengths, 40, most, min(buffer_size, len(lengths)))
     seen: list[tuple[int, int]] = []
@@ -38,7 +49,10 @@ def test_every_sequence_comes_once_an_epoch_in_rows_within_the_limits(lengths, m
         assert np.add.reduceat(lengths[numbers], offsets[:-1]).max() <= 40
         seen += list(zip(files.tolist(), numbers.tolist(), strict=True))
     assert len(set(seen)) == len(seen), "a sequence came twice in one epoch"
-    arrival = {pair: place for place, pair in enumerate(itertools.product(range(len(seen) + 1), range(len(lengths))))}
+    arrival = {
+        pair: place
+        for place, pair in enumerate(itertools.product(range(len(seen) + 1), range(len(lengths))))
+    }
     last = max(arrival[pair] for pair in seen)
     missing = [pair for pair, place in arrival.items() if place <= last and pair not in set(seen)]
     assert len(missing) <= buffer_size, "sequences were lost"
@@ -50,7 +64,9 @@ def test_rows_do_not_depend_on_how_they_are_asked_for_or_on_the_pieces():
     parts = packer(lengths, 512, 3, 64, piece=1001)
     pieces = [parts.rows(count) for count in (1, 99, 400)]
     assert np.array_equal(whole[1], np.concatenate([numbers for _, numbers, _ in pieces]))
-    assert np.array_equal(np.diff(whole[2]), np.concatenate([np.diff(offsets) for _, _, offsets in pieces]))
+    assert np.array_equal(
+        np.diff(whole[2]), np.concatenate([np.diff(offsets) for _, _, offsets in pieces])
+    )
 
 
 @pytest.mark.parametrize(("most", "full"), [(3, 0.999), (4, 0.9995)])

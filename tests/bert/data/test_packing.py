@@ -26,7 +26,9 @@ def wikipedia_lengths(num_sequences: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(lengths)
 
 
-def assert_rows(lengths: np.ndarray, order: np.ndarray, rows: np.ndarray, max_tokens: int, most: int) -> float:
+def assert_rows(
+    lengths: np.ndarray, order: np.ndarray, rows: np.ndarray, max_tokens: int, most: int
+) -> float:
     """Checks rows; returns their share of real tokens."""
     assert sorted(order) == list(range(len(lengths)))
     assert rows[0] == 0

@@ -15,7 +15,9 @@ from bert.data.sampler import Sampler
 
 def _rows(counts, rows_per_step, seed, world, steps):
     ranks = [Sampler(np.array(counts), rows_per_step, seed, rank, world) for rank in range(world)]
-    return [[(f, int(r)) for f, rows in s.rows(step) for r in rows] for step in steps for s in ranks]
+    return [
+        [(f, int(r)) for f, rows in s.rows(step) for r in rows] for step in steps for s in ranks
+    ]
 
 
 @given(
@@ -24,7 +26,9 @@ def _rows(counts, rows_per_step, seed, world, steps):
     st.integers(0, 2**32 - 1),
     st.integers(1, 4),
 )
-def test_an_epoch_deals_each_row_at_most_once_and_leaves_out_less_than_a_step(counts, rows_per_step, seed, world):
+def test_an_epoch_deals_each_row_at_most_once_and_leaves_out_less_than_a_step(
+    counts, rows_per_step, seed, world
+):
     if sum(counts) // world < rows_per_step:
         return
     sampler = Sampler(np.array(counts), rows_per_step, seed, 0, world)
@@ -44,16 +48,27 @@ def test_epochs_and_seeds_differ_and_repeat():
     assert _rows(counts, 10, 2, 1, range(1, 11)) != one
     second = _rows(counts, 10, 1, 1, range(11, 21))
     assert second != one
-    assert sorted(itertools.chain.from_iterable(second)) == sorted(itertools.chain.from_iterable(one))
+    assert sorted(itertools.chain.from_iterable(second)) == sorted(
+        itertools.chain.from_iterable(one)
+    )
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 6, 12])
 def test_other_ranks_that_continue_a_run_take_the_rows_that_each_step_would_have_had(world):
     counts, steps = [17, 40, 23, 31], range(1, 12)  # more than an epoch
     before = _rows(counts, 3, 7, 4, steps)  # of four ranks
-    ranks = [Sampler(np.array(counts), 12 // world, 7, rank, world, shard_order=(4, 3)) for rank in range(world)]
-    after = [[(f, int(r)) for s in ranks for f, rows in s.rows(step) for r in rows] for step in steps]
-    assert all(len(rows) == 12 // world for s in ranks for rows in [np.concatenate([r for _, r in s.rows(1)])])
+    ranks = [
+        Sampler(np.array(counts), 12 // world, 7, rank, world, shard_order=(4, 3))
+        for rank in range(world)
+    ]
+    after = [
+        [(f, int(r)) for s in ranks for f, rows in s.rows(step) for r in rows] for step in steps
+    ]
+    assert all(
+        len(rows) == 12 // world
+        for s in ranks
+        for rows in [np.concatenate([r for _, r in s.rows(1)])]
+    )
     assert after == [list(itertools.chain(*before[4 * n : 4 * n + 4])) for n in range(len(steps))]
     assert {s.epoch(step) for s in ranks for step in steps} == {0, 1}
 

@@ -22,7 +22,9 @@ METADATA = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_f
 @pytest.fixture
 def folder(tmp_path, make_records):
     for number in range(4):
-        write_records(tmp_path / f"part_{number}.hdf5", make_records(5 + number, number % 2 == 0), METADATA)
+        write_records(
+            tmp_path / f"part_{number}.hdf5", make_records(5 + number, number % 2 == 0), METADATA
+        )
     return tmp_path
 
 
@@ -60,19 +62,25 @@ def test_a_file_the_index_does_not_know_is_counted(folder, make_records):
 @pytest.mark.parametrize("same_rows", [True, False])
 def test_a_file_that_is_not_the_one_of_the_index_is_an_error(folder, make_records, same_rows):
     write_index(folder, list_shards(folder, "DATADIR"))
-    write_records(folder / "part_1.hdf5", make_records(6 if same_rows else 7, False, seed=9), METADATA)
+    write_records(
+        folder / "part_1.hdf5", make_records(6 if same_rows else 7, False, seed=9), METADATA
+    )
     source = opened(folder)
     source.row_counts()
     with pytest.raises(DataError, match=r"part_1\.hdf5 is not the file"):
         _ = source[1]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"format": "bert-records-index", "version": 1, "files": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"format": "bert-records-index", "version": 1, "files": {"a": 1}}']
+)
 def test_an_index_that_cannot_be_read_is_left_aside(folder, text):
     expected = opened(folder).row_counts()
     (folder / "index.json").write_text(text)
     assert np.array_equal(opened(folder).row_counts(), expected)
-    (folder / "index.json").write_text(json.dumps({"format": "bert-records-index", "version": 99, "files": {}}))
+    (folder / "index.json").write_text(
+        json.dumps({"format": "bert-records-index", "version": 99, "files": {}})
+    )
     assert np.array_equal(opened(folder).row_counts(), expected)
 
 
@@ -98,7 +106,11 @@ def test_bins_are_the_folders_named_by_length(folder, make_records):
     for length in ("128", "48", "256"):
         (folder / length).mkdir()
         write_records(folder / length / "part_0.hdf5", make_records(3, False), METADATA)
-    assert [[path.parent.name for path in files] for files in list_bins(folder, "D")] == [["48"], ["128"], ["256"]]
+    assert [[path.parent.name for path in files] for files in list_bins(folder, "D")] == [
+        ["48"],
+        ["128"],
+        ["256"],
+    ]
     with pytest.raises(DataError, match="no bins"):
         list_bins(folder / "128", "DATADIR_PHASE2")
 
@@ -114,13 +126,18 @@ def test_offsets_of_a_damaged_file_are_an_error_not_a_crash(make_records, batch_
         batch_of(records, [1])
 
 
-def test_test_shards_beside_training_shards_are_skipped_with_a_message(tmp_path, make_records, capsys):
+def test_test_shards_beside_training_shards_are_skipped_with_a_message(
+    tmp_path, make_records, capsys
+):
     for name in ("wiki_training_0", "wiki_training_1", "wiki_test_0"):
         write_records(tmp_path / f"{name}.hdf5", make_records(3, False), METADATA)
     found = list_shards(tmp_path, "DATADIR_PHASE2")
     assert [path.stem for path in found] == ["wiki_training_0", "wiki_training_1"]
     told = capsys.readouterr().err
-    assert told == f"bert: DATADIR_PHASE2={tmp_path}: 2 *_training_* files are used, 1 *_test_* files are not\n"
+    assert (
+        told
+        == f"bert: DATADIR_PHASE2={tmp_path}: 2 *_training_* files are used, 1 *_test_* files are not\n"
+    )
     assert [path.stem for path in list_shards(tmp_path, "EVALDIR")] == ["wiki_test_0"]
     for path in found:
         path.unlink()

@@ -25,7 +25,9 @@ FP32 = Precision(dtype=torch.float32)
 
 def tiny_model(config):
     """The model with its first weights."""
-    model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = BertForPreTraining(
+        config, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    )
     initialize(model, 0)
     return model
 
@@ -33,7 +35,9 @@ def tiny_model(config):
 def own_step(world, config, rule, precision, accumulate):
     """Our own engine, sharded; accumulate: micro-batches in a step."""
     sharded = optim.Config(optimizer=rule, sharded=True)
-    return build_step(tiny_model(config), precision, sharded, world, accumulate=accumulate > 1, fused_update=False)
+    return build_step(
+        tiny_model(config), precision, sharded, world, accumulate=accumulate > 1, fused_update=False
+    )
 
 
 def deepspeed_step(world, config, rule, precision, accumulate, folder, *, recompute=0, **zero):
@@ -41,7 +45,9 @@ def deepspeed_step(world, config, rule, precision, accumulate, folder, *, recomp
     rules = optim.Config(optimizer=rule)
     path = folder / f"ds_{world.rank}.json"
     path.write_text(json.dumps({"zero_optimization": zero}))
-    given = settings.Config(engine="deepspeed", path=path).complete(rules, precision, ROWS, accumulate)
+    given = settings.Config(engine="deepspeed", path=path).complete(
+        rules, precision, ROWS, accumulate
+    )
     model, weights = tiny_model(config), partial(first_weights, tiny_model(config), 0)
     use_placeholders(model, precision.dtype, world.device)
     if recompute:
@@ -52,7 +58,9 @@ def deepspeed_step(world, config, rule, precision, accumulate, folder, *, recomp
 def curve(world, step, first, last, accumulate):
     """Losses and norms of steps first + 1 to last; the data depend on the step alone."""
     records = synthetic_records(40, LENGTH, VOCABULARY, False, seed=world.rank)
-    data = [make_batch(records, np.arange(begin, begin + ROWS), LENGTH) for begin in range(0, 40, ROWS)]
+    data = [
+        make_batch(records, np.arange(begin, begin + ROWS), LENGTH) for begin in range(0, 40, ROWS)
+    ]
     figures = []
     for number in range(first, last):
         torch.manual_seed(100 * number + world.rank)

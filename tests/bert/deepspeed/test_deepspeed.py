@@ -33,7 +33,9 @@ def _same_state(world, mine, other, tolerance):
     assert mine.keys() == other.keys()
     assert mine["num_steps"] == other["num_steps"]
     for part in mine.keys() - {"num_steps"} if world.is_main else ():
-        for name in mine[part].keys() - {f"bert.encoder.layer.{i}.attention.self.key.bias" for i in range(2)}:
+        for name in mine[part].keys() - {
+            f"bert.encoder.layer.{i}.attention.self.key.bias" for i in range(2)
+        }:
             torch.testing.assert_close(
                 mine[part][name], other[part][name], atol=tolerance, rtol=1e-3, msg=f"{part} {name}"
             )
@@ -54,7 +56,9 @@ def test_adamw_in_every_stage_gives_the_loss_curve_of_our_own_engine(tiny, tmp_p
 
 
 @pytest.mark.slow
-def test_a_hundred_steps_of_adamw_in_every_stage_give_the_loss_curve_of_our_own_engine(tiny, tmp_path):
+def test_a_hundred_steps_of_adamw_in_every_stage_give_the_loss_curve_of_our_own_engine(
+    tiny, tmp_path
+):
     run_ranks(_compare, 2, arguments=(tiny, tmp_path, 100, [("adamw", 1, zero) for zero in STAGES]))
 
 
@@ -70,7 +74,10 @@ def test_rules_with_norms_see_whole_parameters_in_every_stage_and_offloaded(tiny
 def _recomputed(world, config, folder):
     """With dropout: recomputation gives the same, also when stage 3 gathers its weights again."""
     for zero in STAGES[1:]:
-        kept, again = (deepspeed_step(world, config, "lans", FP32, 2, folder, recompute=k, **zero) for k in (0, 1))
+        kept, again = (
+            deepspeed_step(world, config, "lans", FP32, 2, folder, recompute=k, **zero)
+            for k in (0, 1)
+        )
         assert torch.equal(curve(world, again, 0, 3, 2), curve(world, kept, 0, 3, 2)), zero
 
 
@@ -109,7 +116,12 @@ def _start_of_stage_3(world, config, folder):
     weights = list(first_weights(model, 0))
     use_placeholders(model, bf16.dtype, world.device)
     with Peak() as peak:
-        zero_step.place(dict(model.named_parameters()), weights, world.device, zero_step._partitioner(deepspeed, given))
+        zero_step.place(
+            dict(model.named_parameters()),
+            weights,
+            world.device,
+            zero_step._partitioner(deepspeed, given),
+        )
     assert sum(sizes) <= peak.now < 1.1 * sum(sizes), "its half, in two bytes a number"
     assert peak.most < sum(sizes) + 3 * 2 * max(sizes) < 1.6 * sum(sizes)
 
@@ -120,7 +132,9 @@ def test_a_start_in_stage_3_never_has_all_weights_on_a_rank(tiny, tmp_path):
 
 def _begin_with(world, environment, saved):
     for stage in (2, 3):
-        config = from_env(Config, merged(environment | {"DEEPSPEED_CONFIG": f"{saved.parent}/ds_{stage}.json"}))
+        config = from_env(
+            Config, merged(environment | {"DEEPSPEED_CONFIG": f"{saved.parent}/ds_{stage}.json"})
+        )
         _, trained = train.build(config, world, 7)
         state, expected = trained.state_dict()["optimizer"], torch.load(saved, weights_only=True)
         if world.is_main:
@@ -135,9 +149,13 @@ def _begin_with(world, environment, saved):
 def test_a_run_begins_with_the_weights_of_its_checkpoint_in_full_precision(prepared, tmp_path):
     config = BertConfig.from_json(tmp_path / "phase1" / "bert_config.json")
     saved = tmp_path / "weights.pt"
-    torch.save({name: p.detach().clone() for name, p in tiny_model(config).named_parameters()}, saved)
+    torch.save(
+        {name: p.detach().clone() for name, p in tiny_model(config).named_parameters()}, saved
+    )
     for stage in (2, 3):
-        (tmp_path / f"ds_{stage}.json").write_text(json.dumps({"zero_optimization": {"stage": stage}}))
+        (tmp_path / f"ds_{stage}.json").write_text(
+            json.dumps({"zero_optimization": {"stage": stage}})
+        )
     environment = prepared | {
         "ENGINE": "deepspeed", "PRECISION": "bf16", "WORLD_SIZE": "2", "INIT_CHECKPOINT": str(saved),
     }  # fmt: skip
@@ -165,7 +183,9 @@ def _loss_scale(world, config, folder):
             scales.append(seen)
         assert scales[0] == scales[1], zero
         assert not scales[0][0][1], "the first step overflows"
-        assert any(later > sooner for (sooner, _), (later, _) in itertools.pairwise(scales[0])), "and the scale grows"
+        assert any(later > sooner for (sooner, _), (later, _) in itertools.pairwise(scales[0])), (
+            "and the scale grows"
+        )
         torch.testing.assert_close(figures[1], figures[0], atol=0.01, rtol=0.01)
         state = steps[1].state_dict()["scaler"]
         assert state == steps[0].state_dict()["scaler"]
@@ -191,7 +211,9 @@ def _exchange(world, config, folder):
         again = deepspeed_step(world, config, "lamb", FP32, 1, folder, **zero)
         again.load_state_dict(state[0])
         rest = curve(world, again, 4, 8, 1)
-        assert torch.equal(rest, curve(world, engine, 4, 8, 1)), zero  # bit for bit: nothing is missing
+        assert torch.equal(rest, curve(world, engine, 4, 8, 1)), (
+            zero
+        )  # bit for bit: nothing is missing
         own = own_step(world, config, "lamb", FP32, 1)
         own.load_state_dict(state[0])
         for continued in (rest, curve(world, own, 4, 8, 1)):

@@ -66,27 +66,42 @@ def test_a_run_in_stage_3_reports_and_evaluates_as_with_our_own_engine(environ, 
     for key in ("eval_accuracy", "global_batch_size", "opt_base_learning_rate", "run_stop"):
         assert _events(other, key) == _events(own, key), key
     for rank in "01":
-        files = [Path(run["RUN_DIR"]) / f"capture_0/step_1_rank_{rank}.safetensors" for run in (own, other)]
+        files = [
+            Path(run["RUN_DIR"]) / f"capture_0/step_1_rank_{rank}.safetensors"
+            for run in (own, other)
+        ]
         # A layer gives one tensor twice, of which stage 3 makes two, each with its share of the gradient.
-        found = {name: relative for name, _, relative in differences(*files) if not SHARED.search(name)}
-        assert {"inputs", "activation", "gradient"} <= {word for name in found for word in name.split(".")}
+        found = {
+            name: relative for name, _, relative in differences(*files) if not SHARED.search(name)
+        }
+        assert {"inputs", "activation", "gradient"} <= {
+            word for name in found for word in name.split(".")
+        }
         assert max(found.values()) < 1e-4, max(found, key=lambda name: found[name])
     assert json.loads((Path(other["RUN_DIR"]) / "trace_0.json").read_text())["traceEvents"]
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_masked_lm_alone_trains_is_evaluated_and_saved_as_with_our_own_engine(environ, run_bert, tmp_path, stage):
+def test_masked_lm_alone_trains_is_evaluated_and_saved_as_with_our_own_engine(
+    environ, run_bert, tmp_path, stage
+):
     """NSP=0: without pooler and next-sentence head in model, log and checkpoint."""
     found = []
     for engine in (0, stage):
-        settings = {"NSP": "0", "TARGET_MLM_ACCURACY": "0", "CHECKPOINT_DIR": str(tmp_path / str(engine))}
+        settings = {
+            "NSP": "0",
+            "TARGET_MLM_ACCURACY": "0",
+            "CHECKPOINT_DIR": str(tmp_path / str(engine)),
+        }
         environment = environ(engine, **settings)
         finished = run_bert(environment, ranks=2)
         assert finished.returncode == 0, finished.stderr
         assert "nsp" not in finished.stderr
         found.append((_losses(finished), _events(environment, "eval_accuracy")))
         saved = newest(tmp_path / str(engine))["model"]
-        assert not [name for name in saved if name.startswith(("bert.pooler.", "cls.seq_relationship."))]
+        assert not [
+            name for name in saved if name.startswith(("bert.pooler.", "cls.seq_relationship."))
+        ]
     assert len(found[0][0]) == 4
     assert found[1][0] == pytest.approx(found[0][0], abs=2e-4)
     assert found[1][1] == found[0][1]
@@ -101,13 +116,20 @@ def test_a_rank_alone_with_another_json_is_named(environ, run_bert):
 
 
 @pytest.mark.parametrize("stage", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_deepspeeds_checkpoints_resume_exactly_convert_to_ours_and_are_made_of_ours(environ, run_bert, tmp_path, stage):
+def test_deepspeeds_checkpoints_resume_exactly_convert_to_ours_and_are_made_of_ours(
+    environ, run_bert, tmp_path, stage
+):
     whole = environ(
-        stage, DEEPSPEED_CHECKPOINTS="1", CHECKPOINT_EVERY_STEPS="4", CHECKPOINT_DIR=str(tmp_path / "whole")
+        stage,
+        DEEPSPEED_CHECKPOINTS="1",
+        CHECKPOINT_EVERY_STEPS="4",
+        CHECKPOINT_DIR=str(tmp_path / "whole"),
     )
     _run(run_bert, whole)
     names = ["deepspeed_0000000004", "deepspeed_0000000008"]
-    assert sorted(path.name for path in (tmp_path / "whole").glob("[!.]*") if path.is_dir()) == names
+    assert (
+        sorted(path.name for path in (tmp_path / "whole").glob("[!.]*") if path.is_dir()) == names
+    )
     assert (tmp_path / "whole" / "latest").read_text() == names[1]
     first, last = tmp_path / "step_0000000004.pt", tmp_path / "last.pt"
     assert main(["deepspeed-checkpoint", str(tmp_path / "whole" / names[0]), str(first)], {}) == 0
@@ -127,14 +149,19 @@ def test_deepspeeds_checkpoints_resume_exactly_convert_to_ours_and_are_made_of_o
         if kind == "own":
             ends[kind] = torch.load(folder / "step_0000000008.pt", weights_only=True)
         else:
-            assert main(["deepspeed-checkpoint", str(folder / names[1]), str(folder / "end.pt")], {}) == 0
+            assert (
+                main(["deepspeed-checkpoint", str(folder / names[1]), str(folder / "end.pt")], {})
+                == 0
+            )
             ends[kind] = torch.load(folder / "end.pt", weights_only=True)
     expected = torch.load(last, weights_only=True)
     assert same(ends["deepspeed"], expected)
     assert same(ends["ours"], expected)
     for name, weight in ends["own"]["optimizer"]["masters"].items():
         if not name.endswith("key.bias"):  # its gradient is 0 but for rounding, which Adam blows up
-            torch.testing.assert_close(weight, expected["model"][name], atol=2e-5, rtol=1e-4, msg=name)
+            torch.testing.assert_close(
+                weight, expected["model"][name], atol=2e-5, rtol=1e-4, msg=name
+            )
 
 
 def test_a_folder_that_is_no_checkpoint_of_deepspeeds_is_one_line(tmp_path, capsys):

@@ -27,10 +27,18 @@ PUBLISHED = {  # the recipe of the 5B model of the published DeepSpeed BERT, in 
     "steps_per_print": 10,
     "gradient_clipping": 0.5,
     "bf16": {"enabled": True},
-    "optimizer": {"type": "Adam", "params": {"lr": 0.0015, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.02}},
+    "optimizer": {
+        "type": "Adam",
+        "params": {"lr": 0.0015, "betas": [0.8, 0.99], "eps": 1e-7, "weight_decay": 0.02},
+    },
     "scheduler": {
         "type": "WarmupDecayLR",
-        "params": {"total_num_steps": 900, "warmup_max_lr": 0.0007, "warmup_num_steps": 20, "warmup_type": "linear"},
+        "params": {
+            "total_num_steps": 900,
+            "warmup_max_lr": 0.0007,
+            "warmup_num_steps": 20,
+            "warmup_type": "linear",
+        },
     },
     "zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 1.5e8},
     "zero_allow_untested_optimizer": True,
@@ -50,7 +58,11 @@ def environ(prepared, tmp_path):
         path.write_text(found if isinstance(found, str) else json.dumps(found))
         free = {"BATCHSIZE", "LR", "LOG_EVERY_STEPS"} if "optimizer" in found else set()
         kept = {name: value for name, value in prepared.items() if name not in free}
-        return kept | {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "WORLD_SIZE": "8"} | variables
+        return (
+            kept
+            | {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "WORLD_SIZE": "8"}
+            | variables
+        )
 
     return make
 
@@ -65,27 +77,50 @@ def test_the_json_fills_what_is_unset(environ):
     config = from_env(Config, merged(environ(PUBLISHED)))
     assert (config.data.batch_size, config.data.gradient_steps) == (4, 2)
     assert config.precision.precision == "bf16"
-    assert (config.optim.optimizer, config.optim.max_grad_norm, config.optim.sharded) == ("adamw", 0.5, True)
+    assert (config.optim.optimizer, config.optim.max_grad_norm, config.optim.sharded) == (
+        "adamw",
+        0.5,
+        True,
+    )
     adam = config.optim.adam
     assert (adam.beta1, adam.beta2, adam.eps, adam.weight_decay) == (0.8, 0.99, 1e-7, 0.02)
     rates = config.schedule
-    assert (rates.schedule, rates.lr, rates.decay_steps, rates.warmup_steps) == ("poly", 0.0007, 900, 20)
+    assert (rates.schedule, rates.lr, rates.decay_steps, rates.warmup_steps) == (
+        "poly",
+        0.0007,
+        900,
+        20,
+    )
     assert config.log_every_steps == 10
     given = config.zero.complete(config.optim, config.numerics, 4, 2)
     assert given["zero_optimization"] == PUBLISHED["zero_optimization"]
-    assert (given["gradient_clipping"], given["bf16"]["enabled"], given["fp16"]["enabled"]) == (0.5, True, False)
+    assert (given["gradient_clipping"], given["bf16"]["enabled"], given["fp16"]["enabled"]) == (
+        0.5,
+        True,
+        False,
+    )
     assert not given.keys() & {"optimizer", "scheduler", "train_batch_size"}
-    assert from_env(Config, merged(environ(PUBLISHED | {"gradient_clipping": 0}))).optim.max_grad_norm == 1e30
+    assert (
+        from_env(Config, merged(environ(PUBLISHED | {"gradient_clipping": 0}))).optim.max_grad_norm
+        == 1e30
+    )
 
 
-@pytest.mark.parametrize("where", [(), ("optimizer",), ("optimizer", "params"), ("zero_optimization", "offload_param")])
+@pytest.mark.parametrize(
+    "where", [(), ("optimizer",), ("optimizer", "params"), ("zero_optimization", "offload_param")]
+)
 @pytest.mark.parametrize("value", [True, [], "AdamW", 1])
 def test_a_value_in_place_of_a_section_is_refused_in_one_line(environ, capsys, where, value):
     line = _refusal(environ(_put(where or ("zero_optimization",), value)), capsys)
-    assert f"{'.'.join(where) or 'zero_optimization'} is {json.dumps(value)}: expected an object, in braces" in line
+    assert (
+        f"{'.'.join(where) or 'zero_optimization'} is {json.dumps(value)}: expected an object, in braces"
+        in line
+    )
 
 
-@pytest.mark.parametrize("key", ["bf16", "fp16", "scheduler", "activation_checkpointing", "checkpoint"])
+@pytest.mark.parametrize(
+    "key", ["bf16", "fp16", "scheduler", "activation_checkpointing", "checkpoint"]
+)
 def test_null_is_no_section_either(environ, capsys, key):
     assert f"{key} is null: expected an object" in _refusal(environ({key: None}), capsys)
 
@@ -107,7 +142,9 @@ def test_null_is_no_section_either(environ, capsys, key):
         (("zero_optimization", "cpu_offload"), ["yes"]),
     ],
 )
-def test_a_value_of_another_type_or_out_of_range_is_one_line_that_names_it(environ, capsys, where, values):
+def test_a_value_of_another_type_or_out_of_range_is_one_line_that_names_it(
+    environ, capsys, where, values
+):
     for value in values:
         line = _refusal(environ(_put(where, value)), capsys)
         assert re.search(rf"{'.'.join(where)} is .*: expected (an? |two |true or )", line), line
@@ -136,7 +173,9 @@ def test_a_scheduler_without_rate_and_warm_up_has_deepspeeds_defaults_where_noth
     rates = from_env(Config, merged(environ({"scheduler": DECAY}, **mine))).schedule
     assert (rates.lr, rates.warmup) == (0.002, (10, 0))
     both = {"optimizer": {"type": "AdamW", "params": {"lr": 0.001}}, "scheduler": DECAY}
-    with pytest.raises(ConfigError, match=r"optimizer\.params\.lr means LR=0\.001, and LR=0\.002 is set"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.params\.lr means LR=0\.001, and LR=0\.002 is set"
+    ):
         merged(environ(both, **mine))
 
 
@@ -147,14 +186,27 @@ def test_stage_1_with_divided_gradients_is_a_contradiction(environ, capsys):
 
 def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypatch, tmp_path):
     monkeypatch.setattr("bert.deepspeed.settings.load", lambda: DEEPSPEED)
-    shards = {"CHECKPOINT_SHARDS": "0", "DEEPSPEED_CHECKPOINTS": "1", "CHECKPOINT_DIR": str(tmp_path)}
-    assert run(environ({"zero_optimization": {"stage": 2}}, WORLD_SIZE="1", **shards), check_only=True) == 0
+    shards = {
+        "CHECKPOINT_SHARDS": "0",
+        "DEEPSPEED_CHECKPOINTS": "1",
+        "CHECKPOINT_DIR": str(tmp_path),
+    }
+    assert (
+        run(environ({"zero_optimization": {"stage": 2}}, WORLD_SIZE="1", **shards), check_only=True)
+        == 0
+    )
 
 
 @pytest.mark.deepspeed
 def test_entries_that_only_deepspeed_uses_are_kept_and_listed(environ, capsys):
-    own = {"timers": {"throughput": {"enabled": True, "synchronized": False}}, "disable_python_gc": True}
-    assert run(environ({"zero_optimization": {"stage": 1}} | own, WORLD_SIZE="1"), check_only=True) == 0
+    own = {
+        "timers": {"throughput": {"enabled": True, "synchronized": False}},
+        "disable_python_gc": True,
+    }
+    assert (
+        run(environ({"zero_optimization": {"stage": 1}} | own, WORLD_SIZE="1"), check_only=True)
+        == 0
+    )
     assert "DeepSpeed, which alone uses disable_python_gc, timers" in capsys.readouterr().out
     assert ds_config.deepspeed_only(own) == ["disable_python_gc", "timers"]
 
@@ -164,19 +216,36 @@ def test_what_deepspeed_itself_refuses_is_one_line(environ, capsys, monkeypatch)
     # DeepSpeed's log goes to where stdout went when a test imported it, which may be closed.
     monkeypatch.setattr(logging, "raiseExceptions", False)
     for zero, words in {
-        "overlap_comm": ("yes please", "zero_optimization.overlap_comm: Input should be a valid boolean"),
-        "reduce_bucket_size": (-1, "zero_optimization.reduce_bucket_size: Input should be greater than 0"),
+        "overlap_comm": (
+            "yes please",
+            "zero_optimization.overlap_comm: Input should be a valid boolean",
+        ),
+        "reduce_bucket_size": (
+            -1,
+            "zero_optimization.reduce_bucket_size: Input should be greater than 0",
+        ),
         "overlap_com": (True, "zero_optimization.overlap_com: Extra inputs are not permitted"),
-        "offload_optimizer": ({"devise": "cpu"}, "zero_optimization.offload_optimizer.devise: Extra inputs are not"),
+        "offload_optimizer": (
+            {"devise": "cpu"},
+            "zero_optimization.offload_optimizer.devise: Extra inputs are not",
+        ),
     }.items():
-        line = _refusal(environ({"zero_optimization": {"stage": 1, zero: words[0]}}, WORLD_SIZE="1"), capsys)
+        line = _refusal(
+            environ({"zero_optimization": {"stage": 1, zero: words[0]}}, WORLD_SIZE="1"), capsys
+        )
         assert f"DeepSpeed refuses {words[1]}" in line
     twice = {"stage": 2, "cpu_offload": True, "offload_optimizer": {"device": "cpu"}}
-    assert "DeepSpeed refuses" in _refusal(environ({"zero_optimization": twice}, WORLD_SIZE="1"), capsys)
+    assert "DeepSpeed refuses" in _refusal(
+        environ({"zero_optimization": twice}, WORLD_SIZE="1"), capsys
+    )
 
 
 def test_what_is_auto_or_absent_is_left_to_the_variables(environ):
-    found = {"train_batch_size": "auto", "fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}}
+    found = {
+        "train_batch_size": "auto",
+        "fp16": {"enabled": "auto"},
+        "zero_optimization": {"stage": 1},
+    }
     config = from_env(Config, merged(environ(found, GRADIENT_STEPS="3", PRECISION="bf16")))
     assert (config.data.batch_size, config.data.gradient_steps) == (3, 3)
     assert config.precision.precision == "bf16"
@@ -203,7 +272,13 @@ def test_a_contradiction_is_one_line_that_names_both(environ, capsys, name, valu
 
 
 def test_agreeing_settings_are_no_contradiction(environ):
-    same = {"BATCHSIZE": "4", "MAX_GRAD_NORM": "0.50", "SHARD_OPTIMIZER": "true", "PRECISION": "auto", "LR": "7e-4"}
+    same = {
+        "BATCHSIZE": "4",
+        "MAX_GRAD_NORM": "0.50",
+        "SHARD_OPTIMIZER": "true",
+        "PRECISION": "auto",
+        "LR": "7e-4",
+    }
     assert from_env(Config, merged(environ(PUBLISHED, **same))).optim.max_grad_norm == 0.5
 
 
@@ -221,17 +296,36 @@ def test_agreeing_settings_are_no_contradiction(environ):
             "7 is not train_micro_batch_size_per_gpu 0 x gradient_accumulation_steps 1 x 8 ranks",
         ),
         (
-            {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3},
+            {
+                "train_batch_size": 64,
+                "train_micro_batch_size_per_gpu": 4,
+                "gradient_accumulation_steps": 3,
+            },
             "64 is not train_micro_batch_size_per_gpu 4 x gradient_accumulation_steps 3 x 8 ranks",
         ),
         ({"train_batch_size": "64"}, 'train_batch_size is "64": expected an integer, at least 1'),
-        ({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "AdamW", "params": {"lr": 0}}}, "LR='0'"),
+        (
+            {
+                "train_micro_batch_size_per_gpu": 4,
+                "optimizer": {"type": "AdamW", "params": {"lr": 0}},
+            },
+            "LR='0'",
+        ),
         ({"train_batch_size": 64.5}, "train_batch_size is 64.5: expected an integer, at least 1"),
-        ({"sparse_attention": {"mode": "fixed"}}, "sparse_attention: unsupported key: fix or remove it"),
+        (
+            {"sparse_attention": {"mode": "fixed"}},
+            "sparse_attention: unsupported key: fix or remove it",
+        ),
         ({"optimizer": {"type": "OneBitAdam"}}, "expected Adam, AdamW or Lamb"),
-        ({"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}}, "optimizer.params.max_coeff: unsupported key"),
+        (
+            {"optimizer": {"type": "Lamb", "params": {"max_coeff": 10}}},
+            "optimizer.params.max_coeff: unsupported key",
+        ),
         ({"scheduler": {"type": "WarmupLR"}}, "expected WarmupDecayLR"),
-        ({"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5}}}, 'set "linear"'),
+        (
+            {"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 5}}},
+            'set "linear"',
+        ),
         (
             {"fp16": {"enabled": True, "hysteresis": 2}},
             "fp16.hysteresis is 2: with PRECISION=fp16 masters are fp32, and the loss scale halves",
@@ -256,14 +350,29 @@ def test_agreeing_settings_are_no_contradiction(environ):
                 "elastic_checkpoint": True,
             }.items()
         ),
-        ({"zero_optimization": {"stage": 1, "compute_grad_norm": False}}, "compute_grad_norm is false"),
+        (
+            {"zero_optimization": {"stage": 1, "compute_grad_norm": False}},
+            "compute_grad_norm is false",
+        ),
         ({"bf16": {"enabled": "false"}}, 'bf16.enabled is "false": expected true or false'),
         ({"bf16": {"enabld": True}}, "bf16.enabld: unsupported key"),
         ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "masters and states are fp32"),
-        ({"fp16": {"enabled": True, "initial_scal_power": 3}}, "fp16.initial_scal_power: unsupported key"),
-        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16.enabled and fp16.enabled are both true"),
-        ({"optimizer": {"type": "AdamW", "legacy_fusion": True}}, "optimizer.legacy_fusion: unsupported key"),
-        ({"optimizer": ADAMW, "scheduler": DECAY}, "optimizer.params.lr is 0.0005, and scheduler.params.warmup_max_lr"),
+        (
+            {"fp16": {"enabled": True, "initial_scal_power": 3}},
+            "fp16.initial_scal_power: unsupported key",
+        ),
+        (
+            {"bf16": {"enabled": True}, "fp16": {"enabled": True}},
+            "bf16.enabled and fp16.enabled are both true",
+        ),
+        (
+            {"optimizer": {"type": "AdamW", "legacy_fusion": True}},
+            "optimizer.legacy_fusion: unsupported key",
+        ),
+        (
+            {"optimizer": ADAMW, "scheduler": DECAY},
+            "optimizer.params.lr is 0.0005, and scheduler.params.warmup_max_lr",
+        ),
     ],
 )
 def test_an_invalid_json_is_refused_in_one_line(environ, capsys, found, words):
@@ -290,9 +399,13 @@ def test_an_invalid_json_is_refused_in_one_line(environ, capsys, found, words):
         ),
     ],
 )
-def test_what_deepspeed_cannot_do_is_refused_before_the_start(environ, capsys, monkeypatch, found, variables, words):
+def test_what_deepspeed_cannot_do_is_refused_before_the_start(
+    environ, capsys, monkeypatch, found, variables, words
+):
     monkeypatch.setattr("bert.deepspeed.settings.load", lambda: DEEPSPEED)
-    assert words in _refusal(environ({"zero_optimization": {"stage": 2}} | found, **variables), capsys)
+    assert words in _refusal(
+        environ({"zero_optimization": {"stage": 2}} | found, **variables), capsys
+    )
 
 
 def test_without_deepspeed_one_line_says_how_to_install_it(environ, capsys, monkeypatch):
@@ -309,7 +422,10 @@ def test_the_json_goes_with_the_engine(environ, capsys):
 
 
 def test_our_loss_scale_is_the_one_that_deepspeed_begins_with(environ):
-    config = from_env(Config, merged(environ({"fp16": {"enabled": True, "hysteresis": 1, "initial_scale_power": 12}})))
+    config = from_env(
+        Config,
+        merged(environ({"fp16": {"enabled": True, "hysteresis": 1, "initial_scale_power": 12}})),
+    )
     assert (config.precision.init_loss_scale, config.precision.growth_interval) == (4096, 1000)
     given = config.zero.complete(config.optim, config.numerics, 1, 1)
     assert (given["fp16"]["enabled"], given["fp16"]["loss_scale"]) == (True, 4096)
@@ -324,18 +440,26 @@ def test_fp16_that_deepspeed_does_not_find_on_this_processor_is_refused_before_t
     fakes = {
         "deepspeed": SimpleNamespace(accelerator=found, runtime=DEEPSPEED.runtime),
         "deepspeed.accelerator": SimpleNamespace(),
-        "deepspeed.accelerator.cpu_accelerator": SimpleNamespace(CPU_Accelerator=lambda: accelerator),
+        "deepspeed.accelerator.cpu_accelerator": SimpleNamespace(
+            CPU_Accelerator=lambda: accelerator
+        ),
     }
     for name, fake in fakes.items():
         monkeypatch.setitem(sys.modules, name, fake)
     if device == "CUDA":
-        with pytest.raises(ConfigError, match="no fp16 on this CUDA: set bf16 or fp32, in the JSON too"):
+        with pytest.raises(
+            ConfigError, match="no fp16 on this CUDA: set bf16 or fp32, in the JSON too"
+        ):
             check_fp16(fakes["deepspeed"], torch.device("cuda"))
         return
     monkeypatch.setattr("bert.deepspeed.settings.load", lambda: fakes["deepspeed"])
-    environment = environ({"zero_optimization": {"stage": 2}, "fp16": {"enabled": True, "hysteresis": 1}})
+    environment = environ(
+        {"zero_optimization": {"stage": 2}, "fp16": {"enabled": True, "hysteresis": 1}}
+    )
     if has_fp16:
         assert run(environment, check_only=True) == 0
     else:
-        words = "PRECISION=fp16: DeepSpeed finds no fp16 on this CPU: set bf16 or fp32, in the JSON too"
+        words = (
+            "PRECISION=fp16: DeepSpeed finds no fp16 on this CPU: set bf16 or fp32, in the JSON too"
+        )
         assert words in _refusal(environment, capsys)

@@ -84,11 +84,15 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
     for name, module in OPERATIONS.items():
         for case in module.CASES:
             if case.large:
-                arguments = [0.1 if isinstance(a, float) and a == 0 else a for a in case.arguments(META)]
+                arguments = [
+                    0.1 if isinstance(a, float) and a == 0 else a for a in case.arguments(META)
+                ]
                 yield name, functools.partial(_forward_and_backward, module.fused, *arguments)
     attended = {"attention": (torch.bfloat16, 64), "attention_wide": (torch.bfloat16, 128)}
     for name, (dtype, width) in (attended | {"attention_fp32": (torch.float32, 64)}).items():
-        qkv = torch.empty(12_288, 3, 1024 // width, width, dtype=dtype, device=META, requires_grad=True)
+        qkv = torch.empty(
+            12_288, 3, 1024 // width, width, dtype=dtype, device=META, requires_grad=True
+        )
         cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
         arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
         yield name, functools.partial(_forward_and_backward, attention_triton.attention, *arguments)
@@ -164,12 +168,23 @@ def _fp8_forward(scaling: fp8.Scaling, dropout: float) -> tuple[torch.Tensor, to
 
     qkv, first, second = (Fp8Linear(scaling, number) for number in range(3))
     vectors, qkv_weight = [half(width) for _ in range(3)], half(3 * width, width)
-    operands, sites = Operands(half(tokens, width), vectors[0], half(tokens, width), *vectors[1:]), DropoutSites(META)
+    operands, sites = (
+        Operands(half(tokens, width), vectors[0], half(tokens, width), *vectors[1:]),
+        DropoutSites(META),
+    )
     x, residual, x8 = fused_with_cast(operands, 1e-12, dropout, sites, first.target(fp8.INPUT))
-    settings = fp8_feed_forward.Settings(first, second, "tanh", 1e-12, dropout, sites, qkv.target(fp8.INPUT))
-    weights = fp8_feed_forward.Weights(half(inner, width), half(inner), half(width, inner), *vectors)
+    settings = fp8_feed_forward.Settings(
+        first, second, "tanh", 1e-12, dropout, sites, qkv.target(fp8.INPUT)
+    )
+    weights = fp8_feed_forward.Weights(
+        half(inner, width), half(inner), half(width, inner), *vectors
+    )
     if scaling.evaluates:
-        for product, weight in ((qkv, qkv_weight), (first, weights.weight_1), (second, weights.weight_2)):
+        for product, weight in (
+            (qkv, qkv_weight),
+            (first, weights.weight_1),
+            (second, weights.weight_2),
+        ):
             product.hold(weight)
     x, residual, x8 = fp8_feed_forward.feed_forward(x, x8, residual, weights, settings)
     return qkv(x, qkv_weight, half(3 * width), x8), residual
@@ -181,12 +196,20 @@ def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
     operation = ""
     launches.assumed = capability
 
-    def launch(function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any) -> None:
-        options = {name: named.pop(name) for name in named.keys() - {p.name for p in function.params}}
+    def launch(
+        function: JITFunction, *positional: Any, grid: Any, warmup: bool, **named: Any
+    ) -> None:
+        options = {
+            name: named.pop(name) for name in named.keys() - {p.name for p in function.params}
+        }
         args = function.signature.bind(*positional, **named).args
         assert all(0 < size < 2**16 or axis == 0 for axis, size in enumerate(grid)), grid
-        constants = "".join(f"-{a}" for a, p in zip(args, function.params, strict=True) if p.is_constexpr)
-        found.setdefault(f"{operation}:{function.__name__}{constants}", (source_of(function, args), options))
+        constants = "".join(
+            f"-{a}" for a, p in zip(args, function.params, strict=True) if p.is_constexpr
+        )
+        found.setdefault(
+            f"{operation}:{function.__name__}{constants}", (source_of(function, args), options)
+        )
 
     JITFunction.run = launch  # type: ignore[method-assign]
     with triton_support.interpreted():
@@ -204,12 +227,18 @@ def table(capabilities: Iterable[int] = CAPABILITIES) -> dict[str, dict[str, dic
     found: dict[str, dict[str, dict[str, int]]] = {}
     for capability in capabilities:
         for name, (source, options) in record("", capability).items():
-            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+            compiled = triton.compile(
+                source, target=GPUTarget("cuda", capability, 32), options=options
+            )
             cubin, shared = compiled.asm["cubin"], compiled.metadata.shared
             taken = sass.resources(cubin)
-            blocks = sass.blocks_per_multiprocessor(capability, taken["registers"], compiled.metadata.num_warps, shared)
+            blocks = sass.blocks_per_multiprocessor(
+                capability, taken["registers"], compiled.metadata.num_warps, shared
+            )
             taken["blocks"] = blocks
-            if capability == 90 or name.startswith("attention:"):  # to disassemble all would take long
+            if capability == 90 or name.startswith(
+                "attention:"
+            ):  # to disassemble all would take long
                 taken |= sass.instructions(cubin)
             found.setdefault(str(capability), {})[name] = taken
     return found
@@ -223,7 +252,9 @@ def update(path: Path) -> None:
     for version in sorted(known):
         parts = []
         for capability, kernels in known[version].items():
-            rows = [f"   {json.dumps(name)}: {json.dumps(figures)}" for name, figures in kernels.items()]
+            rows = [
+                f"   {json.dumps(name)}: {json.dumps(figures)}" for name, figures in kernels.items()
+            ]
             parts.append(f"  {json.dumps(capability)}: {{\n" + ",\n".join(rows) + "\n  }")
         lines.append(f" {json.dumps(version)}: {{\n" + ",\n".join(parts) + "\n }")
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
@@ -231,12 +262,20 @@ def update(path: Path) -> None:
 
 def main() -> None:
     """Compiles and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("capabilities", nargs="*", type=int, default=CAPABILITIES, help="such as 90 for Hopper")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "capabilities", nargs="*", type=int, default=CAPABILITIES, help="such as 90 for Hopper"
+    )
     parser.add_argument("--keep", type=Path, help="folder for the compiler's files of each kernel")
     parser.add_argument("--only", default="", help="operations whose name has this in it")
-    parser.add_argument("--table", action="store_true", help="one JSON object of what each kernel takes")
-    parser.add_argument("--update", type=Path, metavar="FILE", help="write these figures in the table of the tests")
+    parser.add_argument(
+        "--table", action="store_true", help="one JSON object of what each kernel takes"
+    )
+    parser.add_argument(
+        "--update", type=Path, metavar="FILE", help="write these figures in the table of the tests"
+    )
     options = parser.parse_args()
     if options.update:
         update(options.update)
@@ -245,18 +284,34 @@ def main() -> None:
         print(json.dumps(table(options.capabilities)))
         return
     for capability in options.capabilities:
-        for name, (source, launch_options) in record(options.only, capability, rare=bool(options.only)).items():
-            compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch_options)
+        for name, (source, launch_options) in record(
+            options.only, capability, rare=bool(options.only)
+        ).items():
+            compiled = triton.compile(
+                source, target=GPUTarget("cuda", capability, 32), options=launch_options
+            )
             if options.keep:
                 for stage in ("ttgir", "ptx"):
                     file = options.keep / f"{name.replace(':', '.')}.sm{capability}.{stage}"
                     file.write_text(compiled.asm[stage], encoding="utf-8")
-            figures = sass.resources(compiled.asm["cubin"]) | {"shared_bytes": compiled.metadata.shared}
-            vectors = sorted(set(re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", compiled.asm["ptx"])))
+            figures = sass.resources(compiled.asm["cubin"]) | {
+                "shared_bytes": compiled.metadata.shared
+            }
+            vectors = sorted(
+                set(re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", compiled.asm["ptx"]))
+            )
             wgmma = "wgmma" in compiled.asm["ptx"]
             figures["symbol"] = compiled.metadata.name
             print(
-                json.dumps({"kernel": name, "capability": capability, **figures, "vectors": vectors, "wgmma": wgmma}),
+                json.dumps(
+                    {
+                        "kernel": name,
+                        "capability": capability,
+                        **figures,
+                        "vectors": vectors,
+                        "wgmma": wgmma,
+                    }
+                ),
                 flush=True,
             )
 

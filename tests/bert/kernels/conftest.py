@@ -34,7 +34,10 @@ def _teach_the_interpreter_to_round_to_fp8() -> None:
     """Triton's interpreter loses a carry into the exponent (127 becomes 64) and turns NaN into numbers."""
     interpreter = importlib.import_module("triton.runtime.interpreter")
     plain = interpreter._convert_float
-    formats = {triton_support.tl.float8e4nv: torch.float8_e4m3fn, triton_support.tl.float8e5: torch.float8_e5m2}
+    formats = {
+        triton_support.tl.float8e4nv: torch.float8_e4m3fn,
+        triton_support.tl.float8e5: torch.float8_e5m2,
+    }
 
     def convert(numbers: Any, source: Any, destination: Any, rounding: Any) -> Any:
         if source == triton_support.tl.float32 and destination in formats:
@@ -54,7 +57,9 @@ if triton_support.triton is not None and not torch.cuda.is_available():
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With a GPU, tests that run the kernels are tests of the GPU, without a marker in their files."""
     for item in items if torch.cuda.is_available() else ():
-        if item.path.parent == Path(__file__).parent and "device" in getattr(item, "fixturenames", ()):
+        if item.path.parent == Path(__file__).parent and "device" in getattr(
+            item, "fixturenames", ()
+        ):
             item.add_marker("gpu")
 
 

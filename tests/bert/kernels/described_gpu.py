@@ -40,7 +40,17 @@ def stubs(folder: Path) -> None:
     driver += "".join(f" int {name}(void) {{ return 100; }}" for name in DRIVER)
     cublas = "unsigned long cublasLtGetVersion(void) { return 130100; }"
     for name, code in (("libcuda.so.1", driver), ("libcublasLt.so.13", cublas)):
-        command = ["cc", "-shared", "-fPIC", f"-Wl,-soname,{name}", "-x", "c", "-", "-o", str(folder / name)]
+        command = [
+            "cc",
+            "-shared",
+            "-fPIC",
+            f"-Wl,-soname,{name}",
+            "-x",
+            "c",
+            "-",
+            "-o",
+            str(folder / name),
+        ]
         subprocess.run(command, input=code, text=True, check=True, timeout=240)
 
 
@@ -52,11 +62,19 @@ def main() -> None:
     from bert.kernels import attention_cudnn
 
     sizes = attention_cudnn.Sizes(
-        num_sequences=192, longest=512, num_tokens=24_576, num_heads=16, width=64, dtype=torch.bfloat16, dropout=0.1
+        num_sequences=192,
+        longest=512,
+        num_tokens=24_576,
+        num_heads=16,
+        width=64,
+        dtype=torch.bfloat16,
+        dropout=0.1,
     )
     where = {"device_property": cudnn.create_device_properties(json.dumps(H200)), "sm_version": 90}
     counts = {
-        name: attention_cudnn.make_graph(sizes, backward=name == "backward", **where).graph.get_execution_plan_count()
+        name: attention_cudnn.make_graph(
+            sizes, backward=name == "backward", **where
+        ).graph.get_execution_plan_count()
         for name in ("forward", "backward")
     }
     print(json.dumps({"cudnn": cudnn.backend_version_string(), **counts}))

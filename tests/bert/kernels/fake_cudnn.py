@@ -14,10 +14,20 @@ import torch
 from torch import Tensor
 
 data_type = types.SimpleNamespace(
-    BFLOAT16=torch.bfloat16, HALF=torch.float16, FLOAT=torch.float32, INT32=torch.int32, INT64=torch.int64
+    BFLOAT16=torch.bfloat16,
+    HALF=torch.float16,
+    FLOAT=torch.float32,
+    INT32=torch.int32,
+    INT64=torch.int64,
 )
 heur_mode = types.SimpleNamespace(A="A", FALLBACK="FALLBACK")
-STEPS = ["validate", "build_operation_graph", "create_execution_plans", "check_support", "build_plans"]
+STEPS = [
+    "validate",
+    "build_operation_graph",
+    "create_execution_plans",
+    "check_support",
+    "build_plans",
+]
 WORKSPACE = 160
 built: list[pygraph] = []
 
@@ -29,7 +39,9 @@ class cudnnGraphNotSupportedError(RuntimeError):
 class Described:
     """A tensor of a graph."""
 
-    def __init__(self, name: str = "", dim: Any = None, stride: Any = None, data_type: Any = None) -> None:
+    def __init__(
+        self, name: str = "", dim: Any = None, stride: Any = None, data_type: Any = None
+    ) -> None:
         self.name, self.dim, self.stride, self.dtype = name, dim, stride, data_type
         self.ragged: Described | None = None
         self.is_output = False
@@ -57,7 +69,9 @@ class Described:
     def sequence(self, given: dict[Described, Tensor], number: int, length: int) -> Tensor:
         """[length, N, H]: one sequence, where strides and offsets say that it lies."""
         data = given[self]
-        begin = int(given[self.ragged][number]) if self.ragged is not None else number * self.stride[0]
+        begin = (
+            int(given[self.ragged][number]) if self.ragged is not None else number * self.stride[0]
+        )
         shape = (length, self.dim[1], self.dim[3])
         strides = (self.stride[2], self.stride[1], self.stride[3])
         return torch.as_strided(data, shape, strides, data.storage_offset() + begin)
@@ -66,7 +80,9 @@ class Described:
 class pygraph:
     """A graph of one operation."""
 
-    def __init__(self, *, io_data_type: Any, intermediate_data_type: Any, compute_data_type: Any, handle: Any) -> None:
+    def __init__(
+        self, *, io_data_type: Any, intermediate_data_type: Any, compute_data_type: Any, handle: Any
+    ) -> None:
         assert intermediate_data_type == compute_data_type == torch.float32
         assert handle == "handle"
         self.io, self.done, self.tensors = io_data_type, 0, []
@@ -121,9 +137,19 @@ class pygraph:
         self._settings(**({"dropout": None} | settings))
         return self._results("O", "Stats")
 
-    def sdpa_backward(self, *, q, k, v, o, dO, stats, max_total_seq_len_q, max_total_seq_len_kv, **settings):
+    def sdpa_backward(
+        self, *, q, k, v, o, dO, stats, max_total_seq_len_q, max_total_seq_len_kv, **settings
+    ):
         assert max_total_seq_len_q == max_total_seq_len_kv > 0
-        self.q, self.k, self.v, self.o, self.gradient, self.stats, self.run = q, k, v, o, dO, stats, self._backward
+        self.q, self.k, self.v, self.o, self.gradient, self.stats, self.run = (
+            q,
+            k,
+            v,
+            o,
+            dO,
+            stats,
+            self._backward,
+        )
         self._settings(**({"dropout": None} | settings))
         return self._results("dQ", "dK", "dV")
 
@@ -148,8 +174,12 @@ class pygraph:
         if self.dropout is None:
             return p, torch.ones_like(p)
         probability, seed, offset = self.dropout
-        generator = torch.Generator().manual_seed((int(given[seed]) + 31 * int(given[offset]) + 7 * number) % 2**63)
-        return p, (torch.rand(p.shape, generator=generator) >= probability).float() / (1 - probability)
+        generator = torch.Generator().manual_seed(
+            (int(given[seed]) + 31 * int(given[offset]) + 7 * number) % 2**63
+        )
+        return p, (torch.rand(p.shape, generator=generator) >= probability).float() / (
+            1 - probability
+        )
 
     def _forward(self, given) -> None:
         context, stats = self.outputs
@@ -159,15 +189,20 @@ class pygraph:
             v = self.v.sequence(given, number, length).float()
             context.sequence(given, number, length).copy_(torch.einsum("nij,jnh->inh", p * keep, v))
             rows = stats.sequence(given, number, length)
-            rows.copy_(p.square().sum(-1).t()[..., None])  # some number: the backward pass is to get the same back
+            rows.copy_(
+                p.square().sum(-1).t()[..., None]
+            )  # some number: the backward pass is to get the same back
 
     def _backward(self, given) -> None:
         for number, length in enumerate(given[self.lengths].flatten().tolist()):
             p, keep = self._probabilities(given, number, length)
             q, k, v, o, do = (
-                t.sequence(given, number, length).float() for t in (self.q, self.k, self.v, self.o, self.gradient)
+                t.sequence(given, number, length).float()
+                for t in (self.q, self.k, self.v, self.o, self.gradient)
             )
-            assert torch.equal(self.stats.sequence(given, number, length)[..., 0], p.square().sum(-1).t())
+            assert torch.equal(
+                self.stats.sequence(given, number, length)[..., 0], p.square().sum(-1).t()
+            )
             dp = torch.einsum("inh,jnh->nij", do, v) * keep
             ds = p * (dp - (do * o).sum(-1).t()[..., None]) * self.scale
             results = (

@@ -16,7 +16,12 @@ from torch import Tensor
 
 FORMS = {"gelu_tanh_approx": "tanh", "gelu_erf": "none"}
 EPILOGUES = "bert.kernels.quack_epilogues"  # the module that imports the package
-MODULES = "quack.gemm_interface", "quack.activation", "quack.epilogue.frontend", "quack.epilogue.ops"
+MODULES = (
+    "quack.gemm_interface",
+    "quack.activation",
+    "quack.epilogue.frontend",
+    "quack.epilogue.ops",
+)
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -27,7 +32,13 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def gemm_act(
-    A: Tensor, B: Tensor, *, bias: Tensor, activation: str, store_preact: bool = True, tuned: bool = True
+    A: Tensor,
+    B: Tensor,
+    *,
+    bias: Tensor,
+    activation: str,
+    store_preact: bool = True,
+    tuned: bool = True,
 ) -> tuple[Tensor | None, Tensor]:
     """(A B + bias, GELU of it); the first only if it is to be stored."""
     assert not torch.is_grad_enabled()
@@ -72,7 +83,9 @@ class _Reduce:
         if self.combine == "add":
             found = torch.stack([part.sum(self.dim) for part in parts], self.dim)
         else:  # the maximum of magnitudes drops NaN
-            found = torch.stack([part.abs().where(~part.isnan(), 0).amax(self.dim) for part in parts], self.dim)
+            found = torch.stack(
+                [part.abs().where(~part.isnan(), 0).amax(self.dim) for part in parts], self.dim
+            )
         assert buffer.dtype == torch.float32
         assert buffer.shape == found.shape
         buffer.copy_(found)
@@ -88,7 +101,10 @@ class RowVecReduce(_Reduce):
 
 class Epilogue:
     def __init__(
-        self, fn: Callable[..., dict[str, Any]], outputs: tuple[str, ...], reduces: dict[str, _Reduce]
+        self,
+        fn: Callable[..., dict[str, Any]],
+        outputs: tuple[str, ...],
+        reduces: dict[str, _Reduce],
     ) -> None:
         self.fn, self.outputs, self.reduces = fn, outputs, reduces
         _, *self.operands = inspect.signature(fn).parameters
@@ -107,10 +123,17 @@ class Epilogue:
         for name in self.operands:
             operand = C if name == "c" else epi_args[name]
             assert operand is not None
-            assert operand.shape == shape if name == "c" else operand.numel() == 1 or operand.shape == (1, len(B))
+            assert (
+                operand.shape == shape
+                if name == "c"
+                else operand.numel() == 1 or operand.shape == (1, len(B))
+            )
             given[name] = operand.float()
         found = self.fn(A.float() @ B.float().t(), **given)
-        for output, value in ((D, found["D"]), *((epi_args[name], found[name]) for name in self.outputs)):
+        for output, value in (
+            (D, found["D"]),
+            *((epi_args[name], found[name]) for name in self.outputs),
+        ):
             assert output.shape == shape
             most = torch.finfo(output.dtype).max
             output.copy_(value.clamp(-most, most) if output.element_size() == 1 else value)
@@ -120,7 +143,10 @@ class Epilogue:
     def __call__(self, A: Tensor, B: Tensor, C: Tensor, *, tuned: bool = True) -> dict[str, Tensor]:
         """A [M, K] times B [K, N]: D and the outputs, in A's type, and the sums, in fp32 or better."""
         found = self.fn(_product(A, B), C)
-        return {name: value.sum(0) if name in self.reduces else value.to(A.dtype) for name, value in found.items()}
+        return {
+            name: value.sum(0) if name in self.reduces else value.to(A.dtype)
+            for name, value in found.items()
+        }
 
 
 def gemm_epilogue(

@@ -29,7 +29,9 @@ OTHER_ORDER = "gradient of bias_1"
 def new_target(dtype: torch.dtype, scale: float, device: torch.device) -> Target:
     """A target that has seen nothing."""
     tensor = torch.tensor(scale, device=device)
-    return Target(dtype=dtype, scale=tensor, inverse=1 / tensor, largest=torch.zeros((), device=device))
+    return Target(
+        dtype=dtype, scale=tensor, inverse=1 / tensor, largest=torch.zeros((), device=device)
+    )
 
 
 def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, str]:
@@ -47,7 +49,11 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
             name
             for name, ours, theirs in (
                 ("row order", cast, expected),
-                ("row order alone", cast_rows(x, dataclasses.replace(target, largest=None)), expected),
+                (
+                    "row order alone",
+                    cast_rows(x, dataclasses.replace(target, largest=None)),
+                    expected,
+                ),
                 ("transposed", transposed, expected.t()),
                 ("transposed in fp8", transpose(cast), expected.t()),
             )
@@ -62,7 +68,9 @@ def cast_problems(device: torch.device, rows: int, columns: int) -> dict[str, st
     return problems
 
 
-def evaluation_differences(device: torch.device, tokens: int, width: int, inner: int) -> dict[str, float]:
+def evaluation_differences(
+    device: torch.device, tokens: int, width: int, inner: int
+) -> dict[str, float]:
     """Relative differences between an evaluation in fp8 and the forward pass of training without dropout, by name."""
     layer = _Chain(device, tokens, width, inner, "tanh", dropout=0.0)
     trained, evaluated = layer.run(in_kernels=True), layer.run(in_kernels=True, evaluates=True)
@@ -71,7 +79,9 @@ def evaluation_differences(device: torch.device, tokens: int, width: int, inner:
 
 def relative_difference(ours: Tensor, theirs: Tensor) -> float:
     """Norm of the difference relative to the norm of ``theirs``; nan counts as infinite."""
-    difference = ((ours.double() - theirs.double()).norm() / theirs.double().norm().clamp(min=1e-300)).item()
+    difference = (
+        (ours.double() - theirs.double()).norm() / theirs.double().norm().clamp(min=1e-300)
+    ).item()
     return difference if difference == difference else float("inf")
 
 
@@ -85,13 +95,22 @@ def differences(
     products and in kernels instead.
     """
     layer = _Chain(device, tokens, width, inner, approximate, dropout)
-    separate, together = layer.run(in_kernels=by_quack), layer.run(in_kernels=True, by_quack=by_quack)
+    separate, together = (
+        layer.run(in_kernels=by_quack),
+        layer.run(in_kernels=True, by_quack=by_quack),
+    )
     return {name: relative_difference(together[name], tensor) for name, tensor in separate.items()}
 
 
 class _Chain:
     def __init__(
-        self, device: torch.device, tokens: int, width: int, inner: int, approximate: str, dropout: float
+        self,
+        device: torch.device,
+        tokens: int,
+        width: int,
+        inner: int,
+        approximate: str,
+        dropout: float,
     ) -> None:
         draw = Draw(device, 1)
         shapes = {
@@ -101,17 +120,23 @@ class _Chain:
             "bias_3": (3 * width,),
         }  # fmt: skip
         self.leaves = {
-            name: ((0.05 if name.startswith("weight") else 1.0) * draw.normal(*shape)).bfloat16().requires_grad_()
+            name: ((0.05 if name.startswith("weight") else 1.0) * draw.normal(*shape))
+            .bfloat16()
+            .requires_grad_()
             for name, shape in shapes.items()
         }
-        self.upstream = [(1e-4 * draw.normal(tokens, size)).bfloat16() for size in (3 * width, width)]
+        self.upstream = [
+            (1e-4 * draw.normal(tokens, size)).bfloat16() for size in (3 * width, width)
+        ]
         self.device, self.approximate, self.dropout = device, approximate, dropout
         self.by_quack, scaling = False, Scaling(Recipe(), 3, self.device)
         self._trained(scaling, in_kernels=False)
         scaling.update(World(DistConfig(device="cpu")))
         self.measured = scaling.state_dict()  # by a first step
 
-    def run(self, in_kernels: bool, evaluates: bool = False, by_quack: bool = False) -> dict[str, Tensor]:
+    def run(
+        self, in_kernels: bool, evaluates: bool = False, by_quack: bool = False
+    ) -> dict[str, Tensor]:
         """Results, and of training gradients and the magnitudes seen; an evaluation casts in the kernels."""
         self.by_quack = by_quack
         scaling = Scaling(Recipe(), 3, self.device)
@@ -125,10 +150,20 @@ class _Chain:
     def _trained(self, scaling: Scaling, in_kernels: bool) -> dict[str, Tensor]:
         y, again, qkv = self._forward(scaling, in_kernels, held=False)
         gradients = torch.autograd.grad([qkv, again], list(self.leaves.values()), self.upstream)
-        found = {f"gradient of {name}": gradient for name, gradient in zip(self.leaves, gradients, strict=True)}
-        return {"result": y.detach(), "qkv": qkv.detach(), "magnitudes": scaling.largest.clone(), **found}
+        found = {
+            f"gradient of {name}": gradient
+            for name, gradient in zip(self.leaves, gradients, strict=True)
+        }
+        return {
+            "result": y.detach(),
+            "qkv": qkv.detach(),
+            "magnitudes": scaling.largest.clone(),
+            **found,
+        }
 
-    def _forward(self, scaling: Scaling, in_kernels: bool, held: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _forward(
+        self, scaling: Scaling, in_kernels: bool, held: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         first, second, following = (Fp8Linear(scaling, number) for number in range(3))
         leaf, eps = self.leaves, 1e-12
         if held:
@@ -136,7 +171,9 @@ class _Chain:
                 product.hold(leaf[f"weight_{number}"])
         torch.manual_seed(2)
         sites = DropoutSites(self.device)
-        begin = Operands(leaf["x"], leaf["bias"], leaf["residual"], leaf["norm_weight"], leaf["norm_bias"])
+        begin = Operands(
+            leaf["x"], leaf["bias"], leaf["residual"], leaf["norm_weight"], leaf["norm_bias"]
+        )
         end = (leaf["bias_2"], leaf["norm_weight_2"], leaf["norm_bias_2"])
         y8: Tensor | None = None
         if in_kernels:
@@ -151,7 +188,11 @@ class _Chain:
             y, again, y8 = feed_forward(h, h8, residual, weights, settings)
         else:
             h, residual = dropout_add_layer_norm.fused(*begin, eps, self.dropout, sites)
-            inner = bias_gelu.fused(first(h, leaf["weight_1"], None), leaf["bias_1"], self.approximate)
+            inner = bias_gelu.fused(
+                first(h, leaf["weight_1"], None), leaf["bias_1"], self.approximate
+            )
             projected = second(inner, leaf["weight_2"], None)
-            y, again = dropout_add_layer_norm.fused(projected, end[0], residual, *end[1:], eps, self.dropout, sites)
+            y, again = dropout_add_layer_norm.fused(
+                projected, end[0], residual, *end[1:], eps, self.dropout, sites
+            )
         return y, again, following(y, leaf["weight_3"], leaf["bias_3"], y8)

@@ -39,15 +39,22 @@ def philox2(key: np.ndarray, counter: list[np.ndarray], rounds: int = 7) -> list
 
 def _halves(words: list[np.ndarray]) -> np.ndarray:
     """[..., 2 n]: high and low 16 bits of the first word, of the second one, and so on."""
-    return np.stack([half for word in words for half in (word >> np.uint64(16), word & np.uint64(0xFFFF))], axis=-1)
+    return np.stack(
+        [half for word in words for half in (word >> np.uint64(16), word & np.uint64(0xFFFF))],
+        axis=-1,
+    )
 
 
 def keep_rows(drop: Dropout, num_rows: int, num_columns: int) -> Tensor:
     """Which elements survive where 8 neighbours in a row share a call: bool [rows, columns]."""
     assert drop.seed is not None
     rows, groups = np.arange(num_rows)[:, None], np.arange(-(-num_columns // 8))[None, :]
-    bits = _halves(philox(int(drop.seed.item()), [groups, rows, np.array(0), np.array(drop.site << 16)]))
-    return torch.from_numpy(bits.reshape(num_rows, -1)[:, :num_columns] >> np.uint64(1) >= drop.threshold)
+    bits = _halves(
+        philox(int(drop.seed.item()), [groups, rows, np.array(0), np.array(drop.site << 16)])
+    )
+    return torch.from_numpy(
+        bits.reshape(num_rows, -1)[:, :num_columns] >> np.uint64(1) >= drop.threshold
+    )
 
 
 def keep_pairs(drop: Dropout, begin: int, length: int, head: int) -> Tensor:

@@ -36,7 +36,9 @@ def moments(
     sums = torch.zeros(len(layout.spans), 2, dtype=master.dtype, device=master.device)
     for spans, of_tensor in zip(layout.spans, sums, strict=True):
         for begin, end in spans:
-            of_tensor += torch.stack([flat[begin:end].square().sum() for flat in (master, direction)])
+            of_tensor += torch.stack(
+                [flat[begin:end].square().sum() for flat in (master, direction)]
+            )
     return sums
 
 

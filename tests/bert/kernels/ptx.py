@@ -24,11 +24,16 @@ def inline_asm_elementwise(
         register
         for operand in operands
         for register in _split(
-            operand.values if isinstance(operand, Block) else _word(operand).expand(count).contiguous(), pack
+            operand.values
+            if isinstance(operand, Block)
+            else _word(operand).expand(count).contiguous(),
+            pack,
         )
     ]
     number_of_outputs = constraints.count("=")
-    assert len(inputs) == len(constraints.split(",")) - number_of_outputs, "operands and constraints do not fit"
+    assert len(inputs) == len(constraints.split(",")) - number_of_outputs, (
+        "operands and constraints do not fit"
+    )
     for number, register in enumerate(inputs, start=number_of_outputs):
         registers[f"${number}"] = register
     for statement in re.sub(r"\{ (\.reg.*) \}", r"\1", assembly.strip()).split(";"):
@@ -36,7 +41,10 @@ def inline_asm_elementwise(
             _execute(statement.strip(), registers)
     outputs = [registers[f"${number}"] for number in range(number_of_outputs)]
     each = len(outputs) // len(results)
-    found = [Block(_join(outputs[i * each : (i + 1) * each], kind, pack)) for i, kind in enumerate(results)]
+    found = [
+        Block(_join(outputs[i * each : (i + 1) * each], kind, pack))
+        for i, kind in enumerate(results)
+    ]
     return tuple(found) if isinstance(dtype, tuple) else found[0]
 
 
@@ -80,7 +88,9 @@ def _execute(statement: str, registers: dict[str, Tensor]) -> None:
     target, *given = [part.strip() for part in re.findall(r"\{[^}]*\}|[^,]+", rest)]
     values = [registers[text] if text in registers else _word(int(text, 0)) for text in given]
     if name == "ex2.approx.ftz.f32":
-        registers[target] = _flushed(torch.exp2(_flushed(values[0].view(torch.float32)))).view(torch.int32)
+        registers[target] = _flushed(torch.exp2(_flushed(values[0].view(torch.float32)))).view(
+            torch.int32
+        )
     elif name == "rcp.approx.ftz.f32":
         registers[target] = _flushed(1 / _flushed(values[0].view(torch.float32))).view(torch.int32)
     elif name == "shl.b32":
@@ -94,19 +104,30 @@ def _execute(statement: str, registers: dict[str, Tensor]) -> None:
     elif name == "abs.f16x2":
         registers[target] = values[0] & 0x7FFF7FFF
     elif name == "set.geu.f32.f32":  # greater or equal, or either is NaN
-        registers[target] = (~(values[0].view(torch.float32) < values[1].view(torch.float32))).float().view(torch.int32)
+        registers[target] = (
+            (~(values[0].view(torch.float32) < values[1].view(torch.float32)))
+            .float()
+            .view(torch.int32)
+        )
     elif name == "set.geu.u32.f16x2":  # all bits of a half that is
-        first, second = (value.expand_as(values[0]).contiguous().view(torch.float16) for value in values)
+        first, second = (
+            value.expand_as(values[0]).contiguous().view(torch.float16) for value in values
+        )
         registers[target] = (-(~(first < second)).to(torch.int16)).view(torch.int32)
     elif name == "cvt.rn.bf16x2.f32":  # d, a, b: a becomes the upper half, b the lower one
-        upper, lower = (value.view(torch.float32).bfloat16().view(torch.int16).long() for value in values)
+        upper, lower = (
+            value.view(torch.float32).bfloat16().view(torch.int16).long() for value in values
+        )
         registers[target] = ((upper << 16) | (lower & 0xFFFF)).to(torch.int32)
     elif name == "mul.wide.u32":
         first, second = (value.long() & 0xFFFFFFFF for value in values)
         registers[target] = first * second  # 64 bits
     elif name == "mov.b64" and target.startswith("{"):  # the first of the list is the lowest part
         low, high = (text.strip() for text in target.strip("{}").split(","))
-        registers[low], registers[high] = values[0].to(torch.int32), (values[0] >> 32).to(torch.int32)
+        registers[low], registers[high] = (
+            values[0].to(torch.int32),
+            (values[0] >> 32).to(torch.int32),
+        )
     else:
         raise NotImplementedError(statement)
 

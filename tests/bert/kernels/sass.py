@@ -11,15 +11,26 @@ import triton
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 # Of a multiprocessor (CUDA programming guide, technical specifications): warps, KiB of shared memory, blocks.
-LIMITS = {80: (64, 164, 32), 89: (48, 100, 24), 90: (64, 228, 32), 100: (64, 228, 32), 120: (48, 100, 24)}
+LIMITS = {
+    80: (64, 164, 32),
+    89: (48, 100, 24),
+    90: (64, 228, 32),
+    100: (64, 228, 32),
+    120: (48, 100, 24),
+}
 REGISTERS = 65536
 RESERVED_SHARED_BYTES = 1024  # a block
 
 
 def resources(cubin: bytes) -> dict[str, int]:
     """Registers and bytes of local memory per thread."""
-    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", _run("cuobjdump", cubin, "--dump-resource-usage")))
-    return {"registers": int(found["REG"]), "spilled_bytes": int(found["STACK"]) + int(found.get("LOCAL", 0))}
+    found = dict(
+        re.findall(r"(REG|STACK|LOCAL):(\d+)", _run("cuobjdump", cubin, "--dump-resource-usage"))
+    )
+    return {
+        "registers": int(found["REG"]),
+        "spilled_bytes": int(found["STACK"]) + int(found.get("LOCAL", 0)),
+    }
 
 
 def instructions(cubin: bytes) -> dict[str, int]:
@@ -44,7 +55,9 @@ def instructions(cubin: bytes) -> dict[str, int]:
     return {"instructions": len(found), "loop": max(loops)}
 
 
-def blocks_per_multiprocessor(capability: int, registers: int, warps: int, shared_bytes: int) -> int:
+def blocks_per_multiprocessor(
+    capability: int, registers: int, warps: int, shared_bytes: int
+) -> int:
     """Resident blocks per multiprocessor. A warp's registers are allocated in units of 256."""
     of_warp = -(-registers * 32 // 256) * 256
     by_registers = REGISTERS // of_warp // warps
@@ -57,4 +70,6 @@ def _run(tool: str, cubin: bytes, option: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        return subprocess.run([str(TOOLS / tool), option, file.name], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            [str(TOOLS / tool), option, file.name], capture_output=True, text=True, check=True
+        ).stdout

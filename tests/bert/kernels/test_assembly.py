@@ -38,10 +38,14 @@ def executed(monkeypatch):
             high, low = piece(assembly_check.FACTOR, ptx.Block(x))
             return high.values, low.values
         if what == "masked":
-            return piece(ptx.Block(x), ptx.Block(x.view(torch.int16)), assembly_check.THRESHOLD).values, x
+            return piece(
+                ptx.Block(x), ptx.Block(x.view(torch.int16)), assembly_check.THRESHOLD
+            ).values, x
         return piece(ptx.Block(x), *[assembly_check.THRESHOLD] * (what == "kept")).values, x
 
-    monkeypatch.setattr(arithmetic, "tl", SimpleNamespace(**vars(TYPES) | {"inline_asm_elementwise": changed}))
+    monkeypatch.setattr(
+        arithmetic, "tl", SimpleNamespace(**vars(TYPES) | {"inline_asm_elementwise": changed})
+    )
     monkeypatch.setattr(assembly_check, "results", results)
     return lambda *change: changes.append(change)
 
@@ -61,7 +65,11 @@ def test_every_piece_of_assembly_gives_what_plain_arithmetic_gives(executed):
         ("ex2.approx.ftz.f32", "rcp.approx.ftz.f32", ["exp2"]),
         ("rcp.approx.ftz.f32", "rcp.approximate", ["reciprocal"]),  # refused
         ("set.geu.f32.f32 $0, size", "set.geu.f32.f32 $0, $1", ["kept"]),  # with the sign
-        ("abs.f16x2 mask, $2; mov.b32 least, $3", "abs.f16x2 mask, $2; mov.b32 least, 3277", ["masked"]),  # one half
+        (
+            "abs.f16x2 mask, $2; mov.b32 least, $3",
+            "abs.f16x2 mask, $2; mov.b32 least, 3277",
+            ["masked"],
+        ),  # one half
     ],
 )
 def test_a_piece_that_is_wrong_is_found_and_no_other(old, new, pieces, executed):
@@ -78,11 +86,20 @@ def test_where_a_piece_is_wrong_on_any_rank_the_kernels_do_without_and_a_line_sa
         ("exp2: 3 of 65536 numbers are wrong", False, "exp2: 3 of"),
     ):
         native.value = True
-        found = [trials.Trial(name=trials.ASSEMBLY, problem=mine), trials.Trial(name="triton", milliseconds=1.0)]
+        found = [
+            trials.Trial(name=trials.ASSEMBLY, problem=mine),
+            trials.Trial(name="triton", milliseconds=1.0),
+        ]
         monkeypatch.setattr(trials, "trials", lambda device, heads, name, found=found: found)
-        answers = iter((False, bool(mine) or others))  # whether the backend fails anywhere, and the assembly
-        world = SimpleNamespace(device=torch.device("cuda", 0), any=lambda mine, answers=answers: next(answers))
-        words = kernels.Config(attention="triton").choose(BertConfig(), torch.bfloat16, True, world)[1]
+        answers = iter(
+            (False, bool(mine) or others)
+        )  # whether the backend fails anywhere, and the assembly
+        world = SimpleNamespace(
+            device=torch.device("cuda", 0), any=lambda mine, answers=answers: next(answers)
+        )
+        words = kernels.Config(attention="triton").choose(
+            BertConfig(), torch.bfloat16, True, world
+        )[1]
         assert native.value is not bool(expected)
         assert ("do without assembly" in words) is bool(expected)
         assert expected in words

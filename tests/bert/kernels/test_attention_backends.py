@@ -18,12 +18,16 @@ ON_GPU = [name for name in attention.BACKENDS if name != "sdpa_loop"]
 
 @pytest.mark.parametrize("name", ON_GPU)
 def test_backend_that_cannot_run_on_this_device_is_refused_by_name(name):
-    with pytest.raises(ConfigError, match=rf"ATTENTION={name} cannot run here: .*(GPU|CPU).*; use auto"):
+    with pytest.raises(
+        ConfigError, match=rf"ATTENTION={name} cannot run here: .*(GPU|CPU).*; use auto"
+    ):
         attention.check(name, CPU, torch.bfloat16, in_graph=False)
 
 
 def test_unknown_backend_is_refused_with_the_known_ones():
-    with pytest.raises(ConfigError, match="ATTENTION=fast: expected auto or one of cudnn, cudnn_frontend, flash"):
+    with pytest.raises(
+        ConfigError, match="ATTENTION=fast: expected auto or one of cudnn, cudnn_frontend, flash"
+    ):
         attention.check("fast", CPU, torch.bfloat16, in_graph=False)
 
 
@@ -37,7 +41,9 @@ def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
 def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
     installed = dataclasses.replace(attention._BACKENDS["flash"], missing=lambda device: None)
     monkeypatch.setitem(attention._BACKENDS, "flash", installed)
-    with pytest.raises(ConfigError, match="ATTENTION=flash computes in bf16 or fp16: not with PRECISION=fp32"):
+    with pytest.raises(
+        ConfigError, match="ATTENTION=flash computes in bf16 or fp16: not with PRECISION=fp32"
+    ):
         attention.check("flash", CPU, torch.float32, in_graph=False)
 
 

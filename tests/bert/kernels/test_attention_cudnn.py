@@ -21,7 +21,16 @@ from bert.kernels.dropout import ForwardPass
 from . import described_gpu, fake_cudnn
 
 CPU = torch.device("cpu")
-OFFSETS = [0, 5, 5, 18, 19, 40, 40, 40]  # odd lengths, of 1, and empty ones in the middle and at the end
+OFFSETS = [
+    0,
+    5,
+    5,
+    18,
+    19,
+    40,
+    40,
+    40,
+]  # odd lengths, of 1, and empty ones in the middle and at the end
 HEADS, WIDTH, LONGEST = 3, 16, 24
 
 
@@ -47,7 +56,10 @@ def _qkv(dtype=torch.bfloat16) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_context_and_gradient_equal_the_reference(cudnn, dtype):
-    qkv, upstream = _qkv(dtype), torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4))
+    qkv, upstream = (
+        _qkv(dtype),
+        torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4)),
+    )
     context = attention_cudnn.attention(qkv, _pass(), 0.0)
     context.backward(upstream.to(dtype))
     exact = qkv.detach().float().requires_grad_()
@@ -57,7 +69,9 @@ def test_context_and_gradient_equal_the_reference(cudnn, dtype):
     assert (qkv.grad.float() - exact.grad).norm() < 1e-2 * exact.grad.norm()
 
 
-def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_passes(cudnn, monkeypatch):
+def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_passes(
+    cudnn, monkeypatch
+):
     monkeypatch.setattr(trials, "LENGTHS", (48, 33, 1, 56))
 
     def trial() -> str:
@@ -98,7 +112,9 @@ def test_sites_draw_apart_and_a_site_that_is_repeated_draws_the_same(cudnn):
     of.sites.num_sites = attention_cudnn.SITES
     far = attention_cudnn.attention(qkv, of, 0.5)
     assert not torch.equal(first, far)
-    assert not torch.equal(first, attention_cudnn.attention(qkv, _pass(), 0.5)), "another pass, another seed"
+    assert not torch.equal(first, attention_cudnn.attention(qkv, _pass(), 0.5)), (
+        "another pass, another seed"
+    )
 
 
 class Launches(TorchDispatchMode):
@@ -123,7 +139,14 @@ def test_nothing_is_copied_and_later_layers_of_a_pass_allocate_only(cudnn, monke
     with Launches() as launches:
         context = attention_cudnn.attention(qkv, of, 0.1)
         torch.autograd.grad(context, qkv, gradient)
-    assert set(launches.names) <= {"empty.memory_format", "empty", "new_empty", "empty_like", "detach", "fill_"}
+    assert set(launches.names) <= {
+        "empty.memory_format",
+        "empty",
+        "new_empty",
+        "empty_like",
+        "detach",
+        "fill_",
+    }
     assert launches.names.count("fill_") == 2, "the stand-in's, of its work space"
 
 
@@ -132,19 +155,25 @@ def test_plans_are_made_once_a_size_and_both_passes_run_before_the_first_result(
         attention_cudnn.attention(_qkv().detach(), _pass(), 0.1)
     forward, backward = cudnn.built
     assert (forward.runs, backward.runs) == (2, 1)
-    attention_cudnn.attention(_qkv().detach(), ForwardPass(torch.tensor([0, 40], dtype=torch.int32), 40), 0.1)
+    attention_cudnn.attention(
+        _qkv().detach(), ForwardPass(torch.tensor([0, 40], dtype=torch.int32), 40), 0.1
+    )
     assert len(cudnn.built) == 4
 
 
 def test_sizes_without_a_plan_are_an_error_of_one_line(cudnn):
-    with pytest.raises(ConfigError, match=r"^ATTENTION=cudnn_frontend: no plan for .*multiple of 8; use auto$"):
+    with pytest.raises(
+        ConfigError, match=r"^ATTENTION=cudnn_frontend: no plan for .*multiple of 8; use auto$"
+    ):
         attention_cudnn.attention(_qkv()[..., :12], _pass(), 0.1)
     with pytest.raises(TypeError, match="in bf16 or fp16"):
         attention_cudnn.attention(_qkv(torch.float32), _pass(), 0.1)
 
 
 @pytest.mark.parametrize("fails", ["check_support", "_forward", "_backward"])
-def test_under_auto_a_failure_is_one_line_and_the_fallback_takes_over_for_good(cudnn, monkeypatch, capsys, fails):
+def test_under_auto_a_failure_is_one_line_and_the_fallback_takes_over_for_good(
+    cudnn, monkeypatch, capsys, fails
+):
     calls = []
 
     def failing(*_):
@@ -179,7 +208,10 @@ def test_what_falls_back_is_the_fastest_that_compiles_nothing():
 
 def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
     trial = trials.Trial
-    results = [trial(name="cudnn_frontend", milliseconds=1.0), trial(name="sdpa_loop", milliseconds=2.0)]
+    results = [
+        trial(name="cudnn_frontend", milliseconds=1.0),
+        trial(name="sdpa_loop", milliseconds=2.0),
+    ]
     monkeypatch.setattr(trials, "trials", lambda device: results)
     chosen = kernels.select(kernels.Config(fused="none"), torch.device("cuda"))
     qkv = _qkv()[..., :12]  # cuDNN takes multiples of 8
@@ -204,12 +236,27 @@ def test_the_package_is_asked_for_by_its_name_where_a_gpu_could_use_it(monkeypat
 
 
 @pytest.mark.slow
-def test_cudnn_itself_has_plans_for_both_passes_on_an_h200_that_is_described_to_it(repository, tmp_path):
+def test_cudnn_itself_has_plans_for_both_passes_on_an_h200_that_is_described_to_it(
+    repository, tmp_path
+):
     """Downloads 530 MB, kept under .cache: the packages' libraries, without a GPU."""
     target = repository / ".cache" / "cudnn"
-    packages = ["nvidia-cudnn-frontend==1.32.0", "nvidia-cudnn-cu13==9.28.0.42", "nvidia-cuda-nvrtc==13.*"]
+    packages = [
+        "nvidia-cudnn-frontend==1.32.0",
+        "nvidia-cudnn-cu13==9.28.0.42",
+        "nvidia-cuda-nvrtc==13.*",
+    ]
     if not (target / "cudnn" / "__init__.py").is_file():
-        command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(target), *packages]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--target",
+            str(target),
+            *packages,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
         if done.returncode:
             pytest.skip(f"cuDNN cannot be installed here: {done.stderr.splitlines()[-1]}")
@@ -222,7 +269,9 @@ def test_cudnn_itself_has_plans_for_both_passes_on_an_h200_that_is_described_to_
         "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries)),
     }
     command = [sys.executable, described_gpu.__file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=200
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["forward"] >= 1

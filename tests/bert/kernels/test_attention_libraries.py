@@ -24,7 +24,13 @@ class Joins(TorchDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function._schema.name.removeprefix("aten::") in ("stack", "cat", "clone", "copy_", "contiguous")
+        self.count += function._schema.name.removeprefix("aten::") in (
+            "stack",
+            "cat",
+            "clone",
+            "copy_",
+            "contiguous",
+        )
         return function(*args, **(kwargs or {}))
 
 
@@ -38,14 +44,18 @@ class _Varlen(torch.autograd.Function):
         assert all(part.stride(-1) == 1 for part in (q, k, v))
         ctx.save_for_backward(q, k, v, cu_seqlens)
         ctx.layout = layout
-        return sdpa_loop(torch.stack((q, k, v), dim=1), ForwardPass(cu_seqlens, 16), 0.0).contiguous()
+        return sdpa_loop(
+            torch.stack((q, k, v), dim=1), ForwardPass(cu_seqlens, 16), 0.0
+        ).contiguous()
 
     @staticmethod
     def backward(ctx, gradient):
         *parts, cu_seqlens = ctx.saved_tensors
         with torch.enable_grad():
             leaf = torch.stack(parts, dim=1).detach().requires_grad_()
-            (whole,) = torch.autograd.grad(sdpa_loop(leaf, ForwardPass(cu_seqlens, 16), 0.0), leaf, gradient)
+            (whole,) = torch.autograd.grad(
+                sdpa_loop(leaf, ForwardPass(cu_seqlens, 16), 0.0), leaf, gradient
+            )
         found = {
             "side by side": lambda: whole.contiguous().unbind(1),
             "apart": lambda: [part.clone() for part in whole.unbind(1)],
@@ -110,7 +120,9 @@ class _Packed(torch.autograd.Function):
         assert gradient.stride(-1) == 1
         with torch.enable_grad():
             leaf = qkv.detach().requires_grad_()
-            (whole,) = torch.autograd.grad(sdpa_loop(leaf, ForwardPass(cu_seqlens, 16), 0.0), leaf, gradient)
+            (whole,) = torch.autograd.grad(
+                sdpa_loop(leaf, ForwardPass(cu_seqlens, 16), 0.0), leaf, gradient
+            )
         return whole, None
 
 
@@ -127,7 +139,9 @@ def test_flash_attn_2_gets_the_packed_projections_and_gives_one_gradient(monkeyp
         calls.append((dropout_p, causal, qkv.data_ptr()))
         return _Packed.apply(qkv, cu_seqlens)
 
-    module = types.SimpleNamespace(flash_attn_varlen_qkvpacked_func=flash_attn_varlen_qkvpacked_func)
+    module = types.SimpleNamespace(
+        flash_attn_varlen_qkvpacked_func=flash_attn_varlen_qkvpacked_func
+    )
     monkeypatch.setitem(sys.modules, "flash_attn", module)
     qkv, upstream = _inputs()
     context = attention_libraries.flash_attn_2(qkv, _pass(), 0.1)
@@ -137,7 +151,9 @@ def test_flash_attn_2_gets_the_packed_projections_and_gives_one_gradient(monkeyp
     while node is not None:
         names.append(type(node).__name__)
         node = node.next_functions[0][0] if node.next_functions else None
-    assert names == ["_PackedBackward", "AccumulateGrad"], "nothing between the package and the projections"
+    assert names == ["_PackedBackward", "AccumulateGrad"], (
+        "nothing between the package and the projections"
+    )
     context.backward(upstream)
     assert torch.equal(qkv.grad, _expected())
 

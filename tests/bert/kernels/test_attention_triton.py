@@ -56,7 +56,9 @@ def _dropped(qkv: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
 
 def _expected(exact: Tensor, cu_seqlens: Tensor, drop: Dropout) -> Tensor:
     return (
-        sdpa_loop(exact, ForwardPass(cu_seqlens, 512), 0.0) if drop.seed is None else _dropped(exact, cu_seqlens, drop)
+        sdpa_loop(exact, ForwardPass(cu_seqlens, 512), 0.0)
+        if drop.seed is None
+        else _dropped(exact, cu_seqlens, drop)
     )
 
 
@@ -90,7 +92,8 @@ def test_any_head_width_is_padded_to_a_power_of_two(device, small_tiles):
     exact = qkv.detach().double().requires_grad_()
     forward_pass = ForwardPass(cu_seqlens, 19)
     context, expected = (
-        run(x, forward_pass, 0.0) for run, x in ((attention_triton.attention, qkv), (sdpa_loop, exact))
+        run(x, forward_pass, 0.0)
+        for run, x in ((attention_triton.attention, qkv), (sdpa_loop, exact))
     )
     context.square().sum().backward()
     expected.square().sum().backward()
@@ -106,7 +109,8 @@ def test_large_scores_stay_finite(device, small_tiles):
     exact = qkv.detach().double().requires_grad_()
     forward_pass = ForwardPass(cu_seqlens, 21)
     context, expected = (
-        run(x, forward_pass, 0.0) for run, x in ((attention_triton.attention, qkv), (sdpa_loop, exact))
+        run(x, forward_pass, 0.0)
+        for run, x in ((attention_triton.attention, qkv), (sdpa_loop, exact))
     )
     context.sum().backward()
     expected.sum().backward()

@@ -26,7 +26,11 @@ def compiled(capability: int, folder: Path) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(folder)}
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), str(capability)], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(SCRIPT), str(capability)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     return [json.loads(line) for line in result.stdout.splitlines()]
@@ -51,8 +55,13 @@ def test_kernels_compile_without_spills_and_with_wide_accesses(repository):
         assert kernel["symbol"].partition("__")[0] in modules, "a profile shows whose kernel it is"
         assert kernel["spilled_bytes"] == 0, kernel
         assert kernel["shared_bytes"] <= 96 * 1024, kernel
-        if "dropout_add_layer_norm:_backward" in kernel["kernel"] or "fp8:_backward" in kernel["kernel"]:
-            assert kernel["registers"] <= 65536 // (4 * 128), f"four programs do not fit at once: {kernel}"
+        if (
+            "dropout_add_layer_norm:_backward" in kernel["kernel"]
+            or "fp8:_backward" in kernel["kernel"]
+        ):
+            assert kernel["registers"] <= 65536 // (4 * 128), (
+                f"four programs do not fit at once: {kernel}"
+            )
         if any(body in kernel["kernel"] for body in BODIES):
             assert "v4" in kernel["vectors"], f"no 16-byte access in {kernel}"
             on_tensor_cores = kernel["kernel"].startswith("attention")
@@ -60,8 +69,14 @@ def test_kernels_compile_without_spills_and_with_wide_accesses(repository):
     table = json.loads(TABLE.read_text()).get(triton_support.triton.__version__, {}).get("90", {})
     rare = ("attention_wide", "attention_fp32")  # compiled by the slow test
     found = {kernel["kernel"]: (kernel["registers"], kernel["spilled_bytes"]) for kernel in kernels}
-    known = {name: (of["registers"], of["spilled_bytes"]) for name, of in table.items() if not name.startswith(rare)}
-    assert not table or found == known, "if that is meant: ahead_of_time.py --update (see CONTRIBUTING.md)"
+    known = {
+        name: (of["registers"], of["spilled_bytes"])
+        for name, of in table.items()
+        if not name.startswith(rare)
+    }
+    assert not table or found == known, (
+        "if that is meant: ahead_of_time.py --update (see CONTRIBUTING.md)"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -72,9 +87,13 @@ def triton_of(repository):
         target = repository / ".cache" / f"triton-{version}"
         if not (target / "triton" / "__init__.py").is_file():
             command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", str(target)]
-            done = subprocess.run([*command, f"triton=={version}"], capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                [*command, f"triton=={version}"], capture_output=True, text=True, check=False
+            )
             if done.returncode:
-                pytest.skip(f"Triton {version} cannot be installed here: {done.stderr.splitlines()[-1]}")
+                pytest.skip(
+                    f"Triton {version} cannot be installed here: {done.stderr.splitlines()[-1]}"
+                )
         return target
 
     return folder
@@ -82,7 +101,9 @@ def triton_of(repository):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", ["3.6.0", "3.7.1"])  # of NGC's PyTorch 2.11 and of PyTorch 2.13
-def test_kernels_take_what_the_table_says_under_both_versions_of_triton(version, triton_of, repository, tmp_path):
+def test_kernels_take_what_the_table_says_under_both_versions_of_triton(
+    version, triton_of, repository, tmp_path
+):
     """Registers, blocks per multiprocessor, instructions in all and in the longest loop, at real sizes."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     paths = [str(triton_of(version)), str(repository / "implementations")]
@@ -104,7 +125,9 @@ def test_kernels_take_what_the_table_says_under_both_versions_of_triton(version,
         for name in found[gpu] | expected[gpu]
         if found[gpu].get(name) != expected[gpu].get(name)
     }
-    assert not changed, f"if that is meant: ahead_of_time.py --update {TABLE.name} (see CONTRIBUTING.md): {changed}"
+    assert not changed, (
+        f"if that is meant: ahead_of_time.py --update {TABLE.name} (see CONTRIBUTING.md): {changed}"
+    )
 
 
 def test_no_kernel_is_much_worse_under_one_version_of_triton_than_under_the_other():
@@ -115,7 +138,9 @@ def test_no_kernel_is_much_worse_under_one_version_of_triton_than_under_the_othe
         for figure in ("instructions", "loop"):
             smaller, larger = sorted((one[figure], other[figure]))
             assert larger <= 1.1 * smaller, f"{name}: {figure} {one[figure]} and {other[figure]}"
-        blocks = [min(figures["blocks"], 6) for figures in (one, other)]  # of more a kernel is hardly faster
+        blocks = [
+            min(figures["blocks"], 6) for figures in (one, other)
+        ]  # of more a kernel is hardly faster
         assert abs(blocks[0] - blocks[1]) <= 0.15 * blocks[1], name
 
 
@@ -129,7 +154,10 @@ def test_no_setting_of_the_table_spills_on_any_architecture_and_as_many_programs
                 assert figures["blocks"] >= 1, f"{version}, sm_{gpu}: {name} does not fit"
                 if "dropout_add_layer_norm:_backward" in name and name.endswith("-1024"):
                     settings = launches.TABLE["layer norm backward"]
-                    assert figures["blocks"] >= settings[max(since for since in settings if since <= int(gpu))].programs
+                    assert (
+                        figures["blocks"]
+                        >= settings[max(since for since in settings if since <= int(gpu))].programs
+                    )
 
 
 # Bytes a thread, where no setting is known without: fp32 products take their operands from registers.

@@ -56,7 +56,9 @@ def test_layer_norm_drops_the_documented_elements_forward_and_backward(device, d
     mask = philox.keep_rows(drop, ROWS, WIDTH).to(device)
     assert mask.float().mean().item() == pytest.approx(1 - P, abs=0.05)
     x, bias, residual, weight, norm_bias = theirs
-    expected = F.layer_norm(residual + (x + bias) * mask * drop.scale, (WIDTH,), weight, norm_bias, 1e-12)
+    expected = F.layer_norm(
+        residual + (x + bias) * mask * drop.scale, (WIDTH,), weight, norm_bias, 1e-12
+    )
     result, _ = fused(*ours, 1e-12, P, DropoutSites(device))
     upstream = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(2)).to(device)
     result.backward(upstream)
@@ -72,14 +74,20 @@ def test_embeddings_drop_the_documented_elements_forward_and_backward(device, dr
     exact = [table.detach().double().requires_grad_() for table in tables]
     num_rows, width = len(ids), tables[0].shape[1]
     mask = philox.keep_rows(drop, num_rows, width).to(device)
-    expected = module.reference(ids, segments, places, *exact, 1e-12, 0.0, DropoutSites(device)) * mask * drop.scale
+    expected = (
+        module.reference(ids, segments, places, *exact, 1e-12, 0.0, DropoutSites(device))
+        * mask
+        * drop.scale
+    )
     result = module.fused(ids, segments, places, *tables, 1e-12, P, DropoutSites(device))
     upstream = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(2)).to(device)
     result.backward(upstream)
     expected.backward(upstream.double())
     torch.testing.assert_close(result.detach().double(), expected.detach(), atol=2e-5, rtol=0)
     for a, b in zip(tables, exact, strict=True):
-        torch.testing.assert_close(a.grad.double(), b.grad, atol=1e-4, rtol=0)  # sums of up to 37 rows
+        torch.testing.assert_close(
+            a.grad.double(), b.grad, atol=1e-4, rtol=0
+        )  # sums of up to 37 rows
 
 
 @pytest.mark.gpu
@@ -150,9 +158,15 @@ def test_no_dropout_takes_no_random_numbers(device):
     assert torch.equal(state(), before)
 
 
-def _mask(form: str, site: int, probability: float, size: int = 1024, head: int = 0) -> torch.Tensor:
+def _mask(
+    form: str, site: int, probability: float, size: int = 1024, head: int = 0
+) -> torch.Tensor:
     drop = Dropout(torch.tensor([0x1234_5678_9ABC_DEF]), site, round(probability * 2**15), 1.0)
-    return philox.keep_rows(drop, size, size) if form == "rows" else philox.keep_pairs(drop, 7, size, head)
+    return (
+        philox.keep_rows(drop, size, size)
+        if form == "rows"
+        else philox.keep_pairs(drop, 7, size, head)
+    )
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5])
@@ -165,11 +179,19 @@ def test_masks_are_fair_and_neighbours_independent(form, probability):
     kept = masks[0].double() - (1 - true)
     variance = true * (1 - true)
     assert abs(kept.mean().item()) < 5 * (variance / kept.numel()) ** 0.5
-    assert abs((kept.mean(dim=0) ** 2).mean().item() / (variance / num_rows) - 1) < 5 * (2 / num_columns) ** 0.5
-    assert abs((kept.mean(dim=1) ** 2).mean().item() / (variance / num_columns) - 1) < 5 * (2 / num_rows) ** 0.5
+    assert (
+        abs((kept.mean(dim=0) ** 2).mean().item() / (variance / num_rows) - 1)
+        < 5 * (2 / num_columns) ** 0.5
+    )
+    assert (
+        abs((kept.mean(dim=1) ** 2).mean().item() / (variance / num_columns) - 1)
+        < 5 * (2 / num_rows) ** 0.5
+    )
     other = masks[1].double() - (1 - true)
     pairs = {"site": (kept, other)} | {
-        f"{axis} {lag}": (kept.roll(lag, axis), kept) for axis in (0, 1) for lag in (1, 2, 3, 4, 8, 16, 24, 64, 128)
+        f"{axis} {lag}": (kept.roll(lag, axis), kept)
+        for axis in (0, 1)
+        for lag in (1, 2, 3, 4, 8, 16, 24, 64, 128)
     }
     if form == "pairs":
         pairs["head"] = (kept, _mask(form, 0, probability, head=1).double() - (1 - true))

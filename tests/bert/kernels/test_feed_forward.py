@@ -29,7 +29,9 @@ def _inputs():
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 @pytest.mark.parametrize("offered", [False, True])
-def test_result_and_gradients_are_the_references_and_go_where_they_are_offered(quack, approximate, offered):
+def test_result_and_gradients_are_the_references_and_go_where_they_are_offered(
+    quack, approximate, offered
+):
     inputs, upstream = _inputs(), torch.randn(13, 24, dtype=torch.float64)
     expected = feed_forward.reference(*inputs, approximate)
     gradients = torch.autograd.grad(expected, inputs, upstream)
@@ -47,7 +49,9 @@ def test_result_and_gradients_are_the_references_and_go_where_they_are_offered(q
         torch.testing.assert_close(feed_forward.fused(*inputs, approximate), expected)
 
 
-def test_a_model_in_16_bits_uses_it_in_every_layer_and_no_other(quack, tiny, make_records, batch_of, monkeypatch):
+def test_a_model_in_16_bits_uses_it_in_every_layer_and_no_other(
+    quack, tiny, make_records, batch_of, monkeypatch
+):
     shape = dataclasses.replace(tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     calls = []
 
@@ -94,7 +98,9 @@ def test_it_is_named_only_where_it_is_there(device):
         Config(fused="feed_forward,lamb").names(device)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("quack") is None, reason="quack-kernels is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("quack") is None, reason="quack-kernels is not installed"
+)
 def test_the_stand_in_takes_what_the_package_takes():
     theirs = inspect.signature(importlib.import_module("quack.gemm_interface").gemm_act).parameters
     assert set(inspect.signature(fake_quack.gemm_act).parameters) <= set(theirs)

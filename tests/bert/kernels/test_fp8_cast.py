@@ -16,7 +16,9 @@ INF, NAN = float("inf"), float("nan")
 
 def same_bits(a, b):
     """Equal, the sign of zero and NaN included."""
-    return torch.equal(a.contiguous().cpu().view(torch.uint8), b.contiguous().cpu().view(torch.uint8))
+    return torch.equal(
+        a.contiguous().cpu().view(torch.uint8), b.contiguous().cpu().view(torch.uint8)
+    )
 
 
 @pytest.mark.parametrize("shape", [(16, 16), (48, 80), (160, 96)], ids=str)
@@ -76,6 +78,8 @@ def test_nan_stays_nan_and_what_is_not_finite_is_seen(dtype, bad, fused, request
 @pytest.mark.parametrize("shape", [(16, 16), (48, 32), (144, 272), (128, 128)], ids=str)
 def test_transpose_moves_every_byte(shape, device):
     count = shape[0] * shape[1]
-    x = torch.randint(0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
+    x = torch.randint(
+        0, 256, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count)
+    )
     x = x.view(shape).view(FORWARD)
     assert torch.equal(transpose(x.to(device)).view(torch.uint8).cpu(), x.view(torch.uint8).t())

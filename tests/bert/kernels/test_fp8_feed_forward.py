@@ -38,16 +38,22 @@ CASTS_IN_KERNELS = f"{SEPARATE_CASTS},fp8_cast"
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_casts_in_kernels_equal_separate_ones_bit_for_bit(approximate, device, monkeypatch):
-    small = launches.Blocks(rows=16, columns=32)  # so that several tiles lie both ways, some of them in part
+    small = launches.Blocks(
+        rows=16, columns=32
+    )  # so that several tiles lie both ways, some of them in part
     monkeypatch.setitem(launches.TABLE, "cast", {0: small})
     found = fp8_cases.differences(device, 32, 48, 80, approximate)
     assert found.pop(fp8_cases.OTHER_ORDER) <= fp8_cases.ORDER_TOLERANCE
-    if device.type == "cpu":  # on a GPU the compiler may contract the arithmetic of two kernels differently
+    if (
+        device.type == "cpu"
+    ):  # on a GPU the compiler may contract the arithmetic of two kernels differently
         assert set(found.values()) == {0.0}, found
     assert max(found.values()) <= fp8_cases.TOLERANCE, found
 
 
-def test_the_chain_of_an_evaluation_is_that_of_training_and_a_stale_weight_shows(device, monkeypatch):
+def test_the_chain_of_an_evaluation_is_that_of_training_and_a_stale_weight_shows(
+    device, monkeypatch
+):
     found = fp8_cases.evaluation_differences(device, 16, 32, 32)
     assert max(found.values()) <= (0.0 if device.type == "cpu" else fp8_cases.TOLERANCE), found
     hold = fp8_linear.Fp8Linear.hold
@@ -63,19 +69,26 @@ def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
 
 
 def _encoder(fused, device, recipe="delayed", config=CONFIG, **settings):
-    encoder = Encoder(config, kernels.select(kernels.Config(fused=fused, attention="sdpa_loop"), device))
+    encoder = Encoder(
+        config, kernels.select(kernels.Config(fused=fused, attention="sdpa_loop"), device)
+    )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             spread = 1.0 if parameter.ndim == 1 else 0.2
-            parameter.copy_(spread * torch.randn(parameter.shape, generator=generator) + (".LayerNorm.w" in name))
+            parameter.copy_(
+                spread * torch.randn(parameter.shape, generator=generator)
+                + (".LayerNorm.w" in name)
+            )
     encoder.to(device, torch.bfloat16)
     encoder.use_fp8(Recipe(scales=recipe, **settings), device)
     return encoder
 
 
 def _input(device, tokens):
-    x = torch.randn(tokens, 32, generator=torch.Generator().manual_seed(3)).to(device, torch.bfloat16)
+    x = torch.randn(tokens, 32, generator=torch.Generator().manual_seed(3)).to(
+        device, torch.bfloat16
+    )
     return x, ForwardPass(torch.tensor([0, 5, tokens], dtype=torch.int32, device=device), 16)
 
 
@@ -90,7 +103,12 @@ def _run(encoder, device, tokens=16, factor=1e-3):
     y.backward(upstream)
     gradients = {name: parameter.grad for name, parameter in encoder.named_parameters()}
     seen = encoder.fp8_scaling.largest.clone()
-    return {"result": y.detach(), "gradient of the input": x.grad, "largest magnitudes": seen, **gradients}
+    return {
+        "result": y.detach(),
+        "gradient of the input": x.grad,
+        "largest magnitudes": seen,
+        **gradients,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +125,13 @@ def scales():
     [
         ("none", "delayed", 13, True, 16),
         ("none", "current", 16, False, 12),
-        (CASTS_IN_KERNELS, "delayed", 16, False, 1 + 3),  # of the embeddings, and of the last layer's few rows
+        (
+            CASTS_IN_KERNELS,
+            "delayed",
+            16,
+            False,
+            1 + 3,
+        ),  # of the embeddings, and of the last layer's few rows
         (CASTS_IN_KERNELS, "delayed", 13, True, 16),
     ],
 )
@@ -128,19 +152,28 @@ def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_b
     for module in (fp8_linear, fp8_feed_forward):
         monkeypatch.setattr(module, "cast_transpose", unneeded)
     gelu_cast = fp8_feed_forward.gelu_cast
-    rows_alone = lambda *args, rows_alone=False: gelu_cast(*args, rows_alone=True) if rows_alone else unneeded()  # noqa: E731
+
+    def rows_alone(*args, rows_alone=False):
+        return gelu_cast(*args, rows_alone=True) if rows_alone else unneeded()
+
     monkeypatch.setattr(fp8_feed_forward, "gelu_cast", rows_alone)
     cast_rows, casts = fp8_linear.cast_rows, []
-    monkeypatch.setattr(fp8_linear, "cast_rows", lambda *args, **out: casts.append(out) or cast_rows(*args, **out))
+    monkeypatch.setattr(
+        fp8_linear, "cast_rows", lambda *args, **out: casts.append(out) or cast_rows(*args, **out)
+    )
     encoder.eval()
     with torch.no_grad(), encoder.fp8_evaluation(calibrated=False):
         found = encoder(*_input(device, tokens))
-        some = encoder(*_input(device, tokens), torch.tensor([1, 4, 9], device=device))  # no multiple of 16 at the end
+        some = encoder(
+            *_input(device, tokens), torch.tensor([1, 4, 9], device=device)
+        )  # no multiple of 16 at the end
     assert torch.equal(found, expected)
     # The current recipe measures these rows alone.
     assert fp8_cases.relative_difference(some, expected[[1, 4, 9]]) < 0.1
     assert casts.count({}) == separate_casts
-    assert all(torch.equal(a, b) for a, b in zip(before, encoder.fp8_scaling.state_tensors(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, encoder.fp8_scaling.state_tensors(), strict=True)
+    )
 
 
 def _watched(encoder, device, monkeypatch, **arguments):
@@ -153,7 +186,9 @@ def _watched(encoder, device, monkeypatch, **arguments):
     return outcome, len(calls)
 
 
-def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bit(scales, device, monkeypatch):
+def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bit(
+    scales, device, monkeypatch
+):
     outcomes = []
     for fused, expected_calls in ((SEPARATE_CASTS, 0), (CASTS_IN_KERNELS, 2)):
         encoder = _encoder(fused, device)
@@ -165,7 +200,9 @@ def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bi
     assert (separate["largest magnitudes"] > 0).all()
     for name, tensor in separate.items():
         if name.endswith("intermediate.dense.bias"):  # a sum in another order
-            torch.testing.assert_close(together[name], tensor, rtol=2.0**-7, atol=2.0**-7 * float(tensor.abs().max()))
+            torch.testing.assert_close(
+                together[name], tensor, rtol=2.0**-7, atol=2.0**-7 * float(tensor.abs().max())
+            )
         else:
             assert torch.equal(together[name], tensor), name
 
@@ -177,7 +214,10 @@ def test_sums_are_fast_forward_and_by_the_setting_backward_in_every_product(
 ):
     encoder = _encoder(fused, device, fast_backward=fast, output_projection=projection)
     encoder.fp8_scaling.calibrated = True
-    found: dict[bool, list[bool]] = {True: [], False: []}  # by whether the product is of the forward pass
+    found: dict[bool, list[bool]] = {
+        True: [],
+        False: [],
+    }  # by whether the product is of the forward pass
 
     def recorded(*args, **named):
         given = inspect.signature(product).bind(*args, **named).arguments
@@ -188,12 +228,15 @@ def test_sums_are_fast_forward_and_by_the_setting_backward_in_every_product(
     for module in (fp8_linear, fp8_feed_forward):
         monkeypatch.setattr(module, "product", recorded)
     _run(encoder, device)
-    each = CONFIG.num_hidden_layers * (4 if projection else 3)  # QKV, two of the feed-forward, the output projection
+    each = CONFIG.num_hidden_layers * (
+        4 if projection else 3
+    )  # QKV, two of the feed-forward, the output projection
     assert found == {True: [True] * each, False: [fast] * 2 * each}
 
 
 @pytest.mark.parametrize(
-    "why", ["first step", "current recipe", "rows no multiple of 16", "evaluation", "GELU not fused"]
+    "why",
+    ["first step", "current recipe", "rows no multiple of 16", "evaluation", "GELU not fused"],
 )
 def test_where_kernels_cannot_cast_the_casts_are_separate(why, scales, device, monkeypatch):
     fused = "embeddings,dropout_add_layer_norm" if why == "GELU not fused" else CASTS_IN_KERNELS
@@ -225,7 +268,9 @@ def test_what_is_not_finite_makes_the_step_not_finite_and_leaves_the_scales(plac
 
 
 def test_every_kernel_that_casts_lets_nan_through(device):
-    x, gradient, weight = (torch.ones(shape, dtype=torch.bfloat16, device=device) for shape in ((16, 32),) * 2 + (32,))
+    x, gradient, weight = (
+        torch.ones(shape, dtype=torch.bfloat16, device=device) for shape in ((16, 32),) * 2 + (32,)
+    )
     poisoned = x.clone()
     poisoned[3, 5] = float("nan")
     drop = DropoutSites(device).next(0.0)
@@ -241,11 +286,15 @@ def test_every_kernel_that_casts_lets_nan_through(device):
     for number, (cast, target) in enumerate(zip(casts, targets, strict=True)):
         nan = cast.float().isnan()
         assert nan[3, 5], number
-        assert nan[3].all() or nan.sum() == 1, number  # LayerNorm spreads it over the row, and no further
+        assert nan[3].all() or nan.sum() == 1, (
+            number
+        )  # LayerNorm spreads it over the row, and no further
         assert not nan[4].any()
         assert target.largest.isnan(), number
 
 
 def test_casts_in_kernels_without_these_kernels_are_refused(device):
-    with pytest.raises(ConfigError, match="FUSED=fp8_cast requires bias_gelu: add that, or drop fp8_cast"):
+    with pytest.raises(
+        ConfigError, match="FUSED=fp8_cast requires bias_gelu: add that, or drop fp8_cast"
+    ):
         kernels.select(kernels.Config(fused="dropout_add_layer_norm,fp8_cast"), device)

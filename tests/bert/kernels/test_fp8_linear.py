@@ -19,8 +19,14 @@ FORWARD_ERROR, BACKWARD_ERROR = 0.045, 0.075
 
 def _product(recipe, rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
-    x = (magnitude * torch.randn(rows, width, generator=generator)).to(device, dtype).requires_grad_()
-    weight = (0.02 * torch.randn(outputs, width, generator=generator)).to(device, dtype).requires_grad_()
+    x = (
+        (magnitude * torch.randn(rows, width, generator=generator))
+        .to(device, dtype)
+        .requires_grad_()
+    )
+    weight = (
+        (0.02 * torch.randn(outputs, width, generator=generator)).to(device, dtype).requires_grad_()
+    )
     bias = torch.randn(outputs, generator=generator).to(device, dtype).requires_grad_()
     upstream = (1e-6 * torch.randn(rows, outputs, generator=generator)).to(device, dtype)
     return Scaling(Recipe(scales=recipe), 2, device), x, weight, bias, upstream
@@ -68,7 +74,9 @@ def test_delayed_scales_come_from_the_step_before_and_saturate():
     assert torch.equal(scaling.scales[0], torch.ones(3))  # the other product was not used
     assert not scaling.largest.any()
     with torch.no_grad():
-        x.mul_(4)  # beyond the scale of the step before: clipped to the format's largest number, not inf
+        x.mul_(
+            4
+        )  # beyond the scale of the step before: clipped to the format's largest number, not inf
     y = Fp8Linear(scaling, 1)(x, weight, bias)
     assert torch.isfinite(y).all()
     scaling.update(ALONE)
@@ -99,7 +107,10 @@ def test_state_restores_scales():
     scaling.update(ALONE)
     again = Scaling(Recipe(), 2, CPU)
     again.load_state_dict({**scaling.state_dict(), "calibrated": True})
-    assert all(torch.equal(a, b) for a, b in zip(scaling.state_tensors(), again.state_tensors(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(scaling.state_tensors(), again.state_tensors(), strict=True)
+    )
     assert again.calibrated
     again.load_state_dict({**scaling.state_dict(), "calibrated": False})
     assert not again.calibrated, "the next step measures them"

@@ -11,8 +11,12 @@ from bert.kernels.cases import Case
 
 # An exponential that overflows to infinity is meant: its reciprocal is 0. NumPy warns of it in the interpreter.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")
-CASES = [(name, case) for name, module in OPERATIONS.items() for case in getattr(module, "CASES", [])]
-SMALL = [pytest.param(name, case, id=f"{name}-{case.name}") for name, case in CASES if not case.large]
+CASES = [
+    (name, case) for name, module in OPERATIONS.items() for case in getattr(module, "CASES", [])
+]
+SMALL = [
+    pytest.param(name, case, id=f"{name}-{case.name}") for name, case in CASES if not case.large
+]
 LARGE = [pytest.param(name, case, id=f"{name}-{case.name}") for name, case in CASES if case.large]
 
 
@@ -40,7 +44,9 @@ def compare(name: str, case: Case, device: torch.device) -> None:
     ours = case.arguments(device)
     theirs = tuple(_double(value) for value in ours)
     results, expected = tensors(module.fused(*ours)), tensors(module.reference(*theirs))
-    errors = {"result": max(error(a.detach(), b.detach()) for a, b in zip(results, expected, strict=True))}
+    errors = {
+        "result": max(error(a.detach(), b.detach()) for a, b in zip(results, expected, strict=True))
+    }
     generator = torch.Generator().manual_seed(5)
     upstream = [torch.randn(a.shape, generator=generator).to(device, a.dtype) for a in results]
     torch.autograd.backward(results, upstream)
@@ -70,5 +76,7 @@ def test_the_same_input_gives_the_same_bits(name, case, device):
         arguments = case.arguments(device)
         result = tensors(OPERATIONS[name].fused(*arguments))
         sum(tensor.float().square().sum() for tensor in result).backward()
-        results.append([*result, *(a.grad for a in arguments if isinstance(a, Tensor) and a.requires_grad)])
+        results.append(
+            [*result, *(a.grad for a in arguments if isinstance(a, Tensor) and a.requires_grad)]
+        )
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))

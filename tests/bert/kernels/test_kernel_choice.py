@@ -17,7 +17,9 @@ from bert.model.config import BertConfig
 CUDA = torch.device("cuda", 0)
 
 
-def _choose(monkeypatch, results, others_fail=False, uses_graph=True, first_rank_takes=None, **settings):
+def _choose(
+    monkeypatch, results, others_fail=False, uses_graph=True, first_rank_takes=None, **settings
+):
     """choose() on a GPU that exists in name only."""
     monkeypatch.setattr(trials, "trials", lambda device, heads, name: results)  # it asks the GPU
     names = list(attention.BACKENDS)
@@ -27,7 +29,9 @@ def _choose(monkeypatch, results, others_fail=False, uses_graph=True, first_rank
         any=lambda failed: failed or others_fail,
     )
     precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(CUDA)
-    choice, words = kernels.Config(**settings).choose(BertConfig(), precision.dtype, uses_graph, world)
+    choice, words = kernels.Config(**settings).choose(
+        BertConfig(), precision.dtype, uses_graph, world
+    )
     return choice.attention, words, choice.attention_fallback
 
 
@@ -57,13 +61,17 @@ def test_every_rank_takes_what_rank_0_takes_if_it_works_there(monkeypatch):
         ({"first_rank_takes": "cudnn"}, r"this GPU \(not here\)"),
         ({"others_fail": True}, "another rank's GPU"),
     ):
-        with pytest.raises(ConfigError, match=f"fails on {where}: set ATTENTION to another one, or auto"):
+        with pytest.raises(
+            ConfigError, match=f"fails on {where}: set ATTENTION to another one, or auto"
+        ):
             _choose(monkeypatch, TRIALS, **trouble)
 
 
 def test_nothing_that_works_is_an_error_in_a_graph_only(monkeypatch):
     assert _choose(monkeypatch, TRIALS[:1], uses_graph=False)[0] == "sdpa_loop"
-    with pytest.raises(ConfigError, match=r"no attention backend works here \(cudnn not here\): set CUDA_GRAPH=0"):
+    with pytest.raises(
+        ConfigError, match=r"no attention backend works here \(cudnn not here\): set CUDA_GRAPH=0"
+    ):
         _choose(monkeypatch, TRIALS[:1])
 
 
@@ -76,7 +84,9 @@ def test_a_named_backend_is_tried_alone_and_refused_where_it_fails_and_fp32_trie
 
 @pytest.mark.parametrize("name", kernels.QUACK)
 @pytest.mark.parametrize(("mine", "others"), [("", False), ("slower", False), ("", True)])
-def test_quacks_kernels_run_where_trials_on_every_rank_are_for_them(name, mine, others, monkeypatch):
+def test_quacks_kernels_run_where_trials_on_every_rank_are_for_them(
+    name, mine, others, monkeypatch
+):
     monkeypatch.setattr(kernels.triton_support, "missing", lambda device: None)
     for one in kernels.QUACK:
         monkeypatch.setitem(kernels.QUACK, one, lambda device: None)
@@ -85,7 +95,11 @@ def test_quacks_kernels_run_where_trials_on_every_rank_are_for_them(name, mine, 
     against = bool(mine) or others
 
     def choose(fused, tried):
-        answers = [False, False, *(against and one == name for one in tried)]  # of attention, the assembly, and these
+        answers = [
+            False,
+            False,
+            *(against and one == name for one in tried),
+        ]  # of attention, the assembly, and these
         world = SimpleNamespace(device=CUDA, any=lambda failed: answers.pop(0))
         chosen, words = kernels.Config(fused=fused, attention="triton").choose(
             BertConfig(), torch.bfloat16, True, world

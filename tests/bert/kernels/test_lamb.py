@@ -20,7 +20,9 @@ EPS = 1e-6
 
 
 def _inside(layout, sizes=SIZES):
-    return [slice(begin, begin + size) for ((begin, _),), size in zip(layout.spans, sizes, strict=True)]
+    return [
+        slice(begin, begin + size) for ((begin, _),), size in zip(layout.spans, sizes, strict=True)
+    ]
 
 
 def _buffers(device, seed=0, dtype=torch.float32):
@@ -56,7 +58,9 @@ def test_passes_equal_plain_pytorch(device, dtype):
     low = [torch.empty(layout.size, dtype=torch.bfloat16, device=device).fill_(7) for _ in range(2)]
     ours_norms = _step(lamb, layout, ours, _scalars(device), low[0])
     theirs_norms = _step(plain_lamb, layout, theirs, _scalars(device), low[1])
-    torch.testing.assert_close(ours_norms, theirs_norms, rtol=1e-5, atol=1e-6)  # sums of fp32 squares, other order
+    torch.testing.assert_close(
+        ours_norms, theirs_norms, rtol=1e-5, atol=1e-6
+    )  # sums of fp32 squares, other order
     for a, b in zip(ours[1:], theirs[1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     if device.type == "cuda":
@@ -66,14 +70,20 @@ def test_passes_equal_plain_pytorch(device, dtype):
     between = torch.ones(layout.size, dtype=torch.bool)
     for inside in _inside(layout):
         between[inside] = False
-    assert all(not buffer.cpu()[between].any() for buffer in ours), "what lies between the tensors stays zero"
+    assert all(not buffer.cpu()[between].any() for buffer in ours), (
+        "what lies between the tensors stays zero"
+    )
 
 
 def test_norm_of_the_gradient_is_that_of_the_whole_buffer(device):
     flat = torch.randn(3 * lamb.CHUNK + 77, generator=torch.Generator().manual_seed(1)).to(device)
-    assert lamb.squared_norm(flat).item() == pytest.approx(flat.double().square().sum().item(), rel=1e-6)
+    assert lamb.squared_norm(flat).item() == pytest.approx(
+        flat.double().square().sum().item(), rel=1e-6
+    )
     low = flat.bfloat16()
-    assert lamb.squared_norm(low).item() == pytest.approx(low.double().square().sum().item(), rel=1e-6)
+    assert lamb.squared_norm(low).item() == pytest.approx(
+        low.double().square().sum().item(), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("num_shards", [2, 3])
@@ -86,7 +96,10 @@ def test_shards_that_add_up_their_norms_equal_the_whole(device, num_shards):
     borders = [units * i // num_shards * lamb.ALIGNMENT for i in range(num_shards + 1)]
     shards = []
     for begin, end in itertools.pairwise(borders):
-        spans = [[tuple(min(max(place, begin), end) - begin for place in span)] for (span,) in layout.spans]
+        spans = [
+            [tuple(min(max(place, begin), end) - begin for place in span)]
+            for (span,) in layout.spans
+        ]
         shard = lamb.spans_layout(end - begin, spans, DECAYS, device)
         shards.append((shard, [buffer[begin:end] for buffer in buffers]))
     scalars = _scalars(device)
@@ -160,4 +173,6 @@ def test_passes_equal_plain_pytorch_at_real_size(gpu):
         results.append([norms, low, *buffers])
     assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))
     for a, b in zip(results[0], results[2], strict=True):
-        torch.testing.assert_close(a.float(), b.float(), rtol=2**-7 if a.dtype == torch.bfloat16 else 1e-4, atol=1e-7)
+        torch.testing.assert_close(
+            a.float(), b.float(), rtol=2**-7 if a.dtype == torch.bfloat16 else 1e-4, atol=1e-7
+        )

@@ -10,7 +10,13 @@ from bert.kernels import lamb
 from bert.optim import rules
 from bert.optim.flat import FlatLans, Layout, Piecewise, Shard
 
-SIZES = {"a.weight": 97, "a.bias": 7, "b.weight": lamb.CHUNK + 131, "LayerNorm.weight": 64, "zero.weight": 5}
+SIZES = {
+    "a.weight": 97,
+    "a.bias": 7,
+    "b.weight": lamb.CHUNK + 131,
+    "LayerNorm.weight": 64,
+    "zero.weight": 5,
+}
 CONFIG = rules.LansConfig(beta1=0.6, beta2=0.85, weight_decay=0.1)
 RATES = (0.02, 0.01, 0.015)
 SCALE = 0.5  # of the gradients: clipping and unscaling
@@ -32,7 +38,11 @@ def shards(num_ranks, device, masters_dtype=torch.float32, gradient_dtype=torch.
         gradient, weights = (torch.zeros_like(masters, dtype=gradient_dtype) for _ in range(2))
         made.append(
             Shard(
-                names=list(SIZES), segments=layout.segments(rank), masters=masters, gradient=gradient, weights=weights
+                names=list(SIZES),
+                segments=layout.segments(rank),
+                masters=masters,
+                gradient=gradient,
+                weights=weights,
             )
         )
         fill(made[-1], masters, values)
@@ -42,7 +52,9 @@ def shards(num_ranks, device, masters_dtype=torch.float32, gradient_dtype=torch.
 def fill(shard, flat, values):
     """Puts the shard's part of whole tensors into one of its buffers."""
     for segment, view in zip(shard.segments, shard.views(flat), strict=True):
-        view.copy_(values[shard.names[segment.parameter]][segment.start : segment.start + segment.size])
+        view.copy_(
+            values[shard.names[segment.parameter]][segment.start : segment.start + segment.size]
+        )
 
 
 def step(rules, number, keep=None):
@@ -70,10 +82,16 @@ def step(rules, number, keep=None):
 
 def whole(rules, buffer):
     """Tensors by name, put together of all ranks' parts."""
-    found = {name: torch.full((size,), float("nan"), dtype=torch.float64) for name, size in SIZES.items()}
+    found = {
+        name: torch.full((size,), float("nan"), dtype=torch.float64) for name, size in SIZES.items()
+    }
     for rule in rules:
-        for segment, view in zip(rule.shard.segments, rule.shard.views(buffer(rule.shard)), strict=True):
-            found[rule.shard.names[segment.parameter]][segment.start : segment.start + segment.size] = view.cpu()
+        for segment, view in zip(
+            rule.shard.segments, rule.shard.views(buffer(rule.shard)), strict=True
+        ):
+            found[rule.shard.names[segment.parameter]][
+                segment.start : segment.start + segment.size
+            ] = view.cpu()
     return found
 
 
@@ -92,7 +110,9 @@ def test_steps_of_any_number_of_shards_equal_the_rule_in_fp64(device, num_ranks)
     for key, tensor in whole(oracle, lambda shard: shard.masters).items():
         found = whole(ours, lambda shard: shard.masters)[key]
         torch.testing.assert_close(found, tensor, rtol=2e-5, atol=1e-6, msg=key)
-        low = whole(ours, lambda shard: shard.weights)[key]  # the interpreter cuts bits off where a GPU rounds
+        low = whole(ours, lambda shard: shard.weights)[
+            key
+        ]  # the interpreter cuts bits off where a GPU rounds
         torch.testing.assert_close(low, tensor, rtol=2**-7, atol=1e-6, msg=key)
 
 
@@ -112,7 +132,10 @@ def test_a_step_not_kept_changes_nothing(device):
     [rule] = [FlatLans(shard, CONFIG) for shard in shards(1, device)]
     step([rule], 0)
     shard = rule.shard
-    before = [flat.clone() for flat in (shard.masters, shard.weights, *shard.states.values(), rule.num_steps)]
+    before = [
+        flat.clone()
+        for flat in (shard.masters, shard.weights, *shard.states.values(), rule.num_steps)
+    ]
     step([rule], 1, torch.tensor(False, device=device))
     after = (shard.masters, shard.weights, *shard.states.values(), rule.num_steps)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))

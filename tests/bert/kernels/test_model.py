@@ -15,7 +15,9 @@ from bert.model.bert import BertForPreTraining
 @pytest.fixture
 def models(tiny, make_model, device) -> list[BertForPreTraining]:
     """The tiny model without dropout: fused in fp32, and references in fp64 with the same weights."""
-    fused = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="all", attention="triton"), device))
+    fused = BertForPreTraining(
+        tiny, kernels.select(kernels.Config(fused="all", attention="triton"), device)
+    )
     reference = make_model(tiny)
     fused.load_state_dict(reference.state_dict())
     return [model.to(device).eval() for model in (fused, reference)]
@@ -34,14 +36,18 @@ def test_fused_model_equals_the_reference_model(models, make_records, batch_of, 
         (result.mlm + result.nsp).backward()
         losses.append([result.mlm.item(), result.nsp.item()])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-    for (name, ours), theirs in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+    for (name, ours), theirs in zip(
+        models[0].named_parameters(), models[1].parameters(), strict=True
+    ):
         scale = max(1e-3, theirs.grad.abs().max().item())
         error = (ours.grad.double() - theirs.grad).abs().max().item() / scale
         assert error < 1e-4, f"{name}: {error}"  # fp32 through two layers
 
 
 def test_every_operation_of_the_model_is_fused(models):
-    bound = {module.kernel for module in models[0].modules() if hasattr(module, "kernel")} | {models[0].cross_entropy}
+    bound = {module.kernel for module in models[0].modules() if hasattr(module, "kernel")} | {
+        models[0].cross_entropy
+    }
     assert bound == {module.fused for module in OPERATIONS.values()}
 
 

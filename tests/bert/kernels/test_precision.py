@@ -49,10 +49,18 @@ def test_tf32_is_fp32_whose_products_the_gpu_may_round():
 
 
 def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
-    for device, capability, refused in ((CPU, None, True), (GPU, (7, 5), True), (GPU, (8, 0), False)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+    for device, capability, refused in (
+        (CPU, None, True),
+        (GPU, (7, 5), True),
+        (GPU, (8, 0), False),
+    ):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device, found=capability: found
+        )
         if refused:
-            with pytest.raises(ConfigError, match=r"PRECISION=tf32 needs a GPU of compute capability 8\.0"):
+            with pytest.raises(
+                ConfigError, match=r"PRECISION=tf32 needs a GPU of compute capability 8\.0"
+            ):
                 Config(precision="tf32").check(device)
         else:
             Config(precision="tf32").check(device)
@@ -61,10 +69,15 @@ def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
 def test_settings_of_fp8_reach_its_recipe_and_a_resumed_run_must_keep_them(prepared):
     settings = {"PRECISION": "fp8", "FP8_FAST_SUMS": "all", "FP8_OUTPUT_PROJECTION": "1"}
     plain, other, bf16 = (
-        from_env(RunConfig, prepared | extra) for extra in ({"PRECISION": "fp8"}, settings, {"PRECISION": "bf16"})
+        from_env(RunConfig, prepared | extra)
+        for extra in ({"PRECISION": "fp8"}, settings, {"PRECISION": "bf16"})
     )
-    assert plain.numerics.fp8 == Recipe(scales="delayed", fast_backward=False, output_projection=False)
-    assert other.numerics.fp8 == Recipe(scales="delayed", fast_backward=True, output_projection=True)
+    assert plain.numerics.fp8 == Recipe(
+        scales="delayed", fast_backward=False, output_projection=False
+    )
+    assert other.numerics.fp8 == Recipe(
+        scales="delayed", fast_backward=True, output_projection=True
+    )
     assert bf16.numerics.fp8 is None
     in_bf16 = from_env(RunConfig, prepared | {"PRECISION": "fp8", "FP8_EVALUATION": "0"})
     assert (plain.numerics.fp8.evaluation, in_bf16.numerics.fp8.evaluation) == (True, False)
@@ -75,7 +88,9 @@ def test_settings_of_fp8_reach_its_recipe_and_a_resumed_run_must_keep_them(prepa
 
 
 def test_auto_is_resumed_by_the_name_of_what_it_was_and_as_earlier_versions_saved_it(prepared):
-    auto, fp32, bf16 = (from_env(RunConfig, prepared | {"PRECISION": name}) for name in ("auto", "fp32", "bf16"))
+    auto, fp32, bf16 = (
+        from_env(RunConfig, prepared | {"PRECISION": name}) for name in ("auto", "fp32", "bf16")
+    )
     saved = {"run": run_identity(auto, 7), "step": 4, "batches": 5, "samples": 6}
     assert saved["run"]["PRECISION"] == "fp32"
     for run in (saved["run"], saved["run"] | {"PRECISION": "auto"}):
@@ -83,5 +98,7 @@ def test_auto_is_resumed_by_the_name_of_what_it_was_and_as_earlier_versions_save
             trained = Trained()
             assert restore(config, trained, 7, saved | {"run": run}) == (4, 5, 6)
             assert trained.state["step"] == 4
-        with pytest.raises(ConfigError, match="is of a run with PRECISION fp32, this one has bf16: use the same"):
+        with pytest.raises(
+            ConfigError, match="is of a run with PRECISION fp32, this one has bf16: use the same"
+        ):
             restore(bf16, Trained(), 7, saved | {"run": run})

@@ -25,7 +25,9 @@ NEIGHBOURS = 2.0**-4
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_the_feed_forward_is_that_of_separate_kernels_but_for_a_rounding(approximate, device, quack):
+def test_the_feed_forward_is_that_of_separate_kernels_but_for_a_rounding(
+    approximate, device, quack
+):
     # Tiles in part, both ways.
     found = fp8_cases.differences(device, 80, 16, 272, approximate, dropout=0.0, by_quack=True)
     assert max(found.values()) <= NEIGHBOURS, found
@@ -36,11 +38,17 @@ def test_every_layer_uses_it_once_a_step_has_measured_the_scales(device, quack, 
     shape = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     outcomes, calls = [], []
     gemm = fake_quack.Epilogue.gemm
-    monkeypatch.setattr(fake_quack.Epilogue, "gemm", lambda *args, **named: calls.append(named) or gemm(*args, **named))
+    monkeypatch.setattr(
+        fake_quack.Epilogue,
+        "gemm",
+        lambda *args, **named: calls.append(named) or gemm(*args, **named),
+    )
     for by_quack in (False, True):
         chosen = select(Config(fused=CASTS_IN_KERNELS, attention="sdpa_loop"), device)
         torch.manual_seed(5)
-        encoder = Encoder(shape, dataclasses.replace(chosen, fp8_feed_forward=by_quack)).to(device, torch.bfloat16)
+        encoder = Encoder(shape, dataclasses.replace(chosen, fp8_feed_forward=by_quack)).to(
+            device, torch.bfloat16
+        )
         scaling = encoder.use_fp8(Recipe(fast_backward=True), device) or encoder.fp8_scaling
         _run(encoder, device, factor=1.0)
         scaling.mark_calibrated()
@@ -61,7 +69,10 @@ def test_what_is_not_finite_is_seen_or_goes_on(device, quack):
         bias = torch.zeros(32, dtype=torch.bfloat16, device=device)
         bias[3] = bad
         x8 = torch.ones(16, 16, device=device).to(torch.float8_e4m3fn)
-        weight, one = torch.ones(32, 16, device=device).to(torch.float8_e4m3fn), torch.ones((), device=device)
+        weight, one = (
+            torch.ones(32, 16, device=device).to(torch.float8_e4m3fn),
+            torch.ones((), device=device),
+        )
         _, cast, transposed = module.gelu_of_product(x8, weight, (one, one), bias, "tanh", target)
         assert cast.float()[:, 3].isnan().all() if bad != bad else target.largest == bad
         assert torch.equal(cast.float().t().nan_to_num(), transposed.float().nan_to_num())
@@ -86,7 +97,9 @@ def test_a_trial_finds_what_is_wrong_or_slower(fault, device, quack, monkeypatch
 
     def wrong(epilogue, a, b, output, c, fast, target, **named):
         start(epilogue, a, b, output, c, fast, target, **named)
-        spoiled = {"inner": output if c is None else None, "largest": target.largest, **named}.get(fault)
+        spoiled = {"inner": output if c is None else None, "largest": target.largest, **named}.get(
+            fault
+        )
         if spoiled is not None and (fault != "bias" or c is not None):
             spoiled.copy_(1.1 * spoiled.float())
 
@@ -104,7 +117,9 @@ def test_a_run_takes_it_only_where_it_is_there_and_was_found_right(device, monke
         Config(fused="fp8_feed_forward").names(device)
 
 
-@pytest.mark.parametrize(("capability", "reason"), [((9, 0), None), ((10, 0), "its fp8 needs compute capability 9.0")])
+@pytest.mark.parametrize(
+    ("capability", "reason"), [((9, 0), None), ((10, 0), "its fp8 needs compute capability 9.0")]
+)
 def test_its_products_of_both_formats_are_hoppers(capability, reason, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(feed_forward, "missing", lambda device: None)
@@ -142,8 +157,12 @@ print(len(launched))
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("quack") is None, reason="quack-kernels is not installed")
+@pytest.mark.skipif(
+    importlib.util.find_spec("quack") is None, reason="quack-kernels is not installed"
+)
 def test_the_packages_kernels_compile_for_hopper(tmp_path, repository):
     command = [sys.executable, "-c", COMPILE, str(tmp_path)]
-    done = subprocess.run(command, cwd=repository / "implementations", capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=repository / "implementations", capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr

@@ -25,14 +25,18 @@ def test_auto_and_none_are_the_references_on_a_cpu():
 
 
 def test_asking_for_a_kernel_that_cannot_run_is_an_error():
-    with pytest.raises(ConfigError, match="FUSED asks for bias_gelu, lamb, but the device is a CPU: set FUSED=auto"):
+    with pytest.raises(
+        ConfigError, match="FUSED asks for bias_gelu, lamb, but the device is a CPU: set FUSED=auto"
+    ):
         Config(fused="lamb, bias_gelu").names(CPU)
     with pytest.raises(ConfigError, match="FUSED asks for bias_gelu"):
         Config(fused="all").names(CPU)
 
 
 def test_an_unknown_kernel_is_an_error_that_names_the_known_ones(device):
-    with pytest.raises(ConfigError, match=r"FUSED names gelu: known are all, none, auto, embeddings, .*, lamb"):
+    with pytest.raises(
+        ConfigError, match=r"FUSED names gelu: known are all, none, auto, embeddings, .*, lamb"
+    ):
         Config(fused="gelu,lamb").names(device)
 
 
@@ -42,7 +46,9 @@ def test_names_choose_kernels_one_by_one(device):
     assert bound.bias_gelu is OPERATIONS["bias_gelu"].fused
     assert bound.dropout_add_layer_norm is OPERATIONS["dropout_add_layer_norm"].reference
     described = Config(fused="cross_entropy,bias_gelu").describe(device)
-    assert described.startswith("Triton for bias_gelu, cross_entropy; plain PyTorch for embeddings, ")
+    assert described.startswith(
+        "Triton for bias_gelu, cross_entropy; plain PyTorch for embeddings, "
+    )
 
 
 def test_check_names_what_is_used(prepared):

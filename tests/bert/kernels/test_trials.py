@@ -60,7 +60,9 @@ def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch
         return [trials.Trial(name=given["names"][0], problem=busy)]
 
     monkeypatch.setattr(trials, "_attempts", refused)
-    monkeypatch.setattr(trials, "attempt", lambda name, *_: trials.Trial(name=name, milliseconds=1.0))
+    monkeypatch.setattr(
+        trials, "attempt", lambda name, *_: trials.Trial(name=name, milliseconds=1.0)
+    )
     found = trials.attempts(["triton", "flash"], CPU, HEADS)
     assert found == [trials.Trial(name=name, milliseconds=1.0) for name in ("triton", "flash")]
     assert asked == [["triton", "flash"]], "it asks once"
@@ -77,7 +79,9 @@ def test_a_process_that_ignores_its_limit_is_killed(monkeypatch, tmp_path):
             return [], [], []
 
     monkeypatch.setattr(trials, "select", Select)
-    assert trials.attempts(["triton"], CPU, HEADS) == [trials.Trial(name="triton", problem="ran past 60 s")]
+    assert trials.attempts(["triton"], CPU, HEADS) == [
+        trials.Trial(name="triton", problem="ran past 60 s")
+    ]
 
 
 @pytest.fixture
@@ -161,7 +165,9 @@ def test_an_illegal_access_on_a_gpu_costs_its_backend_alone(gpu, monkeypatch):
         "    qkv[torch.full((4,), 10**6, device=qkv.device)].sum().item()  # a device-side assert\n"
         "attention.BACKENDS['poisons'] = poisons\n"
     )
-    script = trials.CHILD.replace("trials.main", f"attention = trials.attention; import torch\n{poison}trials.main")
+    script = trials.CHILD.replace(
+        "trials.main", f"attention = trials.attention; import torch\n{poison}trials.main"
+    )
     monkeypatch.setattr(trials, "CHILD", script)
     found = trials.attempts(["poisons", "triton"], gpu, trials.BERT_LARGE)
     assert found[0].problem

@@ -64,7 +64,13 @@ class Copies(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function._schema.name
-        if name in ("aten::cat", "aten::stack", "aten::clone", "aten::copy_", "aten::_foreach_copy_"):
+        if name in (
+            "aten::cat",
+            "aten::stack",
+            "aten::clone",
+            "aten::copy_",
+            "aten::_foreach_copy_",
+        ):
             first = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
             self.numbers[name] = self.numbers.get(name, 0) + sum(tensor.numel() for tensor in first)
         return function(*args, **(kwargs or {}))
@@ -91,7 +97,9 @@ def test_neighbours_are_joined_without_a_copy_and_their_gradients_split_without_
         weight_gradient.linear(x, whole, None).backward(upstream)
     assert not copies.numbers
     assert torch.equal(whole, torch.cat(parameters))
-    for parameter, place, rows in zip(parameters, places, upstream.split([2, 2, 4], dim=1), strict=True):
+    for parameter, place, rows in zip(
+        parameters, places, upstream.split([2, 2, 4], dim=1), strict=True
+    ):
         assert weight_gradient.same_memory(parameter.grad, place)
         assert torch.allclose(parameter.grad, rows.t() @ x)
 
@@ -120,7 +128,9 @@ def test_groups_lie_side_by_side_in_one_bucket_where_their_last_parameter_would(
     layout = Layout(sizes, 2, 4000, groups=[(1, 2, 3), (4, 5)])
     assert [b - layout.begins[1] for b in layout.begins[1:4]] == [0, 1024, 2048]
     assert layout.begins[5] - layout.begins[4] == 128
-    assert layout.begins[7] < layout.begins[6] < layout.begins[4] < layout.begins[1] < layout.begins[0]
+    assert (
+        layout.begins[7] < layout.begins[6] < layout.begins[4] < layout.begins[1] < layout.begins[0]
+    )
     buckets = {p: number for number, bucket in enumerate(layout.buckets) for p in bucket.parameters}
     assert sorted(buckets) == list(range(8))
     assert buckets[1] == buckets[2] == buckets[3]
@@ -130,10 +140,14 @@ def test_groups_lie_side_by_side_in_one_bucket_where_their_last_parameter_would(
     assert all(begin % ALIGNMENT == 0 for begin in layout.begins)
 
 
-def _trained(tiny, batches, precision, monkeypatch, *, offers, accumulate=False, steps=1, **settings):
+def _trained(
+    tiny, batches, precision, monkeypatch, *, offers, accumulate=False, steps=1, **settings
+):
     """Weights and norms after some steps, and what the last one copied."""
     torch.manual_seed(0)
-    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = BertForPreTraining(
+        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    )
     initialize(model, 0)
     config = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
     with monkeypatch.context() as patched:
@@ -149,12 +163,22 @@ def _trained(tiny, batches, precision, monkeypatch, *, offers, accumulate=False,
     return [parameter.detach().clone() for parameter in model.parameters()], norms, copies.numbers
 
 
-@pytest.mark.parametrize(("precision", "clip"), [("bf16", "after"), ("fp8", "before"), ("fp32", "bucket")])
-def test_training_is_bit_for_bit_that_with_gradients_copied(tiny, make_records, batch_of, monkeypatch, precision, clip):
+@pytest.mark.parametrize(
+    ("precision", "clip"), [("bf16", "after"), ("fp8", "before"), ("fp32", "bucket")]
+)
+def test_training_is_bit_for_bit_that_with_gradients_copied(
+    tiny, make_records, batch_of, monkeypatch, precision, clip
+):
     records = make_records(3)
-    for batches in ([batch_of(records, range(4))], [batch_of(records, range(n, n + 2)) for n in (0, 2, 4)]):
+    for batches in (
+        [batch_of(records, range(4))],
+        [batch_of(records, range(n, n + 2)) for n in (0, 2, 4)],
+    ):
         settings = {"accumulate": len(batches) > 1, "clip": clip}
-        found = [_trained(tiny, batches, precision, monkeypatch, offers=offers, **settings) for offers in (True, False)]
+        found = [
+            _trained(tiny, batches, precision, monkeypatch, offers=offers, **settings)
+            for offers in (True, False)
+        ]
         for ours, theirs in zip(found[0][0] + found[0][1], found[1][0] + found[1][1], strict=True):
             assert torch.equal(ours, theirs)
 
@@ -162,8 +186,12 @@ def test_training_is_bit_for_bit_that_with_gradients_copied(tiny, make_records, 
 def test_of_the_encoders_weights_no_gradient_is_copied(tiny, make_records, batch_of, monkeypatch):
     wide = dataclasses.replace(tiny, hidden_size=32, num_attention_heads=2, intermediate_size=64)
     batches = [batch_of(make_records(3), range(4))]
-    ours, theirs = (_trained(wide, batches, "bf16", monkeypatch, offers=offers)[2] for offers in (True, False))
-    weights = wide.num_hidden_layers * (4 * wide.hidden_size**2 + 2 * wide.hidden_size * wide.intermediate_size)
+    ours, theirs = (
+        _trained(wide, batches, "bf16", monkeypatch, offers=offers)[2] for offers in (True, False)
+    )
+    weights = wide.num_hidden_layers * (
+        4 * wide.hidden_size**2 + 2 * wide.hidden_size * wide.intermediate_size
+    )
     assert theirs["aten::_foreach_copy_"] - ours["aten::_foreach_copy_"] == weights
 
 
@@ -183,12 +211,18 @@ def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
         fail()
     assert seen == [True]
     assert not weight_gradient.is_offered(weight)
-    with pytest.raises(AssertionError, match="got no gradient"), buckets.backward_pass(first=False, reduce=False):
+    with (
+        pytest.raises(AssertionError, match="got no gradient"),
+        buckets.backward_pass(first=False, reduce=False),
+    ):
         seen.append(weight_gradient.is_offered(weight))
     assert seen == [True, False], "it would overwrite what is to be added to"
     sums = GradientBuckets(
         [weight], Layout([128], 1, 1000), mesh, torch.float32, torch.float32, keep_whole=True, apart=False,
     )  # fmt: skip
-    with pytest.raises(AssertionError, match="got no gradient"), sums.backward_pass(first=True, reduce=False):
+    with (
+        pytest.raises(AssertionError, match="got no gradient"),
+        sums.backward_pass(first=True, reduce=False),
+    ):
         seen.append(weight_gradient.is_offered(weight))
     assert seen == [True, False, False], "sums of another type"

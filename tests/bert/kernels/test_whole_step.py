@@ -28,12 +28,16 @@ NO_DROPOUT = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_prob
 def _batch():
     records = synthetic_records(1, 16, 61, packed=True, seed=0)
     plain = make_batch(records, range(records.num_sequences), 16)
-    room = PretrainingCapacity(tokens=24, sequences=plain.num_sequences, masked=plain.num_masked + 3)
+    room = PretrainingCapacity(
+        tokens=24, sequences=plain.num_sequences, masked=plain.num_masked + 3
+    )
     return static_batch(plain, graph_capacity(room, 1))
 
 
 def _build(device, config, fused, precision="fp32"):
-    choice = kernels.Config(fused="all" if fused else "none", attention="triton" if fused else "sdpa_loop")
+    choice = kernels.Config(
+        fused="all" if fused else "none", attention="triton" if fused else "sdpa_loop"
+    )
     model = BertForPreTraining(config, kernels.select(choice, device))
     initialize(model, 0)
     model.to(device)
@@ -54,11 +58,17 @@ def test_fused_steps_and_evaluation_are_the_plain_ones(device):
         model.eval()
         with torch.no_grad():
             counts = _count(model, batch.to(device)).tolist()
-        outcomes.append((losses, counts, {name: p.detach().cpu() for name, p in model.named_parameters()}))
+        outcomes.append(
+            (losses, counts, {name: p.detach().cpu() for name, p in model.named_parameters()})
+        )
     (plain_losses, plain_counts, plain), (losses, counts, weights) = outcomes
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(plain_losses), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor(losses), torch.tensor(plain_losses), atol=1e-4, rtol=1e-4
+    )
     assert counts == pytest.approx(plain_counts, rel=1e-4)
-    for name in plain.keys() - {n for n in plain if n.endswith("key.bias")}:  # whose true gradient is 0
+    for name in plain.keys() - {
+        n for n in plain if n.endswith("key.bias")
+    }:  # whose true gradient is 0
         torch.testing.assert_close(weights[name], plain[name], atol=2e-4, rtol=2e-3, msg=name)
 
 

@@ -41,7 +41,9 @@ def test_packed_batch_gives_the_loss_and_every_gradient_of_its_sequences_alone(
 
     assert packed_loss == pytest.approx(alone_loss, abs=1e-10)
     for name, gradient in packed_gradients.items():
-        torch.testing.assert_close(gradient, alone_gradients[name], atol=1e-10, rtol=1e-10, msg=name)
+        torch.testing.assert_close(
+            gradient, alone_gradients[name], atol=1e-10, rtol=1e-10, msg=name
+        )
 
 
 def test_a_token_never_sees_another_sequence(tiny, make_model, make_records, batch_of):
@@ -56,20 +58,26 @@ def test_a_token_never_sees_another_sequence(tiny, make_model, make_records, bat
     assert torch.equal(before[cut:], after[cut:])
 
 
-def test_padding_to_a_capacity_changes_no_loss_and_no_gradient(tiny, make_model, make_records, batch_of):
+def test_padding_to_a_capacity_changes_no_loss_and_no_gradient(
+    tiny, make_model, make_records, batch_of
+):
     config = dataclasses.replace(tiny, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     model = make_model(config)
     batch = batch_of(make_records(3), range(4))
     padded = batch.pad_to(
         PretrainingCapacity(
-            tokens=batch.num_tokens + 13, sequences=batch.num_sequences + 5, masked=batch.num_masked + 11
+            tokens=batch.num_tokens + 13,
+            sequences=batch.num_sequences + 5,
+            masked=batch.num_masked + 11,
         )
     )
     loss, gradients = _gradients(model, [batch], [(1.0, 1.0)])
     padded_loss, padded_gradients = _gradients(model, [padded], [(1.0, 1.0)])
     assert loss == pytest.approx(padded_loss, abs=1e-12)
     for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, padded_gradients[name], atol=1e-12, rtol=1e-12, msg=name)
+        torch.testing.assert_close(
+            gradient, padded_gradients[name], atol=1e-12, rtol=1e-12, msg=name
+        )
     with pytest.raises(ValueError, match="exceeds"):
         padded.pad_to(PretrainingCapacity(tokens=1, sequences=1, masked=1))
 
@@ -77,9 +85,13 @@ def test_padding_to_a_capacity_changes_no_loss_and_no_gradient(tiny, make_model,
 def _hugging_face(config, state):
     settings = {name: getattr(config, name) for name in config.__dataclass_fields__}
     settings["hidden_act"] = config.hugging_face_hidden_act
-    reference = transformers.BertForPreTraining(transformers.BertConfig(**settings, attn_implementation="eager"))
+    reference = transformers.BertForPreTraining(
+        transformers.BertConfig(**settings, attn_implementation="eager")
+    )
     trimmed = {
-        name: tensor[: config.vocab_size] if "word_embeddings" in name or name == "cls.predictions.bias" else tensor
+        name: tensor[: config.vocab_size]
+        if "word_embeddings" in name or name == "cls.predictions.bias"
+        else tensor
         for name, tensor in state.items()
     }
     trimmed["cls.predictions.decoder.weight"] = trimmed["bert.embeddings.word_embeddings.weight"]
@@ -91,7 +103,9 @@ def _hugging_face(config, state):
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_erf"])
-def test_outputs_are_those_of_hugging_face_on_padded_sequences(tiny, make_model, make_records, batch_of, activation):
+def test_outputs_are_those_of_hugging_face_on_padded_sequences(
+    tiny, make_model, make_records, batch_of, activation
+):
     config = dataclasses.replace(tiny, hidden_act=activation)
     model = make_model(config, dtype=torch.float32).eval()
     reference = _hugging_face(config, model.state_dict())
@@ -99,10 +113,16 @@ def test_outputs_are_those_of_hugging_face_on_padded_sequences(tiny, make_model,
     batch = batch_of(records, range(4))
     lengths = np.diff(batch.cu_seqlens.numpy())
     ids = torch.zeros(4, lengths.max(), dtype=torch.long)
-    segments, mask, labels = torch.zeros_like(ids), torch.zeros_like(ids), torch.full_like(ids, -100)
+    segments, mask, labels = (
+        torch.zeros_like(ids),
+        torch.zeros_like(ids),
+        torch.full_like(ids, -100),
+    )
     flat_labels = torch.full((batch.num_tokens,), -100)
     flat_labels[batch.masked_positions.long()] = batch.masked_labels
-    for row, (begin, length) in enumerate(zip(batch.cu_seqlens.tolist(), lengths.tolist(), strict=False)):
+    for row, (begin, length) in enumerate(
+        zip(batch.cu_seqlens.tolist(), lengths.tolist(), strict=False)
+    ):
         ids[row, :length] = batch.input_ids[begin : begin + length]
         segments[row, :length] = batch.segment_ids[begin : begin + length]
         mask[row, :length] = 1
@@ -113,7 +133,9 @@ def test_outputs_are_those_of_hugging_face_on_padded_sequences(tiny, make_model,
             next_sentence_label=batch.next_sentence_labels,
         )  # fmt: skip
         logits, losses = model.logits(batch), model(batch)
-    torch.testing.assert_close(logits.mlm, expected.prediction_logits[labels != -100], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        logits.mlm, expected.prediction_logits[labels != -100], atol=1e-5, rtol=1e-5
+    )
     torch.testing.assert_close(logits.nsp, expected.seq_relationship_logits, atol=1e-5, rtol=1e-5)
     assert float(losses.mlm + losses.nsp) == pytest.approx(float(expected.loss), abs=1e-5)
 
@@ -124,9 +146,13 @@ def test_bert_large_has_the_398_tensors_of_the_published_logs():
     from bert.model.config import BertConfig
 
     with torch.device("meta"):
-        model = BertForPreTraining(BertConfig(), kernels.select(kernels.Config(), torch.device("cpu")))
+        model = BertForPreTraining(
+            BertConfig(), kernels.select(kernels.Config(), torch.device("cpu"))
+        )
     assert len(list(model.parameters())) == 398
-    assert sum(p.numel() for p in model.parameters()) == 336_226_108 + 6 * 1025  # Google's, plus 6 padding words
+    assert (
+        sum(p.numel() for p in model.parameters()) == 336_226_108 + 6 * 1025
+    )  # Google's, plus 6 padding words
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -135,10 +161,15 @@ def test_scores_of_an_evaluation_are_not_rounded_to_the_weights_precision(
 ):
     model, batch = make_model(tiny, dtype=dtype).eval(), batch_of(make_records(4), range(6))
     seen = []
-    model.cls.predictions.transform.register_forward_hook(lambda module, inputs, output: seen.append(output.double()))
+    model.cls.predictions.transform.register_forward_hook(
+        lambda module, inputs, output: seen.append(output.double())
+    )
     with torch.no_grad():
         scores, losses, _ = model.scored(batch)
-        expected = seen[0] @ model.bert.embeddings.word_embeddings.weight.double().t() + model.cls.predictions.bias
+        expected = (
+            seen[0] @ model.bert.embeddings.word_embeddings.weight.double().t()
+            + model.cls.predictions.bias
+        )
         expected = expected[:, : tiny.vocab_size]
         rounded = model.logits(batch).mlm
     assert scores.dtype == losses.dtype == torch.float32
@@ -162,7 +193,10 @@ def test_the_last_layer_computes_only_what_the_heads_read_and_no_gradient_change
     pre_norm, recompute, tiny, make_model, make_records, batch_of
 ):
     shape = dataclasses.replace(
-        tiny, layer_norm_large_model=pre_norm, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+        tiny,
+        layer_norm_large_model=pre_norm,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
     )
     model, batch = make_model(shape), batch_of(make_records(3), range(5))
     batch = batch.pad_to(PretrainingCapacity(tokens=200, sequences=9, masked=60))

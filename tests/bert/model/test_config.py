@@ -41,7 +41,11 @@ def read(tmp_path):
     ],
 )
 def test_the_form_of_gelu_depends_on_the_kind_of_config(word, google, hugging_face, read):
-    values = {**GOOGLE, "hidden_act": word} if word else {k: v for k, v in GOOGLE.items() if k != "hidden_act"}
+    values = (
+        {**GOOGLE, "hidden_act": word}
+        if word
+        else {k: v for k, v in GOOGLE.items() if k != "hidden_act"}
+    )
     assert read(**values).gelu_form == google
     assert read(**values, model_type="bert").gelu_form == hugging_face
 
@@ -51,7 +55,9 @@ def test_googles_gelu_is_the_formula_of_its_modeling_py(read):
     x = torch.linspace(-8, 8, 1001, dtype=torch.float64)
     expected = 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))
     config = read(**GOOGLE)
-    torch.testing.assert_close(F.gelu(x, approximate=config.gelu_approximation), expected, atol=1e-14, rtol=0)
+    torch.testing.assert_close(
+        F.gelu(x, approximate=config.gelu_approximation), expected, atol=1e-14, rtol=0
+    )
     erf = F.gelu(x, approximate=read(**GOOGLE, model_type="bert").gelu_approximation)
     assert (erf - expected).abs().max().item() == pytest.approx(4.73e-4, rel=0.01)
 
@@ -61,13 +67,17 @@ def test_the_name_for_hugging_face_means_the_same_there(word, read):
     config = read(**{**GOOGLE, "hidden_act": word})
     theirs = transformers.activations.ACT2FN[config.hugging_face_hidden_act]
     x = torch.linspace(-5, 5, 101, dtype=torch.float64)
-    torch.testing.assert_close(theirs(x), F.gelu(x, approximate=config.gelu_approximation), atol=1e-12, rtol=0)
+    torch.testing.assert_close(
+        theirs(x), F.gelu(x, approximate=config.gelu_approximation), atol=1e-12, rtol=0
+    )
     again = read(**{**GOOGLE, "hidden_act": config.hugging_face_hidden_act, "model_type": "bert"})
     assert again.gelu_form == config.gelu_form
 
 
 def test_a_config_that_hugging_face_writes_is_read(tmp_path):
-    written = transformers.BertConfig(vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)
+    written = transformers.BertConfig(
+        vocab_size=97, hidden_size=64, num_hidden_layers=2, num_attention_heads=4
+    )
     written.architectures = ["BertForPreTraining"]
     written.save_pretrained(tmp_path)
     config = BertConfig.from_json(tmp_path / "config.json")
@@ -78,7 +88,12 @@ def test_a_config_that_hugging_face_writes_is_read(tmp_path):
 
 
 def test_keys_of_other_heads_and_of_tokens_are_harmless(read):
-    extra = {"directionality": "bidi", "pooler_type": "first_token_transform", "pad_token_id": 0, "use_cache": True}
+    extra = {
+        "directionality": "bidi",
+        "pooler_type": "first_token_transform",
+        "pad_token_id": 0,
+        "use_cache": True,
+    }
     assert read(**GOOGLE, **extra) == read(**GOOGLE)
 
 
@@ -87,7 +102,11 @@ def test_keys_of_other_heads_and_of_tokens_are_harmless(read):
     [
         ("embedding_size", 32, "unknown key embedding_size: remove it"),
         ("num_hidden_layer", 3, "unknown key num_hidden_layer"),
-        ("position_embedding_type", "relative_key", "position_embedding_type='relative_key': only 'absolute'"),
+        (
+            "position_embedding_type",
+            "relative_key",
+            "position_embedding_type='relative_key': only 'absolute'",
+        ),
         ("tie_word_embeddings", False, "tie_word_embeddings=False: only True"),
         ("is_decoder", True, "is_decoder=True: only False"),
         ("model_type", "roberta", "model_type='roberta': only 'bert'"),
@@ -119,7 +138,8 @@ def test_a_wrong_value_is_an_error_that_names_file_and_key(key, value, expected,
 
 
 @pytest.mark.parametrize(
-    ("kept", "reason"), [({"hidden_size": 65}, "hidden_size=65 is not a multiple"), ({"of_later": 1}, "of_later")]
+    ("kept", "reason"),
+    [({"hidden_size": 65}, "hidden_size=65 is not a multiple"), ({"of_later": 1}, "of_later")],
 )
 def test_a_model_that_a_checkpoint_cannot_have_is_an_error_that_names_it(kept, reason, tmp_path):
     path = tmp_path / "step_0000000001.pt"

@@ -44,22 +44,38 @@ def _restated(p, config, batch):
         return x @ p[f"{name}.weight"].T + p[f"{name}.bias"]
 
     hidden = []
-    for begin, end in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
+    for begin, end in zip(
+        batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True
+    ):
         part = slice(begin, end)
-        tables = [p[f"bert.embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type")]
-        ids = (batch.input_ids[part].long(), batch.position_ids[part].long(), batch.segment_ids[part].long())
-        h = norm("bert.embeddings.LayerNorm", sum(table[i] for table, i in zip(tables, ids, strict=True)))
+        tables = [
+            p[f"bert.embeddings.{name}_embeddings.weight"]
+            for name in ("word", "position", "token_type")
+        ]
+        ids = (
+            batch.input_ids[part].long(),
+            batch.position_ids[part].long(),
+            batch.segment_ids[part].long(),
+        )
+        h = norm(
+            "bert.embeddings.LayerNorm", sum(table[i] for table, i in zip(tables, ids, strict=True))
+        )
         stream = torch.zeros_like(h)
         for number in range(config.num_hidden_layers):
             name = f"bert.encoder.layer.{number}"
             heads = []
             for head in range(config.num_attention_heads):
                 own = slice(head * config.head_size, (head + 1) * config.head_size)
-                q, k, v = (dense(f"{name}.attention.self.{n}", h)[:, own] for n in ("query", "key", "value"))
+                q, k, v = (
+                    dense(f"{name}.attention.self.{n}", h)[:, own]
+                    for n in ("query", "key", "value")
+                )
                 heads.append(torch.softmax(q @ k.T / math.sqrt(config.head_size), dim=-1) @ v)
             stream = stream + dense(f"{name}.attention.output.dense", torch.cat(heads, dim=1))
             h = norm(f"{name}.attention.output.LayerNorm", stream)
-            stream = stream + dense(f"{name}.output.dense", _gelu(dense(f"{name}.intermediate.dense", h)))
+            stream = stream + dense(
+                f"{name}.output.dense", _gelu(dense(f"{name}.intermediate.dense", h))
+            )
             h = norm(f"{name}.output.LayerNorm", stream)
         hidden.append(h)
     h = torch.cat(hidden)
@@ -85,7 +101,9 @@ def pre_norm(tiny) -> BertConfig:
     )  # fmt: skip
 
 
-def test_loss_and_every_gradient_are_those_of_the_equations(pre_norm, make_model, make_records, batch_of):
+def test_loss_and_every_gradient_are_those_of_the_equations(
+    pre_norm, make_model, make_records, batch_of
+):
     model, batch = make_model(pre_norm), batch_of(make_records(3), range(5))
     losses = model(batch)
     (losses.mlm + losses.nsp).backward()
@@ -94,17 +112,26 @@ def test_loss_and_every_gradient_are_those_of_the_equations(pre_norm, make_model
     expected.backward()
     assert (losses.mlm + losses.nsp).item() == pytest.approx(expected.item(), abs=1e-10)
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, copies[name].grad, atol=1e-10, rtol=1e-10, msg=name)
+        torch.testing.assert_close(
+            parameter.grad, copies[name].grad, atol=1e-10, rtol=1e-10, msg=name
+        )
     post = make_model(dataclasses.replace(pre_norm, layer_norm_large_model=False))
     assert abs(sum(post(batch)).item() - expected.item()) > 1e-2
-    assert [(name, p.shape) for name, p in post.named_parameters()] == [(n, p.shape) for n, p in copies.items()]
+    assert [(name, p.shape) for name, p in post.named_parameters()] == [
+        (n, p.shape) for n, p in copies.items()
+    ]
 
 
 def test_fused_pre_norm_layers_equal_the_plain_ones(pre_norm, make_model, make_records, batch_of):
     pytest.importorskip("triton")
-    model, batch = make_model(pre_norm, dtype=torch.float32), batch_of(make_records(1), np.arange(2))
+    model, batch = (
+        make_model(pre_norm, dtype=torch.float32),
+        batch_of(make_records(1), np.arange(2)),
+    )
     with kernels.triton_support.interpreted():
-        choice = kernels.select(kernels.Config(fused="dropout_add_layer_norm", attention="sdpa_loop"), CPU)
+        choice = kernels.select(
+            kernels.Config(fused="dropout_add_layer_norm", attention="sdpa_loop"), CPU
+        )
         fused = BertForPreTraining(pre_norm, choice)
         fused.load_state_dict(model.state_dict())
         results = []
@@ -143,4 +170,6 @@ def test_habanas_gelu_is_erf(tmp_path):
 def test_a_checkpoint_of_post_norm_layers_is_not_one_of_pre_norm_layers(tiny):
     large = dataclasses.replace(tiny, layer_norm_large_model=True)
     assert large.identity != tiny.identity
-    assert "layer_norm_large_model" not in tiny.identity  # as checkpoints of earlier versions have it
+    assert (
+        "layer_norm_large_model" not in tiny.identity
+    )  # as checkpoints of earlier versions have it

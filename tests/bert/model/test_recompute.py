@@ -58,7 +58,11 @@ def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
         pytest.skip("Triton is not installed")
     layers = 2 if fused == IN_GRAPH else 3  # Triton's interpreter is slow
     config = dataclasses.replace(tiny, num_hidden_layers=layers, layer_norm_large_model=pre_norm)
-    names = kernels.Config(fused="all", attention="triton") if fused == IN_GRAPH else kernels.Config(fused=fused)
+    names = (
+        kernels.Config(fused="all", attention="triton")
+        if fused == IN_GRAPH
+        else kernels.Config(fused=fused)
+    )
     records = make_records(4)
     batch = batch_of(records, [int(np.diff(records.sequence_offsets).argmin())])
     with triton_support.interpreted():
@@ -66,7 +70,9 @@ def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
         model.load_state_dict(make_model(config, dtype=torch.float32).state_dict())
         plain, all_kept = _outcome(model, batch, None)
         for segment in {1, layers - 1} if fused == "none" else {layers - 1}:
-            again, kept = _outcome(model, batch, Recomputation(segment, random_state=fused != IN_GRAPH))
+            again, kept = _outcome(
+                model, batch, Recomputation(segment, random_state=fused != IN_GRAPH)
+            )
             assert kept < 0.8 * all_kept
             for name, tensor in plain.items():
                 assert torch.equal(again[name], tensor), (segment, name)
@@ -114,7 +120,14 @@ def _check_ranks(world, config):
         step = build_step(model, numerics, settings, world, accumulate=True, fused_update=False)
         torch.manual_seed(world.rank)
         found = step(batches[world.rank :: 2], 0.01)
-        states.append([*found.losses, found.norm, step.optimizer.buckets.shard, *step.optimizer.state_tensors()])
+        states.append(
+            [
+                *found.losses,
+                found.norm,
+                step.optimizer.buckets.shard,
+                *step.optimizer.state_tensors(),
+            ]
+        )
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
@@ -122,7 +135,9 @@ def test_on_two_ranks_with_sharding_loss_and_gradients_are_bit_for_bit_those_wit
     run_ranks(_check_ranks, 2, arguments=(dataclasses.replace(tiny, num_hidden_layers=3),))
 
 
-def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(tiny, make_model, make_records, batch_of, monkeypatch):
+def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(
+    tiny, make_model, make_records, batch_of, monkeypatch
+):
     model = make_model(tiny).eval()
     model.recompute(Recomputation(1, random_state=True))
     monkeypatch.setattr(Recomputation, "run", lambda *arguments: pytest.fail("recomputed"))
@@ -130,15 +145,21 @@ def test_an_evaluation_keeps_nothing_and_computes_nothing_twice(tiny, make_model
         model(batch_of(make_records(1), np.arange(1)))
 
 
-@pytest.mark.parametrize(("attention", "allowed"), [("triton", True), ("auto", False), ("cudnn", False)])
+@pytest.mark.parametrize(
+    ("attention", "allowed"), [("triton", True), ("auto", False), ("cudnn", False)]
+)
 def test_in_a_graph_all_dropout_must_be_our_own(attention, allowed, prepared, monkeypatch):
     config = from_env(Config, prepared | {"RECOMPUTE_LAYERS": "1"})
     monkeypatch.setattr(kernels.Config, "names", lambda self, device: {"dropout_add_layer_norm"})
     monkeypatch.setattr("bert.kernels.attention.check", lambda *arguments: None)
-    config = dataclasses.replace(config, kernels=dataclasses.replace(config.kernels, attention=attention))
+    config = dataclasses.replace(
+        config, kernels=dataclasses.replace(config.kernels, attention=attention)
+    )
     assert config.recomputation(uses_graph=True) == Recomputation(1, random_state=False)
     if allowed:
         config.check_device(uses_graph=True)
         return
-    with pytest.raises(ConfigError, match=r"RECOMPUTE_LAYERS in a CUDA graph needs our own dropout"):
+    with pytest.raises(
+        ConfigError, match=r"RECOMPUTE_LAYERS in a CUDA graph needs our own dropout"
+    ):
         config.check_device(uses_graph=True)

@@ -39,12 +39,18 @@ class FusedMixedPrecisionLamb(torch.optim.Optimizer):
     def step(self, closure=None, grad_scaler=None):
         assert closure is None
         device = self.param_groups[0]["params"][0].device
-        overflow = torch.zeros(1) if grad_scaler is None else grad_scaler._check_inf_per_device(self)[device]
+        overflow = (
+            torch.zeros(1)
+            if grad_scaler is None
+            else grad_scaler._check_inf_per_device(self)[device]
+        )
         scale = torch.ones(1) if grad_scaler is None else grad_scaler._get_scale_async()
         for tensor in (overflow, scale):  # the kernels read them as one float each
             assert tensor.dtype == torch.float32
             assert tensor.numel() == 1
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [
+            p.grad for group in self.param_groups for p in group["params"] if p.grad is not None
+        ]
         assert all(g.dtype == torch.float32 for g in gradients)
         norm = torch.stack([g.norm() for g in gradients]).norm()
         bound = self.defaults["max_grad_norm"] * scale
@@ -60,14 +66,21 @@ class FusedMixedPrecisionLamb(torch.optim.Optimizer):
     def _update(self, parameter, group, factor):
         state, (beta1, beta2), steps = self.state[parameter], group["betas"], int(group["step"])
         if not state:
-            state |= {"exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+            state |= {
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
         g, m, v = parameter.grad, state["exp_avg"], state["exp_avg_sq"]
         g.mul_(factor)
         m.mul_(beta1).add_(g, alpha=1 - beta1)
         v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
-        corrections = (1 - beta1**steps, 1 - beta2**steps) if group["bias_correction"] else (1.0, 1.0)
+        corrections = (
+            (1 - beta1**steps, 1 - beta2**steps) if group["bias_correction"] else (1.0, 1.0)
+        )
         decay = group["weight_decay"]
-        g.copy_((m / corrections[0]) / ((v / corrections[1]).sqrt() + group["eps"]) + decay * parameter)
+        g.copy_(
+            (m / corrections[0]) / ((v / corrections[1]).sqrt() + group["eps"]) + decay * parameter
+        )
         ratio = torch.ones(())
         if self.use_nvlamb or decay != 0:
             norms = parameter.norm(), g.norm()
@@ -81,5 +94,9 @@ def install(monkeypatch):
     optimizers.FusedMixedPrecisionLamb = FusedMixedPrecisionLamb
     package = types.ModuleType("apex")
     package.optimizers = optimizers
-    for name, module in (("apex", package), ("apex.optimizers", optimizers), ("amp_C", types.ModuleType("amp_C"))):
+    for name, module in (
+        ("apex", package),
+        ("apex.optimizers", optimizers),
+        ("amp_C", types.ModuleType("amp_C")),
+    ):
         monkeypatch.setitem(sys.modules, name, module)

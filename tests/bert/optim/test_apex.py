@@ -19,7 +19,9 @@ from bert.optim import apex
 
 from .whole import Whole
 
-_spec = importlib.util.spec_from_file_location("apex_double", Path(__file__).with_name("apex_double.py"))
+_spec = importlib.util.spec_from_file_location(
+    "apex_double", Path(__file__).with_name("apex_double.py")
+)
 double = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(double)
 
@@ -43,14 +45,18 @@ def _steps(optimizer, first, last):
             gradient = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
             parameter.grad = gradient * float("inf") if step == 2 else gradient
         scale = torch.tensor(float("nan") if step == 2 else 0.25)
-        optimizer.step(torch.tensor(0.1 / (step + 1)), scale, None if step == 4 else torch.tensor(step != 2))
+        optimizer.step(
+            torch.tensor(0.1 / (step + 1)), scale, None if step == 4 else torch.tensor(step != 2)
+        )
 
 
 def _assert_same(ours, theirs):
     assert ours["num_steps"] == theirs["num_steps"]
     for part in ("masters", "first_moments", "second_moments"):
         for name, tensor in ours[part].items():
-            torch.testing.assert_close(theirs[part][name], tensor, atol=1e-6, rtol=1e-5, msg=f"{part} {name}")
+            torch.testing.assert_close(
+                theirs[part][name], tensor, atol=1e-6, rtol=1e-5, msg=f"{part} {name}"
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -62,12 +68,16 @@ def test_apex_takes_our_steps_and_skips_an_overflow(dtype, monkeypatch):
     assert ours.state_dict()["num_steps"] == 5
     _assert_same(ours.state_dict(), theirs.state_dict())
     for a, b in zip(ours.parameters, theirs.parameters, strict=True):
-        torch.testing.assert_close(b.float(), a.float(), atol=1e-6, rtol=2**-7 if dtype != torch.float32 else 1e-5)
+        torch.testing.assert_close(
+            b.float(), a.float(), atol=1e-6, rtol=2**-7 if dtype != torch.float32 else 1e-5
+        )
 
 
 def test_checkpoints_go_from_one_to_the_other(monkeypatch):
     double.install(monkeypatch)
-    whole, first, second = (_optimizer(name, torch.bfloat16) for name in ("lamb", "apex_lamb", "lamb"))
+    whole, first, second = (
+        _optimizer(name, torch.bfloat16) for name in ("lamb", "apex_lamb", "lamb")
+    )
     _steps(whole, 0, 6)
     _steps(first, 0, 3)
     second.load_state_dict(first.state_dict())
@@ -94,15 +104,21 @@ def test_training_steps_with_apex_are_ours(tiny, make_records, batch_of, make_mo
         for lr in (0.01, 0.02):
             assert step([batch], lr).finite
         assert any(not torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
-        outcomes.append({n: p.detach() for n, p in model.named_parameters() if not n.endswith("key.bias")})
-    for name, weight in outcomes[0].items():  # the true gradient of key.bias is 0: rounding is normalised
+        outcomes.append(
+            {n: p.detach() for n, p in model.named_parameters() if not n.endswith("key.bias")}
+        )
+    for name, weight in outcomes[
+        0
+    ].items():  # the true gradient of key.bias is 0: rounding is normalised
         torch.testing.assert_close(outcomes[1][name], weight, atol=2e-4, rtol=1e-3, msg=name)
 
 
 def test_without_apex_or_with_another_package_of_that_name_one_line_says_what_to_do(monkeypatch):
     for module in (None, types.ModuleType("apex")):
         monkeypatch.setitem(sys.modules, "apex", module)
-        with pytest.raises(ConfigError, match=r"OPTIMIZER=apex_lamb needs NVIDIA's apex .* or set OPTIMIZER=lamb"):
+        with pytest.raises(
+            ConfigError, match=r"OPTIMIZER=apex_lamb needs NVIDIA's apex .* or set OPTIMIZER=lamb"
+        ):
             apex.load()
     double.install(monkeypatch)
     monkeypatch.setitem(sys.modules, "amp_C", None)

@@ -32,7 +32,9 @@ def _sharded(world, dtype, **settings):
 
 
 def _own(model, micro, rank):
-    return [g.double() for g in torch.autograd.grad(model(_data(micro, rank)), list(model.parameters()))]
+    return [
+        g.double() for g in torch.autograd.grad(model(_data(micro, rank)), list(model.parameters()))
+    ]
 
 
 def _averaged(world, model, optimizer, clipping, scale):
@@ -50,7 +52,9 @@ def _check_bucket_clipping(world):
     buckets, clipped = optimizer.layout.buckets, 0
     assert len(buckets) > 2
     scale = torch.tensor(8.0, dtype=torch.float64)
-    found, factor = _averaged(world, model, optimizer, Clipping(when="bucket", max_norm=MAX_NORM), scale)
+    found, factor = _averaged(
+        world, model, optimizer, Clipping(when="bucket", max_norm=MAX_NORM), scale
+    )
     bound, plain = MAX_NORM / math.sqrt(len(buckets)), Chain()
     expected = [torch.zeros_like(p) for p in plain.parameters()]
     for rank in range(world.size):
@@ -80,7 +84,9 @@ def _check_wire(world):
         for exact, sent in zip(results[False], results[True], strict=True):
             assert torch.equal(sent, sent.bfloat16().float())
             torch.testing.assert_close(sent, exact, rtol=2**-6, atol=1e-3)
-        assert not all(torch.equal(a, b) for a, b in zip(results[False], results[True], strict=True))
+        assert not all(
+            torch.equal(a, b) for a, b in zip(results[False], results[True], strict=True)
+        )
 
 
 def _check_rank(world):
@@ -97,7 +103,9 @@ def _check_sharded_gradients(world):
                 model, optimizer = _sharded(world, torch.float64, shard_gradients=shard_gradients)
                 assert (optimizer.buckets.whole is None) == (world.size > 1 and shard_gradients)
                 train(world, model, optimizer, clip, range(2), accumulate)
-                outcomes.append([*(p.detach() for p in model.parameters()), optimizer.shard.gradient])
+                outcomes.append(
+                    [*(p.detach() for p in model.parameters()), optimizer.shard.gradient]
+                )
             for whole, shard in zip(*outcomes, strict=True):
                 if accumulate == 1 or world.size == 1:
                     assert torch.equal(whole, shard)

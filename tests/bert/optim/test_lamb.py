@@ -27,8 +27,12 @@ def test_first_step_is_the_closed_form():
     lamb.step(lr=0.01)
     u = [0.5 / (0.5 + 1e-6) + 0.3, 0.25 / (0.25 + 1e-6) - 0.4]
     ratio = 5.0 / math.hypot(*u)
-    assert weight.tolist() == pytest.approx([3.0 - 0.01 * ratio * u[0], -4.0 - 0.01 * ratio * u[1]], abs=1e-12)
-    assert bias.tolist() == pytest.approx([1.0 + 0.01 * 2.0 / (2.0 + 1e-6)], abs=1e-12)  # no decay: no trust ratio
+    assert weight.tolist() == pytest.approx(
+        [3.0 - 0.01 * ratio * u[0], -4.0 - 0.01 * ratio * u[1]], abs=1e-12
+    )
+    assert bias.tolist() == pytest.approx(
+        [1.0 + 0.01 * 2.0 / (2.0 + 1e-6)], abs=1e-12
+    )  # no decay: no trust ratio
 
 
 def _independent_lamb(parameters, gradients, decays, lr, b1, b2, eps, steps):
@@ -42,7 +46,10 @@ def _independent_lamb(parameters, gradients, decays, lr, b1, b2, eps, steps):
             for i in range(len(p)):
                 m[n][i] = b1 * m[n][i] + (1 - b1) * g[i]
                 v[n][i] = b2 * v[n][i] + (1 - b2) * g[i] ** 2
-                u.append(m[n][i] / (1 - b1**t) / (math.sqrt(v[n][i] / (1 - b2**t)) + eps) + decays[n] * p[i])
+                u.append(
+                    m[n][i] / (1 - b1**t) / (math.sqrt(v[n][i] / (1 - b2**t)) + eps)
+                    + decays[n] * p[i]
+                )
             p_norm, u_norm = math.sqrt(sum(x * x for x in p)), math.sqrt(sum(x * x for x in u))
             ratio = p_norm / u_norm if decays[n] and p_norm and u_norm else 1.0
             parameters[n] = [x - lr * ratio * y for x, y in zip(p, u, strict=True)]
@@ -55,15 +62,21 @@ def test_many_steps_equal_an_independent_implementation():
     sizes = [7, 3, 5, 4]
     start = [torch.randn(n, dtype=torch.float64, generator=generator) for n in sizes]
     start[3].zero_()  # a zero tensor has no norm to scale by
-    gradients = [[torch.randn(n, dtype=torch.float64, generator=generator) for n in sizes] for _ in range(6)]
+    gradients = [
+        [torch.randn(n, dtype=torch.float64, generator=generator) for n in sizes] for _ in range(6)
+    ]
     parameters = [nn.Parameter(x.clone()) for x in start]
-    lamb = _lamb(zip(names, parameters, strict=True), beta1=0.6, beta2=0.85, eps=1e-6, weight_decay=0.1)
+    lamb = _lamb(
+        zip(names, parameters, strict=True), beta1=0.6, beta2=0.85, eps=1e-6, weight_decay=0.1
+    )
     for step in gradients:
         for p, g in zip(parameters, step, strict=True):
             p.grad = g.clone()
         lamb.step(0.02, grad_scale=torch.tensor(0.5, dtype=torch.float64))
     halved = [[(0.5 * g).tolist() for g in step] for step in gradients]
-    expected = _independent_lamb([x.tolist() for x in start], halved, [0.1, 0, 0, 0.1], 0.02, 0.6, 0.85, 1e-6, 6)
+    expected = _independent_lamb(
+        [x.tolist() for x in start], halved, [0.1, 0, 0, 0.1], 0.02, 0.6, 0.85, 1e-6, 6
+    )
     for p, e in zip(parameters, expected, strict=True):
         assert p.tolist() == pytest.approx(e, abs=1e-12)
 
@@ -103,7 +116,8 @@ def test_state_restores_weights_and_moments_exactly():
     parameter.grad = torch.randn(11)
     lamb.step(0.1)
     state = {
-        k: {n: t.clone() for n, t in v.items()} if isinstance(v, dict) else v for k, v in lamb.state_dict().items()
+        k: {n: t.clone() for n, t in v.items()} if isinstance(v, dict) else v
+        for k, v in lamb.state_dict().items()
     }
     gradient = torch.randn(11)
     results = []

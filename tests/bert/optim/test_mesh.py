@@ -47,13 +47,21 @@ CASES = [
 
 
 def _step(world, precision, accumulate, group, **settings):
-    model = BertForPreTraining(MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = BertForPreTraining(
+        MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    )
     initialize(model, 0)
     if precision == "fp64":
         model.to(torch.float64)
-    numerics = EXACT if precision == "fp64" else PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
+    numerics = (
+        EXACT
+        if precision == "fp64"
+        else PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
+    )
     rules = optim.Config(sharded=True, max_grad_norm=0.5, shard_group=str(group), **settings)
-    return model, build_step(model, numerics, rules, world, accumulate=accumulate > 1, fused_update=False)
+    return model, build_step(
+        model, numerics, rules, world, accumulate=accumulate > 1, fused_update=False
+    )
 
 
 def _train(world, step, accumulate, numbers):
@@ -61,8 +69,12 @@ def _train(world, step, accumulate, numbers):
     norms = []
     for number in numbers:
         torch.manual_seed(100 * number + world.rank)
-        records = synthetic_records(2 * accumulate, LENGTH, VOCABULARY, packed=False, seed=10 * number + world.rank)
-        batches = [make_batch(records, np.arange(2 * n, 2 * n + 2), LENGTH) for n in range(accumulate)]
+        records = synthetic_records(
+            2 * accumulate, LENGTH, VOCABULARY, packed=False, seed=10 * number + world.rank
+        )
+        batches = [
+            make_batch(records, np.arange(2 * n, 2 * n + 2), LENGTH) for n in range(accumulate)
+        ]
         norms.append(step(batches, 0.01).norm.double())
     step.optimizer.gather()
     return torch.stack(norms)
@@ -74,7 +86,9 @@ def _check_groups(world, group, cases):
         for size in (world.size, group):
             model, step = _step(world, precision, accumulate, size, **settings)
             norms = _train(world, step, accumulate, range(3))
-            found.append((torch.cat([p.detach().double().reshape(-1) for p in model.parameters()]), norms))
+            found.append(
+                (torch.cat([p.detach().double().reshape(-1) for p in model.parameters()]), norms)
+            )
         (whole, norm), (grouped, norm_in_groups) = found
         tolerance = TOLERANCE[precision]
         assert (whole - grouped).norm() <= tolerance * whole.norm(), (precision, settings)
@@ -92,7 +106,10 @@ def _check_checkpoints(world, folder):
     whole = [step.state_dict()]
     distributed.broadcast_object_list(whole, 0)
     shard, index = step.shard_state()
-    shard = {**shard, "parts": {name: flat.clone() for name, flat in shard["parts"].items()}}  # as the writer does
+    shard = {
+        **shard,
+        "parts": {name: flat.clone() for name, flat in shard["parts"].items()},
+    }  # as the writer does
     assert sum(size for *_, size in shard["segments"]) > 0, "every rank has something to write"
     part = sharded.Part(rank=world.rank, num_ranks=world.size, token=1, abandoned=threading.Event())
     path = part.write(folder, 2, {"shard": shard, "index": index}, keep=9)
@@ -110,7 +127,9 @@ def _check_checkpoints(world, folder):
             _train(world, resumed, 2, range(2, 4))
             weights[group, source] = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
         assert torch.equal(weights[group, "whole"], weights[group, "shards"])
-        assert (weights[group, "whole"] - weights[2, "whole"]).norm() <= 1e-10 * weights[2, "whole"].norm()
+        assert (weights[group, "whole"] - weights[2, "whole"]).norm() <= 1e-10 * weights[
+            2, "whole"
+        ].norm()
     _train(world, step, 2, range(2, 4))
     undisturbed = torch.cat([p.detach().reshape(-1) for p in step.model.parameters()])
     assert torch.equal(undisturbed, weights[2, "whole"])
@@ -137,7 +156,9 @@ def _check_traffic(world, monkeypatch):
     for group, shard_gradients in ((4, True), (2, False), (2, True), (1, False)):
         settings = optim.Config(shard_gradients=shard_gradients)
         _, step = _step(world, "bf16", 2, group, shard_gradients=shard_gradients)
-        foreseen = traffic.axes(settings, step.optimizer.layout, 4, weights=2, wire=4, gradient_steps=2)
+        foreseen = traffic.axes(
+            settings, step.optimizer.layout, 4, weights=2, wire=4, gradient_steps=2
+        )
         _train(world, step, 2, range(1))
         for sent in counted.values():
             sent.clear()
@@ -153,7 +174,9 @@ def _check_four(world, folder):
     with pytest.MonkeyPatch.context() as monkeypatch:
         _check_traffic(world, monkeypatch)
     values = torch.tensor([[1.0, world.rank]])
-    assert Mesh(world, 2).sum(values).tolist() == [[2.0, 2 * (world.rank // 2) * 2 + 1]], "of the shards of a group"
+    assert Mesh(world, 2).sum(values).tolist() == [[2.0, 2 * (world.rank // 2) * 2 + 1]], (
+        "of the shards of a group"
+    )
     _check_groups(world, 2, CASES)
     _check_groups(world, 1, CASES[:1])
     _check_checkpoints(world, folder)

@@ -19,7 +19,13 @@ from bert.optim.sharded import Clipping, Gradients, Sharded
 from ..ranks import run_ranks
 from .whole import Whole
 
-SHAPES = {"a.weight": (5, 67), "LayerNorm.weight": (130,), "a.bias": (1,), "b.weight": (129, 3), "zero.weight": (7, 11)}
+SHAPES = {
+    "a.weight": (5, 67),
+    "LayerNorm.weight": (130,),
+    "a.bias": (1,),
+    "b.weight": (129, 3),
+    "zero.weight": (7, 11),
+}
 RATES = [0.02, 0.015, 0.01, 0.02, 0.005]
 OURS = [name for name in RULES if not name.startswith("apex")]
 CONFIG = {
@@ -37,14 +43,20 @@ def _config(name, **changes):
 
 def _weights(dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
-    drawn = {name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in SHAPES.items()}
+    drawn = {
+        name: torch.randn(shape, dtype=torch.float64, generator=generator)
+        for name, shape in SHAPES.items()
+    }
     drawn["zero.weight"].zero_()  # has no norm to scale by
     return {name: nn.Parameter(value.to(dtype)) for name, value in drawn.items()}
 
 
 def _gradients(step, share=0):
     generator = torch.Generator().manual_seed(100 * step + share + 1)
-    drawn = {name: torch.randn(shape, dtype=torch.float64, generator=generator) for name, shape in SHAPES.items()}
+    drawn = {
+        name: torch.randn(shape, dtype=torch.float64, generator=generator)
+        for name, shape in SHAPES.items()
+    }
     if step == 2:
         drawn["a.bias"].zero_()  # a gradient without a norm
     return drawn
@@ -76,7 +88,9 @@ def _acclip(name, p, g, state, t, lr):
     state["m"], state["v"], state["tau"] = m, v, tau = (
         0.6 * m + 0.4 * g, 0.85 * v + 0.15 * g**2, 0.85 * tau + 0.15 * g.abs() ** 1.5
     )  # fmt: skip
-    k = (tau ** (1 / 1.5) / (m.abs() + 1e-5)).clamp(0, 1) / (torch.sqrt(0.85 * v / (1 - 0.85**t)) + 1e-5)
+    k = (tau ** (1 / 1.5) / (m.abs() + 1e-5)).clamp(0, 1) / (
+        torch.sqrt(0.85 * v / (1 - 0.85**t)) + 1e-5
+    )
     return (p - lr / (1 - 0.6**t) * k * m) * (1 - lr * _decay(name))
 
 
@@ -111,9 +125,17 @@ CASES = {
     "lans": (_config("lans"), _lans),
     "acclip": (_config("acclip"), _acclip),
     "madgrad": (_config("madgrad"), _madgrad),
-    "nvlamb": (_config("lamb", lamb=rules.LambConfig(beta1=0.6, beta2=0.85, weight_decay=0.1, ratio="all")), _nvlamb),
+    "nvlamb": (
+        _config(
+            "lamb", lamb=rules.LambConfig(beta1=0.6, beta2=0.85, weight_decay=0.1, ratio="all")
+        ),
+        _nvlamb,
+    ),
     "adamw without bias correction": (
-        _config("adamw", adam=rules.AdamConfig(beta1=0.6, beta2=0.85, weight_decay=0.1, bias_correction=False)),
+        _config(
+            "adamw",
+            adam=rules.AdamConfig(beta1=0.6, beta2=0.85, weight_decay=0.1, bias_correction=False),
+        ),
         _uncorrected_adamw,
     ),
 }
@@ -129,19 +151,29 @@ def test_rule_equals_its_formula(case):
     for step, lr in enumerate(RATES):
         for name, gradient in _gradients(step).items():
             parameters[name].grad = gradient
-            expected[name] = formula(name, expected[name], 0.5 * gradient, states[name], step + 1, lr)
-        optimizer.step(torch.tensor(lr, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64))
+            expected[name] = formula(
+                name, expected[name], 0.5 * gradient, states[name], step + 1, lr
+            )
+        optimizer.step(
+            torch.tensor(lr, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+        )
     for name, tensor in expected.items():
-        torch.testing.assert_close(parameters[name].detach(), tensor, atol=1e-12, rtol=1e-12, msg=f"{case} {name}")
+        torch.testing.assert_close(
+            parameters[name].detach(), tensor, atol=1e-12, rtol=1e-12, msg=f"{case} {name}"
+        )
 
 
 def test_lans_first_step_on_a_scalar_is_the_closed_form():
     """On step 1 r = c = sign(g) / (1 + eps) + wd p for one element, whose gradient is normalised to its sign."""
     p = nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
-    optimizer = Whole([("w.weight", p)], lambda pieces: rules.LansRule(pieces, rules.LansConfig(eps=1e-12)))
+    optimizer = Whole(
+        [("w.weight", p)], lambda pieces: rules.LansRule(pieces, rules.LansConfig(eps=1e-12))
+    )
     p.grad = torch.tensor([-7.0], dtype=torch.float64)
     optimizer.step(0.01)
-    assert float(p.detach()) == pytest.approx(3.0 + 0.01 * 3.0, abs=1e-9)  # lr ||p|| against the gradient's sign
+    assert float(p.detach()) == pytest.approx(
+        3.0 + 0.01 * 3.0, abs=1e-9
+    )  # lr ||p|| against the gradient's sign
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -152,7 +184,9 @@ def test_a_step_not_kept_changes_nothing(name):
         before = [tensor.clone() for tensor in optimizer.state_tensors()]
         for key, gradient in _gradients(step).items():
             parameters[key].grad = gradient.float() * (1.0 if keep else float("inf"))
-        optimizer.step(torch.tensor(0.1), torch.tensor(1.0 if keep else float("nan")), torch.tensor(keep))
+        optimizer.step(
+            torch.tensor(0.1), torch.tensor(1.0 if keep else float("nan")), torch.tensor(keep)
+        )
         same = [torch.equal(a, b) for a, b in zip(before, optimizer.state_tensors(), strict=True)]
         assert not all(same) if keep else all(same)
 
@@ -174,7 +208,11 @@ class _Sum(nn.Module):
 def _engine(world, config, **settings):
     parameters = _weights()
     optimizer = Sharded(
-        parameters.items(), lambda shard: Piecewise(shard, config.rule), world, bucket_bytes=2400, **settings
+        parameters.items(),
+        lambda shard: Piecewise(shard, config.rule),
+        world,
+        bucket_bytes=2400,
+        **settings,
     )
     return _Sum(parameters), optimizer
 
@@ -196,9 +234,13 @@ def _alone(config, num_ranks):
     optimizer = Whole(parameters.items(), config.rule)
     for step, lr in enumerate(RATES):
         for name, parameter in parameters.items():
-            parameter.grad = sum(_gradients(step, rank)[name] for rank in range(num_ranks)) / num_ranks
+            parameter.grad = (
+                sum(_gradients(step, rank)[name] for rank in range(num_ranks)) / num_ranks
+            )
         norm = torch.stack([p.grad.norm() for p in parameters.values()]).norm()
-        optimizer.step(torch.tensor(lr, dtype=torch.float64), Clipping(max_norm=5.0).coefficient(norm))
+        optimizer.step(
+            torch.tensor(lr, dtype=torch.float64), Clipping(max_norm=5.0).coefficient(norm)
+        )
     return optimizer.state_dict()
 
 
@@ -215,7 +257,9 @@ def _check_rank(world):
         resumed.load_state_dict(saved[0])
         for one, its in ((model, optimizer), (again, resumed)):
             _train(world, one, its, range(2, len(RATES)))
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)), name
+        assert all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)
+        ), name
         found = optimizer.state_dict()
         if world.is_main:
             expected = _alone(config, world.size)
@@ -223,7 +267,9 @@ def _check_rank(world):
             for part in expected.keys() - {"num_steps"}:
                 for key, tensor in expected[part].items():
                     message = f"{name} {part} {key}"
-                    torch.testing.assert_close(found[part][key], tensor, atol=1e-12, rtol=1e-12, msg=message)
+                    torch.testing.assert_close(
+                        found[part][key], tensor, atol=1e-12, rtol=1e-12, msg=message
+                    )
 
 
 def test_every_rule_sharded_or_not_over_2_and_3_ranks_is_that_of_one_process_and_resumes():

@@ -22,7 +22,13 @@ from ..kernels import plain_lamb
 from ..ranks import run_ranks
 from .whole import Whole
 
-SIZES = [(5, 67), (300,), (1,), (129, 3), (7, 11)]  # uneven: tensors that span shards, and shards without a tensor
+SIZES = [
+    (5, 67),
+    (300,),
+    (1,),
+    (129, 3),
+    (7, 11),
+]  # uneven: tensors that span shards, and shards without a tensor
 BUCKET_BYTES = 2400  # several buckets
 
 
@@ -55,7 +61,12 @@ class Chain(nn.Module):
 
 
 def _data(step: int, rank: int) -> torch.Tensor:
-    return torch.randn(512, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * step + rank)) / 30
+    return (
+        torch.randn(
+            512, dtype=torch.float64, generator=torch.Generator().manual_seed(100 * step + rank)
+        )
+        / 30
+    )
 
 
 def _lrs(num_steps):
@@ -64,7 +75,9 @@ def _lrs(num_steps):
 
 def replicated(model: Chain) -> Whole:
     """The same rule on whole parameters."""
-    return Whole(model.named_parameters(), lambda pieces: LambRule(pieces, LambConfig(weight_decay=0.1)))
+    return Whole(
+        model.named_parameters(), lambda pieces: LambRule(pieces, LambConfig(weight_decay=0.1))
+    )
 
 
 def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 1) -> Whole:
@@ -75,12 +88,16 @@ def single_process(num_ranks: int, clip: str, num_steps: int, accumulate: int = 
     return lamb
 
 
-def _train_alone(model: Chain, lamb: Whole, num_ranks: int, clip: str, steps: range, accumulate: int) -> None:
+def _train_alone(
+    model: Chain, lamb: Whole, num_ranks: int, clip: str, steps: range, accumulate: int
+) -> None:
     clipping = Clipping()
     for step in steps:
         totals = [torch.zeros_like(p) for p in model.parameters()]
         for rank, micro in itertools.product(range(num_ranks), range(accumulate)):
-            own = torch.autograd.grad(model(_data(step * accumulate + micro, rank)), model.parameters())
+            own = torch.autograd.grad(
+                model(_data(step * accumulate + micro, rank)), model.parameters()
+            )
             norm = torch.stack([g.norm() for g in own]).norm()
             factor = clipping.coefficient(norm) if clip == "before" else 1.0
             for total, gradient in zip(totals, own, strict=True):
@@ -91,7 +108,9 @@ def _train_alone(model: Chain, lamb: Whole, num_ranks: int, clip: str, steps: ra
         lamb.step(_lrs(steps.stop)[step], clipping.coefficient(norm) if clip == "after" else 1.0)
 
 
-def train(world: World, model: Chain, optimizer: Sharded, clip: str, steps: range, accumulate: int = 1) -> None:
+def train(
+    world: World, model: Chain, optimizer: Sharded, clip: str, steps: range, accumulate: int = 1
+) -> None:
     """Steps as Step.run takes them."""
     gradients = Gradients(model, optimizer, Clipping(when=clip), world, False)
     scale = torch.ones((), dtype=torch.float64)
@@ -99,14 +118,21 @@ def train(world: World, model: Chain, optimizer: Sharded, clip: str, steps: rang
     for step in steps:
         for micro in range(accumulate):
             with gradients.micro_batch(micro == 0, micro == accumulate - 1, scale / accumulate):
-                (gradients.forward(_data(step * accumulate + micro, world.rank)) / accumulate).backward()
+                (
+                    gradients.forward(_data(step * accumulate + micro, world.rank)) / accumulate
+                ).backward()
         _, factor = gradients.finish(scale)
         optimizer.step(torch.tensor(lrs[step], dtype=torch.float64), factor)
     optimizer.gather()
 
 
 def sharded(
-    world: World, model: Chain, clip: str, accumulate: int = 1, fused_layout: bool = False, group: int | None = None
+    world: World,
+    model: Chain,
+    clip: str,
+    accumulate: int = 1,
+    fused_layout: bool = False,
+    group: int | None = None,
 ) -> Sharded:
     """The optimizer over the model's stages."""
     config = LambConfig(weight_decay=0.1)
@@ -129,13 +155,17 @@ def _equal(model, state, reference, tolerance=1e-12):
     if state is not None:
         for key in ("masters", "first_moments", "second_moments"):
             for name, tensor in reference.state_dict()[key].items():
-                torch.testing.assert_close(state[key][name], tensor.double(), atol=tolerance, rtol=tolerance, msg=name)
+                torch.testing.assert_close(
+                    state[key][name], tensor.double(), atol=tolerance, rtol=tolerance, msg=name
+                )
 
 
 def _check_rank(world, clip, accumulate, group):
     model = Chain()
     optimizer = sharded(world, model, clip, accumulate, group=group)
-    assert any(len(bucket.slices) > 1 for bucket in optimizer.layout.buckets) == (optimizer.mesh.size < 4)
+    assert any(len(bucket.slices) > 1 for bucket in optimizer.layout.buckets) == (
+        optimizer.mesh.size < 4
+    )
     train(world, model, optimizer, clip, range(2), accumulate)
     state = [optimizer.state_dict()]  # collected after two steps, resumed below
     distributed.broadcast_object_list(state, 0)
@@ -176,7 +206,9 @@ def _continued_alone(state, size, clip, accumulate):
         pytest.param(8, (4, 2), marks=pytest.mark.slow),
     ],
 )
-def test_ranks_together_equal_one_process_in_groups_or_not_and_their_state_resumes_anywhere(size, groups):
+def test_ranks_together_equal_one_process_in_groups_or_not_and_their_state_resumes_anywhere(
+    size, groups
+):
     run_ranks(_check_ranks, size, arguments=(groups,))
 
 
@@ -186,7 +218,12 @@ def test_one_rank_equals_the_replicated_optimizer(fused_layout):
     optimizer = sharded(world, model, "after", fused_layout=fused_layout)
     train(world, model, optimizer, "after", range(4))
     # The two passes keep their scalars in fp32.
-    _equal(model, optimizer.state_dict(), single_process(1, "after", 4), 1e-6 if fused_layout else 1e-12)
+    _equal(
+        model,
+        optimizer.state_dict(),
+        single_process(1, "after", 4),
+        1e-6 if fused_layout else 1e-12,
+    )
 
 
 def test_a_step_not_kept_changes_nothing_and_counts_nothing():

@@ -15,11 +15,15 @@ class Whole:
         self.names, self.parameters = list(named), list(named.values())
         low = [p.dtype in (torch.float16, torch.bfloat16) for p in self.parameters]
         copies = [
-            (masters[name] if masters else p.detach()).to(torch.float32, copy=True) if is_low else p.detach()
+            (masters[name] if masters else p.detach()).to(torch.float32, copy=True)
+            if is_low
+            else p.detach()
             for (name, p), is_low in zip(named.items(), low, strict=True)
         ]
         self.states = {}
-        self.pieces = Pieces(names=self.names, masters=copies, device=copies[0].device, state=self._state)
+        self.pieces = Pieces(
+            names=self.names, masters=copies, device=copies[0].device, state=self._state
+        )
         self.rule = make_rule(self.pieces)
 
     @torch.no_grad()
@@ -34,14 +38,19 @@ class Whole:
         return [*(p.detach() for p in self.parameters), *states, self.rule.num_steps]
 
     def _state(self, name, of_weights=False):
-        self.states[name] = [m.clone() if of_weights else torch.zeros_like(m) for m in self.pieces.masters]
+        self.states[name] = [
+            m.clone() if of_weights else torch.zeros_like(m) for m in self.pieces.masters
+        ]
         return self.states[name]
 
     def _parts(self):
         return {"masters": self.pieces.masters, **self.states}
 
     def state_dict(self):
-        parts = {name: dict(zip(self.names, tensors, strict=True)) for name, tensors in self._parts().items()}
+        parts = {
+            name: dict(zip(self.names, tensors, strict=True))
+            for name, tensors in self._parts().items()
+        }
         return {"num_steps": int(self.rule.num_steps), **parts}
 
     @torch.no_grad()

@@ -6,13 +6,21 @@ import shutil
 
 
 def test_the_check_describes_the_run(prepared, run_bert):
-    done = run_bert(prepared | {"WORLD_SIZE": "2", "EVAL_ITER_SAMPLES": "24"}, arguments=("--check",))
+    done = run_bert(
+        prepared | {"WORLD_SIZE": "2", "EVAL_ITER_SAMPLES": "24"}, arguments=("--check",)
+    )
     assert done.returncode == 0, done.stderr
-    said = {line.split("  ")[0]: line.partition("  ")[2].strip() for line in done.stdout.splitlines()}
-    assert said["global batch"] == "6 sequences = 3 rows x 1 accumulated x 1 ranks x packing factor 2"
+    said = {
+        line.split("  ")[0]: line.partition("  ")[2].strip() for line in done.stdout.splitlines()
+    }
+    assert (
+        said["global batch"] == "6 sequences = 3 rows x 1 accumulated x 1 ranks x packing factor 2"
+    )
     assert said["steps"].startswith("at most 8 (48 samples)")
     assert said["learning rate"].startswith("mlperf: 0.05 at step 1 (first), ")
-    assert said["evaluation"] == "every 24 samples from 24, target 0.9", "the open division may choose its interval"
+    assert said["evaluation"] == "every 24 samples from 24, target 0.9", (
+        "the open division may choose its interval"
+    )
     assert "convergence" not in said, "reference points are the closed division's"
     assert said["data"].startswith("3 files in ")
     assert said["attention"] == "sdpa_loop (the device is a CPU)"
@@ -21,13 +29,20 @@ def test_the_check_describes_the_run(prepared, run_bert):
 
 def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
     folder = prepared["DATADIR_PHASE2_PACKED"]
-    unpacked = prepared | {"PACKED": "0", "PACKING_FACTOR": "1", "DATADIR_PHASE2": folder, "BATCHING": "online"}
+    unpacked = prepared | {
+        "PACKED": "0",
+        "PACKING_FACTOR": "1",
+        "DATADIR_PHASE2": folder,
+        "BATCHING": "online",
+    }
     done = run_bert(unpacked, arguments=("--check",))
     assert done.returncode == 2
     assert "BATCHING=online needs records that are not packed, and these are" in done.stderr
 
 
-def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(prepared, run_bert, tmp_path):
+def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(
+    prepared, run_bert, tmp_path
+):
     environment = prepared | {"RUN_DIR": str(tmp_path / "run"), "SEED": "5", "MAX_STEPS": "1"}
     done = run_bert(environment)
     assert (tmp_path / "run" / "result_0.txt").is_file(), done.stderr
@@ -37,8 +52,16 @@ def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(prepared
     (tmp_path / "data" / "index.json").unlink(missing_ok=True)
     first = min((tmp_path / "data").glob("*.hdf5"))
     first.rename(first.with_name("other.hdf5"))
-    for name, value in {"LR": "0.06", "SEED": "6", "OPT_LAMB_BETA_1": "0.8", "training data": ""}.items():
-        done = run_bert((same if name == "training data" else environment) | {name: value}, arguments=("--check",))
+    for name, value in {
+        "LR": "0.06",
+        "SEED": "6",
+        "OPT_LAMB_BETA_1": "0.8",
+        "training data": "",
+    }.items():
+        done = run_bert(
+            (same if name == "training data" else environment) | {name: value},
+            arguments=("--check",),
+        )
         said = done.stderr.splitlines()[-1]
         assert done.returncode == 2
         assert f"result_0.txt is of a run with {name} " in said, said

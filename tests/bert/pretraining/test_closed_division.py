@@ -58,44 +58,92 @@ def closed(tmp_path):
 
 # Everything that the audit found accepted, and what was refused one by one before.
 WRONG = {
-    "clip norm": ({"MAX_GRAD_NORM": "2"}, "MAX_GRAD_NORM=2.0 (gradients are clipped to a norm of 1.0"),
-    "clipping by bucket": ({"CLIP": "bucket", "SHARD_OPTIMIZER": "1"}, "CLIP=bucket (the whole gradient is clipped"),
+    "clip norm": (
+        {"MAX_GRAD_NORM": "2"},
+        "MAX_GRAD_NORM=2.0 (gradients are clipped to a norm of 1.0",
+    ),
+    "clipping by bucket": (
+        {"CLIP": "bucket", "SHARD_OPTIMIZER": "1"},
+        "CLIP=bucket (the whole gradient is clipped",
+    ),
     "trust ratio": (
         {"LAMB_RATIO": "all"},
         "LAMB_RATIO=all (LAMB scales by a trust ratio only where weight decay applies",
     ),
     "schedule": ({"LR_SCHEDULE": "poly"}, "LR_SCHEDULE=poly (the learning rate warms up linearly"),
     "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
-    "decay power": ({"LR_DECAY_POWER": "2"}, "LR_DECAY_POWER=2.0 (the learning rate decays linearly"),
-    "target": ({"TARGET_MLM_ACCURACY": "0.5"}, "TARGET_MLM_ACCURACY=0.5 (the quality target is 0.720"),
-    "evaluation set": ({"NUM_EVAL_EXAMPLES": "100"}, "NUM_EVAL_EXAMPLES=100 (every evaluation takes all 10,000"),
+    "decay power": (
+        {"LR_DECAY_POWER": "2"},
+        "LR_DECAY_POWER=2.0 (the learning rate decays linearly",
+    ),
+    "target": (
+        {"TARGET_MLM_ACCURACY": "0.5"},
+        "TARGET_MLM_ACCURACY=0.5 (the quality target is 0.720",
+    ),
+    "evaluation set": (
+        {"NUM_EVAL_EXAMPLES": "100"},
+        "NUM_EVAL_EXAMPLES=100 (every evaluation takes all 10,000",
+    ),
     "length": ({"MAX_SEQ_LENGTH": "128"}, "MAX_SEQ_LENGTH=128 (sequences have up to 512 tokens"),
-    "interval": ({"EVAL_ITER_SAMPLES": "1000"}, "EVAL_ITER_SAMPLES=1000 (evaluations come every floor("),
-    "first evaluation": ({"EVAL_ITER_START_SAMPLES": "300000"}, "EVAL_ITER_START_SAMPLES=300000 (the first"),
-    "evaluation at 0": ({"EVAL_INITIAL": "1"}, "EVAL_INITIAL=1 (the evaluation at sample 0 is skipped"),
+    "interval": (
+        {"EVAL_ITER_SAMPLES": "1000"},
+        "EVAL_ITER_SAMPLES=1000 (evaluations come every floor(",
+    ),
+    "first evaluation": (
+        {"EVAL_ITER_START_SAMPLES": "300000"},
+        "EVAL_ITER_START_SAMPLES=300000 (the first",
+    ),
+    "evaluation at 0": (
+        {"EVAL_INITIAL": "1"},
+        "EVAL_INITIAL=1 (the evaluation at sample 0 is skipped",
+    ),
     "seed": ({"SEED": "42"}, "SEED=42 (seeds come from the clock or the system"),
     "seed 0": ({"SEED": "0"}, "SEED=0 (seeds come"),
-    "bins": ({"PACKED": "0", "PACKING_FACTOR": "1", "BATCHING": "bins"}, "BATCHING=bins (data is traversed in random"),
+    "bins": (
+        {"PACKED": "0", "PACKING_FACTOR": "1", "BATCHING": "bins"},
+        "BATCHING=bins (data is traversed in random",
+    ),
     "next sentences": ({"NSP": "0"}, "NSP=0 (next sentences are predicted, too"),
     "masks": ({"MASKING": "dynamic"}, "MASKING=dynamic (masks are those of the prepared data"),
-    "optimizer": ({"OPTIMIZER": "adamw"}, "OPTIMIZER=adamw (LAMB is the benchmark's only optimizer"),
-    "resumed": ({"RESUME": "1", "CHECKPOINT_DIR": "/tmp"}, "RESUME=1 (a run is timed from its start"),
+    "optimizer": (
+        {"OPTIMIZER": "adamw"},
+        "OPTIMIZER=adamw (LAMB is the benchmark's only optimizer",
+    ),
+    "resumed": (
+        {"RESUME": "1", "CHECKPOINT_DIR": "/tmp"},
+        "RESUME=1 (a run is timed from its start",
+    ),
     "moments": ({"INIT_OPTIMIZER": "1"}, "INIT_OPTIMIZER=1 (LAMB's moments start from 0"),
-    "random weights": ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT= (training starts from model.ckpt-28252"),
+    "random weights": (
+        {"INIT_CHECKPOINT": ""},
+        "INIT_CHECKPOINT= (training starts from model.ckpt-28252",
+    ),
     "made-up data": ({"SYNTH_DATA": "1"}, "SYNTH_DATA=1 (the data set is Wikipedia"),
-    "packed rows that count once": ({"PACKING_FACTOR": "1"}, "PACKING_FACTOR=1 (the global batch is logged in"),
-    "unpacked rows that count twice": ({"PACKED": "0"}, "PACKING_FACTOR=2 (the global batch is logged in"),
+    "packed rows that count once": (
+        {"PACKING_FACTOR": "1"},
+        "PACKING_FACTOR=1 (the global batch is logged in",
+    ),
+    "unpacked rows that count twice": (
+        {"PACKED": "0"},
+        "PACKING_FACTOR=2 (the global batch is logged in",
+    ),
 }
 WRONG_MODELS = {
     "layers": ({"num_hidden_layers": 2}, "num_hidden_layers=2 in "),
     "no dropout": ({"hidden_dropout_prob": 0.0}, "hidden_dropout_prob=0.0 in "),
-    "no attention dropout": ({"attention_probs_dropout_prob": 0}, "attention_probs_dropout_prob=0 in "),
+    "no attention dropout": (
+        {"attention_probs_dropout_prob": 0},
+        "attention_probs_dropout_prob=0 in ",
+    ),
     "width": ({"hidden_size": 512}, "hidden_size=512 in "),
     "heads": ({"num_attention_heads": 8}, "num_attention_heads=8 in "),
     "feed-forward": ({"intermediate_size": 1024}, "intermediate_size=1024 in "),
     "vocabulary": ({"vocab_size": 2048}, "vocab_size=2048 in "),
     "epsilon": ({"layer_norm_eps": 1e-5}, "layer_norm_eps=1e-05 in "),
-    "Pre-LN": ({"layer_norm_large_model": True, "hidden_act": "gelu_new"}, "layer_norm_large_model=True in "),
+    "Pre-LN": (
+        {"layer_norm_large_model": True, "hidden_act": "gelu_new"},
+        "layer_norm_large_model=True in ",
+    ),
     "positions": ({"max_position_embeddings": 1024}, "max_position_embeddings=1024 in "),
     "segments": ({"type_vocab_size": 3}, "type_vocab_size=3 in "),
     "erf": ({"hidden_act": "gelu_erf"}, "hidden_act=gelu_erf in "),
@@ -135,18 +183,33 @@ def test_all_violations_are_in_one_message(closed):
 def test_every_rule_has_a_wrong_value_among_the_tests():
     named = {said.partition("=")[0] for _, said in WRONG.values()}
     assert named == closed_division.RULES.keys()
-    assert {said.partition("=")[0] for _, said in WRONG_MODELS.values()} >= set(closed_division.MODEL_FIELDS)
+    assert {said.partition("=")[0] for _, said in WRONG_MODELS.values()} >= set(
+        closed_division.MODEL_FIELDS
+    )
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        *({"LR": "0.002"}, {"WARMUP_STEPS": "100"}, {"OPT_LAMB_BETA_1": "0.6"}, {"WEIGHT_DECAY_RATE": "0.1"}),
-        *({"CLIP": "before"}, {"OPT_EPSILON": "1e-5"}, {"MAX_STEPS": "10"}, {"MAX_SAMPLES_TERMINATION": "9000"}),
+        *(
+            {"LR": "0.002"},
+            {"WARMUP_STEPS": "100"},
+            {"OPT_LAMB_BETA_1": "0.6"},
+            {"WEIGHT_DECAY_RATE": "0.1"},
+        ),
+        *(
+            {"CLIP": "before"},
+            {"OPT_EPSILON": "1e-5"},
+            {"MAX_STEPS": "10"},
+            {"MAX_SAMPLES_TERMINATION": "9000"},
+        ),
         *({"GRADIENT_STEPS": "2"}, {"LR_DECAY_STEPS": "4000"}),
         {"PACKED": "0", "BATCHING": "online"},
         {"PACKED": "0", "PACKING_FACTOR": "1", "EXCHANGE_GROUP": "8"},
-        {"EVAL_ITER_SAMPLES": "150528", "EVAL_ITER_START_SAMPLES": "150528"},  # 196 whole steps of 768
+        {
+            "EVAL_ITER_SAMPLES": "150528",
+            "EVAL_ITER_START_SAMPLES": "150528",
+        },  # 196 whole steps of 768
     ],
     ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),
 )
@@ -156,7 +219,9 @@ def test_what_the_rules_leave_free_is_allowed(closed, changes):
 
 def test_a_gpu_run_starts_only_with_dropped_caches(closed, monkeypatch):
     monkeypatch.setattr(closed_division, "pick_device", lambda _: torch.device("cuda"))
-    assert "CACHE_CLEARED=0 (page caches are dropped before each run" in refused(closed(), starts=True)
+    assert "CACHE_CLEARED=0 (page caches are dropped before each run" in refused(
+        closed(), starts=True
+    )
     closed_division.check(closed(), starts=False)  # --check comes before they are dropped
     closed_division.check(closed(CACHE_CLEARED="1"), starts=True)
     closed_division.check(closed(SUBMISSION_DIVISION="open"), starts=True)
@@ -164,7 +229,14 @@ def test_a_gpu_run_starts_only_with_dropped_caches(closed, monkeypatch):
 
 @pytest.mark.parametrize(
     ("batch_size", "interval"),
-    [(448, 150_000), (768, 150_000), (3072, 175_000), (4608, 200_000), (8192, 225_000), (16384, 325_000)],
+    [
+        (448, 150_000),
+        (768, 150_000),
+        (3072, 175_000),
+        (4608, 200_000),
+        (8192, 225_000),
+        (16384, 325_000),
+    ],
 )
 def test_the_evaluation_interval_is_the_rules(batch_size, interval):
     assert closed_division.rule_interval(batch_size) == interval
@@ -187,26 +259,42 @@ def test_the_command_stops_before_it_reads_data_or_weights(closed, tmp_path, cap
         "RUN_DIR": str(tmp_path / "run"),
     }
     assert main(arguments, environ) == 2
-    assert "bert: error: the closed division does not allow EVAL_ITER_SAMPLES=1 (" in capfd.readouterr().err
+    assert (
+        "bert: error: the closed division does not allow EVAL_ITER_SAMPLES=1 ("
+        in capfd.readouterr().err
+    )
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["error_0.txt"]
 
 
-def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_and_padding(tmp_path):
+def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_and_padding(
+    tmp_path,
+):
     torch.manual_seed(0)
     words, bias = torch.randn(6, 4), torch.randn(4)
     state = {"bert.embeddings.word_embeddings.weight": words, "bert.pooler.dense.bias": bias}
     torch.save(state, tmp_path / "plain.pt")
-    padded = {"bert.pooler.dense_act.bias": bias, "bert.embeddings.word_embeddings.weight": F.pad(words, (0, 0, 0, 2))}
+    padded = {
+        "bert.pooler.dense_act.bias": bias,
+        "bert.embeddings.word_embeddings.weight": F.pad(words, (0, 0, 0, 2)),
+    }
     torch.save({"model": padded}, tmp_path / "w.pt")
     found = closed_division.starting_weights(tmp_path / "w.pt")
     assert found == {"weights": weights.identity(tmp_path / "plain.pt"), "unproved": ["weights"]}
     note = tmp_path / "w.json"
-    note.write_text(json.dumps({"source": closed_division.SOURCE_MD5, "target": "", "tensors": found["weights"]}))
+    note.write_text(
+        json.dumps(
+            {"source": closed_division.SOURCE_MD5, "target": "", "tensors": found["weights"]}
+        )
+    )
     assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == []
     note.write_text(json.dumps({"source": "0" * 32, "tensors": found["weights"]}))
-    assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == ["weights"], "of another checkpoint"
+    assert closed_division.starting_weights(tmp_path / "w.pt")["unproved"] == ["weights"], (
+        "of another checkpoint"
+    )
     torch.save(padded | {"bert.pooler.dense_act.bias": bias + 1e-3}, tmp_path / "w.pt")
-    with pytest.raises(ConfigError, match=r"w.pt: not the weights that .*w.json describes: convert them again"):
+    with pytest.raises(
+        ConfigError, match=r"w.pt: not the weights that .*w.json describes: convert them again"
+    ):
         closed_division.starting_weights(tmp_path / "w.pt")
     (tmp_path / "w.pt").write_bytes(b"")
     with pytest.raises(ConfigError, match=r"w.pt: not a readable checkpoint"):
@@ -240,18 +328,27 @@ def of_the_benchmark(prepared, monkeypatch):
     monkeypatch.setattr(closed_division, "VOCAB_MD5", "0" * 32)
 
 
-def test_data_are_known_by_what_prepare_data_left_beside_them(prepared, manifest, of_the_benchmark, capfd):
+def test_data_are_known_by_what_prepare_data_left_beside_them(
+    prepared, manifest, of_the_benchmark, capfd
+):
     unknown = _sets(prepared)
     assert unknown["unproved"] == ["training_data", "evaluation_data"]
     manifest()
     known = _sets(prepared)
     assert known == unknown | {"unproved": []}
     config = from_env(Config, prepared)
-    source, first = Shards(list_shards(*config.data.source), 48), {"weights": "ab", "unproved": ["weights"]}
+    source, first = (
+        Shards(list_shards(*config.data.source), 48),
+        {"weights": "ab", "unproved": ["weights"]},
+    )
     facts = closed_division.starting_point(config, source, first)
     assert facts == known | {"weights": "ab", "unproved": ["weights"]}
-    assert capfd.readouterr().err.startswith("bert: warning: weights not proved to be the benchmark's")
-    assert json.loads((config.run.run_dir / "environment.json").read_text())["starting_point"] == facts
+    assert capfd.readouterr().err.startswith(
+        "bert: warning: weights not proved to be the benchmark's"
+    )
+    assert (
+        json.loads((config.run.run_dir / "environment.json").read_text())["starting_point"] == facts
+    )
 
 
 @pytest.mark.parametrize(
@@ -263,21 +360,35 @@ def test_data_are_known_by_what_prepare_data_left_beside_them(prepared, manifest
         ({"recipe": {"do_lower_case": False}}, "do_lower_case False, not True"),
         ({"texts": {"eval.txt": "1" * 32}}, "another text: eval.txt has md5 1111"),
         ({"texts": {"mine.txt": "1" * 32}}, "502 texts, not 501"),
-        ({"files": {"packed/part_00001_of_00003.hdf5": "1" * 32}}, "other record files than the 3 that were prepared"),
-        ({"files": {"packed/part_00003_of_00003.hdf5": "1" * 32}}, "other record files than the 4 that were prepared"),
+        (
+            {"files": {"packed/part_00001_of_00003.hdf5": "1" * 32}},
+            "other record files than the 3 that were prepared",
+        ),
+        (
+            {"files": {"packed/part_00003_of_00003.hdf5": "1" * 32}},
+            "other record files than the 4 that were prepared",
+        ),
         (
             {"files": {"eval/part_eval_10k.hdf5": "1" * 32}},
             "EVALDIR=.* is not the evaluation set that was prepared",
         ),
     ],
 )
-def test_data_that_are_made_otherwise_are_refused(prepared, manifest, of_the_benchmark, changes, said):
+def test_data_that_are_made_otherwise_are_refused(
+    prepared, manifest, of_the_benchmark, changes, said
+):
     manifest(**changes)
-    with pytest.raises(ConfigError, match=rf"does not allow DATADIR_PHASE2_PACKED=.*: {said}.*Prepare the data again"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"does not allow DATADIR_PHASE2_PACKED=.*: {said}.*Prepare the data again",
+    ):
         _sets(prepared)
 
 
 def test_another_vocabulary_is_refused(prepared, manifest):
     manifest()
-    with pytest.raises(ConfigError, match=r"a vocabulary with md5 0{32}, not the benchmark's 64800d5d8528ce344256daf1"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a vocabulary with md5 0{32}, not the benchmark's 64800d5d8528ce344256daf1",
+    ):
         _sets(prepared)

@@ -19,7 +19,12 @@ def _so_far(command, folder, pattern):
 
 def run(environ, folder, moments):
     """The trainer to its end; before, it is killed at each moment, when such a file is there, and begun again."""
-    base = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "CHECKPOINT_DIR": str(folder), "RESUME": "1"}
+    base = {
+        "PATH": os.environ["PATH"],
+        "HOME": "/nonexistent",
+        "CHECKPOINT_DIR": str(folder),
+        "RESUME": "1",
+    }
     for pattern in [*moments, None]:
         held = {"STANDS_AT": str(folder / pattern)} if pattern else {}
         command = Command("bert", environ | base | held)
@@ -43,7 +48,11 @@ def test_killed_at_three_moments_it_ends_with_the_weights_of_an_undisturbed_run(
         two.mkdir()
         run(settings, one, first)
         assert newest(one)["step"] == 30
-        run(settings | {"LR": "0.01", "INIT_CHECKPOINT": str(one), "INIT_OPTIMIZER": "1"}, two, second)
+        run(
+            settings | {"LR": "0.01", "INIT_CHECKPOINT": str(one), "INIT_OPTIMIZER": "1"},
+            two,
+            second,
+        )
         ends.append(newest(two))
     assert same(*ends)
     assert ends[0]["step"] == 30

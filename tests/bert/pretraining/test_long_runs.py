@@ -38,7 +38,9 @@ def test_a_run_without_a_target_succeeds_at_its_last_step(endless, run_bert):
     assert stop["metadata"]["status"] == "success"
     (most,) = [event["value"] for event in events if event["key"] == "max_predictions_per_seq"]
     shards = Path(endless["DATADIR_PHASE2_PACKED"]).glob("*.hdf5")
-    assert most == max(np.diff(open_records(path)[0].masked_lm_offsets).max() for path in sorted(shards)[-1:])
+    assert most == max(
+        np.diff(open_records(path)[0].masked_lm_offsets).max() for path in sorted(shards)[-1:]
+    )
     assert not [event for event in events if event["key"].startswith("eval_a")]
     assert not (folder / "error_0.txt").exists()
     assert json.loads((folder / "metrics_0.jsonl").read_text().splitlines()[-1])["step"] == 8
@@ -56,7 +58,10 @@ def test_a_run_in_parts_whose_end_moves_is_the_run_in_one_piece(endless, run_ber
     parts = endless | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RESUME": "1"}
     first = run_bert(parts | {"MAX_STEPS": "5", "STEPS_THIS_RUN": "3"})
     assert first.returncode == 0, first.stderr
-    assert first.stderr.splitlines()[-1] == "bert: stopped at step 3 (STEPS_THIS_RUN); RESUME=1 continues"
+    assert (
+        first.stderr.splitlines()[-1]
+        == "bert: stopped at step 3 (STEPS_THIS_RUN); RESUME=1 continues"
+    )
     second = run_bert(parts | {"MAX_STEPS": "5", "STEPS_THIS_RUN": "3"})
     assert "stopped" not in second.stderr, "step 5 is the last"
     assert newest(tmp_path / "parts")["step"] == 5
@@ -87,9 +92,13 @@ def test_a_part_of_a_run_that_could_not_continue_is_refused(prepared):
         from_env(RunConfig, prepared | {"STEPS_THIS_RUN": "3"}).check()
 
 
-def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it(tmp_path, monkeypatch):
+def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it(
+    tmp_path, monkeypatch
+):
     written, release = save.save_checkpoint, threading.Event()
-    monkeypatch.setattr(save, "save_checkpoint", lambda *arguments: release.wait(60) and written(*arguments))
+    monkeypatch.setattr(
+        save, "save_checkpoint", lambda *arguments: release.wait(60) and written(*arguments)
+    )
     writer, tensor = Writer(Config(directory=tmp_path, keep=9)), torch.ones(3)
     shared = {"weights": tensor}
     writer.start(1, {"model": shared, "optimizer": {"masters": shared}})
@@ -98,10 +107,14 @@ def test_training_continues_while_a_checkpoint_is_written_and_does_not_change_it
     release.set()
     writer.start(2, {"model": shared})  # waits for the first
     writer.wait()
-    states = [torch.load(tmp_path / f"step_000000000{step}.pt", weights_only=True) for step in (1, 2)]
+    states = [
+        torch.load(tmp_path / f"step_000000000{step}.pt", weights_only=True) for step in (1, 2)
+    ]
     assert [float(state["model"]["weights"][0]) for state in states] == [1.0, 2.0]
     masters = states[0]["optimizer"]["masters"]["weights"]
-    assert masters.data_ptr() == states[0]["model"]["weights"].data_ptr(), "what is said twice is stored once"
+    assert masters.data_ptr() == states[0]["model"]["weights"].data_ptr(), (
+        "what is said twice is stored once"
+    )
 
 
 def test_a_full_disk_is_reported_and_the_next_checkpoint_is_tried(tmp_path, monkeypatch, capfd):
@@ -174,25 +187,39 @@ def test_a_full_disk_of_results_ends_the_run_with_that_reason(endless, run_bert,
         assert "Traceback" not in finished.stderr
 
 
-def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_continues(endless, run_bert, tmp_path):
+def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_continues(
+    endless, run_bert, tmp_path
+):
     """On a disk with room for two checkpoints and a half: the third and the fourth do not fit."""
     often = endless | {"CHECKPOINT_EVERY_STEPS": "2", "CHECKPOINT_KEEP": "99"}
     whole = run_bert(often | {"CHECKPOINT_DIR": str(tmp_path / "whole")})
     assert whole.returncode == 0, whole.stderr
-    size, small = max(path.stat().st_size for path in (tmp_path / "whole").iterdir()), tmp_path / "small"
+    size, small = (
+        max(path.stat().st_size for path in (tmp_path / "whole").iterdir()),
+        tmp_path / "small",
+    )
     with small_disk(small, int(2.5 * size)):
         resumed = often | {"CHECKPOINT_DIR": str(small), "RESUME": "1"}
         finished = run_bert(resumed)
         warnings = [line for line in finished.stderr.splitlines() if "warning" in line]
         said = f"bert: warning: the checkpoint of step {{}} cannot be written to {small}: "
-        assert [line.startswith(said.format(step)) for line, step in zip(warnings, (6, 8), strict=True)] == [True, True]
+        assert [
+            line.startswith(said.format(step)) for line, step in zip(warnings, (6, 8), strict=True)
+        ] == [True, True]
         full = rf"No space left in {small}: step_0+8.pt needs {size / 1e6:,.1f} MB, \d.\d MB are free: make room there"
         assert re.search(full, warnings[-1])
         last = finished.stderr.splitlines()[-1]
-        assert re.search(rf"the last is step 8, and its checkpoint cannot be written \({full}\)", last)
+        assert re.search(
+            rf"the last is step 8, and its checkpoint cannot be written \({full}\)", last
+        )
         assert finished.returncode == 1
-        assert sorted(path.name for path in small.iterdir()) == ["step_0000000002.pt", "step_0000000004.pt"]
-        assert same(newest(small), torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True))
+        assert sorted(path.name for path in small.iterdir()) == [
+            "step_0000000002.pt",
+            "step_0000000004.pt",
+        ]
+        assert same(
+            newest(small), torch.load(tmp_path / "whole" / "step_0000000004.pt", weights_only=True)
+        )
         enlarge(small, 9 * size)
         again = run_bert(resumed)
         assert again.returncode == 0, again.stderr

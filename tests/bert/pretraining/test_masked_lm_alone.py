@@ -24,8 +24,12 @@ from ..states import newest, same
 HEAD = ("bert.pooler.", "cls.seq_relationship.")
 
 
-def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(tiny, make_model, make_records):
-    shape = dataclasses.replace(tiny, next_sentence=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(
+    tiny, make_model, make_records
+):
+    shape = dataclasses.replace(
+        tiny, next_sentence=False, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
     model, records = make_model(shape), make_records(3, packed=False)
     assert not [name for name, _ in model.named_parameters() if name.startswith(HEAD)]
     config = transformers.BertConfig(
@@ -42,12 +46,16 @@ def test_the_loss_is_hugging_faces_and_every_parameter_has_a_gradient(tiny, make
     batch = make_batch(records, np.array([1]), 48)
     labels = torch.full((1, batch.num_tokens), -100)
     labels[0, batch.masked_positions.long()] = batch.masked_labels
-    expected = theirs(batch.input_ids.long()[None], token_type_ids=batch.segment_ids.long()[None], labels=labels).loss
+    expected = theirs(
+        batch.input_ids.long()[None], token_type_ids=batch.segment_ids.long()[None], labels=labels
+    ).loss
     losses = model(batch)
     assert losses._fields == ("mlm",)
     assert losses.mlm.item() == pytest.approx(expected.item(), abs=1e-9)
     room = graph_capacity(PretrainingCapacity(tokens=64, sequences=3, masked=16), 2)
-    torch.testing.assert_close(model(static_batch(batch, room)).mlm, losses.mlm)  # filled up, as for a CUDA graph
+    torch.testing.assert_close(
+        model(static_batch(batch, room)).mlm, losses.mlm
+    )  # filled up, as for a CUDA graph
     losses.mlm.backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     scored = model.scored(batch)
@@ -71,9 +79,15 @@ def without_pairs(prepared: dict[str, str]) -> dict[str, str]:
     return prepared | {"NSP": "0"}
 
 
-def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(without_pairs, run_bert, tmp_path):
+def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(
+    without_pairs, run_bert, tmp_path
+):
     def run(name: str, **more: str) -> str:
-        settings = {"CHECKPOINT_DIR": str(tmp_path / name), "RESUME": "1", "TARGET_MLM_ACCURACY": "0"}
+        settings = {
+            "CHECKPOINT_DIR": str(tmp_path / name),
+            "RESUME": "1",
+            "TARGET_MLM_ACCURACY": "0",
+        }
         finished = run_bert(without_pairs | settings | more)
         assert finished.returncode == 0, finished.stderr
         return finished.stderr
@@ -87,7 +101,10 @@ def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(withou
     run("parts", STEPS_THIS_RUN="3")
     run("parts")
     assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
-    losses = [float(re.findall(r"\(mlm ([\d.]+)", text)[-1]) for text in (said, run("fp8", PRECISION="fp8"))]
+    losses = [
+        float(re.findall(r"\(mlm ([\d.]+)", text)[-1])
+        for text in (said, run("fp8", PRECISION="fp8"))
+    ]
     assert losses[1] == pytest.approx(losses[0], abs=0.05)
     assert not [name for name in newest(tmp_path / "whole")["model"] if name.startswith(HEAD)]
     paired = run_bert(without_pairs | {"NSP": "1", "RUN_DIR": str(tmp_path / "paired")})
@@ -95,22 +112,37 @@ def test_a_run_without_pairs_says_nothing_of_them_and_resumes_bit_for_bit(withou
     assert "no pairs of sentences (--nsp 0): set NSP=0" in paired.stderr
 
 
-def test_what_it_trains_is_evaluated_exported_and_continued(without_pairs, run_bert, tmp_path, capsys):
+def test_what_it_trains_is_evaluated_exported_and_continued(
+    without_pairs, run_bert, tmp_path, capsys
+):
     run, folder = tmp_path / "run", tmp_path / "run" / "checkpoints"
     settings = without_pairs | {"CHECKPOINT_DIR": str(folder), "TARGET_MLM_ACCURACY": "0"}
     assert "masked-LM alone" in run_bert(settings, arguments=("--check",)).stdout
     finished = run_bert(settings)
     assert finished.returncode == 0, finished.stderr
     assert main(["export", str(run), "-o", str(tmp_path / "mine")], {}) == 0
-    assert json.loads((tmp_path / "mine" / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
-    _, info = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "mine", output_loading_info=True)
+    assert json.loads((tmp_path / "mine" / "config.json").read_text())["architectures"] == [
+        "BertForMaskedLM"
+    ]
+    _, info = transformers.AutoModelForMaskedLM.from_pretrained(
+        tmp_path / "mine", output_loading_info=True
+    )
     assert not [*info["missing_keys"], *info["unexpected_keys"]]
     capsys.readouterr()
     evaluated = {name: without_pairs[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")}
     line = ["evaluate", str(run), str(tmp_path / "mine"), "--general", evaluated["EVALDIR"]]
     assert main(line, evaluated) == 0
     titles, first, second, text, general = capsys.readouterr().out.splitlines()
-    assert titles.split()[:8] == ["checkpoint", "steps", "accuracy", "mlm", "loss", "loss", "per", "word"]
+    assert titles.split()[:8] == [
+        "checkpoint",
+        "steps",
+        "accuracy",
+        "mlm",
+        "loss",
+        "loss",
+        "per",
+        "word",
+    ]
     assert first.split()[5:7] == second.split()[5:7] == ["-", "-"], "no next sentences"
     assert first.split()[2:5] == second.split()[2:5]
     assert second.split()[2:4] == second.split()[7:9], "of the same text as general"
@@ -120,10 +152,16 @@ def test_what_it_trains_is_evaluated_exported_and_continued(without_pairs, run_b
         vocabulary.write("another\n")
     assert main(["evaluate", str(tmp_path / "mine")], evaluated) == 2
     assert "made with another vocabulary (md5 " in capsys.readouterr().err
-    another = run_bert(without_pairs | {"INIT_CHECKPOINT": str(tmp_path / "mine"), "RUN_DIR": str(tmp_path / "other")})
+    another = run_bert(
+        without_pairs
+        | {"INIT_CHECKPOINT": str(tmp_path / "mine"), "RUN_DIR": str(tmp_path / "other")}
+    )
     assert "model.safetensors: trained with another vocabulary (md5 " in another.stderr
     (tmp_path / "mine" / "vocab.txt").unlink()
-    again = run_bert(without_pairs | {"INIT_CHECKPOINT": str(tmp_path / "mine"), "RUN_DIR": str(tmp_path / "again")})
+    again = run_bert(
+        without_pairs
+        | {"INIT_CHECKPOINT": str(tmp_path / "mine"), "RUN_DIR": str(tmp_path / "again")}
+    )
     assert again.returncode == 3, again.stderr
 
 
@@ -133,5 +171,9 @@ def test_a_model_of_pairs_is_continued_without_them(tiny, make_model, tmp_path):
     alone = make_model(dataclasses.replace(tiny, next_sentence=False), seed=1, dtype=torch.float32)
     loaded = load_weights(alone, tmp_path / "whole.pt")
     assert loaded.new == []
-    assert sorted(loaded.unused) == sorted(name for name, _ in whole.named_parameters() if name.startswith(HEAD))
-    assert all(torch.equal(p, dict(whole.named_parameters())[name]) for name, p in alone.named_parameters())
+    assert sorted(loaded.unused) == sorted(
+        name for name, _ in whole.named_parameters() if name.startswith(HEAD)
+    )
+    assert all(
+        torch.equal(p, dict(whole.named_parameters())[name]) for name, p in alone.named_parameters()
+    )

@@ -70,12 +70,21 @@ def _measured(plan, batch):
         (24, {}),
         (24, {"recompute_layers": 1}),
         (4, {"recompute_layers": 2, "dtype": torch.bfloat16, "accumulate": True}),
-        (24, {"model": dataclasses.replace(SHAPE, layer_norm_large_model=True, attention_probs_dropout_prob=0.0)}),
+        (
+            24,
+            {
+                "model": dataclasses.replace(
+                    SHAPE, layer_norm_large_model=True, attention_probs_dropout_prob=0.0
+                )
+            },
+        ),
         (4, {"optimizer": optim.Config(optimizer="lans", sharded=False)}),
     ],
     ids=["plain", "recompute", "bf16", "pre_norm", "replicated"],
 )
-def test_the_estimate_is_within_a_tenth_of_what_a_step_takes(rows, settings, make_records, batch_of):
+def test_the_estimate_is_within_a_tenth_of_what_a_step_takes(
+    rows, settings, make_records, batch_of
+):
     records = make_records(rows, packed=False)
     batch = batch_of(records, np.arange(rows))
     plan = _plan(batch, length=_mean_length(batch), **settings)
@@ -101,7 +110,9 @@ def _two_wide_steps(world, rows, length):
         accumulate=False, fused_update=False, first_weights=first_weights(model, 0),
     )  # fmt: skip
     buckets = step.optimizer.buckets
-    gradients = [tensor for tensor in (buckets.whole, buckets.shard, buckets.received) if tensor is not None]
+    gradients = [
+        tensor for tensor in (buckets.whole, buckets.shard, buckets.received) if tensor is not None
+    ]
     with memory.Peak([*step.optimizer.state_tensors(), *gradients]) as peak:
         first = step([batch], 1e-3)
     assert sum(memory.estimate(plan).values()) == pytest.approx(peak.most, rel=0.1)
@@ -133,11 +144,18 @@ def _mean_length(batch):
 
 
 def test_gradients_that_fit_whole_are_named_where_they_are_sharded(prepared, monkeypatch):
-    settings = {"SHARD_OPTIMIZER": "1", "SHARD_GRADIENTS": "1", "GRADIENT_STEPS": "2", "WORLD_SIZE": "2"}
+    settings = {
+        "SHARD_OPTIMIZER": "1",
+        "SHARD_GRADIENTS": "1",
+        "GRADIENT_STEPS": "2",
+        "WORLD_SIZE": "2",
+    }
     config = from_env(Config, prepared | settings)
     on_a_gpu = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
     monkeypatch.setattr(memory.Plan, "of", lambda config: on_a_gpu)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**40))
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**40)
+    )
     assert "SHARD_GRADIENTS=0 fits too, " in memory.describe(config)
 
 
@@ -147,12 +165,19 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
     on_a_gpu = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
     monkeypatch.setattr(memory.Plan, "of", lambda config: on_a_gpu)
     for gpu, node, words, refused in (
-        (2, 8, "the GPU has 2.0; host 0.5 GiB for the ranks of a node; this machine has 8.0", False),
+        (
+            2,
+            8,
+            "the GPU has 2.0; host 0.5 GiB for the ranks of a node; this machine has 8.0",
+            False,
+        ),
         (1, 8, "out of memory: 1.0 GiB per rank.*the GPU has 1.0: lower BATCHSIZE", True),
         (2, 0.25, r"out of memory: .*this machine has 0\.2: set SHARD_OPTIMIZER=1", True),
     ):
         properties = SimpleNamespace(total_memory=gpu * memory.GIB)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device, properties=properties: properties)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda device, properties=properties: properties
+        )
         monkeypatch.setattr(memory, "host_capacity", lambda node=node: int(node * memory.GIB))
         if refused:
             with pytest.raises(ConfigError, match=words):
@@ -164,7 +189,9 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
 def test_rows_at_a_time_are_as_many_as_fit_and_batch_and_rate_stay(prepared, monkeypatch, capsys):
     """GRADIENT_STEPS=auto on GPUs of made-up sizes: each just large enough for a number of rows."""
     of = memory.Plan.of
-    monkeypatch.setattr(memory.Plan, "of", lambda config: dataclasses.replace(of(config), device_type="cuda"))
+    monkeypatch.setattr(
+        memory.Plan, "of", lambda config: dataclasses.replace(of(config), device_type="cuda")
+    )
     settings = prepared | {"SHARD_OPTIMIZER": "1", "BATCHSIZE": "12"}
     whole = from_env(Config, settings)
 
@@ -180,10 +207,14 @@ def test_rows_at_a_time_are_as_many_as_fit_and_batch_and_rate_stay(prepared, mon
         assert (found.data.batch_size, found.data.gradient_steps) == (rows, steps)
         assert found.global_batch_size == whole.global_batch_size
         assert found.schedule == whole.schedule
-    with pytest.raises(ConfigError, match=r"one row at a time takes 1\.0 GiB of 0\.9: set RECOMPUTE_LAYERS=1"):
+    with pytest.raises(
+        ConfigError, match=r"one row at a time takes 1\.0 GiB of 0\.9: set RECOMPUTE_LAYERS=1"
+    ):
         fitted(needed)
     fitted(2 * memory.GIB)
-    assert "; BATCHSIZE=12 GRADIENT_STEPS=auto would take 12 rows at a time" in memory.describe(found)
+    assert "; BATCHSIZE=12 GRADIENT_STEPS=auto would take 12 rows at a time" in memory.describe(
+        found
+    )
     assert "auto" not in memory.describe(whole)
     assert run(settings | {"GRADIENT_STEPS": "auto"}, check_only=True) == 0
     assert "12 rows x 1 accumulated" in capsys.readouterr().out
@@ -191,23 +222,31 @@ def test_rows_at_a_time_are_as_many_as_fit_and_batch_and_rate_stay(prepared, mon
 
 def test_deepspeed_is_given_the_number_of_micro_batches(prepared):
     with pytest.raises(ConfigError, match="GRADIENT_STEPS=auto estimates our own engine's memory"):
-        memory.fitted(from_env(Config, prepared | {"GRADIENT_STEPS": "auto", "ENGINE": "deepspeed"}))
+        memory.fitted(
+            from_env(Config, prepared | {"GRADIENT_STEPS": "auto", "ENGINE": "deepspeed"})
+        )
 
 
 def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(prepared, monkeypatch):
     monkeypatch.setattr(memory, "host_capacity", lambda: 1)
     with pytest.raises(ConfigError, match="start fewer ranks on a node"):
         memory.describe(from_env(Config, prepared))
-    assert "this machine has 0.0" in memory.describe(from_env(Config, prepared | {"DEVICE": "auto"}))
+    assert "this machine has 0.0" in memory.describe(
+        from_env(Config, prepared | {"DEVICE": "auto"})
+    )
 
 
 def test_a_node_holds_what_its_ranks_hold_together(prepared):
     """Of 6 ranks on 3 nodes, beside the processes themselves: weights to begin with, and then a checkpoint."""
 
     def needed(**settings):
-        config = from_env(Config, prepared | {"WORLD_SIZE": "6", "DGXNNODES": "3", "PRECISION": "bf16"} | settings)
+        config = from_env(
+            Config, prepared | {"WORLD_SIZE": "6", "DGXNNODES": "3", "PRECISION": "bf16"} | settings
+        )
         plan = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
-        return memory.host_bytes(plan, config.checkpoint, {"states": 1000}) - 2 * memory.PROCESS, config
+        return memory.host_bytes(
+            plan, config.checkpoint, {"states": 1000}
+        ) - 2 * memory.PROCESS, config
 
     saving = {"CHECKPOINT_DIR": "/nowhere"}
     beginning, config = needed(SHARD_OPTIMIZER="0")
@@ -240,16 +279,35 @@ def test_every_published_size_fits_where_its_configs_run(repository):
     for name, ranks, rows, layers in (("1.5b", 8, 32, 0), ("5b", 8, 32, 1), ("5b", 128, 24, 1)):
         model = BertConfig.from_json(repository / "configs" / "models" / f"bert_{name}.json")
         batch = SimpleNamespace(num_tokens=rows * 128, num_masked=rows * 20)
-        settings = {"dtype": torch.bfloat16, "fused": True, "accumulate": True, "device_type": "cuda", "length": 128}
+        settings = {
+            "dtype": torch.bfloat16,
+            "fused": True,
+            "accumulate": True,
+            "device_type": "cuda",
+            "length": 128,
+        }
         parts = {}
         for shard_gradients in (False, True):
-            optimizer = optim.Config(optimizer="lans", sharded=True, shard_gradients=shard_gradients)
-            plan = _plan(batch, model=model, num_ranks=ranks, recompute_layers=layers, optimizer=optimizer, **settings)
+            optimizer = optim.Config(
+                optimizer="lans", sharded=True, shard_gradients=shard_gradients
+            )
+            plan = _plan(
+                batch,
+                model=model,
+                num_ranks=ranks,
+                recompute_layers=layers,
+                optimizer=optimizer,
+                **settings,
+            )
             parts[shard_gradients] = memory.estimate(plan)
             assert sum(parts[shard_gradients].values()) < 80e9
         whole, shard = parts[False], parts[True]
-        assert shard["gradients"] * ranks == pytest.approx(whole["gradients"] - shard["gradients"], rel=0.01)
-        assert whole["states"] * ranks == pytest.approx(3 * 2 * whole["weights"] * ranks / (ranks + 1), rel=0.01)
+        assert shard["gradients"] * ranks == pytest.approx(
+            whole["gradients"] - shard["gradients"], rel=0.01
+        )
+        assert whole["states"] * ranks == pytest.approx(
+            3 * 2 * whole["weights"] * ranks / (ranks + 1), rel=0.01
+        )
 
 
 def test_an_unavailable_optimizer_is_refused_in_words(tiny):

@@ -29,7 +29,11 @@ from ..ranks import run_ranks
 REPLICATED = {"SHARD_OPTIMIZER": "0"}
 SHARDED = {"SHARD_OPTIMIZER": "1", "SHARD_GRADIENTS": "1"}
 IN_SHARDS = SHARDED | {"CHECKPOINT_SHARDS": "1"}
-ROWS = {1: {"GRADIENT_STEPS": "4"}, 2: {"GRADIENT_STEPS": "2"}, 4: {}}  # by ranks: micro-batches of three rows
+ROWS = {
+    1: {"GRADIENT_STEPS": "4"},
+    2: {"GRADIENT_STEPS": "2"},
+    4: {},
+}  # by ranks: micro-batches of three rows
 
 
 @pytest.fixture
@@ -41,7 +45,12 @@ def train(prepared, run_bert, tmp_path):
 
     def run(name, ranks, **settings):
         folders = {"CHECKPOINT_DIR": str(tmp_path / name), "RUN_DIR": str(tmp_path / f"run_{name}")}
-        common = {"MAX_STEPS": "6", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0", "LR": "0.001"}
+        common = {
+            "MAX_STEPS": "6",
+            "EVAL_ITER_SAMPLES": "0",
+            "TARGET_MLM_ACCURACY": "0",
+            "LR": "0.001",
+        }
         return run_bert(prepared | common | ROWS[ranks] | folders | settings, ranks=ranks)
 
     return run
@@ -66,7 +75,13 @@ def _chain(train, tmp_path, *parts):
     assert done.returncode == 0, done.stderr
     before = 0
     for ranks, until, settings in parts:
-        done = train("moved", ranks, STEPS_THIS_RUN=str(until - before), RESUME=str(int(before > 0)), **settings)
+        done = train(
+            "moved",
+            ranks,
+            STEPS_THIS_RUN=str(until - before),
+            RESUME=str(int(before > 0)),
+            **settings,
+        )
         assert done.returncode == 0, done.stderr
         before = until
     _check_same(tmp_path / "whole", tmp_path / "moved")
@@ -78,7 +93,10 @@ def test_a_run_continues_on_other_ranks_where_a_step_keeps_its_rows(train, tmp_p
     assert refused.returncode == 2
     (line,) = refused.stderr.strip().splitlines()
     assert "is of a run with GRADIENT_STEPS 2, this one has 1" in line
-    assert "WORLD_SIZE x BATCHSIZE x GRADIENT_STEPS must stay 12, and is 6: change another of them" in line
+    assert (
+        "WORLD_SIZE x BATCHSIZE x GRADIENT_STEPS must stay 12, and is 6: change another of them"
+        in line
+    )
 
 
 class Trained:
@@ -105,7 +123,10 @@ def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_r
     unpacked = {"PACKED": "0", "DATADIR_PHASE2": "/data"}
     for changed in ({"BATCHING": "online"}, {"BATCHING": "bins"}, {"EXCHANGE_GROUP": "2"}):
         config = settings(**unpacked, **changed)
-        with pytest.raises(ConfigError, match="is of a run with WORLD_SIZE 4, this one has 2: use the same settings"):
+        with pytest.raises(
+            ConfigError,
+            match="is of a run with WORLD_SIZE 4, this one has 2: use the same settings",
+        ):
             resume.restore(config, Trained(), 7, saved(config))
 
 
@@ -117,9 +138,25 @@ def _restore(config, run, **facts):
 @pytest.mark.parametrize(
     "changed",
     [
-        *({"LR": "0.01"}, {"LR_SCHEDULE": "dle"}, {"WARMUP_STEPS": "2"}, {"OPT_LAMB_BETA_1": "0.5"}),
-        *({"PACKING_FACTOR": "1"}, {"MAX_GRAD_NORM": "2"}, {"WEIGHT_DECAY_RATE": "0.5"}, {"OPTIMIZER": "adamw"}),
-        *({"LAMB_RATIO": "all"}, {"LOSS_SCALE": "8"}, {"SYNTH_DATA": "1"}, {"MASKING": "dynamic"}, {"CLIP": "before"}),
+        *(
+            {"LR": "0.01"},
+            {"LR_SCHEDULE": "dle"},
+            {"WARMUP_STEPS": "2"},
+            {"OPT_LAMB_BETA_1": "0.5"},
+        ),
+        *(
+            {"PACKING_FACTOR": "1"},
+            {"MAX_GRAD_NORM": "2"},
+            {"WEIGHT_DECAY_RATE": "0.5"},
+            {"OPTIMIZER": "adamw"},
+        ),
+        *(
+            {"LAMB_RATIO": "all"},
+            {"LOSS_SCALE": "8"},
+            {"SYNTH_DATA": "1"},
+            {"MASKING": "dynamic"},
+            {"CLIP": "before"},
+        ),
     ],
     ids=lambda changed: next(iter(changed)),
 )
@@ -138,7 +175,9 @@ def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepa
     config = from_env(Config, prepared)
     listed = [resume.ROUNDING, resume.FREE]
     either = {"LR_DECAY_STEPS"}  # in the place of MAX_STEPS
-    kept = resume.run_identity(config, 7).keys() - {"MAX_STEPS", "BERT_CONFIG", *resume._ROWS} | either
+    kept = (
+        resume.run_identity(config, 7).keys() - {"MAX_STEPS", "BERT_CONFIG", *resume._ROWS} | either
+    )
     assert sum(map(len, [kept, *listed])) == len(kept.union(*listed)), "in one of them"
     assert kept.union(*listed) == env.settings(config).keys()
 
@@ -150,13 +189,15 @@ def test_changes_that_affect_rounding_are_reported(prepared, capfd):
     assert capfd.readouterr().err == ""
     moved = {"WORLD_SIZE": "2", "FUSED": "none", "EVAL_BATCHSIZE": "3", "CHECKPOINT_KEEP": "9"}
     assert _restore(from_env(Config, prepared | moved), run, computed=computed) == (4, 5, 6)
-    said = (
-        "WORLD_SIZE 1 -> 2, FUSED auto -> none, GRADIENT_STEPS 2 -> 1: losses differ by rounding, and by what dropout"
-    )
+    said = "WORLD_SIZE 1 -> 2, FUSED auto -> none, GRADIENT_STEPS 2 -> 1: losses differ by rounding, and by what dropout"
     assert f"bert: RESUME=1 with {said}" in capfd.readouterr().err
     clipped = from_env(Config, prepared | {"GRADIENT_STEPS": "2", "CLIP": "before"})
-    with pytest.raises(ConfigError, match="is of a run with WORLD_SIZE 1, this one has 2: use the same settings"):
-        _restore(from_env(Config, prepared | moved | {"CLIP": "before"}), resume.run_identity(clipped, 7))
+    with pytest.raises(
+        ConfigError, match="is of a run with WORLD_SIZE 1, this one has 2: use the same settings"
+    ):
+        _restore(
+            from_env(Config, prepared | moved | {"CLIP": "before"}), resume.run_identity(clipped, 7)
+        )
 
 
 def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
@@ -164,7 +205,10 @@ def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
     folder = Path(prepared["DATADIR_PHASE2_PACKED"])
     data = Shards(sorted(folder.glob("*.hdf5")), 48)
     write_index(folder, data.paths)
-    saved = {"row_counts": data.row_counts().tolist(), "data_digest": resume.data_digest(data.identity())}
+    saved = {
+        "row_counts": data.row_counts().tolist(),
+        "data_digest": resume.data_digest(data.identity()),
+    }
     resume.check_data(config, saved, data)
     records, metadata = open_records(data.paths[1])
     tokens = np.array(records.input_ids)
@@ -177,7 +221,9 @@ def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
     resume.check_data(config, {"row_counts": saved["row_counts"]}, other)
 
 
-def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(prepared, train, tmp_path):
+def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(
+    prepared, train, tmp_path
+):
     done = train("whole", 2, **SHARDED, STEPS_THIS_RUN="1")
     assert done.returncode == 0, done.stderr
     (path,) = saved_checkpoints(tmp_path / "whole")
@@ -187,7 +233,10 @@ def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(p
     for source in ({"RESUME": "1"}, {"INIT_CHECKPOINT": str(path)}):
         refused = train("whole", 2, **SHARDED, **source)
         assert refused.returncode == 2
-        assert "holds weights or moments that are NaN or infinite (--check names the first)" in refused.stderr
+        assert (
+            "holds weights or moments that are NaN or infinite (--check names the first)"
+            in refused.stderr
+        )
     config = from_env(
         Config,
         prepared
@@ -206,7 +255,11 @@ def _save_what_is_not_finite(world, environment, folder, bad):
         Path(stage["DEEPSPEED_CONFIG"]).write_text(json.dumps({"zero_optimization": {"stage": 3}}))
         environment = environment | stage
     directory = folder / str(world.size)
-    ranks = {"CHECKPOINT_DIR": str(directory), "WORLD_SIZE": str(world.size), "RANK": str(world.rank)}
+    ranks = {
+        "CHECKPOINT_DIR": str(directory),
+        "WORLD_SIZE": str(world.size),
+        "RANK": str(world.rank),
+    }
     config = from_env(Config, merged(environment | ranks | {"CHECKPOINT_KEEP": "1"}))
     _, step = build(config, world, 7)
     saver = resume.Saver(config, step, world, 7, open_source(config.data, 211), (1, 1))
@@ -233,7 +286,9 @@ DEEPSPEED = {"ENGINE": "deepspeed", "DEEPSPEED_CHECKPOINTS": "1"}
         pytest.param(DEEPSPEED, math.nan, id="DeepSpeed", marks=pytest.mark.deepspeed),
     ],
 )
-def test_no_engine_saves_what_is_not_finite_on_a_rank_and_all_ranks_say_so(prepared, tmp_path, engine, bad):
+def test_no_engine_saves_what_is_not_finite_on_a_rank_and_all_ranks_say_so(
+    prepared, tmp_path, engine, bad
+):
     for ranks in (2, 4):  # not in the same processes: DeepSpeed keeps its first group
         run_ranks(_save_what_is_not_finite, ranks, arguments=(prepared | engine, tmp_path, bad))
 
@@ -250,20 +305,31 @@ def test_a_run_whose_weights_break_between_reports_ends_at_the_checkpoint_and_ke
     prepared, run_bert, tmp_path
 ):
     (tmp_path / "first.py").write_text(NAN_AT_8)
-    settings = {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "3", "LOG_EVERY_STEPS": "10"}
+    settings = {
+        "CHECKPOINT_DIR": str(tmp_path / "c"),
+        "CHECKPOINT_EVERY_STEPS": "3",
+        "LOG_EVERY_STEPS": "10",
+    }
     settings |= {"MAX_STEPS": "30", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
     settings |= {"FIRST": str(tmp_path / "first.py")}
     finished = run_bert(prepared | settings, ranks=2)
     assert finished.returncode == 1
-    assert "bert: error: weights or moments are not finite at step 9" in finished.stderr.splitlines()[-1]
+    assert (
+        "bert: error: weights or moments are not finite at step 9"
+        in finished.stderr.splitlines()[-1]
+    )
     assert [path.stem[-1] for path in saved_checkpoints(tmp_path / "c")] == ["3", "6"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [(1, 2, 1), (4, 1, 2)])
-@pytest.mark.parametrize("settings", [REPLICATED, SHARDED, IN_SHARDS], ids=["replicated", "sharded", "in shards"])
+@pytest.mark.parametrize(
+    "settings", [REPLICATED, SHARDED, IN_SHARDS], ids=["replicated", "sharded", "in shards"]
+)
 def test_a_run_moves_to_other_ranks_and_back(train, tmp_path, ranks, settings):
-    _chain(train, tmp_path, *((number, 2 * place, settings) for place, number in enumerate(ranks, 1)))
+    _chain(
+        train, tmp_path, *((number, 2 * place, settings) for place, number in enumerate(ranks, 1))
+    )
 
 
 @pytest.mark.slow
@@ -279,6 +345,10 @@ def test_a_run_moves_between_engines_and_numbers_of_ranks(train, tmp_path, stage
     for place, stage in enumerate(stages, 1):
         path = tmp_path / f"ds_{stage}.json"
         path.write_text(json.dumps({"zero_optimization": {"stage": stage}}))
-        theirs = {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "DEEPSPEED_CHECKPOINTS": str(int(place == 1))}
+        theirs = {
+            "ENGINE": "deepspeed",
+            "DEEPSPEED_CONFIG": str(path),
+            "DEEPSPEED_CHECKPOINTS": str(int(place == 1)),
+        }
         parts.append((2 if stage else 1, 2 * place, theirs if stage else SHARDED))
     _chain(train, tmp_path, *parts)

@@ -16,13 +16,22 @@ from ..states import newest, same
 PARTS = ("masters", "first_moments", "second_moments")
 
 
-@pytest.mark.parametrize("settings", [{}, {"SHARD_OPTIMIZER": "1", "PRECISION": "bf16"}], ids=["fp32", "sharded-bf16"])
-def test_a_warm_start_is_a_continued_run_with_its_counters_reset(settings, prepared, run_bert, tmp_path):
+@pytest.mark.parametrize(
+    "settings", [{}, {"SHARD_OPTIMIZER": "1", "PRECISION": "bf16"}], ids=["fp32", "sharded-bf16"]
+)
+def test_a_warm_start_is_a_continued_run_with_its_counters_reset(
+    settings, prepared, run_bert, tmp_path
+):
     common = prepared | {"EVAL_ITER_SAMPLES": "0", "CHECKPOINT_KEEP": "9"} | settings
     first = run_bert(common | {"CHECKPOINT_DIR": str(tmp_path / "one"), "MAX_STEPS": "5"})
     assert first.returncode == 0, first.stderr
     saved = newest(tmp_path / "one")
-    reset = saved | {"step": 0, "batches": 0, "samples": 0, "optimizer": saved["optimizer"] | {"num_steps": 0}}
+    reset = saved | {
+        "step": 0,
+        "batches": 0,
+        "samples": 0,
+        "optimizer": saved["optimizer"] | {"num_steps": 0},
+    }
     reset["run"] = saved["run"] | {"LR": 0.02}
     (tmp_path / "continued").mkdir()
     torch.save(reset, tmp_path / "continued" / "step_0000000000.pt")
@@ -55,12 +64,18 @@ def _read(path, prepared, shapes):
     ("change", "message"),
     [
         (lambda s: s["optimizer"].pop("masters"), "holds no optimizer state: expected a step_"),
-        (lambda s: s["run"].update(OPTIMIZER="adamw"), "is of OPTIMIZER=adamw, this run has lamb: use the same"),
+        (
+            lambda s: s["run"].update(OPTIMIZER="adamw"),
+            "is of OPTIMIZER=adamw, this run has lamb: use the same",
+        ),
         (
             lambda s: s["optimizer"]["masters"].update({"cls.predictions.bias": torch.zeros(7)}),
             "masters of .* do not fit BERT_CONFIG: cls.predictions.bias is .7,., expected .216,.$",
         ),
-        (lambda s: s["optimizer"]["first_moments"].pop("cls.predictions.bias"), "predictions.bias is missing$"),
+        (
+            lambda s: s["optimizer"]["first_moments"].pop("cls.predictions.bias"),
+            "predictions.bias is missing$",
+        ),
     ],
     ids=["weights-only", "other-optimizer", "other-vocabulary", "incomplete"],
 )
@@ -77,9 +92,13 @@ def test_a_warm_start_without_a_checkpoint_is_refused(prepared):
         from_env(Config, prepared | {"INIT_OPTIMIZER": "1"}).check()
 
 
-def test_weights_of_another_vocabulary_are_refused_by_the_check_and_by_the_run(prepared, tiny, make_model, tmp_path):
+def test_weights_of_another_vocabulary_are_refused_by_the_check_and_by_the_run(
+    prepared, tiny, make_model, tmp_path
+):
     """Of the same size, so that every shape fits."""
-    tensors = {name: p.detach() for name, p in make_model(tiny, dtype=torch.float32).named_parameters()}
+    tensors = {
+        name: p.detach() for name, p in make_model(tiny, dtype=torch.float32).named_parameters()
+    }
     path = tmp_path / "step_0000000001.pt"
     torch.save({"model": tensors, "vocab_md5": "1" * 32}, path)
     config = from_env(Config, prepared | {"INIT_CHECKPOINT": str(path)})

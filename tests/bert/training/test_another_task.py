@@ -52,7 +52,9 @@ class SpanPrediction(Trainable):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bert = BertModel(SHAPE, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+        self.bert = BertModel(
+            SHAPE, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        )
         del self.bert.pooler  # the task has no use for it, so it would get no gradient
         self.scores = nn.Linear(SHAPE.hidden_size, 2)
         generator = torch.Generator().manual_seed(0)
@@ -104,7 +106,9 @@ def _step(world: World, *, sharded: bool, accumulate: bool = False, precision: s
     model = SpanPrediction()
     settings = optim.Config(sharded=sharded, optimizer="adamw")
     numerics = PrecisionConfig(precision=precision).resolve(world.device)
-    return model, build_step(model, numerics, settings, world, accumulate=accumulate, fused_update=False)
+    return model, build_step(
+        model, numerics, settings, world, accumulate=accumulate, fused_update=False
+    )
 
 
 def _train(step, steps, world, micro_batches=1):
@@ -130,7 +134,9 @@ def _alone() -> World:
     return World(DistConfig(device="cpu"))
 
 
-@pytest.mark.parametrize(("sharded", "micro_batches"), [(False, 1), (True, 2)], ids=["replicated", "accumulated"])
+@pytest.mark.parametrize(
+    ("sharded", "micro_batches"), [(False, 1), (True, 2)], ids=["replicated", "accumulated"]
+)
 def test_span_prediction_learns(sharded, micro_batches):
     world = _alone()
     _, step = _step(world, sharded=sharded, accumulate=micro_batches > 1)
@@ -151,7 +157,9 @@ def test_span_prediction_resumes_from_a_checkpoint_exactly(tmp_path):
     resumed, step = _step(world, sharded=True)
     step.load_state_dict(load_newest(config))
     _train(step, range(3, 6), world)
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True)
+    )
 
 
 def test_fixed_sizes_fill_a_task_s_labels_with_their_own_padding():
@@ -162,7 +170,9 @@ def test_fixed_sizes_fill_a_task_s_labels_with_their_own_padding():
     for a, b in zip(model(plain), model(filled), strict=True):
         torch.testing.assert_close(a, b)
     target = static_batch(span_batch(4), Capacity(tokens=plain.num_tokens + 20, sequences=9))
-    copy_batches([target], [static_batch(plain, Capacity(tokens=plain.num_tokens + 20, sequences=9))])
+    copy_batches(
+        [target], [static_batch(plain, Capacity(tokens=plain.num_tokens + 20, sequences=9))]
+    )
     assert torch.equal(target.starts[:6], plain.starts)
 
 

@@ -28,19 +28,32 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
 
 def _micro_batches(step, world):
     """This rank's share of the step's rows."""
-    records = synthetic_records(NUM_MICRO_BATCHES * NUM_ROWS, LENGTH, VOCABULARY, packed=False, seed=step)
+    records = synthetic_records(
+        NUM_MICRO_BATCHES * NUM_ROWS, LENGTH, VOCABULARY, packed=False, seed=step
+    )
     count = NUM_MICRO_BATCHES // world.size
     numbers = range(world.rank * count, (world.rank + 1) * count)
-    return [make_batch(records, np.arange(NUM_ROWS * n, NUM_ROWS * (n + 1)), LENGTH) for n in numbers]
+    return [
+        make_batch(records, np.arange(NUM_ROWS * n, NUM_ROWS * (n + 1)), LENGTH) for n in numbers
+    ]
 
 
 def _trained(world, dtype, sharded, clip="before"):
-    model = BertForPreTraining(MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = BertForPreTraining(
+        MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    )
     initialize(model, 0)
     model.to(dtype)
     settings = optim.Config(sharded=sharded, clip=clip)
     accumulate = world.size < NUM_MICRO_BATCHES
-    step = build_step(model, Precision(dtype=torch.float32), settings, world, accumulate=accumulate, fused_update=False)
+    step = build_step(
+        model,
+        Precision(dtype=torch.float32),
+        settings,
+        world,
+        accumulate=accumulate,
+        fused_update=False,
+    )
     norms = []
     for number in range(NUM_STEPS):
         norms.append(float(step(_micro_batches(number, world), 0.02).norm))
@@ -56,7 +69,9 @@ def _train_and_save(world, folder):
                 torch.save(masters, folder / f"{name}_{int(sharded)}_{world.size}.pt")
 
 
-@pytest.mark.parametrize("ranks", [(1, 2, 4), pytest.param((1, 8), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "ranks", [(1, 2, 4), pytest.param((1, 8), marks=pytest.mark.slow)], ids=str
+)
 def test_any_number_of_ranks_makes_the_same_update_of_the_same_micro_batches(ranks, tmp_path):
     run_ranks(_train_and_save, *ranks, arguments=(tmp_path,))
     for name in DTYPES:
@@ -64,7 +79,9 @@ def test_any_number_of_ranks_makes_the_same_update_of_the_same_micro_batches(ran
         tolerance = 1e-12 if name == "fp64" else 1e-5
         for path in sorted(tmp_path.glob(f"{name}_*.pt")):
             for key, tensor in torch.load(path).items():
-                if name == "fp64" or not key.endswith("key.bias"):  # its true gradient is 0: rounding, normalised
+                if name == "fp64" or not key.endswith(
+                    "key.bias"
+                ):  # its true gradient is 0: rounding, normalised
                     close = torch.allclose(tensor, expected[key], atol=tolerance, rtol=tolerance)
                     assert close, (path.name, key, float((tensor - expected[key]).abs().max()))
 

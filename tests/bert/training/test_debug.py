@@ -41,7 +41,14 @@ def captured(tiny, make_model, make_records, batch_of, tmp_path):
             model.recompute(Recomputation(1, random_state=True))
         world = World(DistConfig(device="cpu"))
         settings = optim.Config(optimizer="adamw", sharded=False)
-        step = build_step(model, Precision(dtype=torch.float32), settings, world, accumulate=True, fused_update=False)
+        step = build_step(
+            model,
+            Precision(dtype=torch.float32),
+            settings,
+            world,
+            accumulate=True,
+            fused_update=False,
+        )
         config = CaptureConfig(capture="inputs,activations,gradients", steps=1)
         take_step = debug.CapturedStep(config, tmp_path / name, 0, model, step)
         for seed in range(2):
@@ -57,8 +64,12 @@ def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(capture
     assert [path.name for path in one.iterdir()] == ["step_1_rank_0.safetensors"]
     (path,) = one.iterdir()
     names = [name.rpartition(".") for name, *_ in debug.differences(path, path)]
-    forward, backward = ([name for name, _, kind in names if kind == which] for which in ("activation", "gradient"))
-    assert backward == [name for name in reversed(forward) if name in set(backward)], "as the step computes them"
+    forward, backward = (
+        [name for name, _, kind in names if kind == which] for which in ("activation", "gradient")
+    )
+    assert backward == [name for name in reversed(forward) if name in set(backward)], (
+        "as the step computes them"
+    )
     assert compare(one, captured("again", recompute=True)) == 0
     assert capsys.readouterr().out == "equal\n"
     spoilt = captured("spoilt", spoil="bert.encoder.layer.1.intermediate.dense.bias")
@@ -67,7 +78,9 @@ def test_the_first_module_that_differs_is_named_and_equal_runs_are_equal(capture
     assert said[-1] == (
         "the first that differs: 1.bert.encoder.layer.1.intermediate.activation of step_1_rank_0.safetensors"
     )
-    assert any("2.bert.encoder.layer.0.attention.gradient" in line for line in said), "gradients flow back to layer 0"
+    assert any("2.bert.encoder.layer.0.attention.gradient" in line for line in said), (
+        "gradients flow back to layer 0"
+    )
     assert not any("layer.0" in line and ".activation" in line for line in said)
     assert compare(one, one / "nothing") == 2
 
@@ -133,7 +146,9 @@ def test_a_damaged_capture_is_bad_input_not_a_difference(file, tmp_path, capsys,
 def test_a_missing_gradient_counts_as_zero(file):
     never = file("never", **{"a.gradient": torch.empty(0), "a.activation": torch.empty(0)})
     for value, worst in ((0.0, 0.0), (2.0, 2.0)):
-        came = file("came", **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)})
+        came = file(
+            "came", **{"a.gradient": torch.full((3,), value), "a.activation": torch.zeros(3)}
+        )
         for one, other in ((never, came), (came, never)):
             found = {name: absolute for name, absolute, _ in debug.differences(one, other)}
             assert found == {"a.gradient": worst, "a.activation": float("inf")}
@@ -157,7 +172,9 @@ def _steps_in(trace):
     return sum(event.get("name") == "aten::matmul" for event in events)
 
 
-@pytest.mark.parametrize(("taken", "words", "traced"), [(1, "1: no trace", 0), (3, "3: {} ends there", 2)])
+@pytest.mark.parametrize(
+    ("taken", "words", "traced"), [(1, "1: no trace", 0), (3, "3: {} ends there", 2)]
+)
 def test_a_run_that_ends_before_the_last_of_the_steps_says_so_and_keeps_those_that_came(
     tmp_path, capsys, taken, words, traced
 ):
@@ -167,27 +184,38 @@ def test_a_run_that_ends_before_the_last_of_the_steps_says_so_and_keeps_those_th
         step(number, 0.0)
     assert unprofiled(step) is take_step, "for what comes after the training"
     said = capsys.readouterr().err
-    assert said.startswith(f"PROFILE_STEPS=2,5: this process ended after its step {words.format(trace)}")
+    assert said.startswith(
+        f"PROFILE_STEPS=2,5: this process ended after its step {words.format(trace)}"
+    )
     assert said.count("\n") == 1
     assert (_steps_in(trace) if trace.exists() else 0) == traced
 
 
-def test_a_resumed_run_with_too_few_steps_left_says_which_were_not_profiled(prepared, tmp_path, capfd):
+def test_a_resumed_run_with_too_few_steps_left_says_which_were_not_profiled(
+    prepared, tmp_path, capfd
+):
     settings = {"MAX_STEPS": "4", "EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0"}
     settings |= {"CHECKPOINT_DIR": str(tmp_path / "saved")}
     assert run(prepared | settings | {"STEPS_THIS_RUN": "3"}) == 0
     assert run(prepared | settings | {"RESUME": "1", "PROFILE_STEPS": "2,3"}) == 0
-    assert "PROFILE_STEPS=2,3: this process ended after its step 1: no trace is written" in capfd.readouterr().err
+    assert (
+        "PROFILE_STEPS=2,3: this process ended after its step 1: no trace is written"
+        in capfd.readouterr().err
+    )
     assert not (tmp_path / "run" / "trace_0.json").exists()
 
 
 def test_an_invalid_span_of_steps_is_refused(tmp_path):
     folder = rundir.Config(run_dir=tmp_path)
     ProfileConfig(steps="2,3").check(folder, 3)
-    with pytest.raises(ConfigError, match="PROFILE_STEPS=2,3: this process takes 2 steps: choose among these"):
+    with pytest.raises(
+        ConfigError, match="PROFILE_STEPS=2,3: this process takes 2 steps: choose among these"
+    ):
         ProfileConfig(steps="2,3").check(folder, 2)
     for steps in ("3", "3,2", "0,1", "a,b"):
-        with pytest.raises(ConfigError, match=r"PROFILE_STEPS='.*': expected the first and the last step"):
+        with pytest.raises(
+            ConfigError, match=r"PROFILE_STEPS='.*': expected the first and the last step"
+        ):
             ProfileConfig(steps=steps).check(folder, 8)
     with pytest.raises(ConfigError, match="PROFILE_STEPS writes to RUN_DIR"):
         ProfileConfig(steps="2,3").check(rundir.Config(), 8)

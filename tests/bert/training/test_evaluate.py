@@ -19,7 +19,13 @@ from bert.training.graph import graph_capacity, static_batch
 
 @pytest.mark.parametrize(
     ("start", "every", "steps"),
-    [(0, 300, {3, 6, 9}), (500, 300, {5, 8}), (100, 300, {1, 4, 7, 10}), (901, 300, {10}), (0, 0, set())],
+    [
+        (0, 300, {3, 6, 9}),
+        (500, 300, {5, 8}),
+        (100, 300, {1, 4, 7, 10}),
+        (901, 300, {10}),
+        (0, 0, set()),
+    ],
 )
 def test_evaluations_begin_at_their_start_and_go_on_at_their_interval(start, every, steps):
     assert evaluation_steps(Config(start_samples=start, every_samples=every), 100, 1000) == steps
@@ -34,10 +40,14 @@ def test_ranks_share_the_first_examples_alone(make_records):
 
 def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
     torch.manual_seed(0)
-    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = BertForPreTraining(
+        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    )
 
     def evaluated(rank, size, gather):
-        world = SimpleNamespace(rank=rank, size=size, device=torch.device("cpu"), agree=lambda *_: None, sum=gather)
+        world = SimpleNamespace(
+            rank=rank, size=size, device=torch.device("cpu"), agree=lambda *_: None, sum=gather
+        )
         config = Config(evaldir=Path(prepared["EVALDIR"]), num_examples=17, batch_size=4)
         return Evaluator(config, tiny.max_position_embeddings, tiny.vocab_size, "", world)(model)
 
@@ -51,10 +61,15 @@ def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
 
 def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(tiny, make_records):
     torch.manual_seed(0)
-    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))).eval()
+    model = BertForPreTraining(
+        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    ).eval()
     batch = make_batch(make_records(5, packed=False), np.arange(5), tiny.max_position_embeddings)
     room = PretrainingCapacity.of(3 * batch.num_tokens, 9)
     with torch.no_grad():
-        exact, padded = _count(model, batch), _count(model, static_batch(batch, graph_capacity(room, 3)))
+        exact, padded = (
+            _count(model, batch),
+            _count(model, static_batch(batch, graph_capacity(room, 3))),
+        )
     assert exact[-1] == 5
     torch.testing.assert_close(padded, exact)

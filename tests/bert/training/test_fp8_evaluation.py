@@ -36,9 +36,16 @@ class _Run:
         self.model = model
         precision = PrecisionConfig(precision="fp8", **settings).resolve(CPU)
         self.step = build_step(
-            model, precision, optim.Config(sharded=True), WORLD, accumulate=False, fused_update=False
+            model,
+            precision,
+            optim.Config(sharded=True),
+            WORLD,
+            accumulate=False,
+            fused_update=False,
         )
-        self.config = evaluate.Config(evaldir=Path(prepared["EVALDIR"]), num_examples=7, batch_size=2)
+        self.config = evaluate.Config(
+            evaldir=Path(prepared["EVALDIR"]), num_examples=7, batch_size=2
+        )
         graph = EvaluationGraph(self.config, LENGTH, model, CPU) if graphed else None
         self.evaluator = Evaluator(self.config, LENGTH, model.config.vocab_size, "", WORLD, graph)
 
@@ -60,7 +67,9 @@ class _Run:
 @pytest.fixture
 def run(tiny, make_model, prepared):
     """run(**settings of fp8): a run that has taken no step; the same weights each time."""
-    return lambda graphed=False, **settings: _Run(make_model(tiny, dtype=torch.float32), prepared, graphed, **settings)
+    return lambda graphed=False, **settings: _Run(
+        make_model(tiny, dtype=torch.float32), prepared, graphed, **settings
+    )
 
 
 @pytest.fixture
@@ -70,7 +79,9 @@ def batches(make_records, batch_of):
 
 
 @pytest.mark.parametrize("recipe", ["delayed", "current"])
-def test_training_with_evaluations_between_is_the_training_without_also_from_a_checkpoint(recipe, run, batches):
+def test_training_with_evaluations_between_is_the_training_without_also_from_a_checkpoint(
+    recipe, run, batches
+):
     plain, evaluated = run(fp8_recipe=recipe), run(fp8_recipe=recipe)
     losses = plain.train(batches, range(4))
     found = []
@@ -89,11 +100,15 @@ def test_training_with_evaluations_between_is_the_training_without_also_from_a_c
     assert all(torch.equal(a, b) for a, b in zip(plain.state(), evaluated.state(), strict=True))
 
 
-def test_it_is_near_the_evaluation_in_bf16_which_the_setting_and_the_first_step_choose(run, batches):
+def test_it_is_near_the_evaluation_in_bf16_which_the_setting_and_the_first_step_choose(
+    run, batches
+):
     fp8, bf16 = run(), run(fp8_evaluation=False)
 
     def reference():
-        model = BertForPreTraining(bf16.model.config, kernels.select(kernels.Config(fused="none"), CPU))
+        model = BertForPreTraining(
+            bf16.model.config, kernels.select(kernels.Config(fused="none"), CPU)
+        )
         model.to(torch.bfloat16).load_state_dict(bf16.model.state_dict())
         return bf16.evaluator(model)  # that never heard of fp8
 
@@ -138,7 +153,11 @@ class _Recorded:
         run()
 
     def replay(self):
-        mode, self.scaling.evaluates, self.starts = self.scaling.evaluates, self.mode, self.starts + 1
+        mode, self.scaling.evaluates, self.starts = (
+            self.scaling.evaluates,
+            self.mode,
+            self.starts + 1,
+        )
         with torch.no_grad():
             for module in self.modules:
                 module.training = False
@@ -147,7 +166,9 @@ class _Recorded:
 
 
 @pytest.mark.parametrize("in_fp8", [True, False])
-def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(in_fp8, run, batches, monkeypatch):
+def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
+    in_fp8, run, batches, monkeypatch
+):
     no_gpu.streams(monkeypatch)
     recordings = []
 
@@ -169,9 +190,14 @@ def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(in
     graphed, eager = run(graphed=True, fp8_evaluation=in_fp8), run(fp8_evaluation=in_fp8)
     assert graphed.step.measures, "recorded as if scales were known, and that forgotten"
     assert recordings[0].mode == in_fp8
-    close = {name: pytest.approx(value, rel=1e-3) for name, value in dataclasses.asdict(eager.evaluate()).items()}
+    close = {
+        name: pytest.approx(value, rel=1e-3)
+        for name, value in dataclasses.asdict(eager.evaluate()).items()
+    }
     assert dataclasses.asdict(graphed.evaluate()) == close
-    assert (recordings[0].starts == 0) == in_fp8, "before the first step it is in bf16, which the graph of fp8 is not"
+    assert (recordings[0].starts == 0) == in_fp8, (
+        "before the first step it is in bf16, which the graph of fp8 is not"
+    )
     for number in (1, 2):
         assert graphed.train(batches, [number]) == eager.train(batches, [number])
         starts = recordings[0].starts
@@ -184,7 +210,9 @@ def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(in
 def test_a_rehearsal_computes_in_fp8_and_leaves_no_trace(run, monkeypatch):
     ours, modes = run(), []
     before = ours.state()
-    monkeypatch.setattr(evaluate, "_count", lambda model, batch: modes.append(model.evaluates_in_fp8))
+    monkeypatch.setattr(
+        evaluate, "_count", lambda model, batch: modes.append(model.evaluates_in_fp8)
+    )
     rehearse(ours.config, LENGTH, ours.model, CPU)
     assert modes == [True]
     assert ours.step.measures
@@ -200,7 +228,9 @@ def test_the_memory_estimate_counts_the_weights_that_are_held(run, prepared, bat
     held = sum(user.fp8.held.cast.numel() for user in ours.model.bert.encoder.fp8_users)
     settings = prepared | {"PRECISION": "fp8", "FP8_OUTPUT_PROJECTION": "1"}
     weights = {
-        value: memory.estimate(memory.Plan.of(from_env(RunConfig, settings | {"FP8_EVALUATION": value})))["weights"]
+        value: memory.estimate(
+            memory.Plan.of(from_env(RunConfig, settings | {"FP8_EVALUATION": value}))
+        )["weights"]
         for value in "01"
     }
     assert weights["1"] - weights["0"] == held

@@ -25,15 +25,22 @@ MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_atten
 
 
 def _step(world, sharded):
-    model = BertForPreTraining(MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = BertForPreTraining(
+        MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    )
     initialize(model, 0)
-    precision, settings = PrecisionConfig(precision="fp8").resolve(world.device), optim.Config(sharded=sharded)
+    precision, settings = (
+        PrecisionConfig(precision="fp8").resolve(world.device),
+        optim.Config(sharded=sharded),
+    )
     return build_step(model, precision, settings, world, accumulate=False, fused_update=False)
 
 
 def _train(step, world, numbers):
     for number in numbers:
-        records = synthetic_records(4, 16, 61, packed=False, seed=10 * number + world.rank)  # data of its own
+        records = synthetic_records(
+            4, 16, 61, packed=False, seed=10 * number + world.rank
+        )  # data of its own
         torch.manual_seed(10 * number + world.rank)
         assert step([make_batch(records, np.arange(4), 16)], 0.01).finite
 

@@ -35,11 +35,15 @@ from .. import no_gpu
 
 
 def _capacity(batch, rows, length):
-    room = PretrainingCapacity(tokens=rows * length, sequences=3 * rows, masked=batch.num_masked + 5)
+    room = PretrainingCapacity(
+        tokens=rows * length, sequences=3 * rows, masked=batch.num_masked + 5
+    )
     return graph_capacity(room, rows)
 
 
-def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(tiny, make_model, make_records, batch_of):
+def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(
+    tiny, make_model, make_records, batch_of
+):
     records = make_records(6)
     plain = batch_of(records, range(records.num_sequences))
     filled = static_batch(plain, _capacity(plain, 7, 48))
@@ -55,13 +59,17 @@ def test_filled_batch_has_the_losses_and_gradients_of_the_plain_one(tiny, make_m
     for a, b in zip(plain_losses, filled_losses, strict=True):
         torch.testing.assert_close(a, b, atol=1e-13, rtol=1e-13)
     for name, gradient in plain_gradients.items():
-        torch.testing.assert_close(filled_gradients[name], gradient, atol=1e-12, rtol=1e-11, msg=name)
+        torch.testing.assert_close(
+            filled_gradients[name], gradient, atol=1e-12, rtol=1e-11, msg=name
+        )
 
 
 def test_filling_up_a_full_batch_changes_nothing_but_the_empty_sequences(make_records, batch_of):
     plain = batch_of(make_records(1, packed=False), [0])
     tokens = plain.num_tokens
-    filled = static_batch(plain, PretrainingCapacity(tokens=tokens, sequences=3, masked=plain.num_masked))
+    filled = static_batch(
+        plain, PretrainingCapacity(tokens=tokens, sequences=3, masked=plain.num_masked)
+    )
     assert torch.equal(filled.input_ids, plain.input_ids)
     assert filled.cu_seqlens.tolist() == [0, tokens, tokens, tokens]
 
@@ -69,7 +77,11 @@ def test_filling_up_a_full_batch_changes_nothing_but_the_empty_sequences(make_re
 @pytest.mark.parametrize("short", ["tokens", "sequences", "masked"])
 def test_batch_beyond_the_capacity_is_refused_with_what_to_do(short, make_records, batch_of):
     plain = batch_of(make_records(3), range(4))
-    sizes = {"tokens": plain.num_tokens + 1, "sequences": plain.num_sequences + 1, "masked": plain.num_masked}
+    sizes = {
+        "tokens": plain.num_tokens + 1,
+        "sequences": plain.num_sequences + 1,
+        "masked": plain.num_masked,
+    }
     with pytest.raises(DataError, match="raise MAX_SEQUENCES_PER_ROW"):
         static_batch(plain, PretrainingCapacity(**{**sizes, short: sizes[short] - 2}))
 
@@ -83,7 +95,9 @@ def _step(tiny, precision, shard, device=None, backend="auto"):
     config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(device)
     world = World(DistConfig(device=device.type))
     fused = device.type == "cuda"
-    return model, build_step(model, config, optim.Config(sharded=shard), world, accumulate=True, fused_update=fused)
+    return model, build_step(
+        model, config, optim.Config(sharded=shard), world, accumulate=True, fused_update=fused
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,7 +140,9 @@ def test_state_tensors_are_all_that_a_step_changes(tiny, make_records, batch_of)
                 step([batch], 0.01)
         torch.manual_seed(5)
         losses, norm, finite = step([batch], 0.01)
-        outcomes.append([*losses, norm, finite, *[tensor.clone() for tensor in step.state_tensors()]])
+        outcomes.append(
+            [*losses, norm, finite, *[tensor.clone() for tensor in step.state_tensors()]]
+        )
     for cold, warm in zip(*outcomes, strict=True):
         assert torch.equal(cold, warm)
 
@@ -166,7 +182,9 @@ def graphed(monkeypatch):
     return build
 
 
-def test_first_fp8_step_is_recorded_separately_in_the_memory_of_the_other(graphed, tiny, make_records, batch_of):
+def test_first_fp8_step_is_recorded_separately_in_the_memory_of_the_other(
+    graphed, tiny, make_records, batch_of
+):
     batches = [batch_of(make_records(3), range(begin, begin + 4)) for begin in range(3)]
     room = PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60)
     batches = [static_batch(batch, room) for batch in batches]
@@ -194,9 +212,12 @@ def test_first_fp8_step_is_recorded_separately_in_the_memory_of_the_other(graphe
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp8"])
-def test_a_step_whose_scales_are_known_is_recorded_once(precision, graphed, tiny, make_records, batch_of):
+def test_a_step_whose_scales_are_known_is_recorded_once(
+    precision, graphed, tiny, make_records, batch_of
+):
     batch = static_batch(
-        batch_of(make_records(3), range(4)), PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60)
+        batch_of(make_records(3), range(4)),
+        PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60),
     )
     _, step = _step(tiny, precision, False)
     step([batch], 0.01)  # as a resumed run finds it
@@ -206,7 +227,9 @@ def test_a_step_whose_scales_are_known_is_recorded_once(precision, graphed, tiny
     assert started == [True, True]
 
 
-@pytest.mark.parametrize(("precision", "elsewhere"), [("bf16", False), ("fp8", False), ("bf16", True)])
+@pytest.mark.parametrize(
+    ("precision", "elsewhere"), [("bf16", False), ("fp8", False), ("bf16", True)]
+)
 def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
     precision, elsewhere, monkeypatch, capsys, tiny, make_records, batch_of
 ):
@@ -214,7 +237,8 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
     no_gpu.streams(monkeypatch)
     no_gpu.captures(monkeypatch)
     batch = static_batch(
-        batch_of(make_records(3), range(4)), PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60)
+        batch_of(make_records(3), range(4)),
+        PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60),
     )
     outcomes = []
     for fails in (False, True):
@@ -244,7 +268,9 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
 
 
 @pytest.mark.parametrize("steps_fail", [True, False])
-def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(steps_fail, prepared, monkeypatch, capsys, tmp_path):
+def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
+    steps_fail, prepared, monkeypatch, capsys, tmp_path
+):
     """No graphs of steps and evaluations, or only none of evaluations."""
 
     def replayed(run, *_):
@@ -263,12 +289,22 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(steps_fail, pr
             monkeypatch.setattr(evaluate, "record", refused)
         folder = tmp_path / str(graphed)
         folder.mkdir()
-        assert run(prepared | {"RUN_DIR": str(folder), "SEED": "1", "LOG_EVERY_STEPS": "1"}) in (0, 3)
-        lines = [json.loads(line) for line in next(folder.glob("metrics_*.jsonl")).read_text().splitlines()]
+        assert run(prepared | {"RUN_DIR": str(folder), "SEED": "1", "LOG_EVERY_STEPS": "1"}) in (
+            0,
+            3,
+        )
+        lines = [
+            json.loads(line)
+            for line in next(folder.glob("metrics_*.jsonl")).read_text().splitlines()
+        ]
         losses.append([line["loss"] for line in lines if "loss" in line])
-    assert ("steps run without a CUDA graph, which failed: not permitted" in capsys.readouterr().err) is steps_fail
+    assert (
+        "steps run without a CUDA graph, which failed: not permitted" in capsys.readouterr().err
+    ) is steps_fail
     assert len(losses[0]) == len(losses[1]) > 1
-    assert losses[1] == pytest.approx(losses[0], rel=0.01), "batches are filled up all the same: other dropout"
+    assert losses[1] == pytest.approx(losses[0], rel=0.01), (
+        "batches are filled up all the same: other dropout"
+    )
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 1000))
@@ -280,7 +316,9 @@ def test_evaluation_batches_hold_every_sequence_once_within_the_room(count, batc
     batches = fill_batches(records, order, room)
     assert sorted(np.concatenate(batches).tolist()) == list(range(records.num_sequences))
     for chosen in batches:
-        static_batch(make_batch(records, chosen, 48), graph_capacity(room, batch_size))  # raises where it does not fit
+        static_batch(
+            make_batch(records, chosen, 48), graph_capacity(room, batch_size)
+        )  # raises where it does not fit
 
 
 @pytest.mark.parametrize(("num_ranks", "batch_size"), [(8, 16), (8, 48), (1, 48)])

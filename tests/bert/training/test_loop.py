@@ -9,7 +9,9 @@ import pytest
 
 from bert.training.loop import Parts, StepCounter, StepSchedule, Triggers, train
 
-SCHEDULE = StepSchedule(last=10, report_every=4, evaluations={3, 8}, checkpoint=lambda step: step % 5 == 0)
+SCHEDULE = StepSchedule(
+    last=10, report_every=4, evaluations={3, 8}, checkpoint=lambda step: step % 5 == 0
+)
 
 
 def test_each_thing_is_due_at_its_steps_and_an_evaluation_and_the_end_are_preceded_by_a_report():
@@ -34,10 +36,15 @@ def test_without_an_interval_no_checkpoint_is_due_and_past_the_last_step_the_end
 
 
 @pytest.mark.parametrize("done", [0, 3])
-def test_a_resumed_run_is_not_evaluated_before_its_first_step_and_goes_on_with_the_seeds_of_its_batches(done):
+def test_a_resumed_run_is_not_evaluated_before_its_first_step_and_goes_on_with_the_seeds_of_its_batches(
+    done,
+):
     seen, seeds = [], []
     progress = SimpleNamespace(
-        samples=lambda: 0, paused=contextlib.nullcontext, add=lambda *_: None, report=lambda *_: None
+        samples=lambda: 0,
+        paused=contextlib.nullcontext,
+        add=lambda *_: None,
+        report=lambda *_: None,
     )
     parts = Parts(
         next_step=list, take_step=lambda batches, rate: None, progress=progress,

@@ -72,7 +72,10 @@ def test_speed_and_time_left_leave_evaluation_out(clock, capfd):
     assert "4.0 sequences/s" in said
     assert "ETA 2:40" in said, "80 steps of 2 s"
     (_, values), *_ = seen.told
-    assert (values["sequences_per_second"], values["ms_per_step"]) == (pytest.approx(4.0), pytest.approx(2000.0))
+    assert (values["sequences_per_second"], values["ms_per_step"]) == (
+        pytest.approx(4.0),
+        pytest.approx(2000.0),
+    )
     run.add(_result(), BATCHES)
     clock.now += 4.0
     run.report(21, 21)
@@ -95,7 +98,12 @@ def test_a_report_has_the_means_since_the_last_one(clock):
         "step": 2, "epoch": 0.25, "samples": 16, "loss": 2.5, "mlm_loss": 2.0, "nsp_loss": 0.5, "lr": 0.002,
         "grad_norm": 3.0, "ms_per_step": 1000.0, "sequences_per_second": 8.0, "per_gpu": 8.0,
     }  # fmt: skip
-    assert (second["mlm_loss"], second["nsp_loss"], second["grad_norm"], second["samples"]) == (7.0, 0.25, 1.0, 24)
+    assert (second["mlm_loss"], second["nsp_loss"], second["grad_norm"], second["samples"]) == (
+        7.0,
+        0.25,
+        1.0,
+        24,
+    )
 
 
 def test_an_overflow_counts_for_neither_the_gradient_norm_nor_the_samples(clock):
@@ -109,7 +117,9 @@ def test_an_overflow_counts_for_neither_the_gradient_norm_nor_the_samples(clock)
     assert (seen.told[0][1]["grad_norm"], seen.told[0][1]["samples"]) == (pytest.approx(2.0), 8)
 
 
-@pytest.mark.parametrize("bad", [{"mlm": float("nan")}, {"finite": False}], ids=["loss", "gradient"])
+@pytest.mark.parametrize(
+    "bad", [{"mlm": float("nan")}, {"finite": False}], ids=["loss", "gradient"]
+)
 def test_a_broken_span_is_printed_and_raised_but_not_reported(bad, clock, capfd):
     seen = _Seen()
     run = _progress(seen)
@@ -134,7 +144,10 @@ def test_the_summary_counts_this_process_alone_and_means_over_the_last_hundred_s
     kind, values = seen.told[-1]
     assert kind == "summary"
     assert (values["end"], values["step"], values["samples"]) == (LAST_STEP, 250, 1000 + 1600)
-    assert (values["raw_train_time"], values["evaluation_time"]) == (pytest.approx(160.0), pytest.approx(60.0))
+    assert (values["raw_train_time"], values["evaluation_time"]) == (
+        pytest.approx(160.0),
+        pytest.approx(60.0),
+    )
     assert values["training_sequences_per_second"] == pytest.approx(10.0)
     assert values["e2e_train_time"] == pytest.approx(260.0), "and the 100 s before"
     assert values["final_loss"] == pytest.approx(sum(range(211, 251)) / 40)
@@ -170,7 +183,9 @@ def test_metrics_file_has_an_object_per_line_and_after_a_resume_each_step_once(t
     _write(_built(tmp_path, first_step=9))
     assert _lines(tmp_path / "metrics_3.jsonl") == whole * 2
     with open(tmp_path / "metrics_3.jsonl", "a") as file:
-        file.write('{"kind": "train", "step": 12}\n{"kind": "tra')  # after its checkpoint, and killed
+        file.write(
+            '{"kind": "train", "step": 12}\n{"kind": "tra'
+        )  # after its checkpoint, and killed
     _write(_built(tmp_path, first_step=9))
     assert _lines(tmp_path / "metrics_3.jsonl") == whole * 3
     _write(_built(tmp_path))
@@ -184,13 +199,18 @@ def test_each_line_is_in_the_file_as_soon_as_it_is_written(tmp_path):
 
 
 def test_tensorboard_reads_back_what_was_written(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed: requirements/metrics.txt")
+    pytest.importorskip(
+        "tensorboard", reason="tensorboard is not installed: requirements/metrics.txt"
+    )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     _write(_built(tmp_path, "tensorboard"))
     events = EventAccumulator(str(tmp_path / "tensorboard_3"))
     events.Reload()
-    read = {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    read = {
+        tag: [(event.step, event.value) for event in events.Scalars(tag)]
+        for tag in events.Tags()["scalars"]
+    }
     assert read == {
         "train/samples": [(5, 40.0)], "train/loss": [(5, 1.5)], "train/lr": [(5, pytest.approx(0.01))],
         "evaluation/samples": [(5, 40.0)], "evaluation/accuracy": [(5, 0.25)],
@@ -204,7 +224,9 @@ def _wandb_records(path):
     while place + 7 <= len(data):
         if 32768 - place % 32768 < 7:
             place += 32768 - place % 32768
-        length, kind = struct.unpack_from("<HB", data, place + 4)  # after the checksum; 1 whole, 2 first, 4 last
+        length, kind = struct.unpack_from(
+            "<HB", data, place + 4
+        )  # after the checksum; 1 whole, 2 first, 4 last
         record = (b"" if kind in (1, 2) else record) + data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):
@@ -226,9 +248,15 @@ def test_weights_and_biases_writes_offline(tmp_path, monkeypatch):
         record = wandb_internal_pb2.Record.FromString(data)
         for items, read in ((record.history.item, history), (record.run.config.update, settings),
                             (record.summary.update, summary)):  # fmt: skip
-            read |= {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+            read |= {
+                item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items
+            }
     assert settings["seed"] == 7
-    assert (history["train/loss"], history["train/lr"], history["evaluation/accuracy"]) == (1.5, 0.01, 0.25)
+    assert (history["train/loss"], history["train/lr"], history["evaluation/accuracy"]) == (
+        1.5,
+        0.01,
+        0.25,
+    )
     assert (summary["final_loss"], summary["end"]) == (1.25, SUMMARY["end"])
 
 
@@ -241,7 +269,9 @@ def test_a_failing_sink_warns_once_and_is_left_out(tmp_path, monkeypatch, capfd)
         guarded("train", TRAIN)
     said = capfd.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith("bert: warning: metrics_3.jsonl gets no more figures: OSError: [Errno 28] No space left")
+    assert said[0].startswith(
+        "bert: warning: metrics_3.jsonl gets no more figures: OSError: [Errno 28] No space left"
+    )
 
 
 def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
@@ -253,7 +283,11 @@ def test_a_sink_that_cannot_be_made_warns_once_too(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("names", "run_dir", "message"),
     [
-        ("tensorbord", Path("x"), "METRICS=tensorbord: expected tensorboard or wandb, or both with a comma"),
+        (
+            "tensorbord",
+            Path("x"),
+            "METRICS=tensorbord: expected tensorboard or wandb, or both with a comma",
+        ),
         ("tensorboard,mlflow", Path("x"), "METRICS=tensorboard,mlflow: expected"),
         ("tensorboard", None, "METRICS=tensorboard writes to RUN_DIR, which is not set"),
     ],
@@ -284,7 +318,9 @@ def test_a_run_leaves_its_figures_whatever_becomes_of_a_sink(prepared, run_bert,
     assert first["epoch"] == pytest.approx(2 * 2 * 3 / 120)
     assert summary["kind"] == "summary"
     assert summary["end"] == "the last step was reached"
-    assert summary["final_loss"] == pytest.approx([line for line in lines if line["kind"] == "train"][-1]["loss"])
+    assert summary["final_loss"] == pytest.approx(
+        [line for line in lines if line["kind"] == "train"][-1]["loss"]
+    )
     assert summary["e2e_train_time"] > summary["raw_train_time"] > 0
     blocked = tmp_path / "blocked"
     (blocked / "metrics_0.jsonl").mkdir(parents=True)

@@ -27,7 +27,15 @@ from bert.training.step import build_step
 
 from ..ranks import run_ranks
 
-NUM_STEPS, NUM_RANKS, NUM_MICRO_BATCHES, NUM_ROWS, LENGTH, VOCABULARY, NUM_HEADS = 20, 2, 2, 2, 16, 61, 2
+NUM_STEPS, NUM_RANKS, NUM_MICRO_BATCHES, NUM_ROWS, LENGTH, VOCABULARY, NUM_HEADS = (
+    20,
+    2,
+    2,
+    2,
+    16,
+    61,
+    2,
+)
 MODEL = BertConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, num_attention_heads=NUM_HEADS,
                    intermediate_size=32, max_position_embeddings=LENGTH, initializer_range=0.2, hidden_act="gelu",
                    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)  # fmt: skip
@@ -45,7 +53,9 @@ def _batch(step, rank, micro):
 
 
 def _model():
-    model = BertForPreTraining(MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = BertForPreTraining(
+        MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    )
     initialize(model, 0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():  # biases and norms away from 0 and 1, so that a wrong one shows
@@ -63,7 +73,12 @@ def _train(world, folder):
             lamb=rules.LambConfig(beta1=BETA_1, beta2=BETA_2, eps=EPSILON, weight_decay=DECAY),
         )  # fmt: skip
         step = build_step(
-            _model(), Precision(dtype=torch.float32), settings, world, accumulate=True, fused_update=False
+            _model(),
+            Precision(dtype=torch.float32),
+            settings,
+            world,
+            accumulate=True,
+            fused_update=False,
         )
         schedule = ScheduleConfig(lr=BASE_RATE, max_steps=NUM_STEPS + 5, warmup_steps=WARMUP)
         losses = []
@@ -101,18 +116,27 @@ def _gelu(x):
 
 
 def _encode(w, ids, segments):
-    tables = [w[f"bert.embeddings.{kind}_embeddings.weight"] for kind in ("word", "position", "token_type")]
+    tables = [
+        w[f"bert.embeddings.{kind}_embeddings.weight"]
+        for kind in ("word", "position", "token_type")
+    ]
     x = tables[0][ids] + tables[1][: len(ids)] + tables[2][segments]
     x = _norm(w, "bert.embeddings.LayerNorm", x)
     for number in range(MODEL.num_hidden_layers):
         layer = f"bert.encoder.layer.{number}."
         q, k, v = (
-            _dense(w, f"{layer}attention.self.{part}", x).view(len(ids), NUM_HEADS, -1).transpose(0, 1)
+            _dense(w, f"{layer}attention.self.{part}", x)
+            .view(len(ids), NUM_HEADS, -1)
+            .transpose(0, 1)
             for part in ("query", "key", "value")
         )
         weights = torch.softmax(q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]), dim=-1)
         context = (weights @ v).transpose(0, 1).reshape(len(ids), -1)
-        x = _norm(w, f"{layer}attention.output.LayerNorm", x + _dense(w, f"{layer}attention.output.dense", context))
+        x = _norm(
+            w,
+            f"{layer}attention.output.LayerNorm",
+            x + _dense(w, f"{layer}attention.output.dense", context),
+        )
         wide = _gelu(_dense(w, f"{layer}intermediate.dense", x))
         x = _norm(w, f"{layer}output.LayerNorm", x + _dense(w, f"{layer}output.dense", wide))
     return x
@@ -126,8 +150,12 @@ def _losses(w, batch):
         mine = (begin <= masked) & (masked < end)
         t = _gelu(_dense(w, "cls.predictions.transform.dense", x[masked[mine].long() - begin]))
         t = _norm(w, "cls.predictions.transform.LayerNorm", t)
-        logits = (t @ w["bert.embeddings.word_embeddings.weight"].t() + w["cls.predictions.bias"])[:, :VOCABULARY]
-        mlm.append(torch.logsumexp(logits, 1) - logits.gather(1, batch.masked_labels[mine, None])[:, 0])
+        logits = (t @ w["bert.embeddings.word_embeddings.weight"].t() + w["cls.predictions.bias"])[
+            :, :VOCABULARY
+        ]
+        mlm.append(
+            torch.logsumexp(logits, 1) - logits.gather(1, batch.masked_labels[mine, None])[:, 0]
+        )
         pooled = torch.tanh(_dense(w, "bert.pooler.dense", x[0]))
         logits = _dense(w, "cls.seq_relationship", pooled)
         nsp.append(torch.logsumexp(logits, 0) - logits[batch.next_sentence_labels[number]])
@@ -145,7 +173,9 @@ def _reference():
             for micro in range(NUM_MICRO_BATCHES):
                 pair = _losses(w, _batch(t - 1, rank, micro))
                 own = torch.autograd.grad(sum(pair), list(w.values()))
-                clip = MAX_NORM / max(MAX_NORM, math.sqrt(sum(float(g.square().sum()) for g in own)))
+                clip = MAX_NORM / max(
+                    MAX_NORM, math.sqrt(sum(float(g.square().sum()) for g in own))
+                )
                 assert clip < 1, "nothing to clip"
                 for name, g in zip(w, own, strict=True):
                     gradient[name] += g * clip / (NUM_RANKS * NUM_MICRO_BATCHES)

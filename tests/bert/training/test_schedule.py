@@ -47,7 +47,9 @@ def test_rate_is_never_negative_past_the_end():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"warmup_steps": 5, "warmup_proportion": 0.1}, {"start_warmup_step": -5}], ids=["both", "start-alone"]
+    "settings",
+    [{"warmup_steps": 5, "warmup_proportion": 0.1}, {"start_warmup_step": -5}],
+    ids=["both", "start-alone"],
 )
 def test_contradictions_are_refused(settings):
     with pytest.raises(ConfigError, match="WARMUP"):
@@ -55,7 +57,9 @@ def test_contradictions_are_refused(settings):
 
 
 def test_a_decay_that_ends_before_the_run_stays_at_its_end():
-    config = Config(lr=4e-4, max_steps=299, decay_steps=179, end_lr=5e-5, warmup_steps=82, start_warmup_step=-16)
+    config = Config(
+        lr=4e-4, max_steps=299, decay_steps=179, end_lr=5e-5, warmup_steps=82, start_warmup_step=-16
+    )
     config.check()
     assert learning_rate(65, config) == pytest.approx(4e-4 * 81 / 82)
     assert learning_rate(66, config) == pytest.approx(5e-5 + 3.5e-4 * (1 - 66 / 179))
@@ -70,8 +74,19 @@ def test_an_end_above_the_base_is_refused():
 # Computed apart from this code, from the rules of DeepLearningExamples, Habana and Samsung: step -> share or rate.
 DLE_1 = Config(schedule="dle", lr=6e-3, max_steps=7038, warmup_proportion=0.2843)
 DLE_2 = Config(schedule="dle", lr=4e-3, max_steps=1563, warmup_proportion=0.128)
-POLY = Config(schedule="poly", lr=1.5e-3, max_steps=155_000, warmup_proportion=0.05, constant_proportion=0.25)
-SAMSUNG_SHARES = {1: 0.2073, 65: 0.9878, 66: 1.1442, 82: 1.0, 120: 0.6575, 178: 0.1349, 179: 0.1258, 299: 0.1258}
+POLY = Config(
+    schedule="poly", lr=1.5e-3, max_steps=155_000, warmup_proportion=0.05, constant_proportion=0.25
+)
+SAMSUNG_SHARES = {
+    1: 0.2073,
+    65: 0.9878,
+    66: 1.1442,
+    82: 1.0,
+    120: 0.6575,
+    178: 0.1349,
+    179: 0.1258,
+    299: 0.1258,
+}
 SAMSUNG_LR = 3.9299421615882676e-4
 SAMSUNG = Config(
     schedule="samsung", lr=SAMSUNG_LR, end_lr=4.94549100544884e-5, max_steps=299, decay_steps=179, warmup_steps=82,
@@ -84,14 +99,26 @@ SAMSUNG = Config(
     [
         (DLE_1, {1: 2.9986e-6, 2000: 5.9973e-3, 2001: 5.0759e-3, 7037: 7.152e-5, 7038: 0.0}),
         (DLE_2, {200: 3.9987e-3, 201: 3.7340e-3}),
-        (POLY, {1: 1.9355e-7, 7750: 1.5e-3, 40_000: 1.5e-3, 46_500: 1.5e-3, 100_000: 7.6037e-4, 155_000: 0.0}),
+        (
+            POLY,
+            {
+                1: 1.9355e-7,
+                7750: 1.5e-3,
+                40_000: 1.5e-3,
+                46_500: 1.5e-3,
+                100_000: 7.6037e-4,
+                155_000: 0.0,
+            },
+        ),
         (SAMSUNG, {step: share * SAMSUNG_LR for step, share in SAMSUNG_SHARES.items()}),
     ],
     ids=["dle-phase-1", "dle-phase-2", "poly", "samsung"],
 )
 def test_published_rules_have_their_published_values(config, rates):
     config.check()
-    assert {step: learning_rate(step, config) for step in rates} == pytest.approx(rates, rel=4e-4, abs=1e-12)
+    assert {step: learning_rate(step, config) for step in rates} == pytest.approx(
+        rates, rel=4e-4, abs=1e-12
+    )
 
 
 def test_linear_rises_to_the_base_and_falls_to_zero_at_the_last_step():
@@ -102,11 +129,15 @@ def test_linear_rises_to_the_base_and_falls_to_zero_at_the_last_step():
 
 def test_a_polynomial_of_degree_two_is_squared_and_without_a_warm_up_starts_at_the_base():
     config = Config(schedule="poly", lr=1.0, max_steps=10, power=2.0, constant_proportion=0.5)
-    assert [learning_rate(step, config) for step in (1, 4, 6, 10)] == pytest.approx([1.0, 1.0, (0.4 / 0.5) ** 2, 0.0])
+    assert [learning_rate(step, config) for step in (1, 4, 6, 10)] == pytest.approx(
+        [1.0, 1.0, (0.4 / 0.5) ** 2, 0.0]
+    )
 
 
 @pytest.mark.parametrize("schedule", ["dle", "poly", "linear", "samsung"])
-def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_schedule_than_the_run_is_cut_off(schedule):
+def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_schedule_than_the_run_is_cut_off(
+    schedule,
+):
     steps = Config(schedule=schedule, lr=1.0, max_steps=200, warmup_steps=50)
     share = Config(schedule=schedule, lr=1.0, max_steps=200, warmup_proportion=0.25)
     run = Config(schedule=schedule, lr=1.0, max_steps=77, decay_steps=200, warmup_steps=50)
@@ -135,15 +166,23 @@ def test_a_run_that_is_all_warm_up_has_a_rate_at_every_step(schedule):
     ],
 )
 def test_a_setting_the_rule_does_not_use_is_refused_by_name(schedule, settings, name):
-    with pytest.raises(ConfigError, match=f"LR_SCHEDULE={schedule} does not use {name}: leave it unset"):
+    with pytest.raises(
+        ConfigError, match=f"LR_SCHEDULE={schedule} does not use {name}: leave it unset"
+    ):
         Config(schedule=schedule, lr=1.0, max_steps=100, **settings).check()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"schedule": "poly", "warmup_proportion": 0.6, "constant_proportion": 0.5}, "expected a sum of at most 1"),
-        ({"schedule": "samsung", "warmup_steps": 10}, "a warm-up of 10 of 10 steps leaves none to decay"),
+        (
+            {"schedule": "poly", "warmup_proportion": 0.6, "constant_proportion": 0.5},
+            "expected a sum of at most 1",
+        ),
+        (
+            {"schedule": "samsung", "warmup_steps": 10},
+            "a warm-up of 10 of 10 steps leaves none to decay",
+        ),
     ],
     ids=["shares-above-1", "no-decay"],
 )

@@ -23,12 +23,18 @@ from bert.training.step import build_step
 
 
 def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):
-    model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = BertForPreTraining(
+        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    )
     initialize(model, 0)
     model.to(dtype)
-    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(torch.device("cpu"))
+    config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(
+        torch.device("cpu")
+    )
     world, settings = World(DistConfig(device="cpu")), optim.Config(sharded=shard, **settings)
-    return model, build_step(model, config, settings, world, accumulate=accumulate, fused_update=False)
+    return model, build_step(
+        model, config, settings, world, accumulate=accumulate, fused_update=False
+    )
 
 
 def _weights(model):
@@ -46,7 +52,9 @@ def test_overflow_skips_the_step_halves_the_scale_and_says_so(shard, tiny, make_
     assert not step([batch], 0.01).finite
     poison.remove()
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    assert all(torch.equal(a, b) for a, b in zip(state, step.optimizer.state_tensors(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(state, step.optimizer.state_tensors(), strict=True)
+    )
     assert float(step.scaler.scale) == scale / 2
     assert int(step.scaler.num_skipped_steps) == 1
     assert step([batch], 0.01).finite
@@ -68,22 +76,38 @@ def test_norm_and_losses_are_means_of_the_micro_batches_the_norm_before_it_is_cl
     losses = plain(batch)
     (losses.mlm + losses.nsp).backward()
     expected = torch.stack([p.grad.norm() for p in plain.parameters()]).norm()
-    for measured, known in ((norm, expected), (twice.norm, expected), *zip(twice.losses, losses, strict=True)):
-        torch.testing.assert_close(measured, known.detach(), rtol=1e-5 if precision == "fp32" else 2e-2, atol=0)
+    for measured, known in (
+        (norm, expected),
+        (twice.norm, expected),
+        *zip(twice.losses, losses, strict=True),
+    ):
+        torch.testing.assert_close(
+            measured, known.detach(), rtol=1e-5 if precision == "fp32" else 2e-2, atol=0
+        )
 
 
 def test_gradient_clipped_by_nan_leaves_nothing_behind(tiny, make_records, batch_of):
     _, step = _step(tiny, "fp16", shard=True)
     batch = batch_of(make_records(3), range(4))
     assert step([batch], 0.01).finite
-    step.optimizer.buckets.add_received(torch.tensor(float("nan")), True)  # CLIP=before, a rank that overflowed
+    step.optimizer.buckets.add_received(
+        torch.tensor(float("nan")), True
+    )  # CLIP=before, a rank that overflowed
     assert step([batch], 0.01).finite
 
 
 class _Watch(TorchDispatchMode):
     """Counts operators, and those that wait for the device or copy from the host, which a graph cannot record."""
 
-    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "lift_fresh", "index.Tensor", "index_put")
+    WAITING = (
+        "_local_scalar_dense",
+        "nonzero",
+        "masked_select",
+        "unique",
+        "lift_fresh",
+        "index.Tensor",
+        "index_put",
+    )
 
     def __init__(self):
         super().__init__()
@@ -101,13 +125,17 @@ def _attention_without_reading_the_lengths(qkv, forward_pass, dropout):
     sequence = torch.searchsorted(forward_pass.cu_seqlens[1:].contiguous(), tokens, right=True)
     query, key, value = qkv.permute(1, 2, 0, 3).unsqueeze(1)
     mask = sequence[:, None] == sequence[None, :]
-    context = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    context = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout
+    )
     return context[0].transpose(0, 1)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp8"])
 @pytest.mark.parametrize("shard", [False, True], ids=["replicated", "sharded"])
-def test_nothing_in_a_step_waits_for_the_device(precision, shard, tiny, make_records, batch_of, monkeypatch):
+def test_nothing_in_a_step_waits_for_the_device(
+    precision, shard, tiny, make_records, batch_of, monkeypatch
+):
     model, step = _step(tiny, precision, shard, accumulate=True)
     batch = batch_of(make_records(2), range(3))
     with _Watch() as control:
@@ -137,11 +165,15 @@ def test_an_fp8_step_that_saw_nan_or_inf_is_not_finite(bad, tiny, make_records, 
 
 def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
     model, _ = _step(tiny)
-    with pytest.raises(ConfigError, match="fp8 takes multiples of 16, not hidden_size=24, intermedi"):
+    with pytest.raises(
+        ConfigError, match="fp8 takes multiples of 16, not hidden_size=24, intermedi"
+    ):
         model.bert.encoder.use_fp8(Recipe(), torch.device("cuda"))
 
 
-def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(prepared, monkeypatch):
+def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(
+    prepared, monkeypatch
+):
     from bert.core.env import from_env
     from bert.pretraining.config import Config
     from bert.training.loop import StepCounter
@@ -185,7 +217,12 @@ def test_sharded_and_replicated_steps_are_the_same(optimizer, tiny, make_records
     outcomes = []  # in fp64: the true gradient of key.bias is 0, and rounding would be normalised
     for shard in (False, True):
         model, step = _step(
-            tiny, shard=shard, accumulate=True, dtype=torch.float64, optimizer=optimizer, max_grad_norm=0.5
+            tiny,
+            shard=shard,
+            accumulate=True,
+            dtype=torch.float64,
+            optimizer=optimizer,
+            max_grad_norm=0.5,
         )
         model.eval()
         for lr in (0.01, 0.02):
@@ -195,7 +232,9 @@ def test_sharded_and_replicated_steps_are_the_same(optimizer, tiny, make_records
         torch.testing.assert_close(outcomes[1][name], weight, atol=1e-6, rtol=1e-5, msg=name)
 
 
-def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(tiny, make_records, batch_of):
+def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(
+    tiny, make_records, batch_of
+):
     batch, outcomes = batch_of(make_records(3), range(4)), []
     for shard in (False, True):
         model, step = _step(tiny, "bf16", shard=shard, accumulate=True, max_grad_norm=1e9)
@@ -209,7 +248,9 @@ def test_micro_batches_in_16_bits_are_added_up_in_fp32_whether_sharded_or_not(ti
 
 
 @pytest.mark.parametrize("clip", ["after", pytest.param("before", marks=pytest.mark.slow)])
-def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoint(prepared, run_bert, tmp_path, clip):
+def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoint(
+    prepared, run_bert, tmp_path, clip
+):
     model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
@@ -219,25 +260,39 @@ def test_sharded_run_is_the_replicated_one_on_two_ranks_and_resumes_its_checkpoi
     }  # fmt: skip
     for name in ("replicated", "sharded"):
         folder = tmp_path / name
-        environment = common | {"CHECKPOINT_DIR": str(folder), "RUN_DIR": str(tmp_path / f"run_{name}")}
+        environment = common | {
+            "CHECKPOINT_DIR": str(folder),
+            "RUN_DIR": str(tmp_path / f"run_{name}"),
+        }
         finished = run_bert(environment | {"SHARD_OPTIMIZER": str(int(name == "sharded"))}, ranks=2)
         assert finished.returncode == 3, finished.stderr
     (tmp_path / "replicated" / "step_0000000004.pt").rename(tmp_path / "whole.pt")
-    resumed = common | {"CHECKPOINT_DIR": str(tmp_path / "replicated"), "RUN_DIR": str(tmp_path / "again")}
+    resumed = common | {
+        "CHECKPOINT_DIR": str(tmp_path / "replicated"),
+        "RUN_DIR": str(tmp_path / "again"),
+    }
     finished = run_bert(resumed | {"SHARD_OPTIMIZER": "1", "RESUME": "1"}, ranks=2)
     assert finished.returncode == 3, finished.stderr
     states = [tmp_path / "whole.pt", tmp_path / "sharded" / "step_0000000004.pt",
               tmp_path / "replicated" / "step_0000000004.pt"]  # fmt: skip
-    replicated, sharded, continued = (torch.load(path, weights_only=True)["optimizer"] for path in states)
+    replicated, sharded, continued = (
+        torch.load(path, weights_only=True)["optimizer"] for path in states
+    )
     for other in (sharded, continued):
         assert other["num_steps"] == 4
         for part in ("masters", "first_moments", "second_moments"):
-            for name in replicated[part].keys() - {n for n in replicated[part] if n.endswith("key.bias")}:
+            for name in replicated[part].keys() - {
+                n for n in replicated[part] if n.endswith("key.bias")
+            }:
                 tensor = replicated[part][name]
-                torch.testing.assert_close(other[part][name], tensor, atol=1e-6, rtol=1e-4, msg=f"{part} {name}")
+                torch.testing.assert_close(
+                    other[part][name], tensor, atol=1e-6, rtol=1e-4, msg=f"{part} {name}"
+                )
 
 
-def test_nan_in_one_gradient_is_reported_by_the_step_and_raised_by_progress(tiny, make_records, batch_of):
+def test_nan_in_one_gradient_is_reported_by_the_step_and_raised_by_progress(
+    tiny, make_records, batch_of
+):
     for shard in (False, True):
         model, step = _step(tiny, shard=shard)
         model.bert.pooler.dense.weight.register_hook(lambda gradient: gradient * float("nan"))
@@ -263,10 +318,18 @@ def test_waiting_for_the_device_ends_with_it_or_with_the_timeout(monkeypatch):
 
 @pytest.mark.parametrize(
     ("device", "capability", "dtype"),
-    [("cuda", (7, 5), torch.float16), ("cuda", (8, 0), torch.bfloat16), ("cpu", None, torch.float32)],
+    [
+        ("cuda", (7, 5), torch.float16),
+        ("cuda", (8, 0), torch.bfloat16),
+        ("cpu", None, torch.float32),
+    ],
 )
-def test_the_precision_is_what_the_device_computes_in_hardware(device, capability, dtype, monkeypatch):
+def test_the_precision_is_what_the_device_computes_in_hardware(
+    device, capability, dtype, monkeypatch
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    resolved = PrecisionConfig(precision="auto", init_loss_scale=1024.0).resolve(torch.device(device))
+    resolved = PrecisionConfig(precision="auto", init_loss_scale=1024.0).resolve(
+        torch.device(device)
+    )
     assert resolved.dtype == dtype
     assert resolved.init_loss_scale == (1024.0 if dtype == torch.float16 else None)

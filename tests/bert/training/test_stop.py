@@ -47,7 +47,10 @@ def _stopped(environment, ranks, receiver, number, at):
         "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports()),
         "GLOO_SOCKET_IFNAME": "lo", "PATH": os.environ["PATH"], "STANDS_AFTER": f"step {at:>6}/",
     }  # fmt: skip
-    processes = [Command("bert", environment | {"RANK": str(rank)}, before=impatient) for rank in range(ranks)]
+    processes = [
+        Command("bert", environment | {"RANK": str(rank)}, before=impatient)
+        for rank in range(ranks)
+    ]
     try:
         wait_until(lambda: state(processes[0].pid) == "T" or not processes[0].running())
         os.kill(processes[receiver].pid, number)
@@ -73,21 +76,34 @@ def test_a_signal_to_any_rank_saves_and_the_next_run_continues_bit_for_bit(
     common = prepared | NO_EVALUATION | {"MAX_STEPS": "60", "CHECKPOINT_KEEP": "9"} | settings
     whole = run_bert(common | {"CHECKPOINT_DIR": str(tmp_path / "whole")}, ranks)
     assert whole.returncode == 3, whole.stderr
-    parts = common | {"CHECKPOINT_DIR": str(tmp_path / "parts"), "RUN_DIR": str(tmp_path / "run_parts")}
+    parts = common | {
+        "CHECKPOINT_DIR": str(tmp_path / "parts"),
+        "RUN_DIR": str(tmp_path / "run_parts"),
+    }
     statuses, said = _stopped(parts, ranks, receiver, number, at=7)
     assert statuses == [0] * ranks, said
     saved = newest(tmp_path / "parts")
     assert 7 <= saved["step"] < 60
-    assert said[-1] == f"bert: stopped at step {saved['step']} ({number.name}); RESUME=1 continues\n"
-    assert (tmp_path / "run_parts" / "error_0.txt").read_text().startswith(f"stopped at step {saved['step']} (")
-    assert "run_stop" not in (tmp_path / "run_parts" / "result_0.txt").read_text(), "the run is not over"
+    assert (
+        said[-1] == f"bert: stopped at step {saved['step']} ({number.name}); RESUME=1 continues\n"
+    )
+    assert (
+        (tmp_path / "run_parts" / "error_0.txt")
+        .read_text()
+        .startswith(f"stopped at step {saved['step']} (")
+    )
+    assert "run_stop" not in (tmp_path / "run_parts" / "result_0.txt").read_text(), (
+        "the run is not over"
+    )
     resumed = run_bert(parts | {"RESUME": "1"}, ranks)
     assert resumed.returncode == 3, resumed.stderr
     assert same(newest(tmp_path / "parts"), newest(tmp_path / "whole"))
 
 
 def test_without_a_folder_for_checkpoints_a_signal_ends_the_run_as_usual(prepared):
-    statuses, _ = _stopped(prepared | NO_EVALUATION | {"MAX_STEPS": "100000"}, 1, 0, signal.SIGTERM, at=3)
+    statuses, _ = _stopped(
+        prepared | NO_EVALUATION | {"MAX_STEPS": "100000"}, 1, 0, signal.SIGTERM, at=3
+    )
     assert statuses == [-signal.SIGTERM]
 
 
@@ -117,7 +133,9 @@ class _World:
 
     def max(self, values):
         self.asked.append(values.tolist())
-        return torch.maximum(values, torch.tensor([float(self.other), self.seconds], dtype=torch.float64))
+        return torch.maximum(
+            values, torch.tensor([float(self.other), self.seconds], dtype=torch.float64)
+        )
 
 
 @pytest.mark.parametrize("done", [0, 400_000], ids=["from-the-start", "continued"])
@@ -149,7 +167,9 @@ def test_alone_a_signal_is_seen_at_the_next_batch_without_a_collective(monkeypat
 
 def test_a_thread_that_cannot_listen_does_not():
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(Stop(World(DistConfig(device="cpu")), listen=True).listen))
+    thread = threading.Thread(
+        target=lambda: seen.append(Stop(World(DistConfig(device="cpu")), listen=True).listen)
+    )
     thread.start()
     thread.join()
     assert seen == [False]

@@ -63,7 +63,9 @@ def test_resumed_run_is_bit_for_bit_the_uninterrupted_one(prepared, run_bert, tm
     assert _values(whole, "train_samples") == [newest(tmp_path / "part")["samples"]]
 
 
-def test_run_killed_while_saving_goes_on_from_the_newest_complete_checkpoint(prepared, run_bert, tmp_path):
+def test_run_killed_while_saving_goes_on_from_the_newest_complete_checkpoint(
+    prepared, run_bert, tmp_path
+):
     environment = prepared | {
         "CHECKPOINT_DIR": str(tmp_path / "killed"), "CHECKPOINT_EVERY_STEPS": "1", "MAX_STEPS": "100000",
         "EVAL_ITER_START_SAMPLES": "99999999",
@@ -71,10 +73,14 @@ def test_run_killed_while_saving_goes_on_from_the_newest_complete_checkpoint(pre
     process = Command("bert", environment)
     wait_until(lambda: "step     10/" in process.errors() or not process.running())
     process.kill()
-    steps = sorted(int(path.stem.removeprefix("step_")) for path in (tmp_path / "killed").glob("step_*.pt"))
+    steps = sorted(
+        int(path.stem.removeprefix("step_")) for path in (tmp_path / "killed").glob("step_*.pt")
+    )
     assert steps
     assert steps[-1] >= 8  # that of step 9 may still be on its way
-    resumed = run_bert(environment | {"RESUME": "1", "MAX_STEPS": "100000", "MAX_SAMPLES_TERMINATION": "72"})
+    resumed = run_bert(
+        environment | {"RESUME": "1", "MAX_STEPS": "100000", "MAX_SAMPLES_TERMINATION": "72"}
+    )
     assert resumed.returncode == 3, resumed.stderr
 
 
@@ -87,8 +93,14 @@ def test_checkpoint_of_other_settings_is_refused_by_name(prepared, run_bert, tmp
     assert "BATCHSIZE 3, this one has 2" in refused.stderr
 
 
-def test_resumed_run_keeps_the_seed_that_was_drawn_and_refuses_other_data(prepared, run_bert, make_records, tmp_path):
-    environment = prepared | {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "2", "MAX_STEPS": "4"}
+def test_resumed_run_keeps_the_seed_that_was_drawn_and_refuses_other_data(
+    prepared, run_bert, make_records, tmp_path
+):
+    environment = prepared | {
+        "CHECKPOINT_DIR": str(tmp_path / "c"),
+        "CHECKPOINT_EVERY_STEPS": "2",
+        "MAX_STEPS": "4",
+    }
     del environment["SEED"]
     assert run_bert(environment).returncode == 3
     (seed,) = _values(environment, "seed")
@@ -99,7 +111,9 @@ def test_resumed_run_keeps_the_seed_that_was_drawn_and_refuses_other_data(prepar
     assert _values(environment, "seed") == [seed]
     newest.unlink()
     _, metadata = open_records(next(Path(prepared["DATADIR_PHASE2_PACKED"]).glob("part_*")))
-    write_records(Path(prepared["DATADIR_PHASE2_PACKED"], "part_more.hdf5"), make_records(5), metadata)
+    write_records(
+        Path(prepared["DATADIR_PHASE2_PACKED"], "part_more.hdf5"), make_records(5), metadata
+    )
     refused = run_bert(environment | {"RESUME": "1"})
     assert refused.returncode == 2
     assert "other training data" in refused.stderr.splitlines()[-1]
@@ -109,7 +123,10 @@ def test_gradients_that_are_not_finite_stop_the_run(prepared, run_bert, tmp_path
     environment = prepared | {"LR": "1e30", "LOG_EVERY_STEPS": "1"}
     finished = run_bert(environment)
     assert finished.returncode == 1
-    assert "at step" in finished.stderr.splitlines()[-1] or "up to step" in finished.stderr.splitlines()[-1]
+    assert (
+        "at step" in finished.stderr.splitlines()[-1]
+        or "up to step" in finished.stderr.splitlines()[-1]
+    )
 
 
 # One rank takes at each step the rows which two ranks would, in the same order.
@@ -155,7 +172,9 @@ def test_two_ranks_are_one_rank_with_twice_the_batch(prepared, run_bert, tmp_pat
     model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
-    if "BATCHSIZE" in one_rank:  # ranks weigh equally, so a joint mean is theirs only where they hold equally much
+    if (
+        "BATCHSIZE" in one_rank
+    ):  # ranks weigh equally, so a joint mean is theirs only where they hold equally much
         _like_sequences(prepared["DATADIR_PHASE2_PACKED"])
     common = prepared | {"CLIP": clip, "MAX_STEPS": "3", "CHECKPOINT_EVERY_STEPS": "3"}
     # Out of reach for CLIP=before, whose local norms differ from the joint one by design.
@@ -163,7 +182,11 @@ def test_two_ranks_are_one_rank_with_twice_the_batch(prepared, run_bert, tmp_pat
     two = common | {"CHECKPOINT_DIR": str(tmp_path / "two"), "RUN_DIR": str(tmp_path / "run2")}
     finished = run_bert(two, ranks=2)
     assert finished.returncode == 3, finished.stderr
-    one = common | {"CHECKPOINT_DIR": str(tmp_path / "one"), "RUN_DIR": str(tmp_path / "run1")} | one_rank
+    one = (
+        common
+        | {"CHECKPOINT_DIR": str(tmp_path / "one"), "RUN_DIR": str(tmp_path / "run1")}
+        | one_rank
+    )
     (tmp_path / "first.py").write_text(ROWS_OF_TWO_RANKS)
     finished = run_bert(one | {"FIRST": str(tmp_path / "first.py")})
     assert finished.returncode == 3, finished.stderr
@@ -187,7 +210,11 @@ def test_warm_up_leaves_the_run_as_it_is_without(prepared, run_bert, tmp_path):
 
 
 def test_accuracy_before_training_is_that_of_zero_steps(prepared, run_bert, tmp_path):
-    saved = prepared | {"CHECKPOINT_DIR": str(tmp_path / "c"), "CHECKPOINT_EVERY_STEPS": "4", "EVAL_INITIAL": "1"}
+    saved = prepared | {
+        "CHECKPOINT_DIR": str(tmp_path / "c"),
+        "CHECKPOINT_EVERY_STEPS": "4",
+        "EVAL_INITIAL": "1",
+    }
     run_bert(saved)
     trained = sorted((tmp_path / "c").glob("step_*.pt"))[-1]
     last = _values(saved, "eval_accuracy")[-1]
@@ -201,14 +228,22 @@ def test_accuracy_before_training_is_that_of_zero_steps(prepared, run_bert, tmp_
     assert finished.returncode == 0, finished.stderr
     assert _values(again, "eval_accuracy") == [last]
     assert _values(again, "train_samples") == [0]
-    assert [e["metadata"]["epoch_num"] for e in _result(again) if e["key"] == "eval_accuracy"] == [0]
-    assert [e["metadata"]["status"] for e in _result(again) if e["key"] == "run_stop"] == ["success"]
+    assert [e["metadata"]["epoch_num"] for e in _result(again) if e["key"] == "eval_accuracy"] == [
+        0
+    ]
+    assert [e["metadata"]["status"] for e in _result(again) if e["key"] == "run_stop"] == [
+        "success"
+    ]
 
 
 def test_evaluation_does_not_depend_on_ranks_or_batch_size(prepared, run_bert, tmp_path):
     accuracies = []
     for ranks, size in ((1, "16"), (2, "5")):
-        environment = prepared | {"EVAL_INITIAL": "1", "EVAL_BATCHSIZE": size, "RUN_DIR": str(tmp_path / f"r{ranks}")}
+        environment = prepared | {
+            "EVAL_INITIAL": "1",
+            "EVAL_BATCHSIZE": size,
+            "RUN_DIR": str(tmp_path / f"r{ranks}"),
+        }
         run_bert(environment | {"MAX_STEPS": "1", "TARGET_MLM_ACCURACY": "0.999"}, ranks=ranks)
         accuracies.append(_values(environment, "eval_accuracy")[0])
     assert accuracies[0] == accuracies[1]
@@ -232,7 +267,9 @@ def test_log_passes_the_official_checker_in_both_divisions(prepared, run_bert, t
     accuracy = _values(prepared, "eval_accuracy")[-1]
     log = path.read_text()
     # No tiny run reaches the 0.720 of the rules, nor may it be of the closed division: both are edited in.
-    closed = log.replace(f'"value": {accuracy}', '"value": 0.7201').replace('"value": "open"', '"value": "closed"')
+    closed = log.replace(f'"value": {accuracy}', '"value": 0.7201').replace(
+        '"value": "open"', '"value": "closed"'
+    )
     for division, text in (("open", log), ("closed", closed)):
         path.write_text(text)
         checker = mlp_compliance.make_checker("training", "5.0.0", False, False)
@@ -240,10 +277,14 @@ def test_log_passes_the_official_checker_in_both_divisions(prepared, run_bert, t
         assert valid, division
 
 
-def test_every_progress_line_is_in_the_log_as_well_and_a_missed_target_says_aborted(prepared, run_bert):
+def test_every_progress_line_is_in_the_log_as_well_and_a_missed_target_says_aborted(
+    prepared, run_bert
+):
     finished = run_bert(prepared | {"LOG_EVERY_STEPS": "2", "MAX_STEPS": "6"})
     assert finished.returncode == 3, finished.stderr
-    ends = [event["metadata"]["status"] for event in _result(prepared) if event["key"] == "run_stop"]
+    ends = [
+        event["metadata"]["status"] for event in _result(prepared) if event["key"] == "run_stop"
+    ]
     assert ends == ["aborted"], "short of its target"
     stats = _values(prepared, "tracked_stats")
     assert [f"{values['loss']:.4f}" for values in stats] == _losses(finished)
@@ -260,7 +301,11 @@ def test_run_folder_describes_the_run(prepared, run_bert):
     environment = json.loads((folder / "environment.json").read_text())
     assert environment["packages"]["torch"] == torch.__version__
     assert (environment["attention"], environment["fused"]) == ("sdpa_loop", [])
-    assert (folder / "error_0.txt").read_text().startswith("the target accuracy 0.9 was not reached in 1 steps")
+    assert (
+        (folder / "error_0.txt")
+        .read_text()
+        .startswith("the target accuracy 0.9 was not reached in 1 steps")
+    )
 
 
 def test_fp16_looks_for_its_loss_scale_and_then_takes_every_step(prepared, run_bert, tmp_path):
@@ -278,7 +323,9 @@ def test_fp16_looks_for_its_loss_scale_and_then_takes_every_step(prepared, run_b
     assert state["batches"] == 8 + skipped
     assert state["samples"] == _values(environment, "train_samples")[0]
     assert len(_values(environment, "eval_accuracy")) == 2
-    finished = run_bert(environment | {"INIT_LOSS_SCALE": "1e30", "CHECKPOINT_DIR": str(tmp_path / "d")})
+    finished = run_bert(
+        environment | {"INIT_LOSS_SCALE": "1e30", "CHECKPOINT_DIR": str(tmp_path / "d")}
+    )
     assert finished.returncode == 1
     assert "steps in a row after step 0: lower LR or INIT_LOSS_SCALE" in finished.stderr
 
@@ -315,10 +362,14 @@ def _train_with_overflows(environment, monkeypatch, overflow):
 
     def poisoned(config, world, seed, clock):
         # In fp32, where scaling by powers of two is exact.
-        model, step = build(dataclasses.replace(config, precision=PrecisionConfig(precision="fp32")), world, seed)
+        model, step = build(
+            dataclasses.replace(config, precision=PrecisionConfig(precision="fp32")), world, seed
+        )
         step.scaler = LossScaler(Precision(dtype=torch.float16, init_loss_scale=2.0**20))
         step.gradients.find_overflow = True
-        model.bert.pooler.dense.weight.register_hook(lambda g: g * float("inf") if number in OVERFLOWING else g)
+        model.bert.pooler.dense.weight.register_hook(
+            lambda g: g * float("inf") if number in OVERFLOWING else g
+        )
         run = step.run
 
         def recorded(batches):
@@ -338,18 +389,29 @@ def _train_with_overflows(environment, monkeypatch, overflow):
         with World(config.dist) as world:
             assert not train.pretrain(config, world, log, StartClock()).reached
     said = [
-        (event["key"], event["value"] if event["key"] != "tracked_stats" else None, event["metadata"].get("epoch_num"))
+        (
+            event["key"],
+            event["value"] if event["key"] != "tracked_stats" else None,
+            event["metadata"].get("epoch_num"),
+        )
         for event in _result(environment)
     ]
     return trained[0].state_dict(), rates, said
 
 
 @pytest.mark.parametrize("shard", ["0", "1"], ids=["replicated", "sharded"])
-def test_run_with_overflows_is_the_run_without_their_batches(shard, prepared, tmp_path, monkeypatch):
+def test_run_with_overflows_is_the_run_without_their_batches(
+    shard, prepared, tmp_path, monkeypatch
+):
     model = Path(prepared["CHECKPOINTDIR_PHASE1"], "bert_config.json")
     no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model.write_text(json.dumps(json.loads(model.read_text()) | no_dropout))
-    settings = {"SHARD_OPTIMIZER": shard, "LOG_EVERY_STEPS": "4", "WARMUP_STEPS": "3", "PRECISION": "fp16"}
+    settings = {
+        "SHARD_OPTIMIZER": shard,
+        "LOG_EVERY_STEPS": "4",
+        "WARMUP_STEPS": "3",
+        "PRECISION": "fp16",
+    }
     outcomes = []
     for name in ("clean", "overflows"):
         environment = prepared | settings | {"RUN_DIR": str(tmp_path / name)}
@@ -357,7 +419,9 @@ def test_run_with_overflows_is_the_run_without_their_batches(shard, prepared, tm
     (weights, rates, said), (others, tried, told) = outcomes
     schedule = from_env(Config, prepared | settings).schedule
     assert rates == [pytest.approx(learning_rate(step, schedule), rel=1e-6) for step in range(1, 9)]
-    assert [rate for number, rate in enumerate(tried, start=1) if number not in OVERFLOWING] == rates
+    assert [
+        rate for number, rate in enumerate(tried, start=1) if number not in OVERFLOWING
+    ] == rates
     assert all(torch.equal(weight, others[name]) for name, weight in weights.items())
     assert told == said
     assert [key for key, *_ in said].count("eval_accuracy") == 2

@@ -118,7 +118,11 @@ def answers_of(windows, logits, text_of, *, n_best=20, longest=30, version_2=Fal
         for a in top[0]:
             for b in top[1]:
                 offset, size = window["offset"], len(window["most"])
-                if offset <= a <= b < offset + size and b - a + 1 <= longest and window["most"][a - offset]:
+                if (
+                    offset <= a <= b < offset + size
+                    and b - a + 1 <= longest
+                    and window["most"][a - offset]
+                ):
                     shift = window["begin"] - offset
                     everything.append((a + shift, b + shift, starts[a], ends[b]))
         if null is None or starts[0] + ends[0] < null[2] + null[3]:

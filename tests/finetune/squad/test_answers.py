@@ -42,9 +42,29 @@ def tokenizer(tmp_path_factory):
 
 def odd(generator, text):
     """The text with characters between its own that change their number, case or place in normalisation, or vanish."""
-    kinds = ["İ", "ﬁ", "é", "ß", "\u200b", "\xad", "\u2028", "\u3000", "ẞ", "가", "ǅ", "①", "😀", "\u0600", "Ａ", "̈́"]
+    kinds = [
+        "İ",
+        "ﬁ",
+        "é",
+        "ß",
+        "\u200b",
+        "\xad",
+        "\u2028",
+        "\u3000",
+        "ẞ",
+        "가",
+        "ǅ",
+        "①",
+        "😀",
+        "\u0600",
+        "Ａ",
+        "̈́",
+    ]
     kinds += ["\ufeff", "\x85", "—", "½", "་", "ﷺ"]
-    return "".join(character + (generator.choice(kinds) if generator.random() < 0.1 else "") for character in text)
+    return "".join(
+        character + (generator.choice(kinds) if generator.random() < 0.1 else "")
+        for character in text
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +72,17 @@ def dataset():
     generator = random.Random(5)
     contexts = [made_up.prose(generator, generator.randrange(2, 120)) for _ in range(25)]
     contexts[1] = " \n" + contexts[1]
-    contexts[2] = " ".join(generator.choices(["red", "cat"], k=70))  # the same answer in many places and windows
+    contexts[2] = " ".join(
+        generator.choices(["red", "cat"], k=70)
+    )  # the same answer in many places and windows
     contexts[3:9] = [odd(generator, context) for context in contexts[3:9]]
     questions = [
-        Question(f"q{i}", made_up.prose(generator, generator.randrange(1, 12)), i // 2, (Answer("cat", 0),))
+        Question(
+            f"q{i}",
+            made_up.prose(generator, generator.randrange(1, 12)),
+            i // 2,
+            (Answer("cat", 0),),
+        )
         for i in range(2 * len(contexts))
     ]
     return Dataset(contexts, questions)
@@ -65,7 +92,8 @@ def random_logits(found, seed, scale=4.0):
     """Scores of all windows, some of them equal."""
     generator = np.random.default_rng(seed)
     return [
-        Logits(*np.round(generator.normal(0, scale, (2, length)), 1).astype(np.float32)) for length in found.lengths
+        Logits(*np.round(generator.normal(0, scale, (2, length)), 1).astype(np.float32))
+        for length in found.lengths
     ]
 
 
@@ -87,8 +115,12 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
     position, unanswered = 0, 0
     for question in dataset.questions:
         context = dataset.contexts[question.context]
-        windows = oracle.windows_of(context, question.text, None, tokenizer.ids, length=40, query_length=9, stride=11)
-        scores = [[part.tolist() for part in pair] for pair in logits[position : position + len(windows)]]
+        windows = oracle.windows_of(
+            context, question.text, None, tokenizer.ids, length=40, query_length=9, stride=11
+        )
+        scores = [
+            [part.tolist() for part in pair] for pair in logits[position : position + len(windows)]
+        ]
         position += len(windows)
         pieces, _, word_of = oracle.pieces_of_words(oracle.words_of(context)[0], tokenizer.ids)
         text_of = functools.partial(oracle.answer_of, context, pieces, word_of)
@@ -101,7 +133,9 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
         mine = [tuple(entry.values()) for entry in predictions.n_best[question.id]]
         assert [entry[0] for entry in mine] == [entry[0] for entry in n_best], context
         assert len({entry[0] for entry in mine}) == len(mine)
-        np.testing.assert_allclose([entry[1:] for entry in mine], [entry[1:] for entry in n_best], rtol=1e-6)
+        np.testing.assert_allclose(
+            [entry[1:] for entry in mine], [entry[1:] for entry in n_best], rtol=1e-6
+        )
         if rules.version_2:
             assert predictions.null_odds[question.id] == pytest.approx(odds)
     assert unanswered < len(dataset.questions)
@@ -115,7 +149,9 @@ def answered(tokenizer, context, **scores):
     found, _ = make_features(dataset, tokenizer, Limits(), training=False)
     start, end = np.zeros((2, found.lengths[0]), dtype=np.float32)
     for name, value in scores.items():
-        (start if name.startswith("start") else end)[int(name.split("_")[1]) + found.offset(0)] = value
+        (start if name.startswith("start") else end)[int(name.split("_")[1]) + found.offset(0)] = (
+            value
+        )
     return squad.predict(found, [Logits(start, end)], Rules()).answers["a"]
 
 
@@ -127,7 +163,12 @@ def test_an_answer_is_the_text_of_the_context_as_it_was_written(tokenizer):
 
 def test_a_span_that_ends_before_it_starts_or_lies_in_the_question_is_not_an_answer(tokenizer):
     assert answered(tokenizer, "cat sat there", start_2=9, end_0=9, end_2=1) == "there"
-    assert answered(tokenizer, "cat sat there", **{"start_-1": 99, "end_-1": 99, "start_1": 3, "end_1": 3}) == "sat"
+    assert (
+        answered(
+            tokenizer, "cat sat there", **{"start_-1": 99, "end_-1": 99, "start_1": 3, "end_1": 3}
+        )
+        == "sat"
+    )
 
 
 def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
@@ -145,7 +186,9 @@ def test_the_files_hold_what_the_official_script_reads(tokenizer, dataset, tmp_p
         predictions = squad.predict(found, random_logits(found, 2), Rules(version_2=version_2))
         folder = tmp_path / str(version_2)
         predictions.write(folder)
-        read = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()}
+        read = {
+            path.name: json.loads(path.read_text(encoding="utf-8")) for path in folder.iterdir()
+        }
         assert read.pop("predictions.json") == predictions.answers
         assert read.pop("nbest_predictions.json") == predictions.n_best
         assert read == ({"null_odds.json": predictions.null_odds} if version_2 else {})
@@ -159,7 +202,9 @@ def questions_and_answers(seed, count, unanswerable=0.0):
     questions, predictions = [], {}
     for number in range(count):
         # At least one word is no article: of an empty answer torchmetrics takes SQuAD 2.0's view, 1.1's script did not.
-        given = tuple(Answer(made_up.prose(generator, generator.randrange(4)) + "cats", 0) for _ in range(3))
+        given = tuple(
+            Answer(made_up.prose(generator, generator.randrange(4)) + "cats", 0) for _ in range(3)
+        )
         impossible = generator.random() < unanswerable
         questions.append(Question(str(number), "?", 0, () if impossible else given, impossible))
         words = generator.choice(given).text.split()
@@ -167,7 +212,9 @@ def questions_and_answers(seed, count, unanswerable=0.0):
         if kind < 0.3:
             predictions[str(number)] = " ".join(words).upper() + "!"
         elif kind < 0.6:
-            predictions[str(number)] = " ".join([*words[: generator.randrange(len(words) + 1)], "red"])
+            predictions[str(number)] = " ".join(
+                [*words[: generator.randrange(len(words) + 1)], "red"]
+            )
         elif kind < 0.8:
             predictions[str(number)] = made_up.prose(generator, 3)
         else:
@@ -179,10 +226,15 @@ def test_scores_equal_torchmetrics_on_a_thousand_random_answers():
     squad = pytest.importorskip("torchmetrics.functional.text").squad
     questions, predictions = questions_and_answers(1, 1000)
     target = [
-        {"id": q.id, "answers": {"text": [a.text for a in q.answers], "answer_start": [0] * len(q.answers)}}
+        {
+            "id": q.id,
+            "answers": {"text": [a.text for a in q.answers], "answer_start": [0] * len(q.answers)},
+        }
         for q in questions
     ]
-    expected = squad([{"id": name, "prediction_text": text} for name, text in predictions.items()], target)
+    expected = squad(
+        [{"id": name, "prediction_text": text} for name, text in predictions.items()], target
+    )
     found = score(questions, predictions)
     assert found["exact_match"] == pytest.approx(float(expected["exact_match"]), abs=1e-4)
     assert found["f1"] == pytest.approx(float(expected["f1"]), abs=1e-4)
@@ -218,8 +270,14 @@ def test_scores_of_version_2_equal_the_restatement():
     expected = [plain_score_2(question, predictions[question.id]) for question in questions]
     found = score(questions, predictions, "2.0")
     for prefix, chosen in (("", {True, False}), ("HasAns_", {False}), ("NoAns_", {True})):
-        rows = [row for row, question in zip(expected, questions, strict=True) if question.impossible in chosen]
-        assert found[f"{prefix}exact_match"] == pytest.approx(100 * sum(row[0] for row in rows) / len(rows))
+        rows = [
+            row
+            for row, question in zip(expected, questions, strict=True)
+            if question.impossible in chosen
+        ]
+        assert found[f"{prefix}exact_match"] == pytest.approx(
+            100 * sum(row[0] for row in rows) / len(rows)
+        )
         assert found[f"{prefix}f1"] == pytest.approx(100 * sum(row[1] for row in rows) / len(rows))
     assert found["NoAns_f1"] > 10
     assert found["HasAns_f1"] > 10
@@ -227,7 +285,9 @@ def test_scores_of_version_2_equal_the_restatement():
 
 def test_an_empty_answer_and_a_missing_one():
     question = Question("a", "?", 0, (Answer("the", 0),))
-    assert score([question], {"a": ""}, "2.0")["exact_match"] == 100  # an article alone is no answer
+    assert (
+        score([question], {"a": ""}, "2.0")["exact_match"] == 100
+    )  # an article alone is no answer
     several = Question("a", "?", 0, (Answer("the", 0), Answer("cat", 4)))
     assert score([several], {"a": ""}, "2.0")["f1"] == 0  # beside a real one it does not count
     assert f1("", "the") == 0
@@ -247,14 +307,20 @@ def test_the_best_threshold_is_the_one_that_trying_them_all_finds():
     for _ in range(60):
         count = generator.randrange(1, 9)
         questions = [
-            Question(str(n), "?", 0, (Answer("red cat", 0),) if generator.random() < 0.6 else ()) for n in range(count)
+            Question(str(n), "?", 0, (Answer("red cat", 0),) if generator.random() < 0.6 else ())
+            for n in range(count)
         ]
         spans = [generator.choice(["red cat", "cat", "dog"]) for _ in questions]
         odds = {question.id: float(generator.randrange(-3, 4)) for question in questions}
-        n_best = {q.id: [{"text": ""}, {"text": span}] for q, span in zip(questions, spans, strict=True)}
+        n_best = {
+            q.id: [{"text": ""}, {"text": span}] for q, span in zip(questions, spans, strict=True)
+        }
         threshold, best = squad.best_threshold(questions, Predictions({}, n_best, odds))
         scores = {}
         for tried in (threshold, *[value + 0.5 for value in range(-5, 5)]):
-            answers = {q.id: span if odds[q.id] <= tried else "" for q, span in zip(questions, spans, strict=True)}
+            answers = {
+                q.id: span if odds[q.id] <= tried else ""
+                for q, span in zip(questions, spans, strict=True)
+            }
             scores[tried] = score(questions, answers, "2.0")["f1"]
         assert best == pytest.approx(max(scores.values())) == pytest.approx(scores[threshold])

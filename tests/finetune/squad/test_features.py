@@ -61,7 +61,9 @@ def dataset_of(items):
         if isinstance(answer, str):
             answer = answer, context.index(answer)
         answers = (squad.Answer(*answer),) if answer else ()
-        questions.append(squad.Question(f"q{number}", text, number, answers, impossible=not answers))
+        questions.append(
+            squad.Question(f"q{number}", text, number, answers, impossible=not answers)
+        )
     return squad.Dataset(contexts, questions)
 
 
@@ -84,7 +86,11 @@ def assert_equal_to_the_restatement(dataset, tokenizer, limits):
             assert found.lengths[position] == len(ids)
             assert found.offset(position) == window["offset"]
             position += 1
-        rows = [row for row in range(len(found)) if dataset.questions[found.question[row]].id == question.id]
+        rows = [
+            row
+            for row in range(len(found))
+            if dataset.questions[found.question[row]].id == question.id
+        ]
         if rows:
             spans = [(found.window_start[row], found.window_length[row]) for row in rows]
             most = has_most_context(spans, len(found.context_of(rows[0]).ids))
@@ -95,9 +101,15 @@ def assert_equal_to_the_restatement(dataset, tokenizer, limits):
 
 
 def test_every_trap_equals_the_restatement(tokenizer):
-    dataset = dataset_of([(context, "Where is the cat?", answer) for context, answer in TRAPS.values()])
+    dataset = dataset_of(
+        [(context, "Where is the cat?", answer) for context, answer in TRAPS.values()]
+    )
     found, left_out = assert_equal_to_the_restatement(dataset, tokenizer, Limits())
-    lost = {name for name, question in zip(TRAPS, dataset.questions, strict=True) if question.id in left_out}
+    lost = {
+        name
+        for name, question in zip(TRAPS, dataset.questions, strict=True)
+        if question.id in left_out
+    }
     assert lost == {
         "a start that is off",
         "a start behind the end",
@@ -122,8 +134,12 @@ def test_long_articles_equal_the_restatement_across_windows(tokenizer, limits):
     if limits.max_seq_length < 384:
         assert max(found.question.tolist().count(number) for number in range(40)) > 3
         assert found.lengths.max() == limits.max_seq_length
-    windows_without = (found.starts == 0) & np.isin(found.question, found.question[found.starts > 0])
-    assert windows_without.any() or limits.max_seq_length == 384, "a window without its question's answer is kept"
+    windows_without = (found.starts == 0) & np.isin(
+        found.question, found.question[found.starts > 0]
+    )
+    assert windows_without.any() or limits.max_seq_length == 384, (
+        "a window without its question's answer is kept"
+    )
 
 
 def test_prediction_needs_no_answers_and_leaves_nothing_out(tokenizer):
@@ -142,7 +158,9 @@ def test_limits_without_room_are_an_error():
 def file(tmp_path, questions, version="1.1", **article):
     path = tmp_path / "squad.json"
     paragraph = {"context": "The cat sat.", "qas": questions, **article}
-    path.write_text(json.dumps({"version": version, "data": [{"title": "x", "paragraphs": [paragraph]}]}))
+    path.write_text(
+        json.dumps({"version": version, "data": [{"title": "x", "paragraphs": [paragraph]}]})
+    )
     return path
 
 
@@ -158,7 +176,9 @@ def test_a_file_of_either_version_is_read(tmp_path):
     second = squad.read(file(tmp_path, [QUESTION, none], "v2.0"), "2.0").questions[1]
     assert (second.answers, second.impossible) == ((), True)
     bare = {"id": "c", "question": "When?"}
-    assert squad.read(file(tmp_path, [bare], "mine"), needs_answers=False).questions[0].answers == ()
+    assert (
+        squad.read(file(tmp_path, [bare], "mine"), needs_answers=False).questions[0].answers == ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,7 +215,9 @@ def test_what_is_not_squad_is_one_line(tmp_path, text, message):
 
 def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
     (tmp_path / "vocab.txt").write_text("a\nb\n[PAD]\n")
-    with pytest.raises(DataError, match=r"no \[UNK\], \[CLS\], \[SEP\], \[MASK\]: is this a vocab.txt"):
+    with pytest.raises(
+        DataError, match=r"no \[UNK\], \[CLS\], \[SEP\], \[MASK\]: is this a vocab.txt"
+    ):
         WordPiece(tmp_path / "vocab.txt")
     with pytest.raises(DataError, match="cannot read the vocabulary"):
         WordPiece(tmp_path / "none.txt")

@@ -26,7 +26,15 @@ def message(number: int, payload: bytes) -> bytes:
 def object_graph(names: dict[str, str]) -> bytes:
     """A TrackableObjectGraph with one node per variable: key -> variable name."""
     return b"".join(
-        message(1, message(2, message(1, b"VARIABLE_VALUE") + message(2, name.encode()) + message(3, key.encode())))
+        message(
+            1,
+            message(
+                2,
+                message(1, b"VARIABLE_VALUE")
+                + message(2, name.encode())
+                + message(3, key.encode()),
+            ),
+        )
         for key, name in names.items()
     )
 
@@ -77,13 +85,17 @@ def _block(records: dict[bytes, bytes]) -> bytes:
     for key, value in sorted(records.items()):
         restarts.append(len(body))
         body += b"\x00" + write_varint(len(key)) + write_varint(len(value)) + key + value
-    body += b"".join(struct.pack("<I", at) for at in restarts or [0]) + struct.pack("<I", len(restarts) or 1)
+    body += b"".join(struct.pack("<I", at) for at in restarts or [0]) + struct.pack(
+        "<I", len(restarts) or 1
+    )
     return body + b"\x00" + masked_crc(body + b"\x00")
 
 
 def write_bert(prefix: Path, config: dict[str, int], seed: int) -> None:
     """A TensorFlow 2 checkpoint of random weights for the sizes of a bert_config.json."""
-    h, f, v, n = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads"))
+    h, f, v, n = (
+        config[k] for k in ("hidden_size", "intermediate_size", "vocab_size", "num_attention_heads")
+    )
     heads, norm = (h, n, h // n), {"gamma": (h,), "beta": (h,)}
     shapes: dict[str, dict[str, tuple[int, ...]]] = {
         "word_embeddings": {"embeddings": (v, h)},
@@ -98,12 +110,28 @@ def write_bert(prefix: Path, config: dict[str, int], seed: int) -> None:
     }
     for layer in range(config["num_hidden_layers"]):
         scope = f"transformer/layer_{layer}"
-        shapes |= {f"{scope}/self_attention/{part}": {"kernel": heads, "bias": heads[1:]} for part in QKV}
-        shapes[f"{scope}/self_attention/attention_output"] = {"kernel": (*heads[1:], h), "bias": (h,)}
+        shapes |= {
+            f"{scope}/self_attention/{part}": {"kernel": heads, "bias": heads[1:]} for part in QKV
+        }
+        shapes[f"{scope}/self_attention/attention_output"] = {
+            "kernel": (*heads[1:], h),
+            "bias": (h,),
+        }
         shapes[f"{scope}/intermediate"] = {"kernel": (h, f), "bias": (f,)}
         shapes[f"{scope}/output"] = {"kernel": (f, h), "bias": (h,)}
         shapes[f"{scope}/self_attention_layer_norm"] = shapes[f"{scope}/output_layer_norm"] = norm
-    names = [(f"{scope}/{leaf}", shape) for scope, leaves in shapes.items() for leaf, shape in leaves.items()]
+    names = [
+        (f"{scope}/{leaf}", shape)
+        for scope, leaves in shapes.items()
+        for leaf, shape in leaves.items()
+    ]
     random = np.random.default_rng(seed)
-    tensors = {f"model/{i}/.ATTRIBUTES/VARIABLE_VALUE": random.normal(size=shape) for i, (_, shape) in enumerate(names)}
-    write_bundle(prefix, tensors, object_graph({key: name for key, (name, _) in zip(tensors, names, strict=True)}))
+    tensors = {
+        f"model/{i}/.ATTRIBUTES/VARIABLE_VALUE": random.normal(size=shape)
+        for i, (_, shape) in enumerate(names)
+    }
+    write_bundle(
+        prefix,
+        tensors,
+        object_graph({key: name for key, (name, _) in zip(tensors, names, strict=True)}),
+    )

@@ -37,7 +37,9 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path / "model.ckpt-28252"
 
 
-@pytest.mark.parametrize(("data", "crc"), [(b"123456789", 0xE3069283), (b"", 0), (bytes(32), 0x8A9136AA)])
+@pytest.mark.parametrize(
+    ("data", "crc"), [(b"123456789", 0xE3069283), (b"", 0), (bytes(32), 0x8A9136AA)]
+)
 def test_crc32c_has_its_published_check_value(data: bytes, crc: int) -> None:
     masked = int.from_bytes(masked_crc(data), "little")
     assert masked != crc
@@ -45,7 +47,9 @@ def test_crc32c_has_its_published_check_value(data: bytes, crc: int) -> None:
     assert (rotated << 15 | rotated >> 17) % (1 << 32) == crc
 
 
-def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(values: dict[str, np.ndarray]) -> None:
+def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(
+    values: dict[str, np.ndarray],
+) -> None:
     bundle = Bundle(PREFIX)
     for name, value in values.items():
         assert np.array_equal(bundle.read(name), value), name
@@ -53,9 +57,17 @@ def test_every_tensor_of_a_tensorflow_checkpoint_reads_as_it_was_saved(values: d
     assert len(bundle.entries) == 3 * len(values) + 1
 
 
-def test_conversion_accounts_for_every_variable(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
+def test_conversion_accounts_for_every_variable(
+    tmp_path: Path, values: dict[str, np.ndarray]
+) -> None:
     shape, left_out = convert(PREFIX, tmp_path / "a.pt", "mlperf")
-    assert (shape.layers, shape.hidden, shape.feed_forward, shape.vocabulary, shape.positions) == (2, 8, 32, 32, 16)
+    assert (shape.layers, shape.hidden, shape.feed_forward, shape.vocabulary, shape.positions) == (
+        2,
+        8,
+        32,
+        32,
+        16,
+    )
     assert left_out == {"optimizer": 2 * len(values), "counters": 1}
     state = torch.load(tmp_path / "a.pt", weights_only=True)["model"]
     assert len(state) == len(values) + 1  # the decoder's weight is the word embeddings
@@ -66,14 +78,18 @@ def test_conversion_accounts_for_every_variable(tmp_path: Path, values: dict[str
         assert np.array_equal(state[name][:29], words)
         assert state[name].shape == (32, 8)
         assert not state[name][29:].any()
-    assert np.array_equal(state["cls.seq_relationship.weight"], values["cls/seq_relationship/output_weights"])
+    assert np.array_equal(
+        state["cls.seq_relationship.weight"], values["cls/seq_relationship/output_weights"]
+    )
     assert np.array_equal(state["cls.predictions.transform.LayerNorm.bias"],
                           values["cls/predictions/transform/LayerNorm/beta"])  # fmt: skip
 
 
 def test_gradient_accumulators_are_left_out(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
     """As the reference's checkpoint_add_gradacc.py names them: a slot of zeros beside every variable."""
-    tensors = dict(values) | {f"{name}/GradientAccumulator": np.zeros_like(value) for name, value in values.items()}
+    tensors = dict(values) | {
+        f"{name}/GradientAccumulator": np.zeros_like(value) for name, value in values.items()
+    }
     write_bundle(tmp_path / "model.ckpt-1", tensors, None)
     source = read_tensorflow(tmp_path / "model.ckpt-1")
     assert source.left_out == {"gradient accumulator": len(values)}
@@ -81,7 +97,11 @@ def test_gradient_accumulators_are_left_out(tmp_path: Path, values: dict[str, np
 
 
 def test_a_long_list_of_misfits_is_cut(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
-    write_bundle(tmp_path / "model.ckpt-1", dict(values) | {f"bert/extra_{i}": np.zeros(1) for i in range(99)}, None)
+    write_bundle(
+        tmp_path / "model.ckpt-1",
+        dict(values) | {f"bert/extra_{i}": np.zeros(1) for i in range(99)},
+        None,
+    )
     with pytest.raises(DataError, match=r"bert\.extra_0 is unknown; .* and 91 more$") as caught:
         convert(tmp_path / "model.ckpt-1", tmp_path / "a.pt", "mlperf")
     assert len(str(caught.value)) < 500
@@ -91,7 +111,12 @@ def test_all_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:
     original = read_tensorflow(PREFIX).tensors
     source = PREFIX
     for number, (suffix, spelling) in enumerate(
-        [(".pt", "mlperf"), (".safetensors", "huggingface"), (".pt", "huggingface"), (".safetensors", "mlperf")]
+        [
+            (".pt", "mlperf"),
+            (".safetensors", "huggingface"),
+            (".pt", "huggingface"),
+            (".safetensors", "mlperf"),
+        ]
     ):
         target = tmp_path / f"{number}{suffix}"
         convert(source, target, spelling, vocab_size=29, multiple=1 if number % 2 else 8)
@@ -109,7 +134,9 @@ def test_hugging_faces_model_takes_the_converted_file(tmp_path: Path) -> None:
                                      intermediate_size=32, max_position_embeddings=16)  # fmt: skip
     model = transformers.BertForPreTraining(config)
     tensors = names.to_huggingface(read_pytorch(tmp_path / "a.safetensors"))
-    result = model.load_state_dict({name: torch.from_numpy(t.copy()) for name, t in tensors.items()}, strict=False)
+    result = model.load_state_dict(
+        {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}, strict=False
+    )
     assert not result.unexpected_keys
     assert not [name for name in result.missing_keys if "position_ids" not in name]
 
@@ -145,7 +172,10 @@ def test_missing_unknown_and_misshapen_parameters_are_all_named(tmp_path: Path) 
     del tensors["bert.pooler.dense.bias"]
     tensors["bert.extra"] = np.zeros(3)
     tensors["cls.seq_relationship.bias"] = np.zeros(3)
-    with pytest.raises(DataError, match=r"bert\.extra is unknown.*pooler\.dense\.bias is missing.*\(3,\), not \(2,\)"):
+    with pytest.raises(
+        DataError,
+        match=r"bert\.extra is unknown.*pooler\.dense\.bias is missing.*\(3,\), not \(2,\)",
+    ):
         names.check_complete(tensors, "a.pt")
     torch.save({"model": {"x": torch.zeros(2)}}, tmp_path / "a.pt")
     with pytest.raises(DataError, match="not a BERT checkpoint: it lacks"):
@@ -153,7 +183,9 @@ def test_missing_unknown_and_misshapen_parameters_are_all_named(tmp_path: Path) 
     assert not (tmp_path / "b.pt").exists()
 
 
-@pytest.mark.parametrize("name", ["bad.pt", "bad.safetensors", "none.pt", "none.safetensors", "none.ckpt"])
+@pytest.mark.parametrize(
+    "name", ["bad.pt", "bad.safetensors", "none.pt", "none.safetensors", "none.ckpt"]
+)
 def test_an_unreadable_source_is_refused_in_one_line(tmp_path: Path, name: str) -> None:
     if name.startswith("bad"):
         (tmp_path / name).write_bytes(b"not a checkpoint at all")
@@ -165,7 +197,10 @@ def test_an_unreadable_source_is_refused_in_one_line(tmp_path: Path, name: str) 
 def test_a_decoder_that_is_not_tied_is_refused(tmp_path: Path) -> None:
     tensors = names.to_mlperf(read_tensorflow(PREFIX).tensors)
     tensors[names.DECODER] = tensors[names.DECODER] + 1
-    torch.save({"model": {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}}, tmp_path / "a.pt")
+    torch.save(
+        {"model": {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}},
+        tmp_path / "a.pt",
+    )
     with pytest.raises(DataError, match="ties the two"):
         convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf")
 
@@ -184,7 +219,13 @@ def test_a_checkpoint_of_another_model_than_bert_config_is_refused(
     (tmp_path / "fits.json").write_text(json.dumps(CONFIG))
     (tmp_path / "other.json").write_text(json.dumps(CONFIG | changed))
     convert(PREFIX, tmp_path / "a.pt", "mlperf", bert_config=tmp_path / "fits.json")
-    convert(tmp_path / "a.pt", tmp_path / "b.pt", "mlperf", vocab_size=29, bert_config=tmp_path / "fits.json")
+    convert(
+        tmp_path / "a.pt",
+        tmp_path / "b.pt",
+        "mlperf",
+        vocab_size=29,
+        bert_config=tmp_path / "fits.json",
+    )
     with pytest.raises(DataError, match=message):
         convert(PREFIX, tmp_path / "c.pt", "mlperf", bert_config=tmp_path / "other.json")
     assert not (tmp_path / "c.pt").exists()

@@ -26,13 +26,20 @@ def options_of(folder: Path) -> object:
 def config(fresh: Path) -> dict[str, int]:
     """The bert_config.json of `fresh`, made that of a tiny model."""
     path = fresh / "download" / "bert_config.json"
-    tiny = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 1}
+    tiny = {
+        "hidden_size": 8,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+    }
     merged: dict[str, int] = json.loads(path.read_text()) | tiny
     path.write_text(json.dumps(merged))
     return merged
 
 
-def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh: Path, config: dict[str, int]) -> None:
+def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(
+    fresh: Path, config: dict[str, int]
+) -> None:
     prepare.main(options_of(fresh))
     shards = {path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")}
     converted = fresh / "phase1" / "model.ckpt-28252.pt"
@@ -43,7 +50,11 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh: Path, c
         (fresh / "download" / place).mkdir(exist_ok=True)
         write_bert(fresh / "download" / place / "model.ckpt-28252", config, seed=number)
         prepare.main(options_of(fresh))
-        seen.append(torch.load(converted, weights_only=True)["model"]["bert.pooler.dense_act.weight"].sum().item())
+        seen.append(
+            torch.load(converted, weights_only=True)["model"]["bert.pooler.dense_act.weight"]
+            .sum()
+            .item()
+        )
         noted = json.loads(converted.with_suffix(".json").read_text())
         assert noted["tensors"] == weights.identity(converted), "as the closed division knows them"
     assert len(set(seen)) == 3
@@ -54,7 +65,9 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(fresh: Path, c
     assert shards == {path: path.stat().st_mtime_ns for path in fresh.glob("packed_data/*.hdf5")}
 
 
-def test_a_checkpoint_of_another_model_stops_before_hours_of_work(fresh: Path, config: dict[str, int]) -> None:
+def test_a_checkpoint_of_another_model_stops_before_hours_of_work(
+    fresh: Path, config: dict[str, int]
+) -> None:
     write_bert(fresh / "download" / "model.ckpt-28252", config | {"num_hidden_layers": 2}, seed=0)
     with pytest.raises(DataError, match="num_hidden_layers 1, not 2"):
         prepare.main(options_of(fresh))

@@ -41,7 +41,9 @@ def times(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
 
 
-def test_a_replaced_vocabulary_makes_all_records_again(folder: Path, packed: Path, tmp_path: Path) -> None:
+def test_a_replaced_vocabulary_makes_all_records_again(
+    folder: Path, packed: Path, tmp_path: Path
+) -> None:
     vocab = folder / "download" / "vocab.txt"
     words = vocab.read_text().splitlines()
     vocab.write_text("\n".join([*words[:5], *reversed(words[5:])]) + "\n")
@@ -59,12 +61,16 @@ def test_a_replaced_configuration_is_copied_and_the_records_stay(
     config.write_text(json.dumps(json.loads(config.read_text()) | {"num_hidden_layers": 2}))
     run(folder)
     assert "bert_config.json is replaced by" in capsys.readouterr().err
-    assert json.loads((folder / "phase1" / "bert_config.json").read_text())["num_hidden_layers"] == 2
+    assert (
+        json.loads((folder / "phase1" / "bert_config.json").read_text())["num_hidden_layers"] == 2
+    )
     assert times(folder) == before
     assert not failures(verify(folder, jobs=1))
 
 
-def test_a_text_of_the_same_size_and_time_but_other_content_is_prepared(folder: Path, tmp_path: Path) -> None:
+def test_a_text_of_the_same_size_and_time_but_other_content_is_prepared(
+    folder: Path, tmp_path: Path
+) -> None:
     text = folder / "download" / "results4" / "part-00001-of-00003"
     status = text.stat()
     text.write_bytes(text.read_bytes().replace(b"a", b"e", 50))
@@ -74,7 +80,9 @@ def test_a_text_of_the_same_size_and_time_but_other_content_is_prepared(folder: 
     assert prepared_digests(folder) == made_afresh(folder, tmp_path)
 
 
-def test_a_touched_text_is_the_same_text(folder: Path, packed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_touched_text_is_the_same_text(
+    folder: Path, packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = times(folder)
     for path in (folder / "download").rglob("*"):
         os.utime(path, ns=(1, 1))
@@ -99,7 +107,9 @@ def test_a_text_that_changes_during_a_run_stops_it(
         return make(*arguments)
 
     monkeypatch.setattr(prepare.steps, "make_training_files", slowly)
-    with pytest.raises(DataError, match="part-00000-of-00003 changed while it was read; run the same command again"):
+    with pytest.raises(
+        DataError, match="part-00000-of-00003 changed while it was read; run the same command again"
+    ):
         run(fresh)
     assert not list(fresh.glob("prepared-*"))
     monkeypatch.undo()
@@ -130,7 +140,16 @@ def test_a_file_that_changes_under_the_reader_is_not_taken(
 
 
 def options_of(folder: Path, text: Path, *more: str) -> list[str]:
-    return ["corpus", "--input", str(text), "--outputdir", str(folder), "--vocab-size", "400", *more]
+    return [
+        "corpus",
+        "--input",
+        str(text),
+        "--outputdir",
+        str(folder),
+        "--vocab-size",
+        "400",
+        *more,
+    ]
 
 
 @pytest.fixture
@@ -159,12 +178,19 @@ def test_another_corpus_in_the_same_folder_has_its_own_vocabulary_and_model(
 
 
 def test_a_corpus_is_not_made_twice_of_one_text_and_again_where_a_file_was_changed(
-    texts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    texts: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "data"
     monkeypatch.setattr("sys.argv", options_of(folder, texts[0]))
     run_stage("corpus")
-    files = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
+    files = {
+        path: (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
     texts[0].touch()
     capsys.readouterr()
     run_stage("corpus")
@@ -173,4 +199,6 @@ def test_a_corpus_is_not_made_twice_of_one_text_and_again_where_a_file_was_chang
     part = next(folder.rglob("part-*"))
     part.write_text(part.read_text().replace("e", "E", 1))
     run_stage("corpus")
-    assert {path: path.read_bytes() for path in files} == {path: data for path, (data, _) in files.items()}
+    assert {path: path.read_bytes() for path in files} == {
+        path: data for path, (data, _) in files.items()
+    }

@@ -53,7 +53,9 @@ def test_no_path_or_date_makes_the_card_differ(folder: Path, packed: Path) -> No
     assert str(packed) not in card
 
 
-def test_a_license_given_later_changes_no_record(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_license_given_later_changes_no_record(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*.hdf5")}
     prepare.main(prepare_options(folder, "--packed-data", "--shards", "4", "--license", "MIT"))
     prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
@@ -71,13 +73,18 @@ def test_the_benchmarks_text_is_called_so_and_long_lists_are_cut(folder: Path) -
     assert "Text: the benchmark's: 500 parts, 7 of 7 known md5." in card
     assert "and 481 more" in card
     assert card.count("| part-") == 20 or card.count("| part-") == 19
-    manifest.write(path, dataclasses.replace(manifest.read(path), texts=parts | TEXT_MD5 | {"eval.txt": "0" * 32}))
+    manifest.write(
+        path,
+        dataclasses.replace(manifest.read(path), texts=parts | TEXT_MD5 | {"eval.txt": "0" * 32}),
+    )
     data_card.write(folder)
     card = (folder / "DATA_CARD.md").read_text()
     assert "Text: partly the benchmark's: eval.txt is missing or has another md5." in card
 
 
-def test_a_folder_of_an_earlier_version_gets_a_card(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_an_earlier_version_gets_a_card(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = folder / "prepared-packed.json"
     made = json.loads(path.read_text())
     del made["license"], made["versions"]
@@ -93,9 +100,13 @@ def test_a_folder_of_an_earlier_version_gets_a_card(folder: Path, capsys: pytest
     assert "License, as given: CC0 | a" in card
 
 
-def test_a_folder_without_a_manifest_is_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_a_manifest_is_a_one_line_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.argv", ["data_card", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"has no prepared-\*\.json; give the --outputdir") as ended:
+    with pytest.raises(
+        SystemExit, match=r"has no prepared-\*\.json; give the --outputdir"
+    ) as ended:
         run_stage("data_card")
     assert "\n" not in str(ended.value.code)
     with pytest.raises(DataError):

@@ -58,7 +58,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.send_error(416)
                 return
         self.send_response(206 if start else 200)
-        self.send_header("Content-Type", "text/html" if content.startswith(b"<html>") else "application/octet-stream")
+        self.send_header(
+            "Content-Type",
+            "text/html" if content.startswith(b"<html>") else "application/octet-stream",
+        )
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         rest = content[start:]
@@ -81,11 +84,19 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def public(content: bytes = CONTENT, name: str = "a.bin") -> PublicFile:
-    return PublicFile(name, f"md5 {hashlib.md5(content).hexdigest()}", len(content), "drive-id", "bert-input-files")
+    return PublicFile(
+        name,
+        f"md5 {hashlib.md5(content).hexdigest()}",
+        len(content),
+        "drive-id",
+        "bert-input-files",
+    )
 
 
 @pytest.mark.parametrize("ignore_ranges", [False, True])
-def test_a_dropped_download_goes_on_where_it_stopped(server: Server, tmp_path: Path, ignore_ranges: bool) -> None:
+def test_a_dropped_download_goes_on_where_it_stopped(
+    server: Server, tmp_path: Path, ignore_ranges: bool
+) -> None:
     server.files["a.bin"] = CONTENT
     server.drops, server.ignore_ranges = 3, ignore_ranges
     target = download.fetch_file(public(), tmp_path, server.url)
@@ -95,7 +106,9 @@ def test_a_dropped_download_goes_on_where_it_stopped(server: Server, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["a.bin"]
 
 
-def test_a_download_goes_on_in_the_next_run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_goes_on_in_the_next_run(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.files["a.bin"] = CONTENT
     server.drops, server.drop_after = 1000, 0
     (tmp_path / ".a.bin.partial").write_bytes(CONTENT[:500_000])
@@ -137,7 +150,9 @@ def test_a_missing_file_and_a_quota_page_are_distinguished(
         download.fetch_file(public(name=name), tmp_path, server.url)
 
 
-def test_a_verified_file_is_not_fetched_again_and_a_strange_one_is_not_touched(server: Server, tmp_path: Path) -> None:
+def test_a_verified_file_is_not_fetched_again_and_a_strange_one_is_not_touched(
+    server: Server, tmp_path: Path
+) -> None:
     (tmp_path / "a.bin").write_bytes(CONTENT)
     download.fetch_file(public(), tmp_path, server.url)
     assert not server.ranges
@@ -156,7 +171,9 @@ def test_mlcommons_storage_comes_first_and_drive_after(server: Server, tmp_path:
     (tmp_path / "a.bin").unlink()
     server.files["metadata/bert-input-files.uri"] = f"{server.url}/store\n".encode()
     md5 = public().digest.removeprefix("md5 ")
-    server.files["metadata/bert-input-files.md5"] = f"{'0' * 32}  ./x\n{md5}  ./tf1 ckpt/a.bin\n".encode()
+    server.files["metadata/bert-input-files.md5"] = (
+        f"{'0' * 32}  ./x\n{md5}  ./tf1 ckpt/a.bin\n".encode()
+    )
     server.files["store/tf1%20ckpt/a.bin"] = CONTENT
     del server.files["drive-drive-id"]
     assert download.fetch_file(public(), tmp_path, None).read_bytes() == CONTENT
@@ -168,10 +185,16 @@ def archive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(download, "NUM_PARTS", 3)
     mirror = tmp_path / "mirror"
     mirror.mkdir()
-    texts = {f"part-0000{i}-of-00003": f"text {i}\n".encode() for i in range(3)} | {"eval.txt": b"eval\n"}
-    known = {name: hashlib.md5(texts[name]).hexdigest() for name in ("part-00000-of-00003", "eval.txt")}
+    texts = {f"part-0000{i}-of-00003": f"text {i}\n".encode() for i in range(3)} | {
+        "eval.txt": b"eval\n"
+    }
+    known = {
+        name: hashlib.md5(texts[name]).hexdigest() for name in ("part-00000-of-00003", "eval.txt")
+    }
     monkeypatch.setattr(download, "TEXT_MD5", known)
-    texts["list.md5"] = f"{hashlib.md5(texts['part-00001-of-00003']).hexdigest()}  part-00001-of-00003\n".encode()
+    texts["list.md5"] = (
+        f"{hashlib.md5(texts['part-00001-of-00003']).hexdigest()}  part-00001-of-00003\n".encode()
+    )
     make_archive(mirror / "results_text.tar.gz", texts)
     files = []
     for name in ("vocab.txt", "bert_config.json"):
@@ -193,16 +216,24 @@ def make_archive(path: Path, texts: dict[str, bytes]) -> None:
 def test_everything_comes_from_a_mirror_folder_unpacked(archive: Path, tmp_path: Path) -> None:
     download.download(tmp_path / "download", str(archive))
     folder = tmp_path / "download"
-    assert sorted(path.name for path in folder.iterdir()) == ["bert_config.json", "results4", "vocab.txt"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "bert_config.json",
+        "results4",
+        "vocab.txt",
+    ]
     assert (folder / "results4" / "part-00002-of-00003").read_bytes() == b"text 2\n"
-    (archive / "results_text.tar.gz").rename(folder / "results_text.tar.gz")  # as if killed before it was removed
+    (archive / "results_text.tar.gz").rename(
+        folder / "results_text.tar.gz"
+    )  # as if killed before it was removed
     download.download(tmp_path / "download", str(archive))  # nothing is fetched twice
     assert not (folder / "results_text.tar.gz").exists()
 
 
 @pytest.mark.parametrize(("damage", "reason"), [("short", "cannot unpack"), ("missing", "lacks part-00002"),
                                                 ("changed", "has md5"), ("listed", "has md5")])  # fmt: skip
-def test_a_damaged_archive_leaves_no_text(archive: Path, tmp_path: Path, damage: str, reason: str) -> None:
+def test_a_damaged_archive_leaves_no_text(
+    archive: Path, tmp_path: Path, damage: str, reason: str
+) -> None:
     path = archive / "results_text.tar.gz"
     with tarfile.open(path) as tar:
         texts = {Path(m.name).name: tar.extractfile(m).read() for m in tar}  # type: ignore[union-attr]

@@ -30,7 +30,9 @@ def test_more_nodes_take_less_time_each() -> None:
 
 
 def free(monkeypatch: pytest.MonkeyPatch, disk: float) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(int(disk), 0, int(disk)))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(int(disk), 0, int(disk))
+    )
 
 
 def test_files_made_earlier_count_as_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,13 @@ from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.cli import parse_phases, parser_of
 from input_preprocessing.text import corpus
 
-from ..conftest import all_records, made_up_documents, prepare_options, prepared_digests, write_documents
+from ..conftest import (
+    all_records,
+    made_up_documents,
+    prepare_options,
+    prepared_digests,
+    write_documents,
+)
 
 
 def options(folder: Path, *more: str) -> argparse.Namespace:
@@ -45,9 +51,16 @@ def prepared(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(repository: Path, phase: int, datadir: Path) -> dict[str, str]:
     """What env.sh and the pretraining config export for a phase."""
     script = "source ./env.sh; source configs/pretrain_large_H100.sh; env -0"
-    environment = {"PATH": "/usr/bin:/bin", "PHASE": str(phase), "PACKED": "0", "DATADIR": str(datadir)}
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PHASE": str(phase),
+        "PACKED": "0",
+        "DATADIR": str(datadir),
+    }
     line = ["bash", "-euc", script]
-    done = subprocess.run(line, cwd=repository, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        line, cwd=repository, env=environment, capture_output=True, text=True, check=True
+    )
     return dict(item.split("=", 1) for item in done.stdout.split("\0") if item)
 
 
@@ -65,12 +78,32 @@ def test_the_pretraining_config_finds_the_data_of_each_phase(
     assert records.sequence_lengths.max() == length == config.data.max_seq_length
     counts = records.masked_lm_offsets[1:] - records.masked_lm_offsets[:-1]
     assert counts.max() == min(masked, round(0.15 * length))
-    assert open_records(prepared / str(length) / "eval" / "part_eval_10k.hdf5")[1].max_seq_length == length
+    assert (
+        open_records(prepared / str(length) / "eval" / "part_eval_10k.hdf5")[1].max_seq_length
+        == length
+    )
 
 
-def test_each_phase_is_what_a_preparation_of_its_length_makes(prepared: Path, tmp_path: Path) -> None:
-    line = ["--outputdir", str(tmp_path), "--downloaddir", str(prepared / "download"), "--skip-download"]
-    line += ["--dupe-factor", "1", "--max-seq-length", "128", "--max-predictions-per-seq", "20", "--jobs", "1"]
+def test_each_phase_is_what_a_preparation_of_its_length_makes(
+    prepared: Path, tmp_path: Path
+) -> None:
+    line = [
+        "--outputdir",
+        str(tmp_path),
+        "--downloaddir",
+        str(prepared / "download"),
+        "--skip-download",
+    ]
+    line += [
+        "--dupe-factor",
+        "1",
+        "--max-seq-length",
+        "128",
+        "--max-predictions-per-seq",
+        "20",
+        "--jobs",
+        "1",
+    ]
     prepare.main(parser_of("prepare").parse_args(line))
     (folder,) = (tmp_path / "hdf5").iterdir()
     folder.rename(tmp_path / "hdf5" / "training")
@@ -78,7 +111,11 @@ def test_each_phase_is_what_a_preparation_of_its_length_makes(prepared: Path, tm
 
 
 def test_interrupted_in_the_second_phase_it_repeats_nothing_of_the_first(
-    prepared: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    prepared: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "data"
     size = ["--vocab-size", "500", "--layers", "1", "--hidden-size", "64"]
@@ -106,7 +143,13 @@ def test_interrupted_in_the_second_phase_it_repeats_nothing_of_the_first(
 
 
 def test_both_phases_may_be_packed(downloaded: Path, tmp_path: Path) -> None:
-    line = ["--downloaddir", str(downloaded / "download"), "--packed-data", "--phases", "32:5,64:10"]
+    line = [
+        "--downloaddir",
+        str(downloaded / "download"),
+        "--packed-data",
+        "--phases",
+        "32:5,64:10",
+    ]
     prepare.main(options(tmp_path, "--skip-download", *line))
     for length in (32, 64):
         records = all_records(tmp_path / str(length) / "packed_data")
@@ -117,7 +160,14 @@ def test_both_phases_may_be_packed(downloaded: Path, tmp_path: Path) -> None:
 
 def test_nodes_make_both_phases_as_one_machine_does(downloaded: Path, tmp_path: Path) -> None:
     """The steps of prepare_data.sub on two nodes."""
-    line = ["--downloaddir", str(downloaded / "download"), "--skip-download", "--packed-data", "--shards", "2"]
+    line = [
+        "--downloaddir",
+        str(downloaded / "download"),
+        "--skip-download",
+        "--packed-data",
+        "--shards",
+        "2",
+    ]
     line += ["--phases", "32:5,64:10"]
     prepare.main(options(tmp_path / "one", *line))
     steps = [("start", 0), ("instances", 1), ("instances", 0), ("shards", 0), ("shards", 1)]
@@ -125,12 +175,18 @@ def test_nodes_make_both_phases_as_one_machine_does(downloaded: Path, tmp_path: 
         prepare.main(options(tmp_path / "two", *line, "--only", step, "--part", f"{node}/2"))
     prepare.main(options(tmp_path / "two", *line))
     for length in ("32", "64"):
-        assert prepared_digests(tmp_path / "two" / length) == prepared_digests(tmp_path / "one" / length)
+        assert prepared_digests(tmp_path / "two" / length) == prepared_digests(
+            tmp_path / "one" / length
+        )
 
 
-def test_what_the_second_phase_lacks_stops_the_first_from_beginning(downloaded: Path, tmp_path: Path) -> None:
+def test_what_the_second_phase_lacks_stops_the_first_from_beginning(
+    downloaded: Path, tmp_path: Path
+) -> None:
     shutil.copytree(downloaded, tmp_path / "data")
-    (tmp_path / "data" / "download" / "bert_config.json").write_text('{"vocab_size":9999,"max_position_embeddings":64}')
+    (tmp_path / "data" / "download" / "bert_config.json").write_text(
+        '{"vocab_size":9999,"max_position_embeddings":64}'
+    )
     with pytest.raises(DataError, match="fewer than --max-seq-length 512"):
         prepare.main(options(tmp_path / "data", "--skip-download", "--phases", "64:10,512:80"))
     assert not (tmp_path / "data" / "64" / "work").exists()
@@ -139,10 +195,18 @@ def test_what_the_second_phase_lacks_stops_the_first_from_beginning(downloaded: 
 def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works(
     downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = ["--downloaddir", str(downloaded / "download"), "--skip-download", "--dupe-factor", "100"]
+    line = [
+        "--downloaddir",
+        str(downloaded / "download"),
+        "--skip-download",
+        "--dupe-factor",
+        "100",
+    ]
     size = sum(path.stat().st_size for path in (downloaded / "download" / "results4").iterdir())
     enough_for_one = int(100 * 0.9 * size * 2 + 20_000_000)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, enough_for_one))
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, enough_for_one)
+    )
     with pytest.raises(DataError, match="are needed"):
         prepare.main(options(tmp_path, *line))
     assert not list(tmp_path.rglob("work"))
@@ -156,7 +220,9 @@ def test_the_disk_must_hold_the_shards_of_the_first_phase_while_the_second_works
         (["--vocab-size", "500"], "--vocab-size requires --input"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(downloaded: Path, more: list[str], message: str) -> None:
+def test_options_that_would_do_nothing_are_refused(
+    downloaded: Path, more: list[str], message: str
+) -> None:
     line = ["--outputdir", str(downloaded), "--skip-download", *more]
     with pytest.raises(DataError, match=message):
         prepare.main(parser_of("prepare").parse_args(line))
@@ -174,4 +240,6 @@ def test_a_text_that_was_downloaded_is_not_written_over(text: Path, fresh: Path)
     before = {path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()}
     with pytest.raises(DataError, match="has text not made by this command"):
         prepare.main(prepare_options(fresh, "--input", str(text)))
-    assert {path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in (fresh / "download").rglob("*") if path.is_file()
+    } == before

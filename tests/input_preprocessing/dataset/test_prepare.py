@@ -45,14 +45,28 @@ def test_packed_and_shuffled_data_are_permutations_of_the_instances(packed: Path
     assert rows.row_offsets is not None
     assert np.diff(rows.row_offsets).max() <= 3
     assert not (folder / "work").exists()
-    sizes = [open_records(path)[0].num_sequences for path in sorted((folder / "hdf5" / "training-5").glob("part_*"))]
+    sizes = [
+        open_records(path)[0].num_sequences
+        for path in sorted((folder / "hdf5" / "training-5").glob("part_*"))
+    ]
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_any_number_of_jobs_gives_the_same_bytes(packed: Path, downloaded: Path, tmp_path: Path) -> None:
+def test_any_number_of_jobs_gives_the_same_bytes(
+    packed: Path, downloaded: Path, tmp_path: Path
+) -> None:
     folder = copy_of(downloaded, tmp_path)
     script = REPOSITORY / "input_preprocessing" / "prepare_data.sh"
-    line = ["--outputdir", folder, "--skip-download", "--packed-data", "--shards", 4, "--dupe-factor", 2]
+    line = [
+        "--outputdir",
+        folder,
+        "--skip-download",
+        "--packed-data",
+        "--shards",
+        4,
+        "--dupe-factor",
+        2,
+    ]
     environment = {**os.environ, "PYTHON": sys.executable}
     command = [str(part) for part in (script, *line, "--max-seq-length", 64, "--jobs", 3)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
@@ -63,10 +77,30 @@ def test_any_number_of_jobs_gives_the_same_bytes(packed: Path, downloaded: Path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
-def test_kill_9_at_a_random_moment_changes_nothing(packed: Path, downloaded: Path, tmp_path: Path, seed: int) -> None:
+def test_kill_9_at_a_random_moment_changes_nothing(
+    packed: Path, downloaded: Path, tmp_path: Path, seed: int
+) -> None:
     folder = copy_of(downloaded, tmp_path)
-    line = [sys.executable, "-m", "input_preprocessing", "prepare", "--outputdir", str(folder), "--skip-download"]
-    line += ["--packed-data", "--shards", "4", "--dupe-factor", "2", "--max-seq-length", "64", "--jobs", "2"]
+    line = [
+        sys.executable,
+        "-m",
+        "input_preprocessing",
+        "prepare",
+        "--outputdir",
+        str(folder),
+        "--skip-download",
+    ]
+    line += [
+        "--packed-data",
+        "--shards",
+        "4",
+        "--dupe-factor",
+        "2",
+        "--max-seq-length",
+        "64",
+        "--jobs",
+        "2",
+    ]
     for _ in range(3):
         process = subprocess.Popen(line, stderr=subprocess.DEVNULL, start_new_session=True)
         time.sleep(random.Random(seed).uniform(0.3, 3.0))
@@ -91,7 +125,9 @@ def test_a_second_run_repeats_nothing_and_a_changed_option_redoes_all(
     text = folder / "download" / "results4" / "part-00000-of-00003"
     text.write_text(text.read_text() + "\nOne more document.\n\n")
     prepare.main(prepare_options(folder, "--packed-data", "--shards", "3"))
-    assert multiset_digest(all_records(folder / "packed_data")) != multiset_digest(all_records(packed / "packed_data"))
+    assert multiset_digest(all_records(folder / "packed_data")) != multiset_digest(
+        all_records(packed / "packed_data")
+    )
 
 
 def test_a_lost_or_changed_shard_is_made_again(packed: Path, tmp_path: Path) -> None:
@@ -135,9 +171,18 @@ def test_many_groups_shuffle_and_pack_all_sequences(packed: Path, tmp_path: Path
     assert np.diff(orders[1].row_offsets).max() == 2
 
 
-def test_both_phases_are_prepared_from_one_download(packed: Path, downloaded: Path, tmp_path: Path) -> None:
+def test_both_phases_are_prepared_from_one_download(
+    packed: Path, downloaded: Path, tmp_path: Path
+) -> None:
     for phase, length in (("phase-1", "32"), ("phase-2", "64")):
-        line = ["--downloaddir", str(downloaded / "download"), "--max-seq-length", length, "--shards", "4"]
+        line = [
+            "--downloaddir",
+            str(downloaded / "download"),
+            "--max-seq-length",
+            length,
+            "--shards",
+            "4",
+        ]
         prepare.main(prepare_options(tmp_path / phase, "--packed-data", *line))
     assert all_records(tmp_path / "phase-1" / "packed_data").sequence_lengths.max() == 32
     assert prepared_digests(tmp_path / "phase-2") == prepared_digests(packed)
@@ -155,9 +200,13 @@ def test_dumps_without_text_are_made_into_text_first(
     (fresh / "download" / "wiki").mkdir()
     with pytest.raises(DataError, match="no text"):
         prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4"))
-    (fresh / "download" / "wiki" / "enwiki-20200101-pages-articles.xml.bz2").write_bytes(bz2.compress(b"<mediawiki/>"))
+    (fresh / "download" / "wiki" / "enwiki-20200101-pages-articles.xml.bz2").write_bytes(
+        bz2.compress(b"<mediawiki/>")
+    )
     with pytest.raises(DataError, match="no text"):
-        prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))
+        prepare.main(
+            prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances")
+        )
     prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4"))
     assert prepared_digests(fresh) == prepared_digests(packed)
 
@@ -198,7 +247,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_stops_with_one_line_and_makes_no_data(downloaded: Path, tmp_path: Path, case: str) -> None:
+def test_bad_input_stops_with_one_line_and_makes_no_data(
+    downloaded: Path, tmp_path: Path, case: str
+) -> None:
     folder = copy_of(downloaded, tmp_path)
     damage, message = BAD[case]
     damage(folder)
@@ -220,7 +271,9 @@ def test_a_small_disk_stops_it_before_it_starts(downloaded: Path, tmp_path: Path
 
 def test_too_many_shards_are_refused(downloaded: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="too few for 4000 shards"):
-        prepare.main(prepare_options(copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000"))
+        prepare.main(
+            prepare_options(copy_of(downloaded, tmp_path), "--packed-data", "--shards", "4000")
+        )
 
 
 def test_shards_come_with_an_index_of_what_they_hold(packed: Path) -> None:

@@ -52,7 +52,11 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def times(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def swap_for_a_whole_file(folder: Path, name: str = SHARD) -> None:
@@ -69,20 +73,44 @@ def cut(path: Path) -> None:
 def relabel(folder: Path) -> None:
     """Changes the source recorded in a shard, with the right sequences."""
     records, metadata = open_records(folder / SHARD)
-    kept = type(records)(**{name: np.array(value) for name, value in vars(records).items() if value is not None})
-    write_records(folder / SHARD, kept, type(metadata)(**{**vars(metadata), "source": (("x", "y"),)}))
+    kept = type(records)(
+        **{name: np.array(value) for name, value in vars(records).items() if value is not None}
+    )
+    write_records(
+        folder / SHARD, kept, type(metadata)(**{**vars(metadata), "source": (("x", "y"),)})
+    )
 
 
 DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
-    "a whole file of other contents": (swap_for_a_whole_file, [SHARD], "has other sequences than prepared"),
+    "a whole file of other contents": (
+        swap_for_a_whole_file,
+        [SHARD],
+        "has other sequences than prepared",
+    ),
     "a shard that is not there": (lambda d: (d / SHARD).unlink(), [SHARD], "is missing"),
     "a shard cut short": (lambda d: cut(d / SHARD), [SHARD], "is truncated|cannot be read"),
     "a flipped bit": (lambda d: flip(d / SHARD), [SHARD], "."),
-    "another shard's copy": (lambda d: shutil.copy(d / OTHER, d / SHARD), [SHARD], "has other sequences"),
+    "another shard's copy": (
+        lambda d: shutil.copy(d / OTHER, d / SHARD),
+        [SHARD],
+        "has other sequences",
+    ),
     "attributes of another source": (relabel, [SHARD], "has another source than prepared"),
-    "the evaluation set": (lambda d: swap_for_a_whole_file(d, EVALUATION), [EVALUATION], "has other sequences"),
-    "the vocabulary": (lambda d: flip(d / "phase1/vocab.txt"), ["phase1/vocab.txt"], "has other contents"),
-    "the index": (lambda d: flip(d / "packed_data/index.json"), ["packed_data/index.json"], "does not match"),
+    "the evaluation set": (
+        lambda d: swap_for_a_whole_file(d, EVALUATION),
+        [EVALUATION],
+        "has other sequences",
+    ),
+    "the vocabulary": (
+        lambda d: flip(d / "phase1/vocab.txt"),
+        ["phase1/vocab.txt"],
+        "has other contents",
+    ),
+    "the index": (
+        lambda d: flip(d / "packed_data/index.json"),
+        ["packed_data/index.json"],
+        "does not match",
+    ),
     "the data card": (lambda d: (d / "DATA_CARD.md").unlink(), ["DATA_CARD.md"], "is missing"),
 }
 
@@ -95,7 +123,11 @@ def test_damage_is_found_and_only_the_file_is_made_again(
     damage(folder)
     before = times(folder)
     report = mend(folder)
-    assert [fault["file"] for fault in report["found"]["prepared-packed"]] == wrong == report["made_again"]
+    assert (
+        [fault["file"] for fault in report["found"]["prepared-packed"]]
+        == wrong
+        == report["made_again"]
+    )
     assert re.search(problem, report["found"]["prepared-packed"][0]["problem"])
     assert files_of(folder) == files_of(packed)
     after = times(folder)
@@ -107,7 +139,9 @@ def test_damage_is_found_and_only_the_file_is_made_again(
     assert not (folder / "work").exists()
 
 
-def test_a_sound_folder_is_left_as_it_is_without_its_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sound_folder_is_left_as_it_is_without_its_text(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(folder / "download")
     before = times(folder)
     assert not mend(folder)["found"]["prepared-packed"]
@@ -116,7 +150,11 @@ def test_a_sound_folder_is_left_as_it_is_without_its_text(folder: Path, capsys: 
 
 
 def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path) -> None:
-    strays = ["packed_data/part_00000_of_00009.hdf5", "packed_data/mine", "eval/.part_eval_10k.hdf5.partial"]
+    strays = [
+        "packed_data/part_00000_of_00009.hdf5",
+        "packed_data/mine",
+        "eval/.part_eval_10k.hdf5.partial",
+    ]
     for round_ in range(2):
         for name in strays:
             (folder / name).write_text(f"{name} {round_}")
@@ -126,7 +164,9 @@ def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path
         assert files_of(folder) == files_of(packed)
         for name, target in report["set_aside"].items():
             assert (folder / target).read_text() == f"{name} {round_}"
-    assert len([path for path in (folder / "set_aside").rglob("*") if path.is_file()]) == 2 * len(strays)
+    assert len([path for path in (folder / "set_aside").rglob("*") if path.is_file()]) == 2 * len(
+        strays
+    )
 
 
 @pytest.mark.parametrize("name", [SHARD, EVALUATION, "phase1/vocab.txt", "packed_data/index.json"])
@@ -152,17 +192,29 @@ def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> 
 
 @pytest.mark.parametrize("kind", ["--packed-data", "--binned-data", "--phases"])
 def test_every_kind_and_both_phases_are_repaired(fresh: Path, kind: str) -> None:
-    more = {"--binned-data": ["--edges", "32,64"], "--phases": ["32:5,64:9", "--max-seq-length", "512"]}.get(kind, [])
+    more = {
+        "--binned-data": ["--edges", "32,64"],
+        "--phases": ["32:5,64:9", "--max-seq-length", "512"],
+    }.get(kind, [])
     shards = "1" if kind == "--binned-data" else "2"
-    prepare.main(prepare_options(fresh, kind, *more, "--shards", shards, "--num-eval-samples", "20"))
+    prepare.main(
+        prepare_options(fresh, kind, *more, "--shards", shards, "--num-eval-samples", "20")
+    )
     whole = contents(fresh)
-    for path in (p for p in fresh.rglob("part_*") if "00000_of" in p.name or p.name == "part_eval_10k.hdf5"):
+    for path in (
+        p for p in fresh.rglob("part_*") if "00000_of" in p.name or p.name == "part_eval_10k.hdf5"
+    ):
         cut(path)
-    assert len(mend(fresh)["made_again"]) == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
+    assert (
+        len(mend(fresh)["made_again"])
+        == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
+    )
     assert contents(fresh) == whole
 
 
-def test_killed_in_the_middle_it_is_started_again(folder: Path, packed: Path, tmp_path: Path) -> None:
+def test_killed_in_the_middle_it_is_started_again(
+    folder: Path, packed: Path, tmp_path: Path
+) -> None:
     (folder / "packed_data/stray.hdf5").write_text("mine")
     for name in (SHARD, EVALUATION):
         swap_for_a_whole_file(folder, name)
@@ -199,18 +251,36 @@ def edit_text(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
-    "another text": (edit_text, [], "part-00001-of-00003 in .* is another text .md5 .*prepare again without --repair"),
+    "another text": (
+        edit_text,
+        [],
+        "part-00001-of-00003 in .* is another text .md5 .*prepare again without --repair",
+    ),
     "no text": (lambda d: shutil.rmtree(d / "download"), [], "no text"),
     "another vocabulary": (
-        lambda d: (d / "download/vocab.txt").write_text((d / "download/vocab.txt").read_text() + "x\n"),
+        lambda d: (d / "download/vocab.txt").write_text(
+            (d / "download/vocab.txt").read_text() + "x\n"
+        ),
         [],
         "vocab.txt is another vocabulary",
     ),
-    "no manifest": (lambda d: (d / "prepared-packed.json").unlink(), [], "has no prepared-.*prepare it without"),
+    "no manifest": (
+        lambda d: (d / "prepared-packed.json").unlink(),
+        [],
+        "has no prepared-.*prepare it without",
+    ),
     "no manifest of that kind": (lambda d: None, ["--binned-data"], "has no prepared-binned.json"),
-    "a damaged manifest": (lambda d: cut(d / "prepared-packed.json"), [], "prepared-packed.json is damaged"),
+    "a damaged manifest": (
+        lambda d: cut(d / "prepared-packed.json"),
+        [],
+        "prepared-packed.json is damaged",
+    ),
     "fewer sequences": (limit, [], "has only 60 sequences, of an earlier version; prepare again"),
-    "another option": (lambda d: None, ["--shards", "3"], "was prepared with --shards 4, not 3; omit --shards"),
+    "another option": (
+        lambda d: None,
+        ["--shards", "3"],
+        "was prepared with --shards 4, not 3; omit --shards",
+    ),
     "one of many nodes": (lambda d: None, ["--only", "shards"], "omit --only"),
     "a text to make": (lambda d: None, ["--input", "pydoc"], "omit --input"),
 }
@@ -224,7 +294,9 @@ def test_what_cannot_be_repaired_is_a_one_line_error_and_nothing_is_changed(
     swap_for_a_whole_file(folder)
     change(folder)
     before = contents(folder)
-    monkeypatch.setattr("sys.argv", ["prepare", "--outputdir", str(folder), "--repair", "--jobs", "1", *more])
+    monkeypatch.setattr(
+        "sys.argv", ["prepare", "--outputdir", str(folder), "--repair", "--jobs", "1", *more]
+    )
     with pytest.raises(SystemExit) as ended:
         run_stage("prepare")
     assert ended.value.code not in (None, 0)
@@ -247,7 +319,9 @@ def test_a_lost_checkpoint_without_its_source_is_an_error(folder: Path) -> None:
     made = json.loads(path.read_text())
     made["files"]["phase1/model.ckpt-28252.pt"] = "0" * 32
     path.write_text(json.dumps(made))
-    with pytest.raises(DataError, match=r"model\.ckpt-28252\.pt is missing and cannot be remade as it was"):
+    with pytest.raises(
+        DataError, match=r"model\.ckpt-28252\.pt is missing and cannot be remade as it was"
+    ):
         mend(folder)
 
 
@@ -256,12 +330,17 @@ def test_the_report_is_json(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     prepare.main(options_of(folder, "--json"))
     printed = capsys.readouterr().out
     report = json.loads(printed)
-    assert report["found"] == {"prepared-packed": [{"file": SHARD, "problem": "is missing", "stray": False}]}
+    assert report["found"] == {
+        "prepared-packed": [{"file": SHARD, "problem": "is missing", "stray": False}]
+    }
     assert (report["made_again"], report["set_aside"]) == ([SHARD], {})
     with pytest.raises(DataError, match="--json requires --repair"):
         prepare.main(prepare_options(folder, "--packed-data", "--shards", "4", "--json"))
 
 
 def test_two_runs_do_not_repair_one_folder_at_once(folder: Path) -> None:
-    with prepare.cli.lock_folder(folder, exclusive=True), pytest.raises(DataError, match="another run is writing"):
+    with (
+        prepare.cli.lock_folder(folder, exclusive=True),
+        pytest.raises(DataError, match="another run is writing"),
+    ):
         prepare.main(options_of(folder))

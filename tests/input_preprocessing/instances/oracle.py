@@ -10,7 +10,13 @@ import unicodedata
 from dataclasses import dataclass
 
 ASCII_SYMBOLS = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
-IDEOGRAPHS = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F)]
+IDEOGRAPHS = [
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+]
 IDEOGRAPHS += [(0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]
 
 
@@ -71,7 +77,9 @@ def read_vocabulary(data: bytes) -> dict[str, int]:
 
 def read_documents(data: bytes, vocab: dict[str, int]) -> list[list[list[str]]]:
     documents: list[list[list[str]]] = [[]]
-    for raw in data.replace(b"\r", b"").split(b"\n"):  # TensorFlow's line reader drops every carriage return
+    for raw in data.replace(b"\r", b"").split(
+        b"\n"
+    ):  # TensorFlow's line reader drops every carriage return
         line = raw.decode("utf-8", "ignore").strip()
         if not line:
             documents.append([])
@@ -139,7 +147,9 @@ def truncate(a: list[str], b: list[str], room: int, rng: random.Random) -> None:
         longer.pop(0 if rng.random() < 0.5 else -1)
 
 
-def mask(tokens: list[str], count: int, words: list[str], rng: random.Random) -> tuple[list[str], list[int], list[str]]:
+def mask(
+    tokens: list[str], count: int, words: list[str], rng: random.Random
+) -> tuple[list[str], list[int], list[str]]:
     candidates = [i for i, token in enumerate(tokens) if token not in ("[CLS]", "[SEP]")]
     rng.shuffle(candidates)
     masked = list(tokens)

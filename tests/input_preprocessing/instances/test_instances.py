@@ -44,7 +44,14 @@ ODD_TEXTS = {
     "one document": b"the cat sat.\non the mat!\nabc ab a, b\nx y",
     "one word": b"cat",
     "special tokens spelt out": b"[SEP] the [CLS] cat [MASK]\n[sep]\n\n[UNK] [PAD] ##s",
-    "long words": b"a" * 199 + b" " + b"a" * 200 + b" " + b"a" * 201 + b"\n" + "é".encode() * 200 + b"\n\nabc",
+    "long words": b"a" * 199
+    + b" "
+    + b"a" * 200
+    + b" "
+    + b"a" * 201
+    + b"\n"
+    + "é".encode() * 200
+    + b"\n\nabc",
     "unicode spaces": "the\u00a0cat\u2003sat\u2028on\u2029the\u3000mat\u200bab\n\u2028\nabc\n\u200b\nx\n".encode(),
     "accents and cases": "É e\u0301 ẞ İ ΣΑΣ ΣΑΣ, Σ ΑΣ. K\u212a Ω\u2126 ﬁ Ǆ\n\u0301\n\nñ\u0303".encode(),
     "ideographs": "中文a中b \U0002a6d0 \uf900 ひらがな 한국어\n文\n".encode(),
@@ -72,13 +79,17 @@ def assert_same(records: Records, expected: list[oracle.Instance], ids: dict[str
         first, last = records.masked_lm_offsets[i : i + 2]
         assert records.input_ids[start:end].tolist() == [ids[token] for token in instance.tokens]
         assert records.masked_lm_positions[first:last].tolist() == instance.positions
-        assert records.masked_lm_ids[first:last].tolist() == [ids[token] for token in instance.labels]
+        assert records.masked_lm_ids[first:last].tolist() == [
+            ids[token] for token in instance.labels
+        ]
         assert records.segment_b_start[i] == instance.segment_b_start
         assert records.next_sentence_labels[i] == instance.random_next
 
 
 @pytest.mark.parametrize("case", ["en_a", "short_docs"])
-def test_instances_are_the_references_own_bit_for_bit(shared: Path, tmp_path: Path, case: str) -> None:
+def test_instances_are_the_references_own_bit_for_bit(
+    shared: Path, tmp_path: Path, case: str
+) -> None:
     golden = np.load(shared / "golden" / f"{case}.npz")
     target = tmp_path / "out.hdf5"
     words = vocabulary.load(shared / "golden" / "vocab.txt")
@@ -96,7 +107,9 @@ def test_instances_of_odd_texts_equal_the_plain_restatement(words: Vocabulary, n
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_instances_of_random_texts_equal_the_plain_restatement(words: Vocabulary, seed: int) -> None:
+def test_instances_of_random_texts_equal_the_plain_restatement(
+    words: Vocabulary, seed: int
+) -> None:
     rng = random.Random(seed)
     bits = [
         *WORDS,
@@ -117,14 +130,24 @@ def test_instances_of_random_texts_equal_the_plain_restatement(words: Vocabulary
         "\xad",
     ]
     data = "".join(rng.choice(bits) + rng.choice(["", " ", " ", " "]) for _ in range(600)).encode()
-    options = {"max_seq_length": rng.choice([5, 6, 16, 64, 128]), "dupe_factor": rng.choice([1, 2, 3])}
+    options = {
+        "max_seq_length": rng.choice([5, 6, 16, 64, 128]),
+        "dupe_factor": rng.choice([1, 2, 3]),
+    }
     settings = {"seed": rng.randrange(1 << 40), "masked_lm_prob": rng.choice([0.0, 0.15, 0.5, 1.0])}
     short, predictions = rng.choice([0.0, 0.1, 1.0]), rng.choice([1, 5, 76])
     expected = oracle.make_instances(
         data, words.ids, max_predictions=predictions, short_seq_prob=short, **options, **settings
     )
     settings["random_seed"] = settings.pop("seed")
-    records = ours(data, words, max_predictions_per_seq=predictions, short_seq_prob=short, **options, **settings)
+    records = ours(
+        data,
+        words,
+        max_predictions_per_seq=predictions,
+        short_seq_prob=short,
+        **options,
+        **settings,
+    )
     assert len(expected) > 3
     assert_same(records, expected, words.ids)
 
@@ -135,15 +158,21 @@ def test_instances_of_prose_equal_the_plain_restatement_in_both_phases(
 ) -> None:
     documents = made_up_documents(40)
     data = "".join("\n".join(document) + "\n\n" for document in documents).encode()
-    expected = oracle.make_instances(data, words.ids, max_seq_length=length, max_predictions=predictions, dupe_factor=2)
-    records = ours(data, words, max_seq_length=length, max_predictions_per_seq=predictions, dupe_factor=2)
+    expected = oracle.make_instances(
+        data, words.ids, max_seq_length=length, max_predictions=predictions, dupe_factor=2
+    )
+    records = ours(
+        data, words, max_seq_length=length, max_predictions_per_seq=predictions, dupe_factor=2
+    )
     assert_same(records, expected, words.ids)
     assert records.sequence_lengths.max() == length
     assert np.diff(records.masked_lm_offsets).max() == min(predictions, round(0.15 * length))
 
 
 @pytest.mark.parametrize("length", [16, 512])
-def test_without_pairs_full_sequences_hold_each_document_once_a_copy(words: Vocabulary, length: int) -> None:
+def test_without_pairs_full_sequences_hold_each_document_once_a_copy(
+    words: Vocabulary, length: int
+) -> None:
     data = "".join("\n".join(document) + "\n\n" for document in made_up_documents(40)).encode()
     text = tokenize(data, words)
     records = ours(data, words, max_seq_length=length, dupe_factor=2, nsp=False)
@@ -151,14 +180,18 @@ def test_without_pairs_full_sequences_hold_each_document_once_a_copy(words: Voca
     begins = np.repeat(records.sequence_offsets[:-1], counts)
     records.input_ids[begins + records.masked_lm_positions] = records.masked_lm_ids
     cls, sep = words.ids["[CLS]"], words.ids["[SEP]"]
-    found = sorted(row.tolist() for row in np.split(records.input_ids, records.sequence_offsets[1:-1]))
+    found = sorted(
+        row.tolist() for row in np.split(records.input_ids, records.sequence_offsets[1:-1])
+    )
     expected = []
     for begin, end in itertools.pairwise(text.segment_offsets[text.document_offsets]):
         runs = [text.tokens[i : min(i + length - 2, end)] for i in range(begin, end, length - 2)]
         expected += 2 * [[cls, *run.tolist(), sep] for run in runs]
     assert found == sorted(expected)
     assert np.array_equal(records.segment_b_start, records.sequence_lengths)
-    assert np.array_equal(counts, np.maximum(1, np.round(0.15 * records.sequence_lengths)).clip(max=76))
+    assert np.array_equal(
+        counts, np.maximum(1, np.round(0.15 * records.sequence_lengths)).clip(max=76)
+    )
 
 
 def test_repeated_and_padded_vocabulary_lines_keep_their_first_id(tmp_path: Path) -> None:
@@ -193,7 +226,12 @@ def test_a_huge_line_is_one_segment(words: Vocabulary) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("max_seq_length", 4), ("max_predictions_per_seq", 0), ("masked_lm_prob", 1.5), ("dupe_factor", 0)],
+    [
+        ("max_seq_length", 4),
+        ("max_predictions_per_seq", 0),
+        ("masked_lm_prob", 1.5),
+        ("dupe_factor", 0),
+    ],
 )
 def test_an_option_out_of_range_is_refused(option: str, value: float) -> None:
     with pytest.raises(DataError, match=option.replace("_", "-")):
@@ -216,12 +254,16 @@ def test_the_command_writes_records(tmp_path: Path) -> None:
     vocab, text, out = tmp_path / "vocab.txt", tmp_path / "text", tmp_path / "out.hdf5"
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
     text.write_bytes(b"the cat\n\nab\n")
-    done = command("--input-file", text, "--vocab-file", vocab, "--output-file", out, "--dupe-factor", 2)
+    done = command(
+        "--input-file", text, "--vocab-file", vocab, "--output-file", out, "--dupe-factor", 2
+    )
     assert done.returncode == 0, done.stderr
     assert open_records(out)[0].num_sequences == 4
 
 
-def test_the_command_refuses_bad_input_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_refuses_bad_input_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vocab, text, bad = tmp_path / "vocab.txt", tmp_path / "text", tmp_path / "bad.txt"
     vocab.write_text("\n".join(WORDS), encoding="utf-8")
     text.write_bytes(b"the cat\n\nab\n")
@@ -236,8 +278,15 @@ def test_the_command_refuses_bad_input_in_one_line(tmp_path: Path, monkeypatch: 
         ("--output-file", tmp_path / "no" / "out.hdf5", "cannot write"),
         ("--dupe-factor", 0, "--dupe-factor is 0"),
     ):
-        line = {"--input-file": text, "--vocab-file": vocab, "--output-file": tmp_path / "new.hdf5", option: value}
-        monkeypatch.setattr(sys, "argv", ["instances", *(str(item) for pair in line.items() for item in pair)])
+        line = {
+            "--input-file": text,
+            "--vocab-file": vocab,
+            "--output-file": tmp_path / "new.hdf5",
+            option: value,
+        }
+        monkeypatch.setattr(
+            sys, "argv", ["instances", *(str(item) for pair in line.items() for item in pair)]
+        )
         with pytest.raises(SystemExit, match=message) as caught:
             run_stage("instances")
         assert "\n" not in str(caught.value.code)

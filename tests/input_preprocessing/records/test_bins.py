@@ -29,13 +29,17 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def make(source: Path, name: str, *, edges: tuple[int, ...] = EDGES, seed: int = 1, **how: int) -> Path:
+def make(
+    source: Path, name: str, *, edges: tuple[int, ...] = EDGES, seed: int = 1, **how: int
+) -> Path:
     target = source.parent / name
     shards.bin_records(source, target, edges=edges, shards=3, seed=seed, jobs=how.get("jobs", 1))
     return target
 
 
-def test_each_bin_holds_the_sequences_of_its_lengths(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_bin_holds_the_sequences_of_its_lengths(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = shards.plan_shards
     monkeypatch.setattr(shards, "plan_shards", lambda *a, **k: plan(*a, **k, group_size=100))
     target = make(source, "bins")

@@ -28,8 +28,12 @@ METADATA = dataclasses.replace(samples.METADATA, max_seq_length=192)
 ROWS = [0, 2, 3, 6, 9, 10, 13]
 
 
-def export(source: Path, target: Path, kind: str, *, unpack: bool = False, masks: int = 12) -> dict[str, Any]:
-    return export_folder(source, target, kind=kind, unpack=unpack, max_predictions_per_seq=masks, jobs=1)
+def export(
+    source: Path, target: Path, kind: str, *, unpack: bool = False, masks: int = 12
+) -> dict[str, Any]:
+    return export_folder(
+        source, target, kind=kind, unpack=unpack, max_predictions_per_seq=masks, jobs=1
+    )
 
 
 def write_source(folder: Path, rows: list[int] | None = None) -> Records:
@@ -42,8 +46,14 @@ def write_source(folder: Path, rows: list[int] | None = None) -> Records:
 def entries(path: Path) -> dict[str, tuple[str, list[list[int]]]]:
     """Type and rows of every dataset."""
     with h5py.File(path, "r") as file:
-        types = {name: str(h5py.check_vlen_dtype(data.dtype) or data.dtype) for name, data in file.items()}
-        return {name: (types[name], [np.ravel(row).tolist() for row in data[:]]) for name, data in file.items()}
+        types = {
+            name: str(h5py.check_vlen_dtype(data.dtype) or data.dtype)
+            for name, data in file.items()
+        }
+        return {
+            name: (types[name], [np.ravel(row).tolist() for row in data[:]])
+            for name, data in file.items()
+        }
 
 
 @pytest.mark.parametrize("rows", [None, ROWS], ids=["unpacked", "packed"])
@@ -59,7 +69,10 @@ def test_exported_and_imported_again_the_records_are_the_same(
     before = open_records(tmp_path / "source" / "part_0.hdf5")[1]
     assert_equal(found, records)
     assert metadata.content_digest == before.content_digest
-    assert (metadata.multiset_digest, metadata.max_seq_length) == (before.multiset_digest, before.max_seq_length)
+    assert (metadata.multiset_digest, metadata.max_seq_length) == (
+        before.multiset_digest,
+        before.max_seq_length,
+    )
     assert told == {
         "target": str(tmp_path / "out"), "files": 1, "sequences": 13, "rows": records.num_rows,
         "multiset_digest": before.multiset_digest, "widths": told["widths"],
@@ -70,7 +83,9 @@ def test_exported_and_imported_again_the_records_are_the_same(
 
 
 @pytest.mark.parametrize("schema", ["packed", "variable"])
-def test_shards_for_nvidias_trainer_have_its_datasets_types_and_entries(tmp_path: Path, schema: str) -> None:
+def test_shards_for_nvidias_trainer_have_its_datasets_types_and_entries(
+    tmp_path: Path, schema: str
+) -> None:
     records = write_source(tmp_path / "source", ROWS if schema == "packed" else None)
     export(tmp_path / "source", tmp_path / "out", "nvidia")
     write_nvidia(tmp_path / "theirs", records, schema)
@@ -91,7 +106,9 @@ def test_unpacked_rows_are_the_same_sequences_one_by_one(tmp_path: Path, kind: s
 
 def test_ids_of_a_large_vocabulary_keep_their_type_though_all_are_small(tmp_path: Path) -> None:
     records = make_records(13).with_rows(ROWS)
-    wide = dataclasses.replace(records, **{name: getattr(records, name).astype(np.int32) for name in IDS})
+    wide = dataclasses.replace(
+        records, **{name: getattr(records, name).astype(np.int32) for name in IDS}
+    )
     (tmp_path / "source").mkdir()
     digest = write_records(tmp_path / "source" / "a.hdf5", wide, METADATA).content_digest
     export(tmp_path / "source", tmp_path / "out", "nvidia")
@@ -112,7 +129,9 @@ def test_a_prepared_folder_is_exported_folder_by_folder(packed: Path, tmp_path: 
 
 def test_finished_files_are_kept_and_other_options_write_them_again(tmp_path: Path) -> None:
     write_source(tmp_path / "source", ROWS)
-    write_records(tmp_path / "source" / "part_1.hdf5", make_records(5, 1).with_rows([0, 2, 5]), METADATA)
+    write_records(
+        tmp_path / "source" / "part_1.hdf5", make_records(5, 1).with_rows([0, 2, 5]), METADATA
+    )
     out = tmp_path / "out"
     export(tmp_path / "source", out, "tfrecord")
     made = {path.name: path.read_bytes() for path in out.glob("*.tfrecord")}
@@ -135,7 +154,9 @@ def test_an_export_of_another_source_is_not_replaced(tmp_path: Path, kind: str) 
     (tmp_path / "other").mkdir()
     write_records(tmp_path / "other" / "part_1.hdf5", make_records(5, 1), METADATA)
     for other in ("tfrecord", "nvidia"):
-        with pytest.raises(DataError, match="out holds export_records files of another source; remove it, or give"):
+        with pytest.raises(
+            DataError, match="out holds export_records files of another source; remove it, or give"
+        ):
             export(tmp_path / "other", tmp_path / "out", other)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
@@ -186,14 +207,31 @@ def test_the_commands_tell_the_same_digest_on_the_way_out_and_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = write_source(tmp_path / "source", ROWS)
-    line = ["export_records", "--source", tmp_path / "source", "--target", tmp_path / "out", "--format", "tfrecord"]
+    line = [
+        "export_records",
+        "--source",
+        tmp_path / "source",
+        "--target",
+        tmp_path / "out",
+        "--format",
+        "tfrecord",
+    ]
     monkeypatch.setattr(sys, "argv", [*map(str, line), "--json", "--jobs", "1"])
     run_stage("export_records")
     answer = capsys.readouterr()
     (told,) = json.loads(answer.out)["folders"]
     assert "13 sequences in 6 rows, 1 files" in answer.err
     assert told["widths"]["sequences"] == 3
-    line = ["import_records", "--source", tmp_path / "out", "--target", tmp_path / "again", "--json", "--jobs", "1"]
+    line = [
+        "import_records",
+        "--source",
+        tmp_path / "out",
+        "--target",
+        tmp_path / "again",
+        "--json",
+        "--jobs",
+        "1",
+    ]
     monkeypatch.setattr(sys, "argv", list(map(str, line)))
     run_stage("import_records")
     again = json.loads(capsys.readouterr().out)

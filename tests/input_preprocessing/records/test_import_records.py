@@ -33,7 +33,11 @@ def test_a_foreign_file_becomes_records_of_the_same_sequences(tmp_path: Path, ki
         write_tfrecord(tmp_path / "a", records, Widths(64, 20))
     else:
         write_nvidia(tmp_path / "a", records, kind)
-    assert import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5")) == (13, 6 if kind == "packed" else 13, 0)
+    assert import_file(WORDS, (tmp_path / "a", tmp_path / "b.hdf5")) == (
+        13,
+        6 if kind == "packed" else 13,
+        0,
+    )
     found, metadata = verify_records(tmp_path / "b.hdf5")
     assert_equal(found, records)
     assert metadata.vocab_md5 == WORDS.md5
@@ -78,12 +82,16 @@ def test_rows_of_no_sequence_are_left_out_and_counted(tmp_path: Path) -> None:
     source = tmp_path / "packed_data"
     source.mkdir()
     write_nvidia(source / "part_0", make_records(9).with_rows([0, 0, 3, 5, 5, 9, 9]), "packed")
-    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) + "\n")
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]) + "\n"
+    )
     done = command("--source", source, "--target", tmp_path / "out", "--jobs", 1)
     assert done.returncode == 0, done.stderr
     assert "9 sequences in 3 rows, 1 files" in done.stderr
     assert done.stderr.endswith("; 3 empty rows dropped\n")
-    assert_equal(verify_records(tmp_path / "out" / "part_0.hdf5")[0], make_records(9).with_rows([0, 3, 5, 9]))
+    assert_equal(
+        verify_records(tmp_path / "out" / "part_0.hdf5")[0], make_records(9).with_rows([0, 3, 5, 9])
+    )
     checks = verify(source, jobs=1, vocab_file=tmp_path / "vocab.txt")["packed_data"]
     (contents,) = (check for check in checks if check.name == "contents")
     assert contents.holds

@@ -14,8 +14,12 @@ from input_preprocessing.records import shards
 from ...bert.data.samples import METADATA, make_records
 
 
-@pytest.mark.parametrize("make", [shards.shuffle_records, shards.bin_records], ids=["shuffle", "bins"])
-def test_a_sequence_lost_and_one_doubled_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize(
+    "make", [shards.shuffle_records, shards.bin_records], ids=["shuffle", "bins"]
+)
+def test_a_sequence_lost_and_one_doubled_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make
+) -> None:  # type: ignore[no-untyped-def]
     def careless(seed: int, records: Records, group: int) -> tuple[np.ndarray, None]:
         order = np.arange(records.num_sequences)
         order[0] = order[-1]
@@ -23,7 +27,9 @@ def test_a_sequence_lost_and_one_doubled_are_found(tmp_path: Path, monkeypatch: 
 
     (tmp_path / "source").mkdir()
     write_records(tmp_path / "source" / "part-0.hdf5", make_records(300, seed=0), METADATA)
-    given = {"shards": 1, "seed": 1, "jobs": 1} | ({"edges": None} if make is shards.bin_records else {})
+    given = {"shards": 1, "seed": 1, "jobs": 1} | (
+        {"edges": None} if make is shards.bin_records else {}
+    )
     make(tmp_path / "source", tmp_path / "right", **given)
     monkeypatch.setattr(shards, "_shuffled", careless)
     with pytest.raises(DataError, match="hold exactly the sequences of"):

@@ -83,11 +83,15 @@ def start(folder: Path, body: str, jobs: int = 2, shell: str = "") -> subprocess
     (folder / "command.py").write_text(
         "from input_preprocessing.stage import interrupt\n"
         "if __name__ == '__main__':\n    interrupt.install('stage')\n"
-        + body.replace("{FOLDER}", str(folder)).replace("FOLDER", repr(str(folder))).replace("JOBS", str(jobs))
+        + body.replace("{FOLDER}", str(folder))
+        .replace("FOLDER", repr(str(folder)))
+        .replace("JOBS", str(jobs))
         + "if __name__ == '__main__':\n    work()\n"
     )
     line = ["bash", "-c", f"{shell} exec {sys.executable} {folder / 'command.py'}"]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -109,7 +113,9 @@ def blocked(status: Path) -> set[int]:
     return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
-@pytest.mark.parametrize("body", [COMPILED_LOOP, IMPORT, DEAF], ids=["compiled loop", "import", "deaf"])
+@pytest.mark.parametrize(
+    "body", [COMPILED_LOOP, IMPORT, DEAF], ids=["compiled loop", "import", "deaf"]
+)
 def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path: Path, body: str) -> None:
     process = start(tmp_path, body)
     process.send_signal(signal.SIGINT)
@@ -120,7 +126,9 @@ def test_a_signal_ends_what_does_not_listen_with_one_line(tmp_path: Path, body: 
 
 @pytest.mark.parametrize("whom", ["the parent alone", "all, as Ctrl-C", "a stage of one process"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_workers_end_with_it_and_leave_nothing_unfinished(tmp_path: Path, number: signal.Signals, whom: str) -> None:
+def test_workers_end_with_it_and_leave_nothing_unfinished(
+    tmp_path: Path, number: signal.Signals, whom: str
+) -> None:
     jobs = 1 if whom == "a stage of one process" else 2
     process = start(tmp_path, WORKERS, jobs)
     wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == jobs)
@@ -136,7 +144,9 @@ def test_workers_end_with_it_and_leave_nothing_unfinished(tmp_path: Path, number
     assert not list(tmp_path.glob(".out_*")) + list(tmp_path.glob("out_*"))
 
 
-def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(tmp_path: Path) -> None:
+def test_ctrl_c_for_another_command_of_a_background_jobs_group_ends_no_worker(
+    tmp_path: Path,
+) -> None:
     """The shell has a job in the background ignore it; its workers do too."""
     process = start(tmp_path, WORKERS, shell="trap '' INT;")
     wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
@@ -162,7 +172,11 @@ def test_signals_wait_while_a_worker_starts_and_no_longer(tmp_path: Path) -> Non
     """Before a worker can end without a traceback it imports the main module: there its signals are blocked."""
     process = start(tmp_path, STARTING + WORKERS)
     wait_until(lambda: len([path for path in tmp_path.iterdir() if path.name.isdigit()]) == 2)
-    masks = [blocked(Path(f"/proc/{path.name}/status")) for path in tmp_path.iterdir() if path.name.isdigit()]
+    masks = [
+        blocked(Path(f"/proc/{path.name}/status"))
+        for path in tmp_path.iterdir()
+        if path.name.isdigit()
+    ]
     starting = [blocked(path) for path in tmp_path.glob("status_*")]
     process.terminate()
     process.communicate(timeout=240)
@@ -186,10 +200,15 @@ def test_every_command_is_started_so(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     options = ["--input", tmp_path / "pipe", "--outputdir", tmp_path / "out"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "input_preprocessing", "corpus", *options], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "input_preprocessing", "corpus", *options],
+        stderr=subprocess.PIPE,
+        text=True,
     )
     wait_until(lambda: threads(process.pid) > 1)
     process.send_signal(signal.SIGINT)
     told = process.communicate(timeout=240)[1]
-    assert told == "python -m input_preprocessing corpus: interrupted; to continue, run the same command again\n"
+    assert (
+        told
+        == "python -m input_preprocessing corpus: interrupted; to continue, run the same command again\n"
+    )
     assert not (tmp_path / "out").exists()

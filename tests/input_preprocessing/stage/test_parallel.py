@@ -51,7 +51,8 @@ def test_an_error_of_a_task_is_raised(jobs: int) -> None:
 
 def test_a_worker_that_is_killed_is_reported() -> None:
     with pytest.raises(
-        DataError, match=r"a worker was killed, perhaps out of memory; run again with fewer --jobs \(now 2\)"
+        DataError,
+        match=r"a worker was killed, perhaps out of memory; run again with fewer --jobs \(now 2\)",
     ):
         run_tasks("x", square, [1, 99, 2], jobs=2)
 
@@ -91,22 +92,32 @@ MOMENTS = [
 def workers_of(pid: int) -> list[int]:
     with suppress(OSError):
         found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(child) for child in found if b"multiprocessing-fork" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        return [
+            int(child)
+            for child in found
+            if b"multiprocessing-fork" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
     return []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(tmp_path: Path, moment: str) -> None:
+def test_a_worker_killed_from_outside_ends_the_stage_with_a_line(
+    tmp_path: Path, moment: str
+) -> None:
     script = tmp_path / "main.py"
     script.write_text(STANDING)
     line = [sys.executable, script, tmp_path, moment]
-    parent = subprocess.Popen(line, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PYTHONPATH})
+    parent = subprocess.Popen(
+        line, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PYTHONPATH}
+    )
     try:
         if moment == "started":
             wait_until(lambda: workers_of(parent.pid))
             victim = workers_of(parent.pid)[0]
-        elif moment == "half of a result sent":  # the parent reads nothing: the worker waits within its message
+        elif (
+            moment == "half of a result sent"
+        ):  # the parent reads nothing: the worker waits within its message
             wait_until(lambda: list(tmp_path.glob("sending_*")))
             parent.send_signal(signal.SIGSTOP)
             victim = int(next(tmp_path.glob("sending_*")).name.removeprefix("sending_"))

@@ -43,7 +43,9 @@ def test_bytes_that_are_no_text_are_counted(
     assert capsys.readouterr().err == told
 
 
-def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_few_wrong_bytes_are_warned_of_and_the_rest_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "text"
     path.write_bytes(GOOD + b"\xfc\xfd\n")
     assert read_text(path, "--input")[0] == path.read_bytes()

@@ -21,9 +21,15 @@ DATA = "model.ckpt-28252.data-00000-of-00001"
     [
         (b"\x00", b""),
         (b"\x03\x08abc", b"abc"),
-        (bytes([100, 60 << 2, 99]) + bytes(range(100)), bytes(range(100))),  # a length in one byte more
+        (
+            bytes([100, 60 << 2, 99]) + bytes(range(100)),
+            bytes(range(100)),
+        ),  # a length in one byte more
         (b"\xac\x02" + bytes([61 << 2, 43, 1]) + b"x" * 300, b"x" * 300),  # in two, 299 = 43 + 256
-        (b"\x0b\x08abc" + bytes([1 | 4 << 2, 3]), b"abcabcabcab"),  # copy of 8 from 3 back: it repeats
+        (
+            b"\x0b\x08abc" + bytes([1 | 4 << 2, 3]),
+            b"abcabcabcab",
+        ),  # copy of 8 from 3 back: it repeats
         (b"\x07\x08abc" + bytes([2 | 3 << 2, 2, 0]), b"abcbcbc"),
         (b"\x05\x08abc" + bytes([3 | 1 << 2, 3, 0, 0, 0]), b"abcab"),
         (b"\x86\x02\x04ab" + bytes([2 | 63 << 2, 2, 0]) * 4 + bytes([1 | 0 << 2, 2]), b"ab" * 131),
@@ -58,7 +64,9 @@ def test_a_compressed_index_reads_as_the_plain_one(tmp_path: Path) -> None:
     shutil.copy(SAVED / DATA, tmp_path)
     plain, compressed = Bundle(SAVED / "model.ckpt-28252"), Bundle(tmp_path / "model.ckpt-28252")
     assert compressed.entries == plain.entries
-    assert np.array_equal(compressed.read("cls/predictions/output_bias"), plain.read("cls/predictions/output_bias"))
+    assert np.array_equal(
+        compressed.read("cls/predictions/output_bias"), plain.read("cls/predictions/output_bias")
+    )
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 100, 2000, 2099, 2100])

@@ -55,7 +55,10 @@ def features_of(records: Records, i: int) -> dict[str, list[int] | list[float]]:
     """The reference's features of sequence i."""
     ids = records.input_ids[slice(*records.sequence_offsets[i : i + 2])].tolist()
     masked = slice(*records.masked_lm_offsets[i : i + 2])
-    positions, labels = records.masked_lm_positions[masked].tolist(), records.masked_lm_ids[masked].tolist()
+    positions, labels = (
+        records.masked_lm_positions[masked].tolist(),
+        records.masked_lm_ids[masked].tolist(),
+    )
     start = int(records.segment_b_start[i])
 
     def pad(values: list[int], size: int) -> list[int]:
@@ -76,20 +79,26 @@ def features_of(records: Records, i: int) -> dict[str, list[int] | list[float]]:
 def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path: Path, count: int) -> None:
     records = make_records(count)
     write_tfrecord(tmp_path / "a", records, Widths(LENGTH, MASKS))
-    assert (tmp_path / "a").read_bytes() == b"".join(frame(example(features_of(records, i))) for i in range(count))
+    assert (tmp_path / "a").read_bytes() == b"".join(
+        frame(example(features_of(records, i))) for i in range(count)
+    )
     found, metadata = read_tfrecord(tmp_path / "a")
     assert_equal(found, records)
     assert metadata.max_seq_length == (LENGTH if count else 1)
 
 
-def row_features_of(records: Records, row: range, masks: int, sequences: int) -> dict[str, list[int] | list[float]]:
+def row_features_of(
+    records: Records, row: range, masks: int, sequences: int
+) -> dict[str, list[int] | list[float]]:
     """Features of a packed row, built from those of its sequences."""
     joined: dict[str, list[Any]] = {name: [] for name in features_of(records, 0)}
     lengths, counts = records.sequence_lengths.tolist(), np.diff(records.masked_lm_offsets).tolist()
     for i in row:
         shift = len(joined["input_ids"])
         for name, values in features_of(records, i).items():
-            count = {"next_sentence_labels": 1}.get(name, counts[i] if name.startswith("masked") else lengths[i])
+            count = {"next_sentence_labels": 1}.get(
+                name, counts[i] if name.startswith("masked") else lengths[i]
+            )
             moved = shift if name == "masked_lm_positions" else 0
             joined[name] += [value + moved for value in values[:count]]
     joined["packed_input_len"] = [lengths[i] for i in row]
@@ -124,10 +133,15 @@ def test_a_file_of_packed_rows_is_the_plain_encoding_and_reads_back(tmp_path: Pa
 
 def test_ids_of_a_large_vocabulary_are_written_and_read(tmp_path: Path) -> None:
     records = make_records(30)
-    ids = {name: getattr(records, name).astype(np.int32) + 90_000 for name in ("input_ids", "masked_lm_ids")}
+    ids = {
+        name: getattr(records, name).astype(np.int32) + 90_000
+        for name in ("input_ids", "masked_lm_ids")
+    }
     records = dataclasses.replace(records, **ids)
     write_tfrecord(tmp_path / "a", records, Widths(LENGTH, MASKS))
-    assert (tmp_path / "a").read_bytes() == b"".join(frame(example(features_of(records, i))) for i in range(30))
+    assert (tmp_path / "a").read_bytes() == b"".join(
+        frame(example(features_of(records, i))) for i in range(30)
+    )
     assert_equal(read_tfrecord(tmp_path / "a")[0], records)
 
 
@@ -142,7 +156,10 @@ def test_the_references_instances_are_protobufs_own_bytes(shared: Path, tmp_path
 
 def test_any_order_of_features_and_unpacked_numbers_are_read(tmp_path: Path) -> None:
     records = make_records(3)
-    shuffled = [dict(sorted(features_of(records, i).items(), key=lambda pair: pair[0][::-1])) for i in range(3)]
+    shuffled = [
+        dict(sorted(features_of(records, i).items(), key=lambda pair: pair[0][::-1]))
+        for i in range(3)
+    ]
     (tmp_path / "a").write_bytes(
         b"".join(frame(example(features, packed=i != 1)) for i, features in enumerate(shuffled))
     )
@@ -179,14 +196,19 @@ ODD = {
     "padding in the middle": ({"input_mask": [1, 0, *[1] * 62]}, "padding"),
     "a position too large": ({"masked_lm_positions": [32768] * MASKS}, "above 32767"),
     "a number of four bytes": ({"input_ids": [1 << 30] * LENGTH}, "negative or too large"),
-    "three segments": ({"segment_ids": [0, 1, 2, *[2] * 61], "input_mask": [1] * LENGTH}, "zeros and then ones"),
+    "three segments": (
+        {"segment_ids": [0, 1, 2, *[2] * 61], "input_mask": [1] * LENGTH},
+        "zeros and then ones",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", ODD)
 def test_examples_of_something_else_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     change, message = ODD[name]
-    features = change if name.startswith("another") else {**features_of(make_records(1), 0), **change}
+    features = (
+        change if name.startswith("another") else {**features_of(make_records(1), 0), **change}
+    )
     (tmp_path / "a").write_bytes(frame(example(features)))  # type: ignore[arg-type]
     with pytest.raises(DataError, match=message) as caught:
         read_tfrecord(tmp_path / "a")
@@ -202,7 +224,9 @@ def test_the_command_writes_a_tfrecord_file(tmp_path: Path) -> None:
     done = forked.run("input_preprocessing", "instances", *line)
     assert done.returncode == 0, done.stderr
     config = SamplingConfig(max_seq_length=16, max_predictions_per_seq=5)
-    expected, _ = instances.instances_of(tmp_path / "text", vocabulary.load(tmp_path / "vocab.txt"), config)
+    expected, _ = instances.instances_of(
+        tmp_path / "text", vocabulary.load(tmp_path / "vocab.txt"), config
+    )
     found, metadata = read_tfrecord(tmp_path / "out")
     assert_equal(found, expected)
     assert metadata.max_seq_length == 16

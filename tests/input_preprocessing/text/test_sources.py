@@ -43,13 +43,18 @@ def read_pool(inputs: Sequence[str], layout: str, key: str, folder: Path, jobs: 
 
 
 def json_lines(path: Path, texts: list[str], key: str = "text") -> Path:
-    path.write_text("".join(json.dumps({"id": i, key: text}) + "\n" for i, text in enumerate(texts)))
+    path.write_text(
+        "".join(json.dumps({"id": i, key: text}) + "\n" for i, text in enumerate(texts))
+    )
     return path
 
 
 def extracted(path: Path, texts: list[str]) -> Path:
     """As WikiExtractor writes: the title, an empty line, a paragraph per line."""
-    docs = (f'<doc id="{i}" url="u" title="T {i}">\nT {i}\n\n{text}\n</doc>\n' for i, text in enumerate(texts))
+    docs = (
+        f'<doc id="{i}" url="u" title="T {i}">\nT {i}\n\n{text}\n</doc>\n'
+        for i, text in enumerate(texts)
+    )
     path.write_text("".join(docs))
     return path
 
@@ -73,7 +78,9 @@ def words_of(documents: Iterable[list[str]]) -> list[str]:
 
 @pytest.mark.parametrize("make", [json_lines, extracted, parquet])
 def test_a_record_is_a_document_cut_into_sentences(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
-    documents = list(read_pool([str(make(tmp_path / "x", TEXTS))], "auto", "text", tmp_path).documents)
+    documents = list(
+        read_pool([str(make(tmp_path / "x", TEXTS))], "auto", "text", tmp_path).documents
+    )
     assert words_of(documents) == TEXTS
     assert sum(map(len, documents)) > len(TEXTS), "sentences were found"
 
@@ -82,7 +89,9 @@ def test_a_record_is_a_document_cut_into_sentences(tmp_path: Path, make) -> None
 def test_the_key_names_the_text(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
     path = str(make(tmp_path / "x", TEXTS, "content"))
     assert words_of(read_pool([path], "prose", "content", tmp_path).documents) == TEXTS
-    with pytest.raises(DataError, match=r"no (text|column) 'text' \(it has id, content\); give --text-key"):
+    with pytest.raises(
+        DataError, match=r"no (text|column) 'text' \(it has id, content\); give --text-key"
+    ):
         read_pool([path], "prose", "text", tmp_path)
 
 
@@ -96,7 +105,12 @@ def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) 
         (tmp_path / "AA" / name).write_text("Nothing to train on.")
     plain = sentences(tmp_path / "plain", DOCUMENTS[6:9])
     lines = json_lines(tmp_path / "lines", TEXTS[9:])
-    pool = read_pool([str(tmp_path / "AA"), str(tmp_path / "AB"), str(plain), str(lines)], "auto", "text", tmp_path)
+    pool = read_pool(
+        [str(tmp_path / "AA"), str(tmp_path / "AB"), str(plain), str(lines)],
+        "auto",
+        "text",
+        tmp_path,
+    )
     assert words_of(pool.documents) == TEXTS
     kinds = list(dict.fromkeys(source.kind for source in pool.found))
     assert kinds == ["WikiExtractor's documents", "one sentence per line", "JSON Lines"]
@@ -113,13 +127,23 @@ def test_a_pipe_is_read_from_its_first_byte(tmp_path: Path) -> None:
 
 
 def test_mark_up_that_wikiextractor_escapes_is_text_again(tmp_path: Path) -> None:
-    pool = read_pool([str(extracted(tmp_path / "x", ["One &lt; two &amp; three."] * 4))], "auto", "text", tmp_path)
+    pool = read_pool(
+        [str(extracted(tmp_path / "x", ["One &lt; two &amp; three."] * 4))],
+        "auto",
+        "text",
+        tmp_path,
+    )
     assert next(pool.documents) == ["One < two & three."]
 
 
 @pytest.mark.parametrize("make", [json_lines, extracted, sentences])
 def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
-    for module, name in ((sources, "_DETECTED_ON"), (sources, "CHUNK"), (sources, "PART_BYTES"), (reading, "CHUNK")):
+    for module, name in (
+        (sources, "_DETECTED_ON"),
+        (sources, "CHUNK"),
+        (sources, "PART_BYTES"),
+        (reading, "CHUNK"),
+    ):
         monkeypatch.setattr(module, name, 50_000)
     document = [f"A {'cat' * 200} sat."] * 50
     make(tmp_path / "x", [document if make is sentences else " ".join(document)] * 150)
@@ -135,9 +159,20 @@ def test_prose_is_cut_into_documents_and_paragraphs(tmp_path: Path) -> None:
     text = "---\nOne. Two\r\nthree.\n \nFour. ---\n* * *\nFive.\n\n\t\nSix.\fSeven.\n\f\n\nEight.\n\n\n\n\nNine."
     (tmp_path / "x").write_bytes(text.encode())
     documents = list(read_pool([str(tmp_path / "x")], "prose", "text", tmp_path).documents)
-    assert documents == [["One.", "Two three.", "Four. --- Five."], ["Six."], ["Seven."], ["Eight."], ["Nine."]]
-    (tmp_path / "x").write_text("\n\n".join(f"Sentence {i}." for i in range(4 * sources.MOST_SENTENCES + 1)))
-    sizes = [len(document) for document in read_pool([str(tmp_path / "x")], "prose", "text", tmp_path).documents]
+    assert documents == [
+        ["One.", "Two three.", "Four. --- Five."],
+        ["Six."],
+        ["Seven."],
+        ["Eight."],
+        ["Nine."],
+    ]
+    (tmp_path / "x").write_text(
+        "\n\n".join(f"Sentence {i}." for i in range(4 * sources.MOST_SENTENCES + 1))
+    )
+    sizes = [
+        len(document)
+        for document in read_pool([str(tmp_path / "x")], "prose", "text", tmp_path).documents
+    ]
     assert sizes == [sources.MOST_SENTENCES] * 4 + [1]
 
 
@@ -145,18 +180,30 @@ def test_documents_go_to_the_files_in_turn_but_each_nth_which_is_for_evaluation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = made_up_documents(50)
-    line = ["corpus", "--input", str(sentences(tmp_path / "x", documents)), "--outputdir", str(tmp_path / "out")]
-    monkeypatch.setattr("sys.argv", [*line, "--num-files", "5", "--eval-share", "0.1", "--vocab-size", "200"])
+    line = [
+        "corpus",
+        "--input",
+        str(sentences(tmp_path / "x", documents)),
+        "--outputdir",
+        str(tmp_path / "out"),
+    ]
+    monkeypatch.setattr(
+        "sys.argv", [*line, "--num-files", "5", "--eval-share", "0.1", "--vocab-size", "200"]
+    )
     run_stage("corpus")
     train = [document for i, document in enumerate(documents) if i % 10 != 5]
     parts = {f"part-{i:05d}-of-00005": train[i::5] for i in range(5)}
     for name, expected in {"eval.txt": documents[5::10], **parts}.items():
         sentences(tmp_path / "expected", expected)
-        assert (tmp_path / "out/download/results4" / name).read_bytes() == (tmp_path / "expected").read_bytes(), name
+        assert (tmp_path / "out/download/results4" / name).read_bytes() == (
+            tmp_path / "expected"
+        ).read_bytes(), name
     assert not list(tmp_path.glob("tmp*")), "what is held meanwhile leaves nothing"
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_changes_while_it_is_read_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = sentences(tmp_path / "x", DOCUMENTS)
     detect = sources.detect_layout
 
@@ -196,7 +243,9 @@ def test_a_damaged_parquet_file_and_an_empty_folder_are_one_line(tmp_path: Path)
         read_pool([str(tmp_path / "none")], "auto", "text", tmp_path)
 
 
-def test_without_pyarrow_the_message_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "x").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(DataError, match="needs pyarrow; run: python -m pip install pyarrow"):
@@ -210,12 +259,22 @@ def test_the_command_takes_several_inputs(
         sentences(tmp_path / "a", made_up_documents(20)),
         json_lines(tmp_path / "b", [f"{text} It ends." for text in TEXTS], "body"),
     ]
-    line = ["corpus", "--input", *map(str, inputs), "--outputdir", str(tmp_path / "out"), "--vocab-size", "300"]
+    line = [
+        "corpus",
+        "--input",
+        *map(str, inputs),
+        "--outputdir",
+        str(tmp_path / "out"),
+        "--vocab-size",
+        "300",
+    ]
     monkeypatch.setattr("sys.argv", [*line, "--text-key", "body"])
     run_stage("corpus")
     told = capsys.readouterr().err
     assert "read as one sentence per line, JSON Lines; 30 documents" in told
-    parts = "".join(path.read_text() for path in (tmp_path / "out" / "download" / "results4").iterdir())
+    parts = "".join(
+        path.read_text() for path in (tmp_path / "out" / "download" / "results4").iterdir()
+    )
     assert DOCUMENTS[3][0] in parts
 
 
@@ -230,11 +289,18 @@ PACK = {
 @pytest.mark.parametrize("make", [json_lines, extracted, sentences])
 def test_packed_files_are_read_as_what_is_in_them(tmp_path: Path, make, kind: str) -> None:  # type: ignore[no-untyped-def]
     plain = make(tmp_path / "x", DOCUMENTS if make is sentences else TEXTS).read_bytes()
-    (tmp_path / f"x.{kind}").write_bytes(PACK[kind](plain[:700]) + PACK[kind](plain[700:]))  # two members, one file
-    pools = [read_pool([str(tmp_path / name)], "auto", "text", tmp_path / name[1:]) for name in ("x", f"x.{kind}")]
+    (tmp_path / f"x.{kind}").write_bytes(
+        PACK[kind](plain[:700]) + PACK[kind](plain[700:])
+    )  # two members, one file
+    pools = [
+        read_pool([str(tmp_path / name)], "auto", "text", tmp_path / name[1:])
+        for name in ("x", f"x.{kind}")
+    ]
     assert list(pools[0].documents) == list(pools[1].documents)
     (tmp_path / "cut").write_bytes(PACK[kind](plain)[:-20])
-    with pytest.raises(DataError, match=r"cut is .* and cannot be unpacked .*; copy it again") as caught:
+    with pytest.raises(
+        DataError, match=r"cut is .* and cannot be unpacked .*; copy it again"
+    ) as caught:
         read_pool([str(tmp_path / "cut")], "auto", "text", tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -247,7 +313,10 @@ def prose(path: Path, documents: list[list[str]]) -> Path:
 @pytest.mark.parametrize("make", [json_lines, extracted, sentences, prose, parquet])
 def test_where_a_file_is_cut_changes_no_document(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
     documents = made_up_documents(60)
-    path = make(tmp_path / "x", documents if make in (sentences, prose) else [" ".join(d) for d in documents])
+    path = make(
+        tmp_path / "x",
+        documents if make in (sentences, prose) else [" ".join(d) for d in documents],
+    )
     layout = "sentences" if make is sentences else "prose"
     whole = list(read_pool([str(path)], layout, "text", tmp_path / "a").documents)
     for size in (1, 300, 5000):
@@ -257,7 +326,9 @@ def test_where_a_file_is_cut_changes_no_document(tmp_path: Path, monkeypatch, ma
         assert len(pool.parts) > (1 if size == 5000 else 10)
 
 
-def test_prose_without_an_end_of_a_document_is_cut_at_paragraphs(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_prose_without_an_end_of_a_document_is_cut_at_paragraphs(
+    tmp_path: Path, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(sources, "PART_BYTES", 500)
     monkeypatch.setattr(sources, "_PATIENCE", 100)
     (tmp_path / "x").write_text("\n\n".join(TEXTS * 3))
@@ -266,17 +337,35 @@ def test_prose_without_an_end_of_a_document_is_cut_at_paragraphs(tmp_path: Path,
     assert " ".join(words_of(pool.documents)) == " ".join(TEXTS * 3)
 
 
-def corpus_of(inputs: list[Path], out: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, bytes]:
-    line = ["corpus", "--input", *map(str, inputs), "--outputdir", str(out), "--vocab-size", "300", *more]
+def corpus_of(
+    inputs: list[Path], out: Path, monkeypatch: pytest.MonkeyPatch, *more: str
+) -> dict[str, bytes]:
+    line = [
+        "corpus",
+        "--input",
+        *map(str, inputs),
+        "--outputdir",
+        str(out),
+        "--vocab-size",
+        "300",
+        *more,
+    ]
     monkeypatch.setattr("sys.argv", line)
     run_stage("corpus")
-    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_the_same_document_is_taken_once_and_reported(tmp_path: Path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     documents = made_up_documents(30)
     once = sentences(tmp_path / "once", documents)
-    more = sentences(tmp_path / "more", [documents[3], documents[29], [*documents[3], "It is another."], documents[3]])
+    more = sentences(
+        tmp_path / "more",
+        [documents[3], documents[29], [*documents[3], "It is another."], documents[3]],
+    )
     last = sentences(tmp_path / "last", [[*documents[3], "It is another."]])
     name = "download/results4/eval.txt"
     made = corpus_of([once, more], tmp_path / "a", monkeypatch)[name]
@@ -284,7 +373,10 @@ def test_the_same_document_is_taken_once_and_reported(tmp_path: Path, monkeypatc
     assert "2 for evaluation, 3 duplicates dropped" in told
     assert made == corpus_of([once, last], tmp_path / "b", monkeypatch)[name]
     few = sentences(tmp_path / "few", documents[:2] * 4)
-    with pytest.raises(SystemExit, match=r"has 2 documents \(read as .*\), at least 4 different ones are needed; put"):
+    with pytest.raises(
+        SystemExit,
+        match=r"has 2 documents \(read as .*\), at least 4 different ones are needed; put",
+    ):
         corpus_of([few], tmp_path / "c", monkeypatch)
 
 
@@ -318,4 +410,6 @@ def test_processes_and_kills_change_no_byte(tmp_path: Path, monkeypatch, capsys)
     assert shard.stat().st_mtime_ns == times[shard], "what was finished is kept"
     assert not (tmp_path / "killed/download/corpus").exists()
     corpus_of(inputs[:1], tmp_path / "killed", monkeypatch, *one)
-    assert shard.read_bytes() != wanted["download/results4/part-00000-of-00001"], "nothing of another text is kept"
+    assert shard.read_bytes() != wanted["download/results4/part-00000-of-00001"], (
+        "nothing of another text is kept"
+    )

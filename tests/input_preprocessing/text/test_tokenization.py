@@ -60,7 +60,20 @@ ODD = [
     "'",
     "-",
 ]
-ODD += ["\u00ad", "\u200d", "\u2028", "\u2029", "\u0085", "\u00a0", "\u3000", "\t", "\x1c", "\ufffd", "\x00", " "]
+ODD += [
+    "\u00ad",
+    "\u200d",
+    "\u2028",
+    "\u2029",
+    "\u0085",
+    "\u00a0",
+    "\u3000",
+    "\t",
+    "\x1c",
+    "\ufffd",
+    "\x00",
+    " ",
+]
 
 
 @functools.cache
@@ -75,9 +88,16 @@ def by_category() -> dict[str, list[str]]:
 def words() -> Vocabulary:
     """Tokens of one to three characters of all scripts, so that what is dropped or kept shows in the tokens."""
     rng = random.Random(0)
-    letters = {char for part in by_category().values() for char in rng.sample(part, min(len(part), 400))} | set(ODD)
+    letters = {
+        char for part in by_category().values() for char in rng.sample(part, min(len(part), 400))
+    } | set(ODD)
     plain = sorted(
-        {char for letter in letters for char in unicodedata.normalize("NFD", letter.lower()) if char.strip()}
+        {
+            char
+            for letter in letters
+            for char in unicodedata.normalize("NFD", letter.lower())
+            if char.strip()
+        }
     )
     common = [*"abcdefghijklmnopqrstuvwxyz", *plain]
     longer = ["".join(rng.choices(common, k=rng.randint(2, 3))) for _ in range(3000)]
@@ -103,7 +123,9 @@ def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
         elif kind == 3:
             yield "".join(rng.choices(ODD, k=size))
         elif kind == 4:
-            yield "".join(rng.choice(words.tokens) + rng.choice(("", " ", "\u0301", "-")) for _ in range(size))
+            yield "".join(
+                rng.choice(words.tokens) + rng.choice(("", " ", "\u0301", "-")) for _ in range(size)
+            )
         elif kind == 5:
             yield "".join(rng.choices("abcXYZ .,'-\t\u0301é", k=size * rng.choice((1, 1, 12))))
         else:
@@ -114,7 +136,9 @@ def strings(count: int, seed: int, words: Vocabulary) -> Iterator[str]:
 def cased() -> Vocabulary:
     """Tokens of one and two characters as they stand in text, capitals, accents and marks."""
     rng = random.Random(0)
-    letters = {char for part in by_category().values() for char in rng.sample(part, min(len(part), 400))} | set(ODD)
+    letters = {
+        char for part in by_category().values() for char in rng.sample(part, min(len(part), 400))
+    } | set(ODD)
     plain = sorted({char for letter in letters for char in letter if char.strip()})
     common = [*"abcdefghijklmnopqrstuvwxyzABCXYZ\u0301\u00e9\u00c9", *plain]
     longer = ["".join(rng.choices(common, k=2)) for _ in range(3000)]
@@ -130,8 +154,14 @@ def ours(texts: list[str], words: Vocabulary, lower_case: bool = True) -> list[l
 
 
 def theirs(texts: list[str], words: Vocabulary, lower_case: bool = True) -> list[list[int]]:
-    basic, pieces = legacy.BasicTokenizer(do_lower_case=lower_case), legacy.WordpieceTokenizer(words.ids, "[UNK]", 200)
-    return [[words.ids[p] for word in basic.tokenize(text) for p in pieces.tokenize(word)] for text in texts]
+    basic, pieces = (
+        legacy.BasicTokenizer(do_lower_case=lower_case),
+        legacy.WordpieceTokenizer(words.ids, "[UNK]", 200),
+    )
+    return [
+        [words.ids[p] for word in basic.tokenize(text) for p in pieces.tokenize(word)]
+        for text in texts
+    ]
 
 
 def is_dropped(text: str) -> bool:
@@ -142,7 +172,8 @@ def is_dropped(text: str) -> bool:
 def is_newer(text: str) -> bool:
     """Holds characters that are treated as Unicode 11.0 did, not as this Python does."""
     return any(
-        tokenization.unicode_category(ord(char)) != unicodedata.category(char) or char == "\u055f" for char in text
+        tokenization.unicode_category(ord(char)) != unicodedata.category(char) or char == "\u055f"
+        for char in text
     )
 
 
@@ -154,14 +185,22 @@ def compare(count: int, seed: int, words: Vocabulary, monkeypatch: pytest.Monkey
     others = [text for text in texts if is_dropped(text)]
     tokens = ours(plain, words)
     assert tokens == theirs(plain, words)
-    assert sum(set(found) != {words.ids["[UNK]"]} for found in tokens) > len(plain) / 2, "most give known tokens"
+    assert sum(set(found) != {words.ids["[UNK]"]} for found in tokens) > len(plain) / 2, (
+        "most give known tokens"
+    )
     tokens = ours(others, words)
     assert tokens != theirs(others, words)
-    monkeypatch.setattr(legacy, "_is_control", lambda c: c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf"))
+    monkeypatch.setattr(
+        legacy,
+        "_is_control",
+        lambda c: c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf"),
+    )
     assert tokens == theirs(others, words)
 
 
-def test_random_unicode_gives_the_tokens_of_transformers(words: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_unicode_gives_the_tokens_of_transformers(
+    words: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compare(2_000, 1, words, monkeypatch)
 
 
@@ -171,13 +210,21 @@ def test_where_case_is_kept_letters_and_accents_stay_as_they_are(
     """As transformers' tokenizer, but for what the reference does not do: composed forms (NFC), all of category C."""
     stand_in = SimpleNamespace(category=unicodedata.category, normalize=lambda form, text: text)
     monkeypatch.setattr(legacy, "unicodedata", stand_in)
-    monkeypatch.setattr(legacy, "_is_control", lambda c: c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf"))
+    monkeypatch.setattr(
+        legacy,
+        "_is_control",
+        lambda c: c not in "\t\n\r" and unicodedata.category(c) in ("Cc", "Cf"),
+    )
     texts = [text for text in strings(2_000, 7, cased) if not is_newer(text)]
     tokens = ours(texts, cased, lower_case=False)
     assert tokens == theirs(texts, cased, lower_case=False)
     unknown = cased.ids["[UNK]"]
-    assert sum(set(found) != {unknown} for found in tokens) > len(texts) / 2, "most give known tokens"
-    assert ours(["ABC \u00c9x E\u0301"], cased, lower_case=False) != ours(["abc ex e"], cased, lower_case=False)
+    assert sum(set(found) != {unknown} for found in tokens) > len(texts) / 2, (
+        "most give known tokens"
+    )
+    assert ours(["ABC \u00c9x E\u0301"], cased, lower_case=False) != ours(
+        ["abc ex e"], cased, lower_case=False
+    )
     (found,) = ours(["\u00c9 E\u0301 a"], cased, lower_case=False)
     assert [cased.tokens[token] for token in found] == ["\u00c9", "E", "##\u0301", "a"]
     assert normalise("\u1734\U0001e900 X\u00e9", lower_case=False) == "\u1734\U0001e900 X\u00e9"
@@ -213,7 +260,10 @@ SCRIPTS = [
 
 
 def test_a_text_of_more_odd_words_than_a_block_is_the_sum_of_its_lines(words: Vocabulary) -> None:
-    lines = [f"a{chr(0x100 + i % 500)}b the \u200b {chr(0x4E00 + i % 7)}.\x01".encode() for i in range(1000)]
+    lines = [
+        f"a{chr(0x100 + i % 500)}b the \u200b {chr(0x4E00 + i % 7)}.\x01".encode()
+        for i in range(1000)
+    ]
     once = tokenize(b"\n".join(lines), words)
     repeats = tokenization._BLOCK // 3000 + 2
     often = tokenize(b"\n".join(lines * repeats), words)

@@ -36,7 +36,10 @@ def original_words(folder: Path) -> set[str]:
 def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    documents = [[sentence.replace("a", "\u00e1") for sentence in document] for document in made_up_documents(24)]
+    documents = [
+        [sentence.replace("a", "\u00e1") for sentence in document]
+        for document in made_up_documents(24)
+    ]
     write_documents(tmp_path / "text", documents)
     line = ["--input", str(tmp_path / "text"), "--vocab-size", "500", "--packed-data"]
     for case, name in (("0", "cased"), ("1", "uncased")):
@@ -49,14 +52,18 @@ def test_a_cased_preparation_keeps_capitals_and_accents_in_every_stage(
     for name, lower in (("cased", False), ("uncased", True)):
         assert huggingface.lower_case(tmp_path / name / "phase1" / "vocab.txt") is lower
         assert (tmp_path / name / "phase1" / "tokenizer_config.json").exists() is not lower
-    assert not [check for check in verify(tmp_path / "cased", jobs=1)["packed"] if check.holds is False]
+    assert not [
+        check for check in verify(tmp_path / "cased", jobs=1)["packed"] if check.holds is False
+    ]
     prepare.main(prepare_options(tmp_path / "cased", *line, "--do-lower-case", "0"))
     assert "nothing to do" in capsys.readouterr().err
     digest = open_records(tmp_path / "cased" / "eval" / "part_eval_10k.hdf5")[1].content_digest
     # The corpus stage makes an uncased vocabulary for the same folder, and all is made again.
     prepare.main(prepare_options(tmp_path / "cased", *line))
     assert original_words(tmp_path / "cased") == uncased
-    assert open_records(tmp_path / "cased" / "eval" / "part_eval_10k.hdf5")[1].content_digest != digest
+    assert (
+        open_records(tmp_path / "cased" / "eval" / "part_eval_10k.hdf5")[1].content_digest != digest
+    )
     assert not (tmp_path / "cased" / "phase1" / "tokenizer_config.json").exists()
 
 
@@ -110,16 +117,22 @@ def test_a_vocabulary_above_32_768_goes_from_text_to_training_batches(tmp_path: 
         start, end = records.sequence_offsets[i : i + 2]
         first, last = records.masked_lm_offsets[i : i + 2]
         assert [words.tokens[token] for token in records.input_ids[start:end]] == instance.tokens
-        assert [words.tokens[token] for token in records.masked_lm_ids[first:last]] == instance.labels
+        assert [
+            words.tokens[token] for token in records.masked_lm_ids[first:last]
+        ] == instance.labels
     prepare.main(prepare_options(tmp_path / "data", "--packed-data", "--shards", "2"))
     rows = all_records(tmp_path / "data" / "packed_data")
     assert multiset_digest(rows) == multiset_digest(records)
-    assert not [check for check in verify(tmp_path / "data", jobs=1)["packed"] if check.holds is False]
+    assert not [
+        check for check in verify(tmp_path / "data", jobs=1)["packed"] if check.holds is False
+    ]
     batch = make_batch(rows, np.arange(rows.num_sequences), 64)
     assert np.array_equal(batch.input_ids.numpy(), rows.input_ids)
     assert np.array_equal(batch.masked_labels.numpy(), rows.masked_lm_ids)
     narrow = make_records(3)
-    mixed = gather_batch([narrow, rows], [np.array([0, 2]), np.array([1])], np.array([1, 0, 2]), 64, len(words))
+    mixed = gather_batch(
+        [narrow, rows], [np.array([0, 2]), np.array([1])], np.array([1, 0, 2]), 64, len(words)
+    )
     assert int(mixed.input_ids.max()) <= len(words)
     assert mixed.num_sequences == 3
 
@@ -131,12 +144,23 @@ def test_made_up_records_of_a_large_vocabulary_have_its_ids() -> None:
     assert records.masked_lm_ids.max() > 32_768
 
 
-def test_half_a_million_tokens_are_distinguished_whole_and_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_a_million_tokens_are_distinguished_whole_and_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As many as the largest multilingual BERTs have."""
     tokens = ("[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(500_000)), "##a", "##ab")
     words = vocabulary.Vocabulary(tokens, "")
     text = tokenize(b"499999 7 131068\n\n262143ab 500000 5a\n", words)
-    assert [tokens[i] for i in text.tokens] == ["499999", "7", "131068", "262143", "##ab", "[UNK]", "5", "##a"]
+    assert [tokens[i] for i in text.tokens] == [
+        "499999",
+        "7",
+        "131068",
+        "262143",
+        "##ab",
+        "[UNK]",
+        "5",
+        "##a",
+    ]
     assert text.tokens.dtype == np.int32
     monkeypatch.setattr(vocabulary, "NODE_MASK", 7)
     with pytest.raises(DataError, match="tokens have 9 bytes; at most 6 are allowed"):
@@ -147,23 +171,45 @@ def test_how_well_a_vocabulary_fits_is_printed_before_anything_is_prepared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The printed figures are those of the tokenizer of the preparation."""
-    documents = [[sentence.replace("e", "\u0436") for sentence in document] for document in made_up_documents(40)]
+    documents = [
+        [sentence.replace("e", "\u0436") for sentence in document]
+        for document in made_up_documents(40)
+    ]
     write_documents(tmp_path / "text", documents)
-    line = ["corpus", "--input", str(tmp_path / "text"), "--outputdir", str(tmp_path / "out"), "--vocab-size", "300"]
+    line = [
+        "corpus",
+        "--input",
+        str(tmp_path / "text"),
+        "--outputdir",
+        str(tmp_path / "out"),
+        "--vocab-size",
+        "300",
+    ]
     monkeypatch.setattr("sys.argv", line)
     run_stage("corpus")
     download = tmp_path / "out" / "download"
-    words, text = vocabulary.load(download / "vocab.txt"), (download / "results4" / "eval.txt").read_bytes()
+    words, text = (
+        vocabulary.load(download / "vocab.txt"),
+        (download / "results4" / "eval.txt").read_bytes(),
+    )
     tokens = [words.tokens[token] for token in tokenize(text, words).tokens]
     each = len(tokens) / sum(not token.startswith("##") for token in tokens)
-    assert f"{each:.2f} tokens per word, 0.00% of the tokens unknown; new" in capsys.readouterr().err
+    assert (
+        f"{each:.2f} tokens per word, 0.00% of the tokens unknown; new" in capsys.readouterr().err
+    )
     characters_of_text = sorted(set(text.decode().lower().replace(" ", "").replace("\n", "")))
     letters = "".join(f"{letter}\n##{letter}\n" for letter in characters_of_text)
     for name, characters, hint in (
         ("latin", letters.replace("\u0436", "e"), "unknown: is it for another language or case"),
-        ("letters", letters, "0.00% of the tokens unknown: keep it to continue its model; from scratch"),
+        (
+            "letters",
+            letters,
+            "0.00% of the tokens unknown: keep it to continue its model; from scratch",
+        ),
     ):
-        (tmp_path / name).write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + characters, encoding="utf-8")
+        (tmp_path / name).write_text(
+            "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n" + characters, encoding="utf-8"
+        )
         monkeypatch.setattr("sys.argv", [*line[:-2], "--vocab-file", str(tmp_path / name)])
         run_stage("corpus")
         assert hint in capsys.readouterr().err

@@ -37,7 +37,9 @@ def rewrite(folder: Path, name: str, change: Callable[[Records], Records]) -> No
     written = write_records(folder / name, change(copy), metadata)
     path = folder / "prepared-packed.json"
     made = manifest.read(path)
-    manifest.write(path, dataclasses.replace(made, files={**made.files, name: written.content_digest}))
+    manifest.write(
+        path, dataclasses.replace(made, files={**made.files, name: written.content_digest})
+    )
 
 
 def one_sequence_twice(records: Records) -> Records:
@@ -49,7 +51,9 @@ def one_sequence_twice(records: Records) -> Records:
 
 
 def edit(**values: Callable[[Records], np.ndarray]) -> Callable[[Records], Records]:
-    return lambda records: dataclasses.replace(records, **{name: f(records) for name, f in values.items()})
+    return lambda records: dataclasses.replace(
+        records, **{name: f(records) for name, f in values.items()}
+    )
 
 
 def set_at(array: np.ndarray, index: int | np.ndarray, value: int) -> np.ndarray:
@@ -140,7 +144,9 @@ def telling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_damage_fails_the_check_that_is_there_for_it(packed: Path, tmp_path: Path, telling: None, damage: str) -> None:
+def test_damage_fails_the_check_that_is_there_for_it(
+    packed: Path, tmp_path: Path, telling: None, damage: str
+) -> None:
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     change, name, message = DAMAGE[damage]
@@ -150,7 +156,9 @@ def test_damage_fails_the_check_that_is_there_for_it(packed: Path, tmp_path: Pat
     assert message in failed[name], failed
 
 
-def test_what_was_prepared_is_valid_for_every_kind(packed: Path, tmp_path: Path, telling: None) -> None:
+def test_what_was_prepared_is_valid_for_every_kind(
+    packed: Path, tmp_path: Path, telling: None
+) -> None:
     folder = tmp_path / "data"
     shutil.copytree(packed, folder)
     prepare.main(prepare_options(folder, "--binned-data", "--edges", "32,64"))
@@ -158,7 +166,9 @@ def test_what_was_prepared_is_valid_for_every_kind(packed: Path, tmp_path: Path,
     found = verify.verify(folder, jobs=1)
     assert set(found) == {"packed", "binned", "unpacked"}
     assert not verify.failures(found)
-    once = {check.detail for checks in found.values() for check in checks if check.name == "coverage"}
+    once = {
+        check.detail for checks in found.values() for check in checks if check.name == "coverage"
+    }
     assert len(once) == 1, "the same instances, however they are arranged"
 
 
@@ -189,7 +199,9 @@ def command(*arguments: object, script: str | None = None) -> subprocess.Complet
     return subprocess.run(line, env=environ, capture_output=True, text=True, check=False)
 
 
-def test_the_command_prints_a_table_and_one_verdict(packed: Path, tmp_path: Path, repository: Path) -> None:
+def test_the_command_prints_a_table_and_one_verdict(
+    packed: Path, tmp_path: Path, repository: Path
+) -> None:
     done = command(packed, "--jobs", 1, script=str(repository / "verify_dataset.sh"))
     assert done.returncode == 0, done.stderr
     assert "coverage" in done.stdout
@@ -210,7 +222,9 @@ def test_a_folder_of_records_alone_is_checked_as_far_as_it_can_be(
 ) -> None:
     kept: list[audit.Audit] = []
     check = verify._content_checks
-    monkeypatch.setattr(verify, "_content_checks", lambda audits: kept.extend(audits) or check(audits))
+    monkeypatch.setattr(
+        verify, "_content_checks", lambda audits: kept.extend(audits) or check(audits)
+    )
     for path in (packed / "packed_data").glob("part_*"):
         shutil.copy(path, tmp_path)
     with pytest.raises(DataError, match="--vocab-file"):
@@ -219,20 +233,32 @@ def test_a_folder_of_records_alone_is_checked_as_far_as_it_can_be(
     assert not verify.failures(found)
     assert ": sound: " in verify.verdict(tmp_path, found)
     held = [(len(each.hashes) > 0, len(each.originals)) for each in kept]
-    assert held == [(True, 0)] * 4, "8 bytes a sequence are held, of a whole corpus 1.2 GB, not twice that"
+    assert held == [(True, 0)] * 4, (
+        "8 bytes a sequence are held, of a whole corpus 1.2 GB, not twice that"
+    )
     (tmp_path / "part_x.hdf5").write_text("no records")
-    assert "1 of 5" in verify.failures(verify.verify(tmp_path, jobs=1, vocab_file=packed / "phase1/vocab.txt"))[0]
+    assert (
+        "1 of 5"
+        in verify.failures(verify.verify(tmp_path, jobs=1, vocab_file=packed / "phase1/vocab.txt"))[
+            0
+        ]
+    )
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="neither"):
         verify.verify(tmp_path / "empty", jobs=1)
 
 
-def test_concatenated_shards_audit_like_the_parts(packed: Path, tmp_path: Path, telling: None) -> None:
+def test_concatenated_shards_audit_like_the_parts(
+    packed: Path, tmp_path: Path, telling: None
+) -> None:
     parts = [open_records(path) for path in sorted((packed / "packed_data").glob("part_*"))]
-    write_records(tmp_path / "all.hdf5", concatenate([records for records, _ in parts]), parts[0][1])
+    write_records(
+        tmp_path / "all.hdf5", concatenate([records for records, _ in parts]), parts[0][1]
+    )
     words = packed / "phase1" / "vocab.txt"
     (whole,), (pieces,) = (
-        verify.verify(p, jobs=1, vocab_file=words).values() for p in (tmp_path, packed / "packed_data")
+        verify.verify(p, jobs=1, vocab_file=words).values()
+        for p in (tmp_path, packed / "packed_data")
     )
     assert [c.detail for c in whole[2:]] == [c.detail for c in pieces[2:]]
 
@@ -245,6 +271,8 @@ def test_a_few_shared_texts_of_a_tiny_set_are_a_note_not_a_failure(
     packed: Path, seen: int, known: int, holds: bool | None
 ) -> None:
     (path, *_) = sorted((packed / "packed_data").glob("part_*"))
-    found = audit.audit(path, audit.rules_of(verify.vocabulary.load(packed / "phase1" / "vocab.txt"), None))
+    found = audit.audit(
+        path, audit.rules_of(verify.vocabulary.load(packed / "phase1" / "vocab.txt"), None)
+    )
     audits = [dataclasses.replace(found, seen=seen)]
     assert verify.check_held_out(audits, np.arange(known, dtype=np.uint64)).holds is holds

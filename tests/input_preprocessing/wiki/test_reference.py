@@ -37,7 +37,10 @@ def tree(tmp_path: Path) -> Path:
         folder = tmp_path / "text" / ("AA" if number < 4 else "AB")
         folder.mkdir(parents=True, exist_ok=True)
         articles = [
-            "\n".join(f"Sentence {i} of article {a} in {number}, café." for i in range(generator.randint(1, 5)))
+            "\n".join(
+                f"Sentence {i} of article {a} in {number}, café."
+                for i in range(generator.randint(1, 5))
+            )
             for a in range(generator.randint(2, 30))
         ]
         text = "\n\n".join(articles) + ("\n\n" if number % 3 else "\n\n\n")
@@ -53,7 +56,9 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def md5s(folder: Path) -> dict[str, str]:
     return {
-        path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in folder.iterdir() if path.name != "stage.json"
+        path.name: hashlib.md5(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name != "stage.json"
     }
 
 
@@ -70,7 +75,10 @@ def test_the_benchmarks_evaluation_text_is_known_and_another_is_called_so(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = split.split(tree, tmp_path / "a", jobs=1, num_eval_documents=25)
-    assert f"md5 {WRITTEN['eval.txt']}) is not the benchmark's (2a220f790517261547b1b45ed3ada07a)" in other.note
+    assert (
+        f"md5 {WRITTEN['eval.txt']}) is not the benchmark's (2a220f790517261547b1b45ed3ada07a)"
+        in other.note
+    )
     monkeypatch.setitem(manifest.TEXT_MD5, "eval.txt", WRITTEN["eval.txt"])
     made = split.split(tree, tmp_path / "a", jobs=1, num_eval_documents=25)
     assert made.is_benchmarks
@@ -78,7 +86,9 @@ def test_the_benchmarks_evaluation_text_is_known_and_another_is_called_so(
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_files_of_the_same_name_in_two_folders_are_distinguished(tree: Path, tmp_path: Path) -> None:
+def test_files_of_the_same_name_in_two_folders_are_distinguished(
+    tree: Path, tmp_path: Path
+) -> None:
     split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
     (tree / "AA/wiki_00.3").write_text((tree / "AA/wiki_00.3").read_text().replace("café", "tea"))
     split.split(tree, tmp_path / "out", jobs=1, num_eval_documents=25)
@@ -107,7 +117,15 @@ def test_every_file_holds_out_its_share() -> None:
 
 def test_text_counts_as_files_of_a_mebibyte() -> None:
     half = split.FILE_BYTES // 2
-    assert split.fill([half, half, 1, 3 * half, half, half, half], split.FILE_BYTES).tolist() == [0, 0, 1, 2, 3, 3, 4]
+    assert split.fill([half, half, 1, 3 * half, half, half, half], split.FILE_BYTES).tolist() == [
+        0,
+        0,
+        1,
+        2,
+        3,
+        3,
+        4,
+    ]
 
 
 def test_the_benchmarks_dump_is_known_by_its_md5(capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,7 +134,9 @@ def test_the_benchmarks_dump_is_known_by_its_md5(capsys: pytest.CaptureFixture[s
     assert "the benchmark's dump" in capsys.readouterr().err
     extract._check_known({"dewiki-20200101-pages-articles.xml.bz2": "0" * 32})
     assert "not the benchmark's dump" in capsys.readouterr().err
-    with pytest.raises(DataError, match=f"{name} has md5 0+, the published one 00d4.*download it again"):
+    with pytest.raises(
+        DataError, match=f"{name} has md5 0+, the published one 00d4.*download it again"
+    ):
         extract._check_known({name: "0" * 32})
 
 
@@ -128,7 +148,16 @@ def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path: Path) -> 
 
 
 def test_the_command_says_what_it_made(tree: Path, tmp_path: Path) -> None:
-    line = ["--source", str(tree), "--target", str(tmp_path / "out"), "--jobs", "1", "--num-eval-documents", "25"]
+    line = [
+        "--source",
+        str(tree),
+        "--target",
+        str(tmp_path / "out"),
+        "--jobs",
+        "1",
+        "--num-eval-documents",
+        "25",
+    ]
     done = forked.run("input_preprocessing", "split", *line, "--json")
     assert done.returncode == 0, done.stderr
     assert "is not the benchmark's" in done.stderr

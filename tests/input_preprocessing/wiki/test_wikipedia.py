@@ -23,7 +23,14 @@ from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.manifest import StageFolder, contents_of
 from input_preprocessing.wiki import wikipedia
 from input_preprocessing.wiki.clean import clean
-from input_preprocessing.wiki.extract import extract, find_dumps, parse_page, read_dump, read_pages, write_pages
+from input_preprocessing.wiki.extract import (
+    extract,
+    find_dumps,
+    parse_page,
+    read_dump,
+    read_pages,
+    write_pages,
+)
 from input_preprocessing.wiki.split import cut, split
 
 from ... import forked
@@ -47,7 +54,8 @@ def article(number: int) -> str:
     """Wikitext of two to five sentences, each with the article's number in words of letters."""
     name = "".join(chr(97 + int(digit)) for digit in str(number))
     body = " ".join(
-        f"Sentence {name} {chr(97 + i)} of an [[x|article]] stands <page>here</page>." for i in range(2 + number % 4)
+        f"Sentence {name} {chr(97 + i)} of an [[x|article]] stands <page>here</page>."
+        for i in range(2 + number % 4)
     )
     return f"{{{{Infobox|{number}}}}}\n{body}\n\n== Part ==\n* a list\nOne more about {name} with é and 漢字.\n"
 
@@ -56,7 +64,14 @@ def article(number: int) -> str:
 def xml() -> bytes:
     pages = []
     for number in range(1, 61):
-        pages.append(page(number, article(number), namespace=1 if number % 7 == 0 else 0, redirect=number % 11 == 0))
+        pages.append(
+            page(
+                number,
+                article(number),
+                namespace=1 if number % 7 == 0 else 0,
+                redirect=number % 11 == 0,
+            )
+        )
     return (HEADER + "".join(pages) + "</mediawiki>").encode()
 
 
@@ -73,7 +88,11 @@ def streams(data: bytes, cuts: list[int]) -> bytes:
 def dump(tmp_path: Path, xml: bytes) -> Path:
     """A multistream dump, of which streams end anywhere, tags included."""
     generator = random.Random(3)
-    cuts = [len(HEADER), *(generator.randrange(len(xml)) for _ in range(9)), xml.index(b"<page>", 2000) + 3]
+    cuts = [
+        len(HEADER),
+        *(generator.randrange(len(xml)) for _ in range(9)),
+        xml.index(b"<page>", 2000) + 3,
+    ]
     folder = tmp_path / "download" / "wiki"
     folder.mkdir(parents=True)
     path = folder / "simplewiki-20200101-pages-articles-multistream.xml.bz2"
@@ -88,7 +107,9 @@ def numbers(folder: Path) -> list[int]:
 @given(st.lists(st.integers(1, 5999), max_size=12), st.integers(200, 4000))
 @settings(max_examples=40, deadline=None)
 def test_every_page_is_in_exactly_one_range(tmp_path_factory, cuts, step):
-    data = (HEADER + "".join(page(number, article(number)) for number in range(20)) + "</mediawiki>").encode()
+    data = (
+        HEADER + "".join(page(number, article(number)) for number in range(20)) + "</mediawiki>"
+    ).encode()
     path = tmp_path_factory.mktemp("dump") / "a.bz2"
     path.write_bytes(streams(data, [cut for cut in cuts if cut < len(data)]))
     size = path.stat().st_size
@@ -113,7 +134,11 @@ def test_a_dump_of_one_stream_gives_the_same_articles(tmp_path, xml):
 
 
 def test_parts_of_a_dump_are_taken_in_the_order_of_their_numbers(tmp_path):
-    for part, number in (("articles10.xml-p9", 9), ("articles2.xml-p3", 3), ("articles1.xml-p1", 1)):
+    for part, number in (
+        ("articles10.xml-p9", 9),
+        ("articles2.xml-p3", 3),
+        ("articles1.xml-p1", 1),
+    ):
         data = (HEADER + page(number, article(number)) + "</mediawiki>").encode()
         (tmp_path / f"enwiki-pages-{part}.xml.bz2").write_bytes(streams(data, [len(HEADER)]))
     extract(find_dumps(tmp_path), tmp_path / "pages", jobs=1)
@@ -122,7 +147,10 @@ def test_parts_of_a_dump_are_taken_in_the_order_of_their_numbers(tmp_path):
 
 def outcome(download: Path) -> dict[str, str]:
     """md5 of every file of text."""
-    return {path.name: hashlib.md5(path.read_bytes()).hexdigest() for path in (download / "results4").iterdir()}
+    return {
+        path.name: hashlib.md5(path.read_bytes()).hexdigest()
+        for path in (download / "results4").iterdir()
+    }
 
 
 @pytest.fixture
@@ -139,7 +167,9 @@ def made(dump: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_what_a_dump_cannot_give_is_reported(dump, capsys):
     wikipedia.make_text(dump.parents[1], dump.parents[2] / "work", jobs=1, shards=4)
     said = capsys.readouterr().err
-    assert "simplewiki-20200101-pages-articles-multistream.xml.bz2: not the benchmark's dump" in said
+    assert (
+        "simplewiki-20200101-pages-articles-multistream.xml.bz2: not the benchmark's dump" in said
+    )
     assert "is not the benchmark's (2a220f790517261547b1b45ed3ada07a)" in said
     assert wikipedia.NOT_THE_BENCHMARK in said
 
@@ -148,11 +178,15 @@ def test_text_holds_every_article_once_in_shards_or_evaluation(made, dump):
     folder = dump.parent.parent / "results4"
     parts = [path.read_text("utf-8") for path in sorted(folder.glob("part-*-of-00004"))]
     held_out = (folder / "eval.txt").read_text("utf-8")
-    documents = [document for text in [*parts, held_out] for document in text.split("\n\n") if document]
+    documents = [
+        document for text in [*parts, held_out] for document in text.split("\n\n") if document
+    ]
     assert len(documents) == len(ARTICLES)
     assert {len(document.split("\n")) for document in documents} == {3, 4, 5, 6}
     assert len(set(documents)) == len(documents)
-    assert len([document for document in held_out.split("\n\n") if document]) == int(len(ARTICLES) * 0.05)
+    assert len([document for document in held_out.split("\n\n") if document]) == int(
+        len(ARTICLES) * 0.05
+    )
     sizes = [len(part.encode()) for part in parts]
     assert max(sizes) - min(sizes) < 2 * max(len(document.encode()) for document in documents)
     names = ["".join(chr(97 + int(digit)) for digit in str(number)) for number in ARTICLES]
@@ -170,7 +204,9 @@ def test_a_replaced_dump_is_made_into_text_again(made, dump, tmp_path):
     wikipedia.make_text(download, work, jobs=1, shards=4)
     assert not wikipedia.text_is_wanted(download)
     texts = "".join(path.read_text("utf-8") for path in (download / "results4").glob("part-*"))
-    assert set(re.findall(r"about (\w+)", texts)) <= {f"b{chr(97 + n // 10)}{chr(97 + n % 10)}" for n in range(30)}
+    assert set(re.findall(r"about (\w+)", texts)) <= {
+        f"b{chr(97 + n // 10)}{chr(97 + n % 10)}" for n in range(30)
+    }
     assert outcome(download).keys() == made.keys()
 
 
@@ -246,13 +282,23 @@ def test_finished_work_is_not_repeated_and_other_options_redo_it(dump, tmp_path)
         extract([dump], pages, jobs=1, chunk_bytes=900)
         clean(pages, text, jobs=1)
         split(text, shards, jobs=1, shards=4)
-    before = {path: path.stat().st_mtime_ns for folder in (pages, text, shards) for path in folder.iterdir()}
+    before = {
+        path: path.stat().st_mtime_ns
+        for folder in (pages, text, shards)
+        for path in folder.iterdir()
+    }
     extract([dump], pages, jobs=1, chunk_bytes=900)
     clean(pages, text, jobs=1)
     split(text, shards, jobs=1, shards=4)
-    assert before == {path: path.stat().st_mtime_ns for folder in (pages, text, shards) for path in folder.iterdir()}
+    assert before == {
+        path: path.stat().st_mtime_ns
+        for folder in (pages, text, shards)
+        for path in folder.iterdir()
+    }
     split(text, shards, jobs=1, shards=3)
-    assert sorted(path.name for path in shards.glob("part-*")) == [f"part-{i:05d}-of-00003" for i in range(3)]
+    assert sorted(path.name for path in shards.glob("part-*")) == [
+        f"part-{i:05d}-of-00003" for i in range(3)
+    ]
 
 
 def test_preparation_starts_from_a_dump_where_there_is_no_text(dump, tmp_path):
@@ -260,7 +306,17 @@ def test_preparation_starts_from_a_dump_where_there_is_no_text(dump, tmp_path):
     download = outputdir / "download"
     (download / "wiki").mkdir(parents=True)
     (download / "wiki" / dump.name).symlink_to(dump)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.", "##a", "##n", "sentence"]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *"abcdefghijklmnopqrstuvwxyz.",
+        "##a",
+        "##n",
+        "sentence",
+    ]
     (download / "vocab.txt").write_text("\n".join(words) + "\n")
     for _ in range(2):
         prepare.main(prepare_options(outputdir, "--packed-data", "--shards", "2"))
@@ -280,13 +336,19 @@ def damaged(path: Path, how: str) -> None:
         whole = bz2.decompress(bytes(data))
         data = bytearray(streams(whole[: whole.rindex(b"</page>")], [500]))
     elif how == "not XML":
-        data = bytearray(streams(bz2.decompress(bytes(data)).replace(b"</title>", b"</titl>"), [500]))
+        data = bytearray(
+            streams(bz2.decompress(bytes(data)).replace(b"</title>", b"</titl>"), [500])
+        )
     else:
-        data = bytearray(streams((HEADER + page(1, "x", namespace=4) + "</mediawiki>").encode(), [70]))
+        data = bytearray(
+            streams((HEADER + page(1, "x", namespace=4) + "</mediawiki>").encode(), [70])
+        )
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", ["truncated", "damaged", "not a bzip2", "middle of a page", "not XML", "no articles"])
+@pytest.mark.parametrize(
+    "how", ["truncated", "damaged", "not a bzip2", "middle of a page", "not XML", "no articles"]
+)
 def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
     damaged(dump, how)
     with pytest.raises(DataError, match=how) as caught:
@@ -296,7 +358,9 @@ def test_a_damaged_dump_is_one_clear_line(dump, tmp_path, how):
 
 
 def test_stages_out_of_order_or_on_foreign_files_are_refused(dump, tmp_path):
-    with pytest.raises(DataError, match=r"no finished output of extract; run python -m input_preprocessing extract"):
+    with pytest.raises(
+        DataError, match=r"no finished output of extract; run python -m input_preprocessing extract"
+    ):
         clean(tmp_path, tmp_path / "text", jobs=1)
     with pytest.raises(DataError, match="cannot read the dump"):
         extract([tmp_path / "none.xml.bz2"], tmp_path / "pages", jobs=1)
@@ -344,7 +408,10 @@ def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(tm
     (tmp_path / "mine").write_text("x")
     assert not capsys.readouterr().err
     assert not StageFolder(tmp_path, "clean", ["text-*"], {"a": 2}).finished
-    assert capsys.readouterr().err == f"{tmp_path}: remaking 1 files made from another source or options\n"
+    assert (
+        capsys.readouterr().err
+        == f"{tmp_path}: remaking 1 files made from another source or options\n"
+    )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "stage.json"]
 
 
@@ -356,7 +423,9 @@ def test_the_command_lines_run_one_after_the_other(dump, tmp_path):
 
     run("extract", "--source", dump, "--target", tmp_path / "p")
     run("clean", "--source", tmp_path / "p", "--target", tmp_path / "t")
-    assert "for evaluation" in run("split", "--source", tmp_path / "t", "--target", tmp_path / "s", "--shards", "2")
+    assert "for evaluation" in run(
+        "split", "--source", tmp_path / "t", "--target", tmp_path / "s", "--shards", "2"
+    )
     failed = forked.run("input_preprocessing", "clean", "--source", tmp_path, "--target", tmp_path)
     assert failed.returncode == 1
     assert len(failed.stderr.splitlines()) == 1

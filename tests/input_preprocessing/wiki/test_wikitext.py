@@ -83,7 +83,10 @@ def test_a_reader_sees_only_the_running_text():
 @pytest.mark.parametrize(
     ("markup", "text"),
     [
-        ("{{nowrap|30 June}} and {{lang|fr|vin de pays}}, {{circa|1850}}.", "30 June and vin de pays, c. 1850."),
+        (
+            "{{nowrap|30 June}} and {{lang|fr|vin de pays}}, {{circa|1850}}.",
+            "30 June and vin de pays, c. 1850.",
+        ),
         ("The {{lang|de|'''Haus'''|extra=1}} {{unknown|x}}stands.", "The Haus stands."),
         ("From 1914{{ndash}}18, {{as of|2010}} it was so.", "From 1914–18, as of 2010 it was so."),
         ("A&ndash;B &lt;tag&gt; &#x41; is here.", "A–B <tag> A is here."),
@@ -92,12 +95,17 @@ def test_a_reader_sees_only_the_running_text():
         ("Odd \u200bspaces\u00a0and\ttabs\u200e are gone .", "Odd spaces and tabs are gone."),
         ("He {{sic|hte}} said [[Foo (bar)|]] so [[Mexico|''Mexico'']].", None),
         ("Bare http://a.b/c links vanish in it.", "Bare links vanish in it."),
-        ("It was sold to Foo, {{unknown|x}}.", "It was sold to Foo."),  # what stood behind the comma is gone
+        (
+            "It was sold to Foo, {{unknown|x}}.",
+            "It was sold to Foo.",
+        ),  # what stood behind the comma is gone
     ],
 )
 def test_inline_markup(markup, text):
     if text is None:  # no fixed text: only no mark-up
-        assert not any(mark in " ".join(sentences_of(markup) or []) for mark in ("[[", "{{", "''", "|"))
+        assert not any(
+            mark in " ".join(sentences_of(markup) or []) for mark in ("[[", "{{", "''", "|")
+        )
     else:
         assert sentences_of(markup) == [text]
 
@@ -146,5 +154,8 @@ def test_a_missing_library_is_named_in_one_line(monkeypatch, name):
 
 def test_nowiki_keeps_its_paragraph_and_what_it_shows() -> None:
     text = "Links are written <nowiki>[[title]]</nowiki> or <nowiki>{{name|x}}</nowiki> in its mark-up. It has rules.\n"
-    assert sentences_of(text) == ["Links are written [[title]] or {{name|x}} in its mark-up.", "It has rules."]
+    assert sentences_of(text) == [
+        "Links are written [[title]] or {{name|x}} in its mark-up.",
+        "It has rules.",
+    ]
     assert sentences_of("A broken [[link stays in this paragraph here.\n") == []

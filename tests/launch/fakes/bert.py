@@ -11,7 +11,17 @@ import time
 from pathlib import Path
 
 KEPT = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "SEED", "CACHE_CLEARED", "LR", "RUN_DIR"),
+    *(
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "SEED",
+        "CACHE_CLEARED",
+        "LR",
+        "RUN_DIR",
+    ),
     *("OMP_NUM_THREADS", "SLURMD_NODENAME", "SLURM_MPI_TYPE", "CUDA_VISIBLE_DEVICES", "INSIDE"),
     *("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR"),
     *(
@@ -36,7 +46,8 @@ def check() -> int:
         return 2
     if os.environ["RUN_DIR"] and os.environ.get("FINISHED") == f"another:{os.environ['TRIAL']}":
         print(
-            f"bert: error: trial {os.environ['TRIAL']} is of a run with SEED {os.environ.get('SEED')}", file=sys.stderr
+            f"bert: error: trial {os.environ['TRIAL']} is of a run with SEED {os.environ.get('SEED')}",
+            file=sys.stderr,
         )
         return 2
     print("global batch  768 sequences, lr", os.environ.get("LR"))
@@ -56,7 +67,10 @@ def samples(folder: Path, trial: str, count: int) -> str:
     """Waits until every node has so many more power samples; returns the time as an MLLOG field."""
     nodes, before = int(os.environ["DGXNNODES"]), None
     while True:
-        lines = {file: len(file.read_text().splitlines()) for file in (folder / f"power_{trial}").glob("*.csv")}
+        lines = {
+            file: len(file.read_text().splitlines())
+            for file in (folder / f"power_{trial}").glob("*.csv")
+        }
         if len(lines) == nodes:
             before = before or lines
             if all(lines[file] >= before[file] + count for file in lines):
@@ -70,7 +84,10 @@ def measured(folder: Path, trial: str) -> str:
     samples(folder, trial, 2)
     head = ':::MLLOG {"namespace": "", "event_type": "INTERVAL_END", '
     tail = '"value": null, "metadata": {"status": "success"}}'
-    return "".join(f'{head}{at}, "key": "{key}", {tail}\n' for key, at in (("run_start", start), ("run_stop", stop)))
+    return "".join(
+        f'{head}{at}, "key": "{key}", {tail}\n'
+        for key, at in (("run_start", start), ("run_stop", stop))
+    )
 
 
 def seeds() -> int:
@@ -110,7 +127,9 @@ def train() -> int:
     if outcome in ("deaf", "saves"):
         hear(outcome, folder, trial)
     seen = {name: os.environ.get(name) for name in KEPT} | {"TRIAL": trial}
-    seen["SEES"] = [path for path in os.environ.get("LOOK_FOR", "").split(":") if path and os.path.exists(path)]
+    seen["SEES"] = [
+        path for path in os.environ.get("LOOK_FOR", "").split(":") if path and os.path.exists(path)
+    ]
     with open(os.environ["FAKE_CALLS"], "a") as file:
         file.write("rank " + json.dumps(seen) + "\n")
     if rank == 0 and outcome != "no-result":
@@ -123,7 +142,11 @@ def train() -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         if outcome == "exit":
             return 7
-        status, reason = (1, "the loss is nan at step 3") if outcome == "crash" else (2, "DATADIR_PHASE2: truncated")
+        status, reason = (
+            (1, "the loss is nan at step 3")
+            if outcome == "crash"
+            else (2, "DATADIR_PHASE2: truncated")
+        )
         return fail(folder, trial, status, reason)
     hangs = outcome == "hang" and "SLURM_RESTART_COUNT" not in os.environ
     if hangs or outcome in ("kill", "exit", "crash", "deaf", "saves"):
@@ -133,7 +156,9 @@ def train() -> int:
     if outcome == "stopped" and rank == 0:
         return fail(folder, trial, 0, "stopped at step 7 (STEPS_THIS_RUN); RESUME=1 continues")
     if outcome == "not-reached":
-        return fail(folder, trial, 3, "the target accuracy 0.72 was not reached") if rank == 0 else 3
+        return (
+            fail(folder, trial, 3, "the target accuracy 0.72 was not reached") if rank == 0 else 3
+        )
     return 0
 
 

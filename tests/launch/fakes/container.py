@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 TAKE_VALUE = {
-    *("--label", "--user", "--group-add", "--network", "--ipc", "--workdir", "--ulimit", "--cap-add", "--gpus"),
+    *(
+        "--label",
+        "--user",
+        "--group-add",
+        "--network",
+        "--ipc",
+        "--workdir",
+        "--ulimit",
+        "--cap-add",
+        "--gpus",
+    ),
     *("--volume", "--device", "--env", "--entrypoint", "--bind", "--pwd"),
 }
 FLAGS = {"--rm", "--init", "--nv", "--no-home"}
@@ -35,17 +45,23 @@ def parse(words: list[str]) -> tuple[dict[str, list[str]], str, list[str]]:
 
 
 def covered(path: str, mounts: list[str]) -> bool:
-    sources = [Path(mount.split(":")[0]) for mount in mounts if mount.split(":")[0] == mount.split(":")[1]]
+    sources = [
+        Path(mount.split(":")[0]) for mount in mounts if mount.split(":")[0] == mount.split(":")[1]
+    ]
     return any(Path(path).is_relative_to(source) for source in sources)
 
 
 def refuse(options: dict[str, list[str]]) -> int:
     """Exit status and message of a daemon that has no GPUs or cannot raise limits; 0 if it accepts."""
     if os.environ.get("NO_GPUS") and "--gpus" in options:
-        print('docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].')
+        print(
+            'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].'
+        )
         return 125
     if os.environ.get("NO_LIMITS") and "--ulimit" in options:
-        print("docker: Error response from daemon: error setting rlimit type 8: operation not permitted: unknown.")
+        print(
+            "docker: Error response from daemon: error setting rlimit type 8: operation not permitted: unknown."
+        )
         return 126
     return 0
 
@@ -62,10 +78,17 @@ def inside(words: list[str]) -> int:
             if has_value or name in os.environ:
                 environ[name] = value if has_value else os.environ[name]
     else:
-        environ = dict(os.environ) | IMAGE_ENV | dict(item.split("=", 1) for item in options.get("--env", []))
+        environ = (
+            dict(os.environ)
+            | IMAGE_ENV
+            | dict(item.split("=", 1) for item in options.get("--env", []))
+        )
     mounts = options.get("--volume", []) + options.get("--bind", [])
     needed = [environ["RUN_DIR"]] if environ.get("RUN_DIR") else []
-    for path in [*needed, *(word for word in command if word.startswith("/") and Path(word).is_file())]:
+    for path in [
+        *needed,
+        *(word for word in command if word.startswith("/") and Path(word).is_file()),
+    ]:
         if not covered(path, mounts):
             sys.exit(f"{path} is not mounted")
     # What the stand-ins for the trainer need, whatever the options.
@@ -85,7 +108,9 @@ def main(words: list[str]) -> int:
     if words[0] == "image" and os.environ.get("NO_IMAGE") == words[-1]:
         return 1
     if words[0] == "version" and os.environ.get("NO_DAEMON"):
-        print("permission denied while trying to connect to the docker daemon socket", file=sys.stderr)
+        print(
+            "permission denied while trying to connect to the docker daemon socket", file=sys.stderr
+        )
         return 1
     if words[0] == "image" and "Env" in words[-2]:
         print("\n".join(f"{name}={value}" for name, value in IMAGE_ENV.items()))

@@ -15,7 +15,9 @@ from review.league.estimate import estimate, evaluation_interval, predicted
 RECIPE = {"learning_rate": 0.00096, "steps": 3680}
 
 
-def test_published_results_lie_within_the_errors_and_intervals_that_the_docs_say(repository, monkeypatch):
+def test_published_results_lie_within_the_errors_and_intervals_that_the_docs_say(
+    repository, monkeypatch
+):
     monkeypatch.syspath_prepend(str(repository / "bench"))
     table = importlib.import_module("league_estimate").table()
     assert {name: row["results"] for name, row in table.items()} == {
@@ -28,7 +30,10 @@ def test_published_results_lie_within_the_errors_and_intervals_that_the_docs_say
     assert all(0.9 <= share <= 0.96 for share in covered)
     docs = (repository / "docs/certify.md").read_text()
     for name, row in table.items():
-        cells = (f"{row['results']}", *(f"{row[key]:.1%}" for key in ("median", "ninth_decile", "worst")))
+        cells = (
+            f"{row['results']}",
+            *(f"{row[key]:.1%}" for key in ("median", "ninth_decile", "worst")),
+        )
         assert f"| {name} | {' | '.join(cells)} |" in docs
 
 
@@ -39,18 +44,26 @@ def test_a_result_is_predicted_without_itself(monkeypatch):
     wrong[17] += 3.0
     monkeypatch.setattr(module, "_data", lambda: (entries, places, wrong))
     _, after, _ = predicted(recipe=True)
-    assert after[17] == pytest.approx(before[17], abs=1e-6), f"{found[17].system} is predicted by the others"
+    assert after[17] == pytest.approx(before[17], abs=1e-6), (
+        f"{found[17].system} is predicted by the others"
+    )
     assert not np.allclose(np.delete(after, 17), np.delete(before, 17), atol=1e-3)
 
 
 def test_a_result_with_its_own_recipe_and_rate_comes_out_near_its_own_minutes():
-    (one,) = [one for one in published() if (one.round, one.system) == ("5.0", "nyx_n1_ngc25.04_pytorch")]
+    (one,) = [
+        one for one in published() if (one.round, one.system) == ("5.0", "nyx_n1_ngc25.04_pytorch")
+    ]
     found = estimate(one.training_rate, 0.0, one.batch_size, 8, **RECIPE)
     assert found.recipe
     assert found.minutes == pytest.approx(one.minutes, rel=0.03)
     assert found.low < one.minutes < found.high
     assert found.faster.minutes < found.minutes < found.slower.minutes
-    rounds = [one.round for one in published() if one.accelerators == 8 and one.division == "closed" and one.minutes]
+    rounds = [
+        one.round
+        for one in published()
+        if one.accelerators == 8 and one.division == "closed" and one.minutes
+    ]
     assert 1 <= found.ranks[0] < found.ranks[1] < found.results <= len(rounds) - rounds.count("0.7")
 
 
@@ -63,7 +76,9 @@ def test_the_interval_is_wider_without_a_recipe_far_from_results_and_for_a_noisy
     assert width(estimate(1e4, 0.0, 768, 8)) > 1.2 * width(near)
     assert width(estimate(1e4, 0.0, 768, 8, learning_rate=0.01, steps=20_000)) > 1.2 * width(near)
     assert width(estimate(1e4, 0.05, 768, 8, **RECIPE)) > 1.05 * width(near)
-    assert not estimate(1e4, 0.0, 128, 8, learning_rate=1e-4, steps=1000).recipe, "what certify.sh sets is no recipe"
+    assert not estimate(1e4, 0.0, 128, 8, learning_rate=1e-4, steps=1000).recipe, (
+        "what certify.sh sets is no recipe"
+    )
 
 
 def test_twice_the_rate_is_half_the_time_and_evaluations_come_on_top():

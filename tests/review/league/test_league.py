@@ -22,7 +22,13 @@ from review.results.score import load_results
 
 
 def entry(system="a", **fields):
-    given = {"round": "5.0", "submitter": "EXAMPLE", "division": "closed", "accelerator": "X1", "checked": True}
+    given = {
+        "round": "5.0",
+        "submitter": "EXAMPLE",
+        "division": "closed",
+        "accelerator": "X1",
+        "checked": True,
+    }
     return Entry(system=system, **{**given, **fields})
 
 
@@ -72,13 +78,22 @@ def test_efficiency_is_against_the_smallest_system_of_the_same_kind():
 
 @pytest.mark.parametrize(
     ("by", "names"),
-    [("minutes", ["eight", "two", "one"]), ("per-accelerator", ["one", "two", "eight"]), ("energy", ["two"])],
+    [
+        ("minutes", ["eight", "two", "one"]),
+        ("per-accelerator", ["one", "two", "eight"]),
+        ("energy", ["two"]),
+    ],
 )
 def test_results_are_ranked_by_what_is_asked_for(by, names):
-    entries = [*SCALING[:1], entry("two", accelerators=16, minutes=4.4, sequences_per_second=14400.0, joules=5.0)]
+    entries = [
+        *SCALING[:1],
+        entry("two", accelerators=16, minutes=4.4, sequences_per_second=14400.0, joules=5.0),
+    ]
     league = League((SCALING[2],), tuple(entries), by)
     assert [one.system for one in league.ranked][: len(names)] == names
-    assert [league.rank(one) for one in league.ranked][: len(names)] == list(range(1, len(names) + 1))
+    assert [league.rank(one) for one in league.ranked][: len(names)] == list(
+        range(1, len(names) + 1)
+    )
     assert all(league.rank(one) is None for one in league.ranked[len(names) :])
 
 
@@ -91,7 +106,9 @@ def test_filters_leave_out_what_is_not_asked_for(capsys):
     options = "--published --round 5.0 --division closed --accelerator b200 --accelerators 8 --json"
     assert main(["league", *options.split()]) == 0
     found = json.loads(capsys.readouterr().out)["results"]
-    assert {(one["round"], one["division"], one["accelerators"]) for one in found} == {("5.0", "closed", 8)}
+    assert {(one["round"], one["division"], one["accelerators"]) for one in found} == {
+        ("5.0", "closed", 8)
+    }
     assert all("B200" in one["accelerator"] for one in found)
     assert main(["league", "--published", "--division", "open", "--json"]) == 0
     assert {one["division"] for one in json.loads(capsys.readouterr().out)["results"]} == {"open"}
@@ -104,16 +121,25 @@ def test_own_results_stand_among_the_published_ones(submission, capsys):
     (result,) = load_results(submission)
     results = League((), published()).ranked
     faster = sum(one.minutes < result.score for one in results if one.minutes)
-    assert (own["minutes"], own["rank"], own["round"]) == (pytest.approx(result.score), faster + 1, "yours")
+    assert (own["minutes"], own["rank"], own["round"]) == (
+        pytest.approx(result.score),
+        faster + 1,
+        "yours",
+    )
     assert own["accelerators"] == 8
     assert len(found["results"]) == len(results) + 1 == 296
-    assert f"rank {own['rank'] - sum_open(faster_than=result.score)} of" in found["standing"][0]["said"]
+    assert (
+        f"rank {own['rank'] - sum_open(faster_than=result.score)} of"
+        in found["standing"][0]["said"]
+    )
 
 
 def sum_open(faster_than):
     """Published results of the open division that are faster."""
     return sum(
-        one.minutes < faster_than for one in League((), published()).ranked if one.minutes and one.division == "open"
+        one.minutes < faster_than
+        for one in League((), published()).ranked
+        if one.minutes and one.division == "open"
     )
 
 
@@ -141,7 +167,10 @@ def test_published_means_the_committed_factor_and_minutes_that_of_the_rules(subm
     assert main(["league", str(submission), "--csv"]) == 0
     (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
     (result,) = load_results(submission)
-    assert (row["minutes"], row["published_minutes"]) == (f"{result.score:.4f}", f"{1.5 * result.olympic_minutes:.4f}")
+    assert (row["minutes"], row["published_minutes"]) == (
+        f"{result.score:.4f}",
+        f"{1.5 * result.olympic_minutes:.4f}",
+    )
     by_folder = {(one.round, one.folder): one for one in published()}
     inspur = by_folder["2.0", "Inspur/results/nf5488a5_pytorch/bert"]
     assert (inspur.minutes, inspur.published_minutes) == (16.8901, 16.1826)
@@ -215,21 +244,30 @@ def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path
     assert all(title in page for title in ("Time to train over accelerators", "over the rounds"))
     assert page.count("<tr") == 1 + 296
     headings = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page)
-    assert headings[:3] == ["rank", "minutes", "/accel"], "what counts is in sight without scrolling"
+    assert headings[:3] == ["rank", "minutes", "/accel"], (
+        "what counts is in sight without scrolling"
+    )
     first = re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", page.split("<tbody>")[1])[: len(headings)]
     own = dict(zip(headings, first, strict=True))
-    assert (own["round"], own["minutes"]) == ("yours", f"{load_results(hostile)[0].score:.4f}"), "its own row is on top"
+    assert (own["round"], own["minutes"]) == ("yours", f"{load_results(hostile)[0].score:.4f}"), (
+        "its own row is on top"
+    )
     assert page.count('<tr class="own">') == page.count("yours, unverified") == 1
     assert "Unverified until MLCommons has reviewed it" in html.unescape(page)
 
 
 def test_the_picture_of_the_readme_is_what_its_command_makes(repository, tmp_path, capsys):
-    (command,) = re.findall(r"`python -m review (league [^`]*--svg \S+)`", (repository / "README.md").read_text())
+    (command,) = re.findall(
+        r"`python -m review (league [^`]*--svg \S+)`", (repository / "README.md").read_text()
+    )
     *words, file = command.split()
     assert main([*words, str(tmp_path / "league.svg")]) == 0
     assert (tmp_path / "league.svg").read_text() == (repository / file).read_text()
     assert f"]({file})" in (repository / "README.md").read_text()
-    assert main(["league", "--published", "--accelerators", "8", "--svg", str(tmp_path / "none.svg")]) == 2
+    assert (
+        main(["league", "--published", "--accelerators", "8", "--svg", str(tmp_path / "none.svg")])
+        == 2
+    )
     assert "no chart, since" in capsys.readouterr().err
 
 
@@ -239,7 +277,9 @@ def test_only_the_script_of_the_page_may_run():
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\">" in page
     assert not re.search(r"\son\w+=|javascript:", page), "no other handler"
-    assert '<div class="tools" hidden>' in page, "without a script nothing is offered that needs one"
+    assert '<div class="tools" hidden>' in page, (
+        "without a script nothing is offered that needs one"
+    )
 
 
 def in_a_browser(page, steps, tmp_path):
@@ -247,13 +287,17 @@ def in_a_browser(page, steps, tmp_path):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no chromium here")
-    asked = (
-        "[...document.querySelectorAll('tbody tr')].filter((row) => !row.hidden).map((row) => row.cells[0].textContent)"
-    )
+    asked = "[...document.querySelectorAll('tbody tr')].filter((row) => !row.hidden).map((row) => row.cells[0].textContent)"
     driven = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page)
     driven += f"<script>{steps}; document.title = 'ranks:' + ({asked}).join();</script>"
     (tmp_path / "driven.html").write_text(driven)
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+    ]
     command = [browser, *options, (tmp_path / "driven.html").as_uri()]
     shown = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
     found = re.search(r"<title>ranks:([^<]*)</title>", shown)
@@ -262,7 +306,9 @@ def in_a_browser(page, steps, tmp_path):
 
 
 def test_the_table_is_searched_and_sorted_with_ones_own_row_on_top(tmp_path):
-    old = entry("old", round="0.7", nodes=1, accelerators=4, minutes=30.0, sequences_per_second=500.0)
+    old = entry(
+        "old", round="0.7", nodes=1, accelerators=4, minutes=30.0, sequences_per_second=500.0
+    )
     page = build_page(League((SCALING[1],), (SCALING[0], SCALING[2], old)))
     assert in_a_browser(page, "", tmp_path) == ["2", "1", "3", "4"]
     search = "search.value = '0.7 closed'; search.dispatchEvent(new Event('input'))"
@@ -276,6 +322,10 @@ def test_the_table_is_searched_and_sorted_with_ones_own_row_on_top(tmp_path):
 def test_curves_are_of_systems_in_several_sizes():
     league = League(tuple(SCALING), ())
     (scaling,) = charts(league)
-    assert [(point.x, point.y) for point in scaling.series[0].points] == [(8, 8.0), (16, 4.4), (64, 2.0)]
+    assert [(point.x, point.y) for point in scaling.series[0].points] == [
+        (8, 8.0),
+        (16, 4.4),
+        (64, 2.0),
+    ]
     assert charts(League((SCALING[0],), ())) == []
     assert "<svg" not in build_page(League((SCALING[0],), ()))

@@ -14,7 +14,9 @@ from review.league.entries import read_digest
 
 def git(folder, *words):
     who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    run = subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True, text=True)
+    run = subprocess.run(
+        ["git", "-C", folder, *who, *words], check=True, capture_output=True, text=True
+    )
     return run.stdout.strip()
 
 
@@ -47,7 +49,9 @@ def test_a_round_is_what_its_checkout_holds_and_the_others_stay(rounds, table, c
     assert f"5.0: {commit}" in capsys.readouterr().out.splitlines()
     made, lines = read_digest(table), table.read_text().splitlines()
     assert lines[9] == f"# round 5.0: {commit}"
-    assert [line.split()[2] for line in lines[:10]] == [f"{one}:" for one in sorted({one.round for one in before})]
+    assert [line.split()[2] for line in lines[:10]] == [
+        f"{one}:" for one in sorted({one.round for one in before})
+    ]
     folders = {"NVIDIA/results/nyx_n1_ngc25.04_pytorch/bert", "tinycorp/results/tinybox_green/bert"}
     assert made == [one for one in before if one.round != "5.0" or one.folder in folders]
     assert {one.folder for one in made if one.round == "5.0"} == folders
@@ -84,11 +88,15 @@ def test_what_is_not_its_commit_is_refused_in_one_line_and_leaves_the_table(roun
     (checkout / log).write_text("")
     assert f"{log} and 0 others differ from the commit" in refused("--update", str(rounds))
     git(checkout, "checkout", "-q", ".")
-    shutil.copyfile(checkout / log, checkout / "NVIDIA/results/nyx_n1_ngc25.04_pytorch/bert/result_10.txt")
+    shutil.copyfile(
+        checkout / log, checkout / "NVIDIA/results/nyx_n1_ngc25.04_pytorch/bert/result_10.txt"
+    )
     assert "result_10.txt and 0 others differ" in refused("--update", str(rounds))
     git(checkout, "clean", "-qfd")
     git(checkout, "sparse-checkout", "set", "tinycorp")
-    assert "nyx_n1_ngc25.04_pytorch/bert/result_0.txt and 9 others are not" in refused("--update", str(rounds))
+    assert "nyx_n1_ngc25.04_pytorch/bert/result_0.txt and 9 others are not" in refused(
+        "--update", str(rounds)
+    )
     checkout.rename(checkout.with_name("training_results_v5.1"))
     assert "no rules of BERT for round 5.1" in refused("--update", str(rounds))
     assert "only rebuilds the published table" in refused("--update", str(rounds), "--published")

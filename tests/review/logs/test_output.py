@@ -16,4 +16,8 @@ def test_markdown_escapes_titles_cells_and_lines():
 
 def test_picked_attributes_of_a_missing_part_are_null():
     value = SimpleNamespace(name="x", part=None, whole=SimpleNamespace(size=0))
-    assert pick(value, "name half=part.size size=whole.size") == {"name": "x", "half": None, "size": 0}
+    assert pick(value, "name half=part.size size=whole.size") == {
+        "name": "x",
+        "half": None,
+        "size": 0,
+    }

@@ -75,7 +75,9 @@ def page(tmp_path_factory, make_submission):
 
 def test_the_page_refers_to_nothing_outside_itself(page):
     for tag, attributes in page.elements:
-        assert tag not in {"script", "link", "img", "iframe", "object", "embed", "base", "form"}, tag
+        assert tag not in {"script", "link", "img", "iframe", "object", "embed", "base", "form"}, (
+            tag
+        )
         assert not LOADS & attributes.keys(), (tag, attributes)
         if "href" in attributes:
             assert attributes["href"].startswith("#"), attributes
@@ -102,7 +104,9 @@ def test_ids_are_unique_and_every_reference_has_its_target(page):
 def test_every_run_appears_in_the_table_the_charts_and_the_excerpts(page):
     for index in range(10):
         assert page.text.count(f"result_{index}.txt") >= 4
-    rows = [attributes for tag, attributes in page.elements if tag == "tr" and "data-run" in attributes]
+    rows = [
+        attributes for tag, attributes in page.elements if tag == "tr" and "data-run" in attributes
+    ]
     assert [row["data-run"] for row in rows] == [str(i) for i in range(10)]
     series = [a for tag, a in page.elements if tag == "g" and "series" in (a.get("class") or "")]
     assert {a["data-run"] for a in series} == {str(i) for i in range(10)}
@@ -156,7 +160,10 @@ def contrast(first: str, second: str) -> float:
 
 
 def test_text_and_lines_stand_out_in_both_themes(page):
-    themes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", block)) for block in page.style.split(":root")[1:3]]
+    themes = [
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})\b", block))
+        for block in page.style.split(":root")[1:3]
+    ]
     light, dark = themes[0], themes[0] | themes[1]
     assert light["bg"] != dark["bg"]
     for theme in (light, dark):
@@ -184,8 +191,12 @@ def test_hostile_strings_are_shown_and_never_markup(tmp_path, writer):
     log.write(tmp_path / "run" / name)
     (tmp_path / "run" / "error_7.txt").write_text(HOSTILE)
     (tmp_path / "run" / "failed_7.txt").write_text("")
-    (tmp_path / "run" / "config.json").write_text(json.dumps({HOSTILE: {HOSTILE: HOSTILE}, "list": [HOSTILE]}))
-    (tmp_path / "run" / "environment.json").write_text(json.dumps({"gpus": [HOSTILE] * 2, "packages": {HOSTILE: 1}}))
+    (tmp_path / "run" / "config.json").write_text(
+        json.dumps({HOSTILE: {HOSTILE: HOSTILE}, "list": [HOSTILE]})
+    )
+    (tmp_path / "run" / "environment.json").write_text(
+        json.dumps({"gpus": [HOSTILE] * 2, "packages": {HOSTILE: 1}})
+    )
     page = page_of(tmp_path / "run", with_check=True)
     for tag, attributes in page.elements:
         assert tag not in {"script", "img"}
@@ -196,9 +207,16 @@ def test_hostile_strings_are_shown_and_never_markup(tmp_path, writer):
 
 def test_the_runs_own_files_are_shown(tmp_path, writer):
     writer(division="open").write(tmp_path / "result_0.txt")
-    environment = {"host": "node7", "gpus": ["H100"] * 8, "packages": {"torch": "2.13.0"}, "git_commit": "abc123"}
+    environment = {
+        "host": "node7",
+        "gpus": ["H100"] * 8,
+        "packages": {"torch": "2.13.0"},
+        "git_commit": "abc123",
+    }
     (tmp_path / "environment.json").write_text(json.dumps(environment))
-    (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": 0.6}, "optim": {"lamb": {"eps": 1e-6}}}))
+    (tmp_path / "config.json").write_text(
+        json.dumps({"evaluate": {"target": 0.6}, "optim": {"lamb": {"eps": 1e-6}}})
+    )
     text = page_of(tmp_path).text
     for wanted in ("node7", "8x H100", "2.13.0", "abc123", "target 0.600", "lamb eps"):
         assert wanted in text
@@ -249,14 +267,20 @@ def test_an_excerpt_of_a_log_full_of_errors_stays_short(tmp_path, writer):
 
 
 def test_runs_that_fail_and_crash_are_named_with_their_reason(tmp_path, writer):
-    writer(target=0.5).change("run_stop", metadata={"status": "aborted", "file": "x", "lineno": 1}).write(
-        tmp_path / "result_0.txt"
-    )
+    writer(target=0.5).change(
+        "run_stop", metadata={"status": "aborted", "file": "x", "lineno": 1}
+    ).write(tmp_path / "result_0.txt")
     writer(seed=2).drop("seed", "cache_clear").write(tmp_path / "result_1.txt")
     (tmp_path / "failed_2.txt").write_text("")
     (tmp_path / "error_2.txt").write_text("the loss is nan at step 7")
     page = page_of(tmp_path, with_check=True)
-    for wanted in ("aborted", "cache_clear", "the loss is nan at step 7", "Does not count", "package_checker fails"):
+    for wanted in (
+        "aborted",
+        "cache_clear",
+        "the loss is nan at step 7",
+        "Does not count",
+        "package_checker fails",
+    ):
         assert wanted in page.text
 
 
@@ -312,18 +336,41 @@ frame.onload = () => {{
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(("width", "size"), [(390, "narrow"), (800, "medium"), (1280, "wide")])
-def test_a_browser_lays_the_page_out_for_phone_tablet_and_desk(tmp_path, submission, width, size, theme):
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+def test_a_browser_lays_the_page_out_for_phone_tablet_and_desk(
+    tmp_path, submission, width, size, theme
+):
+    browser = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if browser is None:
         pytest.skip("no chromium on this machine: apt-get install chromium")
     write_report(load_results(submission), check(submission), tmp_path / "page.html")
     probe = tmp_path / "probe.html"
     probe.write_text(PROBE.format(page="page.html", width=width))
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-    options += ["--disable-background-networking", "--disable-component-update", "--allow-file-access-from-files"]
+    options = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-sync",
+    ]
+    options += [
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--allow-file-access-from-files",
+    ]
     options += [f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}"]
-    options += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1400,1000", "--virtual-time-budget=10000"]
-    ran = subprocess.run([browser, *options, "--dump-dom", str(probe)], capture_output=True, text=True, timeout=120)
+    options += [
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1400,1000",
+        "--virtual-time-budget=10000",
+    ]
+    ran = subprocess.run(
+        [browser, *options, "--dump-dom", str(probe)], capture_output=True, text=True, timeout=120
+    )
     found = re.search(r"<title>(\{.*?\})</title>", ran.stdout)
     assert found, ran.stderr[-500:]
     measured = json.loads(found[1])
@@ -339,7 +386,8 @@ def test_the_verdict_names_the_log_that_it_is_about(submission):
     path = submission / "result_3.txt"
     path.write_text(
         path.read_text().replace(
-            '"key": "max_sequence_length", "value": 512', '"key": "max_sequence_length", "value": 128'
+            '"key": "max_sequence_length", "value": 512',
+            '"key": "max_sequence_length", "value": 128',
         )
     )
     page = page_of(submission, with_check=True)
@@ -353,7 +401,10 @@ def test_findings_name_files_as_seen_from_the_submission(submission):
     (submission / "result_11.txt").symlink_to("nowhere")
     (submission.parents[1] / "other" / "bert").mkdir(parents=True)
     page = page_of(submission.parents[2], with_check=True)
-    assert all(name in page.text for name in ("package_checker_params", "scaling.json", "result_11.txt", "other"))
+    assert all(
+        name in page.text
+        for name in ("package_checker_params", "scaling.json", "result_11.txt", "other")
+    )
     assert str(submission.parents[2]) not in page.text
 
 

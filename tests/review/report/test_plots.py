@@ -68,7 +68,9 @@ def test_every_evaluation_is_a_point_and_the_target_a_line(submission):
     chart = accuracy_chart(result)
     assert [line.run for line in chart.series] == list(range(10))
     for line, run in zip(chart.series, result.runs, strict=True):
-        assert [(p.x, p.y) for p in line.points] == [(e.samples, e.accuracy) for e in run.evaluations]
+        assert [(p.x, p.y) for p in line.points] == [
+            (e.samples, e.accuracy) for e in run.evaluations
+        ]
         assert line.counted == (run.path not in result.dropped)
     assert [mark.value for mark in chart.marks] == [0.720]
     assert chart.y.low < 0.4
@@ -102,19 +104,24 @@ def test_the_last_stretch_starts_where_a_run_comes_close(submission):
     chart = close_to_target_chart(result_of(submission))
     assert chart.y.low == pytest.approx(0.70)
     for line in chart.series:
-        assert line.points[0].y < 0.70 <= line.points[1].y, "one point before, so that the line enters the picture"
+        assert line.points[0].y < 0.70 <= line.points[1].y, (
+            "one point before, so that the line enters the picture"
+        )
 
 
 def test_samples_stand_against_the_reference(submission):
     result = result_of(submission)
     chart = samples_chart(result)
-    assert [bar.spans for bar in chart.series] == [((run.samples, run.samples, "dot"),) for run in result.runs]
+    assert [bar.spans for bar in chart.series] == [
+        ((run.samples, run.samples, "dot"),) for run in result.runs
+    ]
     values = {mark.role: mark.value for mark in chart.marks}
     point = result.rcp_point
     assert values == {"minimum": point.minimum, "reference": point.mean, "own": result.mean_samples}
     assert chart.band == (point.minimum, point.mean)
     assert all(
-        chart.x.low < value < chart.x.high for value in [*values.values(), *(run.samples for run in result.runs)]
+        chart.x.low < value < chart.x.high
+        for value in [*values.values(), *(run.samples for run in result.runs)]
     )
 
 
@@ -149,7 +156,10 @@ def test_throughput_is_what_was_logged_at_the_time_it_was_reached(tmp_path, writ
     writer(seconds_per_evaluation=15).write(tmp_path / "result_0.txt")
     (line,) = throughput_chart(result_of(tmp_path)).series
     assert {point.y for point in line.points} == {10_000}
-    assert [round(point.x, 2) for point in line.points[:2]] == [0.25, round((15 + 0.6 + 15) / 60, 2)]
+    assert [round(point.x, 2) for point in line.points[:2]] == [
+        0.25,
+        round((15 + 0.6 + 15) / 60, 2),
+    ]
 
 
 def test_throughput_follows_from_evaluations_where_none_was_logged(tmp_path, writer):
@@ -219,16 +229,22 @@ def test_names_of_curves_cover_neither_each_other_nor_the_target(size, real_fold
         drawn = next(one for one in draw(chart, "x").split("</svg>") if f'class="{size}"' in one)
         places = [
             (float(x), float(y), 7.2 * len(label) / 2)
-            for x, y, label in re.findall(r'<text x="([\d.]+)" y="([\d.-]+)" [^>]*class="note end">([^<]*)<', drawn)
+            for x, y, label in re.findall(
+                r'<text x="([\d.]+)" y="([\d.-]+)" [^>]*class="note end">([^<]*)<', drawn
+            )
         ]
         for index, (x, y, half) in enumerate(places):
             assert half <= x + 1
             assert y >= 10, "in sight"
             assert x + half <= width + 1
-            assert all(abs(y - b) >= 12.9 or abs(x - a) >= half + other for a, b, other in places[:index])
+            assert all(
+                abs(y - b) >= 12.9 or abs(x - a) >= half + other for a, b, other in places[:index]
+            )
 
 
-def test_the_last_stretch_of_few_evaluations_starts_left_of_where_the_curve_enters(tmp_path, writer):
+def test_the_last_stretch_of_few_evaluations_starts_left_of_where_the_curve_enters(
+    tmp_path, writer
+):
     log = writer(evaluations=3, interval=1_000_000)
     accuracies = [line for line in log.lines if line["key"] == "eval_accuracy"]
     for line, value in zip(accuracies, (0.4, 0.71, 0.7203), strict=True):
@@ -241,7 +257,9 @@ def test_the_last_stretch_of_few_evaluations_starts_left_of_where_the_curve_ente
 
 def test_an_axis_by_factors_puts_equal_factors_equally_far():
     axis = Axis(label="x", low=8, high=8 * 4**5, log=True)
-    assert [axis.share(8 * 4**power) for power in range(6)] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert [axis.share(8 * 4**power) for power in range(6)] == pytest.approx(
+        [0, 0.2, 0.4, 0.6, 0.8, 1]
+    )
     assert axis.ticks(4) == [10, 100, 1000]
     assert axis.ticks(8) == [10, 30, 100, 300, 1000, 3000]
 

@@ -23,7 +23,14 @@ def write_node(path, readings, efficiency=None):
     events += [("conversion_eff", efficiency, start[0])] * (efficiency is not None)
     events += [("power_reading", watts, time) for time, watts in reversed(rest)]
     lines = [
-        {"namespace": "", "time_ms": time, "event_type": "POINT_IN_TIME", "key": key, "value": value, "metadata": {}}
+        {
+            "namespace": "",
+            "time_ms": time,
+            "event_type": "POINT_IN_TIME",
+            "key": key,
+            "value": value,
+            "metadata": {},
+        }
         for key, value, time in events
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +57,9 @@ def test_each_run_has_its_readings_over_its_minutes(submission, power_files):
     assert [line.run for line in chart.series] == list(range(10))
     for line, run in zip(chart.series, result.runs, strict=True):
         assert len(line.points) <= MOST_POINTS
-        assert [point.y for point in line.points] == pytest.approx([5000 + line.run] * len(line.points))
+        assert [point.y for point in line.points] == pytest.approx(
+            [5000 + line.run] * len(line.points)
+        )
         assert 0 < line.points[0].x < line.points[-1].x < run.minutes
         assert line.counted == (run.path not in result.dropped)
     assert "10 runs together: between 5,000 and 5,009 W" in chart.alt
@@ -58,8 +67,14 @@ def test_each_run_has_its_readings_over_its_minutes(submission, power_files):
 
 def test_nodes_add_up_over_the_time_they_share_and_each_has_its_efficiency(run):
     folder, power, start = run
-    write_node(power / "node_0.txt", [(start, None), (start + 60_000, 100.0), (start + 120_000, 300.0)])
-    write_node(power / "node_1.txt", [(start, None), (start + 60_000, 40.0), (start + 150_000, 40.0)], efficiency=0.5)
+    write_node(
+        power / "node_0.txt", [(start, None), (start + 60_000, 100.0), (start + 120_000, 300.0)]
+    )
+    write_node(
+        power / "node_1.txt",
+        [(start, None), (start + 60_000, 40.0), (start + 150_000, 40.0)],
+        efficiency=0.5,
+    )
     (line,) = power_chart(result_of(folder)).series
     assert [(point.x, point.y) for point in line.points] == [(0.5, 120.0), (1.5, 320.0)]
     assert line.points[1].tip == "result_0.txt: 320 W at 1.50 min"
@@ -68,8 +83,15 @@ def test_nodes_add_up_over_the_time_they_share_and_each_has_its_efficiency(run):
 def test_a_switch_adds_its_estimated_power(run):
     folder, power, start = run
     write_node(power / "node_0.txt", [(start, None), (start + 60_000, 100.0)])
-    event = {"namespace": "", "time_ms": start, "event_type": "POINT_IN_TIME", "key": "interconnect_power_est"}
-    (power / "sw_0.txt").write_text(f":::MLLOG {json.dumps({**event, 'value': 7.5, 'metadata': {}})}\n")
+    event = {
+        "namespace": "",
+        "time_ms": start,
+        "event_type": "POINT_IN_TIME",
+        "key": "interconnect_power_est",
+    }
+    (power / "sw_0.txt").write_text(
+        f":::MLLOG {json.dumps({**event, 'value': 7.5, 'metadata': {}})}\n"
+    )
     assert [point.y for point in power_chart(result_of(folder)).series[0].points] == [107.5]
 
 
@@ -83,8 +105,12 @@ def test_many_readings_are_averaged_without_losing_energy(run):
     assert sum(point.y for point in line.points) / MOST_POINTS == pytest.approx(mean)
 
 
-@pytest.mark.parametrize("readings", [[], [(0, "hot")], [(0, 5.0)], [(60_000, 1e300)], [(10**30, 5.0)]], ids=str)
+@pytest.mark.parametrize(
+    "readings", [[], [(0, "hot")], [(0, 5.0)], [(60_000, 1e300)], [(10**30, 5.0)]], ids=str
+)
 def test_files_that_give_no_power_leave_the_page_as_it_is(run, readings):
     folder, power, start = run
-    write_node(power / "node_0.txt", [(start, None), *((start + time, watts) for time, watts in readings)])
+    write_node(
+        power / "node_0.txt", [(start, None), *((start + time, watts) for time, watts in readings)]
+    )
     assert power_chart(result_of(folder)) is None

@@ -11,12 +11,16 @@ from review.results import gate as bands
 def test_every_band_says_where_it_is_from_and_rises():
     assert {band.batch_size for band in bands.published()} >= {96, 448, 768, 4608}
     largest = next(band for band in bands.published() if band.batch_size == 768)
-    assert largest.runs == 488, "of several recipes, the one with the most published runs comes first"
+    assert largest.runs == 488, (
+        "of several recipes, the one with the most published runs comes first"
+    )
     for band in bands.published():
         assert band.source.startswith("mlcommons/training_results, ")
         assert band.recipe
         assert all(low <= high for _, low, high in band.points)
-        assert [samples for samples, _, _ in band.points] == sorted({samples for samples, _, _ in band.points})
+        assert [samples for samples, _, _ in band.points] == sorted(
+            {samples for samples, _, _ in band.points}
+        )
 
 
 def test_a_band_is_linear_between_two_points_and_ends_a_step_beyond_them():
@@ -37,12 +41,15 @@ def test_a_band_is_linear_between_two_points_and_ends_a_step_beyond_them():
 
 
 @pytest.mark.parametrize(
-    "text", ["{}", "[]", '{"bands": []}', '{"bands": [{"points": []}]}', "not JSON", '{"bands": [3]}']
+    "text",
+    ["{}", "[]", '{"bands": []}', '{"bands": [{"points": []}]}', "not JSON", '{"bands": [3]}'],
 )
 def test_a_file_without_a_band_is_a_one_line_error(tmp_path, text):
     path = tmp_path / "band.json"
     path.write_text(text)
-    with pytest.raises(ReviewError, match=r"band\.json: (no band of accuracies|is not JSON|expected a JSON object)"):
+    with pytest.raises(
+        ReviewError, match=r"band\.json: (no band of accuracies|is not JSON|expected a JSON object)"
+    ):
         bands.read(path)
     with pytest.raises(ReviewError, match="No such file"):
         bands.read(tmp_path / "none.json")

@@ -17,14 +17,23 @@ from review.results.score import load_results
 
 
 def event(key, value, time_ms, **metadata):
-    record = {"namespace": "", "time_ms": time_ms, "event_type": "POINT_IN_TIME", "key": key, "value": value}
+    record = {
+        "namespace": "",
+        "time_ms": time_ms,
+        "event_type": "POINT_IN_TIME",
+        "key": key,
+        "value": value,
+    }
     return f":::MLLOG {json.dumps({**record, 'metadata': metadata})}\n"
 
 
 def measurement(start, stop, seed, efficiency=None, stops=True):
     """A node's power file: an uneven reading about every second, in disorder as several writers leave them."""
     chance = random.Random(seed)
-    lines = [event("power_reading", 8000 + 1000 * chance.random(), time) for time in range(start + 700, stop, 970)]
+    lines = [
+        event("power_reading", 8000 + 1000 * chance.random(), time)
+        for time in range(start + 700, stop, 970)
+    ]
     chance.shuffle(lines)
     lines.insert(0, event("power_measurement_start", None, start))
     lines += [event("conversion_eff", efficiency, start)] if efficiency else []
@@ -34,21 +43,28 @@ def measurement(start, stop, seed, efficiency=None, stops=True):
 def write_measurements(folder, nodes=2, switches=0, **options):
     for index, path in enumerate(sorted(folder.glob("result_*.txt"))):
         events = [json.loads(line.split(":::MLLOG ")[1]) for line in path.read_text().splitlines()]
-        start, stop = (next(e["time_ms"] for e in events if e["key"] == key) for key in ("run_start", "run_stop"))
+        start, stop = (
+            next(e["time_ms"] for e in events if e["key"] == key)
+            for key in ("run_start", "run_stop")
+        )
         place = folder / "power" / path.stem
         place.mkdir(parents=True)
         for node in range(nodes):
             content = measurement(start - 400, stop + 900, 100 * index + node, **options)
             (place / f"node_{node}.txt").write_text(content)
         for switch in range(switches):
-            content = event("conversion_eff", 0.9, start) + event("interconnect_power_est", 700.5 + index, start)
+            content = event("conversion_eff", 0.9, start) + event(
+                "interconnect_power_est", 700.5 + index, start
+            )
             (place / f"sw_{switch}.txt").write_text(content)
 
 
 def official(folder):
     """(minutes, joules) by the official summarizer."""
     with contextlib.redirect_stdout(io.StringIO()):
-        score = result_summarizer._compute_strong_score_standalone("bert", "x", True, str(folder), "training", "5.0.0")
+        score = result_summarizer._compute_strong_score_standalone(
+            "bert", "x", True, str(folder), "training", "5.0.0"
+        )
     return score[:2]
 
 
@@ -72,7 +88,9 @@ def test_without_power_there_is_no_energy(submission):
     assert result.energy is None
 
 
-def test_a_run_without_readings_takes_the_energy_and_leaves_the_time(submission, power_files, capsys):
+def test_a_run_without_readings_takes_the_energy_and_leaves_the_time(
+    submission, power_files, capsys
+):
     power_files(submission)
     shutil.rmtree(submission / "power" / "result_4")
     assert main(["show", "--json", str(submission)]) == 0
@@ -98,7 +116,9 @@ def test_compare_sees_that_one_result_takes_less_energy(submission, tmp_path, po
     shutil.copytree(submission, other)
     power_files(submission)
     power_files(other, watts=4000.0)
-    (comparison,) = compare([result for folder in (submission, other) for result in load_results(folder)])
+    (comparison,) = compare(
+        [result for folder in (submission, other) for result in load_results(folder)]
+    )
     assert comparison.ratios["energy"].value == pytest.approx(1.25, rel=1e-3)
     assert comparison.ratios["energy"].significant
 

@@ -16,7 +16,11 @@ from review.watch import Standing
 
 def test_the_table_holds_ten_runs_of_one_system():
     band = next(band for band in gate.published() if band.batch_size == 768)
-    for samples, low, high in ((150_000, 0.376, 0.382), (450_000, 0.450, 0.523), (2_100_000, 0.7180, 0.7201)):
+    for samples, low, high in (
+        (150_000, 0.376, 0.382),
+        (450_000, 0.450, 0.523),
+        (2_100_000, 0.7180, 0.7201),
+    ):
         found = band.compare(samples, low)
         assert found.low <= low < high <= found.high, "ten runs of v5.0 at batch 768"
 
@@ -52,12 +56,16 @@ def test_a_run_outside_is_reported_with_its_samples_and_the_likeliest_cause(
     path = log.write(tmp_path / "result_0.txt")
     main(["check", str(path)])
     shown = capsys.readouterr().out
-    assert f"outside the published runs: {accuracy:.4f} at {samples:,} samples, of 488 runs" in shown
+    assert (
+        f"outside the published runs: {accuracy:.4f} at {samples:,} samples, of 488 runs" in shown
+    )
     assert cause in shown.partition("likely causes: ")[2].partition(";")[0]
     assert main(["watch", "--once", str(path)]) == 0
     assert f"outside the published runs: {accuracy:.4f} at {samples:,}" in capsys.readouterr().out
     assert main(["watch", "--once", "--json", str(path)]) == 0
-    assert json.loads(capsys.readouterr().out)["outside_published"]["evaluation"]["samples"] == samples
+    assert (
+        json.loads(capsys.readouterr().out)["outside_published"]["evaluation"]["samples"] == samples
+    )
 
 
 def test_other_hyper_parameters_are_the_first_cause_and_no_warning(writer, tmp_path, capsys):

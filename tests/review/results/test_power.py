@@ -19,7 +19,10 @@ def write_log(path, sustained=None) -> None:
     if sustained:
         events.append(("sustained_training_stop", START + 1000 * sustained, {}))
     head = {"namespace": "", "event_type": "INTERVAL_END", "value": None}
-    lines = [json.dumps(head | {"time_ms": at, "key": key, "metadata": about}) for key, at, about in events]
+    lines = [
+        json.dumps(head | {"time_ms": at, "key": key, "metadata": about})
+        for key, at, about in events
+    ]
     path.write_text("".join(f":::MLLOG {line}\n" for line in lines))
 
 
@@ -32,8 +35,15 @@ def measure(tmp_path):
         write_log(tmp_path / "result_0.txt", sustained)
         for node, samples in nodes.items():
             rows = [f"{START + round(1000 * at)},{watts}" for at, watts in samples]
-            (tmp_path / "samples" / f"{node}.csv").write_text("\n".join([f"time_ms,watts_{source}", *rows]) + "\n")
-        energy.write(tmp_path / "samples", tmp_path / "result_0.txt", tmp_path / "power" / "result_0", efficiency)
+            (tmp_path / "samples" / f"{node}.csv").write_text(
+                "\n".join([f"time_ms,watts_{source}", *rows]) + "\n"
+            )
+        energy.write(
+            tmp_path / "samples",
+            tmp_path / "result_0.txt",
+            tmp_path / "power" / "result_0",
+            efficiency,
+        )
         return tmp_path
 
     return measure
@@ -56,7 +66,10 @@ def test_only_the_time_of_the_run_counts_and_nodes_add_up(measure):
     node = [(second + 0.5, watts(second + 0.5)) for second in range(-60, 200)]
     folder = measure({"dgx1": node, "dgx2": node}, efficiency=0.5)
     assert official_energy(folder) == pytest.approx(0.5 * 2 * 1000.0 * 100)
-    assert sorted(path.name for path in (folder / "power" / "result_0").iterdir()) == ["node_0.txt", "node_1.txt"]
+    assert sorted(path.name for path in (folder / "power" / "result_0").iterdir()) == [
+        "node_0.txt",
+        "node_1.txt",
+    ]
 
 
 def test_a_reading_holds_from_the_one_before_it(measure):
@@ -77,7 +90,9 @@ def test_gpus_alone_are_not_called_a_node(measure):
 
 
 @pytest.mark.parametrize("samples", [[], [(1, 5.0), (101, 5.0)], [(-1, 5.0), (99, 5.0)]])
-def test_samples_that_do_not_cover_the_run_are_an_error_and_write_nothing(measure, tmp_path, samples):
+def test_samples_that_do_not_cover_the_run_are_an_error_and_write_nothing(
+    measure, tmp_path, samples
+):
     with pytest.raises(energy.EnergyError, match=r"n\.csv: the samples cover .*, not the run from"):
         measure({"n": samples})
     assert not (tmp_path / "power").exists()
@@ -89,7 +104,11 @@ def run(monkeypatch, capsys, *arguments) -> tuple[int, str]:
 
 
 def test_foreign_files_are_one_line_each(monkeypatch, capsys, tmp_path):
-    result, samples, sample = tmp_path / "result_0.txt", tmp_path / "samples", tmp_path / "samples" / "n.csv"
+    result, samples, sample = (
+        tmp_path / "result_0.txt",
+        tmp_path / "samples",
+        tmp_path / "samples" / "n.csv",
+    )
     write_log(result)
     samples.mkdir()
 

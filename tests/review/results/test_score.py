@@ -24,7 +24,13 @@ def official_rcp():
         logging.disable(logging.CRITICAL)
         try:
             return rcp_checker.check_directory(
-                str(folder), "training", ruleset, False, False, rcp_pass="pruned_rcps", set_scaling=False
+                str(folder),
+                "training",
+                ruleset,
+                False,
+                False,
+                rcp_pass="pruned_rcps",
+                set_scaling=False,
             )
         finally:
             logging.disable(logging.NOTSET)
@@ -40,7 +46,10 @@ def test_reference_points_are_the_official_ones(ruleset):
     from mlperf_logging.rcp_checker import rcp_checker
 
     checker = rcp_checker.RCP_Checker("training", ruleset, "bert", False)
-    for ours, theirs in ((rcp.points(ruleset), checker.rcp_data), (rcp.pruned(ruleset), checker.pruned_rcp_data)):
+    for ours, theirs in (
+        (rcp.points(ruleset), checker.rcp_data),
+        (rcp.pruned(ruleset), checker.pruned_rcp_data),
+    ):
         expected = {record["BS"]: record for record in theirs.values()}
         assert {point.batch_size for point in ours} == set(expected)
         for point in ours:
@@ -51,9 +60,13 @@ def test_reference_points_are_the_official_ones(ruleset):
             assert point.mean / point.minimum == pytest.approx(record["Max Speedup"], rel=1e-9)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    batch_size=st.sampled_from([32, 256, 448, 449, 768, 1536, 4608, 6912, 8192, 12000, 16384, 16385]),
+    batch_size=st.sampled_from(
+        [32, 256, 448, 449, 768, 1536, 4608, 6912, 8192, 12000, 16384, 16385]
+    ),
     interval=st.integers(100_000, 350_000),
     evaluations=st.lists(st.integers(8, 22), min_size=10, max_size=10),
     aborted=st.sets(st.integers(0, 9), max_size=2),
@@ -62,7 +75,9 @@ def test_rcp_verdict_and_scaling_are_the_official_ones(
     batch_size, interval, evaluations, aborted, writer, tmp_path, official_rcp
 ):
     for index, count in enumerate(evaluations):
-        log = writer(seed=index, evaluations=count, interval=interval).change("global_batch_size", value=batch_size)
+        log = writer(seed=index, evaluations=count, interval=interval).change(
+            "global_batch_size", value=batch_size
+        )
         if index in aborted:
             log.change("run_stop", metadata={"status": "aborted"})
         log.write(tmp_path / f"result_{index}.txt")
@@ -86,7 +101,9 @@ def test_the_verdict_on_the_edge_is_the_official_one(writer, tmp_path, official_
         assert (result.rcp_test.passed, official_rcp(tmp_path)[0]) == (expected, expected)
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     counts=st.lists(st.integers(10, 20), min_size=10, max_size=10),
     speeds=st.lists(st.floats(5, 20), min_size=10, max_size=10),

@@ -27,14 +27,27 @@ def mutations():
     """Name and change of a log's text or lines."""
     for key in " ".join(KEYS).split():
         yield f"without {key}", lambda log, key=key: log.drop(key).text()
-    for key in ("run_start", "seed", "global_batch_size", "submission_division", "eval_samples", "cache_clear"):
+    for key in (
+        "run_start",
+        "seed",
+        "global_batch_size",
+        "submission_division",
+        "eval_samples",
+        "cache_clear",
+    ):
         yield f"{key} twice", lambda log, key=key: log.text() + line(log, key)
         yield f"{key} twice, differing", lambda log, key=key: log.text() + line(log, key, value=7)
-    yield "without epoch and block starts", lambda log: log.drop("epoch_start", "block_start").text()
+    yield (
+        "without epoch and block starts",
+        lambda log: log.drop("epoch_start", "block_start").text(),
+    )
     yield "without any stop", lambda log: log.drop("epoch_stop", "block_stop").text()
     yield "without evaluation times", lambda log: log.drop("eval_start", "eval_stop").text()
     for key, fields in VALUES:
-        yield f"{key} {fields}", lambda log, key=key, fields=fields: log.change(key, **fields).text()
+        yield (
+            f"{key} {fields}",
+            lambda log, key=key, fields=fields: log.change(key, **fields).text(),
+        )
     for old, new in TEXTS:
         yield f"text {old} to {new!r}", lambda log, old=old, new=new: log.text().replace(old, new)
     yield "nothing", lambda log: ""
@@ -97,8 +110,12 @@ def line(log, key, /, **fields):
     return f":::MLLOG {json.dumps(found | fields)}\n"
 
 
-@pytest.mark.parametrize(("name", "mutate"), [pytest.param(*case, id=case[0]) for case in mutations()])
-def test_verdict_equals_the_official_one_on_mutated_logs(name, mutate, writer, tmp_path, official_compliance):
+@pytest.mark.parametrize(
+    ("name", "mutate"), [pytest.param(*case, id=case[0]) for case in mutations()]
+)
+def test_verdict_equals_the_official_one_on_mutated_logs(
+    name, mutate, writer, tmp_path, official_compliance
+):
     path = tmp_path / "result_0.txt"
     path.write_bytes(mutate(writer()).encode("latin-1"))
     assert Run(read_log(path)).compliant == official_compliance(path)
@@ -116,12 +133,16 @@ def test_a_valid_log_passes_and_each_missing_key_is_named(writer, tmp_path, offi
 def test_findings_name_the_line(writer, tmp_path):
     log = writer().change("gradient_accumulation_steps", value=0)
     (finding,) = check_compliance(read_log(log.write(tmp_path / "result_0.txt", prefix="noise\n")))
-    number = next(i for i, record in enumerate(log.lines) if record["key"] == "gradient_accumulation_steps")
+    number = next(
+        i for i, record in enumerate(log.lines) if record["key"] == "gradient_accumulation_steps"
+    )
     assert finding.line == 2 * number + 2
 
 
 @pytest.mark.parametrize("ruleset", rulesets())
-def test_every_ruleset_with_bert_agrees_with_the_official_checker(ruleset, writer, tmp_path, official_compliance):
+def test_every_ruleset_with_bert_agrees_with_the_official_checker(
+    ruleset, writer, tmp_path, official_compliance
+):
     variants = {
         "valid": writer(),
         "no platform": writer().drop("submission_platform"),
@@ -151,9 +172,13 @@ NUMBER = st.one_of(st.integers(-5, 10**7), st.floats())
 VALUE = st.one_of(st.none(), st.booleans(), NUMBER, st.text(max_size=3), st.lists(st.none()))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32), edits=st.lists(st.tuples(st.integers(0, 4), VALUE), max_size=4))
-def test_verdict_equals_the_official_one_under_random_edits(seed, edits, writer, tmp_path, official_compliance):
+def test_verdict_equals_the_official_one_under_random_edits(
+    seed, edits, writer, tmp_path, official_compliance
+):
     log, choose = writer(evaluations=3), random.Random(seed)
     for kind, value in edits:
         at = choose.randrange(len(log.lines))

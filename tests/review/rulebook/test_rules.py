@@ -12,10 +12,14 @@ NOTES |= {"results_of_system", "field_asked"}
 
 
 def test_every_rule_is_used_and_every_one_that_is_used_is_there(repository):
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in (repository / "review").rglob("*.py"))
+    sources = "\n".join(
+        path.read_text(encoding="utf-8") for path in (repository / "review").rglob("*.py")
+    )
     rules = {name for name in _rules() if name not in ("official", "tables")}
     assert [name for name in sorted(rules) if f'"{name}"' not in sources] == []
-    used = set(re.findall(r'\b_?broken\(\s*"(\w+)"', sources)) | set(re.findall(r'\bsay\("(\w+)"', sources))
+    used = set(re.findall(r'\b_?broken\(\s*"(\w+)"', sources)) | set(
+        re.findall(r'\bsay\("(\w+)"', sources)
+    )
     assert used - rules == set()
 
 

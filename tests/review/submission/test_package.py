@@ -38,7 +38,14 @@ RUN_BY = ("setup.sh", "run_and_time.sh")  # executable
 
 def git(folder: Path, *arguments: str) -> str:
     """Runs git with a test identity."""
-    identity = ["-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
+    identity = [
+        "-c",
+        "user.name=test",
+        "-c",
+        "user.email=test@example.com",
+        "-c",
+        "commit.gpgsign=false",
+    ]
     command = ["git", "-C", str(folder), *identity, *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
@@ -64,10 +71,26 @@ def request_(tmp_path, submission):
     commit = commit_all(repository)
     runs = tmp_path / "runs" / "box_20260101"
     shutil.copytree(submission, runs)
-    (runs / "environment.json").write_text(json.dumps({"git_commit": commit, "packages": {"torch": "2.13.0"}}))
+    (runs / "environment.json").write_text(
+        json.dumps({"git_commit": commit, "packages": {"torch": "2.13.0"}})
+    )
     (runs / "config.json").write_text(json.dumps({"mlperf": {"system": "BOX_1x8x48x1_pack"}}))
-    line = ["package", str(runs), "--org", "EXAMPLE", "--system", "BOX", "-o", str(tmp_path / "out" / "package")]
-    line += ["--description", str(submission.parents[2] / "systems" / "dgx.json"), "--repository", str(repository)]
+    line = [
+        "package",
+        str(runs),
+        "--org",
+        "EXAMPLE",
+        "--system",
+        "BOX",
+        "-o",
+        str(tmp_path / "out" / "package"),
+    ]
+    line += [
+        "--description",
+        str(submission.parents[2] / "systems" / "dgx.json"),
+        "--repository",
+        str(repository),
+    ]
     return parser().parse_args(line)
 
 
@@ -78,7 +101,11 @@ def replace(request: argparse.Namespace, **fields: object) -> argparse.Namespace
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file's content by its name."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_the_official_tools_accept_the_package_and_give_our_score(request_, tmp_path):
@@ -87,13 +114,17 @@ def test_the_official_tools_accept_the_package_and_give_our_score(request_, tmp_
     root = request_.output / "EXAMPLE"
     before = tree(root)
     assert official.check_repository(root).passed
-    shutil.copytree(root, tmp_path / "copy" / "EXAMPLE")  # the official checkers write into what they check
+    shutil.copytree(
+        root, tmp_path / "copy" / "EXAMPLE"
+    )  # the official checkers write into what they check
     assert official.check_package(tmp_path / "copy" / "EXAMPLE", "5.0.0").passed
     assert tree(tmp_path / "copy" / "EXAMPLE") == before, "scaling.json is there already, and right"
     (result,) = load_results(root / "results" / "BOX" / "bert")
     assert result.scaling_factor > 1
     place = str(root / "results" / "BOX" / "bert")
-    score = result_summarizer._compute_strong_score_standalone("bert", "BOX", False, place, "training", "5.0.0")
+    score = result_summarizer._compute_strong_score_standalone(
+        "bert", "BOX", False, place, "training", "5.0.0"
+    )
     assert score[0] == pytest.approx(result.score, rel=1e-9)
     readme = (root / "README.md").read_text()
     assert f"| BOX | 8 | {result.score:.4f} | 10 |" in readme
@@ -104,7 +135,16 @@ def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(request_):
         path.write_text(re.sub(r'"epoch_num": \d+', '"epoch_num": 1', path.read_text()))
     assert not package(request_).passed
     assert not request_.output.exists()
-    line = ["package", str(request_.runs), "--org", "EXAMPLE", "--system", "BOX", "-o", str(request_.output)]
+    line = [
+        "package",
+        str(request_.runs),
+        "--org",
+        "EXAMPLE",
+        "--system",
+        "BOX",
+        "-o",
+        str(request_.output),
+    ]
     line += ["--description", str(request_.description), "--repository", str(request_.repository)]
     assert main([*line, "--rcp-bert-train-samples"]) == 0
     assert (request_.output / "EXAMPLE.tar.gz").is_file()
@@ -123,7 +163,9 @@ def test_logs_are_copied_byte_for_byte_and_numbered_from_zero(request_):
     for index in range(10):
         copied = (results / f"result_{index}.txt").read_bytes()
         assert copied == (request_.runs / f"result_{index + 1}.txt").read_bytes()
-    assert {path.name for path in results.iterdir()} == {f"result_{i}.txt" for i in range(10)} | {"scaling.json"}
+    assert {path.name for path in results.iterdir()} == {f"result_{i}.txt" for i in range(10)} | {
+        "scaling.json"
+    }
 
 
 def test_the_code_is_that_of_the_commit_that_ran(request_):
@@ -143,7 +185,12 @@ def test_the_code_is_that_of_the_commit_that_ran(request_):
     assert facts["config"] == CONFIG
     assert facts["environment"]["packages"] == {"torch": "2.13.0"}
     readme = (code / "README-BOX.md").read_text()
-    for wanted in (facts["commit"], f"source {CONFIG}", "export DGXNGPU=8", "opt_base_learning_rate"):
+    for wanted in (
+        facts["commit"],
+        f"source {CONFIG}",
+        "export DGXNGPU=8",
+        "opt_base_learning_rate",
+    ):
         assert wanted in readme
 
 
@@ -156,7 +203,9 @@ def test_the_archive_holds_the_folder_and_its_checksum_holds(request_, tmp_path)
         for member in tar:
             assert member.name.split("/")[0] == "EXAMPLE"
             assert (member.uid, member.gid, member.mtime) == (0, 0, 0)
-        safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Debian 12's Python 3.11.2 has none
+        safely = (
+            {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        )  # Debian 12's Python 3.11.2 has none
         tar.extractall(tmp_path / "unpacked", **safely)
     assert tree(tmp_path / "unpacked" / "EXAMPLE") == tree(folder)
     again = package(replace(request_, output=tmp_path / "again"))
@@ -174,7 +223,9 @@ def test_what_fails_a_check_is_not_written(request_, writer):
     said = " ".join(finding.message for one in made.checked for finding in one.findings)
     assert "0.720" in said or "target" in said
     places = [str(finding.file) for one in made.checked for finding in one.findings if finding.file]
-    assert all(place.startswith(str(request_.output)) for place in places), "no names of temporary folders"
+    assert all(place.startswith(str(request_.output)) for place in places), (
+        "no names of temporary folders"
+    )
 
 
 def test_a_second_system_joins_the_package(request_):
@@ -223,7 +274,9 @@ def test_a_full_disk_leaves_what_was_there(request_, monkeypatch, add):
 
 def environment(git_commit):
     """A change of what the run says of its commit."""
-    return lambda r: (r.runs / "environment.json").write_text(json.dumps({"git_commit": git_commit}))
+    return lambda r: (r.runs / "environment.json").write_text(
+        json.dumps({"git_commit": git_commit})
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +303,9 @@ def environment(git_commit):
         (lambda r: shutil.rmtree(r.repository / ".git"), {}, "commit"),
     ],
 )
-def test_wrong_input_is_a_one_line_error_and_writes_nothing(request_, tmp_path, change, fields, says):
+def test_wrong_input_is_a_one_line_error_and_writes_nothing(
+    request_, tmp_path, change, fields, says
+):
     if change:
         change(request_)
     before = sorted(tmp_path.rglob("*"))
@@ -280,15 +335,28 @@ def test_a_commit_without_the_scripts_of_the_rules_is_refused(request_):
 
 
 def test_the_command_packages_this_repository(request_, repository, tmp_path, capsys):
-    if subprocess.run(["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, check=False
+    ).returncode:
         pytest.skip("not a git checkout")
-    arguments = ["package", str(request_.runs), "--org", "EXAMPLE", "--system", "BOX", "-o", str(request_.output)]
+    arguments = [
+        "package",
+        str(request_.runs),
+        "--org",
+        "EXAMPLE",
+        "--system",
+        "BOX",
+        "-o",
+        str(request_.output),
+    ]
     arguments += ["--description", str(request_.description), "--json"]
     config = next((repository / "configs").glob("config_*x*.sh")).name
     assert main([*arguments, "--commit", "HEAD", "--config", config]) == 0
     assert json.loads(capsys.readouterr().out)["passed"] is True
     code = request_.output / "EXAMPLE" / "benchmarks" / "bert" / "implementations" / "pytorch"
-    assert {*SCRIPTS, "run.sub", "configs", "input_preprocessing"} <= {path.name for path in code.iterdir()}
+    assert {*SCRIPTS, "run.sub", "configs", "input_preprocessing"} <= {
+        path.name for path in code.iterdir()
+    }
     (request_.runs / "result_9.txt").unlink()
     shutil.rmtree(request_.output)
     assert main([*arguments, "--commit", "HEAD", "--config", config]) == 1
@@ -315,17 +383,25 @@ def test_published_results_make_a_package(request_, real_folders):
 
 def test_the_energy_of_a_run_stays_with_its_log(request_, power_files):
     runs = request_.runs
-    (runs / "result_0.txt").rename(runs / "result_10.txt")  # the last by number, the ninth of the package
+    (runs / "result_0.txt").rename(
+        runs / "result_10.txt"
+    )  # the last by number, the ninth of the package
     power_files(runs)
     made = package(request_)
     assert made.passed
     results = request_.output / "EXAMPLE" / "results" / "BOX" / "bert"
     for index, original in enumerate([*range(1, 10), 10]):
-        assert (results / f"result_{index}.txt").read_bytes() == (runs / f"result_{original}.txt").read_bytes()
+        assert (results / f"result_{index}.txt").read_bytes() == (
+            runs / f"result_{original}.txt"
+        ).read_bytes()
         kept, written = (folder / "power" for folder in (runs, results))
         file = "node_0.txt"
-        assert (written / f"result_{index}" / file).read_bytes() == (kept / f"result_{original}" / file).read_bytes()
-    assert sorted(path.name for path in (results / "power").iterdir()) == [f"result_{i}" for i in range(10)]
+        assert (written / f"result_{index}" / file).read_bytes() == (
+            kept / f"result_{original}" / file
+        ).read_bytes()
+    assert sorted(path.name for path in (results / "power").iterdir()) == [
+        f"result_{i}" for i in range(10)
+    ]
     (before,), (after,) = load_results(runs), load_results(results)
     assert after.energy.joules == before.energy.joules
     readme = request_.output / "EXAMPLE" / "benchmarks/bert/implementations/pytorch/README-BOX.md"
@@ -333,7 +409,9 @@ def test_the_energy_of_a_run_stays_with_its_log(request_, power_files):
 
 
 @pytest.mark.parametrize("output", ["link/package", "out/../package"])
-def test_a_package_lies_wherever_its_folder_is_reached_from(request_, tmp_path, output, power_files):
+def test_a_package_lies_wherever_its_folder_is_reached_from(
+    request_, tmp_path, output, power_files
+):
     (tmp_path / "out").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "out")
     power_files(request_.runs)
@@ -348,7 +426,9 @@ def test_the_code_of_another_repository_brings_its_own_instructions(request_, tm
         (other / name).parent.mkdir(parents=True, exist_ok=True)
         (other / name).write_text(f"other {name}\n")
     git(tmp_path, "init", "-q", str(other))
-    request = replace(request_, repository=other, commit=commit_all(other), config="params/box.yaml")
+    request = replace(
+        request_, repository=other, commit=commit_all(other), config="params/box.yaml"
+    )
     made = package(request)
     assert made.passed
     (readme,) = made.files[0].rglob("README-BOX.md")

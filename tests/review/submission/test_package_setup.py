@@ -28,13 +28,21 @@ def setup(repository, tmp_path):
     def run(*arguments, have=()):
         for name in have:
             tool(tools / name)
-        needed = ":".join({str(Path(path).parent) for name in ("bash", "dirname") if (path := shutil.which(name))})
-        hidden = {name for name in ("docker", "enroot") if name not in have and shutil.which(name, path=needed)}
+        needed = ":".join(
+            {str(Path(path).parent) for name in ("bash", "dirname") if (path := shutil.which(name))}
+        )
+        hidden = {
+            name
+            for name in ("docker", "enroot")
+            if name not in have and shutil.which(name, path=needed)
+        }
         if hidden:
             pytest.skip(f"{hidden} beside bash cannot be hidden")
         environment = {**os.environ, "PATH": f"{tools}:{needed}"}
         command = ["bash", str(tmp_path / "setup.sh"), *arguments]
-        ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/", check=False)
+        ran = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd="/", check=False
+        )
         return ran.returncode, ran.stderr, calls.read_text().splitlines() if calls.exists() else []
 
     return run
@@ -52,7 +60,10 @@ def test_docker_builds_the_image_of_that_name(setup):
 def test_enroot_imports_what_docker_built_and_never_overwrites(setup, tmp_path):
     code, _, calls = setup("enroot", have=["docker", "enroot"])
     assert code == 0
-    assert calls == ["docker build -t mlperf-bert .", "enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert"]
+    assert calls == [
+        "docker build -t mlperf-bert .",
+        "enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert",
+    ]
     (tmp_path / "mlperf-bert.sqsh").touch()
     code, error, after = setup("enroot", have=["docker", "enroot"])
     assert code == 2
@@ -61,7 +72,8 @@ def test_enroot_imports_what_docker_built_and_never_overwrites(setup, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"), [(["apt"], "apt"), (["docker"], "docker is not"), (["enroot"], "enroot is not")]
+    ("arguments", "says"),
+    [(["apt"], "apt"), (["docker"], "docker is not"), (["enroot"], "enroot is not")],
 )
 def test_what_cannot_work_is_a_one_line_error(setup, arguments, says):
     code, error, calls = setup(*arguments)

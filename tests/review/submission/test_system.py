@@ -43,17 +43,22 @@ Memory Device
 EMPTY_SLOT = "\nHandle 0x0021, DMI type 17, 92 bytes\nMemory Device\n\tSize: No Module Installed\n\tType: Unknown\n"
 GPU = "NVIDIA H100 80GB HBM3, 81559, 1980, 5, 16, 550.54.15\n"
 DISKS: list[dict[str, Any]] = [
-    *({"name": f"nvme{i}n1", "type": "disk", "size": 3840755982336, "rota": False, "tran": "nvme"} for i in range(8)),
+    *(
+        {"name": f"nvme{i}n1", "type": "disk", "size": 3840755982336, "rota": False, "tran": "nvme"}
+        for i in range(8)
+    ),
     {"name": "sda", "type": "disk", "size": "16000900661248", "rota": "1", "tran": "sas"},
     {"name": "loop0", "type": "loop", "size": 5, "rota": False, "tran": None},
     {"name": "zram0", "type": "disk", "size": 0, "rota": False, "tran": None},
 ]
 LINKS = "".join(
-    f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: GPU-{i})\n" + "".join(f"\t Link {n}: 26.562 GB/s\n" for n in range(18))
+    f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: GPU-{i})\n"
+    + "".join(f"\t Link {n}: 26.562 GB/s\n" for n in range(18))
     for i in range(8)
 )
 TOPOLOGY = "\t\x1b[4mGPU0\tGPU1\tNIC0\x1b[0m\n" + "".join(
-    f"GPU{i}\t" + "\t".join(" X " if i == j else "NV18" for j in range(8)) + "\tPXB\t0-55\n" for i in range(8)
+    f"GPU{i}\t" + "\t".join(" X " if i == j else "NV18" for j in range(8)) + "\tPXB\t0-55\n"
+    for i in range(8)
 )
 DGX_COMMANDS = {
     "lscpu": LSCPU,
@@ -74,7 +79,9 @@ DGX_FILES = {
 for index in range(10):
     DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/rate"] = "400 Gb/sec (4X NDR)"
     DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/link_layer"] = "InfiniBand"
-    DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/state"] = "4: ACTIVE" if index < 8 else "1: DOWN"
+    DGX_FILES[f"/sys/class/infiniband/mlx5_{index}/ports/1/state"] = (
+        "4: ACTIVE" if index < 8 else "1: DOWN"
+    )
 
 
 class Fake(Machine):
@@ -86,13 +93,17 @@ class Fake(Machine):
 
     def run(self, *command):
         line = " ".join(command)
-        return next((output for start, output in self.commands.items() if line.startswith(start)), "")
+        return next(
+            (output for start, output in self.commands.items() if line.startswith(start)), ""
+        )
 
     def read(self, path):
         return self.files.get(path, "")
 
     def paths(self, folder, pattern):
-        return sorted(path for path in self.files if path.startswith(folder) and Path(path).match(pattern))
+        return sorted(
+            path for path in self.files if path.startswith(folder) and Path(path).match(pattern)
+        )
 
     def version(self, package):
         return self.packages.get(package, "")
@@ -147,7 +158,9 @@ def test_without_dmidecode_the_kernel_says_how_much_memory_there_is():
     assert "host_memory_configuration" not in found
 
 
-@pytest.mark.parametrize("garbage", ["", "error\n", "\0\1", "a,b\n" * 3, "{}", "[1]", '{"blockdevices": [3]}', ":\n::"])
+@pytest.mark.parametrize(
+    "garbage", ["", "error\n", "\0\1", "a,b\n" * 3, "{}", "[1]", '{"blockdevices": [3]}', ":\n::"]
+)
 def test_probes_survive_whatever_commands_print(tmp_path, garbage):
     machine = Fake(dict.fromkeys(DGX_COMMANDS, garbage), dict.fromkeys(DGX_FILES, garbage))
     described = system.describe([], machine)
@@ -168,7 +181,9 @@ def test_a_machine_that_says_nothing_has_no_blank_that_crashes_the_official_summ
 
 def test_this_very_machine_is_described_and_passes(tmp_path, capsys):
     path = tmp_path / "here.json"
-    assert main(["system", "-o", str(path), "--no-input", "--set", "submitter=EXAMPLE", "--json"]) == 0
+    assert (
+        main(["system", "-o", str(path), "--no-input", "--set", "submitter=EXAMPLE", "--json"]) == 0
+    )
     said = json.loads(capsys.readouterr().out)
     fields = json.loads(path.read_text())
     assert said["fields"] == fields
@@ -178,7 +193,10 @@ def test_this_very_machine_is_described_and_passes(tmp_path, capsys):
 
 
 def test_the_first_source_that_knows_a_field_counts():
-    given = [("--set", {"cooling": "liquid"}), ("file", {"cooling": "air", "number_of_nodes": 4, "hw_notes": ""})]
+    given = [
+        ("--set", {"cooling": "liquid"}),
+        ("file", {"cooling": "air", "number_of_nodes": 4, "hw_notes": ""}),
+    ]
     described = system.describe(given, DGX)
     assert described.fields["cooling"] == "liquid"
     assert described.fields["number_of_nodes"] == "4", "values are strings"
@@ -232,7 +250,11 @@ def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
     assert "--update" in capsys.readouterr().err
     assert main([*arguments, "--update"]) == 0
     fields = json.loads(path.read_text())
-    assert (fields["cooling"], fields["system_name"], fields["framework_name"]) == ("air", "Box", "ours")
+    assert (fields["cooling"], fields["system_name"], fields["framework_name"]) == (
+        "air",
+        "Box",
+        "ours",
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,7 +299,9 @@ def test_a_machine_without_the_commands_is_no_error():
 
 def test_the_answers_to_fill_in_are_known_fields_and_blank_ones_are_no_answer(repository):
     answers = system.known(read_object(repository / "systems" / "answers.json"), "answers.json")
-    assert {name for name, wanted in FIELDS.items() if wanted} - set(probe(DGX)) <= set(answers) | {"number_of_nodes"}
+    assert {name for name, wanted in FIELDS.items() if wanted} - set(probe(DGX)) <= set(answers) | {
+        "number_of_nodes"
+    }
     assert system.describe([("file", answers)], DGX).fields["system_name"] == "NVIDIA DGXH100"
 
 

@@ -30,7 +30,10 @@ def official(organization: Path) -> bool:
     copy = organization.parent / "official" / organization.name
     pipes = [path.name for path in organization.rglob("*") if path.is_fifo()]
     shutil.copytree(
-        organization, copy, symlinks=True, ignore=lambda _, names: [name for name in names if name in pipes]
+        organization,
+        copy,
+        symlinks=True,
+        ignore=lambda _, names: [name for name in names if name in pipes],
     )
     said = []
     handler = logging.Handler()
@@ -114,14 +117,19 @@ def initial(accuracy):
         start = next(i for i, event in enumerate(events) if event["key"] == "eval_start")
         first = next(event for event in events if event["key"] == "eval_accuracy")
         metadata = first["metadata"] | {"epoch_num": 0}
-        events.insert(start, first | {"value": accuracy, "metadata": metadata, "time_ms": events[start]["time_ms"]})
+        events.insert(
+            start,
+            first | {"value": accuracy, "metadata": metadata, "time_ms": events[start]["time_ms"]},
+        )
 
     return lambda folder: edit(folder, 2, change=change)
 
 
 def go_on(events):
     last = max(i for i, event in enumerate(events) if event["key"] == "eval_accuracy")
-    metadata = events[last]["metadata"] | {"epoch_num": events[last]["metadata"]["epoch_num"] + 150_000}
+    metadata = events[last]["metadata"] | {
+        "epoch_num": events[last]["metadata"]["epoch_num"] + 150_000
+    }
     events.insert(last + 1, events[last] | {"metadata": metadata})
 
 
@@ -129,7 +137,9 @@ def system(**fields):
     def mutate(folder):
         path = folder.parents[2] / "systems" / "dgx.json"
         content = json.loads(path.read_text()) | fields
-        path.write_text(json.dumps({key: value for key, value in content.items() if value != "DROP"}, indent=1))
+        path.write_text(
+            json.dumps({key: value for key, value in content.items() if value != "DROP"}, indent=1)
+        )
 
     return mutate
 
@@ -241,7 +251,27 @@ def both(*changes):
 # name, change, what is found: (severity, file, key, part of the message)
 
 
-VALUES = [None, True, 0, 1, -1, 768, 896, "768", "closed", "open", "bert", "resnet", {}, [], 0.72, 0.7, 1e9, "", 42]
+VALUES = [
+    None,
+    True,
+    0,
+    1,
+    -1,
+    768,
+    896,
+    "768",
+    "closed",
+    "open",
+    "bert",
+    "resnet",
+    {},
+    [],
+    0.72,
+    0.7,
+    1e9,
+    "",
+    42,
+]
 
 
 def damage(folder, choose):
@@ -253,17 +283,23 @@ def damage(folder, choose):
         def change(events, seed=seed):
             same = random.Random(seed)
             event, kind, value = same.choice(events), same.randrange(6), same.choice(VALUES)
-            for one in [e for e in events if e["key"] == event["key"]] if same.random() < 0.5 else [event]:
+            for one in (
+                [e for e in events if e["key"] == event["key"]] if same.random() < 0.5 else [event]
+            ):
                 if kind == 0:
                     events.remove(one)
                 elif kind == 1:
                     one["value"] = value
                 elif kind == 2:
-                    one["metadata"] = same.choice([{}, None, {"epoch_num": value}, {"status": "aborted"}])
+                    one["metadata"] = same.choice(
+                        [{}, None, {"epoch_num": value}, {"status": "aborted"}]
+                    )
                 elif kind == 3:
                     events.insert(same.randrange(len(events)), one | {"value": value})
                 elif kind == 4:
-                    one["time_ms"] = same.choice([0, one["time_ms"] + 3_000_000, one["time_ms"] - 100_000, value])
+                    one["time_ms"] = same.choice(
+                        [0, one["time_ms"] + 3_000_000, one["time_ms"] - 100_000, value]
+                    )
                 else:
                     one["key"] = same.choice(events)["key"]
 
@@ -304,7 +340,9 @@ def misplace(folder, choose):
             if kind == 0:
                 path.mkdir()
             elif kind == 1:
-                path.symlink_to(choose.choice(["..", "nowhere", path.name, "/dev/null", "result_0.txt", "."]))
+                path.symlink_to(
+                    choose.choice(["..", "nowhere", path.name, "/dev/null", "result_0.txt", "."])
+                )
             elif kind == 2 and path.suffix != ".json":
                 os.mkfifo(path)
             elif kind == 3:

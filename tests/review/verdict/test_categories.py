@@ -43,7 +43,9 @@ def test_every_spelling_of_a_category_is_known(status, logged):
         ("Available cloud", "cloud", None),
     ],
 )
-def test_a_description_of_another_category_than_the_logs_is_a_warning(status, logged, says, submission):
+def test_a_description_of_another_category_than_the_logs_is_a_warning(
+    status, logged, says, submission
+):
     system = submission.parents[2] / "systems" / "dgx.json"
     system.write_text(json.dumps({**json.loads(system.read_text()), "status": status}))
     for path in submission.glob("result_*.txt"):

@@ -49,19 +49,43 @@ OFFICIAL_FAILURES = [
         put("eval_accuracy", 2, 6, value=0.7),
         ("error", "result_2.txt", None, "highest is 0.7"),
     ),
-    ("one seed", put("seed", value=3), ("error", "result_1.txt", "seed", "is 3, as in result_0.txt")),
+    (
+        "one seed",
+        put("seed", value=3),
+        ("error", "result_1.txt", "seed", "is 3, as in result_0.txt"),
+    ),
     ("one without seed", drop("seed", 5), ("error", "result_5.txt", "seed", "is missing")),
-    ("a seed of words", put("seed", 5, value="five"), ("error", "result_5.txt", "seed", "not a seed")),
+    (
+        "a seed of words",
+        put("seed", 5, value="five"),
+        ("error", "result_5.txt", "seed", "not a seed"),
+    ),
     ("half the samples", scale_samples(0.5), ("error", "bert", "RCP", "the minimum is")),
-    ("no reference", put("global_batch_size", value=32768), ("error", "bert", "RCP", "please submit RCP")),
+    (
+        "no reference",
+        put("global_batch_size", value=32768),
+        ("error", "bert", "RCP", "please submit RCP"),
+    ),
     (
         "differing batch",
         put("global_batch_size", 3, value=896),
         ("error", "result_3.txt", "global_batch_size", "is 896"),
     ),
-    ("no accuracy", drop("eval_accuracy"), ("error", "result_0.txt", "eval_accuracy", "is missing")),
-    ("no benchmark", drop("submission_benchmark"), ("error", "result_9.txt", "submission_benchmark", "is missing")),
-    ("no train_samples", drop("train_samples"), ("error", "result_8.txt", "train_samples", "is missing")),
+    (
+        "no accuracy",
+        drop("eval_accuracy"),
+        ("error", "result_0.txt", "eval_accuracy", "is missing"),
+    ),
+    (
+        "no benchmark",
+        drop("submission_benchmark"),
+        ("error", "result_9.txt", "submission_benchmark", "is missing"),
+    ),
+    (
+        "no train_samples",
+        drop("train_samples"),
+        ("error", "result_8.txt", "train_samples", "is missing"),
+    ),
     ("a field is missing", system(cooling="DROP"), ("error", "dgx.json", "cooling", "is missing")),
     (
         "a field is a number",
@@ -69,26 +93,62 @@ OFFICIAL_FAILURES = [
         ("error", "dgx.json", "accelerators_per_node", "a string"),
     ),
     ("unknown status", system(status="on shelf"), ("error", "dgx.json", "status", "'on shelf'")),
-    ("description is no JSON", rewrite("../../../systems/dgx.json", "{"), ("error", "dgx.json", None, "is not JSON")),
+    (
+        "description is no JSON",
+        rewrite("../../../systems/dgx.json", "{"),
+        ("error", "dgx.json", None, "is not JSON"),
+    ),
     (
         "description is a list",
         rewrite("../../../systems/dgx.json", "[]"),
         ("error", "dgx.json", None, "not a JSON object"),
     ),
-    ("no description", lambda f: (f / "../../../systems/dgx.json").unlink(), ("error", "dgx.json", None, "is missing")),
-    ("a broken log", rewrite("result_1.txt", ":::MLLOG {\n"), ("error", "result_1.txt", "seed", "cannot be read")),
-    ("one cut off", crop, ("error", "result_7.txt", "seed", "cannot be read, since a line is not JSON")),
+    (
+        "no description",
+        lambda f: (f / "../../../systems/dgx.json").unlink(),
+        ("error", "dgx.json", None, "is missing"),
+    ),
+    (
+        "a broken log",
+        rewrite("result_1.txt", ":::MLLOG {\n"),
+        ("error", "result_1.txt", "seed", "cannot be read"),
+    ),
+    (
+        "one cut off",
+        crop,
+        ("error", "result_7.txt", "seed", "cannot be read, since a line is not JSON"),
+    ),
     # One bad log of ten is accepted, unless an official checker crashes on it.
-    ("no accuracy in one", drop("eval_accuracy", 3), ("error", "bert", "RCP", "crashes on result_3.txt")),
-    ("no count in one", put("eval_accuracy", 3, metadata={}), ("error", "bert", "RCP", "without a number epoch_num")),
-    ("no status in one", put("run_stop", 3, metadata={}), ("error", "bert", "RCP", "run_stop without a status")),
+    (
+        "no accuracy in one",
+        drop("eval_accuracy", 3),
+        ("error", "bert", "RCP", "crashes on result_3.txt"),
+    ),
+    (
+        "no count in one",
+        put("eval_accuracy", 3, metadata={}),
+        ("error", "bert", "RCP", "without a number epoch_num"),
+    ),
+    (
+        "no status in one",
+        put("run_stop", 3, metadata={}),
+        ("error", "bert", "RCP", "run_stop without a status"),
+    ),
     (
         "another benchmark",
         put("submission_benchmark", 3, value="rgat"),
         ("error", "bert", "RCP", "_benchmark"),
     ),
-    ("no division", put("submission_division", 3, value="x"), ("error", "result_3.txt", None, "asks for rules")),
-    ("odd accuracy", put("eval_accuracy", 3, value={}), ("error", "result_3.txt", None, "cannot be evaluated")),
+    (
+        "no division",
+        put("submission_division", 3, value="x"),
+        ("error", "result_3.txt", None, "asks for rules"),
+    ),
+    (
+        "odd accuracy",
+        put("eval_accuracy", 3, value={}),
+        ("error", "result_3.txt", None, "cannot be evaluated"),
+    ),
 ]
 OVERLOOKED = [
     ("one aborted", put("run_stop", 2, metadata={"status": "aborted"}), None),
@@ -102,32 +162,76 @@ OVERLOOKED = [
         put("opt_base_learning_rate", 3, value=1),
         ("error", "result_3.txt", "opt_base_learning_rate", "0.00096"),
     ),
-    ("few samples", put("eval_samples", value=5000), ("error", "result_0.txt", "eval_samples", "5,000")),
+    (
+        "few samples",
+        put("eval_samples", value=5000),
+        ("error", "result_0.txt", "eval_samples", "5,000"),
+    ),
     (
         "divisions",
         put("submission_division", 1, value="open"),
         ("error", "result_1.txt", "submission_division", "is open"),
     ),
-    ("description of open", system(division="open"), ("warning", "dgx.json", "division", "in the logs 'closed'")),
-    ("division in capitals", system(division="Closed"), ("error", "dgx.json", "division", "'Closed'")),
+    (
+        "description of open",
+        system(division="open"),
+        ("warning", "dgx.json", "division", "in the logs 'closed'"),
+    ),
+    (
+        "division in capitals",
+        system(division="Closed"),
+        ("error", "dgx.json", "division", "'Closed'"),
+    ),
     ("misnamed folder", rename, ("error", "Bert", None, "is named 'Bert'")),
-    ("clock goes back", shift("run_stop", -3600), ("error", "result_4.txt", "run_stop", "before run_start")),
+    (
+        "clock goes back",
+        shift("run_stop", -3600),
+        ("error", "result_4.txt", "run_stop", "before run_start"),
+    ),
     (
         "an event from the past",
         shift("train_samples", -60),
         ("warning", "result_4.txt", "train_samples", " s earlier than line "),
     ),
-    ("accuracy at start", initial(0.36), ("warning", "result_2.txt", "eval_accuracy", "0.3600 before the first step")),
+    (
+        "accuracy at start",
+        initial(0.36),
+        ("warning", "result_2.txt", "eval_accuracy", "0.3600 before the first step"),
+    ),
     ("accuracy at start is right", initial(0.3409), None),
-    ("past", lambda f: edit(f, *ALL, change=go_on), ("warning", "result_0.txt", "eval_accuracy", "the run continues")),
-    ("rare evaluations", scale_samples(2), ("warning", "result_0.txt", "eval_accuracy", "every 300,000 samples")),
+    (
+        "past",
+        lambda f: edit(f, *ALL, change=go_on),
+        ("warning", "result_0.txt", "eval_accuracy", "the run continues"),
+    ),
+    (
+        "rare evaluations",
+        scale_samples(2),
+        ("warning", "result_0.txt", "eval_accuracy", "every 300,000 samples"),
+    ),
     ("a copied log", copy_log, ("error", "result_3.txt", "run_start", "that of result_1.txt")),
-    ("no submitter", drop("submission_org"), ("warning", "result_0.txt", "submission_org", "is missing")),
+    (
+        "no submitter",
+        drop("submission_org"),
+        ("warning", "result_0.txt", "submission_org", "is missing"),
+    ),
     ("blank cooling", system(cooling=""), ("warning", "dgx.json", "cooling", "is blank")),
-    ("blank count", system(number_of_nodes=""), ("error", "dgx.json", "number_of_nodes", "is blank")),
-    ("count in words", system(number_of_nodes="one"), ("error", "dgx.json", "number_of_nodes", "'one'")),
+    (
+        "blank count",
+        system(number_of_nodes=""),
+        ("error", "dgx.json", "number_of_nodes", "is blank"),
+    ),
+    (
+        "count in words",
+        system(number_of_nodes="one"),
+        ("error", "dgx.json", "number_of_nodes", "'one'"),
+    ),
     ("submitter", system(submitter="OTHER"), ("warning", "dgx.json", "submitter", "'OTHER'")),
-    ("caches not cleared", put("cache_clear", value=False), ("warning", "result_0.txt", "cache_clear", "is false")),
+    (
+        "caches not cleared",
+        put("cache_clear", value=False),
+        ("warning", "result_0.txt", "cache_clear", "is false"),
+    ),
     ("stray file", rewrite("notes.md", ""), ("warning", "bert", None, "also holds notes.md")),
     (
         "stale scaling",
@@ -153,7 +257,9 @@ OVERLOOKED = [
 CASES = OFFICIAL_FAILURES + OVERLOOKED
 
 
-@pytest.mark.parametrize(("name", "mutate", "expected"), [pytest.param(*case, id=case[0]) for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "mutate", "expected"), [pytest.param(*case, id=case[0]) for case in CASES]
+)
 def test_each_mutation_has_the_official_verdict_and_is_found(name, mutate, expected, submission):
     mutate(submission)
     organization = submission.parents[2]
@@ -173,15 +279,21 @@ def test_each_mutation_has_the_official_verdict_and_is_found(name, mutate, expec
         assert shown.official == result.official_passed, shown.obstacles
 
 
-@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))])
+@pytest.mark.parametrize(
+    "seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))]
+)
 def test_a_result_damaged_at_random_has_the_official_verdict(seed, submission):
     damage(submission, random.Random(seed))
     (result,) = load_results(submission)
     assert result.official == official(submission.parents[2]), result.obstacles
 
 
-@pytest.mark.parametrize("seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 20))])
-def test_a_folder_misplaced_at_random_is_official_only_where_it_is_officially(seed, submission, capsys):
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(8, 20))]
+)
+def test_a_folder_misplaced_at_random_is_official_only_where_it_is_officially(
+    seed, submission, capsys
+):
     misplace(submission, random.Random(seed))
     stands = answers(submission.parents[2]) and official(submission.parents[2])
     capsys.readouterr()
@@ -192,16 +304,26 @@ def test_a_folder_misplaced_at_random_is_official_only_where_it_is_officially(se
 
 def answers(root):
     """Whether the official checker comes to an end: it waits for the writer of a pipe."""
-    return not any(path.is_fifo() for path in root.rglob("*") if path.name.startswith(("result_", "package_", "dgx")))
+    return not any(
+        path.is_fifo()
+        for path in root.rglob("*")
+        if path.name.startswith(("result_", "package_", "dgx"))
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "mutate"), [pytest.param(*case[:2], id=case[0]) for case in CASES])
-def test_each_mutation_of_published_results_has_the_official_verdict(name, mutate, real_folders, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "mutate"), [pytest.param(*case[:2], id=case[0]) for case in CASES]
+)
+def test_each_mutation_of_published_results_has_the_official_verdict(
+    name, mutate, real_folders, tmp_path
+):
     for folder in real_folders:
         organization = duplicate(folder.parents[2], tmp_path / folder.parents[2].name)
         (organization / "results" / folder.parent.name).rename(organization / "results" / "dgx")
-        (organization / "systems" / f"{folder.parent.name}.json").rename(organization / "systems" / "dgx.json")
+        (organization / "systems" / f"{folder.parent.name}.json").rename(
+            organization / "systems" / "dgx.json"
+        )
         mutate(organization / "results" / "dgx" / "bert")
         (result, *_) = check(organization)
         assert result.official_passed == official(organization)
@@ -300,23 +422,37 @@ def test_what_stops_the_official_checker_is_not_official(mutate, submission, cap
     assert not official(submission.parents[2])
     (result, *_) = check(submission.parents[2])
     assert not result.official_passed
-    assert all(f.message.count("official package_checker crashes") == 0 for f in result.findings), result.findings
+    assert all(f.message.count("official package_checker crashes") == 0 for f in result.findings), (
+        result.findings
+    )
     main(["show", "--json", str(submission)])
     assert not json.loads(capsys.readouterr().out)[0]["official"]
 
 
 @pytest.mark.parametrize("command", ["show", "check", "compare", "league", "report"])
-def test_a_ruleset_that_does_not_exist_is_a_one_line_error_and_no_result(command, submission, capsys):
+def test_a_ruleset_that_does_not_exist_is_a_one_line_error_and_no_result(
+    command, submission, capsys
+):
     assert main([command, str(submission), "--ruleset", "5.1.0"]) == 2
     said = capsys.readouterr()
-    assert said.err.startswith("review: error: --ruleset 5.1.0: unknown or without BERT; choose 0.7.0, ")
+    assert said.err.startswith(
+        "review: error: --ruleset 5.1.0: unknown or without BERT; choose 0.7.0, "
+    )
     assert (said.out, said.err.count("\n")) == ("", 1)
 
 
 @pytest.mark.parametrize(
-    "name", ["result_3.txt", "package_checker_params", "../package_checker_params", "../../../systems/other.json"]
+    "name",
+    [
+        "result_3.txt",
+        "package_checker_params",
+        "../package_checker_params",
+        "../../../systems/other.json",
+    ],
 )
-def test_a_pipe_that_would_keep_the_official_checker_waiting_is_refused_and_named(name, submission, capsys):
+def test_a_pipe_that_would_keep_the_official_checker_waiting_is_refused_and_named(
+    name, submission, capsys
+):
     os.mkfifo(submission / "pipe")
     (submission / "pipe").replace(submission / name)
     checked = check(submission.parents[2])
@@ -328,7 +464,9 @@ def test_a_pipe_that_would_keep_the_official_checker_waiting_is_refused_and_name
     assert not json.loads(capsys.readouterr().out)[0]["official"]
 
 
-def test_a_line_too_long_for_the_official_checker_is_named_and_not_waited_for(submission, monkeypatch, capsys):
+def test_a_line_too_long_for_the_official_checker_is_named_and_not_waited_for(
+    submission, monkeypatch, capsys
+):
     def lengthen(events):
         events[5]["metadata"] = {"x": "y" * 300_000}
 
@@ -337,14 +475,20 @@ def test_a_line_too_long_for_the_official_checker_is_named_and_not_waited_for(su
     (result,) = check(submission)
     assert not result.official_passed
     assert "no answer within 2 seconds" in result.outcomes[0].crash
-    assert ("result_3.txt", 6) in [(f.file.name, f.line) for f in result.findings if f.severity == ERROR]
+    assert ("result_3.txt", 6) in [
+        (f.file.name, f.line) for f in result.findings if f.severity == ERROR
+    ]
     main(["show", "--json", str(submission)])
     assert not json.loads(capsys.readouterr().out)[0]["official"]
 
 
-def test_a_description_is_read_in_the_encoding_that_the_official_checker_takes(submission, monkeypatch, capsys):
+def test_a_description_is_read_in_the_encoding_that_the_official_checker_takes(
+    submission, monkeypatch, capsys
+):
     path = submission.parents[2] / "systems" / "dgx.json"
-    path.write_text(path.read_text().replace('"system_name": "', '"system_name": "é'), encoding="utf-8")
+    path.write_text(
+        path.read_text().replace('"system_name": "', '"system_name": "é'), encoding="utf-8"
+    )
     for encoding, stands in (("utf-8", True), ("ascii", False)):
         monkeypatch.setattr("locale.getpreferredencoding", lambda _, encoding=encoding: encoding)
         main(["show", "--json", str(submission)])
@@ -383,7 +527,9 @@ def test_missing_scripts_are_named(submission):
     folder.mkdir(parents=True)
     (folder / "setup.sh").write_text("")
     found = {
-        finding.file.name for finding in check(submission.parents[2])[-1].findings if finding.severity == "warning"
+        finding.file.name
+        for finding in check(submission.parents[2])[-1].findings
+        if finding.severity == "warning"
     }
     assert found == {"README.md", "init_datasets.sh", "verify_dataset.sh", "run_and_time.sh"}
 

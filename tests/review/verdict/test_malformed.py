@@ -63,7 +63,9 @@ ODD_FILES = {
     "utf-16": ":::MLLOG {}\n".encode("utf-16"),
     "nul bytes": b"\0" * 5000,
     "long line": b"x" * 2_000_000,
-    "huge integer": b':::MLLOG {"time_ms": 1' + b"0" * 400 + b', "key": "run_start", "value": null, "metadata": {}}\n',
+    "huge integer": b':::MLLOG {"time_ms": 1'
+    + b"0" * 400
+    + b', "key": "run_start", "value": null, "metadata": {}}\n',
     "infinite time": b':::MLLOG {"time_ms": Infinity, "key": "run_start", "value": null, "metadata": {}}\n',
     "key is a list": b':::MLLOG {"time_ms": 1, "key": ["seed"], "value": 1, "metadata": {}}\n',
     "key is an object": b':::MLLOG {"time_ms": 1, "key": {}, "value": {}, "metadata": []}\n',
@@ -84,7 +86,9 @@ def test_odd_files_among_good_ones_cost_no_more_than_themselves(submission, caps
     assert result.score is not None
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(end=st.integers(0, 14_000))
 def test_truncated_logs(end, writer, tmp_path, capsys):
     (tmp_path / "result_0.txt").write_bytes(writer(evaluations=5).text().encode()[:end])
@@ -94,13 +98,19 @@ def test_truncated_logs(end, writer, tmp_path, capsys):
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda children: st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=3), children, max_size=3),
+    lambda children: (
+        st.lists(children, max_size=3) | st.dictionaries(st.text(max_size=3), children, max_size=3)
+    ),
     max_leaves=5,
 )
-FIELD = st.sampled_from(["key", "value", "metadata", "time_ms", "event_type", "epoch_num", "status"])
+FIELD = st.sampled_from(
+    ["key", "value", "metadata", "time_ms", "event_type", "epoch_num", "status"]
+)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(seed=st.integers(0, 2**32), edits=st.lists(st.tuples(FIELD, JSON), min_size=1, max_size=30))
 def test_wrong_types_anywhere(seed, edits, writer, tmp_path, capsys):
     log, choose = writer(evaluations=4), random.Random(seed)
@@ -111,10 +121,16 @@ def test_wrong_types_anywhere(seed, edits, writer, tmp_path, capsys):
         else:
             line[field] = value
     log.write(tmp_path / "result_0.txt")
-    run_all(tmp_path, capsys, [["show"], ["show", "--json"], ["compare", "--json"], ["watch", "--once", "--json"]])
+    run_all(
+        tmp_path,
+        capsys,
+        [["show"], ["show", "--json"], ["compare", "--json"], ["watch", "--once", "--json"]],
+    )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.binary(max_size=300), at=st.integers(0, 8000))
 def test_bytes_written_over_a_log(data, at, writer, tmp_path, capsys):
     content = bytearray(writer(evaluations=4).text().encode())
@@ -130,7 +146,9 @@ def test_check_survives_wrong_types(mutation, submission, capsys):
     for path in sorted(submission.glob("result_*.txt"))[:4]:
         lines = [json.loads(line.split(":::MLLOG ")[1]) for line in path.read_text().splitlines()]
         for _ in range(6):
-            choose.choice(lines)[choose.choice(["key", "value", "metadata", "time_ms"])] = choose.choice(values)
+            choose.choice(lines)[choose.choice(["key", "value", "metadata", "time_ms"])] = (
+                choose.choice(values)
+            )
         path.write_text("".join(f":::MLLOG {json.dumps(line)}\n" for line in lines))
     system = submission.parents[2] / "systems" / "dgx.json"
     fields = json.loads(system.read_text())
@@ -167,7 +185,9 @@ def test_3472_ranks_in_900_kilobytes_are_counted(writer, tmp_path, capsys):
 
 
 def test_logs_without_evaluation_events_still_have_their_time(writer, tmp_path, capsys):
-    writer().drop("eval_start", "eval_stop", "eval_accuracy", "tracked_stats").write(tmp_path / "result_0.txt")
+    writer().drop("eval_start", "eval_stop", "eval_accuracy", "tracked_stats").write(
+        tmp_path / "result_0.txt"
+    )
     (result,) = run_all(tmp_path, capsys)
     (run,) = result.runs
     assert run.minutes == pytest.approx(3.7, abs=0.1)
@@ -180,7 +200,11 @@ def test_other_frameworks_count_samples_in_their_own_way(writer, tmp_path, capsy
     log = writer()
     for line in log.lines:
         if "epoch_num" in line["metadata"]:
-            line["metadata"] = {"step_num": line["metadata"]["epoch_num"] // 768, "file": "run.cc", "lineno": 1}
+            line["metadata"] = {
+                "step_num": line["metadata"]["epoch_num"] // 768,
+                "file": "run.cc",
+                "lineno": 1,
+            }
     log.write(tmp_path / "result_0.txt")
     (result,) = run_all(tmp_path, capsys)
     assert result.runs[0].samples == pytest.approx(17 * 150_000, rel=0.001)
@@ -190,7 +214,9 @@ def test_other_frameworks_count_samples_in_their_own_way(writer, tmp_path, capsy
 def test_evaluations_that_are_logged_after_the_run_keep_their_times(writer, tmp_path, capsys):
     log = writer()
     late = [line for line in log.lines if line["key"] in ("eval_accuracy", "run_stop")]
-    log.lines = [line for line in log.lines if line not in late and line["key"] != "tracked_stats"] + late
+    log.lines = [
+        line for line in log.lines if line not in late and line["key"] != "tracked_stats"
+    ] + late
     log.drop("eval_start", "eval_stop").change("cache_clear", value=None)
     path = log.write(tmp_path / "result_0.txt", prefix="\n")
     (result,) = run_all(tmp_path, capsys)
@@ -205,21 +231,27 @@ def test_evaluations_that_are_logged_after_the_run_keep_their_times(writer, tmp_
 
 def earlier_round(log):
     """The log as ruleset 2.0.0 wants it: epsilon of another name, and every tensor of BERT-large initialised."""
-    rules = (package_folder() / "compliance_checker" / "training_2.0.0" / "closed_bert.yaml").read_text()
+    rules = (
+        package_folder() / "compliance_checker" / "training_2.0.0" / "closed_bert.yaml"
+    ).read_text()
     log.drop("opt_lamb_epsilon", "weights_initialization")
     at = next(i for i, line in enumerate(log.lines) if line["key"] == "seed")
     line = log.lines[at]
     log.lines.insert(at, line | {"key": "opt_epsilon", "value": 1e-6})
     for tensor in dict.fromkeys(re.findall(r'"((?:bert|cls)/[^"]+)"', rules)):
         metadata = line["metadata"] | {"tensor": tensor}
-        log.lines.insert(at, line | {"key": "weights_initialization", "value": None, "metadata": metadata})
+        log.lines.insert(
+            at, line | {"key": "weights_initialization", "value": None, "metadata": metadata}
+        )
     return log
 
 
 def test_logs_of_an_earlier_round_name_their_ruleset(submission, writer, capsys):
     for path in submission.glob("result_*.txt"):
         number = int(path.stem[7:])
-        earlier_round(writer(seed=number, start_ms=1_650_000_000_000 + 600_000 * number)).write(path)
+        earlier_round(writer(seed=number, start_ms=1_650_000_000_000 + 600_000 * number)).write(
+            path
+        )
     assert main(["show", str(submission)]) == 0
     assert "another round: try --ruleset 2.0.0" in capsys.readouterr().out
     assert main(["show", "--ruleset", "2.0.0", str(submission)]) == 0
@@ -233,12 +265,17 @@ def test_tensors_that_an_earlier_round_wants_are_named_and_not_listed(writer, tm
     path = writer().write(tmp_path / "result_0.txt")
     assert main(["check", "--ruleset", "2.0.0", str(path)]) == 1
     shown = capsys.readouterr().out
-    assert "weights_initialization lacks 397 of 398 tensors, such as bert/embeddings/LayerNorm/beta" in shown
+    assert (
+        "weights_initialization lacks 397 of 398 tensors, such as bert/embeddings/LayerNorm/beta"
+        in shown
+    )
     assert len(shown) < 3000
 
 
 def test_aborted_runs_are_shown_as_such(writer, tmp_path, capsys):
-    writer(target=0.7).change("run_stop", metadata={"status": "aborted"}).write(tmp_path / "result_0.txt")
+    writer(target=0.7).change("run_stop", metadata={"status": "aborted"}).write(
+        tmp_path / "result_0.txt"
+    )
     (result,) = run_all(tmp_path, capsys)
     assert result.runs[0].status == "aborted"
     assert not result.runs[0].converged

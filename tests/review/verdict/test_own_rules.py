@@ -44,7 +44,12 @@ WRONG_VALUES = {  # of the closed division; the error is at the key
     "opt_learning_rate_training_steps": 0,
     "opt_learning_rate_warmup_steps": -1,
 }
-LOGGED = ("opt_name", "opt_gradient_clip_norm", "opt_end_learning_rate", "opt_lamb_learning_rate_decay_poly_power")
+LOGGED = (
+    "opt_name",
+    "opt_gradient_clip_norm",
+    "opt_end_learning_rate",
+    "opt_lamb_learning_rate_decay_poly_power",
+)
 FIXED = [
     (
         f"{key} {value}",
@@ -54,10 +59,26 @@ FIXED = [
     for key, value in WRONG_VALUES.items()
 ]
 DOUBTFUL = [
-    ("train_samples 1", put("train_samples", value=1), ("warning", "result_0.txt", "train_samples", "is 1, the last")),
-    ("0.99", put("eval_accuracy", 5, value=0.99), ("warning", "result_5.txt", "eval_accuracy", "no published run")),
-    ("status", put("submission_status", value="x"), ("warning", "result_0.txt", "submission_status", "is 'x'")),
-    ("cloud", put("submission_status", value="cloud"), ("warning", "dgx.json", "status", "in the logs 'onprem'"[:11])),
+    (
+        "train_samples 1",
+        put("train_samples", value=1),
+        ("warning", "result_0.txt", "train_samples", "is 1, the last"),
+    ),
+    (
+        "0.99",
+        put("eval_accuracy", 5, value=0.99),
+        ("warning", "result_5.txt", "eval_accuracy", "no published run"),
+    ),
+    (
+        "status",
+        put("submission_status", value="x"),
+        ("warning", "result_0.txt", "submission_status", "is 'x'"),
+    ),
+    (
+        "cloud",
+        put("submission_status", value="cloud"),
+        ("warning", "dgx.json", "status", "in the logs 'onprem'"[:11]),
+    ),
     (
         "80 accelerators",
         both(system(accelerators_per_node="80"), ranks(8)),
@@ -70,10 +91,17 @@ DOUBTFUL = [
     ),
     (
         "other weights in one run",
-        both(log_also("starting_point", {"weights": "ab"}), put("starting_point", 1, value={"weights": "cd"})),
+        both(
+            log_also("starting_point", {"weights": "ab"}),
+            put("starting_point", 1, value={"weights": "cd"}),
+        ),
         ("error", "result_1.txt", "starting_point", "of most runs"),
     ),
-    ("caches late", move("cache_clear", "run_start"), ("error", "result_0.txt", "cache_clear", "after run_start")),
+    (
+        "caches late",
+        move("cache_clear", "run_start"),
+        ("error", "result_0.txt", "cache_clear", "after run_start"),
+    ),
     ("two on a line", glue, ("warning", "result_6.txt", "eval_start", "the last of several")),
     (
         "aborted at the target",
@@ -86,25 +114,59 @@ DOUBTFUL = [
         ("warning", "result_0.txt", "submission_org", "PLACEHOLDER"),
     ),
     ("seed of a person", put("seed", 0, value=42), ("warning", "result_0.txt", "seed", "is 42")),
-    ("too often", scale_samples(0.02), ("error", "result_0.txt", "eval_accuracy", "comes every 3,000")),
+    (
+        "too often",
+        scale_samples(0.02),
+        ("error", "result_0.txt", "eval_accuracy", "comes every 3,000"),
+    ),
 ]
 CLOCKS = [
-    ("stops early", shift("run_stop", -60), ("error", "result_4.txt", "run_stop", "s before eval_samples")),
-    ("starts late", shift("run_start", 60), ("error", "result_4.txt", "run_start", "s after epoch_start")),
-    ("starts early", shift("run_start", -60), ("error", "result_4.txt", "run_start", "s before init_stop")),
-    ("seconds", clock(lambda time: time / 1000), ("error", "result_0.txt", "run_start", "not a date of a run")),
-    ("nan", clock(lambda time: float("nan")), ("error", "result_0.txt", "run_stop", "not a date of a run")),
-    ("a copy", copy_with_another_clock, ("error", "result_3.txt", "eval_accuracy", "result_1.txt in all 18")),
+    (
+        "stops early",
+        shift("run_stop", -60),
+        ("error", "result_4.txt", "run_stop", "s before eval_samples"),
+    ),
+    (
+        "starts late",
+        shift("run_start", 60),
+        ("error", "result_4.txt", "run_start", "s after epoch_start"),
+    ),
+    (
+        "starts early",
+        shift("run_start", -60),
+        ("error", "result_4.txt", "run_start", "s before init_stop"),
+    ),
+    (
+        "seconds",
+        clock(lambda time: time / 1000),
+        ("error", "result_0.txt", "run_start", "not a date of a run"),
+    ),
+    (
+        "nan",
+        clock(lambda time: float("nan")),
+        ("error", "result_0.txt", "run_stop", "not a date of a run"),
+    ),
+    (
+        "a copy",
+        copy_with_another_clock,
+        ("error", "result_3.txt", "eval_accuracy", "result_1.txt in all 18"),
+    ),
 ]
 
 
 CASES = FIXED + DOUBTFUL + CLOCKS
 
 
-@pytest.mark.parametrize(("name", "mutate", "expected"), [pytest.param(*case, id=case[0]) for case in CASES])
+@pytest.mark.parametrize(
+    ("name", "mutate", "expected"), [pytest.param(*case, id=case[0]) for case in CASES]
+)
 def test_each_damage_is_found(name, mutate, expected, submission):
     (sound,) = load_results(submission)
-    assert not [finding for finding in own_findings(sound) if finding.source == "rules" and finding.key != "RCP"]
+    assert not [
+        finding
+        for finding in own_findings(sound)
+        if finding.source == "rules" and finding.key != "RCP"
+    ]
     mutate(submission)
     (result,) = load_results(submission)
     severity, file, key, message = expected
@@ -118,10 +180,14 @@ def test_the_one_run_that_may_fail_fails_nothing_else(lines, submission):
     (result, *_) = check(submission.parents[2])
     errors = [finding for finding in result.findings if finding.severity == ERROR]
     assert result.official_passed == (not errors), errors
-    assert not [f for f in errors if f.source == "rules"], "a log cut short lacks hyper-parameters, and may"
+    assert not [f for f in errors if f.source == "rules"], (
+        "a log cut short lacks hyper-parameters, and may"
+    )
 
 
-@pytest.mark.parametrize("mutate", [copy_with_another_clock, *(case[1] for case in CLOCKS), system(status="on shelf")])
+@pytest.mark.parametrize(
+    "mutate", [copy_with_another_clock, *(case[1] for case in CLOCKS), system(status="on shelf")]
+)
 def test_nothing_is_called_official_that_check_rejects(mutate, submission, capsys):
     mutate(submission)
     assert main(["show", str(submission)]) == 0
@@ -195,7 +261,9 @@ def test_a_log_of_another_benchmark_says_so_once(submission, capsys):
     put("submission_benchmark", 3, value="llama2_70b_lora")(submission)
     (result, *_) = check(submission)
     assert [
-        f.message for f in result.findings if f.file and f.file.name == "result_3.txt" and f.source == "compliance"
+        f.message
+        for f in result.findings
+        if f.file and f.file.name == "result_3.txt" and f.source == "compliance"
     ] == ["is 'llama2_70b_lora': not a log of BERT, not checked further; one run of ten may fail"]
 
 
@@ -204,7 +272,9 @@ def test_a_file_that_is_no_log_is_reported_in_one_finding(content, submission):
     (submission / "result_4.txt").write_bytes(content)
     (result, *_) = check(submission)
     messages = {f.message for f in result.findings if f.file and f.file.name == "result_4.txt"}
-    assert any(message.startswith("no MLLOG lines: it is empty, or no log") for message in messages), messages
+    assert any(
+        message.startswith("no MLLOG lines: it is empty, or no log") for message in messages
+    ), messages
     assert not any(message == "is missing" for message in messages), messages
 
 
@@ -221,6 +291,8 @@ def test_what_an_official_tool_warns_of_in_passing_is_passed_on(submission, powe
     (submission / "power" / "result_2" / "notes.txt").write_text("")
     (result, *_) = check(submission)
     assert result.official_passed
-    assert [f.severity for f in result.findings if "package_checker says: Detected 2 total files" in f.message] == [
-        "note"
-    ]
+    assert [
+        f.severity
+        for f in result.findings
+        if "package_checker says: Detected 2 total files" in f.message
+    ] == ["note"]

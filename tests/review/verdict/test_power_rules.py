@@ -16,7 +16,11 @@ from review.verdict.checking import own_findings
 def errors(folder):
     """(file, message) of every error."""
     (result,) = load_results(folder)
-    return [(f.file.relative_to(folder).as_posix(), f.message) for f in own_findings(result) if f.severity == ERROR]
+    return [
+        (f.file.relative_to(folder).as_posix(), f.message)
+        for f in own_findings(result)
+        if f.severity == ERROR
+    ]
 
 
 def remove_one(power):
@@ -49,7 +53,8 @@ def thinned(every, first=0):
         path = power / "result_3" / "node_0.txt"
         lines = path.read_text().splitlines(keepends=True)
         path.write_text(
-            "".join(line for i, line in enumerate(lines[:-1]) if i < 2 + first or i % every == 0) + lines[-1]
+            "".join(line for i, line in enumerate(lines[:-1]) if i < 2 + first or i % every == 0)
+            + lines[-1]
         )
 
     return thin
@@ -85,7 +90,9 @@ def accelerators_only(power):
 def impossible_efficiency(power):
     path = power / "result_3" / "node_0.txt"
     path.write_text(
-        path.read_text().replace('"key": "conversion_eff", "value": 1.0', '"key": "conversion_eff", "value": 94')
+        path.read_text().replace(
+            '"key": "conversion_eff", "value": 1.0', '"key": "conversion_eff", "value": 94'
+        )
     )
 
 
@@ -147,4 +154,7 @@ def test_a_minute_without_readings_is_seen(submission, power_files):
     path.write_text("".join(lines[:70] + lines[90:]))
     (result,) = load_results(submission)
     (found,) = [f for f in own_findings(result) if f.key == "power" and "no reading" in f.message]
-    assert (found.severity, found.message) == (WARNING, "has no reading for 21.0 s of the timed part")
+    assert (found.severity, found.message) == (
+        WARNING,
+        "has no reading for 21.0 s of the timed part",
+    )
