@@ -38,7 +38,7 @@ from typing import IO, Any
 
 from lib import ROOT, Parser, emit, explain, file, new_folder, output_of, positive
 
-from bert.core.files import write_text
+from common.files import write_text
 
 BENCH = Path(__file__).resolve().parent
 KILLED = 124  # exit status of an item that exceeded its limit

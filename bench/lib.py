@@ -98,7 +98,7 @@ def folder_with(
 
 def explain(error: BaseException) -> str:
     """Root cause in one line. Prints all tracebacks to stderr, and a memory summary if the GPU ran out of memory."""
-    from bert.core.process import root_cause
+    from common.process import root_cause
 
     traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
     cause = root_cause(error)

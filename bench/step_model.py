@@ -46,7 +46,6 @@ from triton.runtime.jit import JITFunction
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import from_env
 from bert.data.batch import PretrainingBatch
 from bert.kernels import feed_forward, fp8_feed_forward, fp8_linear, lamb, launches, triton_support
 from bert.kernels.fp8 import Recipe
@@ -56,6 +55,7 @@ from bert.model.config import BertConfig
 from bert.optim.sharded import BUCKET_BYTES, Sharded, layout_of
 from bert.pretraining.memory import meta_model
 from bert.training.graph import static_batch
+from common.env import from_env
 from review.league import entries
 
 META = torch.device("meta")

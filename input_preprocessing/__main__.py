@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import os
 import sys
 
+from common.process import status_of
 from input_preprocessing import STAGES
 from input_preprocessing.stage import interrupt
 
@@ -46,8 +46,4 @@ if __name__ == "__main__":
     assert __spec__ is not None
     if (stage := __spec__.name.split(".")[1]) in STAGES:  # started as input_preprocessing.STAGE
         sys.argv.insert(1, stage)
-    try:
-        main()
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as head, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status_of(main))

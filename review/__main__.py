@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -13,10 +12,12 @@ from typing import Any
 
 from certify import commands as certify_commands
 from certify import watch as certify_watch
+from common.process import status_of
+from common.tables import read_table
 from review import compare, select, show, watch
 from review.league import entries, page, ranking
 from review.logs.output import Heading, ReviewError, emit, pick, write_whole
-from review.logs.tree import read_object, read_table
+from review.logs.tree import read_object
 from review.report.page import write_report
 from review.results import gate, table
 from review.results.score import UNVERIFIED, Result, load_results
@@ -288,18 +289,13 @@ def main(argv: list[str] | None = None) -> int:
             raise ReviewError(
                 f"--ruleset {arguments.ruleset}: unknown or without BERT; choose {', '.join(rulesets())}"
             )
-        code: int = arguments.run(arguments)
-        sys.stdout.flush()
-        return code
+        return int(arguments.run(arguments))
     except ReviewError as error:
         print(f"review: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader, such as head, has closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(status_of(main))

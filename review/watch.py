@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from certify.watch import is_test
+from common.durations import duration
 from review.logs import output, tree
 from review.logs.mllog import number, parse, text
-from review.logs.output import Column, ReviewError, duration, number_text, pick, print_json
+from review.logs.output import Column, ReviewError, number_text, pick, print_json
 from review.results.gate import Miss, first_miss
 from review.results.run import TARGET_ACCURACY, Run
 from review.results.score import Result

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bert.core import env
 from bert.pretraining.config import Config
+from common import env
 
 
 def requirements(path: Path) -> dict[str, str]:

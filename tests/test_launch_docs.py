@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bert.core import env, variables
+from bert.core import variables
 from bert.pretraining.config import Config
+from common import env
 from finetune.config import Config as FineTuning
 
 # Set by Slurm, by ssh or by the launcher itself; or paths of system files that tests replace.
@@ -143,7 +144,12 @@ def test_every_message_in_the_launch_page_is_printed_by_a_script(repository, scr
     sources = "\n".join(scripts.values())
     sources += "".join(
         (repository / f"implementations/bert/{name}.py").read_text()
-        for name in ("pretraining/run", "pretraining/closed_division", "core/dist", "core/files")
+        for name in (
+            "pretraining/run",
+            "pretraining/closed_division",
+            "core/dist",
+            "../common/files",
+        )
     )
     assert len(messages) > 6
     for message in messages:

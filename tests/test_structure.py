@@ -20,6 +20,10 @@ from . import structure
 
 # Lowest first; a module imports its own layer or lower ones. A name includes its submodules.
 LAYERS: dict[str, list[set[str]]] = {
+    "implementations/common": [
+        {"env", "files", "durations", "tables"},
+        {"process"},
+    ],
     "implementations/bert": [
         {"core"},
         {"kernels"},
@@ -80,6 +84,19 @@ LAYERS: dict[str, list[set[str]]] = {
 KNOWN_CYCLES: list[frozenset[str]] = []
 # Packages that a package must not import, with exceptions by module ("": every module).
 FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
+    "implementations/common": (
+        {
+            "bert",
+            "certify",
+            "finetune",
+            "input_preprocessing",
+            "mlperf_logging",
+            "numpy",
+            "review",
+            "torch",
+        },
+        {},
+    ),
     "implementations/bert": (
         {"certify", "finetune", "input_preprocessing", "review", "mlperf_logging"},
         {"mlperf_logging": ["bert.training.mlperf"]},
@@ -113,7 +130,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
     ),
 }
 READ_THE_ENVIRONMENT = {
-    "bert.core.env",
+    "common.env",
     "bert.core.variables",
     "bert.__main__",
     "bert.commands.allreduce",

@@ -20,8 +20,6 @@ import torch
 
 from bert.core import rundir
 from bert.core.dist import Address
-from bert.core.env import ConfigError, env, from_env
-from bert.core.process import run_and_exit
 from bert.pretraining.config import Config as TrainerConfig
 from bert.pretraining.memory import fitted
 from certify import burn_in, hardware, schema, tools
@@ -31,6 +29,8 @@ from certify.load import Load
 from certify.meeting import Meeting
 from certify.schema import Expected
 from certify.telemetry import Cpus, Gpus, Sampler
+from common.env import ConfigError, env, from_env
+from common.process import run_and_exit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,8 +22,6 @@ import numpy as np
 import torch
 
 from bert.core import rundir
-from bert.core.env import settings
-from bert.core.files import write_text
 from bert.kernels import precision
 from bert.pretraining.config import Config as TrainerConfig
 from bert.training.metrics import clock
@@ -31,6 +29,8 @@ from certify import hardware, schema
 from certify.load import Load
 from certify.meeting import Meeting
 from certify.telemetry import Gpus, Sampler
+from common.env import settings
+from common.files import write_text
 
 FIRST = "burn_in.json"
 SAVE_SECONDS = 300.0  # between writes of the telemetry

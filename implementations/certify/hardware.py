@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bert.core.files import text_of
 from certify.schema import NODE, TABLES, Facts
 from certify.telemetry import Gpus
+from common.files import text_of
 
 _MIB = 1 << 20
 

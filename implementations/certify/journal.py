@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from review.logs.output import ReviewError, duration
+from common.durations import duration
+from review.logs.output import ReviewError
 
 if TYPE_CHECKING:
     from certify.schema import Place

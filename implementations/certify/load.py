@@ -24,7 +24,6 @@ import torch
 from bert.commands import allreduce
 from bert.core import rundir
 from bert.core.dist import World
-from bert.core.env import ConfigError, env, settings
 from bert.data.loader import Config as DataConfig
 from bert.data.loader import TrainingData, open_source
 from bert.data.sampler import Sampler
@@ -36,6 +35,7 @@ from bert.training.step import Step, TrainingStep
 from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
 from certify.schema import NOBODY, PARTS, STAGES, STEP
+from common.env import ConfigError, env, settings
 
 SEED = 0  # the same for all ranks and rounds: the same work, bit for bit
 LEARNING_RATE = 1e-4

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from bert.core.env import ConfigError, env
-from bert.core.files import whole_file
-from review.logs.tree import read_table
+from common.env import ConfigError, env
+from common.files import whole_file
+from common.tables import read_table
 
 Columns = dict[str, np.ndarray]
 Facts = dict[str, dict[str, Any]]  # by device (NODE, GPU 0, mlx5_0/1, eth0), then by name

@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bert.core.files import text_of
 from certify.journal import EXIT, BurnIn, Journal
+from common.durations import duration
+from common.files import text_of
 from review.logs import output
 from review.logs.mllog import text
-from review.logs.output import ReviewError, duration, print_json
+from review.logs.output import ReviewError, print_json
 from review.logs.tree import read_json
 
 if TYPE_CHECKING:

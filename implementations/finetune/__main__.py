@@ -13,8 +13,9 @@ import sys
 from collections.abc import Mapping
 
 from bert.core import variables
-from bert.core.env import ConfigError
-from bert.core.process import front, refuse, run_and_exit, run_command
+from bert.core.refusal import refuse
+from common.env import ConfigError
+from common.process import front, run_and_exit, run_command
 
 # Listed here because PyTorch takes seconds to import, and --help should not.
 COMMANDS = {

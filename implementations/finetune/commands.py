@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bert.core.env import ConfigError
 from bert.core.rundir import difference
+from common.env import ConfigError
 from finetune import files, saved
 from finetune.batches import Samples
 

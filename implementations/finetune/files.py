@@ -13,9 +13,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bert.core.env import ConfigError
-from bert.core.files import whole_file
 from bert.data.records import DataError
+from common.env import ConfigError
+from common.files import whole_file
 from finetune import squad
 from finetune.saved import Saved
 from finetune.tables import KINDS, Layout, Rows

@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from bert.checkpoint import huggingface
 from bert.checkpoint.weights import Loaded, copy_weights, misfits, read_state_dict
-from bert.core.env import ConfigError
-from bert.core.files import write_text
 from bert.data.batch import Batch
 from bert.kernels import Kernels
 from bert.kernels.fp8 import Recipe, Scaling
@@ -26,6 +24,8 @@ from bert.model.bert import BertModel, fp32_at_least
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
 from bert.model.trainable import Trainable
+from common.env import ConfigError
+from common.files import write_text
 from finetune.batches import IGNORE, LabelledBatch, NumberBatch, SpanBatch
 
 

@@ -14,11 +14,11 @@ import torch.distributed as distributed
 from bert import kernels
 from bert.checkpoint import huggingface
 from bert.core.dist import World, why_no_gpu
-from bert.core.env import ConfigError
 from bert.data.batch import Batch
 from bert.data.tokens import WordPiece
 from bert.kernels import precision
 from bert.model.config import BertConfig
+from common.env import ConfigError
 from finetune import glue, models, squad
 from finetune.batches import IGNORE, Samples, SpanBatch
 from finetune.models import Classification, FineTuned, SpanPrediction

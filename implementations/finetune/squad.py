@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert.core.files import write_text
 from bert.data.records import DataError
 from bert.data.tokens import Integers, Pieces, WordPiece
+from common.files import write_text
 from finetune.glue import probabilities
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)

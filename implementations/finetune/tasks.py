@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from bert.core.files import write_text
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from bert.kernels import Kernels
 from bert.model.config import BertConfig
+from common.files import write_text
 from finetune import glue, squad, tables
 from finetune.batches import IGNORE, Samples
 from finetune.config import Config

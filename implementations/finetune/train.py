@@ -15,10 +15,8 @@ import torch
 
 from bert.checkpoint.save import Interval, load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
-from bert.core import env, rundir, variables
+from bert.core import rundir, variables
 from bert.core.dist import World, pick_device
-from bert.core.env import ConfigError, from_env
-from bert.core.files import write_text
 from bert.data.tokens import WordPiece
 from bert.kernels import select
 from bert.training import schedule
@@ -28,6 +26,9 @@ from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
 from bert.training.step import Step, build_step, check_finite
 from bert.training.stop import Ending, Stop
+from common import env
+from common.env import ConfigError, from_env
+from common.files import write_text
 from finetune import config as settings
 from finetune import models, saved, tasks
 from finetune.batches import Order, Room, Samples, Source

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
-from input_preprocessing.stage.reading import table
+from common.tables import read_table
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -30,7 +30,7 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 BIAS = "cls.predictions.bias"
 MOST_NAMED = 8  # parameters in an error message
 
-_TABLE = table(__file__, "names.yaml")
+_TABLE = read_table(__file__, "names.yaml")
 _ACTIVATED = re.compile(r"((?:intermediate|pooler|transform)\.dense)\.")
 
 

@@ -33,6 +33,7 @@ from pathlib import Path
 
 from bert.data.format import open_records
 from bert.data.records import DataError
+from common.durations import duration
 from input_preprocessing.dataset import data_card, download, repair, steps
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.records.shards import check_target
@@ -136,7 +137,7 @@ def finish(job: steps.Job) -> None:
     manifest.write(job.manifest, made)
     data_card.write(job.outputdir)
     print(
-        f"{target}: {made.text}; done in {cli.human_time(time.monotonic() - started)}",
+        f"{target}: {made.text}; done in {duration(time.monotonic() - started)}",
         file=sys.stderr,
     )
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from bert.data.digests import digest_of_tensors
 from bert.data.format import atomic_file, open_records
 from bert.data.records import DataError
+from common.durations import duration
 from input_preprocessing.checkpoints.convert import convert, read_pytorch
 from input_preprocessing.instances.options import SamplingConfig, sampling_digest
 from input_preprocessing.instances.sampling import compile_first, write_instances
 from input_preprocessing.records import shards
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.cli import human_bytes, human_time
+from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -214,7 +215,7 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
         human_bytes(needs.disk),
         human_bytes(needs.memory),
     )
-    takes = f"about {disk} of disk ({human_bytes(free)} free), {memory} of memory and {human_time(needs.seconds)}"
+    takes = f"about {disk} of disk ({human_bytes(free)} free), {memory} of memory and {duration(needs.seconds)}"
     print(
         f"{text} of text in {needs.num_files} files: {takes} with {needs.workers} jobs{fetched}",
         file=sys.stderr,

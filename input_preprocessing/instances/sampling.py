@@ -111,9 +111,9 @@ def _runs(
 
 
 @compiled
-def _write_sequences(
+def _write_sequences(  # type: ignore[no-untyped-def]
     tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels
-):  # type: ignore[no-untyped-def]
+):
     at = 0
     masked_at = 0
     for i in order:
@@ -158,9 +158,9 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _mask(
+def _mask(  # type: ignore[no-untyped-def]
     state, tokens, pair, mask, vocabulary_size, count, candidates, partners, replaced, masked, end
-):  # type: ignore[no-untyped-def]
+):
     """Masks at most `count` positions; appends position + new id * 2^16 in order of positions, returns the new end.
 
     `masked` needs space for one entry per token: unmasked ones are written, too, and then overwritten.

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from bert.data.records import DataError
+from common.tables import read_table
 from input_preprocessing import STAGES
-from input_preprocessing.stage.reading import table
 
 UNRECORDED = {
     "do_lower_case": True,
@@ -112,7 +112,7 @@ def parse_share(text: str) -> float:
     return float(text)
 
 
-OPTIONS = table(__file__, "options.yaml")
+OPTIONS = read_table(__file__, "options.yaml")
 _TYPES: dict[str, Callable[[str], Any]] = {
     "path": Path, "folder": named_folder, "positive": positive, "int": int, "float": float, "switch": yes_or_no,
     "edges": parse_edges, "phases": parse_phases, "part": parse_part, "share": parse_share,
@@ -175,10 +175,3 @@ def human_bytes(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} TB"
-
-
-def human_time(seconds: float) -> str:
-    """75 -> '1:15'."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

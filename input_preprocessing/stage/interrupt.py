@@ -80,7 +80,7 @@ def _end(reader: int, program: str | None) -> None:
         time.sleep(0.02)
     if multiprocessing := sys.modules.get("multiprocessing"):
         end(multiprocessing.active_children())
-    if files := sys.modules.get("bert.core.files"):
+    if files := sys.modules.get("common.files"):
         for path in list(files.unfinished):
             with suppress(OSError):
                 path.unlink(missing_ok=True)

@@ -22,11 +22,12 @@ import numpy as np
 
 from bert.data.format import VERSION, atomic_file, open_records
 from bert.data.records import DataError
+from common.tables import read_table
 from input_preprocessing.stage.cli import UNRECORDED
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.reading import readable, table
+from input_preprocessing.stage.reading import readable
 
-PUBLISHED = table(__file__, "published.yaml")  # files of the benchmark and for fine-tuning
+PUBLISHED = read_table(__file__, "published.yaml")  # files of the benchmark and for fine-tuning
 NUM_PARTS: int = PUBLISHED["text_parts"]
 TEXT_MD5: dict[str, str] = PUBLISHED["text_md5"]
 STAGE_FILE = "stage.json"

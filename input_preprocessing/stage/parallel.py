@@ -16,8 +16,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TextIO, TypeVar
 
 from bert.data.records import DataError
+from common.durations import duration
 from input_preprocessing.stage import interrupt
-from input_preprocessing.stage.cli import human_time
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -61,8 +61,8 @@ class Progress:
     def _show(self, now: float) -> None:
         share = self.done / self.total if self.total else 1.0
         elapsed = now - self.started
-        left = f"{human_time(elapsed / share * (1 - share))} left" if 0 < share < 1 else ""
-        line = f"{self.label:<24} {share:4.0%}  {human_time(elapsed)}  {left}"
+        left = f"{duration(elapsed / share * (1 - share))} left" if 0 < share < 1 else ""
+        line = f"{self.label:<24} {share:4.0%}  {duration(elapsed)}  {left}"
         self.stream.write(f"\r{line:<70}" if self.live else line.rstrip() + "\n")
         self.stream.flush()
         self.shown, self.complete = True, share >= 1

@@ -10,11 +10,10 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import yaml  # type: ignore[import-untyped]
 
 from bert.data.records import DataError
 
@@ -37,12 +36,6 @@ def changed(path: Path) -> DataError:
     return DataError(
         f"{path} changed while it was read; run the same command again once it is complete"
     )
-
-
-def table(module: str, name: str) -> dict[str, Any]:
-    """A YAML file in the folder of the module file."""
-    content = Path(module).with_name(name).read_text(encoding="utf-8")
-    return yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 @contextmanager

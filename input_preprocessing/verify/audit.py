@@ -116,9 +116,9 @@ def _mix(state, value):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _fault_of(
+def _fault_of(  # type: ignore[no-untyped-def]
     ids, start, end, b_start, positions, labels, first, last, special, vocab_size, wanted
-):  # type: ignore[no-untyped-def]
+):
     """Index in _FAULTS of the first fault of a sequence."""
     if ids[start] != special[0]:
         return 1

@@ -23,9 +23,9 @@ from typing import Any
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
+from common.tables import read_table
 from input_preprocessing.stage.manifest import StageFolder, contents_of, finished_files
 from input_preprocessing.stage.parallel import run_tasks
-from input_preprocessing.stage.reading import table
 from input_preprocessing.wiki.extract import read_pages
 
 MODULES = ("mwparserfromhell", "nupunkt")
@@ -35,7 +35,7 @@ _VERBATIM = str.maketrans(
 )  # protects mark-up within nowiki
 _AS_WRITTEN = {new: old for old, new in _VERBATIM.items()}
 _LIST = "\x02"  # marks lines of list items, which are dropped later
-_TABLE = table(__file__, "wikitext.yaml")
+_TABLE = read_table(__file__, "wikitext.yaml")
 _SPACES = re.compile(r"[\s\u00a0\u200b\ufeff]+")
 _MAGIC_WORD = re.compile(r"__[A-Z]+__")
 _REPAIRS = [

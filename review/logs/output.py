@@ -13,14 +13,14 @@ import io
 import itertools
 import json
 import math
-import os
 import re
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from common.files import whole_file
 
 if TYPE_CHECKING:  # importing rich takes 0.1 s, which --json and errors do not need
     import rich.table
@@ -279,15 +279,6 @@ def rate_text(value: float | None) -> str:
     )
 
 
-def duration(seconds: float | None) -> str:
-    """1:02:03, 2:03 or 0:03; a dash for None, NaN and infinities."""
-    if seconds is None or not math.isfinite(seconds):
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
 def follow(
     poll: Callable[[float], State],
     ended: Callable[[State], bool],
@@ -336,19 +327,10 @@ def show_states(
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically. Raises ReviewError."""
+    """Writes a file whole or not at all. Raises ReviewError."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with whole_file(path) as partial:
+            partial.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
     except OSError as error:
-        raise ReviewError(f"{path}: cannot be written: {error.strerror}") from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content.encode("utf-8") if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        os.unlink(temporary)
-        raise ReviewError(f"{path}: cannot be written: {error.strerror}") from None
+        raise ReviewError(f"{path}: cannot be written: {error.strerror or error}") from None

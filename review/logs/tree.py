@@ -118,14 +118,6 @@ def read_object(path: Path, form: str = "") -> dict[str, Any]:
     return content
 
 
-def read_table(module: str, name: str) -> dict[str, Any]:
-    """A YAML file in the folder of the module file."""
-    import yaml  # type: ignore[import-untyped]
-
-    content = Path(module).with_name(name).read_text(encoding="utf-8")
-    return yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-
-
 def read_json(path: Path | None, section: str = "") -> dict[str, Any]:
     """A JSON object, or its entry ``section``; empty if it is missing, unreadable or not an object."""
     content: Any = {}

@@ -6,8 +6,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
+from common.tables import read_table
 from review.logs.output import ERROR, Finding
-from review.logs.tree import read_table
 
 
 @functools.cache

@@ -8,9 +8,9 @@ import re
 
 import pytest
 
-from bert.core.env import from_env
 from bert.pretraining.config import Config as Trainer
 from certify.burn_in import derived
+from common.env import from_env
 from review.__main__ import main
 
 from .made_up import STEP_SECONDS, WAIT_SECONDS, make, write

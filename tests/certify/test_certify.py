@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from bert.core.env import ConfigError, from_env
 from bert.pretraining.config import Config as Trainer
 from certify.__main__ import certify as run_load
 from certify.__main__ import main
@@ -27,6 +26,7 @@ from certify.load import Config, Load, checksum
 from certify.meeting import Meeting, pairings
 from certify.telemetry import Cpus, Sampler
 from certify.verdict import certify
+from common.env import ConfigError, from_env
 
 from ..waiting import wait_until
 

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert.core.env import ConfigError, from_env
 from certify import tools
 from certify.faults import tool_faults
 from certify.figures import exports
 from certify.schema import COPIES, Expected
 from certify.verdict import certify, judge
+from common.env import ConfigError, from_env
 from review.__main__ import main
 
 from ..waiting import running, wait_until

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from bert.core import env
 from bert.pretraining import check, closed_division
 from bert.pretraining.config import Config
+from common import env
 from review.rulebook import rcp
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

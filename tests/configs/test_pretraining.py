@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bert.core.env import from_env, variables
 from bert.data import loader
 from bert.model.config import BertConfig
 from bert.training import schedule
+from common.env import from_env, variables
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = [

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from bert import kernels
-from bert.core.env import ConfigError
 from bert.data.batch import Capacity
 from bert.model.config import BertConfig
 from bert.training.graph import static_batch
+from common.env import ConfigError
 from finetune import models, saved
 from finetune.batches import IGNORE, Order, Samples
 from finetune.models import Classification, SpanPrediction

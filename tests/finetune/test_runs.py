@@ -12,8 +12,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from bert.core.env import ConfigError, variables
 from bert.training.loop import StepCounter
+from common.env import ConfigError, variables
 from finetune import config, tasks
 from finetune.config import Config
 from finetune.glue import TASKS

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from common.durations import duration
 from review.__main__ import main
 from review.logs.mllog import Log, parse, read_log
-from review.logs.output import ReviewError, duration, follow
+from review.logs.output import ReviewError, follow
 from review.results.run import Run
 from review.results.score import Result, load_results
 from review.watch import Follower, Runs, Standing, curve_share, find_log, render, wait_for_log

@@ -13,9 +13,9 @@ from typing import Any
 import safetensors.torch
 from torch import Tensor
 
-from bert.core.env import ConfigError
-from bert.core.files import object_of, whole_file, write_text
 from bert.model.config import BertConfig
+from common.env import ConfigError
+from common.files import object_of, whole_file, write_text
 
 WEIGHTS = (
     "model.safetensors",

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bert.checkpoint import huggingface, sharded
 from bert.core.dist import World
-from bert.core.env import ConfigError, env
-from bert.core.files import damage, whole_file
+from common.env import ConfigError, env
+from common.files import damage, whole_file
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.core.files import name_folder, whole_file
+from common.files import name_folder, whole_file
 
 INDEX = "index.pt"
 POLL_SECONDS = 0.05

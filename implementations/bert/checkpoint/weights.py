@@ -17,11 +17,11 @@ from torch import Tensor
 from bert.checkpoint.huggingface import BIAS, WEIGHTS, WORDS
 from bert.checkpoint.save import is_ours, read_checkpoint
 from bert.checkpoint.sharded import ShardedTensors
-from bert.core.env import ConfigError
-from bert.core.files import damage
 from bert.data.digests import digest_of_tensors
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, first_weights
+from common.env import ConfigError
+from common.files import damage
 
 _PREFIXES = re.compile(r"^((module|model|bert_model_segment|heads_only_segment)\.)+")
 _RENAMES = [

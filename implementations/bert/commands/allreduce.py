@@ -16,10 +16,10 @@ import torch.distributed as distributed
 
 from bert.core import dist, rundir
 from bert.core.dist import World
-from bert.core.env import ConfigError, env, from_env
-from bert.core.process import hard_exit
 from bert.model.config import BertConfig, ModelFiles
 from bert.pretraining.memory import meta_model
+from common.env import ConfigError, env, from_env
+from common.process import hard_exit
 
 PERIOD = 31  # of the vectors' elements; prime, so that misplaced chunks are detected
 STRIDE = 7

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from bert.core import variables
-from bert.core.env import ConfigError
-from bert.core.files import whole_file
 from bert.deepspeed import ds_config
 from bert.deepspeed.checkpoints import INDEX, read
+from common.env import ConfigError
+from common.files import whole_file
 
 # Set by DeepSpeed's launcher.
 PLACE_OF_A_RANK = {

@@ -18,7 +18,6 @@ import torch
 from bert.checkpoint.save import step_path
 from bert.commands import weights as trained
 from bert.core.dist import World
-from bert.core.env import ConfigError, from_env
 from bert.data.batch import PretrainingBatch
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
@@ -26,6 +25,7 @@ from bert.model.bert import BertForPreTraining
 from bert.pretraining.closed_division import VOCAB_MD5
 from bert.training import evaluate as evaluation
 from bert.training.evaluate import Evaluator
+from common.env import ConfigError, from_env
 
 # The reference's accuracy of its initial checkpoint on its 10,000 evaluation sequences, and the tolerance.
 INITIAL, TOLERANCE, SEQUENCES = 0.34085, 0.0005, 10_000

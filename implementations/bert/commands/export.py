@@ -11,9 +11,9 @@ import torch
 
 from bert.checkpoint import huggingface
 from bert.commands import weights as trained
-from bert.core.env import ConfigError
 from bert.kernels import Config, select
 from bert.model.bert import BertForPreTraining
+from common.env import ConfigError
 
 
 def export(

@@ -12,11 +12,11 @@ import torch
 from bert.checkpoint import huggingface
 from bert.commands import weights as trained
 from bert.core.dist import World
-from bert.core.env import ConfigError, from_env
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.records import Records
 from bert.data.tokens import WordPiece
 from bert.kernels.cross_entropy import IGNORE
+from common.env import ConfigError, from_env
 
 MASK = "[MASK]"
 

@@ -14,12 +14,12 @@ from bert.checkpoint import huggingface
 from bert.checkpoint.save import is_ours, saved_checkpoints, step_path
 from bert.checkpoint.weights import load_weights, read_state_dict, vocabulary_of
 from bert.core.dist import World
-from bert.core.env import ConfigError
-from bert.core.files import damage, object_of
 from bert.kernels import select
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.training.config import Hardware
+from common.env import ConfigError
+from common.files import damage, object_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from bert.core.env import ConfigError, announce, env
+from common.env import ConfigError, announce, env
 
 # Renamed in PyTorch 2.13.
 _REDUCE_SCATTER = (

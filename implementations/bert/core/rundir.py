@@ -21,8 +21,8 @@ import torch
 
 from bert.core import dist
 from bert.core.dist import HangError
-from bert.core.env import ConfigError, env, settings
-from bert.core.files import NoSpaceError, is_full, no_space, write_text
+from common.env import ConfigError, env, settings
+from common.files import NoSpaceError, is_full, no_space, write_text
 
 _PACKAGES = (
     "triton",

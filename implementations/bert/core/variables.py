@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bert.core.env import ConfigError, env, variables
+from common.env import ConfigError, env, variables
 
 IMPLEMENTATIONS = Path(__file__).resolve().parents[2]
 LIST = IMPLEMENTATIONS.parent / "launch" / "variables.txt"

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from bert.core.env import ConfigError
 from bert.data.batch import PretrainingBatch
+from common.env import ConfigError
 
 PREFETCHED = 2  # steps that DALI holds ready
 _KEPT = 4  # steps whose tensors are kept alive: copies of up to two may be in flight when the next is requested

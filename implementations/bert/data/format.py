@@ -21,7 +21,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bert.core.files import whole_file
+from common.files import whole_file
 
 from . import nvidia_format
 from .digests import sum_of_hashes

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bert.core.env import ConfigError, env
 from bert.data import dali
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, gather_batch
 from bert.data.masking import DynamicMasks, MaskTokens, margin
@@ -20,6 +19,7 @@ from bert.data.records import DataError
 from bert.data.sampler import Chosen, OnlineBatching, RowBatching, RowSource, Sampler, bin_counts
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
+from common.env import ConfigError, env
 
 _STEPS_AT_ONCE = 4  # waking a thread can take as long as preparing a step
 

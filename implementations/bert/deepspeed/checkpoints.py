@@ -16,11 +16,11 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from bert.checkpoint.sharded import assembled, num_bytes, prune
-from bert.core.env import ConfigError
-from bert.core.files import damage, has_no_room, is_full, name_folder, no_space, sync, whole_file
 from bert.deepspeed.partitions import MASTERS, STEPS
 from bert.deepspeed.step import DeepSpeedStep, load
 from bert.training.stop import TrainingError
+from common.env import ConfigError
+from common.files import damage, has_no_room, is_full, name_folder, no_space, sync, whole_file
 
 INDEX = "bert.pt"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert.core.env import ConfigError
+from common.env import ConfigError
 
 
 class Meaning(NamedTuple):

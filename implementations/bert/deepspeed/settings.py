@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from bert import optim
-from bert.core.env import BOOLEANS, ConfigError, env
 from bert.deepspeed import ds_config
 from bert.deepspeed.step import check_fp16, load
 from bert.kernels.precision import Precision
+from common.env import BOOLEANS, ConfigError, env
 
 INSTEAD = {"WARMUP_STEPS": "WARMUP_PROPORTION"}  # the same setting in another unit
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines

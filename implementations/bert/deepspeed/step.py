@@ -17,7 +17,6 @@ import torch.distributed as distributed
 from torch import Tensor, nn
 
 from bert.core.dist import World
-from bert.core.env import ConfigError, announce
 from bert.data.batch import Batch
 from bert.deepspeed.partitions import ZeroRule, ZeroState, partitions_of
 from bert.kernels.precision import LossScaler, Precision
@@ -25,6 +24,7 @@ from bert.model.init import Chunk
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
 from bert.training.step import StepResult
+from common.env import ConfigError, announce
 
 
 def load(asked_by: str = "ENGINE=deepspeed") -> Any:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from bert.core.dist import World
-from bert.core.env import ConfigError, env
 from bert.kernels import (
     attention,
     bias_gelu,
@@ -26,6 +25,7 @@ from bert.kernels import (
     trials,
     triton_support,
 )
+from common.env import ConfigError, env
 
 # The model's operations; FUSED also selects the optimizer's update (lamb) and the place of fp8 casts.
 OPERATIONS: dict[str, ModuleType] = {

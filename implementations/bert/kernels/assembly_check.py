@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.core.process import root_cause
 from bert.kernels.arithmetic import (
     native_exp2,
     native_kept,
@@ -22,6 +21,7 @@ from bert.kernels.arithmetic import (
     native_widened,
 )
 from bert.kernels.triton_support import constexpr, jit, tl
+from common.process import root_cause
 
 BLOCK, COUNT = 1024, 1 << 16  # numbers per program, and in all
 FACTOR, THRESHOLD = 0xD2511F53, 3277  # a factor of Philox; the threshold of dropout 0.1

@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.core.env import ConfigError
 from bert.kernels import attention_cudnn, attention_triton, triton_support
 from bert.kernels import attention_libraries as libraries
 from bert.kernels.attention_libraries import needs, package
 from bert.kernels.dropout import ForwardPass
+from common.env import ConfigError
 
 Attention = Callable[[Tensor, ForwardPass, float], Tensor]
 

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bert.core.env import ConfigError
-from bert.core.process import root_cause
 from bert.kernels.dropout import ForwardPass
+from common.env import ConfigError
+from common.process import root_cause
 
 SITES = 256  # seeds made at a time
 SEED_STEP = 0x9E3779B97F4A7C15 - 2**64  # odd, so that no two sites of a pass share a seed

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bert.core.env import ConfigError, env
 from bert.kernels.fp8 import Recipe
+from common.env import ConfigError, env
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
 DTYPES = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from bert.core.process import root_cause
+from common.process import root_cause
 
 
 class CaptureError(RuntimeError):

@@ -32,8 +32,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.core.files import text_of, write_text
-from bert.core.process import hard_exit, root_cause
 from bert.kernels import (
     assembly_check,
     attention,
@@ -48,6 +46,8 @@ from bert.kernels.dropout import ForwardPass
 from bert.kernels.fp8_cast import cast_rows
 from bert.kernels.precision import LOW_PRECISION
 from bert.kernels.recording import record, warm_stream
+from common.files import text_of, write_text
+from common.process import hard_exit, root_cause
 
 ASSEMBLY, FEED_FORWARD, FP8_FEED_FORWARD = "assembly", "feed_forward", "fp8_feed_forward"
 LENGTHS = (

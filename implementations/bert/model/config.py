@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bert.core.env import ConfigError, env
+from common.env import ConfigError, env
 
 # Google's "gelu" is the tanh form (google-research/bert, modeling.py), Hugging Face's the erf form.
 _TANH = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_tanh")

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bert.core.env import ConfigError
 from bert.kernels import Kernels, fp8_feed_forward
 from bert.kernels.dropout import ForwardPass
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
@@ -28,6 +27,7 @@ from bert.kernels.precision import LOW_PRECISION
 from bert.kernels.weight_gradient import joined, linear
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
+from common.env import ConfigError
 
 
 class Hidden(NamedTuple):

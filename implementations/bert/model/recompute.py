@@ -17,8 +17,8 @@ from typing import TypeVar
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bert.core.env import env
 from bert.kernels.dropout import DropoutSites
+from common.env import env
 
 Tensors = TypeVar("Tensors", bound="tuple[Tensor | None, ...]")
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.core.env import ConfigError
 from bert.kernels.fp8 import Recipe, Scaling
 from bert.model.recompute import Recomputation
+from common.env import ConfigError
 
 
 class Trainable(nn.Module, ABC):

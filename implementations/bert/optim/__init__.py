@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from bert.core.dist import World
-from bert.core.env import ConfigError, env
 from bert.model.trainable import Trainable
 from bert.optim import apex, rules
 from bert.optim.flat import FlatLamb, FlatLans, Piecewise, Shard
 from bert.optim.rules import Pieces, Rule
 from bert.optim.sharded import Sharded
+from common.env import ConfigError, env
 
 
 @dataclass(frozen=True, kw_only=True)

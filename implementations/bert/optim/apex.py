@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from bert.core.env import ConfigError
 from bert.optim.rules import LambConfig, Maybe, Pieces, Rule, Scalar, Tensors, Total, is_decayed
+from common.env import ConfigError
 
 NAME = "apex_lamb"
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
-from bert.core.env import env
+from common.env import env
 
 Tensors = list[Tensor]
 Maybe = Tensor | None

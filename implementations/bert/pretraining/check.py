@@ -11,8 +11,6 @@ from typing import Any
 from bert.checkpoint.weights import Checksum, check_finite, chunks_of
 from bert.core import rundir
 from bert.core.dist import World, pick_device
-from bert.core.env import settings
-from bert.core.files import write_text
 from bert.data.format import open_records
 from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
@@ -24,6 +22,8 @@ from bert.pretraining import closed_division, memory, resume
 from bert.pretraining.config import Config
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
+from common.env import settings
+from common.files import write_text
 
 MOST_PASSES = 40  # over a text: as in BERT's own pretraining (Devlin et al. 2019, A.2)
 

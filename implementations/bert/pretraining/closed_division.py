@@ -19,14 +19,14 @@ from typing import Any
 from bert.checkpoint import weights
 from bert.core import rundir
 from bert.core.dist import pick_device
-from bert.core.env import ConfigError, settings
-from bert.core.files import object_of
 from bert.data.format import open_records
 from bert.data.sampler import RowSource
 from bert.data.shards import list_shards
 from bert.model.config import BertConfig
 from bert.pretraining import resume
 from bert.pretraining.config import Config
+from common.env import ConfigError, settings
+from common.files import object_of
 
 # Of bert_config.json; not initializer_range, since all weights come from the checkpoint.
 MODEL_FIELDS = (

@@ -13,12 +13,12 @@ import torch
 from bert.checkpoint import huggingface
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core import rundir
-from bert.core.env import ConfigError, env
 from bert.data import loader
 from bert.deepspeed import settings
 from bert.model.config import BertConfig, ModelFiles
 from bert.training import debug, evaluate, metrics, mlperf, schedule
 from bert.training.config import Hardware
+from common.env import ConfigError, env
 
 MAX_SAMPLES = 14_000_000  # after which a run that has not reached its target gives up
 

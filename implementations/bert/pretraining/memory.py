@@ -25,13 +25,13 @@ from bert import kernels, optim
 from bert.checkpoint.save import Config as CheckpointConfig
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError
-from bert.core.files import text_of
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
 from bert.optim.sharded import MOST_UNDER_WAY
 from bert.pretraining.config import Config
+from common.env import ConfigError
+from common.files import text_of
 
 META = torch.device("meta")
 SAVE_MEMORY = "set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1, SHARD_GROUP=all"

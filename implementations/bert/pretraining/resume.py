@@ -19,14 +19,14 @@ from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import Writer, load_newest, read_checkpoint, saved_checkpoints, step_path
 from bert.core import rundir
 from bert.core.dist import World
-from bert.core.env import ConfigError, settings
-from bert.core.files import damage
 from bert.data.sampler import RowSource
 from bert.deepspeed import checkpoints
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
 from bert.pretraining.config import Config
 from bert.training.step import Step, check_finite, is_finite
+from common.env import ConfigError, settings
+from common.files import damage
 
 Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from bert.core import rundir, variables
 from bert.core.dist import World, pick_device, why_no_gpu
-from bert.core.env import ConfigError, from_env
 from bert.core.start import StartClock
 from bert.deepspeed.settings import merged
 from bert.pretraining import check, closed_division, memory
 from bert.pretraining.config import Config
 from bert.pretraining.train import pretrain
 from bert.training.mlperf import MlperfLog
+from common.env import ConfigError, from_env
 
 SUCCESS, NOT_REACHED = 0, 3
 

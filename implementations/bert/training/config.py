@@ -9,12 +9,12 @@ import torch
 
 from bert import kernels, optim
 from bert.core import dist
-from bert.core.env import ConfigError
 from bert.kernels import attention, precision
 from bert.kernels.precision import Precision
 from bert.model import recompute
 from bert.model.recompute import Recomputation
 from bert.training import graph
+from common.env import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from bert.core import rundir
-from bert.core.env import ConfigError, env
-from bert.core.files import whole_file
 from bert.data.batch import Batch
 from bert.data.records import DataError
 from bert.training.step import StepResult, TrainingStep
+from common.env import ConfigError, env
+from common.files import whole_file
 
 KINDS = ("inputs", "activations", "gradients")
 ORDER = "order"  # metadata key: names in the order of the step

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.core.dist import World
-from bert.core.env import env
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import DataError, Records, concatenate
 from bert.data.shards import Shards, list_shards
@@ -20,6 +19,7 @@ from bert.kernels.cross_entropy import IGNORE
 from bert.kernels.recording import record, warm_stream
 from bert.model.bert import BertForPreTraining
 from bert.training.graph import copy_batches, graph_capacity, static_batch
+from common.env import env
 
 _COUNTS = 6  # see _count
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert.core.env import env
 from bert.data.batch import AnyBatch, AnyCapacity, Batch, Capacity
 from bert.data.records import DataError
 from bert.kernels.recording import CaptureError, record, warm_stream
 from bert.training.step import Step, StepResult, TrainingStep
+from common.env import env
 
 NUM_WARM_UP_STEPS = (
     3  # before the recording: compile kernels, initialize libraries and communicators

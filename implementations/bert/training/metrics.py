@@ -22,12 +22,12 @@ import torch
 
 from bert.core import rundir
 from bert.core.dist import World
-from bert.core.env import ConfigError, env
-from bert.core.files import write_text
 from bert.core.start import PROCESS_STARTED
 from bert.data.batch import Batch
 from bert.training.step import StepResult
 from bert.training.stop import Ending, TrainingError
+from common.env import ConfigError, env
+from common.files import write_text
 
 MEAN_STEPS = 100  # a single step's loss is noisy: the summary has the mean of at least so many, too
 PACKAGES = ("tensorboard", "wandb")

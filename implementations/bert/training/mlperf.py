@@ -11,7 +11,7 @@ from typing import Any
 
 from mlperf_logging.mllog import constants, mllog
 
-from bert.core.env import env
+from common.env import env
 
 
 @dataclass(frozen=True, kw_only=True)

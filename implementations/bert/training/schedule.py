@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bert.core.env import ConfigError, env
+from common.env import ConfigError, env
 
 
 @dataclass(frozen=True, kw_only=True)

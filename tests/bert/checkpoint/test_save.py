@@ -12,7 +12,7 @@ from bert.checkpoint import save
 from bert.checkpoint.save import Config, Interval, load_newest, save_checkpoint, saved_checkpoints
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError, from_env
+from common.env import ConfigError, from_env
 
 
 def test_only_the_newest_checkpoints_are_kept_and_a_damaged_one_is_named(tmp_path):

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from bert.checkpoint.weights import canonical_name, load_weights
-from bert.core.env import ConfigError
+from common.env import ConfigError
 
 
 def _same(model, other):

@@ -14,7 +14,7 @@ from bert.__main__ import main
 from bert.commands import allreduce
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import from_env
+from common.env import from_env
 
 from ...forked import Command
 from ...waiting import free_ports, state, wait_until

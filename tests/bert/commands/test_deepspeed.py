@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from bert.__main__ import main
-from bert.core.env import from_env
 from bert.pretraining.config import Config
+from common.env import from_env
 
 FOUND = {
     "train_batch_size": 64,

@@ -20,12 +20,12 @@ from bert.checkpoint.save import save_checkpoint
 from bert.checkpoint.weights import load_weights
 from bert.commands import fill_mask
 from bert.commands import weights as trained
-from bert.core.env import ConfigError, from_env
 from bert.data.batch import make_batch
 from bert.data.tokens import WordPiece
 from bert.model.config import BertConfig
 from bert.pretraining import check
 from bert.pretraining.config import Config
+from common.env import ConfigError, from_env
 
 from ..states import write_in_shards
 

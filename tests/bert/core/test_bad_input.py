@@ -11,8 +11,8 @@ import h5py
 import pytest
 import torch
 
-from bert.core.env import ConfigError, from_env
 from bert.pretraining.config import Config
+from common.env import ConfigError, from_env
 
 
 def _model(environment, **changes):

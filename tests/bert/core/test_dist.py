@@ -13,7 +13,7 @@ import pytest
 from bert.core import dist, rundir
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import HangError, World
-from bert.core.process import hard_exit
+from common.process import hard_exit
 
 from ...forked import context
 from ...waiting import free_ports

@@ -20,13 +20,13 @@ from bert.checkpoint.weights import checksum_of
 from bert.core import dist
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import from_env
 from bert.core.start import PROCESS_STARTED, StartClock, process_started
 from bert.data.format import open_records, write_records
 from bert.data.shards import write_index
 from bert.pretraining import train
 from bert.pretraining.config import Config
 from bert.training import evaluate
+from common.env import from_env
 
 from ..ranks import run_ranks
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from bert.commands import allreduce
-from bert.core import env, variables
-from bert.core.env import ConfigError
+from bert.core import variables
 from bert.pretraining.config import Config
+from common import env
+from common.env import ConfigError
 
 # What shells, schedulers, containers, compilers and other libraries export on machines of this trade.
 ORDINARY = Path(__file__).with_name("ordinary_names.txt").read_text(encoding="utf-8").split()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bert.core.env import ConfigError, from_env
 from bert.data.loader import Config, TrainingData, make_batching
 from bert.data.records import DataError
 from bert.data.sampler import Sampler, bin_counts
 from bert.data.synthetic import SyntheticShards
+from common.env import ConfigError, from_env
 
 from .sources import Files
 

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from bert.core.dist import World
-from bert.core.env import ConfigError, from_env
 from bert.core.start import StartClock
 from bert.data import dali
 from bert.data.dali import DaliLoader
@@ -26,6 +25,7 @@ from bert.data.sampler import Sampler
 from bert.pretraining import train
 from bert.pretraining.config import Config as RunConfig
 from bert.training.mlperf import MlperfLog
+from common.env import ConfigError, from_env
 
 from ..states import same
 from .sources import Files

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from bert.core.env import ConfigError
 from bert.data.batch import make_batch
 from bert.data.format import open_records, write_records
 from bert.data.loader import Config, TrainingData, open_masks
@@ -20,6 +19,7 @@ from bert.data.records import DataError, Records
 from bert.data.sampler import Chosen, Sampler
 from bert.data.synthetic import synthetic_records
 from bert.training.graph import graph_capacity, static_batch
+from common.env import ConfigError
 
 from ..states import newest, same
 from .sources import Files

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
-from bert.core.env import ConfigError
 from bert.deepspeed import checkpoints
+from common.env import ConfigError
 
 from ..ranks import run_ranks
 from ..states import same

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from bert import optim
-from bert.core.env import from_env
 from bert.deepspeed import settings
 from bert.deepspeed import step as zero_step
 from bert.deepspeed.settings import merged
@@ -20,6 +19,7 @@ from bert.model.init import first_weights, use_placeholders
 from bert.pretraining import train
 from bert.pretraining.config import Config
 from bert.pretraining.memory import Peak
+from common.env import from_env
 
 from ..ranks import run_ranks
 from .engines import FP32, STAGES, curve, deepspeed_step, own_step, tiny_model

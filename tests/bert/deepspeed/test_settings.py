@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bert.core.env import ConfigError, from_env
 from bert.deepspeed import ds_config
 from bert.deepspeed.settings import merged
 from bert.deepspeed.step import check_fp16
 from bert.pretraining.config import Config
 from bert.pretraining.run import run
+from common.env import ConfigError, from_env
 
 DEEPSPEED = SimpleNamespace(  # as if it were installed, and heeded everything
     runtime=SimpleNamespace(zero=SimpleNamespace(config=SimpleNamespace(DeepSpeedZeroConfig=dict)))

@@ -8,9 +8,9 @@ import dataclasses
 import pytest
 import torch
 
-from bert.core.env import ConfigError
 from bert.kernels import attention, trials
 from bert.kernels.dropout import ForwardPass
+from common.env import ConfigError
 
 CPU = torch.device("cpu")
 ON_GPU = [name for name in attention.BACKENDS if name != "sdpa_loop"]

@@ -14,9 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels
-from bert.core.env import ConfigError
 from bert.kernels import attention, attention_cudnn, trials
 from bert.kernels.dropout import ForwardPass
+from common.env import ConfigError
 
 from . import described_gpu, fake_cudnn
 

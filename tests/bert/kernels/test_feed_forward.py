@@ -10,11 +10,11 @@ import inspect
 import pytest
 import torch
 
-from bert.core.env import ConfigError
 from bert.kernels import Config, feed_forward, select, trials
 from bert.kernels.precision import Recipe
 from bert.kernels.weight_gradient import offer
 from bert.model.bert import BertForPreTraining
+from common.env import ConfigError
 
 from . import fake_quack
 

@@ -11,7 +11,6 @@ import torch
 from bert import kernels
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError
 from bert.kernels import (
     dropout_add_layer_norm,
     fp8,
@@ -24,6 +23,7 @@ from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Recipe
 from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
+from common.env import ConfigError
 
 from . import fp8_cases
 from .fp8_cases import new_target

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.core.env import ConfigError
 from bert.kernels import attention, trials
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.kernels.trials import Trial
 from bert.model.config import BertConfig
+from common.env import ConfigError
 
 CUDA = torch.device("cuda", 0)
 

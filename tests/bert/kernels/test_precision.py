@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert.core.env import ConfigError, from_env
 from bert.kernels.fp8 import Recipe
 from bert.kernels.precision import Config, LossScaler
 from bert.pretraining.config import Config as RunConfig
 from bert.pretraining.resume import restore, run_identity
+from common.env import ConfigError, from_env
 
 from ..pretraining.test_resume import Trained
 

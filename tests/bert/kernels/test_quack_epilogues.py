@@ -10,10 +10,10 @@ import sys
 import pytest
 import torch
 
-from bert.core.env import ConfigError
 from bert.kernels import QUACK, Config, feed_forward, select, trials
 from bert.kernels.fp8 import Recipe
 from bert.model.encoder import Encoder
+from common.env import ConfigError
 
 from . import fake_quack, fp8_cases
 from .test_feed_forward import HEADS

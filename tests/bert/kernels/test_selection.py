@@ -7,10 +7,10 @@ import torch
 
 pytest.importorskip("mlperf_logging")  # of bert.pretraining.check; the kernels need it not
 
-from bert.core.env import ConfigError, from_env
 from bert.kernels import FUSABLE, OPERATIONS, Config, select
 from bert.pretraining import check
 from bert.pretraining.config import Config as RunConfig
+from common.env import ConfigError, from_env
 
 CPU = torch.device("cpu")
 

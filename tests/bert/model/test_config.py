@@ -10,8 +10,8 @@ import torch.nn.functional as F
 import transformers
 
 from bert.commands import weights as trained
-from bert.core.env import ConfigError
 from bert.model.config import BertConfig
+from common.env import ConfigError
 
 GOOGLE = {
     "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 64,

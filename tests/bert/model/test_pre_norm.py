@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.core.env import ConfigError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
+from common.env import ConfigError
 
 CPU = torch.device("cpu")
 SIZES = {

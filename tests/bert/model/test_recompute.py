@@ -11,7 +11,6 @@ import torch
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError, from_env
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels import triton_support
@@ -20,6 +19,7 @@ from bert.model.bert import BertForPreTraining
 from bert.model.recompute import Recomputation
 from bert.pretraining.config import Config
 from bert.training.step import build_step
+from common.env import ConfigError, from_env
 
 from ..ranks import run_ranks
 

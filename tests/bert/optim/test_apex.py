@@ -14,8 +14,8 @@ from torch import nn
 from bert import optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError
 from bert.optim import apex
+from common.env import ConfigError
 
 from .whole import Whole
 

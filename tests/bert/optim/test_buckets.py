@@ -10,10 +10,10 @@ import torch
 from bert import optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError
 from bert.optim.flat import Piecewise
 from bert.optim.rules import LambConfig, LambRule
 from bert.optim.sharded import Clipping, Gradients, Sharded
+from common.env import ConfigError
 
 from ..ranks import run_ranks
 from .test_sharded import BUCKET_BYTES, Chain, _data, train

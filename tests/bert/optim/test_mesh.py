@@ -11,7 +11,6 @@ import torch.distributed as distributed
 
 from bert import kernels, optim
 from bert.checkpoint import sharded
-from bert.core.env import ConfigError
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Config as PrecisionConfig
@@ -22,6 +21,7 @@ from bert.model.init import initialize
 from bert.optim import traffic
 from bert.optim.mesh import Mesh
 from bert.training.step import build_step
+from common.env import ConfigError
 
 from ..ranks import run_ranks
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from bert.checkpoint import weights
-from bert.core.env import ConfigError, from_env
 from bert.data.format import open_records
 from bert.data.shards import Shards, list_shards, write_index
 from bert.pretraining import closed_division
 from bert.pretraining.config import Config
+from common.env import ConfigError, from_env
 
 LARGE = {
     "vocab_size": 30522,

@@ -13,9 +13,9 @@ import torch
 
 from bert.checkpoint import save
 from bert.checkpoint.save import Config, Writer
-from bert.core.env import ConfigError, from_env
 from bert.data.format import open_records
 from bert.pretraining.config import Config as RunConfig
+from common.env import ConfigError, from_env
 
 from ...disks import enlarge, small_disk
 from ..states import newest, same

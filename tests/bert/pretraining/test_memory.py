@@ -13,7 +13,6 @@ import torch
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError, from_env
 from bert.data.batch import PretrainingBatch
 from bert.kernels.precision import Precision
 from bert.model.bert import BertForPreTraining
@@ -24,6 +23,7 @@ from bert.pretraining import memory
 from bert.pretraining.config import Config
 from bert.pretraining.run import run
 from bert.training.step import build_step
+from common.env import ConfigError, from_env
 
 from ..ranks import run_ranks
 

@@ -13,8 +13,6 @@ import torch
 
 from bert.checkpoint.save import saved_checkpoints
 from bert.checkpoint.weights import read_state_dict
-from bert.core import env
-from bert.core.env import ConfigError, from_env
 from bert.data.format import open_records, write_records
 from bert.data.loader import open_source
 from bert.data.shards import Shards, write_index
@@ -23,6 +21,8 @@ from bert.pretraining import check, resume
 from bert.pretraining.config import Config
 from bert.pretraining.train import build
 from bert.training.stop import TrainingError
+from common import env
+from common.env import ConfigError, from_env
 
 from ..ranks import run_ranks
 

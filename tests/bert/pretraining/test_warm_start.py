@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bert.core.env import ConfigError, from_env
 from bert.pretraining import check, resume
 from bert.pretraining.config import Config
+from common.env import ConfigError, from_env
 
 from ..states import newest, same
 

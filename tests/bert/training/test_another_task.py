@@ -15,7 +15,6 @@ from bert.checkpoint.save import Config as CheckpointConfig
 from bert.checkpoint.save import load_newest, save_checkpoint
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError
 from bert.data.batch import Batch, Capacity, padded
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertModel
@@ -23,6 +22,7 @@ from bert.model.config import BertConfig
 from bert.model.trainable import Trainable
 from bert.training.graph import copy_batches, static_batch
 from bert.training.step import build_step
+from common.env import ConfigError
 
 from ..ranks import run_ranks
 

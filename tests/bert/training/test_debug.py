@@ -14,13 +14,13 @@ from bert.__main__ import main
 from bert.core import rundir
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError
 from bert.kernels.precision import Precision
 from bert.model.recompute import Recomputation
 from bert.pretraining.run import run
 from bert.training import debug
 from bert.training.debug import CaptureConfig, ProfileConfig, ProfiledStep, unprofiled
 from bert.training.step import build_step
+from common.env import ConfigError
 
 
 def compare(*paths):

@@ -12,7 +12,6 @@ import torch
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import from_env
 from bert.kernels import fp8_linear
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
@@ -21,6 +20,7 @@ from bert.pretraining.config import Config as RunConfig
 from bert.training import evaluate
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.training.step import build_step
+from common.env import from_env
 
 from .. import no_gpu
 

@@ -13,12 +13,12 @@ import torch
 from bert.core import rundir
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.core.env import ConfigError
 from bert.model.bert import Losses
 from bert.training import metrics
 from bert.training.metrics import Progress
 from bert.training.step import StepResult
 from bert.training.stop import LAST_STEP, Ending, TrainingError
+from common.env import ConfigError
 
 
 class _Clock:

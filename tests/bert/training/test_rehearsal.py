@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bert.core.env import ConfigError, from_env
 from bert.pretraining.config import Config
 from bert.training.schedule import learning_rate
+from common.env import ConfigError, from_env
 from review.results.gate import rehearsal
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bert.core.env import ConfigError
 from bert.training.schedule import Config, describe, learning_rate
+from common.env import ConfigError
 
 
 def test_without_warm_up_the_first_step_has_the_base_rate_and_decay_is_linear():

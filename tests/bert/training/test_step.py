@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import HangError, World
-from bert.core.env import ConfigError
 from bert.kernels.fp8 import Recipe
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.kernels.precision import LossScaler
@@ -20,6 +19,7 @@ from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.training.schedule import learning_rate
 from bert.training.step import build_step
+from common.env import ConfigError
 
 
 def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):
@@ -174,9 +174,9 @@ def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
 def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(
     prepared, monkeypatch
 ):
-    from bert.core.env import from_env
     from bert.pretraining.config import Config
     from bert.training.loop import StepCounter
+    from common.env import from_env
 
     config = from_env(Config, prepared | {"PRECISION": "fp16"})
     scaler = LossScaler(config.numerics)

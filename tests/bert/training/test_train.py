@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from bert.core.dist import World
-from bert.core.env import from_env
 from bert.core.start import StartClock
 from bert.data.format import open_records, write_records
 from bert.data.records import Records
@@ -23,6 +22,7 @@ from bert.pretraining import train
 from bert.pretraining.config import Config
 from bert.training.mlperf import MlperfLog
 from bert.training.schedule import learning_rate
+from common.env import from_env
 
 from ...forked import Command
 from ...waiting import wait_until

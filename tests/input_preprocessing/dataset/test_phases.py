@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from bert.core import env
 from bert.data.format import open_records
 from bert.data.records import DataError
 from bert.pretraining import check
 from bert.pretraining.config import Config
+from common import env
 from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.cli import parse_phases, parser_of
 from input_preprocessing.text import corpus

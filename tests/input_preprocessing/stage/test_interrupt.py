@@ -26,7 +26,7 @@ def work():
 """
 WORKERS = """
 import os, pathlib, time
-from bert.core.files import whole_file
+from common.files import whole_file
 from input_preprocessing.stage.parallel import run_tasks
 def wait(folder):
     with whole_file(pathlib.Path(folder, f"out_{os.getpid()}")) as partial:

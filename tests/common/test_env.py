@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert.core.env import ConfigError, env, from_env, variables
 from bert.pretraining.config import Config
+from common.env import ConfigError, env, from_env, variables
 
 
 @dataclass(frozen=True, kw_only=True)

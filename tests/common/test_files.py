@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from bert.core.files import damage
+from common.files import damage
 
 
 def test_pytorchs_advice_to_trust_a_file_is_not_given_for_a_damaged_one(tmp_path):

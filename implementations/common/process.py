@@ -7,10 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import NoReturn
-
-from bert.core.env import ConfigError, from_env
 
 
 def hard_exit(status: int) -> NoReturn:
@@ -24,18 +21,27 @@ def hard_exit(status: int) -> NoReturn:
     os._exit(status)
 
 
-def run_and_exit(main: Callable[[], int]) -> NoReturn:
-    """``hard_exit`` with the status of ``main``; 0 if the reader of its output, such as head, closes the pipe."""
+def status_of(main: Callable[[], int | None]) -> int:
+    """Exit status of ``main``; 0 if the reader of its output, such as head, closes the pipe.
+
+    The last lines are written here: in the interpreter's own last flush a closed pipe is a
+    traceback and status 120.
+    """
     try:
         try:
-            status = main()
+            status = main() or 0
         except SystemExit as ended:  # argparse's: 0 of --help, 2 of a wrong word
             status = int(ended.code or 0)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0
-    hard_exit(status)
+    return status
+
+
+def run_and_exit(main: Callable[[], int]) -> NoReturn:
+    """``hard_exit`` with the status of ``main``."""
+    hard_exit(status_of(main))
 
 
 def front(
@@ -75,17 +81,6 @@ def run_command(
             raise
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
-
-
-def refuse(program: str, error: ConfigError, environ: Mapping[str, str]) -> int:
-    """Reports a wrong command line in one line, also in RUN_DIR for the launcher; returns the exit status."""
-    if environ.get("RUN_DIR"):
-        from bert.core import rundir  # imports PyTorch, which takes seconds
-
-        with suppress(ConfigError):  # for TRIAL
-            return rundir.fail(from_env(rundir.Config, environ), program, str(error), 2)
-    print(f"{program}: error: {error}", file=sys.stderr)
-    return 2
 
 
 def root_cause(error: BaseException) -> BaseException:
