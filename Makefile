@@ -67,7 +67,7 @@ $(DEEPSPEED): requirements/deepspeed.txt $(DEV)
 
 ## make test-gpu          the GPU tests, on a machine with an NVIDIA GPU
 test-gpu: $(DEV)
-	@$(VENV)/bin/python -m pytest -m gpu
+	@GPU_TESTS=1 $(VENV)/bin/python -m pytest -m gpu
 
 ## make lint              ruff, mypy, shellcheck and shfmt
 lint: $(DEV)

@@ -11,9 +11,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # before NumPy and PyTorch are loaded; for the commands under test too
-)
+# Before NumPy and PyTorch are loaded; for the commands under test too.
+os.environ["OMP_NUM_THREADS"] = "1"
+if os.environ.get("GPU_TESTS") != "1":  # which make test-gpu sets
+    # The suite for CPUs does not depend on what machine it runs on.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 import pytest
 import torch

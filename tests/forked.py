@@ -41,6 +41,12 @@ PRELOADED = [
 PRELOADED += ["torch.distributed.run", "finetune.train", "certify.burn_in"]
 
 
+def hidden_gpus() -> dict[str, str]:
+    """The setting that hides this machine's GPUs from the suite's processes (conftest.py)."""
+    name = "CUDA_VISIBLE_DEVICES"
+    return {name: os.environ[name]} if os.environ.get(name) == "" else {}
+
+
 def context() -> ForkServerContext:
     """What starts processes from the one that has imported PyTorch, one for each process of tests."""
     made = multiprocessing.get_context("forkserver")
@@ -56,7 +62,7 @@ def _become(
         with open(f"{streams}/{name}", "wb") as file:
             os.dup2(file.fileno(), number)
     os.environ.clear()
-    os.environ.update(environ)
+    os.environ.update(environ := hidden_gpus() | environ)
     os.chdir(folder)
     if "STANDS_AT" in environ:
         held.stand_still(environ["STANDS_AT"])

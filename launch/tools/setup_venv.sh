@@ -55,4 +55,7 @@ install -r "requirements/$KIND.txt"
 install --no-deps -e .
 touch "$VENV/.$KIND-ready"
 [[ $KIND == dev ]] && touch "$VENV/.run-ready"
-echo "setup: done"
+"$VENV/bin/python" -c '
+import platform, torch
+build = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "for AMD GPUs" if torch.version.hip else "for CPUs"
+print(f"setup: done: Python {platform.python_version()}, PyTorch {torch.__version__}, the build {build}")'

@@ -34,6 +34,18 @@ def streams(monkeypatch):
     monkeypatch.setattr(World, "wait_for", lambda self, event: None)
 
 
+def in_name(monkeypatch, capability=(9, 0)):
+    """A GPU of a compute capability that can be asked what it is; nothing can run on it.
+
+    PyTorch's build for CPUs has no CUDA version, its build for GPUs asks the driver: both are told.
+    """
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+
+
 STREAM = Stream()  # where a process begins
 
 

@@ -93,7 +93,7 @@ def test_no_rank_opens_the_data_before_run_start_is_written(
     assert told < min(
         number for number, line in enumerate(lines) if line.startswith(("step ", "evaluation "))
     )
-    assert re.match(r"start \d+\.\d s: imports \d+\.\d, ", lines[told])
+    assert re.match(r"start \d+\.\d s: imports \d+\.\d", lines[told])
     parts = json.loads(Path(prepared["RUN_DIR"], "environment.json").read_text())["start_seconds"]
     assert list(parts) == PARTS
     total = float(lines[told].split()[1])

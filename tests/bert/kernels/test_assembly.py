@@ -11,6 +11,7 @@ from bert import kernels
 from bert.kernels import arithmetic, assembly_check, trials, triton_support
 from bert.model.config import BertConfig
 
+from .. import no_gpu
 from . import ptx
 
 CPU = torch.device("cpu")
@@ -78,6 +79,7 @@ def test_a_piece_that_is_wrong_is_found_and_no_other(old, new, pieces, executed)
 
 
 def test_where_a_piece_is_wrong_on_any_rank_the_kernels_do_without_and_a_line_says_so(monkeypatch):
+    no_gpu.in_name(monkeypatch)
     native = SimpleNamespace(value=True)
     monkeypatch.setattr(triton_support, "NATIVE", native)
     for mine, others, expected in (

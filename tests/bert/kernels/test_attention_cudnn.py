@@ -18,6 +18,7 @@ from bert.kernels import attention, attention_cudnn, trials
 from bert.kernels.dropout import ForwardPass
 from common.env import ConfigError
 
+from .. import no_gpu
 from . import described_gpu, fake_cudnn
 
 CPU = torch.device("cpu")
@@ -207,6 +208,7 @@ def test_what_falls_back_is_the_fastest_that_compiles_nothing():
 
 
 def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
+    no_gpu.in_name(monkeypatch)
     trial = trials.Trial
     results = [
         trial(name="cudnn_frontend", milliseconds=1.0),

@@ -14,7 +14,14 @@ from bert.kernels.trials import Trial
 from bert.model.config import BertConfig
 from common.env import ConfigError
 
+from .. import no_gpu
+
 CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def _gpu(monkeypatch):
+    no_gpu.in_name(monkeypatch)
 
 
 def _choose(
