@@ -29,11 +29,11 @@ STAGES = {
     "pack": ("records.shards.pack_main", "instances into shards of packed rows"),
     "bins": ("records.shards.bins_main", "instances into bins of similar length"),
     "import_records": (
-        "records.foreign.import_main",
+        "records.tfrecord_nvidia.import_main",
         "TFRecord files and NVIDIA's HDF5 shards to records",
     ),
     "export_records": (
-        "records.foreign.export_main",
+        "records.tfrecord_nvidia.export_main",
         "records to TFRecord files and NVIDIA's HDF5 shards",
     ),
     "convert_checkpoint": (

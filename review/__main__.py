@@ -19,7 +19,7 @@ from review.league import entries, page, ranking
 from review.logs.output import Heading, ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object
 from review.report.page import write_report
-from review.results import gate, table
+from review.results import published_curves, table
 from review.results.score import UNVERIFIED, Result, load_results
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
@@ -177,8 +177,8 @@ def _rcp(arguments: argparse.Namespace) -> int:
 
 
 def _rehearsal(arguments: argparse.Namespace) -> int:
-    found = gate.rehearsal(arguments.target, arguments.band, arguments.ruleset)
-    emit(arguments, json=lambda: found, text=lambda: gate.print_rehearsal(found))
+    found = published_curves.rehearsal(arguments.target, arguments.band, arguments.ruleset)
+    emit(arguments, json=lambda: found, text=lambda: published_curves.print_rehearsal(found))
     return 0 if found.go else 1
 
 

@@ -30,7 +30,7 @@ from common.durations import duration
 from review.logs import output, tree
 from review.logs.mllog import number, parse, text
 from review.logs.output import Column, ReviewError, number_text, pick, print_json
-from review.results.gate import Miss, first_miss
+from review.results.published_curves import Deviation, first_deviation
 from review.results.run import TARGET_ACCURACY, Run
 from review.results.score import Result
 from review.rulebook.compliance import DEFAULT_RULESET
@@ -229,10 +229,10 @@ class Standing:
         return self.projection[0] - self.result.rcp_point.minimum, self.projection[1]
 
     @functools.cached_property
-    def miss(self) -> Miss | None:
+    def deviation(self) -> Deviation | None:
         """The first evaluation outside the range of published runs, if this run has the same target."""
         return (
-            first_miss(self.run)
+            first_deviation(self.run)
             if self.target == TARGET_ACCURACY and not self.result.pretrains
             else None
         )
@@ -250,12 +250,12 @@ class Standing:
             "projected_samples_error": error,
             **pick(self, "share eta_seconds=eta"),
             "rcp_margin_samples": self.rcp_margin and self.rcp_margin[0],
-            "outside_published": self.miss,
+            "outside_published": self.deviation,
         }
 
     def parts(self) -> list[str]:
         """Everything known, one phrase per item."""
-        run, miss, expected, margin = self.run, self.miss, "", ""
+        run, deviation, expected, margin = self.run, self.deviation, "", ""
         if self.rcp_margin is not None:
             above, error = self.rcp_margin
             margin = f"RCP margin {above:+,.0f}{f' +- {error:,.0f}' if error else ''} samples"
@@ -271,7 +271,9 @@ class Standing:
             f"{duration(self.elapsed)} elapsed": self.elapsed is not None,
             f"{duration(self.eta)} to go": self.eta is not None,
             margin: margin,
-            f"{miss.describe()} (likely: {'; '.join(miss.causes)})" if miss else "": miss,
+            f"{deviation.describe()} (likely: {'; '.join(deviation.causes)})"
+            if deviation
+            else "": deviation,
             f"no new line for {duration(self.silent)}": self.stalled,
         }
         return [text(part) for part, known in parts.items() if known]

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.checkpoints import names as parameters
+from input_preprocessing.checkpoints import tf_names as parameters
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, prefix_of
 
 NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingface}

@@ -23,8 +23,8 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
 from bert.data.records import DataError, Records
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records.foreign import NOT_RECORDS
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
+from input_preprocessing.records.tfrecord_nvidia import NOT_RECORDS
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary

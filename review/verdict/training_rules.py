@@ -15,7 +15,7 @@ from typing import Any
 
 from review.logs.mllog import number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
-from review.results.gate import INITIAL_ACCURACY, INITIAL_TOLERANCE, first_miss
+from review.results.published_curves import INITIAL_ACCURACY, INITIAL_TOLERANCE, first_deviation
 from review.results.run import OPTIMIZATION, TARGET_ACCURACY, Run
 from review.results.score import Result
 from review.rulebook.compliance import evaluation_interval
@@ -231,15 +231,19 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         and any(e.accuracy >= TARGET_ACCURACY for e in run.evaluations)
     ):
         yield run.broken("success", "says aborted, though the target was reached", stop[0])
-    miss = first_miss(run)
-    if miss is not None:
+    deviation = first_deviation(run)
+    if deviation is not None:
         severity, recipe = (
-            (WARNING, "") if miss.same_recipe else (NOTE, ", though of other hyper-parameters")
+            (WARNING, "") if deviation.same_recipe else (NOTE, ", though of other hyper-parameters")
         )
         known: dict[str, Any] = {"severity": severity, "batch": run.batch_size, "recipe": recipe}
-        causes = "; ".join(miss.causes)
+        causes = "; ".join(deviation.causes)
         yield run.broken(
-            "published_runs", f"is {miss.describe()}", miss.evaluation, causes=causes, **known
+            "published_runs",
+            f"is {deviation.describe()}",
+            deviation.evaluation,
+            causes=causes,
+            **known,
         )
     event = run.log.first(
         "starting_point"

@@ -27,7 +27,7 @@ from input_preprocessing.checkpoints import convert as convert_checkpoint
 from input_preprocessing.dataset import download, finetuning, prepare
 from input_preprocessing.instances import sampling as instances
 from input_preprocessing.instances.options import SamplingConfig
-from input_preprocessing.records import foreign, shards
+from input_preprocessing.records import shards, tfrecord_nvidia
 from input_preprocessing.text import vocabulary
 
 from ..bert.data.samples import METADATA, make_records
@@ -152,13 +152,13 @@ def run_instances(folder: Path) -> None:
 
 
 def run_import(folder: Path) -> None:
-    for source, target in foreign.plan_files(folder / "source", folder / "out"):
+    for source, target in tfrecord_nvidia.plan_files(folder / "source", folder / "out"):
         target.parent.mkdir(exist_ok=True)
-        foreign.import_file(None, (source, target))
+        tfrecord_nvidia.import_file(None, (source, target))
 
 
 def run_export(folder: Path, kind: str) -> None:
-    foreign.export_folder(
+    tfrecord_nvidia.export_folder(
         folder / "source",
         folder / "out",
         kind=kind,

@@ -12,7 +12,7 @@ import pytest
 from bert.data.format import write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
-from input_preprocessing.records.foreign import import_file
+from input_preprocessing.records.tfrecord_nvidia import import_file
 from input_preprocessing.stage.cli import run_stage
 
 from ..bert.data.samples import METADATA, make_records, write_nvidia

@@ -10,7 +10,7 @@ import pytest
 from bert.pretraining.config import Config
 from bert.training.schedule import learning_rate
 from common.env import ConfigError, from_env
-from review.results.gate import rehearsal
+from review.results.published_curves import rehearsal
 
 
 def test_it_is_the_same_run_but_for_its_start_its_end_and_its_division(prepared):

@@ -12,7 +12,7 @@ import torch
 
 from bert.data.records import DataError
 from input_preprocessing.checkpoints.convert import convert, read_pytorch, read_tensorflow
-from input_preprocessing.checkpoints.names import parameter_of
+from input_preprocessing.checkpoints.tf_names import parameter_of
 from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle
 
 from .bundle_writer import object_graph, write_bundle

@@ -15,8 +15,8 @@ import pytest
 
 from bert.data.format import multiset_digest, open_records, write_records
 from bert.data.records import IDS, DataError, Records
-from input_preprocessing.records import foreign
-from input_preprocessing.records.foreign import export_folder, folders_of, import_file
+from input_preprocessing.records import tfrecord_nvidia
+from input_preprocessing.records.tfrecord_nvidia import export_folder, folders_of, import_file
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -63,7 +63,7 @@ def test_exported_and_imported_again_the_records_are_the_same(
 ) -> None:
     records = write_source(tmp_path / "source", rows)
     told = export(tmp_path / "source", tmp_path / "out", kind)
-    made = tmp_path / "out" / f"part_0{foreign.SUFFIXES[kind]}"
+    made = tmp_path / "out" / f"part_0{tfrecord_nvidia.SUFFIXES[kind]}"
     import_file(None, (made, tmp_path / "again.hdf5"))
     found, metadata = open_records(tmp_path / "again.hdf5")
     before = open_records(tmp_path / "source" / "part_0.hdf5")[1]
@@ -96,9 +96,9 @@ def test_shards_for_nvidias_trainer_have_its_datasets_types_and_entries(
 def test_unpacked_rows_are_the_same_sequences_one_by_one(tmp_path: Path, kind: str) -> None:
     records = write_source(tmp_path / "source", ROWS)
     told = export(tmp_path / "source", tmp_path / "out", kind, unpack=True)
-    made = tmp_path / "out" / f"part_0{foreign.SUFFIXES[kind]}"
+    made = tmp_path / "out" / f"part_0{tfrecord_nvidia.SUFFIXES[kind]}"
     assert (told["rows"], told["widths"].sequences) == (13, 0)
-    assert_equal(foreign.read_foreign(made)[0], records.with_rows(None))
+    assert_equal(tfrecord_nvidia.read_third_party(made)[0], records.with_rows(None))
     if kind == "tfrecord":
         write_tfrecord(tmp_path / "plain", make_records(13), Widths(192, 12))
         assert made.read_bytes() == (tmp_path / "plain").read_bytes()

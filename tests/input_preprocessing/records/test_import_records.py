@@ -9,7 +9,7 @@ import pytest
 
 from bert.data.format import multiset_digest, open_records, verify_records
 from bert.data.records import DataError
-from input_preprocessing.records.foreign import import_file, plan_files
+from input_preprocessing.records.tfrecord_nvidia import import_file, plan_files
 from input_preprocessing.tensorflow_files.tfrecord import Widths, write_tfrecord
 from input_preprocessing.text.vocabulary import Vocabulary
 from input_preprocessing.verify.verdict import verify

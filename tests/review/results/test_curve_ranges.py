@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from review.logs.output import ReviewError
-from review.results import gate as bands
+from review.results import published_curves as curves
 
 
 def test_every_band_says_where_it_is_from_and_rises():
-    assert {band.batch_size for band in bands.published()} >= {96, 448, 768, 4608}
-    largest = next(band for band in bands.published() if band.batch_size == 768)
+    assert {band.batch_size for band in curves.published()} >= {96, 448, 768, 4608}
+    largest = next(band for band in curves.published() if band.batch_size == 768)
     assert largest.runs == 488, (
         "of several recipes, the one with the most published runs comes first"
     )
-    for band in bands.published():
+    for band in curves.published():
         assert band.source.startswith("mlcommons/training_results, ")
         assert band.recipe
         assert all(low <= high for _, low, high in band.points)
@@ -24,7 +24,7 @@ def test_every_band_says_where_it_is_from_and_rises():
 
 
 def test_a_band_is_linear_between_two_points_and_ends_a_step_beyond_them():
-    band = bands.Band(10, 10, "", ((100, 0.1, 0.2), (200, 0.3, 0.6)))
+    band = curves.CurveRange(10, 10, "", ((100, 0.1, 0.2), (200, 0.3, 0.6)))
 
     def at(samples, band=band):
         point = band.compare(samples, 0.0)
@@ -37,7 +37,7 @@ def test_a_band_is_linear_between_two_points_and_ends_a_step_beyond_them():
     assert at(205) == pytest.approx((0.3, 0.6))
     assert at(89) is None
     assert at(211) is None
-    assert at(0, bands.Band(10, 1, "", ((0, 0.1, 0.2),))) == (0.1, 0.2)
+    assert at(0, curves.CurveRange(10, 1, "", ((0, 0.1, 0.2),))) == (0.1, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,6 @@ def test_a_file_without_a_band_is_a_one_line_error(tmp_path, text):
     with pytest.raises(
         ReviewError, match=r"band\.json: (no band of accuracies|is not JSON|expected a JSON object)"
     ):
-        bands.read(path)
+        curves.read(path)
     with pytest.raises(ReviewError, match="No such file"):
-        bands.read(tmp_path / "none.json")
+        curves.read(tmp_path / "none.json")

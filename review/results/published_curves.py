@@ -3,8 +3,8 @@
 published_curves.json has, for each batch size and recipe with at least ten published runs, the smallest and the largest
 accuracy of those runs by training samples, and the results they belong to.
 
-A band of few runs is narrower than the range of all sound runs: of eleven sound runs, two lie outside the range of the
-other ten. So an accuracy counts as wrong only if it is outside the band by more than a margin.
+A range of few runs is narrower than that of all sound runs: of eleven sound runs, two lie outside the range of the
+other ten. So an accuracy counts as wrong only if it is outside the range by more than a margin.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Point:
     accuracy: float
     low: float
     high: float
-    margin: float  # by which a sound run may be outside the band
+    margin: float  # by which a sound run may be outside the range
 
     @property
     def verdict(self) -> str:
@@ -53,12 +53,12 @@ class Point:
         return "low" if self.accuracy < self.low else "high"
 
     @property
-    def sound(self) -> bool:
+    def within_range(self) -> bool:
         return self.verdict in ("as published", "near")
 
 
 @dataclass(frozen=True)
-class Band:
+class CurveRange:
     """Accuracy range of the published runs of one batch size and ``recipe`` (hyper-parameters).
 
     ``points``: (samples, smallest accuracy, largest accuracy), ascending.
@@ -85,12 +85,12 @@ class Band:
 
 
 @functools.cache
-def published() -> tuple[Band, ...]:
+def published() -> tuple[CurveRange, ...]:
     """All published bands, by batch size; within a size the one with the most runs first."""
     return tuple(sorted(_bands(TABLE), key=lambda band: (band.batch_size, -band.runs)))
 
 
-def read(path: Path) -> Band:
+def read(path: Path) -> CurveRange:
     """The first band of a file in the format of published_curves.json. Raises ReviewError."""
     try:
         return next(_bands(path))
@@ -99,7 +99,7 @@ def read(path: Path) -> Band:
         raise ReviewError(f"{path}: {reason}") from None
 
 
-def _bands(path: Path) -> Iterator[Band]:
+def _bands(path: Path) -> Iterator[CurveRange]:
     entries = read_object(path)["bands"]
     if not entries:
         raise ValueError("bands is empty")
@@ -112,13 +112,13 @@ def _bands(path: Path) -> Iterator[Band]:
         if not points:
             raise ValueError("points is empty")
         recipe = {str(key): float(value) for key, value in entry.get("recipe", {}).items()}
-        yield Band(
+        yield CurveRange(
             int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points, recipe
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Miss:
+class Deviation:
     """An evaluation outside the published runs. ``causes``: most likely first."""
 
     evaluation: Evaluation
@@ -138,19 +138,19 @@ def recipe(run: Run) -> dict[str, float]:
     return {key: number(run.log.value(key)) or 0.0 for key in rules.table("recipe")}
 
 
-def band_of(run: Run) -> Band | None:
-    """Band of the run's batch size and recipe, else the largest band of its batch size, else None."""
+def range_of(run: Run) -> CurveRange | None:
+    """The range of the run's batch size and recipe, else the one of most runs of its batch size, else None."""
     found = [band for band in published() if band.batch_size == run.batch_size]
     own = recipe(run)
     return next((band for band in found if band.recipe == own), found[0] if found else None)
 
 
-def first_miss(run: Run) -> Miss | None:
+def first_deviation(run: Run) -> Deviation | None:
     """The first evaluation outside the band of its batch size; None if there is none, or no band.
 
     Leaving out one result of batch 768 at a time, 5 of 488 published runs are outside the band of the others.
     """
-    band = band_of(run)
+    band = range_of(run)
     if band is None or not run.counts_samples:
         return None
     for one in run.evaluations:
@@ -160,15 +160,15 @@ def first_miss(run: Run) -> Miss | None:
             for point, _, _ in band.points
         )
         point = band.compare(samples, one.accuracy) if samples and near else None
-        if point is not None and not point.sound:
+        if point is not None and not point.within_range:
             causes = likely_causes(samples, point.verdict == "high", band, run)
             low, high = point.low - point.margin, point.high + point.margin
-            return Miss(one, low, high, band.runs, band.recipe == recipe(run), causes)
+            return Deviation(one, low, high, band.runs, band.recipe == recipe(run), causes)
     return None
 
 
 def likely_causes(
-    samples: float, high: bool, band: Band, run: Run, sound_start: bool = False
+    samples: float, high: bool, band: CurveRange, run: Run, sound_start: bool = False
 ) -> tuple[str, ...]:
     """Why an accuracy may be outside a band after some samples, most likely cause first.
 
@@ -207,17 +207,17 @@ class Rehearsal:
     """The first evaluations of a run, compared with a band."""
 
     run: Run
-    band: Band
+    band: CurveRange
     points: tuple[Point, ...]
 
     def causes(self) -> Iterator[str]:
         """Likely causes of a deviation, most likely first; none if all is as published."""
         start = next((point for point in self.points if point.samples == 0), None)
         later = [point for point in self.points if point.samples]
-        wrong = [point for point in later if not point.sound]
+        wrong = [point for point in later if not point.within_range]
         if start is None:
             yield "no evaluation before the first step: not a rehearsal (REHEARSAL=1 evaluates there)"
-        elif not start.sound:
+        elif not start.within_range:
             yield (
                 f"the accuracy before the first step is {start.accuracy:.4f}, but the checkpoint has {start.low:.3f} "
                 f"to {start.high:.3f}: other weights (md5 of model.ckpt-28252), another evaluation set or vocabulary "
@@ -263,7 +263,7 @@ def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RUL
     if not logs:
         raise ReviewError(f"{target}: no result_*.txt: did the rehearsal finish?")
     run = Run(read_log(logs[-1]), ruleset)
-    found = read(band) if band else band_of(run)
+    found = read(band) if band else range_of(run)
     if found is None:
         known = ", ".join(dict.fromkeys(f"{one.batch_size:,}" for one in published()))
         raise ReviewError(

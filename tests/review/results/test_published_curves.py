@@ -8,14 +8,14 @@ import pytest
 
 from review.__main__ import main
 from review.logs.mllog import read_log
-from review.results import gate
+from review.results import published_curves
 from review.results.run import Run
 from review.results.score import load_results
 from review.watch import Standing
 
 
 def test_the_table_holds_ten_runs_of_one_system():
-    band = next(band for band in gate.published() if band.batch_size == 768)
+    band = next(band for band in published_curves.published() if band.batch_size == 768)
     for samples, low, high in (
         (150_000, 0.376, 0.382),
         (450_000, 0.450, 0.523),
@@ -28,12 +28,14 @@ def test_the_table_holds_ten_runs_of_one_system():
 def test_published_runs_are_inside(real_folders):
     for folder in real_folders:
         (result,) = load_results(folder)
-        assert [run.name for run in result.runs if gate.first_miss(run) is not None] == []
+        assert [
+            run.name for run in result.runs if published_curves.first_deviation(run) is not None
+        ] == []
 
 
 def test_a_run_among_the_published_ones_is_not_mentioned(writer, tmp_path, capsys):
     path = writer().write(tmp_path / "result_0.txt")
-    assert gate.first_miss(Run(read_log(path))) is None
+    assert published_curves.first_deviation(Run(read_log(path))) is None
     assert main(["check", str(path)]) == 0
     assert "outside the published runs" not in capsys.readouterr().out
 
@@ -81,4 +83,4 @@ def test_other_hyper_parameters_are_the_first_cause_and_no_warning(writer, tmp_p
 def test_a_run_to_another_target_has_no_published_runs(writer, tmp_path):
     writer(division="open", target=0.3, evaluations=3).write(tmp_path / "result_0.txt")
     (result,) = load_results(tmp_path)
-    assert Standing(result, 1.75e12, target=0.3).miss is None
+    assert Standing(result, 1.75e12, target=0.3).deviation is None

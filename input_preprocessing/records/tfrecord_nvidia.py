@@ -35,7 +35,7 @@ _SUFFIXES = (".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords")
 NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
 
 
-def read_foreign(path: Path) -> tuple[Records, Metadata]:
+def read_third_party(path: Path) -> tuple[Records, Metadata]:
     """Sequences (and rows, if packed) of a TFRecord or HDF5 file.
 
     Raises:
@@ -71,7 +71,7 @@ def import_file(
             )
         changed = "the vocabulary" if metadata.source == origin else str(source)
         print(f"{target}: made again, since {changed} has changed", file=sys.stderr)
-    records, metadata = read_foreign(source)
+    records, metadata = read_third_party(source)
     metadata = dataclasses.replace(metadata, source=origin, vocab_md5=vocab_md5)
     check_contents(source, records, metadata)
     largest = max(records.input_ids.max(initial=0), records.masked_lm_ids.max(initial=0))
