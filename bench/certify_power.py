@@ -14,7 +14,7 @@ import itertools
 import numpy as np
 from lib import Parser, emit, integer
 
-from certify.comparison import of_all, slow
+from review.acceptance.comparison import of_all, slow
 
 STAGES, ROUNDS, SLOW, BETWEEN = 4, 6, 0.05, 0.003
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from certify import commands as certify_commands
-from certify import watch as certify_watch
 from common.process import status_of
 from common.tables import read_table
 from review import compare, select, show, watch
+from review.acceptance import commands as acceptance
+from review.acceptance import watch as acceptance_watch
 from review.league import entries, page, ranking
 from review.logs.output import Heading, ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object
@@ -142,7 +142,7 @@ def _watch(arguments: argparse.Namespace) -> int:
     if not arguments.all and len(targets) == 1:
         log = watch.find_log(targets[0]) if once else watch.wait_for_log(targets[0], interval)
         if log.is_dir():
-            return certify_watch.watch(certify_watch.Watched(log), interval, as_json, once)
+            return acceptance_watch.watch(acceptance_watch.Watched(log), interval, as_json, once)
         targets = [log]
     runs = watch.Runs(targets, arguments.ruleset, arguments.accuracy)
     if once and not runs.poll(0):
@@ -238,7 +238,7 @@ _TYPES = {"path": Path, "int": int, "float": float}
 _FIELDS = 'such as {"cooling": "air", ...}'
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # names as in commands.yaml
     "show": partial(_tables, show), "check": _check, "compare": partial(_tables, compare), "watch": _watch,
-    "rcp": _rcp, "rehearsal": _rehearsal, **certify_commands.COMMANDS, "select": _select, "league": _league,
+    "rcp": _rcp, "rehearsal": _rehearsal, **acceptance.COMMANDS, "select": _select, "league": _league,
     "report": _report, "system": _system, "package": _package,
 }  # fmt: skip
 

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from certify.watch import is_test
 from common.durations import duration
+from review.acceptance.watch import is_test
 from review.logs import output, tree
 from review.logs.mllog import number, parse, text
 from review.logs.output import Column, ReviewError, number_text, pick, print_json

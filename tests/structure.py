@@ -128,6 +128,19 @@ def cycles(modules: Mapping[str, Module], known: Collection[frozenset[str]] = ()
     ]
 
 
+def package_cycles(packages: Iterable[Mapping[str, Module]]) -> list[str]:
+    """Packages that import one another, directly or by way of others."""
+    graph: dict[str, set[str]] = {}
+    for modules in packages:
+        for module in modules.values():
+            own = module.name.partition(".")[0]
+            used = {name.partition(".")[0] for name, _ in imports(module)}
+            graph.setdefault(own, set()).update(used - {own})
+    inside = {own: used & set(graph) for own, used in graph.items()}
+    rings = sorted(own for own in inside if own in _reachable(inside, own))
+    return [f"packages in a circle: {', '.join(rings)}"] if rings else []
+
+
 def _reachable(graph: Mapping[str, set[str]], start: str) -> set[str]:
     seen: set[str] = set()
     waiting = list(graph[start])

@@ -279,3 +279,14 @@ def test_a_valid_table_has_no_problem_and_a_duplicate_row_is_found():
     expected = {"LR": ["`LR`", "`0.1`"], "SEED": None, "STEPS": None, "TRIAL": None}
     assert structure.table_problems(rows, expected) == []
     assert structure.table_problems([*rows, rows[0]], expected) == ["LR: twice in the table"]
+
+
+@pytest.mark.parametrize("back", ["import one", "def f():\n    from one.a import thing"])
+def test_packages_that_import_each_other_are_found_also_by_way_of_a_third(tmp_path, back):
+    texts = {"one": "from two.a import thing", "two": "import three.a", "three": back}
+    for name, text in texts.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text(text)
+    packages = {name: structure.modules_of(tmp_path / name) for name in texts}
+    assert structure.package_cycles([packages["one"], packages["two"]]) == []
+    assert structure.package_cycles(packages.values()) == ["packages in a circle: one, three, two"]

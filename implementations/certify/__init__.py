@@ -1,1 +1,1 @@
-"""The acceptance test of certify.sh and certify.sub: its load, its record and the verdict on it."""
+"""The acceptance test of certify.sh and certify.sub: its load, other tools, telemetry and its record."""

@@ -22,15 +22,16 @@ from bert.core import rundir
 from bert.core.dist import Address
 from bert.pretraining.config import Config as TrainerConfig
 from bert.pretraining.memory import fitted
-from certify import burn_in, hardware, schema, tools
+from certify import burn_in, hardware, tools
 from certify.burn_in import BurnIn
 from certify.load import Config as LoadConfig
 from certify.load import Load
 from certify.meeting import Meeting
-from certify.schema import Expected
 from certify.telemetry import Cpus, Gpus, Sampler
 from common.env import ConfigError, env, from_env
 from common.process import run_and_exit
+from review.acceptance import schema
+from review.acceptance.schema import Expected
 
 
 @dataclass(frozen=True, kw_only=True)

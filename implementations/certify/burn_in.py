@@ -25,12 +25,13 @@ from bert.core import rundir
 from bert.kernels import precision
 from bert.pretraining.config import Config as TrainerConfig
 from bert.training.metrics import clock
-from certify import hardware, schema
+from certify import hardware
 from certify.load import Load
 from certify.meeting import Meeting
 from certify.telemetry import Gpus, Sampler
 from common.env import settings
 from common.files import write_text
+from review.acceptance import schema
 
 FIRST = "burn_in.json"
 SAVE_SECONDS = 300.0  # between writes of the telemetry

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from certify.schema import NODE, TABLES, Facts
 from certify.telemetry import Gpus
 from common.files import text_of
+from review.acceptance.schema import NODE, TABLES, Facts
 
 _MIB = 1 << 20
 

@@ -34,8 +34,8 @@ from bert.training.graph import ready
 from bert.training.step import Step, TrainingStep
 from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
-from certify.schema import NOBODY, PARTS, STAGES, STEP
 from common.env import ConfigError, env, settings
+from review.acceptance.schema import NOBODY, PARTS, STAGES, STEP
 
 SEED = 0  # the same for all ranks and rounds: the same work, bit for bit
 LEARNING_RATE = 1e-4

@@ -12,8 +12,8 @@ import torch.distributed as distributed
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from certify.schema import Place
 from common.env import ConfigError
+from review.acceptance.schema import Place
 
 
 class Meeting:

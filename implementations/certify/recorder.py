@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from certify.schema import PARTS
+from review.acceptance.schema import PARTS
 
 _MARKS = ("start", "data", "gradients", "reduced", "updated")  # a part lies between two marks
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from certify.schema import CPUS, FIELDS, SAMPLE
+from review.acceptance.schema import CPUS, FIELDS, SAMPLE
 
 MAX_SAMPLES = 20_000  # at twice as many, every other sample is dropped and the interval doubles
 _NVLINKS, _NVLINK_COUNTERS = 18, 4

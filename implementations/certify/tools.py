@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from certify.meeting import Meeting
-from certify.schema import ALL_NODES, COLLECTIVES, COPIES, DIAGNOSTIC, NOBODY, NVBANDWIDTH
 from common.env import ConfigError, env
+from review.acceptance.schema import ALL_NODES, COLLECTIVES, COPIES, DIAGNOSTIC, NOBODY, NVBANDWIDTH
 
 ROUNDS = 3  # of each bandwidth test, to know how well it repeats
 SIZES = ("-b", "1K", "-e", "1G", "-f", "2")  # message sizes of a collective

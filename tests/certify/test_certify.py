@@ -25,8 +25,8 @@ from certify.burn_in import BurnIn
 from certify.load import Config, Load, checksum
 from certify.meeting import Meeting, pairings
 from certify.telemetry import Cpus, Sampler
-from certify.verdict import certify
 from common.env import ConfigError, from_env
+from review.acceptance.verdict import certify
 
 from ..waiting import wait_until
 

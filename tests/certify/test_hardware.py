@@ -8,10 +8,10 @@ import pytest
 
 from certify import hardware
 from certify.telemetry import Gpus
-from certify.verdict import certify, judge, line
 from review.__main__ import main
+from review.acceptance.verdict import certify, judge, line
 
-from .made_up import make, write
+from ..review.acceptance.made_up import make, write
 from .test_telemetry import nvml  # noqa: F401
 
 NODE = {

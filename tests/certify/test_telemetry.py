@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from certify.schema import CPUS, FIELDS
 from certify.telemetry import MAX_SAMPLES, Cpus, Gpus, Sampler
+from review.acceptance.schema import CPUS, FIELDS
 
 SOURCE = Path(__file__).with_name("fake_nvml.c")
 FUNCTIONS = [

@@ -17,15 +17,15 @@ import numpy as np
 import pytest
 
 from certify import tools
-from certify.faults import tool_faults
-from certify.figures import exports
-from certify.schema import COPIES, Expected
-from certify.verdict import certify, judge
 from common.env import ConfigError, from_env
 from review.__main__ import main
+from review.acceptance.faults import tool_faults
+from review.acceptance.figures import exports
+from review.acceptance.schema import COPIES, Expected
+from review.acceptance.verdict import certify, judge
 
+from ..review.acceptance.made_up import make, write
 from ..waiting import running, wait_until
-from .made_up import make, write
 from .test_certify import run
 
 *HOST, PAIRS = COPIES

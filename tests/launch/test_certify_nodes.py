@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from certify.faults import usual_parts
-from certify.verdict import Certificate, certify
+from review.acceptance.faults import usual_parts
+from review.acceptance.verdict import Certificate, certify
 
 from ..certify.test_tools import nccl_tests
 from ..waiting import wait_until

@@ -23,6 +23,7 @@ from typing import Any
 from common.env import ConfigError, env, variables
 
 IMPLEMENTATIONS = Path(__file__).resolve().parents[2]
+ROOTS = (IMPLEMENTATIONS, IMPLEMENTATIONS.parent / "review" / "acceptance")
 LIST = IMPLEMENTATIONS.parent / "launch" / "variables.txt"
 PAGE = IMPLEMENTATIONS.parent / "docs" / "variables.md"
 
@@ -93,10 +94,10 @@ class Entry:
     meaning: str
 
 
-def declared(root: Path = IMPLEMENTATIONS) -> dict[str, Entry]:
-    """Settings declared by ``env(...)``, with literals, in the packages under ``root``, without importing them."""
+def declared(*roots: Path) -> dict[str, Entry]:
+    """Settings declared by ``env(...)``, with literals, under ``roots`` (all of ours), without importing them."""
     found: dict[str, Entry] = {}
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(path for root in roots or ROOTS for path in root.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text)) if "= env(" in text else ():
             if (

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from certify.journal import EXIT, BurnIn, Journal
 from common.durations import duration
 from common.files import text_of
+from review.acceptance.journal import EXIT, BurnIn, Journal
 from review.logs import output
 from review.logs.mllog import text
 from review.logs.output import ReviewError, print_json
@@ -19,7 +19,7 @@ from review.logs.tree import read_json
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from certify.verdict import Certificate
+    from review.acceptance.verdict import Certificate
 
 BROKEN = 2
 SILENT_SECONDS, SILENT_REPEATS = 60.0, 10  # a burn-in without news for longer than both has stalled
@@ -87,7 +87,7 @@ class Watched:
 
     def poll(self, now: float) -> State:
         """State at ``now`` (seconds since the epoch). Raises ReviewError for invalid files."""
-        from certify.verdict import certify
+        from review.acceptance.verdict import certify
 
         config = read_json(self.folder / "config.json")
         records = sorted([*self.folder.glob("certify_*.npz"), *self.folder.glob("burn_in_*.npz")])

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from certify.verdict import BERT_LARGE, standing
 from review.__main__ import main
+from review.acceptance.verdict import BERT_LARGE, standing
 
 from .made_up import STEP_SECONDS, WAIT_SECONDS, make, write
 
@@ -53,7 +53,7 @@ def test_the_time_to_train_is_at_the_end_of_text_json_and_page(server, capsys):
 
 
 def test_a_slower_step_or_a_longer_wait_lengthens_the_time_to_train(server):
-    from certify.records import read
+    from review.acceptance.records import read
 
     found = [
         standing(read(server(CONFIG, **changes))).minutes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from certify.verdict import certify, judge
 from review.__main__ import main
+from review.acceptance.verdict import certify, judge
 
 from .made_up import FIELDS, make, telemetry, write
 

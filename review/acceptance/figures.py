@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from certify.comparison import MIN_EXCESS, MIN_PEERS, OF_MEDIAN
-from certify.journal import Reason
-from certify.records import Records, known
-from certify.schema import (
+from review.acceptance.comparison import MIN_EXCESS, MIN_PEERS, OF_MEDIAN
+from review.acceptance.journal import Reason
+from review.acceptance.records import Records, known
+from review.acceptance.schema import (
     ALL_NODES,
     COLLECTIVES,
     COPIES,

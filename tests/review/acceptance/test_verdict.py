@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from certify.schema import PARTS
-from certify.verdict import certify, judge
 from review.__main__ import main
+from review.acceptance.schema import PARTS
+from review.acceptance.verdict import certify, judge
 
 from .made_up import ROUNDS, make, write
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from certify import figures, schema
-from certify.comparison import MIN_PEERS, OF_MEDIAN, Outlier, Question, questions
-from certify.faults import (
+from review.acceptance import figures, schema
+from review.acceptance.comparison import MIN_PEERS, OF_MEDIAN, Outlier, Question, questions
+from review.acceptance.faults import (
     Corruption,
     corrupt,
     device_history,
@@ -25,10 +25,10 @@ from certify.faults import (
     throttled,
     tool_faults,
 )
-from certify.figures import STEP, Measured, Reached
-from certify.journal import BurnIn, Journal, Reason, worst
-from certify.records import Records, read
-from certify.schema import (
+from review.acceptance.figures import STEP, Measured, Reached
+from review.acceptance.journal import BurnIn, Journal, Reason, worst
+from review.acceptance.records import Records, read
+from review.acceptance.schema import (
     ALONE,
     BURN_IN,
     DIAGNOSTIC,

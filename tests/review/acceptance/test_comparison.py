@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from certify.comparison import autocorrelation, hesitating, of_all, slow
+from review.acceptance.comparison import autocorrelation, hesitating, of_all, slow
 
 RANKS, ROUNDS, TESTS, COMPARISONS = 4, 6, 80, 74
 

@@ -9,9 +9,9 @@ import re
 
 import pytest
 
-from certify.page import write_page
-from certify.verdict import certify
 from review.__main__ import main
+from review.acceptance.page import write_page
+from review.acceptance.verdict import certify
 
 from .made_up import make, telemetry, write
 

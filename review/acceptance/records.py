@@ -9,8 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from certify import schema
-from certify.schema import ALONE, PROBES, STAGES, TOOLS, UNREADABLE, VERSION, Columns, Facts, Place
+from review.acceptance import schema
+from review.acceptance.schema import (
+    ALONE,
+    PROBES,
+    STAGES,
+    TOOLS,
+    UNREADABLE,
+    VERSION,
+    Columns,
+    Facts,
+    Place,
+)
 from review.logs.output import ReviewError
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from certify import schema
-from certify.comparison import OF_MEDIAN
-from certify.faults import usual_parts
-from certify.figures import STEP, digits, state_of
-from certify.records import Records, known, median
-from certify.schema import REDUCTIONS
-from certify.verdict import Certificate
+from review.acceptance import schema
+from review.acceptance.comparison import OF_MEDIAN
+from review.acceptance.faults import usual_parts
+from review.acceptance.figures import STEP, digits, state_of
+from review.acceptance.records import Records, known, median
+from review.acceptance.schema import REDUCTIONS
+from review.acceptance.verdict import Certificate
 from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, write_whole
 from review.logs.tree import read_object
 

@@ -18,7 +18,7 @@ from common.durations import duration
 from review.logs.output import ReviewError
 
 if TYPE_CHECKING:
-    from certify.schema import Place
+    from review.acceptance.schema import Place
 
 EXIT = {"pass": 0, "warn": 3, "fail": 1}  # exit status by state, the best first
 MAX_ROUNDS = 64

@@ -6,22 +6,22 @@ import argparse
 import json
 import shlex
 
-from certify.journal import EXIT, worst
+from review.acceptance.journal import EXIT, worst
 from review.logs.output import ReviewError, emit, write_whole
 
 
 def _certify(arguments: argparse.Namespace) -> int:
-    from certify.faults import usual_parts
-    from certify.figures import exports
-    from certify.records import read
-    from certify.verdict import certify, line, print_certificate, write_csv
+    from review.acceptance.faults import usual_parts
+    from review.acceptance.figures import exports
+    from review.acceptance.records import read
+    from review.acceptance.verdict import certify, line, print_certificate, write_csv
 
     if arguments.other:
         if any(
             (arguments.output, arguments.csv, arguments.line, arguments.expected, arguments.expect)
         ):
             raise ReviewError("two tests are compared, which takes no option but --json")
-        from certify.baseline import compare
+        from review.acceptance.baseline import compare
 
         both = compare(certify(arguments.target), certify(arguments.other))
         emit(arguments, parts=both.parts, json=lambda: both)
@@ -40,7 +40,7 @@ def _certify(arguments: argparse.Namespace) -> int:
         return 0
     found = certify(arguments.target)
     if arguments.output:
-        from certify.page import write_page
+        from review.acceptance.page import write_page
 
         write_page(found, arguments.output)
     if arguments.csv:
@@ -58,8 +58,8 @@ def _certify(arguments: argparse.Namespace) -> int:
 
 
 def _save(arguments: argparse.Namespace) -> int:
-    from certify.baseline import save
-    from certify.verdict import certify
+    from review.acceptance.baseline import save
+    from review.acceptance.verdict import certify
 
     found = certify(arguments.target)
     if found.state == "fail" and not arguments.force:
@@ -73,8 +73,8 @@ def _save(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from certify.baseline import check, choose, measure, print_changes
-    from certify.verdict import certify
+    from review.acceptance.baseline import check, choose, measure, print_changes
+    from review.acceptance.verdict import certify
 
     found = certify(arguments.target)
     now = measure(found.records, arguments.target.name)
@@ -95,8 +95,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _drift(arguments: argparse.Namespace) -> int:
-    from certify.baseline import load_all
-    from certify.page import write_drift
+    from review.acceptance.baseline import load_all
+    from review.acceptance.page import write_drift
 
     found, output = load_all(arguments.folder), arguments.output
     write_drift(found, output)

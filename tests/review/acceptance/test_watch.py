@@ -8,10 +8,10 @@ import os
 import numpy as np
 import pytest
 
-from certify.journal import MAX_ROUNDS, Journal, Rounds
-from certify.verdict import certify
-from certify.watch import Watched
 from review.__main__ import main
+from review.acceptance.journal import MAX_ROUNDS, Journal, Rounds
+from review.acceptance.verdict import certify
+from review.acceptance.watch import Watched
 from review.logs.output import follow
 from review.watch import wait_for_log
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from certify.records import Records, known
-from certify.schema import ALONE, BURN_IN, PARTS
+from review.acceptance.records import Records, known
+from review.acceptance.schema import ALONE, BURN_IN, PARTS
 
 MIN_PEERS = 4  # to tell which one is odd
 MIN_ROUNDS = 3  # to estimate repeatability

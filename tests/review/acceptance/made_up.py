@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from certify.records import Records
-from certify.schema import ALONE, PARTS, STAGES, Place
+from review.acceptance.records import Records
+from review.acceptance.schema import ALONE, PARTS, STAGES, Place
 
 ROUNDS, STEPS = 6, 20
 STEP_SECONDS, WAIT_SECONDS, REDUCE_SECONDS = 0.1, 0.01, 0.02

@@ -10,12 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from certify.baseline import LABELS as BASELINE_LABELS
-from certify.baseline import Baseline
-from certify.figures import FIGURES, STEP, digits
-from certify.records import Records, median
-from certify.schema import ALL_NODES, COPIES, CPUS, LABELS, NOBODY, PROBES, TABLES, TOOLS, Columns
-from certify.verdict import Certificate
+from review.acceptance.baseline import LABELS as BASELINE_LABELS
+from review.acceptance.baseline import Baseline
+from review.acceptance.figures import FIGURES, STEP, digits
+from review.acceptance.records import Records, median
+from review.acceptance.schema import (
+    ALL_NODES,
+    COPIES,
+    CPUS,
+    LABELS,
+    NOBODY,
+    PROBES,
+    TABLES,
+    TOOLS,
+    Columns,
+)
+from review.acceptance.verdict import Certificate
 from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Chart, Point, Series
 

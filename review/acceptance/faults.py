@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from certify.journal import Reason
-from certify.records import Records, known, median
-from certify.schema import ALL_NODES, ALONE, NODE, STAGES, TABLES, Columns, Facts
+from review.acceptance.journal import Reason
+from review.acceptance.records import Records, known, median
+from review.acceptance.schema import ALL_NODES, ALONE, NODE, STAGES, TABLES, Columns, Facts
 
 MIN_SAMPLES = 5
 MIN_SHARE = 0.05  # of the time
