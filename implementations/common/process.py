@@ -30,8 +30,10 @@ def status_of(main: Callable[[], int | None]) -> int:
     try:
         try:
             status = main() or 0
-        except SystemExit as ended:  # argparse's: 0 of --help, 2 of a wrong word
-            status = int(ended.code or 0)
+        except SystemExit as ended:  # 0 of --help, 2 of a wrong word, or the line of an error
+            status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+            if isinstance(ended.code, str):
+                print(ended.code, file=sys.stderr)
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
