@@ -25,7 +25,7 @@ DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": 
 
 # What a resumed run may change, besides rundir.OUTPUT. Paths are compared by the content of their files.
 ROUNDING = (
-    *("DEVICE", "BACKEND", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
+    *("DEVICE", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
     *("SHARD_OPTIMIZER", "SHARD_GRADIENTS", "SHARD_GROUP"),
 )
 PREDICTION = (

@@ -282,7 +282,7 @@ def identity_of(
         **task.digests,
     }
     facts |= {"vocabulary": tasks.digest(config.vocabulary)}
-    free = {*rundir.OUTPUT, "SEEDS", "MTBF_HOURS", *settings.ROUNDING}
+    free = {*rundir.OUTPUT, "SEEDS", *settings.ROUNDING}
     return {name: value for name, value in facts.items() if name not in free}
 
 

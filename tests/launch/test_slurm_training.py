@@ -75,7 +75,7 @@ def test_two_nodes_of_two_ranks_train_to_the_target_in_each_trial(training):
 def test_two_nodes_train_to_the_target_with_deepspeed(training):
     path, saved = training.folder / "ds.json", training.folder / "saved"
     path.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
-    engine = {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "DEEPSPEED_CHECKPOINTS": "1"}
+    engine = {"ENGINE": "deepspeed", "DEEPSPEED_CONFIG": str(path), "CHECKPOINT_SHARDS": "1"}
     job = training.run(config=CONFIG, after=settings(NEXP="1", CHECKPOINT_DIR=str(saved), **engine))
     assert job.exit_code == 0, job.output
     assert job.last_line == f"run: the trial reached the target: {training.checkout.run_dir}"

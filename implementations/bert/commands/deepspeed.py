@@ -101,7 +101,7 @@ def deepspeed_checkpoint(
 ) -> int:
     """Converts a DeepSpeed checkpoint to a step_*.pt.
 
-    FOLDER: CHECKPOINT_DIR/deepspeed_<step>, as DEEPSPEED_CHECKPOINTS=1 writes it. The reverse needs no command: with
+    FOLDER: CHECKPOINT_DIR/deepspeed_<step>, as CHECKPOINT_SHARDS=1 writes it. The reverse needs no command: with
     RESUME=1 a run continues from either kind, and writes the configured kind. Exit status: 0, or 2 for bad input.
     """
     parser.add_argument("folder", type=Path)

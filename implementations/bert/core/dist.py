@@ -64,9 +64,6 @@ class Config:
     device: str = env(
         "DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto: a GPU if there is one"
     )
-    backend: str = env(
-        "BACKEND", "auto", choices=("auto", "nccl", "gloo"), doc="auto: nccl on GPUs, gloo on CPUs"
-    )
     timeout_seconds: int = env(
         "DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error"
     )
@@ -153,9 +150,7 @@ class World:
         elif config.num_threads:
             torch.set_num_threads(config.num_threads)
         if self.joined:
-            backend = (
-                config.backend if config.backend != "auto" else ("nccl" if use_cuda else "gloo")
-            )
+            backend = "nccl" if use_cuda else "gloo"
             timeout = datetime.timedelta(seconds=config.timeout_seconds)
             announce(
                 "TORCH_FR_BUFFER_SIZE", "2000"

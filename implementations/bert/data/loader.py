@@ -21,6 +21,7 @@ from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
 from common.env import ConfigError, env
 
+ONLINE_BUFFER = 512  # sequences that BATCHING=online chooses from: see online_packing
 _STEPS_AT_ONCE = 4  # waking a thread can take as long as preparing a step
 
 
@@ -51,9 +52,6 @@ class Config:
                         doc="rows of the files, packed in training, or by bins")  # fmt: skip
     max_sequences_per_row: int = env(
         "MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most"
-    )
-    online_buffer: int = env(
-        "ONLINE_BUFFER", 512, at_least=16, doc="sequences to choose from with BATCHING=online"
     )
     bin_counts: str = env(
         "BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share"
@@ -148,7 +146,7 @@ def make_batching(
             f"{config.for_unpacked} needs records that are not packed, and these are: leave it unset"
         )
     if config.batching == "online":
-        limits = config.max_seq_length, config.max_sequences_per_row, config.online_buffer
+        limits = config.max_seq_length, config.max_sequences_per_row, ONLINE_BUFFER
         return OnlineBatching(source, sampler, config.batch_size, *limits)
     if sampler.world_size % group:
         raise ConfigError(

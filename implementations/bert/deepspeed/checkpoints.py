@@ -1,4 +1,4 @@
-"""DeepSpeed's checkpoints, DEEPSPEED_CHECKPOINTS=1: a folder deepspeed_<step> in CHECKPOINT_DIR, one shard per rank.
+"""CHECKPOINT_SHARDS=1 of DeepSpeed: a folder deepspeed_<step> in CHECKPOINT_DIR, one shard per rank.
 
 Its engine writes DeepSpeed's usual files (``latest``, ``zero_to_fp32.py``, ``*_optim_states.pt``). bert.pt beside them
 has the rest of the run's state, and the places of the parameters' parts in the shards. With it they are read by name,

@@ -70,9 +70,7 @@ ENTRIES: dict[str, tuple[type, str]] = {
     "zero_optimization.stage": (Stage, ""),
     "steps_per_print": (int, "LOG_EVERY_STEPS"),
     "gradient_clipping": (float, "MAX_GRAD_NORM"),
-    "fp16.loss_scale": (float, "LOSS_SCALE"),
     "fp16.initial_scale_power": (int, "INIT_LOSS_SCALE"),
-    "fp16.loss_scale_window": (int, "LOSS_SCALE_GROWTH"),
     "optimizer.params.lr": (float, "LR"),
     "scheduler.params.total_num_steps": (int, "LR_DECAY_STEPS"),
     "scheduler.params.warmup_max_lr": (float, "LR"),
@@ -82,7 +80,6 @@ ADAM = ("OPT_ADAM_BETA_1", "OPT_ADAM_BETA_2", "OPT_ADAM_EPSILON", "OPT_ADAM_WEIG
 LAMB = ("OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "OPT_EPSILON", "WEIGHT_DECAY_RATE")
 DEFAULTS = {  # DeepSpeed's, with fp16 enabled or a scheduler given
     "fp16.initial_scale_power": 16,
-    "fp16.loss_scale_window": 1000,
     "scheduler.params.warmup_max_lr": 0.001,
     "scheduler.params.warmup_num_steps": 1000,
 }
@@ -91,6 +88,9 @@ DEFAULTS = {  # DeepSpeed's, with fp16 enabled or a scheduler given
 FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "with PRECISION=bf16 masters and states are fp32": {
         "bf16.bf16_master_weights_and_grads": (False,), "bf16.bf16_optimizer_states": (False,),
+    },
+    "with PRECISION=fp16 the loss scale doubles after 2000 good steps": {
+        "fp16.loss_scale": (0,), "fp16.loss_scale_window": (2000,),
     },
     "with PRECISION=fp16 masters are fp32, and the loss scale halves at every overflow, down to 1": {
         "fp16.hysteresis": (1,), "fp16.min_loss_scale": (1,), "fp16.consecutive_hysteresis": (False,),
@@ -214,7 +214,7 @@ def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
                     f"DEEPSPEED_CONFIG: {key} is {value}: expected an integer, at most 127"
                 )
             value = 2.0**value
-        if (name := ENTRIES.get(key, (object, ""))[1]) and (value or key != "fp16.loss_scale"):
+        if name := ENTRIES.get(key, (object, ""))[1]:
             settings.append(Meaning(key, name, _text(value), explicit=key in entries))
     return settings
 

@@ -35,12 +35,6 @@ class Config:
     )
     path: Path | None = env("DEEPSPEED_CONFIG", None, doc="ENGINE=deepspeed: DeepSpeed's JSON")
 
-    checkpoints: bool = env(
-        "DEEPSPEED_CHECKPOINTS",
-        False,
-        doc="1: DeepSpeed's own checkpoints: a shard per rank, in a folder all nodes see",
-    )
-
     @property
     def is_deepspeed(self) -> bool:
         """Whether DeepSpeed is the engine."""
@@ -60,25 +54,26 @@ class Config:
         precision: Precision,
         device: torch.device,
         others: Mapping[str, bool],
+        own_checkpoints: bool,
     ) -> None:
-        """Raises ConfigError for what DeepSpeed cannot do, and if it is absent. others: setting -> is it set?"""
+        """Raises ConfigError for what DeepSpeed cannot do, and if it is absent. others: setting -> is it set?
+
+        own_checkpoints: DeepSpeed's engine writes the checkpoints (CHECKPOINT_SHARDS=1).
+        """
         if not self.is_deepspeed:
-            if self.checkpoints or self.path is not None:
-                name = (
-                    "DEEPSPEED_CHECKPOINTS=1"
-                    if self.checkpoints
-                    else f"DEEPSPEED_CONFIG={self.path}"
+            if self.path is not None:
+                raise ConfigError(
+                    f"DEEPSPEED_CONFIG={self.path} and ENGINE is not deepspeed: set it, or unset this"
                 )
-                raise ConfigError(f"{name} and ENGINE is not deepspeed: set it, or unset this")
             return
         found, deepspeed = self.json(), load()
         zero = found.get("zero_optimization", {})
-        if self.checkpoints and (
+        if own_checkpoints and (
             elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())
         ):
             entry = f"checkpoint.{elsewhere[0]} in {self.path}"
             raise ConfigError(
-                f"DEEPSPEED_CHECKPOINTS=1 and {entry}, which may leave them incomplete: remove the entry"
+                f"CHECKPOINT_SHARDS=1 and {entry}, which may leave them incomplete: remove the entry"
             )
         if zero.get("stage", 0) == 0:
             stage = f"zero_optimization.stage is 0 in {self.path}"

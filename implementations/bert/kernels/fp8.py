@@ -32,14 +32,12 @@ class Recipe:
     """How a model's products are done in fp8.
 
     scales: "delayed" or "current", see above; fast_backward: products of the backward pass too let the tensor cores
-    keep partial sums at lower precision; output_projection: attention's output projection is one of the products;
-    evaluation: they are done in fp8 in the evaluations of a run as well.
+    keep partial sums at lower precision; output_projection: attention's output projection is one of the products.
     """
 
     scales: str = "delayed"
     fast_backward: bool = False
     output_projection: bool = False
-    evaluation: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +70,6 @@ class Scaling:
     def __init__(self, recipe: Recipe, num_products: int, device: torch.device) -> None:
         self.delayed_recipe = recipe.scales == "delayed"
         self.fast_backward = recipe.fast_backward
-        self.in_evaluation = recipe.evaluation
         self.calibrated = self.evaluates = False
         self.scales, self.inverses = torch.ones(2, num_products, 3, device=device)
         self.largest = torch.zeros(num_products, 3, device=device)
@@ -97,13 +94,13 @@ class Scaling:
 
     @contextlib.contextmanager
     def evaluation(self, calibrated: bool = False) -> Iterator[None]:
-        """Inside, products without a backward pass are in fp8 if the recipe has it so and a step has measured scales.
+        """Inside, products without a backward pass are in fp8 if a step has measured scales.
 
         calibrated: as if one had, with the scales that are there, for a graph that is recorded before the first step.
         """
         before = self.calibrated
         self.calibrated = before or calibrated
-        self.evaluates = self.in_evaluation and self.calibrated
+        self.evaluates = self.calibrated
         try:
             yield
         finally:

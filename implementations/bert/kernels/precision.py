@@ -30,12 +30,6 @@ class Config:
     init_loss_scale: float = env(
         "INIT_LOSS_SCALE", 65536.0, above=0, doc="initial loss scale of fp16"
     )
-    loss_scale: float = env(
-        "LOSS_SCALE", 0.0, at_least=0, doc="constant loss scale of fp16; 0: dynamic"
-    )
-    growth_interval: int = env(
-        "LOSS_SCALE_GROWTH", 2000, at_least=1, doc="good fp16 steps before the scale doubles"
-    )
     fp8_recipe: str = env(
         "FP8_RECIPE",
         "delayed",
@@ -50,11 +44,6 @@ class Config:
     )
     fp8_output_projection: bool = env(
         "FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection in fp8"
-    )
-    fp8_evaluation: bool = env(
-        "FP8_EVALUATION",
-        True,
-        doc="1: evaluations after the first step use fp8 as training does; 0: bf16",
     )
 
     def check(self, device: torch.device) -> None:
@@ -75,10 +64,6 @@ class Config:
             raise ConfigError(
                 "PRECISION=tf32 needs a GPU of compute capability 8.0 (Ampere) or later: use fp32"
             )
-        if self.loss_scale and not self.resolve(device).scales_loss:
-            raise ConfigError(
-                f"LOSS_SCALE={self.loss_scale:g} is for fp16: set PRECISION=fp16, or leave it unset"
-            )
 
     def resolve(self, device: torch.device) -> Precision:
         """Resolves the settings for ``device``."""
@@ -86,12 +71,11 @@ class Config:
         dtype = DTYPES[name]
         recipe = Recipe(
             scales=self.fp8_recipe, fast_backward=self.fp8_fast_sums == "all",
-            output_projection=self.fp8_output_projection, evaluation=self.fp8_evaluation,
+            output_projection=self.fp8_output_projection,
         )  # fmt: skip
-        scale = (self.loss_scale or self.init_loss_scale) if dtype == torch.float16 else None
+        scale = self.init_loss_scale if dtype == torch.float16 else None
         return Precision(
             dtype=dtype, fp8=recipe if name == "fp8" else None, tf32=name == "tf32", init_loss_scale=scale,
-            constant_loss_scale=self.loss_scale > 0, growth_interval=self.growth_interval,
         )  # fmt: skip
 
 
@@ -112,15 +96,16 @@ class Precision:
     """The numeric precision of a run on its device.
 
     dtype: of weights and activations; tf32: for products of fp32 matrices; fp8: None without products in fp8;
-    init_loss_scale: None without loss scaling; constant_loss_scale: it never changes.
+    init_loss_scale: None without loss scaling.
     """
 
     dtype: torch.dtype
     tf32: bool = False
     fp8: Recipe | None = None
     init_loss_scale: float | None = None
-    constant_loss_scale: bool = False
-    growth_interval: int = 2000
+    growth_interval: int = (
+        2000  # good steps before the scale doubles: the default of torch.amp and of apex
+    )
 
     @property
     def scales_loss(self) -> bool:
@@ -152,15 +137,14 @@ def cast_with_masters(model: nn.Module, dtype: torch.dtype) -> dict[str, Tensor]
 
 
 class LossScaler:
-    """Loss scale: constant, or halved when a gradient overflows (the step is skipped) and doubled after growth_interval
-    good steps.
+    """Loss scale: halved when a gradient overflows (the step is skipped), doubled after growth_interval good steps.
 
     All state is on the device, so that the host need not wait to know whether a step overflowed.
     """
 
     def __init__(self, precision: Precision, device: torch.device | None = None) -> None:
         first = precision.init_loss_scale
-        self.enabled, self.constant = precision.scales_loss, precision.constant_loss_scale
+        self.enabled = precision.scales_loss
         self.scale = torch.tensor(1.0 if first is None else first, device=device)
         self.growth_interval = precision.growth_interval
         self.num_good_steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -173,8 +157,6 @@ class LossScaler:
             return
         self.num_good_steps.add_(1).mul_(finite)
         self.num_skipped_steps.add_(~finite)
-        if self.constant:
-            return
         grow = self.num_good_steps == self.growth_interval
         self.num_good_steps.mul_(~grow)
         self.scale.mul_(torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)).clamp_(min=1.0)
@@ -193,7 +175,6 @@ class LossScaler:
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Restores ``state_dict()``."""
-        if not self.constant:
-            self.scale.fill_(state["scale"])
+        self.scale.fill_(state["scale"])
         self.num_good_steps.fill_(int(state["num_good_steps"]))
         self.num_skipped_steps.fill_(int(state["num_skipped_steps"]))

@@ -95,9 +95,7 @@ class Config:
     @property
     def has_fused_update(self) -> bool:
         """Whether there are Triton kernels for the rule."""
-        return self.optimizer == "lans" or (
-            self.optimizer == "lamb" and self.lamb.ratio == "decayed"
-        )
+        return self.optimizer in ("lamb", "lans")
 
     def is_sharded(self, device: torch.device) -> bool:
         if self.is_apex:

@@ -52,7 +52,7 @@ class ApexRule(Rule):
                 )
         self.optimizer = load()(
             groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, bias_correction=True,
-            adam_w_mode=True, grad_averaging=True, max_grad_norm=float("inf"), use_nvlamb=config.ratio == "all",
+            adam_w_mode=True, grad_averaging=True, max_grad_norm=float("inf"), use_nvlamb=False,
         )  # fmt: skip
         # apex would make the moments in its first step; it is given ours, which are saved and restored.
         moments = pieces.state("first_moments"), pieces.state("second_moments")

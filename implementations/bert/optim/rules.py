@@ -186,12 +186,6 @@ class LambConfig:
     weight_decay: float = env(
         "WEIGHT_DECAY_RATE", 0.01, at_least=0, doc="LAMB: decay of all but biases and LayerNorm"
     )
-    ratio: str = env(
-        "LAMB_RATIO",
-        "decayed",
-        choices=("decayed", "all"),
-        doc="LAMB: parameters with a trust ratio: decayed ones, or all (NVLAMB)",
-    )
 
 
 class LambRule(MomentRule):
@@ -199,7 +193,7 @@ class LambRule(MomentRule):
 
     With g the gradient times ``scale`` (which carries clipping and unscaling), per tensor p of step t:
     u = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps) + wd p; p -= lr * r * u, with r = ||p|| / ||u|| where weight decay
-    applies (LAMB_RATIO=all: everywhere) and both norms are positive, else 1 (You et al. 2020, arXiv 1904.00962,
+    applies and both norms are positive, else 1 (You et al. 2020, arXiv 1904.00962,
     algorithm 2, with the trust ratio left out without decay).
     """
 
@@ -207,8 +201,7 @@ class LambRule(MomentRule):
 
     def __init__(self, pieces: Pieces, config: LambConfig) -> None:
         super().__init__(pieces, config)
-        self.adapted = list(range(len(pieces.names))) if config.ratio == "all" else self.decayed
-        self.adapted_index = torch.tensor(self.adapted, dtype=torch.int64, device=pieces.device)
+        self.decayed_index = torch.tensor(self.decayed, dtype=torch.int64, device=pieces.device)
 
     def step(
         self,
@@ -224,37 +217,26 @@ class LambRule(MomentRule):
         updates = self.directions(self.denominators())
         self.add_decay(updates)
         sums = torch.zeros(len(masters), 2, dtype=masters[0].dtype, device=self.pieces.device)
-        adapted = [updates[i] for i in self.adapted]
+        adapted = [updates[i] for i in self.decayed]
         if adapted:
-            parts = [masters[i] for i in self.adapted], adapted
+            parts = [masters[i] for i in self.decayed], adapted
             norms = torch.stack([torch.stack(torch._foreach_norm(x)) for x in parts], dim=1)
-            sums.index_copy_(0, self.adapted_index, norms.square())
+            sums.index_copy_(0, self.decayed_index, norms.square())
         sums = total(sums)
         if adapted:
-            ratios = trust_ratios(*sums.index_select(0, self.adapted_index).sqrt().unbind(dim=1))
+            ratios = trust_ratios(*sums.index_select(0, self.decayed_index).sqrt().unbind(dim=1))
             torch._foreach_mul_(adapted, list(ratios.unbind()))
         self.descend(updates, lr, keep)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LansConfig:
-    """Hyper-parameters of LANS."""
+    """Hyper-parameters of LANS: those of Habana's BERT of 1.5B and 5B."""
 
-    beta1: float = env(
-        "OPT_LANS_BETA_1", 0.9, at_least=0, below=1, doc="LANS: decay of the first moment"
-    )
-    beta2: float = env(
-        "OPT_LANS_BETA_2", 0.999, at_least=0, below=1, doc="LANS: decay of the second moment"
-    )
-    eps: float = env(
-        "OPT_LANS_EPSILON",
-        1e-6,
-        above=0,
-        doc="LANS: added to norms and to the root of the second moment",
-    )
-    weight_decay: float = env(
-        "OPT_LANS_WEIGHT_DECAY", 0.01, at_least=0, doc="LANS: decay, as WEIGHT_DECAY_RATE"
-    )
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6  # added to norms and to the root of the second moment
+    weight_decay: float = 0.01
 
 
 class LansRule(MomentRule):
@@ -377,25 +359,13 @@ class AdamRule(MomentRule):
 
 @dataclass(frozen=True, kw_only=True)
 class ACClipConfig:
-    """Hyper-parameters of ACClip."""
+    """Hyper-parameters of ACClip: the defaults of Samsung's BERT of MLPerf Training v1.1."""
 
-    beta1: float = env(
-        "OPT_ACCLIP_BETA_1", 0.9, at_least=0, below=1, doc="ACClip: decay of the first moment"
-    )
-    beta2: float = env(
-        "OPT_ACCLIP_BETA_2", 0.99, at_least=0, below=1, doc="ACClip: decay of the other states"
-    )
-    eps: float = env("OPT_ACCLIP_EPSILON", 1e-5, above=0, doc="ACClip: added to denominators")
-    weight_decay: float = env(
-        "OPT_ACCLIP_WEIGHT_DECAY", 1e-5, at_least=0, doc="ACClip: decay, as WEIGHT_DECAY_RATE"
-    )
-    alpha: float = env(
-        "OPT_ACCLIP_ALPHA",
-        1.0,
-        at_least=1,
-        at_most=2,
-        doc="ACClip: moment of the clipping magnitude",
-    )
+    beta1: float = 0.9
+    beta2: float = 0.99
+    eps: float = 1e-5
+    weight_decay: float = 1e-5
+    alpha: float = 1.0  # moment of the clipping magnitude
 
 
 class ACClipRule(MomentRule):
@@ -449,20 +419,11 @@ class ACClipRule(MomentRule):
 
 @dataclass(frozen=True, kw_only=True)
 class MadgradConfig:
-    """Hyper-parameters of MADGRAD."""
+    """Hyper-parameters of MADGRAD: the defaults of its authors and of Samsung's BERT."""
 
-    momentum: float = env(
-        "OPT_MADGRAD_MOMENTUM", 0.9, at_least=0, below=1, doc="MADGRAD: weight of the old weights"
-    )
-    eps: float = env(
-        "OPT_MADGRAD_EPSILON",
-        1e-6,
-        above=0,
-        doc="MADGRAD: added to the rate and to the denominator",
-    )
-    weight_decay: float = env(
-        "OPT_MADGRAD_WEIGHT_DECAY", 0.0, at_least=0, doc="MADGRAD: decay, as WEIGHT_DECAY_RATE"
-    )
+    momentum: float = 0.9  # weight of the old weights
+    eps: float = 1e-6  # added to the rate and to the denominator
+    weight_decay: float = 0.0
 
 
 class MadgradRule(Rule):

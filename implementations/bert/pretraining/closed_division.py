@@ -44,10 +44,8 @@ RULES = {
     "OPTIMIZER": "LAMB is the benchmark's only optimizer (training rules, optimizers)",
     "MAX_GRAD_NORM": "gradients are clipped to a norm of 1.0 (reference, optimization.py)",
     "CLIP": "the whole gradient is clipped, before or after the all-reduce (reference, optimization.py)",
-    "LAMB_RATIO": "LAMB scales by a trust ratio only where weight decay applies (reference, optimization.py)",
     "LR_SCHEDULE": "the learning rate warms up linearly, then decays polynomially: mlperf (reference, optimization.py)",
     "END_LR": "the learning rate decays to 0 (reference, optimization.py)",
-    "LR_DECAY_POWER": "the learning rate decays linearly (reference, optimization.py)",
     "TARGET_MLM_ACCURACY": "the quality target is 0.720 (training rules, benchmarks)",
     "NUM_EVAL_EXAMPLES": "every evaluation takes all 10,000 evaluation samples (training rules, quality measure)",
     "EVAL_ITER_SAMPLES": "evaluations come every floor(0.05 (230.23 batch + 3,000,000) / 25,000) 25,000 samples, or at "
@@ -68,7 +66,7 @@ RULES = {
 # Allowed values; ``violations`` adds those that depend on other settings.
 KEPT: dict[str, tuple[Any, ...]] = {
     "OPTIMIZER": ("lamb", "apex_lamb"), "MAX_GRAD_NORM": (1.0,), "CLIP": ("before", "after"),
-    "LAMB_RATIO": ("decayed",), "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,), "LR_DECAY_POWER": (1.0,),
+    "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,),
     "TARGET_MLM_ACCURACY": (0.72,), "NUM_EVAL_EXAMPLES": (10_000,), "MAX_SEQ_LENGTH": (512,), "SEED": (None,),
     "BATCHING": ("rows", "online"), "MASKING": ("static",), "NSP": (True,),
     **dict.fromkeys(("EVAL_INITIAL", "SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),

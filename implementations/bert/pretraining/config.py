@@ -60,11 +60,6 @@ class Config(ModelFiles, Hardware):
         at_least=0,
         doc="minutes from run_start to keep training for power meters",
     )
-    warm_up: bool | None = env(
-        "WARMUP_RUN",
-        None,
-        doc="1: an untimed step before run_start, rolled back; unset: on GPUs; in CUDA graphs always",
-    )
     rehearse: bool = env(
         "REHEARSAL",
         False,
@@ -97,16 +92,18 @@ class Config(ModelFiles, Hardware):
             raise ConfigError(
                 "STEPS_THIS_RUN is set and CHECKPOINT_DIR is not: give the folder to continue from"
             )
-        if self.checkpoint.shards and self.zero.is_deepspeed:
-            raise ConfigError(
-                "CHECKPOINT_SHARDS=1, ENGINE=deepspeed: set CHECKPOINT_SHARDS=0 DEEPSPEED_CHECKPOINTS=1"
-            )
-        if self.checkpoint.shards and not self.optim.is_sharded(self.device):
+        if (
+            self.checkpoint.shards
+            and not self.zero.is_deepspeed
+            and not self.optim.is_sharded(self.device)
+        ):
             raise ConfigError(
                 "CHECKPOINT_SHARDS=1 needs a sharded optimizer: set SHARD_OPTIMIZER=1"
             )
-        others = {"CUDA_GRAPH=1": bool(self.graph.cuda_graph), "WARMUP_RUN=1": bool(self.warm_up)}
-        self.zero.check(self.optim, self.numerics, self.device, others)
+        others = {"CUDA_GRAPH=1": bool(self.graph.cuda_graph)}
+        self.zero.check(
+            self.optim, self.numerics, self.device, others, own_checkpoints=self.checkpoint.shards
+        )
         self.check_device(uses_graph=self.uses_graph)
         if self.data.max_seq_length > self.model.max_position_embeddings:
             limit = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"

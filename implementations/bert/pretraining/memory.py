@@ -77,7 +77,7 @@ class Plan:
         if sharded:
             group = str(config.optim.group_size(num_ranks, config.dist.ranks_per_node))
         fp8_copies = 0
-        if recipe is not None and recipe.evaluation and config.evaluates:
+        if recipe is not None and config.evaluates:
             attention = (4 if recipe.output_projection else 3) * width * width
             fp8_copies = config.model.num_hidden_layers * (
                 attention + 2 * width * config.model.intermediate_size

@@ -55,17 +55,13 @@ FREE = rundir.OUTPUT | {
         "DATA_LOADER",
         "NUM_EVAL_EXAMPLES",
         "EVAL_BATCHSIZE",
-        "BACKEND",
-        "WARMUP_RUN",
         "INIT_OPTIMIZER",
-        "MTBF_HOURS",
     ),
     *(
         "EVAL_ITER_START_SAMPLES",
         "EVAL_ITER_SAMPLES",
         "EVAL_INITIAL",
         "TARGET_MLM_ACCURACY",
-        "FP8_EVALUATION",
     ),
     *(
         "MAX_STEPS",
@@ -83,6 +79,17 @@ FREE = rundir.OUTPUT | {
         "DGXNNODES",
     ),
 }
+
+
+# Settings of earlier versions, with the values that are constants now: a run with others cannot be continued.
+CONSTANTS: dict[str, Any] = {
+    "LAMB_RATIO": "decayed", "LR_DECAY_POWER": 1.0, "ONLINE_BUFFER": 512, "LOSS_SCALE": 0.0,
+    "LOSS_SCALE_GROWTH": 2000, "OPT_MADGRAD_MOMENTUM": 0.9, "OPT_MADGRAD_EPSILON": 1e-6,
+    "OPT_MADGRAD_WEIGHT_DECAY": 0.0, "OPT_ACCLIP_BETA_1": 0.9, "OPT_ACCLIP_BETA_2": 0.99,
+    "OPT_ACCLIP_EPSILON": 1e-5, "OPT_ACCLIP_WEIGHT_DECAY": 1e-5, "OPT_ACCLIP_ALPHA": 1.0,
+    "OPT_LANS_BETA_1": 0.9, "OPT_LANS_BETA_2": 0.999, "OPT_LANS_EPSILON": 1e-6,
+    "OPT_LANS_WEIGHT_DECAY": 0.01,
+}  # fmt: skip
 
 
 def newest(config: CheckpointConfig) -> dict[str, Any] | None:
@@ -121,10 +128,11 @@ def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
     # Earlier versions saved fewer settings, and for PRECISION the word auto itself.
     before = (
         _kept(config)
+        | CONSTANTS
         | saved["run"]
         | {"PRECISION": resolved(saved["run"]["PRECISION"], config.device)}
     )
-    mine = run_identity(config, seed)
+    mine = CONSTANTS | run_identity(config, seed)
     can_move = (
         config.data.batching == "rows" and config.data.exchange_group == 1
     )  # rows depend on step and rank alone
@@ -284,17 +292,16 @@ class Saver:
         config, world = self.config.checkpoint, self.world
         check_finite(self.trained.state_tensors(), world, step)
         facts = {"step": step, "batches": batches, "samples": samples, "ended": ended, **self.facts}
-        if config.shards:
+        if config.shards and isinstance(self.trained, DeepSpeedStep):
+            assert config.directory is not None
+            checkpoints.save(self.trained, config.directory, config.keep, step, facts)
+        elif config.shards and isinstance(self.trained, Step):
             token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
-            assert isinstance(self.trained, Step)
             shard, index = self.trained.shard_state()
             part = sharded.Part(
                 rank=world.rank, num_ranks=world.size, token=token, abandoned=self.writer.abandoned
             )
             self.writer.start(step, {"shard": shard, "index": index | facts}, part)
-        elif self.config.zero.checkpoints and isinstance(self.trained, DeepSpeedStep):
-            assert config.directory is not None
-            checkpoints.save(self.trained, config.directory, config.keep, step, facts)
         else:
             state = self.trained.state_dict()
             if world.is_main:

@@ -251,15 +251,15 @@ def prepare(
     take_step: TrainingStep = step
     graph, length, clock = None, config.data.max_seq_length, clock or StartClock()
     if isinstance(step, Step):
-        warms_up = config.warm_up if config.warm_up is not None else world.device.type == "cuda"
+        untimed = warms_up(world.device)
         take_step = ready(
-            step, lambda: dummy_batches(config, world), graph=config.uses_graph, rehearse=warms_up
+            step, lambda: dummy_batches(config, world), graph=config.uses_graph, rehearse=untimed
         )
         clock.lap("warm-up")
         if config.evaluates and take_step is not step:
             with contextlib.suppress(CaptureError):
                 graph = EvaluationGraph(config.evaluate, length, model, world.device)
-        if config.evaluates and graph is None and (warms_up or config.uses_graph):
+        if config.evaluates and graph is None and (untimed or config.uses_graph):
             with step.gathered():
                 rehearse(config.evaluate, length, model, world.device)
         clock.lap("evaluation's warm-up")
@@ -273,6 +273,11 @@ def prepare(
         assert folder is not None
         take_step = ProfiledStep(config.profile.span, folder / f"trace_{trial}.json", take_step)
     return take_step, graph
+
+
+def warms_up(device: torch.device) -> bool:
+    """Whether an untimed step, rolled back, precedes the clock: GPUs load and choose kernels in it."""
+    return device.type == "cuda"
 
 
 def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], PretrainingBatch]:

@@ -1,4 +1,4 @@
-"""Steps that leave files: CAPTURE, tensors of the first steps to compare; PROFILE_STEPS, a trace of PyTorch's profiler.
+"""Steps that leave files: CAPTURE, tensors of the first step to compare; PROFILE_STEPS, a trace of PyTorch's profiler.
 
 RUN_DIR/capture_<TRIAL>/step_<step>_rank_<rank>.safetensors holds the outputs of every module, in the order of the
 forward pass, and their gradients. If a module runs twice (RECOMPUTE_LAYERS) its first run is kept.
@@ -29,6 +29,7 @@ from common.env import ConfigError, env
 from common.files import whole_file
 
 KINDS = ("inputs", "activations", "gradients")
+STEPS = 1  # captured: two runs that agree in it agree in weights, data and kernels
 ORDER = "order"  # metadata key: names in the order of the step
 
 
@@ -37,9 +38,8 @@ class CaptureConfig:
     capture: str = env(
         "CAPTURE",
         "",
-        doc="tensors of the first steps to write to RUN_DIR, by comma: inputs, activations, gradients",
+        doc="tensors of the first step to write to RUN_DIR, by comma: inputs, activations, gradients",
     )
-    steps: int = env("CAPTURE_STEPS", 1, at_least=1, doc="CAPTURE: number of steps captured")
 
     @property
     def kinds(self) -> set[str]:
@@ -48,14 +48,9 @@ class CaptureConfig:
     def check(self, run: rundir.Config, uses_graph: bool) -> None:
         """Raises ConfigError for an unknown kind, without RUN_DIR, and in a CUDA graph."""
         if not self.kinds:
-            if self.capture or self.steps != 1:
-                wrong = (
-                    f"CAPTURE={self.capture!r}"
-                    if self.capture
-                    else f"CAPTURE_STEPS={self.steps} and no CAPTURE"
-                )
+            if self.capture:
                 raise ConfigError(
-                    f"{wrong}: set CAPTURE to what to write: {', '.join(KINDS)}, joined by commas"
+                    f"CAPTURE={self.capture!r}: expected {', '.join(KINDS)}, joined by commas"
                 )
             return
         if unknown := sorted(self.kinds - set(KINDS)):
@@ -90,7 +85,7 @@ class CapturedStep:
         self.found: dict[str, Tensor] = {}
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
-        if self.count >= self.config.steps:
+        if self.count >= STEPS:
             return self.take_step(batches, lr)
         self.count += 1
         self.micro_batch, self.found = 0, {}

@@ -42,7 +42,6 @@ class Config:
         at_most=1,
         doc="poly: share of the steps at LR before the decay",
     )
-    power: float = env("LR_DECAY_POWER", 1.0, above=0, doc="degree of the polynomial decay")
 
     def check(self) -> None:
         """Raises ConfigError if settings contradict each other, or the rule does not use one that is set."""
@@ -58,7 +57,6 @@ class Config:
             "END_LR": self.end_lr != 0,
             "START_WARMUP_STEP": self.start_warmup_step != 0,
             "CONSTANT_PROPORTION": self.constant_proportion != 0,
-            "LR_DECAY_POWER": self.power != 1,
         }
         if (
             unused := {name for name, differs in changed.items() if differs}
@@ -98,15 +96,15 @@ class Config:
 
     @property
     def degree(self) -> float:
-        """Power of the decay."""
-        return 0.5 if self.schedule == "dle" else self.power
+        """Power of the decay, which the MLPerf log states."""
+        return 0.5 if self.schedule == "dle" else 1.0
 
 
 def mlperf(step: int, config: Config) -> float:
     """The rule of the published MLPerf BERT submissions.
 
     With o = 1 if the warm-up starts at 0 else 0 and t = step - o - start: base * t / warmup while t < warmup, then
-    end + (base - end) * (1 - (step - o) / decay_steps) ** power, and end after those steps. The two branches need not
+    end + (base - end) * (1 - (step - o) / decay_steps), and end after those steps. The two branches need not
     meet: the published rule drops where warm-up ends (at 434x8, from 1.0 to 0.60 of the base), and runs are comparable
     only if it is kept.
     """
@@ -115,14 +113,14 @@ def mlperf(step: int, config: Config) -> float:
     if progress - start < warmup:
         return config.lr * max(0.0, (progress - start) / warmup)
     remaining = max(0.0, 1.0 - progress / config.length)
-    return config.end_lr + (config.lr - config.end_lr) * remaining**config.power
+    return config.end_lr + (config.lr - config.end_lr) * remaining
 
 
 def by_share(step: int, config: Config) -> float:
     """dle, poly and linear: with t = step / length, base * t / warmup, then a decay that reaches 0 at t = 1.
 
     dle (NVIDIA's DeepLearningExamples): base * sqrt(1 - t), which falls where warm-up ends. poly (Habana's BERT-1.5B
-    and 5B): a constant stretch, then a polynomial of LR_DECAY_POWER. linear (fine-tuning's): a line from the base.
+    and 5B): a constant stretch, then a line. linear (fine-tuning's): a line from the base.
     """
     t, warmup, lr = step / config.length, config.warmup_share, config.lr
     left = max(0.0, 1 - t)
@@ -135,7 +133,7 @@ def by_share(step: int, config: Config) -> float:
     if t < warmup + config.constant_proportion:
         return lr
     decay = 1 - warmup - config.constant_proportion
-    return lr * (left / decay) ** config.power if decay > 0 else 0.0
+    return lr * left / decay if decay > 0 else 0.0
 
 
 def samsung(step: int, config: Config) -> float:
@@ -155,9 +153,9 @@ def samsung(step: int, config: Config) -> float:
 
 # Function of each rule, and those variables it uses that not all rules do.
 RULES: dict[str, tuple[Callable[[int, Config], float], set[str]]] = {
-    "mlperf": (mlperf, {"END_LR", "START_WARMUP_STEP", "LR_DECAY_POWER"}),
+    "mlperf": (mlperf, {"END_LR", "START_WARMUP_STEP"}),
     "dle": (by_share, set()),
-    "poly": (by_share, {"CONSTANT_PROPORTION", "LR_DECAY_POWER"}),
+    "poly": (by_share, {"CONSTANT_PROPORTION"}),
     "linear": (by_share, set()),
     "samsung": (samsung, {"END_LR", "START_WARMUP_STEP"}),
 }

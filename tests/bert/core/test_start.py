@@ -249,11 +249,11 @@ def test_models_are_made_where_they_train(prepared):
     assert {place.type for place in places} == {"meta"}
 
 
-@pytest.mark.parametrize("warm_up", ["0", "1"])
+@pytest.mark.parametrize("warm_up", [False, True])
 def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
     warm_up, prepared, monkeypatch
 ):
-    config = from_env(Config, prepared | {"WARMUP_RUN": warm_up, "EVAL_BATCHSIZE": "5"})
+    config = from_env(Config, prepared | {"EVAL_BATCHSIZE": "5"})
     world = World(DistConfig(device="cpu"))
     model, step = train.build(config, world, 7)
     before, random_state = (
@@ -267,8 +267,9 @@ def test_an_evaluation_without_a_graph_is_rehearsed_before_the_clock(
         return counted(of, batch)
 
     monkeypatch.setattr(evaluate, "_count", count)
+    monkeypatch.setattr(train, "warms_up", lambda device: warm_up)
     train.prepare(config, model, step, world)
-    assert seen == ([(False, False, 5)] if warm_up == "1" else [])
+    assert seen == ([(False, False, 5)] if warm_up else [])
     assert model.training
     assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
     assert torch.equal(random_state, torch.get_rng_state())

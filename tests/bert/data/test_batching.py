@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from bert.data import loader
 from bert.data.loader import Config, TrainingData, make_batching
 from bert.data.records import DataError
 from bert.data.sampler import Sampler, bin_counts
@@ -56,8 +57,9 @@ def test_a_step_is_the_same_in_turn_and_out_of_turn(bins, settings):
         assert [pairs(chosen) for chosen in out_of_turn.step(step)] == expected[step - 1]
 
 
-def test_online_packing_uses_every_sequence_once_over_all_ranks(files):
-    settings = config(batching="online", batch_size=2, online_buffer=16)
+def test_online_packing_uses_every_sequence_once_over_all_ranks(files, monkeypatch):
+    monkeypatch.setattr(loader, "ONLINE_BUFFER", 16)
+    settings = config(batching="online", batch_size=2)
     seen = []
     for rank in range(3):  # 123 sequences: 41 a rank
         batching = batching_of(files, settings, rank, world=3)

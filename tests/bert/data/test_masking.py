@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from bert.data import loader
 from bert.data.batch import make_batch
 from bert.data.format import open_records, write_records
 from bert.data.loader import Config, TrainingData, open_masks
@@ -136,13 +137,16 @@ KINDS = {
     "packed": {"packed": True},
     "unpacked": {},
     "binned": {"batching": "bins", "bin_counts": "2:1:1"},
-    "online": {"batching": "online", "online_buffer": 16},
+    "online": {"batching": "online"},
     "exchanged": {"exchange_group": -1},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) -> None:
+def test_rank_world_size_and_resumption_change_no_mask(
+    make_records, monkeypatch, kind: str
+) -> None:
+    monkeypatch.setattr(loader, "ONLINE_BUFFER", 16)
     settings = KINDS[kind]
     source = Files([make_records(40, packed=kind == "packed", seed=seed) for seed in range(3)])
     found: dict[tuple[int, int, int], set[tuple[int, ...]]] = {}

@@ -121,7 +121,7 @@ def test_deepspeeds_checkpoints_resume_exactly_convert_to_ours_and_are_made_of_o
 ):
     whole = environ(
         stage,
-        DEEPSPEED_CHECKPOINTS="1",
+        CHECKPOINT_SHARDS="1",
         CHECKPOINT_EVERY_STEPS="4",
         CHECKPOINT_DIR=str(tmp_path / "whole"),
     )

@@ -136,8 +136,6 @@ def test_null_is_no_section_either(environ, capsys, key):
         (("scheduler", "params", "total_num_steps"), ["100", 0, 1.5]),
         (("scheduler", "params", "warmup_num_steps"), ["9", -1]),
         (("fp16", "initial_scale_power"), ["x", 2000, -1]),
-        (("fp16", "loss_scale_window"), ["x", 0]),
-        (("fp16", "loss_scale"), ["x", -1]),
         (("steps_per_print",), ["ten", 0, -1]),
         (("zero_optimization", "cpu_offload"), ["yes"]),
     ],
@@ -187,8 +185,7 @@ def test_stage_1_with_divided_gradients_is_a_contradiction(environ, capsys):
 def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypatch, tmp_path):
     monkeypatch.setattr("bert.deepspeed.settings.load", lambda: DEEPSPEED)
     shards = {
-        "CHECKPOINT_SHARDS": "0",
-        "DEEPSPEED_CHECKPOINTS": "1",
+        "CHECKPOINT_SHARDS": "1",
         "CHECKPOINT_DIR": str(tmp_path),
     }
     assert (
@@ -384,18 +381,21 @@ def test_an_invalid_json_is_refused_in_one_line(environ, capsys, found, words):
     [
         ({"zero_optimization": {"stage": 0}}, {}, "zero_optimization.stage is 0"),
         ({}, {"CLIP": "before"}, "CLIP=before: our own engine does that"),
-        ({}, {"WARMUP_RUN": "1"}, "WARMUP_RUN=1: our own engine does that"),
         ({}, {"ALLREDUCE_DTYPE": "weights"}, "ALLREDUCE_DTYPE=weights: our own engine does that"),
         (
             {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"}}},
             {},
             'offload_optimizer.device is "nvme": not supported: set "cpu"',
         ),
-        ({}, {"CHECKPOINT_SHARDS": "1"}, "set CHECKPOINT_SHARDS=0 DEEPSPEED_CHECKPOINTS=1"),
+        (
+            {"fp16": {"enabled": True, "hysteresis": 1, "loss_scale_window": 1000}},
+            {},
+            "fp16.loss_scale_window is 1000: with PRECISION=fp16 the loss scale doubles after 2000",
+        ),
         (
             {"checkpoint": {"tag_validation": "Fail", "use_node_local_storage": True}},
-            {"DEEPSPEED_CHECKPOINTS": "1"},
-            "DEEPSPEED_CHECKPOINTS=1 and checkpoint.use_node_local_storage in",
+            {"CHECKPOINT_SHARDS": "1", "CHECKPOINT_DIR": "c"},
+            "CHECKPOINT_SHARDS=1 and checkpoint.use_node_local_storage in",
         ),
     ],
 )
@@ -417,8 +417,6 @@ def test_without_deepspeed_one_line_says_how_to_install_it(environ, capsys, monk
 def test_the_json_goes_with_the_engine(environ, capsys):
     assert "DEEPSPEED_CONFIG is not set" in _refusal(environ({}, DEEPSPEED_CONFIG=""), capsys)
     assert "ENGINE is not deepspeed" in _refusal(environ({}, ENGINE="own"), capsys)
-    own = environ({}, ENGINE="own", DEEPSPEED_CONFIG="", DEEPSPEED_CHECKPOINTS="1")
-    assert "DEEPSPEED_CHECKPOINTS=1 and ENGINE is not deepspeed" in _refusal(own, capsys)
 
 
 def test_our_loss_scale_is_the_one_that_deepspeed_begins_with(environ):
@@ -426,7 +424,7 @@ def test_our_loss_scale_is_the_one_that_deepspeed_begins_with(environ):
         Config,
         merged(environ({"fp16": {"enabled": True, "hysteresis": 1, "initial_scale_power": 12}})),
     )
-    assert (config.precision.init_loss_scale, config.precision.growth_interval) == (4096, 1000)
+    assert config.precision.init_loss_scale == 4096
     given = config.zero.complete(config.optim, config.numerics, 1, 1)
     assert (given["fp16"]["enabled"], given["fp16"]["loss_scale"]) == (True, 4096)
 

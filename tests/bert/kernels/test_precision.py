@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bert.kernels.fp8 import Recipe
-from bert.kernels.precision import Config, LossScaler
+from bert.kernels.precision import Config
 from bert.pretraining.config import Config as RunConfig
 from bert.pretraining.resume import restore, run_identity
 from common.env import ConfigError, from_env
@@ -14,26 +14,6 @@ from common.env import ConfigError, from_env
 from ..pretraining.test_resume import Trained
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-
-
-def test_a_constant_loss_scale_stays_whatever_overflows_and_whatever_a_checkpoint_says():
-    settings = {"precision": "fp16", "growth_interval": 2}
-    constant = LossScaler(Config(loss_scale=2.0**20, **settings).resolve(CPU))
-    adapted = LossScaler(Config(init_loss_scale=2.0**20, **settings).resolve(CPU))
-    for finite in (False, True, True, True, True):
-        for scaler in (constant, adapted):
-            scaler.update(torch.tensor(finite))
-    assert (float(constant.scale), float(adapted.scale)) == (2.0**20, 2.0**21)
-    assert int(constant.num_skipped_steps) == int(adapted.num_skipped_steps) == 1
-    constant.load_state_dict(adapted.state_dict())
-    assert float(constant.scale) == 2.0**20
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_loss_scale_without_fp16_is_refused(precision):
-    with pytest.raises(ConfigError, match=r"LOSS_SCALE=1024 is for fp16: set PRECISION=fp16"):
-        Config(precision=precision, loss_scale=1024.0).check(CPU)
-    Config(precision="fp16", loss_scale=1024.0).check(CPU)
 
 
 def test_tf32_is_fp32_whose_products_the_gpu_may_round():
@@ -79,9 +59,6 @@ def test_settings_of_fp8_reach_its_recipe_and_a_resumed_run_must_keep_them(prepa
         scales="delayed", fast_backward=True, output_projection=True
     )
     assert bf16.numerics.fp8 is None
-    in_bf16 = from_env(RunConfig, prepared | {"PRECISION": "fp8", "FP8_EVALUATION": "0"})
-    assert (plain.numerics.fp8.evaluation, in_bf16.numerics.fp8.evaluation) == (True, False)
-    assert run_identity(plain, 0) == run_identity(in_bf16, 0), "no evaluation changes the training"
     identities = [run_identity(config, 0) for config in (plain, other, bf16)]
     assert [one["FP8_FAST_SUMS"] for one in identities] == [None, "all", None]
     assert [one["FP8_OUTPUT_PROJECTION"] for one in identities] == [None, 1, None]

@@ -110,12 +110,6 @@ def _moments(p, g, state):
     return state["m"], state["v"]
 
 
-def _nvlamb(name, p, g, state, t, lr):
-    m, v = _moments(p, g, state)
-    u = m / (1 - 0.6**t) / (torch.sqrt(v / (1 - 0.85**t)) + 1e-6) + _decay(name) * p
-    return p - lr * _ratio(p, u) * u
-
-
 def _uncorrected_adamw(name, p, g, state, t, lr):
     m, v = _moments(p, g, state)
     return p - lr * (m / (torch.sqrt(v) + 1e-8) + _decay(name) * p)
@@ -125,12 +119,6 @@ CASES = {
     "lans": (_config("lans"), _lans),
     "acclip": (_config("acclip"), _acclip),
     "madgrad": (_config("madgrad"), _madgrad),
-    "nvlamb": (
-        _config(
-            "lamb", lamb=rules.LambConfig(beta1=0.6, beta2=0.85, weight_decay=0.1, ratio="all")
-        ),
-        _nvlamb,
-    ),
     "adamw without bias correction": (
         _config(
             "adamw",

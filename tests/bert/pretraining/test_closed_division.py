@@ -66,16 +66,8 @@ WRONG = {
         {"CLIP": "bucket", "SHARD_OPTIMIZER": "1"},
         "CLIP=bucket (the whole gradient is clipped",
     ),
-    "trust ratio": (
-        {"LAMB_RATIO": "all"},
-        "LAMB_RATIO=all (LAMB scales by a trust ratio only where weight decay applies",
-    ),
     "schedule": ({"LR_SCHEDULE": "poly"}, "LR_SCHEDULE=poly (the learning rate warms up linearly"),
     "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
-    "decay power": (
-        {"LR_DECAY_POWER": "2"},
-        "LR_DECAY_POWER=2.0 (the learning rate decays linearly",
-    ),
     "target": (
         {"TARGET_MLM_ACCURACY": "0.5"},
         "TARGET_MLM_ACCURACY=0.5 (the quality target is 0.720",

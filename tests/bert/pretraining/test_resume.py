@@ -151,8 +151,6 @@ def _restore(config, run, **facts):
             {"OPTIMIZER": "adamw"},
         ),
         *(
-            {"LAMB_RATIO": "all"},
-            {"LOSS_SCALE": "8"},
             {"SYNTH_DATA": "1"},
             {"MASKING": "dynamic"},
             {"CLIP": "before"},
@@ -274,7 +272,7 @@ def _save_what_is_not_finite(world, environment, folder, bad):
     assert good
 
 
-DEEPSPEED = {"ENGINE": "deepspeed", "DEEPSPEED_CHECKPOINTS": "1"}
+DEEPSPEED = {"ENGINE": "deepspeed", "CHECKPOINT_SHARDS": "1"}
 
 
 @pytest.mark.parametrize(
@@ -348,7 +346,7 @@ def test_a_run_moves_between_engines_and_numbers_of_ranks(train, tmp_path, stage
         theirs = {
             "ENGINE": "deepspeed",
             "DEEPSPEED_CONFIG": str(path),
-            "DEEPSPEED_CHECKPOINTS": str(int(place == 1)),
+            "CHECKPOINT_SHARDS": str(int(place == 1)),
         }
         parts.append((2 if stage else 1, 2 * place, theirs if stage else SHARDED))
     _chain(train, tmp_path, *parts)

@@ -100,22 +100,19 @@ def test_training_with_evaluations_between_is_the_training_without_also_from_a_c
     assert all(torch.equal(a, b) for a, b in zip(plain.state(), evaluated.state(), strict=True))
 
 
-def test_it_is_near_the_evaluation_in_bf16_which_the_setting_and_the_first_step_choose(
-    run, batches
-):
-    fp8, bf16 = run(), run(fp8_evaluation=False)
+def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(run, batches):
+    fp8 = run()
 
     def reference():
         model = BertForPreTraining(
-            bf16.model.config, kernels.select(kernels.Config(fused="none"), CPU)
+            fp8.model.config, kernels.select(kernels.Config(fused="none"), CPU)
         )
-        model.to(torch.bfloat16).load_state_dict(bf16.model.state_dict())
-        return bf16.evaluator(model)  # that never heard of fp8
+        model.to(torch.bfloat16).load_state_dict(fp8.model.state_dict())
+        return fp8.evaluator(model)  # that never heard of fp8
 
-    assert fp8.evaluate() == bf16.evaluate() == reference(), "no step has measured scales"
-    assert fp8.train(batches, range(2)) == bf16.train(batches, range(2))
-    assert bf16.evaluate() == reference()
-    ours, theirs = fp8.evaluate(), bf16.evaluate()
+    assert fp8.evaluate() == reference(), "no step has measured scales"
+    fp8.train(batches, range(2))
+    ours, theirs = fp8.evaluate(), reference()
     assert ours.mlm_loss != theirs.mlm_loss
     assert ours.mlm_loss == pytest.approx(theirs.mlm_loss, rel=0.02)
 
@@ -165,9 +162,8 @@ class _Recorded:
         self.scaling.evaluates = mode
 
 
-@pytest.mark.parametrize("in_fp8", [True, False])
 def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
-    in_fp8, run, batches, monkeypatch
+    run, batches, monkeypatch
 ):
     no_gpu.streams(monkeypatch)
     recordings = []
@@ -187,17 +183,15 @@ def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
 
     monkeypatch.setattr(evaluate, "record", record)
     monkeypatch.setattr(EvaluationGraph, "__init__", noted)
-    graphed, eager = run(graphed=True, fp8_evaluation=in_fp8), run(fp8_evaluation=in_fp8)
+    graphed, eager = run(graphed=True), run()
     assert graphed.step.measures, "recorded as if scales were known, and that forgotten"
-    assert recordings[0].mode == in_fp8
+    assert recordings[0].mode
     close = {
         name: pytest.approx(value, rel=1e-3)
         for name, value in dataclasses.asdict(eager.evaluate()).items()
     }
     assert dataclasses.asdict(graphed.evaluate()) == close
-    assert (recordings[0].starts == 0) == in_fp8, (
-        "before the first step it is in bf16, which the graph of fp8 is not"
-    )
+    assert recordings[0].starts == 0, "before the first step it is in bf16, which the graph is not"
     for number in (1, 2):
         assert graphed.train(batches, [number]) == eager.train(batches, [number])
         starts = recordings[0].starts
@@ -229,8 +223,8 @@ def test_the_memory_estimate_counts_the_weights_that_are_held(run, prepared, bat
     settings = prepared | {"PRECISION": "fp8", "FP8_OUTPUT_PROJECTION": "1"}
     weights = {
         value: memory.estimate(
-            memory.Plan.of(from_env(RunConfig, settings | {"FP8_EVALUATION": value}))
+            memory.Plan.of(from_env(RunConfig, settings | {"EVAL_ITER_SAMPLES": value}))
         )["weights"]
-        for value in "01"
+        for value in ("24", "0")
     }
-    assert weights["1"] - weights["0"] == held
+    assert weights["24"] - weights["0"] == held

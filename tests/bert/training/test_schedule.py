@@ -127,13 +127,6 @@ def test_linear_rises_to_the_base_and_falls_to_zero_at_the_last_step():
     assert rates == pytest.approx([1 / 20, 1 / 2, 19 / 20, 1, 1 / 2, 1 / 180, 0, 0])
 
 
-def test_a_polynomial_of_degree_two_is_squared_and_without_a_warm_up_starts_at_the_base():
-    config = Config(schedule="poly", lr=1.0, max_steps=10, power=2.0, constant_proportion=0.5)
-    assert [learning_rate(step, config) for step in (1, 4, 6, 10)] == pytest.approx(
-        [1.0, 1.0, (0.4 / 0.5) ** 2, 0.0]
-    )
-
-
 @pytest.mark.parametrize("schedule", ["dle", "poly", "linear", "samsung"])
 def test_a_warm_up_in_steps_is_one_in_shares_and_a_longer_schedule_than_the_run_is_cut_off(
     schedule,
@@ -158,11 +151,9 @@ def test_a_run_that_is_all_warm_up_has_a_rate_at_every_step(schedule):
 @pytest.mark.parametrize(
     ("schedule", "settings", "name"),
     [
-        ("dle", {"power": 2.0}, "LR_DECAY_POWER"),
         ("dle", {"end_lr": 0.1}, "END_LR"),
         ("linear", {"start_warmup_step": -5, "warmup_steps": 10}, "START_WARMUP_STEP"),
         ("mlperf", {"constant_proportion": 0.1}, "CONSTANT_PROPORTION"),
-        ("samsung", {"power": 2.0}, "LR_DECAY_POWER"),
     ],
 )
 def test_a_setting_the_rule_does_not_use_is_refused_by_name(schedule, settings, name):
