@@ -1,18 +1,18 @@
 """Models the duration of a BERT-large training step on a GPU from its recorded launches and the GPU's rates.
 
 Every launch of forward, backward and update is recorded on the meta device at real sizes, with the bytes of its
-operands and the operations of its products. A product takes its operations over the rate of its precision, attention
-its instructions (tests/bert/kernels/compiled_kernels.json: a program's loop per iteration, the rest once) over the
-issue rate, everything else its bytes over the memory bandwidth. On several GPUs gradients are reduced bucket by bucket
-during the backward pass, and parameters gathered during the next forward pass; only exposed communication is added.
-With --layout node, GPUs shard an update within a node, and shards are averaged over nodes. A model, not a measurement.
+operands and the operations of its products. A launch takes the longest of three: its operations over the rate of
+their kind, its bytes over the memory bandwidth, and the time of the smallest launch. On several GPUs gradients are
+reduced bucket by bucket during the backward pass, and parameters gathered during the next forward pass; only exposed
+communication is added. With --layout node, GPUs shard an update within a node, and shards are averaged over nodes.
+A model, not a measurement.
 
 Prints one JSON line; with --markdown a table of both precisions on both GPUs; with --published one of the league's
 systems, for which two constants are fitted: the fraction of the modelled rate that they reach, and the latency of a
 collective; with --large one of the large models on 8 to 128 H100. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION apply as in
 a run.
 
-usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat] [--quack]
+usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat]
        python bench/step_model.py [--rows 48] --markdown
        python bench/step_model.py --published|--large
 """
@@ -21,13 +21,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import itertools
-import json
 import math
 import os
 import statistics
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -47,7 +44,7 @@ from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.data.batch import PretrainingBatch
-from bert.kernels import feed_forward, fp8_feed_forward, fp8_linear, lamb, launches, triton_support
+from bert.kernels import fp8_feed_forward, fp8_linear, lamb, launches, triton_support
 from bert.kernels.fp8 import Recipe
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
@@ -59,28 +56,30 @@ from common.env import from_env
 from review.league import entries
 
 META = torch.device("meta")
-TABLE = ROOT / "tests" / "bert" / "kernels" / "compiled_kernels.json"
 # Assumed: rows, inner dimension and columns of a product per program, and the number of waves that is few.
 TILE, FEW_WAVES = (128, 2048, 128), 4
-# Loop bodies in an attention kernel: an incomplete last block of keys has a separate one.
-BODIES = {"_forward": 2, "_query_gradient": 2, "_key_gradient": 1}
+# Products of queries by keys by head width in each attention kernel: the backward ones repeat the forward's first two.
+ATTENTION_PRODUCTS = {"_forward": 2, "_query_gradient": 3, "_key_gradient": 4}
+ATTENTION_BLOCK = (
+    64  # queries and keys of a program's block: sequences are computed in whole blocks
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """Throughput of a GPU, per second.
 
-    bf16, fp8_fast, fp8_exact: operations of products; memory: bytes; issue: warp instructions; launches: consecutive
-    kernels of a CUDA graph.
+    bf16, fp8_fast, fp8_exact: operations of products; attention: those of its products; memory: bytes; launches:
+    consecutive kernels of a CUDA graph.
     """
 
     bf16: float = 0.9 * 770e12
     fp8_fast: float = 0.9 * 1350e12
     fp8_exact: float = 0.9 * 1100e12
+    # Of the products' rate: what the instructions of the kernels compiled for sm_90 (at commit 72881f4) leave to tensor
+    # cores beside exp2, dropout and masks, at 55% of the issue slots, which is assumed. The A100's share is sm_80's.
+    attention: float = 0.523 * 0.9 * 770e12
     memory: float
-    issue: float = (
-        0.55 * 132 * 4 * 1.755e9
-    )  # 132 multiprocessors issue at most 4 per clock; 55% of that is assumed
     launches: float = 5e5  # 2 us for the smallest is assumed
     nvlink: float = (
         0.8 * 450e9
@@ -97,18 +96,18 @@ class Rates:
 # Products: at a layer's sizes, 90% of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
 # measured copies.
 # A100 and B200 are not measured: the H100's fraction of their published peaks (bf16: 312 and 2,250 Tflop/s, 2 and 8
-# TB/s; the B200's fp8 is twice its bf16 by the H100's ratio), their multiprocessors and clocks. An A100 has no fp8.
+# TB/s; the B200's fp8 is twice its bf16 by the H100's ratio). The B200's attention is the H100's by multiprocessors and
+# clocks, as its exponentials are no faster. An A100 has no fp8.
 GPUS = {
     "h100": Rates(memory=0.9 * 3.0e12),
     "h200": Rates(memory=0.9 * 4.3e12),
     "a100": Rates(
-        bf16=0.9 * 243e12, memory=0.9 * 1.8e12, issue=0.55 * 108 * 4 * 1.41e9, nvlink=0.8 * 300e9, nic=0.8 * 25e9,
+        bf16=0.9 * 243e12, attention=0.897 * 0.9 * 243e12, memory=0.9 * 1.8e12, nvlink=0.8 * 300e9, nic=0.8 * 25e9,
         architecture=80, multiprocessors=108,
     ),
     "b200": Rates(
         bf16=0.9 * 1750e12, fp8_fast=0.9 * 3070e12, fp8_exact=0.9 * 3070e12, memory=0.9 * 7.1e12,
-        issue=0.55 * 148 * 4 * 1.965e9, nvlink=0.8 * 900e9,
-        multiprocessors=148,
+        attention=0.523 * 0.9 * 965e12, nvlink=0.8 * 900e9, multiprocessors=148,
     ),
 }  # fmt: skip
 
@@ -131,7 +130,6 @@ class Launch:
     operations: float = 0.0
     precision: str = ""
     tiles: int = 0
-    instructions: float = 0.0
 
     def seconds(self, rates: Rates) -> float:
         """The longest of its costs. Few tiles of a product are rounded up to whole waves."""
@@ -142,7 +140,6 @@ class Launch:
         return max(
             product,
             self.num_bytes / rates.memory,
-            self.instructions / rates.issue,
             1 / rates.launches,
         )
 
@@ -152,7 +149,7 @@ class Recording(TorchDispatchMode):
     """Records the launches within its context."""
 
     config: BertConfig
-    attention: dict[str, float]  # warp instructions of the attention kernels of a layer
+    attention: dict[str, float]  # operations of the attention kernels of a layer
     launches: list[Launch] = field(default_factory=list)
     phase: str = "forward"
 
@@ -195,10 +192,12 @@ class Recording(TorchDispatchMode):
         moved += _bytes(
             [given[argument] for argument in IN_PLACE.get((part, function.__name__), ())]
         )
-        instructions = self.attention.get(function.__name__, 0.0) if part == "attention" else 0.0
-        self.launches.append(
-            Launch(part=part, phase=self.phase, num_bytes=moved, instructions=instructions)
+        operations = self.attention.get(function.__name__, 0.0) if part == "attention" else 0.0
+        kind = "attention" if operations else ""
+        launch = Launch(
+            part=part, phase=self.phase, num_bytes=moved, operations=operations, precision=kind
         )
+        self.launches.append(launch)
 
     def scaled_product(
         self, a: Tensor, b: Tensor, a_inverse: Tensor, b_inverse: Tensor, bias: Any, dtype: torch.dtype, fast: bool,
@@ -212,47 +211,6 @@ class Recording(TorchDispatchMode):
         )
         self.product(a, b, "fp8_fast" if fast else "fp8_exact", _bytes([a, b, output]))
         return output
-
-
-@dataclass
-class Quack:
-    """In place of quack-kernels: products that take no longer for what follows in them than memory does."""
-
-    recording: Recording
-    gelu_tanh_approx = gelu_erf = dgelu_tanh_approx = dgelu_erf = None
-
-    def modules(self) -> dict[str, Any]:
-        """Its module that is imported when it is used, and the trainer's that imports the others, by name."""
-        stubs = dict.fromkeys(
-            ("quack.activation", "quack.epilogue.frontend", "quack.epilogue.ops"), self
-        )
-        name = "bert.kernels.quack_epilogues"
-        with mock.patch.dict(sys.modules, stubs):
-            return {"quack.gemm_interface": self, name: importlib.import_module(name)}
-
-    def ColVecReduce(self, *_: Any, **__: Any) -> None: ...
-
-    RowVecReduce = ColVecReduce
-
-    def gemm_epilogue(self, **_: Any) -> Any:
-        return lambda function: self
-
-    def gemm_act(self, a: Tensor, b: Tensor, *, bias: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        linear, activated = (a.new_empty(len(a), b.shape[1]) for _ in range(2))
-        self.recording.product(a, b, "bf16", _bytes([a, b, bias, linear, activated]))
-        return linear, activated
-
-    def __call__(self, a: Tensor, b: Tensor, c: Tensor, **_: Any) -> dict[str, Tensor]:
-        inner, activated = torch.empty_like(c), torch.empty_like(c)
-        sums = c.new_empty(-(-len(c) // 128), c.shape[1], dtype=torch.float32)
-        self.recording.product(a, b, "bf16", _bytes([a, b, c, inner, activated, sums]))
-        return {"D": inner, "activated": activated, "bias": sums.sum(0)}
-
-    def gemm(
-        self, a: Tensor, b: Tensor, *rest: Tensor, epi_args: Any, post_init_attrs: Any, **_: Any
-    ) -> None:
-        precision = "fp8_exact" if dict(post_init_attrs)["fp8_slow_accum"] else "fp8_fast"
-        self.recording.product(a, b.t(), precision, _bytes(_tensors([a, b, rest, epi_args])))
 
 
 def _tensors(values: Any) -> list[Tensor]:
@@ -277,55 +235,37 @@ def recipe() -> Recipe:
     return found
 
 
-def attention_instructions(config: BertConfig, lengths: Any, architecture: int) -> dict[str, float]:
-    """Warp instructions of the attention kernels of a layer: each program's loop iterations, and the rest once."""
-    compiled = json.loads(TABLE.read_text(encoding="utf-8"))
-    found = {}
-    for name, counts in compiled[max(compiled)][str(architecture)].items():
-        kernel, *constants = name.removeprefix("attention:").split("-")
-        if not name.startswith("attention:") or kernel not in BODIES:
-            continue
-        queries, keys = constants[-2:]
-        across, down = np.ceil(lengths / int(queries)), np.ceil(lengths / int(keys))
-        programs = float((down if kernel == "_key_gradient" else across).sum())
-        once = counts["instructions"] - BODIES[kernel] * counts["loop"]
-        instructions = programs * once + float((across * down).sum()) * counts["loop"]
-        found[kernel] = (
-            instructions
-            * launches.TABLE["attention forward"][80].num_warps
-            * config.num_attention_heads
-        )
-    return found
+def attention_operations(config: BertConfig, lengths: Any) -> dict[str, float]:
+    """Operations of the attention kernels of a layer, for sequences of these lengths in whole blocks."""
+    blocks = np.ceil(lengths / ATTENTION_BLOCK) * ATTENTION_BLOCK
+    product = 2.0 * config.hidden_size * float((blocks * blocks).sum())
+    return {kernel: count * product for kernel, count in ATTENTION_PRODUCTS.items()}
 
 
 def record(
-    config: BertConfig, batch: PretrainingBatch, precision: str, architecture: int = 90, whole: bool = False,
-    by_quack: bool = False,
-) -> list[Launch]:  # fmt: skip
+    config: BertConfig,
+    batch: PretrainingBatch,
+    precision: str,
+    architecture: int = 90,
+    whole: bool = False,
+) -> list[Launch]:
     """Launches of a step on a static batch: forward, backward, LAMB.
 
-    whole: the last layer is computed for all tokens. by_quack: the feed-forward is QuACK's.
+    whole: the last layer is computed for all tokens.
     """
     lengths = np.diff(batch.cu_seqlens.numpy())  # padding forms sequences too
     launches.assumed = architecture
-    recording = Recording(config, attention_instructions(config, lengths, architecture))
-    packages = mock.Mock(import_module=Quack(recording).modules().__getitem__)
+    recording = Recording(config, attention_operations(config, lengths))
     with (
         mock.patch.object(
             JITFunction, "run", lambda *args, **kwargs: recording.triton(*args, **kwargs)
         ),
         mock.patch.object(fp8_feed_forward, "product", recording.scaled_product),
         mock.patch.object(fp8_linear, "product", recording.scaled_product),
-        mock.patch.object(feed_forward, "importlib", packages),
-        mock.patch.object(fp8_feed_forward, "importlib", packages),
         triton_support.interpreted(),
         META,
     ):
         chosen = kernels.select(kernels.Config(fused="all", attention="triton"), META)
-        if by_quack:
-            chosen = dataclasses.replace(
-                chosen, feed_forward=feed_forward.fused, fp8_feed_forward=True
-            )
         model = BertForPreTraining(config, chosen)
         model.to(torch.bfloat16)
         if precision == "fp8":
@@ -407,14 +347,13 @@ ALONE = Cluster()
 
 @functools.cache
 def recorded_step(
-    config: BertConfig, rows: int, precision: str, architecture: int, whole: bool, by_quack: bool
+    config: BertConfig, rows: int, precision: str, architecture: int, whole: bool
 ) -> tuple[list[Launch], int]:
     """Launches of a step on packed rows, and the number of sequences."""
     batch = packed_batches(rows, 1, config)[0]
     room = capacity(rows, config.max_position_embeddings)
-    return record(
-        config, static_batch(batch, room), precision, architecture, whole, by_quack
-    ), batch.num_sequences
+    launched = record(config, static_batch(batch, room), precision, architecture, whole)
+    return launched, batch.num_sequences
 
 
 @functools.cache
@@ -432,16 +371,14 @@ def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
 
 def predict(
     config: BertConfig, rows: int, precision: str, rates: Rates, cluster: Cluster = ALONE, accumulate: int = 1,
-    recompute: bool = False, whole: bool = False, by_quack: bool = False,
+    recompute: bool = False, whole: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Milliseconds by part, their sum, and sequences per second and GPU, for batches of ``rows`` packed rows.
 
     accumulate: batches per step, which updates and communicates once, with gradients in fp32 if above 1. recompute: the
-    backward pass repeats the forward pass. whole, by_quack: see ``record``.
+    backward pass repeats the forward pass. whole: see ``record``.
     """
-    found, num_sequences = recorded_step(
-        config, rows, precision, rates.architecture, whole, by_quack
-    )
+    found, num_sequences = recorded_step(config, rows, precision, rates.architecture, whole)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
     for launch in found:
@@ -476,7 +413,9 @@ def predict(
         "sequences_per_second": round(accumulate * num_sequences / total, 1),
         "launches": len(found),
         "gigabytes": round(sum(launch.num_bytes for launch in found) / 1e9, 1),
-        "product_operations": sum(launch.operations for launch in found),
+        "product_operations": sum(
+            launch.operations for launch in found if launch.part != "attention"
+        ),
     }
 
 
@@ -648,9 +587,6 @@ def main() -> None:
     parser.add_argument(
         "--large", action="store_true", help="print a table of the large models on 8 to 128 GPUs"
     )
-    parser.add_argument(
-        "--quack", action="store_true", help="QuACK's feed-forward, as fast as its products alone"
-    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
     parser.add_argument(
         "--markdown", action="store_true", help="print a table of both precisions and GPUs instead"
@@ -679,9 +615,8 @@ def main() -> None:
         rates,
         cluster,
         options.accumulate,
-        by_quack=options.quack,
     )
-    names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout", "accumulate", "quack")
+    names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout", "accumulate")
     settings = {name: getattr(options, name) for name in names}
     if options.precision == "fp8":
         settings["fp8"] = dataclasses.asdict(recipe())

@@ -21,7 +21,6 @@ from bert.kernels import (
     cross_entropy,
     dropout_add_layer_norm,
     embeddings,
-    feed_forward,
     trials,
     triton_support,
 )
@@ -35,15 +34,8 @@ OPERATIONS: dict[str, ModuleType] = {
     "cross_entropy": cross_entropy,
 }
 FUSABLE = (*OPERATIONS, "lamb", "fp8_cast")
-# By QuACK, if installed and found right and faster by trials: in 16 bits and in fp8. Values: why it cannot run.
-QUACK = {
-    trials.FEED_FORWARD: feed_forward.missing,
-    trials.FP8_FEED_FORWARD: feed_forward.missing_in_fp8,
-}
 # Fused kernels required by others: fp8_cast is done inside the kernels whose results are cast.
-NEEDED: dict[str, tuple[str, ...]] = {
-    "fp8_cast": ("dropout_add_layer_norm", "bias_gelu"), trials.FP8_FEED_FORWARD: ("fp8_cast",),
-}  # fmt: skip
+NEEDED: dict[str, tuple[str, ...]] = {"fp8_cast": ("dropout_add_layer_norm", "bias_gelu")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,21 +59,17 @@ class Config:
         reason = triton_support.missing(device)
         if self.fused == "none" or (self.fused == "auto" and reason):
             return set()
-        absent = {name: why for name, missing in QUACK.items() if (why := missing(device))}
-        known = (*FUSABLE, *QUACK)
         wanted = {name.strip() for name in self.fused.split(",")}
         if self.fused in ("auto", "all"):
-            wanted = set(known) - set(absent)
-        if unknown := sorted(wanted - set(known)):
+            wanted = set(FUSABLE)
+        if unknown := sorted(wanted - set(FUSABLE)):
             raise ConfigError(
-                f"FUSED names {', '.join(unknown)}: known are all, none, auto, {', '.join(known)}"
+                f"FUSED names {', '.join(unknown)}: known are all, none, auto, {', '.join(FUSABLE)}"
             )
         if reason:
             raise ConfigError(
                 f"FUSED asks for {', '.join(sorted(wanted))}, but {reason}: set FUSED=auto or FUSED=none"
             )
-        for name in wanted & absent.keys():
-            raise ConfigError(f"FUSED names {name}, but {absent[name]}: drop it")
         for name in wanted & NEEDED.keys():
             if left_out := [other for other in NEEDED[name] if other not in wanted]:
                 raise ConfigError(
@@ -97,8 +85,6 @@ class Config:
             return f"plain PyTorch ({reason})"
         plain = [name for name in FUSABLE if name not in fused]
         text = f"Triton for {', '.join(name for name in FUSABLE if name in fused)}"
-        if by_quack := [name for name in QUACK if name in fused]:
-            text += f"; QuACK for {', '.join(by_quack)}"
         return f"{text}; plain PyTorch for {', '.join(plain)}" if plain else text
 
     def choose(
@@ -126,7 +112,7 @@ class Config:
         )
         results = trials.trials(device, heads, name)
         if name == "auto":
-            shown = [trial for trial in results if trial.name not in (trials.ASSEMBLY, *QUACK)]
+            shown = [trial for trial in results if trial.name != trials.ASSEMBLY]
             tried = "; ".join(
                 f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in shown
             )
@@ -149,30 +135,14 @@ class Config:
         if world.any(bool(wrong)):
             triton_support.do_without_assembly()
             words += f"; all kernels do without assembly, wrong on this GPU ({wrong or 'no: on another one'})"
-        fused, used = self.fused, self.names(device)
-        for one in QUACK:
-            problem = trials.problem_of(one, results)
-            if one in used and world.any(bool(problem)):
-                problem = problem or "on another rank's GPU"
-                if self.fused not in ("auto", "all"):
-                    raise ConfigError(
-                        f"FUSED names {one}, which trials advise against ({problem}): drop it"
-                    )
-                used -= {one}
-                fused = ",".join(sorted(used))
-                words += f"; {one} in separate kernels (QuACK's: {problem})"
-        return dataclasses.replace(
-            self, fused=fused, attention=name, attention_fallback=fallback
-        ), words
+        return dataclasses.replace(self, attention=name, attention_fallback=fallback), words
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
     """The operations of one model, bound. Signatures: the ``reference`` of each file.
 
-    fp8_cast: kernels cast their results to fp8 for the next product if the scale is known in advance;
-    fp8_feed_forward: those of the feed-forward inside its products, with GELU (quack_epilogues.py); feed_forward: both
-    products and the GELU between them as one operation, in 16 bits; None: separately.
+    fp8_cast: kernels cast their results to fp8 for the next product if the scale is known in advance.
     """
 
     embeddings: Callable[..., Tensor]
@@ -181,8 +151,6 @@ class Kernels:
     cross_entropy: Callable[..., Tensor]
     attention: attention.Attention
     fp8_cast: bool
-    fp8_feed_forward: bool = False
-    feed_forward: Callable[..., Tensor] | None = None
 
 
 def select(config: Config, device: torch.device) -> Kernels:
@@ -192,7 +160,6 @@ def select(config: Config, device: torch.device) -> Kernels:
         name = trials.default_backend(device)
         if device.type == "cuda":
             second = trials.fallback(name, trials.trials(device))
-            fused -= {one for one in QUACK if trials.problem_of(one, trials.trials(device))}
     if name not in attention.BACKENDS:
         raise ConfigError(
             f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}"
@@ -202,8 +169,4 @@ def select(config: Config, device: torch.device) -> Kernels:
         for name, module in OPERATIONS.items()
     }
     run = attention.with_fallback(name, second) if second else attention.BACKENDS[name]
-    both = feed_forward.fused if trials.FEED_FORWARD in fused else None
-    in_fp8 = trials.FP8_FEED_FORWARD in fused
-    return Kernels(
-        attention=run, fp8_cast="fp8_cast" in fused, fp8_feed_forward=in_fp8, feed_forward=both, **bound
-    )  # fmt: skip
+    return Kernels(attention=run, fp8_cast="fp8_cast" in fused, **bound)

@@ -27,8 +27,6 @@ order: by tiles, then over tiles. That gradient too is the same every time.
 # mypy: allow-untyped-defs
 from __future__ import annotations
 
-import importlib
-import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -146,18 +144,9 @@ def gelu_gradient_of_product(
     return gelu_backward_cast(gradient, inner, bias, approximate, target)
 
 
-def kernels(by_quack: bool) -> Any:
-    """The module whose ``gelu_of_product`` and ``gelu_gradient_of_product`` are used."""
-    return (
-        importlib.import_module("bert.kernels.quack_epilogues")
-        if by_quack
-        else sys.modules[__name__]
-    )
-
-
 class Settings(NamedTuple):
     """Non-tensor arguments. following: cast target of the result, if the next product takes fp8; pre_norm: see
-    dropout_add_layer_norm; by_quack: GELU inside the products (quack_epilogues.py)."""
+    dropout_add_layer_norm."""
 
     first: Fp8Linear
     second: Fp8Linear
@@ -167,7 +156,6 @@ class Settings(NamedTuple):
     sites: DropoutSites
     following: Target | None
     pre_norm: bool = False
-    by_quack: bool = False
 
 
 class Weights(NamedTuple):
@@ -192,7 +180,7 @@ class _FeedForward(torch.autograd.Function):
         w1_target, w2_target = first.target(WEIGHT), second.target(WEIGHT)
         w1, w1_t, _ = cast_transpose(weight_1, w1_target)
         w2, w2_t, _ = cast_transpose(weight_2, w2_target)
-        inner, a8, a8_t = kernels(settings.by_quack).gelu_of_product(
+        inner, a8, a8_t = gelu_of_product(
             x8, w1, (x_inverse, w1_target.inverse), bias_1, settings.approximate, a_target
         )  # (T, F)
         projected = product(
@@ -235,7 +223,7 @@ class _FeedForward(torch.autograd.Function):
         operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast
         weight_2 = into(take(ctx.weights[1:]), lambda out: product(*operands, out))
         target = settings.first.target(GRADIENT)
-        h8, h8_t, bias_1 = kernels(settings.by_quack).gelu_gradient_of_product(
+        h8, h8_t, bias_1 = gelu_gradient_of_product(
             g8, w2_t, (g_inverse, w2_inverse), inner, bias_1, settings.approximate, target, fast
         )  # (T, F)
         others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast

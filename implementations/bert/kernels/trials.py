@@ -1,5 +1,5 @@
 """Trials, before the clock and in a separate process, of code that may fail on a GPU: inline assembly, attention
-backends, QuACK's feed-forward.
+backends.
 
 Versions of the libraries differ in support and speed. Each backend runs on a model's heads, is checked against the
 reference and timed in a CUDA graph. A failure that breaks the CUDA context (an unfinished capture, an illegal access)
@@ -29,27 +29,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels import (
     assembly_check,
     attention,
-    bias_gelu,
-    feed_forward,
-    fp8,
-    fp8_feed_forward,
     triton_support,
 )
 from bert.kernels.attention import Attention
 from bert.kernels.dropout import ForwardPass
-from bert.kernels.fp8_cast import cast_rows
-from bert.kernels.precision import LOW_PRECISION
 from bert.kernels.recording import record, warm_stream
 from common.files import text_of, write_text
 from common.process import hard_exit, root_cause
 
-ASSEMBLY, FEED_FORWARD, FP8_FEED_FORWARD = "assembly", "feed_forward", "fp8_feed_forward"
+ASSEMBLY = "assembly"
 LENGTHS = (
     512,
     384,
@@ -106,7 +99,7 @@ class Model(Protocol):
 class Trial:
     """Milliseconds of a forward and a backward pass with dropout on 24,576 tokens, or why the trial failed.
 
-    Trials of the assembly and the feed-forward have no time; being slower is a problem of the latter.
+    The assembly's trial has no time.
     """
 
     name: str
@@ -148,9 +141,6 @@ def trials(device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto") 
         if name in attention.TRIABLE
         else []
     )
-    if heads.dtype in LOW_PRECISION:
-        names += [FEED_FORWARD] if feed_forward.missing(device) is None else []
-        names += [FP8_FEED_FORWARD] if feed_forward.missing_in_fp8(device) is None else []
     path = _cache_file(device, heads, names)
     try:
         found = [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))]
@@ -291,9 +281,6 @@ def attempt(name: str, device: torch.device, heads: Heads) -> Trial:
                 name=name,
                 problem="; ".join(f"{piece}: {problem}" for piece, problem in wrong.items()),
             )
-        if name in (FEED_FORWARD, FP8_FEED_FORWARD):
-            tried = feed_forward_problem if name == FEED_FORWARD else fp8_feed_forward_problem
-            return Trial(name=name, problem=tried(device, heads))
         run = attention.BACKENDS[name]
         problem = disagreement(run, device, heads)
         return Trial(
@@ -351,143 +338,6 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
         if abs(share - 1) <= TOLERANCE
         else f"its two passes drop different probabilities ({share:.3g})"
     )
-
-
-def feed_forward_problem(device: torch.device, heads: Heads) -> str:
-    """Why QuACK's feed-forward is not to be used: a result or gradient unlike fp32's, or slower than ours; or empty."""
-    *inputs, upstream = _feed_forward(device, heads)
-    exact = [tensor.float().requires_grad_() for tensor in inputs]
-    inputs = [tensor.requires_grad_() for tensor in inputs]
-
-    def separate(
-        x: Tensor, weight: Tensor, bias: Tensor, out_weight: Tensor, approximate: str
-    ) -> Tensor:
-        activation = bias_gelu.fused if triton_support.supported(device) else bias_gelu.reference
-        return F.linear(activation(F.linear(x, weight), bias, approximate), out_weight)
-
-    def both_ways(run: Callable[..., Tensor], on: list[Tensor], approximate: str) -> list[Tensor]:
-        result = run(*on, approximate)
-        return [result.detach(), *torch.autograd.grad(result, on, upstream.to(result.dtype))]
-
-    names = (
-        "result",
-        "input's gradient",
-        "weight's gradient",
-        "bias' gradient",
-        "second weight's gradient",
-    )
-    for approximate in ("none", "tanh"):
-        found = both_ways(feed_forward.fused, inputs, approximate)
-        expected = both_ways(feed_forward.reference, exact, approximate)
-        if problem := _unlike(names, found, expected, expected):
-            return problem
-    runs = separate, feed_forward.fused
-    return _slower([functools.partial(both_ways, run, inputs, "tanh") for run in runs], device)
-
-
-def fp8_feed_forward_problem(device: torch.device, heads: Heads) -> str:
-    """Why QuACK's is not to be used in fp8: further from fp32's results than separate kernels, or slower; or empty."""
-    x, weight, bias, out_weight, upstream = _feed_forward(device, heads)
-    scaling = fp8.Scaling(fp8.Recipe(), 2, device)
-
-    def operands(
-        number: int, a: Tensor, which: int, b: Tensor
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-        targets = scaling.target_for(a, number, which), scaling.target_for(b, number, fp8.WEIGHT)
-        return (
-            cast_rows(a, targets[0]),
-            cast_rows(b, targets[1]),
-            (targets[0].inverse, targets[1].inverse),
-        )
-
-    def exact(a: Tensor, b: Tensor, inverses: tuple[Tensor, Tensor]) -> Tensor:
-        return a.float() @ b.float().t() * inverses[0] * inverses[1]
-
-    before, after = (
-        operands(0, x, fp8.INPUT, weight),
-        operands(1, upstream, fp8.GRADIENT, out_weight.t()),
-    )
-    linear, into_gelu = (exact(*before) + bias.float()).requires_grad_(), exact(*after)
-
-    def both_ways(
-        by_quack: bool, approximate: str, fast: bool, targets: tuple[fp8.Target, fp8.Target]
-    ) -> list[Tensor]:
-        kernels = fp8_feed_forward.kernels(by_quack)
-        inner, *values = kernels.gelu_of_product(*before, bias, approximate, targets[0])
-        gradients = kernels.gelu_gradient_of_product(
-            *after, inner, bias, approximate, targets[1], fast
-        )
-        return [*values, *gradients]
-
-    names = (
-        "result",
-        "transposed result",
-        "gradient",
-        "transposed gradient",
-        "bias' gradient",
-        "largest magnitude",
-    )
-    for approximate, fast in itertools.product(("none", "tanh"), (False, True)):
-        value = F.gelu(linear, approximate=approximate)
-        (gradient,) = torch.autograd.grad(value, linear, into_gelu)
-        targets = (
-            scaling.target_for(value.detach(), 1, fp8.INPUT),
-            scaling.target_for(gradient, 0, fp8.GRADIENT),
-        )
-        value, scaled = value.detach() * targets[0].scale, gradient * targets[1].scale
-        largest = torch.stack([one.maximum / one.scale for one in targets])
-        right = [value, value.t(), scaled, scaled.t(), gradient.sum(0), largest]
-        found = []
-        for by_quack in (False, True):
-            scaling.largest.zero_()
-            found.append(
-                [*both_ways(by_quack, approximate, fast, targets), scaling.largest[[1, 0], [0, 2]]]
-            )
-        if problem := _unlike(names, found[1], right, found[0]):
-            return problem
-    return _slower(
-        [
-            functools.partial(both_ways, by_quack, "tanh", False, targets)
-            for by_quack in (False, True)
-        ],
-        device,
-    )
-
-
-def _feed_forward(device: torch.device, heads: Heads) -> list[Tensor]:
-    """Input [T, D], weight [F, D], bias [F], second weight [D, F], and a gradient [T, D]."""
-    width, rows = heads.num_heads * heads.head_size, NUM_REPEATS * sum(LENGTHS)
-    generator = torch.Generator(device).manual_seed(0)
-    shapes = (rows, width), (4 * width, width), (4 * width,), (width, 4 * width), (rows, width)
-    drawn = (
-        torch.randn(shape, generator=generator, device=device) / shape[-1] ** 0.5
-        for shape in shapes
-    )
-    return [tensor.to(heads.dtype) for tensor in drawn]
-
-
-def _unlike(
-    names: tuple[str, ...], found: list[Tensor], expected: list[Tensor], ours: list[Tensor]
-) -> str:
-    """Which is further from what is expected than it may be, by the tolerance or our own error; empty if none is."""
-
-    def error(value: Tensor, right: Tensor) -> float:
-        return ((value.float() - right).norm() / right.norm()).item()
-
-    for name, value, right, own in zip(names, found, expected, ours, strict=True):
-        if not error(value, right) <= max(TOLERANCE, 1.25 * error(own, right)):  # nan included
-            return f"its {name} differs from fp32's by {error(value, right):.3g}"
-    return ""
-
-
-def _slower(runs: list[Callable[[], object]], device: torch.device) -> str:
-    """By how much QuACK's kernels, the second run, are slower than separate ones; empty if they are not."""
-
-    def repeated(run: Callable[[], object]) -> Callable[[int], object]:
-        return lambda count: [run() for _ in range(count)]
-
-    ours, theirs = (_milliseconds(repeated(run), device) for run in runs)
-    return f"slower: {theirs:.2f} ms, ours {ours:.2f} ms" if theirs > ours else ""
 
 
 def _time(run: Attention, device: torch.device, heads: Heads) -> float:

@@ -23,7 +23,6 @@ from bert.kernels.dropout import ForwardPass
 from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Recipe, Scaling, Target
 from bert.kernels.fp8_linear import Fp8Linear
-from bert.kernels.precision import LOW_PRECISION
 from bert.kernels.weight_gradient import joined, linear
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
@@ -120,12 +119,7 @@ class Residual(Product):
 
     def forward(self, x: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
         """x [T, in], residual [T, D] -> [T, D]; also in fp8 if the next product takes it."""
-        return self.finish(self.project(x, None), residual, forward_pass)
-
-    def finish(
-        self, projected: Tensor, residual: Tensor | None, forward_pass: ForwardPass
-    ) -> Hidden:
-        """The rest after the product [T, D], whose bias the kernel adds."""
+        projected = self.project(x, None)  # the kernel adds the bias
         norm, dropout = self.LayerNorm, self.dropout if self.training else 0.0
         operands = Operands(projected, self.dense.bias, residual, norm.weight, norm.bias)
         target = self.target(len(projected))
@@ -179,7 +173,6 @@ class Layer(nn.Module):
         self.attention = Attention(config, kernels)
         self.intermediate = Intermediate(config, kernels)
         self.output = Residual(config, kernels, config.intermediate_size)
-        self.feed_forward, self.fp8_by_quack = kernels.feed_forward, kernels.fp8_feed_forward
 
     def forward(
         self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None
@@ -190,10 +183,6 @@ class Layer(nn.Module):
             self.intermediate,
             self.output,
         )
-        if self.feed_forward is not None and first.fp8 is None and hidden.x.dtype in LOW_PRECISION:
-            weights = first.dense.weight, first.dense.bias, second.dense.weight
-            projected = self.feed_forward(hidden.x, *weights, first.approximation)
-            return second.finish(projected, hidden.residual, forward_pass)
         if hidden.x8 is None:
             return second(first(hidden.x), hidden.residual, forward_pass)
         assert first.fp8 is not None
@@ -202,7 +191,7 @@ class Layer(nn.Module):
         norm, following = second.LayerNorm, second.target(len(hidden.x))
         settings = fp8_feed_forward.Settings(
             first=first.fp8, second=second.fp8, approximate=first.approximation, eps=norm.eps, dropout=second.dropout,
-            sites=forward_pass.sites, following=following, pre_norm=second.pre_norm, by_quack=self.fp8_by_quack,
+            sites=forward_pass.sites, following=following, pre_norm=second.pre_norm,
         )  # fmt: skip
         products = first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias
         parameters = fp8_feed_forward.Weights(*products, norm.weight, norm.bias)

@@ -1,7 +1,6 @@
 """Compiles the Triton kernels without a GPU, as BERT-large launches them, and prints their resources.
 
 usage: python tests/bert/kernels/ahead_of_time.py [CAPABILITY ...] [--only NAME]   (default: 80 89 90 100 120)
-       python tests/bert/kernels/ahead_of_time.py --update tests/bert/kernels/compiled_kernels.json
 
 One JSON line a kernel and target: registers and spilled bytes a thread, shared memory a program. Launches are recorded
 on the meta device, so types, constants and warps are those of the real call; nothing runs. Not under TRITON_INTERPRET.
@@ -13,11 +12,12 @@ import argparse
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import sass
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -51,6 +51,7 @@ TYPES = {
 RARE = ("attention_wide", "attention_fp32")  # of other models and precisions; they compile slowly
 FP8_CAPABILITY = 89  # the first GPUs that know fp8
 CAPABILITIES = [80, 89, 90, 100, 120]
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 META = torch.device("meta")
 Launch = tuple[ASTSource, dict[str, int]]
@@ -222,42 +223,18 @@ def record(only: str, capability: int, rare: bool = True) -> dict[str, Launch]:
     return found
 
 
-def table(capabilities: Iterable[int] = CAPABILITIES) -> dict[str, dict[str, dict[str, int]]]:
-    """Resources of each kernel, by compute capability."""
-    found: dict[str, dict[str, dict[str, int]]] = {}
-    for capability in capabilities:
-        for name, (source, options) in record("", capability).items():
-            compiled = triton.compile(
-                source, target=GPUTarget("cuda", capability, 32), options=options
-            )
-            cubin, shared = compiled.asm["cubin"], compiled.metadata.shared
-            taken = sass.resources(cubin)
-            blocks = sass.blocks_per_multiprocessor(
-                capability, taken["registers"], compiled.metadata.num_warps, shared
-            )
-            taken["blocks"] = blocks
-            if capability == 90 or name.startswith(
-                "attention:"
-            ):  # to disassemble all would take long
-                taken |= sass.instructions(cubin)
-            found.setdefault(str(capability), {})[name] = taken
-    return found
-
-
-def update(path: Path) -> None:
-    """Writes this Triton's columns of the table."""
-    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    known[triton.__version__] = table()
-    lines = []
-    for version in sorted(known):
-        parts = []
-        for capability, kernels in known[version].items():
-            rows = [
-                f"   {json.dumps(name)}: {json.dumps(figures)}" for name, figures in kernels.items()
-            ]
-            parts.append(f"  {json.dumps(capability)}: {{\n" + ",\n".join(rows) + "\n  }")
-        lines.append(f" {json.dumps(version)}: {{\n" + ",\n".join(parts) + "\n }")
-    path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+def resources(cubin: bytes) -> dict[str, int]:
+    """Registers and bytes of local memory per thread, read from the machine code by Triton's copy of cuobjdump."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", done.stdout))
+    return {
+        "registers": int(found["REG"]),
+        "spilled_bytes": int(found["STACK"]) + int(found.get("LOCAL", 0)),
+    }
 
 
 def main() -> None:
@@ -270,22 +247,11 @@ def main() -> None:
     )
     parser.add_argument("--keep", type=Path, help="folder for the compiler's files of each kernel")
     parser.add_argument("--only", default="", help="operations whose name has this in it")
-    parser.add_argument(
-        "--table", action="store_true", help="one JSON object of what each kernel takes"
-    )
-    parser.add_argument(
-        "--update", type=Path, metavar="FILE", help="write these figures in the table of the tests"
-    )
+    parser.add_argument("--all", action="store_true", help="rare ones too: wide heads, fp32")
     options = parser.parse_args()
-    if options.update:
-        update(options.update)
-        return
-    if options.table:
-        print(json.dumps(table(options.capabilities)))
-        return
     for capability in options.capabilities:
         for name, (source, launch_options) in record(
-            options.only, capability, rare=bool(options.only)
+            options.only, capability, rare=options.all or bool(options.only)
         ).items():
             compiled = triton.compile(
                 source, target=GPUTarget("cuda", capability, 32), options=launch_options
@@ -294,9 +260,7 @@ def main() -> None:
                 for stage in ("ttgir", "ptx"):
                     file = options.keep / f"{name.replace(':', '.')}.sm{capability}.{stage}"
                     file.write_text(compiled.asm[stage], encoding="utf-8")
-            figures = sass.resources(compiled.asm["cubin"]) | {
-                "shared_bytes": compiled.metadata.shared
-            }
+            figures = resources(compiled.asm["cubin"]) | {"shared_bytes": compiled.metadata.shared}
             vectors = sorted(
                 set(re.findall(r"(?:ld|st)\.global[.\w:]*?\.(v\d)", compiled.asm["ptx"]))
             )

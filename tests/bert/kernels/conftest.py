@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from bert.kernels import trials, triton_support
-
-from . import fake_quack
+from bert.kernels import triton_support
 
 
 def _teach_the_interpreter_bf16_products() -> None:
@@ -73,18 +69,6 @@ def device() -> Iterator[torch.device]:
         return
     with triton_support.interpreted():
         yield torch.device("cpu")
-
-
-@pytest.fixture
-def quack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """A stand-in for quack-kernels, imported as the package would be; trials of it are small."""
-    for name in fake_quack.MODULES:
-        monkeypatch.setitem(sys.modules, name, fake_quack)
-    monkeypatch.delitem(sys.modules, fake_quack.EPILOGUES, raising=False)
-    monkeypatch.setattr(trials, "LENGTHS", (48, 33, 7, 56))
-    monkeypatch.setattr(trials, "NUM_REPEATS", 1)
-    yield fake_quack
-    sys.modules.pop(fake_quack.EPILOGUES, None)
 
 
 @pytest.fixture

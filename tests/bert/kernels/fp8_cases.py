@@ -86,19 +86,14 @@ def relative_difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def differences(
-    device: torch.device, tokens: int, width: int, inner: int, approximate: str = "tanh", dropout: float = 0.1,
-    by_quack: bool = False,
+    device: torch.device, tokens: int, width: int, inner: int, approximate: str = "tanh", dropout: float = 0.1
 ) -> dict[str, float]:  # fmt: skip
     """Relative differences between the casts in kernels and separate ones, by name: results, gradients, magnitudes.
 
-    The layer's chain from the end of its attention to the next layer's QKV product. by_quack: between those in QuACK's
-    products and in kernels instead.
+    The layer's chain from the end of its attention to the next layer's QKV product.
     """
     layer = _Chain(device, tokens, width, inner, approximate, dropout)
-    separate, together = (
-        layer.run(in_kernels=by_quack),
-        layer.run(in_kernels=True, by_quack=by_quack),
-    )
+    separate, together = layer.run(in_kernels=False), layer.run(in_kernels=True)
     return {name: relative_difference(together[name], tensor) for name, tensor in separate.items()}
 
 
@@ -129,16 +124,13 @@ class _Chain:
             (1e-4 * draw.normal(tokens, size)).bfloat16() for size in (3 * width, width)
         ]
         self.device, self.approximate, self.dropout = device, approximate, dropout
-        self.by_quack, scaling = False, Scaling(Recipe(), 3, self.device)
+        scaling = Scaling(Recipe(), 3, self.device)
         self._trained(scaling, in_kernels=False)
         scaling.update(World(DistConfig(device="cpu")))
         self.measured = scaling.state_dict()  # by a first step
 
-    def run(
-        self, in_kernels: bool, evaluates: bool = False, by_quack: bool = False
-    ) -> dict[str, Tensor]:
+    def run(self, in_kernels: bool, evaluates: bool = False) -> dict[str, Tensor]:
         """Results, and of training gradients and the magnitudes seen; an evaluation casts in the kernels."""
-        self.by_quack = by_quack
         scaling = Scaling(Recipe(), 3, self.device)
         scaling.load_state_dict(self.measured)
         if not evaluates:
@@ -181,8 +173,7 @@ class _Chain:
                 begin, eps, self.dropout, sites, first.target(INPUT)
             )
             settings = Settings(
-                first, second, self.approximate, eps, self.dropout, sites, following.target(INPUT),
-                by_quack=self.by_quack,
+                first, second, self.approximate, eps, self.dropout, sites, following.target(INPUT)
             )  # fmt: skip
             weights = Weights(leaf["weight_1"], leaf["bias_1"], leaf["weight_2"], *end)
             y, again, y8 = feed_forward(h, h8, residual, weights, settings)

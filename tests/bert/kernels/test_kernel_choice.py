@@ -89,41 +89,6 @@ def test_a_named_backend_is_tried_alone_and_refused_where_it_fails_and_fp32_trie
     assert _choose(monkeypatch, [], precision="fp32")[0] == "sdpa_loop"
 
 
-@pytest.mark.parametrize("name", kernels.QUACK)
-@pytest.mark.parametrize(("mine", "others"), [("", False), ("slower", False), ("", True)])
-def test_quacks_kernels_run_where_trials_on_every_rank_are_for_them(
-    name, mine, others, monkeypatch
-):
-    monkeypatch.setattr(kernels.triton_support, "missing", lambda device: None)
-    for one in kernels.QUACK:
-        monkeypatch.setitem(kernels.QUACK, one, lambda device: None)
-    results = [Trial(name="triton", milliseconds=0.4), Trial(name=name, problem=mine)]
-    monkeypatch.setattr(trials, "trials", lambda device, heads, name: results)
-    against = bool(mine) or others
-
-    def choose(fused, tried):
-        answers = [
-            False,
-            False,
-            *(against and one == name for one in tried),
-        ]  # of attention, the assembly, and these
-        world = SimpleNamespace(device=CUDA, any=lambda failed: answers.pop(0))
-        chosen, words = kernels.Config(fused=fused, attention="triton").choose(
-            BertConfig(), torch.bfloat16, True, world
-        )
-        return chosen.names(CUDA), words
-
-    used, words = choose("auto", kernels.QUACK)
-    assert used == {*kernels.FUSABLE, *kernels.QUACK} - ({name} if against else set())
-    assert (f"{name} in separate kernels (QuACK's: {mine or 'on another rank'}" in words) == against
-    asked = f"{name},{','.join(kernels.FUSABLE)}"
-    if against:
-        with pytest.raises(ConfigError, match=f"FUSED names {name}, which trials advise against"):
-            choose(asked, [name])
-    else:
-        assert choose(asked, [name])[0] == {name, *kernels.FUSABLE}
-
-
 def test_on_an_amd_gpu_runs_what_is_there_for_it_and_the_rest_is_refused(monkeypatch):
     """PyTorch says of an MI300X that its capability is 9.4, as if it were an NVIDIA GPU past Hopper."""
     monkeypatch.setattr(torch.version, "cuda", None)
