@@ -47,6 +47,7 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "implementations/finetune": [
         {"batches"},
+        {"dialect"},
         {"tables"},
         {"glue"},
         {"squad"},

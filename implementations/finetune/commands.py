@@ -15,6 +15,7 @@ from bert.core.rundir import difference
 from common.env import ConfigError
 from finetune import files, saved
 from finetune.batches import Samples
+from finetune.dialect import Reading
 
 WARM_UP_BATCHES = 3
 
@@ -24,8 +25,9 @@ def predict(
 ) -> None:
     """Predicts every row of a file, or one text: its label with probabilities, a number, or an answer.
 
-    The file is CSV, TSV or JSON Lines with columns of text, or of question and context, or SQuAD's JSON. The output has
-    its rows in order, with the predictions as additional columns. A killed command resumes when run again.
+    The file is CSV, TSV or JSON Lines, also as .gz, with columns of text, or of question and context, or SQuAD's JSON.
+    Separator, header and encoding are found, or asked for. The output has its rows in order, with the predictions as
+    additional columns; a row without text has none. A killed command resumes when run again.
     """
     _add_model(parser)
     parser.add_argument("--input", help="file to predict; -: standard input")
@@ -38,6 +40,7 @@ def predict(
     parser.add_argument(
         "--batch-size", type=natural, default=32, help="sequences per batch (default %(default)s)"
     )
+    _add_reading(parser)
     parser.add_argument("--question", help="SQuAD: the question")
     parser.add_argument("--context", help="SQuAD: the text that contains the answer")
     parser.add_argument("--text", action="append", help="the text; twice for a pair")
@@ -50,7 +53,9 @@ def predict(
     model = saved.load(options.folder, options.device)
     if options.input is not None:
         columns = tuple(name.strip() for name in options.text_columns.split(",") if name.strip())
-        files.predict(model, options.input, options.output, columns, options.batch_size)
+        files.predict(
+            model, options.input, options.output, columns, options.batch_size, _reading(options)
+        )
     elif model.answers:
         if options.question is None or options.context is None:
             raise ConfigError(
@@ -89,6 +94,7 @@ def benchmark(
         "--length", type=natural, help="tokens of a sequence; unset: as in training"
     )
     parser.add_argument("--input", type=Path, help="file of texts, as predict takes them")
+    _add_reading(parser)
     parser.add_argument(
         "--batches", type=natural, default=50, help="timed per batch size (default %(default)s)"
     )
@@ -103,8 +109,8 @@ def benchmark(
     )
     texts: list[tuple[str, ...]] = []
     if options.input:
-        columns, rows = files.read_rows(model, options.input, ())
-        if not (texts := [tuple(row[name] for name in columns) for row in rows]):
+        rows = files.read_rows(model, options.input, (), _reading(options))
+        if not (texts := [text for _, _, text in rows if text is not None]):
             raise ConfigError(f"{options.input}: has no rows")
     for size in options.batch_sizes:
         samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
@@ -176,6 +182,21 @@ def natural(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number, at least 1")
     return int(text)
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    """Options that say how --input is written, where the file alone does not."""
+    parser.add_argument(
+        "--separator", default="", help="a character, tab, or none: a text per line"
+    )
+    parser.add_argument("--encoding", default="", help="(default UTF-8, or UTF-16 with its mark)")
+    parser.add_argument("--no-header", action="store_true", help="the first line is a row")
+
+
+def _reading(options: argparse.Namespace) -> Reading:
+    return Reading(
+        separator=options.separator, encoding=options.encoding, no_header=options.no_header
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

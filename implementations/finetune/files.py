@@ -8,17 +8,19 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from bert.data.records import DataError
 from common.env import ConfigError
-from common.files import whole_file
+from common.files import is_full, whole_file
 from finetune import squad
+from finetune.dialect import KINDS, Reading
 from finetune.saved import Saved
-from finetune.tables import KINDS, Layout, Rows
+from finetune.tables import Layout, Rows, lines_told
 from finetune.tasks import digest
 
 CHUNK = 4096  # rows sorted by length and written together
@@ -26,15 +28,39 @@ SECONDS = 10  # between progress lines
 
 
 def predict(
-    model: Saved, source: str, target: Path, columns: tuple[str, ...], batch_size: int
+    model: Saved,
+    source: str,
+    target: Path,
+    columns: tuple[str, ...],
+    batch_size: int,
+    reading: Reading | None = None,
 ) -> None:
     """Writes the rows of ``source`` ("-": standard input) with their predictions to ``target``.
 
-    columns: text columns, if they differ from those of training. Raises DataError or ConfigError.
+    columns: text columns, if they differ from those of training; a row without text has no prediction.
+    Raises DataError or ConfigError.
     """
     kind = target.suffix.lower().lstrip(".")
     if kind not in (*KINDS, *(["json"] if model.answers else [])):
         raise ConfigError(f"--output {target}: expected a name ending in .csv, .tsv or .jsonl")
+    if not target.parent.is_dir():
+        raise ConfigError(f"--output {target}: there is no folder {target.parent}: create it")
+    try:
+        _predict(model, source, target, columns, batch_size, reading or Reading())
+    except OSError as error:
+        told = str(error) if is_full(error) and not error.strerror else error.strerror
+        raise ConfigError(f"--output {target}: {told}; the same command continues") from error
+
+
+def _predict(
+    model: Saved,
+    source: str,
+    target: Path,
+    columns: tuple[str, ...],
+    batch_size: int,
+    reading: Reading,
+) -> None:
+    kind = target.suffix.lower().lstrip(".")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(source)
         if source == "-":
@@ -43,8 +69,11 @@ def predict(
                 shutil.copyfileobj(sys.stdin.buffer, file)
         elif target.exists() and path.exists() and target.samefile(path):
             raise ConfigError(f"--output {target} is the input file: give another name")
-        texts, names, total = _check(model, path, columns, kind)
-        about = {"texts": texts, "batch_size": batch_size, "input": digest(path)}
+        table = read_rows(model, path, columns, reading)
+        names, total = _check(path, table, kind)
+        added = _added(model, names)
+        about = {"texts": table.texts, "batch_size": batch_size, "input": digest(path)}
+        about |= {"added": added, "reading": vars(reading)}
         about["model"] = [
             digest(model.folder / name) for name in ("model.safetensors", "task.json")
         ]
@@ -54,19 +83,15 @@ def predict(
         with open(kept, "a+", encoding="utf-8") as file:
             done = _resume(file, about)
             print(
-                f"finetune: {source}: {total:,} rows, text {' | '.join(texts)}; {done:,} done",
+                f"finetune: {source}: {total:,} rows, {table.form}; "
+                f"predicting from {' | '.join(table.texts)}; {done:,} done",
                 file=sys.stderr,
             )
             begin = last = time.monotonic()
-            rows, count = islice(read_rows(model, path, columns)[1], done, None), done
+            rows, count = islice(table, done, None), done
             while chunk := list(islice(rows, CHUNK)):
-                predictions = model.predict(
-                    [tuple(row[name] for name in texts) for row in chunk], batch_size
-                )
-                for row, found in zip(chunk, predictions, strict=True):
-                    row.pop("context", None) if model.answers else None
-                    found.pop("n_best", None)
-                    file.write(json.dumps(row | found, ensure_ascii=False) + "\n")
+                for row in _with_predictions(model, table, chunk, added, batch_size):
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 file.flush()
                 count += len(chunk)
                 if (now := time.monotonic()) - last > SECONDS or count == total:
@@ -76,69 +101,104 @@ def predict(
                         f"finetune: {count:,} of {total:,} rows, {speed:,.0f} rows/s, {left}",
                         file=sys.stderr,
                     )
-            added = (
-                ["probability"]
-                if model.answers
-                else [f"probability_{label}" for label in model.facts["labels"]]
-            )
-            _write_output(file, target, kind, [*dict.fromkeys([*names, "prediction", *added])])
+            _write_output(file, target, kind, names, added, model.facts.get("labels", ()))
         kept.unlink()
 
 
-def _check(
-    model: Saved, path: Path, columns: tuple[str, ...], kind: str
-) -> tuple[tuple[str, ...], list[str], int]:
-    """Checks every row; returns the text columns, all columns, and the number of rows. Raises DataError."""
-    texts, rows = read_rows(model, path, columns)
+@dataclass(frozen=True)
+class Texts:
+    """Rows of a file to predict. hidden: a column that the output leaves out."""
+
+    texts: tuple[str, ...]
+    form: str  # how it was read, for people
+    rows: Callable[[], Iterator[tuple[int, dict[str, Any], tuple[str, ...] | None]]]
+    hidden: str = ""
+
+    def __iter__(self) -> Iterator[tuple[int, dict[str, Any], tuple[str, ...] | None]]:
+        """Line, columns, and the texts, None if one is missing, of each row."""
+        return self.rows()
+
+
+def _with_predictions(
+    model: Saved, table: Texts, chunk: list[Any], added: dict[str, str], batch_size: int
+) -> Iterator[dict[str, Any]]:
+    """Each row with its prediction, under the names in ``added``; null if it has no text."""
+    present = [texts for _, _, texts in chunk if texts is not None]
+    predictions = iter(model.predict(present, batch_size) if present else [])
+    for _, row, texts in chunk:
+        found = {"prediction": None} if texts is None else next(predictions)
+        row.pop(table.hidden, None)
+        yield row | {added[name]: value for name, value in found.items() if name in added}
+
+
+def _added(model: Saved, names: list[str]) -> dict[str, str]:
+    """Name in the output of each value of a prediction: its own, or with a number where the user has such a column."""
+    plain = ["prediction", "probability" if model.answers else "probabilities"]
+    columns = [*plain, *(f"probability_{label}" for label in model.facts.get("labels", ()))]
+    suffix, number = "", 1
+    while {f"{name}{suffix}" for name in columns} & set(names):
+        number += 1
+        suffix = f"_{number}"
+    if suffix:
+        taken = ", ".join(name for name in columns if name in names)
+        print(
+            f"finetune: the input has a column {taken}: ours is prediction{suffix}", file=sys.stderr
+        )
+    return {name: name + suffix for name in plain}
+
+
+def _check(path: Path, table: Texts, kind: str) -> tuple[list[str], int]:
+    """Checks every row; returns all columns of the output, and the number of rows. Raises DataError."""
     names: dict[str, None] = {}
-    total = 0
-    for total, row in enumerate(rows, 1):
+    total, lacking = 0, []
+    for total, (line, row, texts) in enumerate(table, 1):
         names |= dict.fromkeys(row)
-        if model.answers and not row[texts[1]].strip():
-            raise DataError(f"{path}: row {total} has an empty {texts[1]}")
+        if texts is None:
+            lacking.append(line)
         if kind == "tsv" and any(
-            isinstance(cell, str) and set("\t\n") & set(cell) for cell in row.values()
+            isinstance(cell, str) and set("\t\n") & set(cell)
+            for name, cell in row.items()
+            if name != table.hidden
         ):
             raise DataError(
                 f"{path}: row {total} has a tab or newline, which TSV cannot hold: give --output X.csv"
             )
     if not total:
         raise DataError(f"{path}: has no rows")
+    if lacking:
+        print(
+            f"finetune: no text in {lines_told(lacking)}: no prediction for {len(lacking):,} rows",
+            file=sys.stderr,
+        )
     if kind == "json" and "id" not in names:
         raise DataError(f"{path}: has no column id, which SQuAD's JSON needs: give --output X.csv")
-    return texts, [name for name in names if not (model.answers and name == "context")], total
+    return [name for name in names if name != table.hidden], total
 
 
-def read_rows(
-    model: Saved, path: Path, columns: tuple[str, ...]
-) -> tuple[tuple[str, ...], Iterator[dict[str, Any]]]:
-    """Text columns of a file, and its rows."""
-    if model.answers and _is_squad(path):
+def read_rows(model: Saved, path: Path, columns: tuple[str, ...], reading: Reading) -> Texts:
+    """The rows of a file to predict. Raises DataError."""
+    if model.answers and squad.is_squad(path):
         dataset = squad.read(path, model.facts["squad_version"], needs_answers=False)
-        pairs = ((question, dataset.contexts[question.context]) for question in dataset.questions)
-        return ("question", "context"), (
-            {"id": q.id, "question": q.text, "context": text} for q, text in pairs
-        )
+
+        def questions() -> Iterator[tuple[int, dict[str, Any], tuple[str, ...] | None]]:
+            for number, question in enumerate(dataset.questions, 1):
+                context = dataset.contexts[question.context]
+                row = {"id": question.id, "question": question.text, "context": context}
+                yield number, row, (question.text, context)
+
+        return Texts(("question", "context"), "SQuAD", questions, hidden="context")
     usual = ("question", "context") if model.answers else tuple(model.facts.get("columns", ()))
-    if model.answers and not columns:
-        columns = usual
-    layout = Layout(texts=columns, usual=usual, labels=tuple(model.facts.get("labels", ())))
-    table = Rows(
-        path, layout, labelled=False, num_texts=len(columns) or model.facts.get("num_texts", 0)
+    layout = Layout(
+        texts=columns, usual=usual, labels=tuple(model.facts.get("labels", ())),
+        label=model.facts.get("label_column", ""), reading=reading,
+    )  # fmt: skip
+    num_texts = 2 if model.answers else len(columns) or model.facts.get("num_texts", 0)
+    table = Rows(path, layout, labelled=False, num_texts=num_texts)
+    return Texts(
+        table.texts,
+        table.describe(),
+        lambda: ((line, row, table.text(row)) for line, row in table),
     )
-    return table.texts, (row for _, row in table)
-
-
-def _is_squad(path: Path) -> bool:
-    """Whether a file is a single JSON object, like SQuAD's, rather than one per line."""
-    try:
-        with open(path, encoding="utf-8-sig", errors="replace") as file:
-            first = file.readline()
-        return first.lstrip().startswith("{") and "data" in json.loads(first)
-    except ValueError:
-        return True
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
 
 
 def _resume(file: Any, about: dict[str, Any]) -> int:
@@ -159,30 +219,44 @@ def _resume(file: Any, about: dict[str, Any]) -> int:
     return done
 
 
-def _write_output(file: Any, target: Path, kind: str, fields: list[str]) -> None:
+def _write_output(
+    file: Any,
+    target: Path,
+    kind: str,
+    names: list[str],
+    added: dict[str, str],
+    labels: Sequence[str],
+) -> None:
+    """Converts the predicted rows to the format of the output. A missing value is an empty cell."""
     file.seek(0)
     file.readline()
     with whole_file(target) as partial, open(partial, "w", encoding="utf-8", newline="") as output:
         if kind == "jsonl":
             shutil.copyfileobj(file, output)
-        elif kind == "json":
-            answers = {row["id"]: row["prediction"] for row in map(json.loads, file)}
+            return
+        rows = map(json.loads, file)
+        if kind == "json":
+            answers = {row["id"]: row[added["prediction"]] or "" for row in rows}
             output.write(json.dumps(answers, indent=4, ensure_ascii=False) + "\n")
-        else:
-            plain: dict[str, Any] = {
-                "delimiter": "\t",
-                "quoting": csv.QUOTE_NONE,
-                "quotechar": None,
-            }
-            writer = csv.DictWriter(
-                output, fields, lineterminator="\n", **(plain if kind == "tsv" else {})
-            )
-            writer.writeheader()
-            for row in map(json.loads, file):
-                row |= {
-                    f"probability_{label}": f"{share:.6f}"
-                    for label, share in row.pop("probabilities", {}).items()
-                }
-                writer.writerow(
-                    {name: x if isinstance(x, str) else json.dumps(x) for name, x in row.items()}
-                )
+            return
+        suffix = added["prediction"].removeprefix("prediction")
+        shares = {label: f"probability_{label}{suffix}" for label in labels}
+        own = shares.values() if "probabilities" in added else [added["probability"]]
+        plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
+        writer = csv.DictWriter(
+            output,
+            [*names, added["prediction"], *own],
+            lineterminator="\n",
+            **(plain if kind == "tsv" else {}),
+        )
+        writer.writeheader()
+        for row in rows:
+            for label, share in row.pop(added.get("probabilities"), {}).items():
+                row[shares[label]] = f"{share:.6f}"
+            writer.writerow({name: _cell(value) for name, value in row.items()})
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)

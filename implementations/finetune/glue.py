@@ -103,8 +103,9 @@ def _task(
         ("source", "label", "mark", "sentence") if answers == "CoLA" else ()
     )  # CoLA's files have no header
     layout = Layout(
-        texts=tuple(texts.split(", ")), label=label, labels=labels, names=names, numbers=not labels
-    )
+        texts=tuple(texts.split(", ")), label=label, labels=labels, names=names, numbers=not labels,
+        published=True,
+    )  # fmt: skip
     mnli = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
     return Task(layout=layout, metrics=metrics, parts=mnli if answers == "MNLI" else {"": answers})
 

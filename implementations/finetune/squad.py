@@ -15,7 +15,7 @@ import json
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,26 +59,25 @@ class Dataset(NamedTuple):
     questions: list[Question]
 
 
+def is_squad(path: Path) -> bool:
+    """Whether a file is one JSON document, like SQuAD's, rather than a table. Raises DataError if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8-sig", errors="replace") as file:
+            first = file.readline().lstrip()
+        return first.startswith("[") or (first.startswith("{") and "data" in json.loads(first))
+    except ValueError:
+        return True
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+
+
 def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Dataset:
-    """Reads a file of SQuAD 1.1 or 2.0.
+    """Reads a file of SQuAD 1.1 or 2.0, as published or as Hugging Face's ``datasets`` exports it.
 
     Raises DataError, naming the place, if it is not JSON or not in SQuAD's format, if it is of the other version, and
     if a question lacks answers that are needed.
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON ({error})") from None
-
-    def part(holder: Any, name: str, kind: type, where: str) -> Any:
-        value = holder.get(name) if isinstance(holder, dict) else None
-        if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-            words = {list: "list", str: "string", int: "integer", bool: "boolean"}[kind]
-            raise DataError(f"{path}: {where} has no {words} {name!r}: is this a SQuAD file?")
-        return value
-
+    content = _json(path)
     named = (
         str(content.get("version", version)).removeprefix("v")
         if isinstance(content, dict)
@@ -86,42 +85,96 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
     )
     if named in VERSIONS and named != version:
         raise DataError(f"{path}: is SQuAD {named}, but SQUAD_VERSION is {version}")
-    contexts: list[str] = []
+    contexts: dict[str, int] = {}
     questions: dict[str, Question] = {}
-    for i, article in enumerate(part(content, "data", list, "the file")):
-        for j, paragraph in enumerate(part(article, "paragraphs", list, f"data[{i}]")):
-            place = f"data[{i}].paragraphs[{j}]"
-            context = part(paragraph, "context", str, place)
-            if not context.strip():
-                raise DataError(f"{path}: {place} has an empty context")
-            contexts.append(context)
-            for k, entry in enumerate(part(paragraph, "qas", list, place)):
-                where = f"{place}.qas[{k}]"
-                name, text = part(entry, "id", str, where), part(entry, "question", str, where)
-                if name in questions:
-                    raise DataError(
-                        f"{path}: {where} repeats the id {name!r} of an earlier question"
-                    )
-                impossible = "is_impossible" in entry and part(entry, "is_impossible", bool, where)
-                if impossible and version == "1.1":
-                    raise DataError(
-                        f"{path}: {where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0"
-                    )
-                answers: list[Answer] = []
-                if not impossible and (needs_answers or "answers" in entry):
-                    for answer in part(entry, "answers", list, where):
-                        start = part(answer, "answer_start", int, where)
-                        answers.append(Answer(part(answer, "text", str, where), start))
-                    if needs_answers and not answers:
-                        raise DataError(
-                            f"{path}: {where} ({name}) has no answer, which training and evaluation need"
-                        )
-                questions[name] = Question(
-                    name, text, len(contexts) - 1, tuple(answers), impossible
-                )
+    for where, context, entry in _entries(path, content):
+        if not context.strip():
+            raise DataError(f"{path}: {where.rpartition('.qas')[0] or where} has an empty context")
+        name = _part(path, entry, "id", str, where)
+        text = _part(path, entry, "question", str, where)
+        if name in questions:
+            raise DataError(f"{path}: {where} repeats the id {name!r} of an earlier question")
+        impossible = "is_impossible" in entry and _part(path, entry, "is_impossible", bool, where)
+        if impossible and version == "1.1":
+            raise DataError(
+                f"{path}: {where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0"
+            )
+        answers: list[Answer] = []
+        if not impossible and (needs_answers or "answers" in entry):
+            answers = _answers(path, entry, where)
+        # ``datasets`` writes no is_impossible: a question of 2.0 without answers has none.
+        if version == "2.0" and isinstance(entry.get("answers"), dict):
+            impossible = not answers
+        if needs_answers and not answers and not impossible:
+            raise DataError(
+                f"{path}: {where} ({name}) has no answer, which training and evaluation need"
+            )
+        number = contexts.setdefault(context, len(contexts))
+        questions[name] = Question(name, text, number, tuple(answers), impossible)
     if not questions:
         raise DataError(f"{path}: has no questions")
-    return Dataset(contexts, list(questions.values()))
+    return Dataset(list(contexts), list(questions.values()))
+
+
+def _json(path: Path) -> Any:
+    """One JSON document, or a list of the records of JSON Lines."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        try:
+            return [json.loads(line) for line in data.splitlines() if line.strip()]
+        except ValueError:
+            raise DataError(f"{path}: not JSON ({error})") from None
+
+
+def _part(path: Path, holder: Any, name: str, kind: type, where: str) -> Any:
+    value = holder.get(name) if isinstance(holder, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
+        words = {list: "list", str: "string", int: "integer", bool: "boolean"}[kind]
+        raise DataError(f"{path}: {where} has no {words} {name!r}: is this a SQuAD file?")
+    return value
+
+
+def _entries(path: Path, content: Any) -> Iterator[tuple[str, str, Any]]:
+    """(place, context, question with its answers) of each question."""
+    is_export = isinstance(content, list) and bool(content) and isinstance(content[0], dict)
+    records = content if is_export else _part(path, content, "data", list, "the file")
+    for i, record in enumerate(records):
+        if is_export or (isinstance(record, dict) and "context" in record):
+            where = f"record {i + 1}"
+            yield where, _part(path, record, "context", str, where), record
+            continue
+        for j, paragraph in enumerate(_part(path, record, "paragraphs", list, f"data[{i}]")):
+            place = f"data[{i}].paragraphs[{j}]"
+            context = _part(path, paragraph, "context", str, place)
+            for k, entry in enumerate(_part(path, paragraph, "qas", list, place)):
+                yield f"{place}.qas[{k}]", context, entry
+
+
+def _answers(path: Path, entry: Any, where: str) -> list[Answer]:
+    """Answers of a question: a list of objects as published, or an object of lists as ``datasets`` writes it."""
+    given = entry.get("answers") if isinstance(entry, dict) else None
+    if isinstance(given, dict):
+        texts = _part(path, given, "text", list, where)
+        starts = _part(path, given, "answer_start", list, where)
+        given = [
+            {"text": text, "answer_start": start}
+            for text, start in zip(texts, starts, strict=False)
+        ]
+    elif not isinstance(given, list):
+        _part(path, entry, "answers", list, where)
+        return []
+    return [
+        Answer(
+            _part(path, answer, "text", str, where),
+            _part(path, answer, "answer_start", int, where),
+        )
+        for answer in given
+    ]
 
 
 class Limits(NamedTuple):

@@ -1,14 +1,12 @@
-"""Tables of text (CSV, TSV, JSON Lines), and examples from them with a label or a number each."""
+"""Tables of text, and examples from them with a label or a number each."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +14,25 @@ import numpy as np
 
 from bert.data.records import DataError
 from finetune.batches import IGNORE
+from finetune.dialect import KINDS, Reading, row_file
 
-KINDS = ("tsv", "csv", "jsonl")
 _USUAL = re.compile(
     r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?"
 )  # names that occur in headers
-_NO_TEXT = re.compile(r"id|idx|index|labels?")
-csv.field_size_limit(1 << 30)  # cells may be long
+# Labels and numbers of rows; pandas writes its index under an empty name, and reads that as "Unnamed: 0".
+_NO_TEXT = re.compile(r"|unnamed: \d+|id|idx|index|labels?")
+_PROSE = re.compile(r".{41,}|.*[.!?]|\S+(\s+\S+){4,}", re.DOTALL)  # no name of a column
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+MISSING = ("", "nan", "null", "<na>")  # as pandas, JSON and spreadsheets write a missing value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """Columns by name; empty ones are inferred from the file.
 
-    texts: one or two; usual: text columns to use if the file has them; names: all columns of a file without a header;
+    texts: one or two; usual: those that the model was trained on; names: all columns of a file without a header;
     labels: the known ones by id; numbers: whether labels are regression targets, None: if some have decimals.
+    published: a file of GLUE, where quotation marks are text, lines may have more columns, and texts may be empty.
     """
 
     texts: tuple[str, ...] = ()
@@ -39,49 +41,8 @@ class Layout:
     names: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     numbers: bool | None = None
-
-
-def kind_of(path: Path) -> str:
-    """Format of a table, by its suffix or else its first line."""
-    if (ending := path.suffix.lower().lstrip(".")) in KINDS:
-        return ending
-    try:
-        with open(path, encoding="utf-8-sig", errors="replace") as file:
-            first = next((line for line in file if line.strip()), "")
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    return "jsonl" if first.lstrip().startswith("{") else "tsv" if "\t" in first else "csv"
-
-
-def lines_of(path: Path, kind: str) -> Iterator[tuple[int, list[str] | dict[str, Any]]]:
-    """Number and cells of every line that is not blank. In TSV, quotation marks are text, as in GLUE.
-
-    Raises DataError, naming file and line, if it cannot be read.
-    """
-    number = 0
-    try:
-        with open(path, encoding="utf-8-sig", newline="" if kind == "csv" else "\n") as file:
-            if kind == "csv":
-                reader = csv.reader(file, strict=True)
-                for cells in reader:
-                    number = reader.line_num
-                    if cells:
-                        yield number, cells
-                return
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield (
-                        number,
-                        json.loads(line) if kind == "jsonl" else line.rstrip("\r\n").split("\t"),
-                    )
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path}: not UTF-8 (after line {number})") from None
-    except (ValueError, csv.Error) as error:
-        raise DataError(
-            f"{path}:{number + (kind == 'csv')}: not {kind.upper()} ({error})"
-        ) from None
+    published: bool = False
+    reading: Reading = field(default_factory=Reading)
 
 
 class Rows:
@@ -92,96 +53,194 @@ class Rows:
 
     def __init__(self, path: Path, layout: Layout, *, labelled: bool, num_texts: int = 0) -> None:
         """labelled: a label column is required; num_texts: required number of text columns, 0: one or two."""
-        self.path, self.kind, self.layout = path, kind_of(path), layout
-        first = next(lines_of(path, self.kind), (0, None))[1]
+        self.path, self.layout, self.labelled = path, layout, labelled
+        self.wanted = [*layout.texts, *([layout.label] if labelled and layout.label else [])]
+        self.file = row_file(
+            path, layout.reading, self.wanted or layout.usual, plain_quotes=layout.published
+        )
+        first, *self.others = self.file.head or [[]]
         if not first:
             raise DataError(f"{path}: has no examples")
         self.names = [cell.strip() for cell in first] if isinstance(first, list) else list(first)
-        wanted = [*layout.texts, *([layout.label] if labelled and layout.label else [])]
-        self.has_header = self.kind != "tsv" or bool(
-            set(wanted) <= set(self.names)
-            if layout.names or wanted
-            else (layout.usual and set(layout.usual) <= set(self.names))
-            or self.names[-1].lower() == "label"
-            or all(_USUAL.fullmatch(name.lower()) for name in self.names)
-        )
-        self.label = layout.label
+        header = self._finds_header()
+        self.in_doubt, self.has_header = header is None, bool(header)
         self.guessed: tuple[
             str, ...
         ] = ()  # allowed values if the last column is assumed to be labels
-        if not self.has_header and layout.names:
+        if self.has_header or layout.names:
+            self._columns_by_name(num_texts)
+        else:
+            self._columns_by_place(num_texts)
+        if self.in_doubt and not labelled:  # of labels more can be said, see read
+            raise DataError(f"{path}:1: is it a header? {some(self.cells)}: {_HEADER_CURE}")
+
+    def _finds_header(self) -> bool | None:
+        """Whether the first line names the columns. None: in doubt."""
+        layout, names = self.layout, self.names
+        self.cells = list(names)
+        if layout.reading.no_header:
+            return False
+        if self.file.kind == "jsonl":
+            return True
+        if layout.names:
+            return set(layout.texts) <= set(names)
+        if layout.published or self.wanted or (layout.usual and set(layout.usual) <= set(names)):
+            return True
+        lower = [name.lower() for name in names]
+        if {"label", "labels"} & set(lower) or all(map(_USUAL.fullmatch, lower)):
+            return True
+        numeric = [self._is_numeric(column) for column in range(len(names))]
+        if any(
+            is_numeric and _is_number(name) for is_numeric, name in zip(numeric, names, strict=True)
+        ):
+            return False
+        if any(numeric):
+            return True
+        last = Counter(row[-1].strip() for row in self.others if isinstance(row, list) and row)
+        known = set(layout.labels) or (set(last) if self.labelled else set())
+        if len(names) > 1 and names[-1] in known:
+            return False
+        if len(names) > 1 and layout.labels and set(last) and set(last) <= known:
+            return True
+        return False if any(map(_PROSE.fullmatch, names)) else None
+
+    def _is_numeric(self, column: int) -> bool:
+        """Whether a column holds numbers alone, below the first line."""
+        cells = [row[column] for row in self.others if isinstance(row, list) and column < len(row)]
+        return bool(cells) and all(map(_is_number, cells))
+
+    def _columns_by_name(self, num_texts: int) -> None:
+        layout, path = self.layout, self.path
+        if not self.has_header:
             self.names = list(layout.names)
-        elif not self.has_header and not wanted:
-            width = len(self.names)
-            count = num_texts or width - int(
-                labelled or (width > 1 and self.names[-1] in layout.labels)
-            )
-            self.label = "label" if labelled or width == count + 1 else ""
-            self.names = ["text"] if count == 1 else [f"text{n + 1}" for n in range(count)]
-            self.names += ["label"] if self.label else []
-            self.guessed = () if labelled or not self.label else layout.labels
-        elif not self.label:
-            self.label = next(
-                (name for name in self.names if name.lower() in ("label", "labels")), ""
-            )
-        if missing := [name for name in wanted if name not in self.names]:
+        if repeated := [name for name, count in Counter(self.names).items() if count > 1]:
+            raise DataError(f"{path}: two columns are called {repeated[0]!r}: rename one")
+        if missing := [name for name in self.wanted if name not in self.names]:
             raise DataError(
-                f"{path}: no column {missing[0]!r} (it has {some(self.names)}): {self._cure}"
+                f"{path}: no column {missing[0]!r} (it has {some(self.names)}): {_COLUMNS_CURE}"
             )
-        if self.label not in self.names:
-            self.label = ""
-        if labelled and not self.label:
+        usual_labels = (
+            name
+            for name in self.names
+            if name.lower() in ("label", "labels") and name not in layout.texts + layout.usual
+        )
+        named = layout.label and layout.label in self.names
+        self.label = layout.label if named else next(usual_labels, "")
+        if self.labelled and not self.label:
             raise DataError(
                 f"{path}: which of the columns {some(self.names)} is the label? set LABEL_COLUMN"
             )
-        others = (
-            name
-            for name in self.names
-            if name != self.label and not _NO_TEXT.fullmatch(name.lower())
-        )
-        usual = layout.usual if set(layout.usual) <= set(self.names) else ()
-        self.texts = layout.texts or usual or tuple(others)
-        if len(self.texts) not in (1, 2) or len(self.texts) != (num_texts or len(self.texts)):
-            wanted_texts = num_texts or "one or two"
+        if self.label in layout.texts:
             raise DataError(
-                f"{path}: {wanted_texts} of the columns {some(self.names)} must be text: {self._cure}"
+                f"{path}: column {self.label!r} is the label, not a text: {_COLUMNS_CURE}"
+            )
+        if layout.usual and not layout.texts and not set(layout.usual) <= set(self.names):
+            absent = next(name for name in layout.usual if name not in self.names)
+            told = f"no column {absent!r}, which the model was trained on"
+            raise DataError(f"{path}: {told} (it has {some(self.names)}): {_COLUMNS_CURE}")
+        self.texts = (
+            layout.texts
+            or layout.usual
+            or tuple(
+                name
+                for column, name in enumerate(self.names)
+                if name != self.label
+                and not _NO_TEXT.fullmatch(name.lower())
+                and not self._is_numeric(column)
+            )
+        )
+        self._check_texts(num_texts)
+
+    def _columns_by_place(self, num_texts: int) -> None:
+        """Of a table without a header: the label is the last column, texts are those that are not numbers."""
+        cells, known = self.names, self.layout.labels
+        width = len(cells)
+        has_label = self.labelled or (width > 1 and cells[-1] in known)
+        texts = [
+            column
+            for column in range(width - has_label)
+            if not (_is_number(cells[column]) and self._is_numeric(column))
+        ]
+        self.names = [f"column_{column + 1}" for column in range(width)]
+        for number, column in enumerate(texts, 1):
+            self.names[column] = "text" if len(texts) == 1 else f"text{number}"
+        if has_label:
+            self.names[-1] = "label"
+        self.label = "label" if has_label else ""
+        self.guessed = () if self.labelled or not has_label else known
+        self.texts = tuple(self.names[column] for column in texts)
+        self._check_texts(num_texts)
+
+    def _check_texts(self, num_texts: int) -> None:
+        if len(self.texts) not in (1, 2) or len(self.texts) != (num_texts or len(self.texts)):
+            shown = self.names if self.has_header else self.cells
+            raise DataError(
+                f"{self.path}: {num_texts or 'one or two'} of the columns {some(shown)} must be text: {_COLUMNS_CURE}"
             )
 
-    @property
-    def _cure(self) -> str:
-        return "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or is it another task's file?"
+    def describe(self) -> str:
+        """How the file is read, for people."""
+        header = "no header"
+        if self.has_header and self.file.kind != "jsonl":
+            header = f"header {some([name or '(no name)' for name in self.names])}"
+        return (
+            f"{self.file.describe()}, {header if self.file.kind != 'jsonl' else some(self.names)}"
+        )
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Line number and row. Raises DataError for a line without the texts, or with a wrong number of columns."""
-        last = max(
-            self.names.index(name) for name in (*self.texts, *([self.label] if self.label else []))
-        )
-        exact = self.kind == "csv" or not self.layout.texts  # GLUE's lines may have more
-        for number, line in islice(
-            lines_of(self.path, self.kind), int(self.kind != "jsonl" and self.has_header), None
-        ):
+        last = max(self.names.index(name) for name in (*self.texts, *filter(None, [self.label])))
+        skip_header = self.has_header and self.file.kind != "jsonl"
+        for number, line in self.file:
+            if skip_header:
+                skip_header = False
+                continue
             if isinstance(line, list):
-                width, cure = len(line), "is it another task's file?"
-                if width <= last or (exact and width != len(self.names)):
+                width = len(line)
+                if width <= last or (not self.layout.published and width != len(self.names)):
                     raise DataError(
-                        f"{self.path}:{number}: {width} columns, expected {len(self.names)}: {cure}"
+                        f"{self.path}:{number}: {width} columns, expected {len(self.names)}: is it another task's file?"
                     )
                 if self.guessed and line[-1].strip() not in self.guessed:
                     expected = f"{len(self.texts)} of text, or a label in the last"
                     raise DataError(
-                        f"{self.path}:{number}: {width} columns, expected {expected}: {cure}"
+                        f"{self.path}:{number}: {width} columns, expected {expected}: is it another task's file?"
                     )
                 line = dict(zip(self.names, line, strict=False))
             elif not isinstance(line, dict) or not all(
-                isinstance(line.get(name), str) for name in self.texts
+                name in line and (isinstance(line[name], str) or is_missing(line[name]))
+                for name in self.texts
             ):
                 raise DataError(
-                    f"{self.path}:{number}: no record with the text {some(self.texts)}: {self._cure}"
+                    f"{self.path}:{number}: no record with the text {some(self.texts)}: {_COLUMNS_CURE}"
                 )
             yield number, line
 
-    def text(self, row: dict[str, Any]) -> tuple[str, ...]:
-        return tuple(row[name] for name in self.texts)
+    def text(self, row: dict[str, Any]) -> tuple[str, ...] | None:
+        """The texts of a row; None if one is missing."""
+        texts = tuple(row[name] for name in self.texts)
+        return texts if self.layout.published or not any(map(is_missing, texts)) else None
+
+
+_COLUMNS_CURE = (
+    "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or is it another task's file?"
+)
+_HEADER_CURE = (
+    "set TEXT_COLUMNS (predict: --text-columns) to its names, or NO_HEADER=1 (--no-header)"
+)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell is empty, null or NaN."""
+    if isinstance(value, str):
+        return value.strip().lower() in MISSING
+    return value is None or value != value
+
+
+def lines_told(numbers: Sequence[int]) -> str:
+    """Line numbers, shortened."""
+    shown = ", ".join(map(str, numbers[:5]))
+    return f"line{'s' * (len(numbers) > 1)} {shown}{f' and {len(numbers) - 5:,} more' if len(numbers) > 5 else ''}"
 
 
 @dataclass(frozen=True)
@@ -192,6 +251,8 @@ class Table:
     labels: np.ndarray
     names: tuple[str, ...]  # of the labels; empty: regression
     columns: tuple[str, ...]  # names of the texts, if the file has them
+    label: str  # name of the labels' column, if the file has it
+    form: str  # how it was read, for people
     summary: str  # for people
 
 
@@ -199,32 +260,47 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     """Reads a table of labelled examples.
 
     Raises DataError, naming file and line, for an unreadable table, too few columns, a first line that may or may not
-    be a header, and labels that are unknown, empty, or apparently texts.
+    be a header, texts or labels that are missing, and labels that are unknown or apparently texts.
     """
     rows = Rows(path, layout, labelled=True, num_texts=num_texts)
-    numbers, texts, found = [], [], []
+    numbers, texts, found, lacking = [], [], [], []
     for number, row in rows:
-        value = row.get(rows.label, "")
+        text, value = rows.text(row), row.get(rows.label, "")
+        if text is None:
+            lacking.append(number)
+            continue
+        if isinstance(value, (list, dict)):
+            told = f"label {json.dumps(value)[:60]}: several labels an example are not supported"
+            raise DataError(f"{path}:{number}: {told}: give one")
         numbers.append(number)
-        texts.append(rows.text(row))
+        texts.append(text)
         found.append(value.strip() if isinstance(value, str) else json.dumps(value))
+    if lacking:
+        raise DataError(
+            f"{path}: no text in {lines_told(lacking)}: remove these rows, or fill them"
+        )
     if not found:
         raise DataError(f"{path}: has no examples")
     columns = rows.texts if rows.has_header else ()
+    label, form = rows.label if rows.has_header else "", f"{path.name}: {rows.describe()}"
     summary = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: "
     as_numbers = layout.numbers
     if as_numbers is None and not layout.labels:
-        values = [_number(label) for label in found]
+        values = [_number(label) for label in found if not is_missing(label)]
         as_numbers = None not in values and any("." in label for label in found)
+        if all(_DECIMAL_COMMA.fullmatch(label) for label in found):
+            raise DataError(
+                f"{path}: labels such as {found[0]!r} have a decimal comma: write a point"
+            )
     if as_numbers:
-        for number, label in zip(numbers, found, strict=True):
-            if _number(label) is None:
+        for number, label_text in zip(numbers, found, strict=True):
+            if _number(label_text) is None:
                 raise DataError(
-                    f"{path}:{number}: label {label!r:.60} is not a number, others are (regression)"
+                    f"{path}:{number}: label {label_text!r:.60} is not a number, others are (regression)"
                 )
-        labels = np.array([float(label) for label in found], dtype=np.float32)
+        labels = np.array([float(value) for value in found], dtype=np.float32)
         summary += f"numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():.4g}"
-        return Table(texts, labels, (), columns, summary)
+        return Table(texts, labels, (), columns, label, form, summary)
     counts = Counter(found)
     if not layout.labels:
         if len(counts) - 1 > max(3, len(found) / 2):
@@ -233,19 +309,19 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
             )
             cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
             raise DataError(f"{path}: {problem}: {cure}")
-        if not rows.has_header and len(found) > 1 and counts[found[0]] == 1:
-            cure = "set LABEL_COLUMN to its name, or add another example with this label"
+        if rows.in_doubt:
+            cure = "set LABEL_COLUMN to its name, or NO_HEADER=1"
             raise DataError(
                 f"{path}:1: is it a header? No other line has the label {found[0]!r:.60}: {cure}"
             )
-    known = layout.labels or tuple(sorted(counts))
+    known = layout.labels or tuple(sorted(name for name in counts if not is_missing(name)))
     ids = {name: number for number, name in enumerate(known)}
-    for number, label in zip(numbers, found, strict=True):
-        if label not in ids or not label:
-            where = f" in column {rows.label}" if rows.has_header else " in the last column"
-            raise DataError(
-                f"{path}:{number}: label {label!r:.60}, expected one of {some(known)}{where}"
-            )
+    if wrong := [number for number, name in zip(numbers, found, strict=True) if name not in ids]:
+        where = f" in column {rows.label}" if rows.has_header else " in the last column"
+        name = found[numbers.index(wrong[0])]
+        raise DataError(
+            f"{path}:{wrong[0]}: label {name!r:.60}, expected one of {some(known)}{where} ({lines_told(wrong)})"
+        )
     if len(known) < 2:
         raise DataError(
             f"{path}: every label is {known[0]!r}: expected at least two different ones"
@@ -253,9 +329,8 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     each = [f"{count:,} {name:.30}" for name, count in counts.most_common()]
     summary += f"{len(known)} classes: {', '.join(each[:10])}{', ...' if len(each) > 10 else ''} "
     summary += f"({max(counts.values()) / len(found):.2%} the first)"
-    return Table(
-        texts, np.array([ids[label] for label in found], dtype=np.int64), known, columns, summary
-    )
+    ids_found = np.array([ids[name] for name in found], dtype=np.int64)
+    return Table(texts, ids_found, known, columns, label, form, summary)
 
 
 def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
@@ -264,12 +339,22 @@ def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     num_texts: number of text columns that the model was trained on, 0: unknown.
     """
     rows = Rows(path, layout, labelled=False, num_texts=num_texts)
-    texts = [rows.text(row) for _, row in rows]
+    texts, lacking = [], []
+    for number, row in rows:
+        if (text := rows.text(row)) is None:
+            lacking.append(number)
+        else:
+            texts.append(text)
+    if lacking:
+        raise DataError(
+            f"{path}: no text in {lines_told(lacking)}: remove these rows, or fill them"
+        )
     if not texts:
         raise DataError(f"{path}: has no examples")
     labels = np.full(len(texts), IGNORE if layout.labels else np.nan)
     summary = f"{len(texts):,} examples, text {' | '.join(rows.texts)}, the first {' | '.join(texts[0])[:60]!r}"
-    return Table(texts, labels, layout.labels, rows.texts if rows.has_header else (), summary)
+    columns, form = rows.texts if rows.has_header else (), f"{path.name}: {rows.describe()}"
+    return Table(texts, labels, layout.labels, columns, "", form, summary)
 
 
 def some(names: Sequence[str]) -> str:
@@ -285,10 +370,16 @@ def _number(text: str) -> float | None:
     return value if np.isfinite(value) else None
 
 
+def _is_number(text: str) -> bool:
+    """Whether a cell is a number, also as Excel writes it where the decimal sign is a comma."""
+    return _number(text) is not None or _DECIMAL_COMMA.fullmatch(text.strip()) is not None
+
+
 def table_in(folder: Path, *stems: str) -> Path:
     """The first of these tables in a folder, in any format. Raises DataError if it exists in two formats."""
     for stem in stems:
-        found = [path for kind in KINDS if (path := folder / f"{stem}.{kind}").is_file()]
+        names = [f"{stem}.{kind}{packed}" for kind in KINDS for packed in ("", ".gz")]
+        found = [path for name in names if (path := folder / name).is_file()]
         if len(found) > 1:
             raise DataError(
                 f"{folder}: {found[0].name} and {found[1].name}: which one? remove the other"

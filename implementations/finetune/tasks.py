@@ -19,6 +19,7 @@ from common.files import write_text
 from finetune import glue, squad, tables
 from finetune.batches import IGNORE, Samples
 from finetune.config import Config
+from finetune.dialect import Reading
 from finetune.models import Classification, SpanPrediction
 
 
@@ -129,8 +130,12 @@ class Glue(TaskData):
         self.sizes: dict[str, int] = {}  # examples in each test file
         facts, self.num_texts = config.described, config.described.get("num_texts", 0)
         self.layout = self.task.layout or tables.Layout(
-            texts=config.texts, label=config.label_column, numbers=config.regression,
-            usual=tuple(facts.get("columns", ())),
+            texts=config.texts, numbers=config.regression,
+            label=config.label_column or ("" if config.trains else facts.get("label_column", "")),
+            usual=() if config.trains else tuple(facts.get("columns", ())),
+            reading=Reading(
+                separator=config.separator, encoding=config.encoding, no_header=config.no_header
+            ),
         )  # fmt: skip
         labels = None if config.trains else labels_of(facts, config.bert_config_path)
         if labels is not None:
@@ -139,11 +144,12 @@ class Glue(TaskData):
             path = tables.table_in(config.data, "train")
             table = tables.read(path, self.layout)
             self.layout = replace(
-                self.layout, labels=table.names, numbers=not table.names, usual=table.columns
-            )
+                self.layout, labels=table.names, numbers=not table.names, usual=table.columns,
+                label=table.label,
+            )  # fmt: skip
             self.num_texts, self.digests["training data"] = len(table.texts[0]), digest(path)
             self.train = self._samples(table, tokenizer)
-            self.notes.append(f"training: {table.summary}")
+            self.notes.append(f"training: {table.form}; {table.summary}")
         tests: list[Samples] = []
         for part in self.task.parts if config.mode != "train" else ():
             stems = (
@@ -154,7 +160,7 @@ class Glue(TaskData):
             path = tables.table_in(config.data, *stems)
             read = tables.read_texts if config.mode == "prediction" else tables.read
             table = read(path, self.layout, self.num_texts)
-            self.notes.append(f"test: {path.name}: {table.summary}")
+            self.notes.append(f"test: {table.form}; {table.summary}")
             tests.append(self._samples(table, tokenizer))
             self.sizes[part] = len(table.texts)
             self.digests["test data"] = "+".join(
@@ -221,6 +227,7 @@ class Glue(TaskData):
         facts |= {
             "num_texts": self.num_texts,
             "columns": list(self.layout.texts or self.layout.usual),
+            "label_column": self.layout.label,
         }
         return {**facts, "max_seq_length": config.length}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import errno
+import gzip
 import io
 import json
 from pathlib import Path
@@ -71,7 +73,9 @@ def test_rows_come_back_in_order_with_label_and_probabilities(model, tmp_path, k
     source = write(tmp_path / f"in.{kind}", ROWS, kind)
     target = tmp_path / f"out.{kind}"
     assert predict(model, source, target, "--text-columns", "text", "--batch-size", "3") == 0
-    assert "11 rows, text text; 0 done" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "11 rows, " in told
+    assert "id, text, by; predicting from text; 0 done" in told
     if kind == "jsonl":
         found = [json.loads(line) for line in target.read_text().splitlines()]
         shares = [row["probabilities"] for row in found]
@@ -119,7 +123,7 @@ def test_a_killed_prediction_resumes_to_the_same_bytes(model, tmp_path, monkeypa
     )  # within a chunk, within a row
     capsys.readouterr()
     assert predict(*arguments) == 0
-    assert "11 rows, text text; 8 done" in capsys.readouterr().err
+    assert "predicting from text; 8 done" in capsys.readouterr().err
     assert calls == [4, 4, 3, 3]
     assert (tmp_path / "out.csv").read_bytes() == wanted
     assert not kept.exists()
@@ -192,7 +196,12 @@ def test_questions_in_squads_json_and_in_tables_get_the_same_answers_as_the_eval
 @pytest.mark.parametrize(
     ("name", "text", "more", "message"),
     [
-        ("in.csv", "a,b\n1,2\n", [], "1 of the columns a, b must be text: set TEXT_COLUMNS"),
+        (
+            "in.csv",
+            "a,b\n1,2\n",
+            [],
+            "no column 'words', which the model was trained on (it has a, b): set TEXT_COLUMNS",
+        ),
         ("in.csv", "a,b\n1,2\n", ["--text-columns", "c"], "no column 'c' (it has a, b)"),
         ("in.csv", "words\n", [], "has no rows"),
         ("none.csv", None, [], "none.csv: No such file"),
@@ -213,7 +222,7 @@ def test_questions_in_squads_json_and_in_tables_get_the_same_answers_as_the_eval
             "in.csv",
             "words\na\n",
             ["--output", "{folder}/none/out.csv"],
-            "No such file or directory",
+            "there is no folder",
         ),
     ],
 )
@@ -234,3 +243,43 @@ def test_invalid_input_is_one_line_and_leaves_no_file(
     )
     assert message in capsys.readouterr().err.splitlines()[-1]
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_every_row_comes_back_also_those_without_text_and_the_users_columns_stay(
+    model, tmp_path, capsys
+):
+    text = "words,prediction,probability_True\nthe cat was red,mine,0.1\n,,\nnull,x,\nhere,y,2\n"
+    (tmp_path / "in.csv.gz").write_bytes(gzip.compress(text.encode()))
+    assert predict(model, tmp_path / "in.csv.gz", tmp_path / "out.csv") == 0
+    told = capsys.readouterr().err
+    assert "no text in lines 3, 4: no prediction for 2 rows" in told
+    assert "has a column prediction, probability_True: ours is prediction_2" in told
+    found = list(csv.DictReader((tmp_path / "out.csv").open(newline="")))
+    assert [row["prediction"] for row in found] == ["mine", "", "x", "y"]
+    assert [row["prediction_2"] for row in found] == ["True", "", "", "False"]
+    assert [row["probability_True"] for row in found] == ["0.1", "", "", "2"]
+    assert [bool(row["probability_True_2"]) for row in found] == [True, False, False, True]
+
+
+def test_a_text_per_line_comes_back_with_its_blank_lines(model, tmp_path, capsys):
+    (tmp_path / "in.tsv").write_text("the cat was red\n\nit was, here and there.\n\n")
+    arguments = model, tmp_path / "in.tsv", tmp_path / "out.jsonl"
+    assert predict(*arguments) == 2
+    assert "is it a header? the cat was red" in capsys.readouterr().err
+    assert predict(*arguments, "--no-header") == 0
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == ["the cat was red", "", "it was, here and there."]
+    assert [row["prediction"] is None for row in rows] == [False, True, False]
+
+
+def test_a_full_disk_is_one_line(model, tmp_path, monkeypatch, capsys):
+    (tmp_path / "in.csv").write_text("words\nthe cat was red\n")
+
+    def full(*arguments, **named):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "_write_output", full)
+    assert predict(model, tmp_path / "in.csv", tmp_path / "out.csv") == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "--output" in told
+    assert "No space left on device; the same command continues" in told

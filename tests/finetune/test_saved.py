@@ -99,6 +99,7 @@ def test_latency_of_a_files_texts_includes_their_tokenization(reviews, tmp_path,
         "2",
         "--input",
         str(tmp_path / "new.tsv"),
+        "--no-header",
     ]
     assert main([*line, "--device", "cpu"], {}) == 0
     (figures,) = map(json.loads, capsys.readouterr().out.splitlines())
@@ -211,8 +212,8 @@ def test_the_script_checks_trains_every_seed_and_ends_in_their_table(
     assert done.returncode == 0, done.stderr
     assert "global batch   12 sequences = 12 x 1 accumulated x 1 ranks" in done.stderr
     assert (
-        "data           training: 16 examples, text text, label label: 2 classes: 8 good, 8 bad"
-        in done.stderr
+        "data           training: train.tsv: separator tab, no header; "
+        "16 examples, text text, label label: 2 classes: 8 good, 8 bad" in done.stderr
     )
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["seed", "4", "7", "mean", "std"] in rows

@@ -225,3 +225,30 @@ def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
 
 def test_only_five_characters_separate_words():
     assert squad.collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"
+
+
+def test_squad_as_datasets_exports_it_is_the_same_data(tmp_path):
+    """A record per question, with an object of lists as answers: one a line, or one JSON list."""
+    context = "The cat was red."
+    published = {"data": [{"paragraphs": [{"context": context, "qas": [
+        {"id": "a", "question": "What?", "answers": [{"text": "red", "answer_start": 12}]},
+        {"id": "b", "question": "Who?", "answers": [], "is_impossible": True},
+    ]}]}]}  # fmt: skip
+    records = [
+        {"id": "a", "title": "x", "context": context, "question": "What?",
+         "answers": {"text": ["red"], "answer_start": [12]}},
+        {"id": "b", "title": "x", "context": context, "question": "Who?",
+         "answers": {"text": [], "answer_start": []}},
+    ]  # fmt: skip
+    texts = [
+        json.dumps(published),
+        json.dumps(records),
+        "\n".join(map(json.dumps, records)),
+    ]
+    found = []
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.json").write_text(text)
+        found.append(squad.read(tmp_path / f"{number}.json", "2.0"))
+    assert found[0] == found[1] == found[2]
+    with pytest.raises(DataError, match=r"record 2 \(b\) has no answer"):
+        squad.read(tmp_path / "2.json", "1.1")

@@ -1,0 +1,170 @@
+"""Tables as spreadsheets, pandas and people write them are read as meant, or refused with what settles it."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from bert.data.records import DataError
+from finetune import dialect, tables
+from finetune.dialect import Reading
+from finetune.tables import Layout
+
+TRAINED = Layout(
+    usual=("text",), label="stars", labels=("neg", "pos")
+)  # of a model: its columns and labels
+FINE, BAD = "A fine film, long.", "Bad; very bad."
+
+
+def labelled(text: str, sep: str = ",") -> str:
+    return text.replace("|", sep)
+
+
+# What is in the file -> the texts that training reads from it, or what is said.
+TRAINING = {
+    "semicolons": (b"text;label\nA, b and c;x\nD, e;y\n", [("A, b and c",), ("D, e",)]),
+    "semicolons and decimal commas": (b"text;price;label\na;1,50;x\nb;2,30;y\n", [("a",), ("b",)]),
+    "bars": (b"text|label\na, b|x\nc; d|y\n", [("a, b",), ("c; d",)]),
+    "a byte-order mark": (b"\xef\xbb\xbftext,label\na,x\nb,y\n", [("a",), ("b",)]),
+    "UTF-16 with its mark": ("text,label\nä,x\nb,y\n".encode("utf-16"), [("ä",), ("b",)]),
+    "UTF-16 without a mark": ("text,label\na,x\nb,y\n".encode("utf-16-le"), "NUL .*--encoding utf-16-le"),
+    "Latin-1": ("text,label\na,x\ncafé,y\n".encode("latin-1"), "line 3 is not UTF-8; in cp1252 it is 'café,y': give --encoding"),
+    "a NUL": (b"text,label\na\0b,x\nb,y\n", ":2: has a NUL character"),
+    "quotes and newlines in cells": (b'text,label\n"A ""fine"",\nfilm",x\nb,y\n', [('A "fine",\nfilm',), ("b",)]),
+    "a quote that does not close": (b'text,label\na,x\n"b,y\nc,x\n', r":3: not CSV .*: double the quotation marks"),
+    "TSV as pandas quotes it": (b'text\tlabel\n"A ""fine""\tfilm"\tx\nb\ty\n', [('A "fine"\tfilm',), ("b",)]),
+    "TSV with quotes as text": (b'text\tlabel\n"A" fine film\tx\nsay "b\ty\n', [('"A" fine film',), ('say "b',)]),
+    "pandas' index": (b",text,label\n0,a,x\n1,b,y\n", [("a",), ("b",)]),
+    "pandas' index, read and written again": (b"Unnamed: 0,text,label\n0,a,x\n1,b,y\n", [("a",), ("b",)]),
+    "a column of numbers": (b"price,text,label\n3,a,x\n4,b,y\n", [("a",), ("b",)]),
+    "two columns of one name": (b"text,text,label\na,b,x\nc,d,y\n", "two columns are called 'text'"),
+    "an empty label": (b"text,label\na,x\nb,\nc,y\nd,\n", r":3: label '', expected one of x, y .*lines 3, 5"),
+    "a label NaN": (b"text,label\na,x\nb,NaN\nc,y\n", ":3: label 'NaN', expected one of x, y"),
+    "a label null": (b'{"text": "a", "label": "x"}\n{"text": "b", "label": null}\n{"text": "c", "label": "y"}\n', ":2: label 'null'"),
+    "a target NaN": (b'{"text": "a", "label": 1.5}\n{"text": "b", "label": NaN}\n', ":2: label 'NaN' is not a number"),
+    "targets with decimal commas": (b"text;label\na;1,5\nb;2,5\n", "labels such as '1,5' have a decimal comma"),
+    "several labels": (b'{"text": "a", "label": ["x", "y"]}\n', ":1: label .*several labels an example are not supported"),
+    "an empty text": (b"text,label\na,x\n,y\n", "no text in line 3: remove"),
+    "a text null": (b'{"text": "a", "label": "x"}\n{"text": null, "label": "y"}\n', "no text in line 2"),
+    "no header, labels that recur": (b"good,x\nbad,y\nso so,x\n", [("good",), ("bad",), ("so so",)]),
+    "no header, a long first text": (b"This is a rather good film,x\nbad,y\n", [("This is a rather good film",), ("bad",)]),
+    "no header, numbers in front": (b"1,good,x\n2,bad,y\n", [("good",), ("bad",)]),
+    "a header in doubt": (b"review,mood\ngood,x\nbad,y\n" * 1, r":1: is it a header\? No other line has the label"),
+    "a JSON list": (b'[{"text": "a", "label": "x"}]\n', "is one JSON list: write an object per line"),
+    "a broken record": (b'{"text": "a", "label": "x"}\n{"text": \n', ":2: not JSONL"),
+    "an Excel workbook": (b"PK\x03\x04rest", "is an Excel workbook or a zip archive: save the sheet as CSV"),
+    "Parquet": (b"PAR1rest", "is Parquet: write it with"),
+    "bzip2": (b"BZh9rest", "is bzip2: unpack it"),
+    "gzip": (gzip.compress(b"text,label\na,x\nb,y\n"), [("a",), ("b",)]),
+    "gzip that is cut off": (gzip.compress(b"text,label\na,x\nb,y\n" * 99)[:-20], "is gzip and cannot be unpacked"),
+    "a row with a cell too many": (b"text,label\na,x\nb,c,y\nd,x\n", ":3: 3 columns, expected 2 with the separator ',': quote"),
+    "two separators": (b"1,50;good\n2,30;bad\n", "is the separator ',' or ';'.*--separator"),
+    "nothing": (b"\n \n", "has no examples"),
+    "Windows' line ends": (b"text,label\r\na,x\r\nb,y\r\n", [("a",), ("b",)]),
+    "old Macintosh line ends": (b"text,label\ra,x\rb,y\r", [("a",), ("b",)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_an_odd_table_is_read_as_meant_or_refused(tmp_path, name):
+    content, expected = TRAINING[name]
+    path = tmp_path / ("train.tsv" if name.startswith("TSV") else "train")
+    path.write_bytes(content)
+    if isinstance(expected, list):
+        table = tables.read(path, Layout())
+        assert table.texts == expected
+        assert len(set(table.names)) == 2
+    else:
+        with pytest.raises(DataError, match=expected) as caught:
+            tables.read(path, Layout())
+        assert "\n" not in str(caught.value)
+
+
+# Text to predict with a model that was trained on the column text, or on a file without a header.
+PREDICTION = {
+    "no header": (
+        b"It is good.\nsemi;colon, and comma\nso so\n",
+        ["--separator none", "It is good."],
+    ),
+    "the model's column among others": (b"id,text,price\n1,a,2\n2,b,3\n", ["a", "b"]),
+    "another single column": (
+        b"id,price\n1,2\n2,3\n",
+        "no column 'text', which the model was trained on",
+    ),
+    "another name": (
+        b"id;review\n1;A good thing\n",
+        "no column 'text', which the model was trained on",
+    ),
+    "a title above the header": (b"My reviews\n\nid,text\n1,a\n2,b\n", "quote the cell"),
+    "labels with it": (b"text,stars\na,pos\nb,neg\n", ["a", "b"]),
+    "labels last, without a header": (b"so good,pos\nso bad,neg\n", ["so good", "so bad"]),
+    "an index without a header": (
+        b"0,so good,\n1,so bad,\n",
+        "is it a header|must be text|expected",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PREDICTION)
+def test_an_odd_file_to_predict_gives_each_row_or_is_refused(tmp_path, name):
+    content, expected = PREDICTION[name]
+    path = tmp_path / "new.csv"
+    path.write_bytes(content)
+    if name == "no header":
+        with pytest.raises(DataError, match=r"give --separator \(none"):
+            tables.read_texts(path, TRAINED, 1)
+        layout = Layout(reading=Reading(separator="none"), labels=TRAINED.labels)
+        assert len(tables.read_texts(path, layout, 1).texts) == 3
+    elif isinstance(expected, list):
+        assert tables.read_texts(path, TRAINED, 1).texts == [(text,) for text in expected]
+    else:
+        with pytest.raises(DataError, match=expected):
+            tables.read_texts(path, TRAINED, 1)
+
+
+def test_the_option_that_is_named_settles_each_doubt(tmp_path):
+    path = tmp_path / "new.csv"
+
+    def texts(content, layout=Layout(), **reading):  # noqa: B008
+        path.write_bytes(content)
+        layout = Layout(**{**vars(layout), "reading": Reading(**reading)})
+        return [text for (text,) in tables.read_texts(path, layout, 1).texts]
+
+    assert texts("text\ncafé\n".encode("latin-1"), encoding="cp1252") == ["café"]
+    assert texts("text\nä\n".encode("utf-16-le"), encoding="utf-16-le") == ["ä"]
+    assert texts(b"review\nso so\n", no_header=True) == ["review", "so so"]
+    assert texts(b"review\nso so\n", Layout(texts=("review",))) == ["so so"]
+    assert texts(b"1,50;good\n2,30;bad\n", separator=";", no_header=True)[-1:] == ["bad"]
+    assert texts(b"text\nHello, you\nWell\n", separator="none") == ["Hello, you", "Well"]
+    with pytest.raises(DataError, match="no such encoding"):
+        texts(b"text\na\n", encoding="klingon")
+    with pytest.raises(DataError, match="expected one character, tab or none"):
+        texts(b"text\na\n", separator="comma")
+
+
+def test_a_label_is_never_a_text(tmp_path):
+    (tmp_path / "train.csv").write_text("text,label\na,x\nb,y\n")
+    with pytest.raises(DataError, match="column 'label' is the label, not a text"):
+        tables.read(tmp_path / "train.csv", Layout(texts=("text", "label"), label="label"))
+    (tmp_path / "new.csv").write_text("text,stars\na,x\n")
+    with pytest.raises(DataError, match="column 'stars' is the label"):
+        tables.read_texts(tmp_path / "new.csv", Layout(texts=("stars",), label="stars"), 1)
+
+
+def test_what_is_found_is_said_in_one_line(tmp_path):
+    (tmp_path / "table.csv").write_text("id;text\n1;a\n2;b\n3;c\n")
+    assert tables.read_texts(tmp_path / "table.csv", Layout(), 1).form == (
+        "table.csv: separator ';', header id, text"
+    )
+
+
+def test_the_dialect_is_looked_for_beyond_the_first_rows(tmp_path, monkeypatch):
+    """A head that ends within a quoted cell, and a separator that only the last row of the head rules out."""
+    rows = "".join(f'"He said, ""well {n}"";\nand more",{n % 2}\n' for n in range(99))
+    (tmp_path / "train.csv").write_text("text,label\n" + rows)
+    for head in (50, 333, 1001, 100_000):
+        monkeypatch.setattr(dialect, "HEAD", head)
+        assert len(tables.read(tmp_path / "train.csv", Layout()).texts) == 99
+    (tmp_path / "train.csv").write_text("text;label\n" + "a, b;x\nc, d;y\n" * 20 + "e;x\n")
+    assert len(tables.read(tmp_path / "train.csv", Layout()).texts) == 41
