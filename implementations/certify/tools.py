@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import math
 import os
 import re
 import shlex
@@ -26,7 +27,13 @@ from common.env import ConfigError, env
 from review.acceptance.schema import ALL_NODES, COLLECTIVES, COPIES, DIAGNOSTIC, NOBODY, NVBANDWIDTH
 
 ROUNDS = 3  # of each bandwidth test, to know how well it repeats
+TOOL_SECONDS = 600.0  # time limit of a round; the longest, `dcgmi diag -r 2`, takes a few minutes
 SIZES = ("-b", "1K", "-e", "1G", "-f", "2")  # message sizes of a collective
+NUM_SIZES, LARGEST = 21, 1 << 30  # what SIZES asks for
+SURE_SIZE = 1 << 20  # from here on a printed bandwidth of 0.00 is no rounding
+SETTING = (
+    5  # DCGM_ERROR_CONFIG of dcgm_errors.h: a setting such as persistence mode, no broken part
+)
 KNOWN = (DIAGNOSTIC, NVBANDWIDTH, *COLLECTIVES, *(name + ALL_NODES for name in COLLECTIVES))
 
 
@@ -40,9 +47,6 @@ class Config:
 
     tools: str = env(
         "CERTIFY_TOOLS", "", doc="programs to run, or `none`; unset: those installed, on GPUs"
-    )
-    seconds: float = env(
-        "CERTIFY_TOOL_SECONDS", 600.0, above=0, doc="time limit of each tool, seconds"
     )
     mpi: str = env(
         "CERTIFY_MPI", "", doc="launches nccl-tests on all GPUs: `srun --overlap --mpi=pmix -n 16`"
@@ -96,13 +100,18 @@ class Config:
 class Reading:
     """Results of a tool.
 
-    rates: (test, GPU, other GPU or NOBODY, bytes, GB/s); faults: (device or "", state, message); skipped: tests.
+    rates: (test, GPU, other GPU or NOBODY, bytes, GB/s); faults: (device or "", state, message); skipped: tests;
+    gpus: that a diagnosis names.
     """
 
     version: str
     rates: list[tuple[str, int, int, float, float]] = field(default_factory=list)
     faults: list[tuple[str, str, str]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    gpus: set[str] = field(default_factory=set)
+
+    def fail(self, message: str, device: str = "") -> None:
+        self.faults.append((device, "fail", message))
 
 
 def run(
@@ -117,7 +126,7 @@ def run(
     Returns rows of ``probes``, and for ``about`` the name, version, faults and skipped tests of each tool.
     """
     commands = dict(config.commands(programs, len(meeting.node_ranks)))
-    patience = meeting.config.timeout_seconds + ROUNDS * config.seconds * len(commands)
+    patience = meeting.config.timeout_seconds + ROUNDS * TOOL_SECONDS * len(commands)
     meeting.store.set_timeout(datetime.timedelta(seconds=patience))
     rows: list[tuple[Any, ...]] = []
     reports: list[dict[str, Any]] = []
@@ -129,7 +138,7 @@ def run(
         for name, command in commands.items():
             if name.endswith(ALL_NODES) == over_all and meeting.rank == ranks[0]:
                 path = folder / f"tools_{meeting.nodes[meeting.node]}" / name
-                about, rates = test(name, command, len(ranks), path, config.seconds, own)
+                about, rates = test(name, command, len(ranks), path, TOOL_SECONDS, own)
                 reports.append(about)
                 for number, what, gpu, peer, amount, rate in rates:
                     if gpu < len(ranks):
@@ -191,7 +200,7 @@ def execute(
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise ToolError(f"did not end in CERTIFY_TOOL_SECONDS={seconds:g}") from None
+            raise ToolError(f"did not end in {seconds:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -202,7 +211,10 @@ def execute(
 
 
 def read(name: str, status: int, text: str, ranks: int) -> Reading:
-    """Parses a tool's output. ranks: the number that a collective must have had. Raises ToolError."""
+    """Parses a tool's output. ranks: the GPUs that must have taken part. Raises ToolError.
+
+    Whatever was asked for and is absent, zero, not a number or cut off is a fault: it was not seen to be good.
+    """
     lines = [
         line.strip()
         for line in text.splitlines()
@@ -212,22 +224,35 @@ def read(name: str, status: int, text: str, ranks: int) -> Reading:
     try:
         if name == DIAGNOSTIC:
             found = read_dcgmi(text)
+        elif name == NVBANDWIDTH:
+            found = read_nvbandwidth(text, ranks)
         else:
-            found = (
-                read_nvbandwidth(text)
-                if name == NVBANDWIDTH
-                else read_nccl_tests(name, text, ranks)
-            )
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            found = read_nccl_tests(name, text, ranks)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError):
         short = "its output is truncated or has an unknown format"
         raise ToolError(": ".join([ended if status else short, *lines[-1:]])) from None
-    if status and all(state != "fail" for _, state, _ in found.faults):
+    failed = any(state == "fail" for _, state, _ in found.faults)
+    # dcgmi's status is not 0 for a setting either; a status that stands for a signal never is one.
+    of_setting = name == DIAGNOSTIC and bool(found.faults) and status > 160
+    if status and not failed and not of_setting:
         raise ToolError(": ".join([ended, *lines[-1:]]))
+    if name == DIAGNOSTIC and len(found.gpus) < ranks:
+        found.fail(f"tested {len(found.gpus)} of {ranks} GPUs")
     return found
 
 
+def is_positive(value: float) -> bool:
+    """Whether a measurement is one: above 0 and finite, not nan."""
+    return 0 < value < math.inf
+
+
 def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
-    """Out-of-place bus bandwidths by size. A row ends with time, algbw, busbw, #wrong, and the same four in place."""
+    """Out-of-place bus bandwidths by size.
+
+    A row has size, count, type, redop and root, then time (us), algbw, busbw (GB/s) and #wrong out of place, and the
+    same four in place. Small bandwidths are printed as 0.00 and are taken from the time, with the factor from
+    algorithm to bus bandwidth that the largest size shows.
+    """
     version = re.search(r"nccl-tests version (\S+)(?:.*nccl-library=(\d+))?", text)
     wrong = int(re.findall(r"Out of bounds values *: *(\d+)", text)[-1])
     took_part = len({*re.findall(r"^# +Rank +(\d+)", text, re.M)})
@@ -239,43 +264,69 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     if version and version[2]:
         code = int(version[2])
         found.version += f" with NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
-    for words in map(str.split, text.splitlines()):
-        if (
-            len(words) > 10 and words[0].isdigit() and (rate := float(words[-6])) > 0
-        ):  # small rates round to 0
-            found.rates.append((name, 0, NOBODY, float(words[0]), rate))
-    if not found.rates:
+    rows = [words for words in map(str.split, text.splitlines()) if words and words[0].isdigit()]
+    if any(len(words) != 13 for words in rows):
+        raise ValueError(name)
+    wrong = max(wrong, *(int(words[8]) for words in rows), 0)
+    table = [(int(words[0]), *map(float, words[5:8])) for words in rows]
+    if not any(is_positive(bus) for *_, bus in table):
         raise ToolError("measured no bandwidth")
+    largest, _, algorithm, bus = max(table)
+    if len(table) != NUM_SIZES or largest < 0.9 * LARGEST:  # sizes are multiples of the ranks
+        found.fail(f"measured {len(table)} of {NUM_SIZES} sizes, the largest {largest:,} bytes")
+    factor = bus / algorithm if is_positive(algorithm) else math.nan
+    for size, microseconds, _, rate in table:
+        if not rate >= 1 and size < SURE_SIZE:  # too few digits
+            rate = size / microseconds / 1e3 * factor if microseconds else math.nan
+        if is_positive(rate):
+            found.rates.append((name, 0, NOBODY, float(size), rate))
+        elif size:
+            found.fail(f"{rate:g} GB/s at {size:,} bytes")
     if wrong:
-        found.faults.append(("", "fail", f"{wrong:,} wrong values in its results"))
+        found.fail(f"{wrong:,} wrong values in its results")
     return found
 
 
-def read_nvbandwidth(text: str) -> Reading:
+def read_nvbandwidth(text: str, gpus: int) -> Reading:
     """Parses ``-j``. The exit status is 0 even if a test case failed; one that the machine cannot run is waived."""
     report = _document(text)["nvbandwidth"]
     if error := report.get("error"):
-        raise ToolError(" ".join(str(error).split()))
+        raise ToolError(_one_line(error))
     found = Reading(str(report["version"]))
+    if warning := report.get("warning"):
+        found.faults.append(("", "warn", _one_line(warning)))
     cases = {case["name"]: case for case in report["testcases"]}
     for name in COPIES:
         case = cases.get(name, {"status": "Not Found"})
-        if case["status"] == "Waived":
+        status = case["status"]
+        if status == "Waived":
             found.skipped.append(name)
-        elif case["status"] != "Passed":
-            words = " ".join(str(case.get("error", "")).split())
-            found.faults.append(
-                ("", "fail", f"{name}: {': '.join(filter(None, (case['status'], words)))}")
-            )
+        elif status != "Passed":
+            why = _one_line(case.get("error", ""))
+            found.fail(f"{name}: {': '.join(filter(None, (str(status), why)))}")
         else:
-            for row, cells in enumerate(case["bandwidth_matrix"]):
-                for column, cell in enumerate(cells):
-                    gpu, peer = (
-                        (row, column) if name.startswith("device_to_device") else (column, NOBODY)
-                    )
-                    if cell != "N/A" and (rate := float(cell)) > 0:  # N/A: a GPU with itself
-                        found.rates.append((name, gpu, peer, 1e9, rate))
+            _read_matrix(found, name, case["bandwidth_matrix"], gpus)
     return found
+
+
+def _read_matrix(found: Reading, name: str, matrix: Sequence[Sequence[Any]], gpus: int) -> None:
+    """Adds GB/s of one row (from or to the host), or of each pair; N/A belongs to a GPU with itself only."""
+    in_pairs = name.startswith("device_to_device")
+    columns = min((len(cells) for cells in matrix), default=0)
+    seen = min(columns, len(matrix)) if in_pairs else columns
+    if seen < gpus:
+        found.fail(f"{name}: measured {seen} of {gpus} GPUs")
+    for row, cells in enumerate(matrix):
+        for column, cell in enumerate(cells):
+            if in_pairs and row == column:
+                continue
+            gpu, peer = (row, column) if in_pairs else (column, NOBODY)
+            rate = math.nan if cell == "N/A" else float(cell)
+            if is_positive(rate):
+                found.rates.append((name, gpu, peer, 1e9, rate))
+            else:
+                who = f"GPU {gpu} from GPU {peer}" if in_pairs else f"GPU {gpu}"
+                found.fail(f"{name}: {who}: {cell} GB/s", f"GPU {gpu}")
 
 
 def read_dcgmi(text: str) -> Reading:
@@ -283,33 +334,86 @@ def read_dcgmi(text: str) -> Reading:
     document = _document(text)
     report = document.get("DCGM Diagnostic") or document["DCGM GPU Diagnostic"]
     if error := report.get("runtime_error"):
-        raise ToolError(" ".join(str(error).split()))
+        raise ToolError(_one_line(error))
     found = Reading(
         str(document.get("metadata", document).get("version") or report.get("version") or "")
     )
-    for test in (test for category in report["test_categories"] for test in category["tests"]):
-        name, results, summary = test["name"], test.get("results", []), test.get("test_summary", {})
-        faults = [fault for result in results if (fault := _fault(name, result))]
-        # The summary repeats the faults of the results.
-        found.faults += faults or ([fault] if summary and (fault := _fault(name, summary)) else [])
-        if all(str(result.get("status")).lower() == "skip" for result in results or [summary]):
-            found.skipped.append(name)
+    tests = [test for category in report["test_categories"] for test in category["tests"]]
+    for test in tests:
+        _read_diagnosis(found, test)
+    if not tests or len(found.skipped) == len(tests):
+        raise ToolError("ran no test")
     return found
 
 
-def _fault(name: str, result: dict[str, Any]) -> tuple[str, str, str] | None:
-    """(device, state, message) of a result of ``dcgmi diag``; None if it passed without a warning."""
-    state, listed = str(result.get("status")).lower(), result.get("warnings", [])
-    warnings = [
+def _read_diagnosis(found: Reading, test: Mapping[str, Any]) -> None:
+    """Adds the faults of one test: those of its results, and of its summary where that says more."""
+    name, results, summary = str(test["name"]), test.get("results", []), test.get("test_summary")
+    for result in results:
+        if (device := _device(result)).startswith("GPU"):
+            found.gpus.add(device)
+    given = [*results, *([summary] if summary else [])]
+    if not given:
+        found.fail(f"{name}: no result")
+        return
+    skipped = [result for result in results or given if _status(result) in ("skip", "not run")]
+    if len(skipped) == len(results or given):
+        found.skipped.append(name)
+    else:
+        found.skipped += [f"{name} of {_device(one) or 'a GPU'}" for one in skipped]
+    failed = [result for result in results if _fault(name, result)]
+    faults = [fault for result in failed if (fault := _fault(name, result))]
+    found.faults += faults
+    fault = _fault(name, summary) if summary else None
+    if summary and fault:
+        told = {words for result in failed for words in _warnings(result)}
+        of_settings = bool(failed) and all(map(_is_setting, failed))
+        # The summary of a test repeats its results; that of a setting lacks the severity.
+        repeated = any(state in ("fail", fault[1]) for _, state, _ in faults) or (
+            of_settings and _status(summary) == "fail" and {*_warnings(summary)} <= told
+        )
+        if not repeated:
+            found.faults.append(fault)
+
+
+def _warnings(result: Mapping[str, Any]) -> list[str]:
+    listed = result.get("warnings", [])
+    texts = [
         one if isinstance(one, str) else one.get("warning") or one.get("warnings") for one in listed
     ]
-    if state in ("pass", "skip") and not warnings:
-        return None
-    device = f"GPU {result['gpu_id']}" if "gpu_id" in result else ""
+    return [_one_line(text) for text in texts if text]
+
+
+def _status(result: Mapping[str, Any]) -> str:
+    return str(result.get("status")).lower().replace("_", " ")
+
+
+def _device(result: Mapping[str, Any]) -> str:
     if "entity_group" in result:
-        device = f"{result['entity_group']} {result['entity_id']}"
-    words = " ".join("; ".join(filter(None, warnings)).split())
-    return device, "fail" if state == "fail" else "warn", f"{name}: {words or state}"
+        return f"{result['entity_group']} {result['entity_id']}"
+    return f"GPU {result['gpu_id']}" if "gpu_id" in result else ""
+
+
+def _is_setting(result: Mapping[str, Any]) -> bool:
+    """Whether all that a result complains of can be set: no part is broken."""
+    warnings = result.get("warnings", [])
+    return bool(warnings) and all(
+        isinstance(one, dict) and one.get("error_severity") == SETTING for one in warnings
+    )
+
+
+def _fault(name: str, result: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """(device, state, message) of a result of ``dcgmi diag``; None if it passed without a warning."""
+    status, warnings = _status(result), _warnings(result)
+    if status in ("pass", "skip", "not run") and not result.get("warnings"):
+        return None
+    known_good = status in ("pass", "skip", "not run", "warn") or _is_setting(result)
+    message = f"{name}: {'; '.join(warnings) or status}"
+    return _device(result), "warn" if known_good else "fail", message
+
+
+def _one_line(text: object) -> str:
+    return " ".join(str(text).split())
 
 
 def _document(text: str) -> dict[str, Any]:

@@ -52,7 +52,10 @@ FOOTER = """# Out of bounds values : {wrong} {verdict}
 """
 
 
-def nccl_tests(ranks=2, peak=400.0, wrong=0, sizes=(1024, 1 << 20, 1 << 30)):
+SIZES = [1 << power for power in range(10, 31)]
+
+
+def nccl_tests(ranks=2, peak=400.0, wrong=0, sizes=SIZES):
     """The whole output of an nccl-tests program."""
     line = "#  Rank {0:2} Group  0 Pid {1:6} on      node1 device {0:2} [0000:{0:02x}:00] NVIDIA H100 80GB HBM3"
     devices = "\n".join(line.format(rank, 4711 + rank) for rank in range(ranks))
@@ -62,7 +65,7 @@ def nccl_tests(ranks=2, peak=400.0, wrong=0, sizes=(1024, 1 << 20, 1 << 30)):
         text += ROW.format(
             size=size,
             count=size // 4,
-            us=size / max(bus, 1) / 1e3,
+            us=size / (bus / 1.75) / 1e3 if bus else 0,
             alg=bus / 1.75,
             bus=bus,
             wrong=wrong,
@@ -150,9 +153,10 @@ def test_the_table_of_nccl_tests_is_a_curve_of_bus_bandwidth_with_versions():
     found = tools.read("all_reduce_perf", 0, nccl_tests(), 2)
     assert found.version == "2.19.6 with NCCL 2.31.3"
     assert [(name, gpu, size) for name, gpu, _, size, _ in found.rates] == [
-        ("all_reduce_perf", 0, size) for size in (1024, 1 << 20, 1 << 30)
+        ("all_reduce_perf", 0, size) for size in SIZES
     ]
-    assert [rate for *_, rate in found.rates] == pytest.approx([0.1, 80.0, 398.44])
+    rates = [found.rates[number][-1] for number in (0, 10, 20)]
+    assert rates == pytest.approx([0.0976, 80.0, 398.44], rel=1e-3), "the first by its time"
     assert found.faults == []
     older = re.sub(r"# nccl-tests version.*\n", "", nccl_tests()).replace(" Group  0", "")
     assert tools.read("all_reduce_perf", 0, older, 2).rates == found.rates
@@ -266,6 +270,121 @@ def test_dcgm_that_fails_as_a_whole_says_why():
             tools.read("dcgmi", status, told, 2)
 
 
+def cut_row(text, size, cells):
+    """nccl-tests output with other last eight cells in the row of one size."""
+    lines = text.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.split()[:1] == [str(size)])
+    lines[at] = " ".join([*lines[at].split()[:5], *cells.split()])
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (nccl_tests(sizes=SIZES[:-1]), "measured 20 of 21 sizes, the largest 536,870,912 bytes"),
+        (nccl_tests(sizes=SIZES[:1]), "measured 1 of 21 sizes, the largest 1,024 bytes"),
+        (nccl_tests(sizes=SIZES[1:]), "measured 20 of 21 sizes, the largest 1,073,741,824 bytes"),
+        (cut_row(nccl_tests(), SIZES[-1], "9.0 0.00 0.00 0 9.0 5.0 5.0 0"), "0 GB/s at 1,073,741,824 bytes"),
+        (cut_row(nccl_tests(), SIZES[-1], "9.0 nan nan 0 9.0 5.0 5.0 0"), "nan GB/s at 1,073,741,824 bytes"),
+        (cut_row(nccl_tests(), SIZES[-1], "9.0 inf inf 0 9.0 5.0 5.0 0"), "inf GB/s at 1,073,741,824 bytes"),
+        (cut_row(nccl_tests(), SIZES[-1], "9.0 -1 -1 0 9.0 5.0 5.0 0"), "-1 GB/s at 1,073,741,824 bytes"),
+        (cut_row(nccl_tests(), 1 << 20, "9.0 0.00 0.00 0 9.0 5.0 5.0 0"), "0 GB/s at 1,048,576 bytes"),
+        (cut_row(nccl_tests(), 1024, "nan 0.00 0.00 0 9.0 5.0 5.0 0"), "nan GB/s at 1,024 bytes"),
+        (cut_row(nccl_tests(), 1024, "0.00 0.00 0.00 0 9.0 5.0 5.0 0"), "nan GB/s at 1,024 bytes"),
+        (cut_row(nccl_tests(), 1024, "9.0 0.05 0.05 3 9.0 5.0 5.0 0"), "3 wrong values in its results"),
+    ],
+)  # fmt: skip
+def test_a_collective_that_did_not_measure_every_size_is_a_fault(text, said):
+    found = tools.read("all_reduce_perf", 0, text, 2)
+    assert ("", "fail", said) in found.faults
+    assert all(0 < rate < 1e6 for *_, rate in found.rates)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cell", "said"),
+    [
+        (2, "0", "GPU 1 from GPU 0: 0 GB/s"),
+        (2, "nan", "GPU 1 from GPU 0: nan GB/s"),
+        (2, "inf", "GPU 1 from GPU 0: inf GB/s"),
+        (2, "-1", "GPU 1 from GPU 0: -1 GB/s"),
+        (2, "N/A", "GPU 1 from GPU 0: N/A GB/s"),
+        (3, "370", "measured 2 of 3 GPUs"),
+    ],
+)
+def test_a_pair_of_gpus_that_was_not_measured_is_a_fault_that_names_it(gpus, cell, said):
+    told = nvbandwidth()
+    told["nvbandwidth"]["testcases"][2]["bandwidth_matrix"][1][0] = cell
+    found = tools.read("nvbandwidth", 0, json.dumps(told), gpus)
+    assert [what for _, state, what in found.faults if state == "fail"][-1] == f"{PAIRS}: {said}"
+
+
+def test_a_passed_case_without_figures_and_a_warning_of_nvbandwidth_are_faults():
+    told = nvbandwidth(warning="the driver is old")
+    for case in told["nvbandwidth"]["testcases"]:
+        case["bandwidth_matrix"] = []
+    found = tools.read("nvbandwidth", 0, json.dumps(told), 2)
+    assert found.faults[0] == ("", "warn", "the driver is old")
+    assert [what for _, _, what in found.faults[1:]] == [
+        f"{name}: measured 0 of 2 GPUs" for name in COPIES
+    ]
+
+
+SETTING = [
+    {
+        "error_category": 3,
+        "error_id": 41,
+        "error_severity": 5,
+        "warning": "Persistence mode disabled",
+    }
+]
+
+
+def diagnosis(results, summary=None, gpus=2):
+    """Output of DCGM 4 with one test of these results, beside one that every GPU passes."""
+    told = dcgm4(("memory", ["Pass"] * gpus, ""))
+    results = [
+        {"entity_group": "GPU", "entity_id": number} | one for number, one in enumerate(results)
+    ]
+    test = {"name": "software", "results": results} | ({"test_summary": summary} if summary else {})
+    told["DCGM Diagnostic"]["test_categories"][0]["tests"].append(test)
+    return json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "states"),
+    [
+        (diagnosis([{"status": "Fail", "warnings": SETTING}], {"status": "Fail"}), 226, ["warn"]),
+        (diagnosis([{"status": "Fail", "warnings": SETTING}], {"status": "Fail", "warnings": [{"warning": "Persistence mode disabled"}]}), 226, ["warn"]),
+        (diagnosis([{"status": "Fail", "warnings": SETTING}], {"status": "Fail", "warnings": [{"warning": "ECC"}]}), 226, ["warn", "fail"]),
+        (diagnosis([{"status": "Warn"}], {"status": "Fail"}), 226, ["warn", "fail"]),
+        (diagnosis([{"status": "Pass"}], {"status": "Exploded"}), 0, ["fail"]),
+        (diagnosis([{"status": "Exploded"}]), 0, ["fail"]),
+        (diagnosis([{}]), 0, ["fail"]),
+        (diagnosis([]), 0, ["fail"]),
+    ],
+)  # fmt: skip
+def test_only_a_setting_is_a_warning_and_an_unknown_status_fails(text, status, states):
+    assert [state for _, state, _ in tools.read("dcgmi", status, text, 2).faults] == states
+
+
+def test_a_signals_status_of_dcgmi_is_no_setting():
+    with pytest.raises(tools.ToolError, match="ended with status 139"):
+        tools.read("dcgmi", 139, diagnosis([{"status": "Fail", "warnings": SETTING}]), 2)
+
+
+@pytest.mark.parametrize("categories", [[], [{"category": "Hardware", "tests": []}]])
+def test_a_diagnosis_without_tests_is_none(categories):
+    told = dcgm4() | {"DCGM Diagnostic": {"test_categories": categories}}
+    with pytest.raises(tools.ToolError, match="ran no test"):
+        tools.read("dcgmi", 0, json.dumps(told), 2)
+
+
+def test_a_gpu_that_dcgm_leaves_out_is_a_fault_and_one_that_it_skips_is_not_tested():
+    found = tools.read("dcgmi", 0, diagnosis([{"status": "Pass"}, {"status": "Skip"}]), 3)
+    assert found.faults == [("", "fail", "tested 2 of 3 GPUs")]
+    assert found.skipped == ["software of GPU 1"]
+
+
 def program(folder: Path, name: str, *texts: str, status: int = 0, more: str = "") -> Path:
     """A stand-in that prints its next output at each start, and then repeats the last."""
     path = folder / name
@@ -289,7 +408,7 @@ def test_a_tool_that_does_not_end_is_killed_with_its_children(tmp_path):
     about, rates = tools.test(
         "all_reduce_perf", [str(path)], 2, tmp_path / "tools_a" / "all_reduce_perf", 2, os.environ
     )
-    assert (about["faults"], rates) == ([("", "fail", "did not end in CERTIFY_TOOL_SECONDS=2")], [])
+    assert (about["faults"], rates) == ([("", "fail", "did not end in 2 s")], [])
     wait_until(
         lambda: not running(int((tmp_path / "child").read_text()))
     )  # which takes the kernel a moment
