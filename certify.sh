@@ -3,6 +3,7 @@
 # synthetic data, without checkpoint or data set: docs/certify.md.
 #   [source configs/config_<SYSTEM>_....sh;] ./certify.sh [--quick]   the config's batch and model, or BERT-large on all GPUs
 # --quick: stages of 2 seconds, no other tools, and a one-line verdict, for a health check between jobs.
+# DEVICE=cpu: tests the CPUs, of a machine that has no GPU to begin with also without it.
 # Exit status: 0 pass, 3 pass with warnings, 1 fail, 2 bad input.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
@@ -13,12 +14,17 @@ for part in run/trial node/binding run/local; do
 done
 
 quick=${1:-}
+if [[ $quick == --help || $quick == -h ]]; then
+  sed -n '2,/^set /{/^# /s/^# //p}' "${BASH_SOURCE[0]}"
+  exit 0
+fi
 if (($# > 1)) || [[ $quick && $quick != --quick ]]; then log::die "certify.sh $*: expected --quick, or settings by variables"; fi
 if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then export PYTHON=$REPO_DIR/.venv/bin/python; fi
 if [[ $quick ]]; then
   variables::default CERTIFY_SECONDS 2
   variables::default CERTIFY_TOOLS none
 fi
+certify::require_gpus ''
 certify::defaults
 export DGXNNODES=1
 RUN_NAME=${RUN_NAME:-certify_$(uname -n)_$(date +%Y%m%d-%H%M%S)}

@@ -31,6 +31,7 @@ from certify.telemetry import Cpus, Gpus, Sampler
 from common.env import ConfigError, env, from_env
 from common.process import run_and_exit
 from review.acceptance import schema
+from review.acceptance.coverage import AREAS
 from review.acceptance.schema import Expected
 
 
@@ -42,6 +43,17 @@ class Config(Address):
     inventory: Path | None = env(
         "EXPECTED_INVENTORY", None, doc="parts of a good machine, written by --expect"
     )
+
+    required: str = env(
+        "REQUIRED_TESTS", "", doc="areas that must be tested, such as `inventory,health,nccl`"
+    )
+
+    def __post_init__(self) -> None:
+        unknown = [area for area in self.required.split(",") if area and area not in AREAS]
+        if unknown:
+            raise ConfigError(
+                f"REQUIRED_TESTS: {unknown[0]}: expected some of {', '.join(AREAS)}, with commas between"
+            )
 
     def expected_parts(self) -> Any:
         """Contents of EXPECTED_INVENTORY; None if unset. Raises ConfigError."""
@@ -77,6 +89,7 @@ def certify(
             about["hardware"] = {
                 "parts": hardware.inventory(Gpus([])),
                 "before": hardware.health(Gpus([])),
+                "uptime": hardware.uptime(),
             }
         rows, about["tools"] = measure()
         load.probes += rows
@@ -135,7 +148,11 @@ def write(folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str,
             "size": meeting.size,
         }
         record |= {"on_cpus": load.device.type == "cpu", "tools": about["tools"]}
-        record["hardware"] = {**about["hardware"], "after": hardware.health(Gpus([]))}
+        record["hardware"] = {
+            **about["hardware"],
+            "after": hardware.health(Gpus([])),
+            "kernel_log": hardware.kernel_log(),
+        }
         schema.write(folder / f"certify_{node}.npz", record, tables)
     meeting.barrier()
     for name in own:
@@ -176,6 +193,7 @@ def main(environ: Mapping[str, str]) -> int:
             derived = {
                 "expected": figures,
                 "expected_parts": parts,
+                "required_tests": config.required,
                 "burn_in_seconds": load.burn_in_seconds,
             }
             rundir.write_description(run, trainer, derived | burn_in.derived(trainer))

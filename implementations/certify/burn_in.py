@@ -162,7 +162,11 @@ class BurnIn:
     def _save(self, samples: np.ndarray) -> None:
         schema.write(
             self.samples,
-            {"node": self.node, "after": hardware.health(Gpus([]))},
+            {
+                "node": self.node,
+                "after": hardware.health(Gpus([])),
+                "kernel_log": hardware.kernel_log(),
+            },
             {"telemetry": samples},
         )
 

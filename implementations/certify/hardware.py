@@ -1,6 +1,6 @@
-"""Parts of a node and the fault history of its devices: from NVML, /proc, /sys and the kernel log.
+"""Parts of a node, fault counts of its devices and its kernel log: from NVML, /proc, /sys and dmesg.
 
-What a driver or a system does not report is left out. Imports no torch.
+A fact that was asked for and not answered is None: unknown, which the verdict never takes for good. Imports no torch.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import os
 import platform
 import re
 import subprocess
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from certify.telemetry import Gpus
 from common.files import text_of
-from review.acceptance.schema import NODE, TABLES, Facts
+from review.acceptance.schema import NODE, TABLES, XID, Facts
 
 _MIB = 1 << 20
+_NVIDIA = "0x10de"
+_GPU_CLASSES = ("0x0300", "0x0302")  # display and 3D controllers
 
 _GPU: dict[str, Callable[[Any, Any], Any]] = {
     "name": lambda nvml, gpu: nvml.nvmlDeviceGetName(gpu),
@@ -32,9 +33,11 @@ _GPU: dict[str, Callable[[Any, Any], Any]] = {
     "ECC": lambda nvml, gpu: nvml.nvmlDeviceGetEccMode(gpu)[0],
     "MIG": lambda nvml, gpu: nvml.nvmlDeviceGetMigMode(gpu)[0],
     "power limit W": lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) // 1000,
+    "SM MHz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "serial": lambda nvml, gpu: nvml.nvmlDeviceGetSerial(gpu),
 }
 FAULTS: dict[str, Callable[[Any, Any], int]] = {
-    "uncorrected memory errors before the test": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
+    "uncorrected memory errors": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
         gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
     ),
     "rows remapped after uncorrected errors": lambda nvml, gpu: nvml.nvmlDeviceGetRemappedRows(gpu)[
@@ -51,56 +54,96 @@ FAULTS: dict[str, Callable[[Any, Any], int]] = {
         nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)
     ),
 }
-_XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)")
 
 
 def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
-    """Parts of this node; the same on all nodes of one kind."""
+    """Parts of this node, the same on all nodes of one kind but for versions and serial numbers."""
     cpuinfo = text_of(root / "proc/cpuinfo").splitlines()
     models = [line.partition(":")[2].strip() for line in cpuinfo if line.startswith("model name")]
     memory = re.search(r"MemTotal: +(\d+) kB", text_of(root / "proc/meminfo"))
-    facts: dict[str, Any] = {"kernel": platform.release(), "CPUs": len(models) or os.cpu_count()}
-    facts |= {
+    on_bus = count_on_bus(root)
+    board = root / "sys/class/dmi/id"
+    facts: dict[str, Any] = {
+        "system": f"{text_of(board / 'sys_vendor')} {text_of(board / 'product_name')}".strip(),
+        "BIOS": text_of(board / "bios_version"),
+        "kernel": platform.release(),
+        "CPUs": len(models) or os.cpu_count(),
         "CPU": (models or [""])[0],
         "memory GiB": round(int(memory[1]) / 2**20, 1) if memory else None,
+        "memory modules": _modules(root),
+        "GPUs on the PCI bus": on_bus,
     }
-    found: Facts = {NODE: _reported(facts)}
+    found: Facts = {NODE: facts}
     if gpus.nvml:
         devices = _gpu_facts(gpus, _GPU)
-        driver = gpus.ask(lambda nvml: nvml.nvmlSystemGetDriverVersion())
-        found[NODE] |= _reported({"driver": driver, "GPUs": len(devices)})
+        facts["driver"] = gpus.ask(lambda nvml: nvml.nvmlSystemGetDriverVersion())
+        facts["GPUs"] = len(devices)
         found |= devices
+    elif on_bus:
+        facts |= {"driver": None, "GPUs": None}
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
-        words = {
+        card = port.parents[1]
+        words: dict[str, Any] = {
             name: text_of(port / name).rpartition(": ")[2]
             for name in ("state", "rate", "link_layer")
         }
-        found[f"{port.parents[1].name}/{port.name}"] = _reported(words)
+        words |= {"type": text_of(card / "hca_type"), "firmware": text_of(card / "fw_ver")}
+        found[f"{card.name}/{port.name}"] = words
     for card in sorted((root / "sys/class/net").glob("*/device")):
-        words = {
+        found[card.parent.name] = {
             "state": text_of(card.parent / "operstate"),
             "Mbit/s": text_of(card.parent / "speed"),
         }
-        found[card.parent.name] = _reported(words)
-    return found
+    return {device: _answers(facts) for device, facts in found.items()}
+
+
+def count_on_bus(root: Path = Path("/")) -> int:
+    """NVIDIA GPUs on the PCI bus, whether or not a driver runs them."""
+    devices = (root / "sys/bus/pci/devices").glob("*")
+    return sum(
+        text_of(device / "vendor") == _NVIDIA and text_of(device / "class")[:6] in _GPU_CLASSES
+        for device in devices
+    )
+
+
+def _modules(root: Path) -> str | None:
+    """Memory modules as the memory controllers' driver counts them, such as "24 x 65536 MB"."""
+    sizes = [text_of(path) for path in (root / "sys/devices/system/edac/mc").glob("mc*/dimm*/size")]
+    kinds = {size: sizes.count(size) for size in sorted({*sizes})}
+    return ", ".join(f"{count} x {size} MB" for size, count in kinds.items()) or None
 
 
 def health(gpus: Gpus, root: Path = Path("/")) -> Facts:
-    """Fault counts by device: of GPUs and in the kernel log, those of the past; of network ports, running counters."""
+    """Fault counts by device: of GPUs, those of their lifetime; of network ports, running counters."""
     found = _gpu_facts(gpus, FAULTS)
     for port in (root / "sys/class/infiniband").glob("*/ports/*"):
         counts = {name: _count(port / "counters" / name) for name in TABLES["port_counters"]}
-        found[f"{port.parents[1].name}/{port.name}"] = _reported(counts)
+        found[f"{port.parents[1].name}/{port.name}"] = counts
     for card in (root / "sys/class/net").glob("*/device"):
-        found[card.parent.name] = _reported(
-            {"carrier_changes": _count(card.parent / "carrier_changes")}
-        )
-    xids = Counter(number for _, number in _XID.findall(_kernel_log()))
-    found[NODE] = {f"Xid {number} in the kernel's log": count for number, count in xids.items()}
+        found[card.parent.name] = {"carrier_changes": _count(card.parent / "carrier_changes")}
     return found
 
 
-def _kernel_log() -> str:
+def uptime(root: Path = Path("/")) -> float:
+    """Seconds since boot, the clock of the kernel log; 0 if unknown."""
+    with contextlib.suppress(ValueError, IndexError):
+        return float(text_of(root / "proc/uptime").split()[0])
+    return 0.0
+
+
+def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
+    """The log's faults as [seconds since boot, line], when it was read, and the time of its first line.
+
+    ``lines`` is None where the log cannot be read: this user may not, or the ring is empty.
+    """
+    stamped = re.findall(r"^\[ *(\d+\.\d+)\] (.*)$", _dmesg(), re.MULTILINE)
+    known = [re.compile(pattern) for pattern in (XID, *TABLES["kernel_log"])]
+    lines = [[float(at), line] for at, line in stamped if any(one.search(line) for one in known)]
+    first = float(stamped[0][0]) if stamped else 0.0
+    return {"read": uptime(root), "first": first, "lines": lines if stamped else None}
+
+
+def _dmesg() -> str:
     """Empty if this user may not read it."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(["dmesg"], capture_output=True, timeout=20, check=True).stdout.decode(
@@ -114,9 +157,11 @@ def _gpu_facts(gpus: Gpus, questions: dict[str, Callable[[Any, Any], Any]]) -> F
     found: Facts = {}
     for number in range(count or 0):
         gpu = gpus.ask(lambda nvml, number: nvml.nvmlDeviceGetHandleByIndex(number), number)
-        asked = {} if gpu is None else questions
-        found[f"GPU {number}"] = _reported(
-            {name: gpus.ask(question, gpu) for name, question in asked.items()}
+        found[f"GPU {number}"] = _answers(
+            {
+                name: None if gpu is None else gpus.ask(question, gpu)
+                for name, question in questions.items()
+            }
         )
     return found
 
@@ -134,9 +179,9 @@ def _count(path: Path) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _reported(facts: dict[str, Any]) -> dict[str, Any]:
-    """Facts without the missing ones; bytes decoded."""
-    kept = {
+def _answers(facts: dict[str, Any]) -> dict[str, Any]:
+    """Facts with None for an empty answer; bytes decoded."""
+    texts = {
         name: value.decode() if isinstance(value, bytes) else value for name, value in facts.items()
     }
-    return {name: value for name, value in kept.items() if value not in (None, "")}
+    return {name: None if value == "" else value for name, value in texts.items()}

@@ -4,7 +4,7 @@
 
 # Defaults without a config: BERT-large on every GPU of a node, or a small model on two CPU ranks.
 certify::defaults() {
-  local -r gpus=$(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c '^[0-9]' || true)
+  local -r gpus=$(certify::gpus)
   variables::default DGXSYSTEM certify
   variables::default DGXNGPU "$((gpus ? gpus : 2))"
   variables::default BATCHSIZE "$((gpus ? 16 : 2))"
@@ -16,6 +16,46 @@ certify::defaults() {
   CERTIFY_SIZE=$((gpus ? 1024 : 256))
   export SYNTH_DATA=1 SUBMISSION_DIVISION=open INIT_CHECKPOINT='' NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0 SPARE_NODES=0
   export RANK_MODULE=certify
+}
+
+# Prints the number of GPUs that the driver runs; it may hang with one that is broken.
+certify::gpus() {
+  timeout 60 nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -c '^[0-9]' || true
+}
+
+# Ends a test that would run on CPUs for want of a GPU that belongs here, and has GPUs tested where there are some: a good test of
+# the CPUs would say nothing about them. DEVICE=cpu asks for it. $1: root of /sys and /proc; needs the config's DGXSYSTEM.
+certify::require_gpus() {
+  local reason
+  if [[ ${DEVICE:-} == cpu ]]; then return 0; fi
+  if (($(certify::gpus))); then
+    export DEVICE=cuda
+    return 0
+  fi
+  reason=$(certify::why_gpus "$1")
+  if [[ ! $reason ]]; then return 0; fi
+  reason="nvidia-smi lists no GPU, but $reason"
+  echo "fail: node $(uname -n): $reason; DEVICE=cpu tests the CPUs; scontrol update nodename=$(uname -n) state=drain 'reason=certify: $reason'"
+  exit 1
+}
+
+# Prints why a GPU belongs here; nothing if none does.
+certify::why_gpus() {
+  local device vendor class
+  for device in "$1"/sys/bus/pci/devices/*; do
+    vendor=$(cat -- "$device/vendor" 2>/dev/null || true)
+    class=$(cat -- "$device/class" 2>/dev/null || true)
+    case $vendor:$class in # 3D controllers and accelerators of all makers, displays of NVIDIA
+      *:0x0302* | *:0x12* | 0x10de:0x0300*) echo "one is on the PCI bus (${device##*/})" && return 0 ;;
+    esac
+  done
+  if [[ -e $1/proc/driver/nvidia ]]; then
+    echo 'the NVIDIA driver is loaded'
+  elif [[ ${SLURM_JOB_GPUS:-}${SLURM_GPUS_ON_NODE:-}${SLURM_GPUS:-} ]]; then
+    echo 'Slurm allocated some'
+  elif [[ ${DGXSYSTEM:-} && ${DEVICE:-} != auto ]]; then
+    echo "the config of $DGXSYSTEM is for GPUs"
+  fi
 }
 
 # Checks the settings and creates the run folder. Needs RUN_NAME.

@@ -12,8 +12,8 @@ start_test::run() {
   mkdir -- "$folder"
   start_test::load || status=$?
   if ((status == 0 || status == 3)); then log::info "start test: $verdict" && return 0; fi
-  sed -n 's/.* nodename=\([^ ]*\) state=drain.*/\1/p' <<<"$verdict" | tr ',' '\n' | sed 's/^/node /' >>"$folder/hang_0.txt"
-  if declare -F runner::restart >/dev/null; then runner::restart "the start test: ${verdict%; scontrol update *}" "$folder/hang_0.txt"; fi
+  grep -o 'nodename=[^ ]* state=drain' <<<"$verdict" | sed 's/nodename=//; s/ state=drain//' | tr ',' '\n' | sed 's/^/node /' >>"$folder/hang_0.txt" || true
+  if declare -F runner::restart >/dev/null; then runner::restart "the start test: ${verdict%%; scontrol update *}" "$folder/hang_0.txt"; fi
   log::error "the start test failed: $verdict; see $folder, or set START_TEST=0"
   exit 1
 }

@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from typing import TYPE_CHECKING
 
 from review.acceptance.journal import EXIT, worst
 from review.logs.output import ReviewError, emit, write_whole
+
+if TYPE_CHECKING:
+    from review.acceptance.verdict import Certificate
 
 
 def _certify(arguments: argparse.Namespace) -> int:
@@ -31,6 +35,7 @@ def _certify(arguments: argparse.Namespace) -> int:
             raise ReviewError(
                 "--expected only prints figures for a config: remove --csv, --output and --expect"
             )
+        _refuse_failed(certify(arguments.target), "a config would expect them")
         figures = exports(read(arguments.target))
         lines = [
             f"export {name}={shlex.quote(f'{value:.10g}' if isinstance(value, float) else value)}"
@@ -57,16 +62,20 @@ def _certify(arguments: argparse.Namespace) -> int:
     return EXIT[found.state]
 
 
+def _refuse_failed(found: Certificate, why: str) -> None:
+    """Raises ReviewError for a failed test: its figures are no example."""
+    if found.state == "fail":
+        first = found.reasons()[0]
+        raise ReviewError(f"{found.records.folder}: the test failed ({first}), and {why}")
+
+
 def _save(arguments: argparse.Namespace) -> int:
     from review.acceptance.baseline import save
     from review.acceptance.verdict import certify
 
     found = certify(arguments.target)
-    if found.state == "fail" and not arguments.force:
-        raise ReviewError(
-            f"{arguments.target}: the test failed ({found.reasons()[0]}), and later ones would be compared with it: "
-            "--force saves it anyway"
-        )
+    if not arguments.force:
+        _refuse_failed(found, "later ones would be compared with it: --force saves it anyway")
     path = save(found.records, arguments.name, arguments.folder)
     emit(arguments, text=lambda: print(path), json=lambda: {"file": path})
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,14 +11,29 @@ from typing import Any
 
 import numpy as np
 
+from common.durations import duration
+from review.acceptance.floors import below_floors
 from review.acceptance.journal import Reason
 from review.acceptance.records import Records, known, median
-from review.acceptance.schema import ALL_NODES, ALONE, NODE, STAGES, TABLES, Columns, Facts
+from review.acceptance.schema import (
+    ALL_NODES,
+    ALONE,
+    FIELDS,
+    NODE,
+    STAGES,
+    TABLES,
+    XID,
+    Columns,
+    Facts,
+)
 
 MIN_SAMPLES = 5
 MIN_SHARE = 0.05  # of the time
 LINK_CHANGES = ("link_downed", "carrier_changes")  # fail if they grow; other port counters: warn
-VERSIONS = ("kernel", "driver", "VBIOS")  # warn if they differ; other parts: fail
+VERSIONS = ("kernel", "driver", "VBIOS", "BIOS", "firmware")  # warn if they differ; others: fail
+OWN = ("serial",)  # of each part another
+ASKED = [field for field in FIELDS if not field.startswith("xid_")]  # anew for each sample
+GONE_SECONDS = 5.0  # without a sample at the end of the telemetry
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,9 @@ def faults(records: Records) -> Iterator[Reason]:
     """Throttling, errors and narrow buses of all GPUs; none where a driver reports nothing."""
     gpus = list(devices(records))
     typical = median(np.array([median(samples["sm_mhz"]) for _, samples in gpus]))
+    read = {field for _, samples in gpus for field in ASKED if len(known(samples[field]))}
     for name, samples in gpus:
+        yield from _silent(name, samples, read)
         if reasons := throttled(samples, typical):
             yield Reason(name, reasons, "warn")
         for field, (words, state) in TABLES["counters"].items():
@@ -106,6 +124,22 @@ def faults(records: Records) -> Iterator[Reason]:
                 yield Reason(
                     name, f"{words}: {now:.0f} of the {most:.0f} that GPU and slot support", "warn"
                 )
+
+
+def _silent(name: str, samples: Columns, read: set[str]) -> Iterator[Reason]:
+    """A GPU that stopped reporting, or does not report what others do. read: fields that some GPU reports."""
+    if not read:
+        return
+    heard = np.any([~np.isnan(samples[field]) for field in ASKED], axis=0)
+    if not heard.any():
+        yield Reason(name, "reports nothing, other GPUs do")
+        return
+    last = float(samples["time"][heard][-1])
+    if float(samples["time"][-1]) - last >= GONE_SECONDS:
+        after = duration(last - float(samples["time"][0]))
+        yield Reason(name, f"reported nothing any more {after} after the start")
+    if missing := [one for one in ASKED if one in read and not len(known(samples[one]))]:
+        yield Reason(name, f"{', '.join(missing)} cannot be read, of other GPUs it can")
 
 
 def devices(records: Records) -> Iterator[tuple[str, Columns]]:
@@ -140,26 +174,67 @@ def throttled(samples: Columns, typical: float = np.nan) -> str:
 
 
 def device_history(records: Records) -> Iterator[Reason]:
-    """Past faults reported by GPUs and the kernel log, and errors of network ports during the test."""
+    """Faults that devices count, by whether they grew during the test, and devices that are gone at its end."""
     for node, hardware in records.hardware.items():
-        for device, counts in hardware.get("after", {}).items():
-            before = hardware.get("before", {}).get(device, {})
-            for name, count in counts.items():
-                if device == NODE or device.startswith("GPU "):
-                    if count:
-                        yield Reason(
-                            _where(device, node),
-                            f"{count} {name}",
-                            TABLES["remembered"].get(name, "warn"),
-                        )
-                    continue
-                more = count - before.get(name, count)
-                more = count if more < 0 else more  # a counter restarts with its driver
-                if more:
-                    state = "fail" if name in LINK_CHANGES else "warn"
-                    yield Reason(
-                        _where(device, node), f"{name} grew by {more} during the test", state
-                    )
+        before, after = hardware.get("before", {}), hardware.get("after", {})
+        for device in dict.fromkeys((*before, *after)):
+            where = _where(device, node)
+            if device not in after:
+                yield Reason(where, "gone at the end of the test")
+                continue
+            for name, count in after[device].items():
+                yield from _counted(where, device, name, before.get(device, {}).get(name), count)
+        yield from _kernel_log(node, hardware)
+
+
+def _counted(where: str, device: str, name: str, old: Any, now: Any) -> Iterator[Reason]:
+    """What a counter says. old, now: None if it could not be read before or after the test."""
+    if now is None:
+        if old is not None:
+            yield Reason(where, f"{name} can no longer be read")
+        return
+    more = 0 if old is None else now - old
+    more = now if more < 0 else more  # a counter restarts with its driver
+    if not device.startswith("GPU "):
+        if more:
+            state = "fail" if name in LINK_CHANGES else "warn"
+            yield Reason(where, f"{name} grew by {more} during the test", state)
+    elif more:
+        yield Reason(where, f"{now} {name}, {more} of them during the test")
+    elif now:
+        yield Reason(
+            where, f"{now} {name}, before the test", TABLES["remembered"].get(name, "warn")
+        )
+
+
+def _kernel_log(node: str, hardware: Mapping[str, Any]) -> Iterator[Reason]:
+    """Faults of the kernel log, one line for each kind: those of the test, and older ones with their age."""
+    log = hardware.get("kernel_log") or {}
+    began = hardware.get("uptime", 0.0)
+    if log.get("read", 0.0) < began:  # the node has started again since
+        began = 0.0
+    found: dict[tuple[str, str], list[float]] = {}
+    for at, line in log.get("lines") or ():
+        found.setdefault(_meaning(line), []).append(at)
+    for (what, state), times in found.items():
+        during = [at for at in times if at >= began]
+        if during:
+            words = f"{len(during)} {what} in the kernel log during the test"
+        else:
+            age = duration(log["read"] - max(times))
+            words, state = f"{len(times)} {what} in the kernel log, the last {age} ago", "warn"
+        yield Reason(f"node {node}", words, state)
+
+
+def _meaning(line: str) -> tuple[str, str]:
+    """(what, state during the test) of a line of the kernel log."""
+    if xid := re.search(XID, line):
+        mild = int(xid[2]) in TABLES["mild_xids"]
+        return f"Xid {xid[2]} of {xid[1]}", "warn" if mild else "fail"
+    for pattern, (what, state) in TABLES["kernel_log"].items():
+        if re.search(pattern, line):
+            return what, state
+    return line, "fail"
 
 
 def tool_faults(records: Records) -> Iterator[Reason]:
@@ -178,7 +253,8 @@ def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
     for node in hardware.values():
         for device, facts in node.get("parts", {}).items():
             for name, value in facts.items():
-                values.setdefault((_kind(device), name), []).append(value)
+                if value is not None and name not in OWN:
+                    values.setdefault((_kind(device), name), []).append(value)
     found: Facts = {}
     for (kind, name), given in values.items():
         common, count = Counter(given).most_common(1)[0]
@@ -190,28 +266,39 @@ def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
 
 
 def odd_parts(records: Records, expected: Facts | None = None) -> Iterator[Reason]:
-    """Parts that differ from ``expected``, or from the majority's; of two nodes that differ, neither is the odd one."""
-    usual = usual_parts(records.hardware) if expected is None else expected
-    words = "elsewhere" if expected is None else "expected"
+    """Parts that differ from the majority's, from ``expected``, or from what the GPU's model has.
+
+    Of two nodes that differ, neither is the odd one.
+    """
+    yield from _differences(records, usual_parts(records.hardware), "elsewhere")
+    if expected:
+        yield from _differences(records, expected, "expected")
+    for node, hardware in records.hardware.items():
+        yield from below_floors(node, hardware.get("parts", {}), records.on_cpus)
+    if len(records.hardware) == 2:
+        one, other = (usual_parts({node: hardware}) for node, hardware in records.hardware.items())
+        where = " and ".join(records.hardware)
+        for kind in dict.fromkeys((*one, *other)):
+            mine, others = one.get(kind, {}), other.get(kind, {})
+            for name in dict.fromkeys((*mine, *others)):
+                values = [facts.get(name, "unknown") for facts in (mine, others)]
+                if not _same(*values):
+                    words = f"{name} {values[0]} and {values[1]}"
+                    yield Reason(f"{kind} of {where}", words, _part_state(name))
+
+
+def _differences(records: Records, usual: Facts, words: str) -> Iterator[Reason]:
+    """words: where the facts of ``usual`` are from."""
     for node, hardware in records.hardware.items():
         parts = hardware.get("parts", {})
         missing: Facts = {kind: {} for kind in usual if kind != "GPU" and kind not in parts}
         for device, facts in (parts | missing).items():
             for name, wanted in usual.get(_kind(device), {}).items():
-                if not _same(facts.get(name), wanted):
-                    has = facts.get(name, "unknown" if device in parts else "missing")
-                    yield Reason(
-                        _where(device, node), f"{name} {has}, {words} {wanted}", _part_state(name)
-                    )
-    if expected is None and len(records.hardware) == 2:
-        one, other = (usual_parts({node: hardware}) for node, hardware in records.hardware.items())
-        where = " and ".join(records.hardware)
-        for kind, facts in one.items():
-            for name, value in facts.items():
-                if not _same(value, has := other.get(kind, {}).get(name, "unknown")):
-                    yield Reason(
-                        f"{kind} of {where}", f"{name} {value} and {has}", _part_state(name)
-                    )
+                has = facts.get(name)
+                if not _same(has, wanted):
+                    shown = has if has is not None else "unknown" if device in parts else "missing"
+                    said = f"{name} {shown}, {words} {wanted}"
+                    yield Reason(_where(device, node), said, _part_state(name))
 
 
 def _part_state(name: str) -> str:

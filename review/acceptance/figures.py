@@ -7,11 +7,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 
 from review.acceptance.comparison import MIN_EXCESS, MIN_PEERS, OF_MEDIAN
+from review.acceptance.coverage import AREAS
+from review.acceptance.floors import least
 from review.acceptance.journal import Reason
 from review.acceptance.records import Records, known
 from review.acceptance.schema import (
@@ -83,8 +86,8 @@ def digits(value: float) -> str:
     return f"{float(f'{value:.4g}'):,.10g}"
 
 
-def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None]:
-    """Expected figures of the test in this folder, seconds of its burn-in (0: none), expected parts of a node.
+def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[str]]:
+    """Expected figures of the test in this folder, seconds of its burn-in, expected parts, required areas.
 
     Raises ReviewError for an invalid config.json.
     """
@@ -93,7 +96,11 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None]:
         config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         figures = config.get("expected", {})
         found = {name: float(figures[name]) for name in FIGURES if figures.get(name)}
-        return found, float(config.get("burn_in_seconds", 0)), config.get("expected_parts")
+        seconds, parts = float(config.get("burn_in_seconds", 0)), config.get("expected_parts")
+        required = [area for area in config.get("required_tests", "").split(",") if area]
+        if not {*required} <= {*AREAS}:
+            raise ValueError
+        return found, seconds, parts, required
     except (OSError, ValueError, TypeError, AttributeError):
         raise ReviewError(f"{path}: not the settings of a test; run certify.sh again") from None
 
@@ -154,6 +161,30 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
                 else place.name
             )
             found[who] = kept.tolist()
+    return found
+
+
+def floors(records: Records) -> dict[str, float]:
+    """Lowest healthy rate of each probe by the GPUs' datasheets; none on CPUs and for unknown models."""
+    if records.on_cpus:
+        return {}
+    rates = {
+        name: [least(name, node.get("parts", {})) for node in records.hardware.values()]
+        for name in PROBES
+    }
+    return {
+        name: min(known) for name, own in rates.items() if (known := [one for one in own if one])
+    }
+
+
+def below(records: Records, limits: Mapping[str, float]) -> list[Reason]:
+    """Ranks that reach less than any healthy GPU of their model."""
+    found = []
+    for name, limit in limits.items():
+        for who, rounds in measure(records, name).items():
+            if (rate := statistics.median(rounds)) < limit:
+                words = f"{digits(rate)} {FIGURES[name].unit}, at least {digits(limit)} by its datasheet"
+                found.append(Reason(who, words, stage=FIGURES[name].label))
     return found
 
 
@@ -224,7 +255,10 @@ class Measured:
 
 
 def figures(
-    records: Records, seconds: Mapping[str, np.ndarray], expected: Mapping[str, float]
+    records: Records,
+    seconds: Mapping[str, np.ndarray],
+    expected: Mapping[str, float],
+    lowest: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Measured]:
     """Seconds of each stage, then rates and probes. seconds: per step by stage [ranks]."""
     words = "at most {:.0%} {} than the median, or by chance"
@@ -252,6 +286,8 @@ def figures(
         if name in expected:
             least = f"at least {digits((1 - FAIL) * expected[name])} ({digits(expected[name])} expected)"
             limits = ((least, f"config, {figure.variable}"), *limits)
+        if name in lowest:
+            limits = (*limits, (f"at least {digits(lowest[name])}", "datasheet of the model"))
         if values:
             add(name, figure.unit, values, limits)
     between = (words.format(MIN_EXCESS["network"], "more time"), PEERS)

@@ -18,7 +18,6 @@ from review.acceptance.schema import (
     UNREADABLE,
     VERSION,
     Columns,
-    Facts,
     Place,
 )
 from review.logs.output import ReviewError
@@ -28,7 +27,8 @@ from review.logs.output import ReviewError
 class Records:
     """A whole test. steps, probes: columns; places: by rank, in order; telemetry: by node; on_cpus: no GPUs.
 
-    hardware: by node, its parts and its devices' fault counts before and after; tools: by node, name, version, faults
+    hardware: by node, its ``parts``, its devices' fault counts ``before`` and ``after``, ``uptime`` at the start and
+    ``kernel_log``; tools: by node, name, version, faults
     and skipped tests of each tool. Both are empty in older records.
     """
 
@@ -39,7 +39,7 @@ class Records:
     probes: Columns
     telemetry: dict[str, Columns] = field(default_factory=dict)
     on_cpus: bool = False
-    hardware: dict[str, dict[str, Facts]] = field(default_factory=dict)
+    hardware: dict[str, dict[str, Any]] = field(default_factory=dict)
     tools: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     @property
@@ -176,7 +176,9 @@ def read(folder: Path) -> Records:
                 raise ReviewError(f"{path}: not a burn-in's telemetry, or truncated") from None
         telemetry[node] = samples
         if facts:
-            hardware[node] = facts | {name: later[name] for name in ("after",) if name in later}
+            hardware[node] = facts | {
+                name: later[name] for name in ("after", "kernel_log") if name in later
+            }
     places = {place.rank: place for place in sorted(ranks, key=lambda place: place.rank)}
     on_cpus = all(about["on_cpus"] for about, _ in files)
     return Records(

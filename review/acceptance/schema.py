@@ -23,6 +23,7 @@ from common.tables import read_table
 Columns = dict[str, np.ndarray]
 Facts = dict[str, dict[str, Any]]  # by device (NODE, GPU 0, mlx5_0/1, eth0), then by name
 NODE = "node"
+XID = r"NVRM: Xid \(([^)]*)\): (\d+)"  # a GPU's error in the kernel log: bus address, number
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile)
 VERSION = 3
 TABLES = read_table(__file__, "tables.yaml")

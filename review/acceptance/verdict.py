@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from review.acceptance import figures, schema
+from review.acceptance import coverage, figures, schema
 from review.acceptance.comparison import MIN_PEERS, OF_MEDIAN, Outlier, Question, questions
 from review.acceptance.faults import (
     Corruption,
@@ -34,7 +34,6 @@ from review.acceptance.schema import (
     DIAGNOSTIC,
     LABELS,
     NCCL_TESTS,
-    NODE,
     NVBANDWIDTH,
     PARTS,
     TOOLS,
@@ -97,6 +96,7 @@ class Certificate:
     burn_in: BurnIn | None
     reached: list[Reached]
     expected: Mapping[str, float]
+    floors: Mapping[str, float]
 
     @cached_property
     def standing(self) -> Estimate | str:
@@ -108,8 +108,7 @@ class Certificate:
         """Versions of the external programs that ran."""
         found: dict[str, set[str]] = {}
         for tool in (tool for tools in self.records.tools.values() for tool in tools):
-            name = tool["name"] if tool["name"] in (DIAGNOSTIC, NVBANDWIDTH) else NCCL_TESTS
-            found.setdefault(name, set()).update({tool["version"]} - {""})
+            found.setdefault(coverage.program(tool["name"]), set()).update({tool["version"]} - {""})
         return found
 
     @cached_property
@@ -136,18 +135,14 @@ class Certificate:
         }
         done |= {BURN_IN} if self.burn_in else set()
         tested = [label for name, label in LABELS.items() if name in done]
-        tested += [f"{DIAGNOSTIC} diag"] if DIAGNOSTIC in programs else []
+        tested += coverage.tested_areas(records)
         missing = [name for name in (NCCL_TESTS, NVBANDWIDTH, DIAGNOSTIC) if name not in programs]
         # Tests of a missing program are not listed one by one.
         left = [
             label for name, label in LABELS.items()
             if name not in done and not (name in TOOLS and label.rpartition(", ")[2] in missing)
         ]  # fmt: skip
-        left += [f"{name} (not installed, or excluded)" for name in missing]
-        if not any(
-            "GPUs" in node.get("parts", {}).get(NODE, {}) for node in records.hardware.values()
-        ):
-            left.append("health of GPUs (no driver reports it)")
+        left += coverage.lines(records)
         left += [
             f"{LABELS.get(one, one)} (skipped by {tool['name']})"
             for tools in records.tools.values() for tool in tools for one in tool["skipped"]
@@ -161,7 +156,7 @@ class Certificate:
             else "unknown"
         )
         return {
-            "tested": "; ".join(tested),
+            "tested": "; ".join(dict.fromkeys(tested)),
             "not tested": "; ".join(dict.fromkeys(left)) or "nothing",
             "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items())
             or "unknown",
@@ -169,10 +164,44 @@ class Certificate:
             "ended": ended,
         }
 
+    @cached_property
+    def bought(self) -> list[tuple[str, str]]:
+        """(device, facts in words) of the hardware, once for all devices that are alike."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for node, hardware in self.records.hardware.items():
+            for device, facts in hardware.get("parts", {}).items():
+                said = [
+                    f"{name} {value}"
+                    for name, value in facts.items()
+                    if value is not None and name != "serial"
+                ]
+                kind = "GPU" if device.startswith("GPU ") else device
+                groups.setdefault((kind, ", ".join(said)), []).append(f"{device} of {node}")
+        found = [
+            (owners[0] if len(owners) == 1 else f"{len(owners)} x {kind}", words)
+            for (kind, words), owners in groups.items()
+        ]
+        serials = [
+            f"{device} of {node} {facts['serial']}"
+            for node, hardware in self.records.hardware.items()
+            for device, facts in hardware.get("parts", {}).items()
+            if facts.get("serial")
+        ]
+        return found + ([("serial numbers", ", ".join(serials))] if serials else [])
+
     @property
     def state(self) -> str:
         """pass, warn or fail: the worst of all reasons."""
         return worst(one.state for one in self.why())
+
+    @property
+    def said(self) -> str:
+        """The state in words: on CPUs nothing but the software was tested."""
+        return f"{self.state} (software only: the test ran on CPUs)" if self.on_cpus else self.state
+
+    @property
+    def on_cpus(self) -> bool:
+        return self.records.on_cpus
 
     def why(self) -> list[Reason]:
         """Why the test does not pass: corruption, slowness, missed figures, device faults, an incomplete burn-in."""
@@ -192,7 +221,7 @@ class Certificate:
     @cached_property
     def figures(self) -> list[Measured]:
         """Every measured number with its limits."""
-        return figures.figures(self.records, self.seconds, self.expected)
+        return figures.figures(self.records, self.seconds, self.expected, self.floors)
 
     def as_dict(self) -> dict[str, Any]:
         names = self.records.names
@@ -210,7 +239,9 @@ class Certificate:
             "expected": self.reached,
             "burn_in": self.burn_in,
             "standing": self.standing,
+            "on_cpus": self.on_cpus,
             "tested": self.tested,
+            "hardware": self.bought,
             "notes": self.notes,
             "ranking": self.ranking,
             "figures": self.figures,
@@ -224,11 +255,11 @@ class Certificate:
 def certify(folder: Path) -> Certificate:
     """Judges the records in a test's folder. Raises ReviewError for missing or invalid files."""
     records = read(folder)
-    expected, seconds, parts = figures.settings(folder)
+    expected, seconds, parts, required = figures.settings(folder)
     burnt = Journal(folder).read(records.places) or (
         BurnIn(0, 0.0, seconds, []) if seconds else None
     )
-    return judge(records, burnt, expected, parts)
+    return judge(records, burnt, expected, parts, required)
 
 
 def judge(
@@ -236,6 +267,7 @@ def judge(
     burnt: BurnIn | None = None,
     expected: Mapping[str, float] = MappingProxyType({}),
     parts: Facts | None = None,
+    required: Sequence[str] = (),
 ) -> Certificate:
     """Finds slow, corrupt and faulty parts, with notes on what cannot be judged."""
     compared = [*questions(records, burnt.rounds if burnt else {})]
@@ -243,7 +275,8 @@ def judge(
     notes = []
     if len(records.places) < MIN_PEERS:
         few = f"fewer than {MIN_PEERS} ranks: too few to single out a slow one"
-        notes.append(few if records.on_cpus else f"{few}; compared with the fastest")
+        alone = records.on_cpus or len(records.places) == 1
+        notes.append(few if alone else f"{few}; compared with the fastest")
     if 1 < len(records.nodes) < MIN_PEERS:
         notes.append(f"fewer than {MIN_PEERS} nodes: too few to single out a slow one")
     if not repeats:
@@ -253,6 +286,7 @@ def judge(
     reached, not_measured = figures.check(records, expected)
     notes += not_measured + [one.reason().text() for one in reached if one.state == "pass"]
     notes += [burnt.text()] if burnt else []
+    floors = figures.floors(records)
     return Certificate(
         records=records,
         seconds={
@@ -265,6 +299,8 @@ def judge(
             *odd_parts(records, parts),
             *device_history(records),
             *tool_faults(records),
+            *figures.below(records, floors),
+            *coverage.missing(records, required),
         ],
         notes=notes,
         ranking={
@@ -275,6 +311,7 @@ def judge(
         burn_in=burnt,
         reached=reached,
         expected=expected,
+        floors=floors,
     )
 
 
@@ -403,21 +440,38 @@ def print_certificate(found: Certificate) -> None:
     for line in (*found.notes, *found.reasons()):
         print(f"  {line}")
     print(f"  where this stands: {found.standing}")
-    print(found.state)
+    print(found.said)
 
 
 def line(found: Certificate) -> str:
-    """The verdict, the first reason, and if the test failed the command that drains its nodes in Slurm."""
+    """The verdict, the first reason, what was not tested, and the commands that drain failed nodes in Slurm."""
+    records = found.records
     reasons = [one.text() for one in sorted(found.why(), key=lambda one: one.state != "fail")]
+    left = ", ".join(coverage.lines(records))
+    not_tested = f"; not tested: {left}" if left else ""
     if not reasons:
-        return (
-            f"{found.state}: {len(found.records.places)} ranks of {', '.join(found.records.nodes)}"
-        )
-    failing = [one.name.split() for one in found.why() if one.state == "fail"]
-    nodes = [
-        node for node in found.records.nodes if any(node in words for words in failing)
-    ] or found.records.nodes
-    reason = f"reason=certify: {reasons[0]}"
-    drain = shlex.join(["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", reason])
+        who = f"{len(records.places)} ranks of {', '.join(records.nodes)}"
+        return f"{found.said}: {who}{not_tested}"
     more = f" and {len(reasons) - 1} more" if len(reasons) > 1 else ""
-    return f"{found.state}: {reasons[0]}{more}{f'; {drain}' if failing else ''}"
+    return "; ".join([f"{found.said}: {reasons[0]}{more}{not_tested}", *_drains(found)])
+
+
+def _drains(found: Certificate) -> list[str]:
+    """A command for each reason that fails, with the nodes that it names; all nodes if none is named."""
+    failing = [one for one in found.why() if one.state == "fail"]
+    of_nodes: dict[str, list[str]] = {}
+    for node in found.records.nodes:
+        own = [one for one in failing if node in one.name.replace(",", " ").split()]
+        if own:
+            of_nodes.setdefault(own[0].text(), []).append(node)
+    if failing and not of_nodes:
+        of_nodes[failing[0].text()] = found.records.nodes
+    return [
+        shlex.join(
+            [
+                *("scontrol", "update", f"nodename={','.join(nodes)}", "state=drain"),
+                f"reason=certify: {reason}",
+            ]
+        )
+        for reason, nodes in of_nodes.items()
+    ]

@@ -9,6 +9,7 @@ import pytest
 from certify import hardware
 from certify.telemetry import Gpus
 from review.__main__ import main
+from review.acceptance.schema import TABLES
 from review.acceptance.verdict import certify, judge, line
 
 from ..review.acceptance.made_up import make, write
@@ -117,13 +118,6 @@ def test_a_machine_is_compared_with_a_good_machines_parts(tmp_path, capsys):
             "GPU 0 of node2: 2 rows remapped after",
         ),
         (
-            "node",
-            "Xid 79 in the kernel's log",
-            3,
-            "warn",
-            "node node2: 3 Xid 79 in the kernel's log",
-        ),
-        (
             "mlx5_0/1",
             "link_downed",
             6,
@@ -160,10 +154,10 @@ def test_parts_and_past_faults_of_gpus_are_read_through_nvml(tmp_path):
     assert (parts["node"]["driver"], parts["node"]["GPUs"]) == ("560.35.03", 2)
     assert parts["GPU 1"] == {
         "name": "H100", "memory MiB": 81920, "VBIOS": "96.00.74", "PCIe generation": 5, "PCIe lanes": 16,
-        "NVLinks": 2, "ECC": 1, "power limit W": 700,
+        "NVLinks": 2, "NVLink version": None, "ECC": 1, "MIG": None, "power limit W": 700, "SM MHz": None, "serial": None,
     }  # fmt: skip
     assert told["GPU 1"]["row remappings that wait for a reset"] == 1
-    assert told["GPU 0"]["uncorrected memory errors before the test"] == 99
+    assert told["GPU 0"]["uncorrected memory errors"] == 99
 
 
 def test_ports_and_network_cards_are_read_from_sysfs(tmp_path):
@@ -179,16 +173,200 @@ def test_ports_and_network_cards_are_read_from_sysfs(tmp_path):
     (card / "device").mkdir(parents=True)
     for name, text in {"operstate": "up", "carrier_changes": "2"}.items():
         (card / name).write_text(text + "\n")
-    assert hardware.inventory(Gpus([]), tmp_path)["mlx5_0/1"] == PORT
-    assert hardware.inventory(Gpus([]), tmp_path)["eth0"] == {"state": "up"}
+    unknown = {"link_layer": None, "type": None, "firmware": None}
+    assert hardware.inventory(Gpus([]), tmp_path)["mlx5_0/1"] == PORT | unknown
+    assert hardware.inventory(Gpus([]), tmp_path)["eth0"] == {"state": "up", "Mbit/s": None}
     told = hardware.health(Gpus([]), tmp_path)
-    assert (told["mlx5_0/1"], told["eth0"]) == ({"link_downed": 3}, {"carrier_changes": 2})
+    counters = dict.fromkeys(TABLES["port_counters"])
+    assert (told["mlx5_0/1"], told["eth0"]) == (
+        counters | {"link_downed": 3},
+        {"carrier_changes": 2},
+    )
 
 
-def test_xids_of_the_kernels_log_are_counted_by_number(monkeypatch, tmp_path):
-    line = "[1.0] NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.\n"
-    monkeypatch.setattr(hardware, "_kernel_log", lambda: 2 * line)
-    assert hardware.health(Gpus([]), tmp_path) == {"node": {"Xid 79 in the kernel's log": 2}}
+def test_gpus_on_the_bus_are_counted_whether_or_not_a_driver_runs_them(tmp_path):
+    for name, vendor, kind in (
+        ("a", "0x10de", "0x030200"),
+        ("b", "0x10de", "0x030000"),
+        ("c", "0x10de", "0x068000"),  # an NVSwitch
+        ("d", "0x15b3", "0x020700"),
+    ):
+        folder = tmp_path / "sys/bus/pci/devices" / name
+        folder.mkdir(parents=True)
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "class").write_text(kind + "\n")
+    parts = hardware.inventory(Gpus([]), tmp_path)["node"]
+    assert parts["GPUs on the PCI bus"] == 2
+    if Gpus([]).nvml is None:
+        assert (parts["driver"], parts["GPUs"]) == (None, None)
+
+
+XID = "NVRM: Xid (PCI:0000:3b:00): {}, pid=1, more words"
+
+
+def test_the_kernel_log_is_read_with_its_times(monkeypatch, tmp_path):
+    text = f"[    1.000000] Linux\n[   20.500000] {XID.format(79)}\n[   21.000000] usb 1-1: new\n"
+    monkeypatch.setattr(hardware, "_dmesg", lambda: text)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/uptime").write_text("100.25 300.00\n")
+    assert hardware.kernel_log(tmp_path) == {
+        "read": 100.25,
+        "first": 1.0,
+        "lines": [[20.5, XID.format(79)]],
+    }
+    monkeypatch.setattr(hardware, "_dmesg", lambda: "")
+    assert hardware.kernel_log(tmp_path)["lines"] is None
+
+
+@pytest.mark.parametrize(
+    ("line", "during", "what"),
+    [
+        (XID.format(79), "fail", "Xid 79 of PCI:0000:3b:00"),
+        (XID.format(48), "fail", "Xid 48 of PCI:0000:3b:00"),
+        (XID.format(777), "fail", "Xid 777 of PCI:0000:3b:00"),
+        (XID.format(31), "warn", "Xid 31 of PCI:0000:3b:00"),
+        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "fail", "GPU fallen off the bus"),
+        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30", "fail", "NVSwitch error"),
+        ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32", "warn", "NVSwitch error"),
+        ("mce: [Hardware Error]: Machine check events logged", "fail", "machine check"),
+        ("EDAC MC0: 1 UE memory read error on CPU_SrcID#0", "fail", "uncorrected memory error"),
+        ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0", "warn", "corrected memory error"),
+        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrected (Fatal)", "fail", "uncorrected PCIe error"),
+        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Corrected", "warn", "corrected PCIe error"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_the_kernel_log_fails_in_the_test_and_warns_with_its_age_before(
+    line, during, what
+):
+    for at, state, words in (
+        (500.0, during, f"1 {what} in the kernel log during the test"),
+        (30.0, "warn", f"1 {what} in the kernel log, the last 16:10 ago"),
+    ):
+        found = records()
+        log = {"read": 1000.0, "first": 0.0, "lines": [[at, line]]}
+        found.hardware["node2"] |= {"uptime": 400.0, "kernel_log": log}
+        judged = judge(found)
+        assert (judged.state, judged.reasons()) == (state, [f"node node2: {words}"])
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ({}, "kernel log on node2 (this user may not read it)"),
+        ({"read": 900.0, "first": 500.0, "lines": []}, "kernel log on node2 (its lines of the test are overwritten)"),
+    ],
+)  # fmt: skip
+def test_a_kernel_log_that_was_not_read_whole_is_not_tested(log, said):
+    found = records()
+    whole = {"read": 900.0, "first": 0.0, "lines": []}
+    for node, facts in found.hardware.items():
+        facts |= {"uptime": 400.0, "kernel_log": log if node == "node2" else whole}
+    judged = judge(found)
+    assert judged.state == "pass"
+    assert said in judged.tested["not tested"].split("; ")
+    assert judge(found, required=["kernel_log"]).state == "fail"
+
+
+@pytest.mark.parametrize("device", ["GPU 1", "mlx5_0/1"])
+def test_a_device_that_is_gone_at_the_end_fails(device):
+    found = records()
+    for table in ("before", "after"):
+        found.hardware["node2"][table]["GPU 1"] = {"row remappings that failed": 0}
+    del found.hardware["node2"]["after"][device]
+    assert judge(found).reasons() == [f"{device} of node2: gone at the end of the test"]
+
+
+def test_errors_that_grew_in_the_test_fail_and_a_counter_that_falls_silent_too():
+    found = records()
+    for table, counts in (("before", (2, 7)), ("after", (5, None))):
+        errors, rows = counts
+        facts = {
+            "uncorrected memory errors": errors,
+            "rows remapped after uncorrected errors": rows,
+        }
+        found.hardware["node2"][table]["GPU 0"] = facts
+    judged = judge(found)
+    assert (judged.state, judged.reasons()) == (
+        "fail",
+        [
+            "GPU 0 of node2: 5 uncorrected memory errors, 3 of them during the test",
+            "GPU 0 of node2: rows remapped after uncorrected errors can no longer be read",
+        ],
+    )
+
+
+@pytest.mark.parametrize("lacking", ["node0", "node1"])
+def test_of_two_nodes_each_lacks_what_only_the_other_has(lacking):
+    found = records(2)
+    del found.hardware[lacking]["parts"]["mlx5_0/1"]
+    judged = judge(found)
+    assert judged.state == "fail"
+    assert judged.reasons()[0].startswith("mlx5_0/1 of node0 and node1: state ")
+    found = records(2)
+    found.hardware[lacking]["parts"]["node"]["driver"] = None
+    assert judge(found).state == "warn"
+
+
+def test_expected_parts_add_to_the_comparison_of_peers():
+    found = records()
+    found.hardware["node2"]["parts"]["node"]["GPUs"] = 1
+    for expected in ({}, {"node": {"kernel": "6.8"}}):
+        assert judge(found, parts=expected).state == "fail"
+    found = records()
+    found.hardware["node2"]["parts"]["node"]["GPUs"] = 1
+    said = judge(found, parts={"node": {"GPUs": 2}}).reasons()
+    assert said == ["node node2: GPUs 1, elsewhere 2", "node node2: GPUs 1, expected 2"]
+
+
+def test_serial_numbers_differ_on_good_machines():
+    found = records()
+    for number, node in enumerate(found.nodes):
+        found.hardware[node]["parts"]["GPU 0"]["serial"] = f"16512{number}"
+    judged = judge(found)
+    assert judged.why() == []
+    assert ("serial numbers", "GPU 0 of node0 165120, GPU 0 of node1 165121, GPU 0 of node2 165122, "
+            "GPU 0 of node3 165123") in judged.bought  # fmt: skip
+
+
+def test_a_tool_that_one_node_lacks_is_not_tested_there_and_fails_where_it_is_required():
+    found = records()
+    for node in found.nodes:
+        names = ["dcgmi"] if node == "node2" else ["dcgmi", "nvbandwidth"]
+        found.tools[node] = [
+            {"name": name, "version": "4", "faults": [], "skipped": []} for name in names
+        ]
+    judged = judge(found)
+    assert judged.state == "pass"
+    assert "nvbandwidth on node2 (not installed, or excluded)" in judged.tested["not tested"]
+    assert "nvbandwidth on node2 (not installed, or excluded)" in line(judged)
+    demanded = judge(found, required=["dcgmi", "nvbandwidth"])
+    assert demanded.reasons() == [
+        "node node2: nvbandwidth: required, not tested: not installed, or excluded"
+    ]
+
+
+def test_inventory_and_health_are_listed_as_tested():
+    tested = judge(records()).tested["tested"].split("; ")
+    assert {"inventory", "health of GPUs"} <= {*tested}
+
+
+def test_a_test_on_cpus_says_so_and_passes_nothing_but_the_software():
+    found = make(1, 4, starved={})
+    assert line(judge(found)).startswith(
+        "pass (software only: the test ran on CPUs): 4 ranks of node0"
+    )
+
+
+def test_each_node_is_drained_for_its_own_reason():
+    found = records()
+    found.hardware["node1"]["parts"]["node"]["CPUs"] = 96
+    found.hardware["node3"]["after"]["GPU 0"]["row remappings that failed"] = 1
+    drains = line(judge(found)).split("; scontrol ")[1:]
+    assert drains == [
+        "update nodename=node1 state=drain 'reason=certify: node node1: CPUs 96, elsewhere 192'",
+        "update nodename=node3 state=drain 'reason=certify: GPU 0 of node3: 1 row remappings that failed, "
+        "1 of them during the test'",
+    ]
 
 
 def test_the_certificate_lists_what_was_tested_and_what_was_not(tmp_path):
@@ -207,16 +385,23 @@ def test_the_certificate_lists_what_was_tested_and_what_was_not(tmp_path):
 
 def test_the_line_has_verdict_first_reason_and_drain_command(tmp_path, capsys):
     found = records()
-    assert line(judge(found)) == "pass: 8 ranks of node0, node1, node2, node3"
+    said = line(judge(found))
+    assert said.startswith(
+        "pass: 8 ranks of node0, node1, node2, node3; not tested: the GPU model's figures"
+    )
+    assert "nccl-tests (not installed, or excluded)" in said
     found.hardware["node2"]["parts"]["node"]["CPUs"] = 96
     found.hardware["node2"]["after"]["GPU 0"]["row remappings that failed"] = 1
     write(tmp_path, found)
     assert main(["certify", str(tmp_path), "--line"]) == 1
     said = capsys.readouterr().out
-    assert said == (
+    verdict, _, rest = said.partition("; not tested: ")
+    assert f"{verdict}; scontrol{rest.partition('; scontrol')[2]}" == (
         "fail: node node2: CPUs 96, elsewhere 192 and 1 more; scontrol update nodename=node2 state=drain "
         "'reason=certify: node node2: CPUs 96, elsewhere 192'\n"
     )
     found.hardware["node2"]["parts"]["node"] |= {"CPUs": 192, "kernel": "6.9"}
     found.hardware["node2"]["after"]["GPU 0"]["row remappings that failed"] = 0
-    assert line(judge(found)) == "warn: node node2: kernel 6.9, elsewhere 6.8"
+    assert line(judge(found)).startswith(
+        "warn: node node2: kernel 6.9, elsewhere 6.8; not tested: "
+    )

@@ -70,7 +70,38 @@ def test_a_slow_gpu_that_throttles_is_named_with_its_reason():
 
 
 def test_a_driver_that_reports_nothing_accuses_nobody():
-    assert judge(with_telemetry(**dict.fromkeys(FIELDS, np.nan))).faults == []
+    records = make(2, 4)
+    for node in records.nodes:
+        records.telemetry[node] = telemetry(4, 40)
+        for name in FIELDS:
+            records.telemetry[node][name][:] = np.nan
+    found = judge(records)
+    assert found.faults == []
+    assert "telemetry of GPUs" in found.tested["not tested"]
+
+
+def test_a_gpu_that_stops_reporting_fails():
+    found = judge(with_telemetry(**dict.fromkeys(FIELDS, np.nan)))
+    assert [(one.name, one.what, one.state) for one in found.faults] == [
+        ("rank 6 on node1", "reported nothing any more 0:19 after the start", "fail")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (FIELDS, "reports nothing, other GPUs do"),
+        (("ecc_uncorrected",), "ecc_uncorrected cannot be read, of other GPUs it can"),
+    ],
+)
+def test_a_gpu_that_does_not_report_what_others_do_fails(names, said):
+    records = with_telemetry()
+    samples = records.telemetry["node0"]
+    for name in names:
+        samples[name][samples["device"] == 1] = np.nan
+    assert [(one.name, one.what, one.state) for one in judge(records).faults] == [
+        ("rank 1 on node0", said, "fail")
+    ]
 
 
 def test_errors_and_throttling_in_the_burn_in_count_although_counters_restart(tmp_path):

@@ -1,0 +1,90 @@
+"""What a GPU of its model must have and reach, by floors.yaml: so one machine without peers is judged too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from common.tables import read_table
+from review.acceptance.journal import Reason
+from review.acceptance.schema import NODE, Facts
+
+TABLE = read_table(__file__, "floors.yaml")
+# Facts of a GPU and their floor's name; below a setting's floor (True) a site may have meant it: a warning.
+_FACTS = {
+    "memory MiB": ("memory", False),
+    "NVLinks": ("links", False),
+    "PCIe generation": ("generation", False),
+    "PCIe lanes": ("lanes", False),
+    "power limit W": ("watts", True),
+    "SM MHz": ("mhz", True),
+}
+
+
+def floor_of(name: str | None) -> Mapping[str, Any]:
+    """The row of a GPU by the driver's name; empty for a model without one."""
+    rows = TABLE["gpus"].items()
+    return next((row for model, row in rows if name and re.search(model, name)), {})
+
+
+def below_floors(node: str, parts: Facts, on_cpus: bool) -> Iterator[Reason]:
+    """GPUs that lack what their model has, GPUs that no driver runs, and network ports that are not up.
+
+    on_cpus: the user asked for a test of the CPUs.
+    """
+    of_node = parts.get(NODE, {})
+    on_bus, seen = of_node.get("GPUs on the PCI bus") or 0, of_node.get("GPUs")
+    if not on_cpus and on_bus > (seen or 0):
+        words = f"the driver runs {seen or 0} of the {on_bus} GPUs on the PCI bus"
+        yield Reason(f"node {node}", words)
+    for device, facts in parts.items():
+        if device.startswith("GPU "):
+            yield from _of_gpu(f"{device} of {node}", facts)
+        elif "rate" in facts:
+            yield from _of_port(f"{device} of {node}", facts, parts)
+
+
+def _of_gpu(name: str, facts: Mapping[str, Any]) -> Iterator[Reason]:
+    floor = floor_of(facts.get("name"))
+    for fact, (column, may_be_meant) in _FACTS.items() if floor else ():
+        value = facts.get(fact)
+        if value is not None and value < floor[column]:
+            words = f"{fact} {value}, at least {floor[column]} expected ({floor['source']})"
+            yield Reason(name, words, "warn" if may_be_meant else "fail")
+    if floor and facts.get("ECC") == 0:
+        yield Reason(name, f"ECC is off, on expected ({floor['source']})")
+
+
+def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reason]:
+    """A port without a cable may be meant if no port of its type is up; one that is up half-way never is."""
+    state = facts.get("state")
+    peers = [
+        one for one in parts.values() if "rate" in one and one.get("type") == facts.get("type")
+    ]
+    if state == "DOWN" and not any(one.get("state") == "ACTIVE" for one in peers):
+        yield Reason(name, "is down, as is every port of its type", "warn")
+    elif state not in ("ACTIVE", None):
+        yield Reason(name, f"state {state}, ACTIVE expected")
+    rated = TABLE["ports"].get(facts.get("type"))
+    rate = re.match(r"[\d.]+", str(facts.get("rate")))
+    if state == "ACTIVE" and rated and rate and float(rate[0]) < rated:
+        words = f"runs at {rate[0]} of the {rated} Gbit/s that its type has (NVIDIA's product page)"
+        yield Reason(name, words, "warn")
+
+
+def least(name: str, parts: Facts) -> float:
+    """Lowest healthy rate of a probe (Tflop/s, GB/s) on a node's slowest GPU; 0 without a floor."""
+    share = TABLE["shares"].get(name, 0.0)
+    floors = []
+    for device, facts in parts.items():
+        if device.startswith("GPU "):
+            floor = floor_of(facts.get("name"))
+            bus = TABLE["pcie_gbps"].get(floor.get("generation"), 0.0) * floor.get("lanes", 0)
+            peaks = {
+                "copy": floor.get("memory_gbps", 0.0),
+                "matmul": floor.get("bf16_tflops", 0.0),
+                "host_copy": bus,
+            }
+            floors.append(share * peaks.get(name, 0.0))
+    return float(min(floors, default=0.0))

@@ -1,0 +1,101 @@
+"""Where a GPU belongs, a test that finds none fails; on a machine without one, or on request, it tests the CPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+DEAD = '#!/bin/sh\necho "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."\nexit 9\n'
+ALIVE = "#!/bin/sh\nprintf '0\\n1\\n'\n"
+
+
+def ask(repository, folder, smi=DEAD, **environ):
+    """The function's status and output, then DEVICE, with a stand-in for nvidia-smi."""
+    program = folder / "nvidia-smi"
+    program.write_text(smi)
+    program.chmod(0o755)
+    script = f"source {repository}/launch/run/certify.sh; certify::require_gpus {folder}; echo device=${{DEVICE:-}}"
+    path = f"{folder}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        env={"PATH": path} | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def on_bus(folder, vendor, kind):
+    device = folder / "sys/bus/pci/devices/0000:3b:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(vendor + "\n")
+    (device / "class").write_text(kind + "\n")
+
+
+@pytest.mark.parametrize(
+    ("vendor", "kind"),
+    [
+        ("0x10de", "0x030200"),
+        ("0x10de", "0x030000"),
+        ("0x1002", "0x120000"),
+        ("0x1da3", "0x120000"),
+    ],
+)
+def test_a_gpu_on_the_bus_that_no_driver_runs_fails_with_the_drain_line(
+    repository, tmp_path, vendor, kind
+):
+    on_bus(tmp_path, vendor, kind)
+    done = ask(repository, tmp_path)
+    assert done.returncode == 1
+    words = "nvidia-smi lists no GPU, but one is on the PCI bus (0000:3b:00.0)"
+    assert done.stdout.startswith(f"fail: node {os.uname().nodename}: {words}; ")
+    assert f"state=drain 'reason=certify: {words}'" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"SLURM_JOB_GPUS": "0,1"}, "Slurm allocated some"),
+        ({"SLURM_GPUS_ON_NODE": "8"}, "Slurm allocated some"),
+        ({"DGXSYSTEM": "P8000H100"}, "the config of P8000H100 is for GPUs"),
+    ],
+)
+def test_a_job_or_config_of_gpus_fails_without_one(repository, tmp_path, environ, said):
+    done = ask(repository, tmp_path, **environ)
+    assert (done.returncode, said in done.stdout) == (1, True)
+
+
+def test_a_loaded_driver_without_gpus_fails(repository, tmp_path):
+    (tmp_path / "proc/driver/nvidia").mkdir(parents=True)
+    done = ask(repository, tmp_path)
+    assert (done.returncode, "the NVIDIA driver is loaded" in done.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("smi", "environ", "device"),
+    [
+        (DEAD, {}, ""),
+        (DEAD, {"DEVICE": "cpu", "DGXSYSTEM": "A", "SLURM_JOB_GPUS": "0"}, "cpu"),
+        (DEAD, {"DEVICE": "auto", "DGXSYSTEM": "demo"}, "auto"),
+        (ALIVE, {}, "cuda"),
+        (ALIVE, {"DEVICE": "auto"}, "cuda"),
+    ],
+)
+def test_cpus_are_tested_without_any_gpu_or_on_request_and_gpus_wherever_there_are_some(
+    repository, tmp_path, smi, environ, device
+):
+    on_bus(tmp_path, "0x1a03", "0x030000")  # the display of a server's management controller
+    done = ask(repository, tmp_path, smi, **environ)
+    assert (done.returncode, done.stdout) == (0, f"device={device}\n")
+
+
+def test_help_prints_the_head_of_the_script(repository):
+    done = subprocess.run(
+        [repository / "certify.sh", "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
+    assert "--quick" in done.stdout
+    assert "Exit status" in done.stdout
+    assert "set -euo" not in done.stdout

@@ -1,0 +1,105 @@
+"""One machine without peers is judged by what its GPUs' datasheets say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from review.acceptance.floors import TABLE, floor_of
+from review.acceptance.verdict import judge
+
+from .made_up import make
+
+H100 = {
+    "name": "NVIDIA H100 80GB HBM3",
+    "memory MiB": 81559,
+    "NVLinks": 18,
+    "PCIe generation": 5,
+    "PCIe lanes": 16,
+    "ECC": 1,
+    "power limit W": 700,
+    "SM MHz": 1980,
+}
+PORT = {"state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)", "type": "MT4129"}
+
+
+def machine(**changes):
+    """One node of eight equal GPUs and two ports; changes: facts of every GPU or port, by name."""
+    found = make(1, 8)
+    gpu = H100 | {name: value for name, value in changes.items() if name in H100}
+    port = PORT | {name: value for name, value in changes.items() if name in PORT}
+    parts = {"node": {"GPUs": 8, "GPUs on the PCI bus": 8}, "mlx5_0/1": port, "mlx5_1/1": port}
+    parts |= {f"GPU {number}": gpu for number in range(8)}
+    found.hardware["node0"] = {"parts": parts, "before": {}, "after": {}}
+    return found
+
+
+def test_a_machine_that_has_what_its_datasheet_says_passes():
+    assert judge(machine()).why() == []
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "state", "said"),
+    [
+        ("NVLinks", 0, "fail", "NVLinks 0, at least 18 expected (NVIDIA H100 datasheet)"),
+        ("PCIe lanes", 8, "fail", "PCIe lanes 8, at least 16 expected"),
+        ("PCIe generation", 3, "fail", "PCIe generation 3, at least 5 expected"),
+        ("ECC", 0, "fail", "ECC is off"),
+        ("memory MiB", 40000, "fail", "memory MiB 40000, at least 79000 expected"),
+        ("power limit W", 300, "warn", "power limit W 300, at least 700 expected"),
+        ("SM MHz", 1200, "warn", "SM MHz 1200, at least 1900 expected"),
+        ("state", "INIT", "fail", "state INIT, ACTIVE expected"),
+        ("state", "DOWN", "warn", "is down, as is every port of its type"),
+        ("rate", "200 Gb/sec (4X HDR)", "warn", "runs at 200 of the 400 Gbit/s"),
+    ],
+)
+def test_what_all_parts_of_one_machine_lack_is_seen(fact, value, state, said):
+    judged = judge(machine(**{fact: value}))
+    assert judged.state == state
+    assert said in judged.reasons()[0]
+
+
+def test_a_port_that_is_down_beside_one_that_is_up_fails():
+    found = machine()
+    found.hardware["node0"]["parts"]["mlx5_1/1"] = PORT | {"state": "DOWN"}
+    assert judge(found).reasons() == ["mlx5_1/1 of node0: state DOWN, ACTIVE expected"]
+
+
+@pytest.mark.parametrize("seen", [None, 0, 7])
+def test_gpus_on_the_bus_that_no_driver_runs_fail(seen):
+    found = machine()
+    found.hardware["node0"]["parts"]["node"]["GPUs"] = seen
+    words = f"node node0: the driver runs {seen or 0} of the 8 GPUs on the PCI bus"
+    assert judge(found).reasons() == [words]
+
+
+def test_one_gpu_alone_is_judged_by_the_rates_of_its_datasheet():
+    found = machine()
+    for rate, state in ((600e12, "pass"), (300e12, "fail")):
+        rows = [
+            (rank, b"matmul", number, -1, 1e12 / rate, 1e12)
+            for rank in range(8)
+            for number in range(6)
+        ]
+        for column, name in enumerate(("rank", "probe", "round", "partner", "seconds", "amount")):
+            found.probes[name] = np.array([row[column] for row in rows])
+        judged = judge(found)
+        assert judged.state == state
+    assert "300 Tflop/s, at least 445.1 by its datasheet" in judged.reasons()[0]
+
+
+def test_a_model_without_figures_is_not_tested_against_them():
+    found = judge(machine(name="NVIDIA Tomorrow"))
+    assert found.state == "pass"
+    assert "the GPU model's figures (no figures of NVIDIA Tomorrow)" in found.tested["not tested"]
+
+
+def test_names_of_the_published_gpus_have_a_row_of_their_own():
+    names = {
+        "NVIDIA A100-SXM4-40GB": 39000, "NVIDIA A100-SXM4-80GB": 79000, "NVIDIA A100-PCIE-40GB": 39000,
+        "NVIDIA A100 80GB PCIe": 79000, "NVIDIA A30": 23500, "NVIDIA H100 80GB HBM3": 79000, "NVIDIA H100 PCIe": 79000,
+        "NVIDIA H200": 138000, "NVIDIA H200 NVL": 138000, "NVIDIA B200": 176000, "NVIDIA GB200": 180000,
+        "NVIDIA GH200 480GB": 92000,
+    }  # fmt: skip
+    assert {name: floor_of(name).get("memory") for name in names} == names
+    assert all(row["source"] for row in TABLE["gpus"].values())
