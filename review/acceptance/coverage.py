@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -124,14 +124,27 @@ def tested_areas(records: Records) -> list[str]:
 
 
 def lines(records: Records) -> list[str]:
-    """Each area that was not tested, with the nodes if others were, and why."""
-    found = []
+    """Each area that was not tested, with the nodes if others were, and why; then unknown facts."""
+    areas = [f"{label} ({why})" for label, why in _areas(records)]
+    return areas + _unknown_facts(records)
+
+
+def short(records: Records) -> str:
+    """Areas that were not tested, by reason; on CPUs without those of GPUs."""
+    labels: dict[str, list[str]] = {}
+    for label, why in _areas(records):
+        if why != NO_GPU:
+            labels.setdefault(why, []).append(label)
+    return ", ".join(f"{', '.join(own)} ({why})" for why, own in labels.items())
+
+
+def _areas(records: Records) -> Iterator[tuple[str, str]]:
+    """(label, with the nodes if it was tested on others; why) of each area that was not tested."""
     for area, nodes in untested(records).items():
         for why in dict.fromkeys(nodes.values()):
             of_nodes = [node for node, reason in nodes.items() if reason == why]
             where = "" if len(of_nodes) == len(records.nodes) else f" on {', '.join(of_nodes)}"
-            found.append(f"{AREAS[area][0]}{where} ({why})")
-    return found + _unknown_facts(records)
+            yield f"{AREAS[area][0]}{where}", why
 
 
 def _unknown_facts(records: Records) -> list[str]:

@@ -447,7 +447,7 @@ def line(found: Certificate) -> str:
     """The verdict, the first reason, what was not tested, and the commands that drain failed nodes in Slurm."""
     records = found.records
     reasons = [one.text() for one in sorted(found.why(), key=lambda one: one.state != "fail")]
-    left = ", ".join(coverage.lines(records))
+    left = coverage.short(records)
     not_tested = f"; not tested: {left}" if left else ""
     if not reasons:
         who = f"{len(records.places)} ranks of {', '.join(records.nodes)}"

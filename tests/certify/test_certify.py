@@ -81,7 +81,7 @@ def processes_with(folder: Path) -> list[Path]:
 def test_a_machine_whose_ranks_compute_the_same_passes(repository, tmp_path, quick_python):
     done = run(repository, tmp_path, PYTHON=quick_python)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "pass"
+    assert done.stdout.splitlines()[-1] == "pass (software only: the test ran on CPUs)"
     assert "too few to single out" in done.stdout
     (path,) = (tmp_path / "results/test").glob("certify_*.npz")
     record = np.load(path)
@@ -211,7 +211,10 @@ def test_a_quick_test_prints_one_line_and_rejects_unknown_options(
 ):
     done = run(repository, tmp_path, "--quick", CERTIFY_SECONDS="0.1", PYTHON=quick_python)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"pass: 2 ranks of {platform.node()}\n"
+    said, _, left = done.stdout.partition("; not tested: ")
+    assert said == f"pass (software only: the test ran on CPUs): 2 ranks of {platform.node()}"
+    assert "nccl-tests, nvbandwidth, dcgmi diag (not installed, or excluded)" in left
+    assert left.count("\n") == 1
     done = run(repository, tmp_path, "--quik")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "certify.sh --quik: expected --quick" in done.stderr

@@ -389,7 +389,7 @@ def test_the_line_has_verdict_first_reason_and_drain_command(tmp_path, capsys):
     assert said.startswith(
         "pass: 8 ranks of node0, node1, node2, node3; not tested: the GPU model's figures"
     )
-    assert "nccl-tests (not installed, or excluded)" in said
+    assert "nccl-tests, nvbandwidth, dcgmi diag (not installed, or excluded)" in said
     found.hardware["node2"]["parts"]["node"]["CPUs"] = 96
     found.hardware["node2"]["after"]["GPU 0"]["row remappings that failed"] = 1
     write(tmp_path, found)
