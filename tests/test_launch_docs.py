@@ -19,7 +19,9 @@ NOT_FOR_USERS = {
         "SLURM_PROCID",
         "SLURM_RESTART_COUNT",
         "SLURM_SUBMIT_DIR",
+        "SLURM_GPUS",
         "SLURM_GPUS_ON_NODE",
+        "SLURM_JOB_GPUS",
         "SLURMD_NODENAME",
     ),
     *(
