@@ -59,8 +59,10 @@ from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import Records, concatenate
 from bert.data.sampler import Sampler
 from bert.data.shards import Shards, list_shards
-from bert.kernels import fp8, fp8_feed_forward, fp8_linear
-from bert.kernels.cross_entropy import IGNORE
+from bert.kernels import fp8
+from bert.kernels.fp8 import linear as fp8_linear
+from bert.kernels.operations import fp8_feed_forward
+from bert.kernels.operations.cross_entropy import IGNORE
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig

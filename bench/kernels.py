@@ -40,10 +40,12 @@ from torch_lib import (
 
 from bert import kernels
 from bert.data.synthetic import wikipedia_like_lengths
-from bert.kernels import OPERATIONS, dropout_add_layer_norm, fp8_cast, fp8_feed_forward, lamb
+from bert.kernels import OPERATIONS
 from bert.kernels.attention import candidates
-from bert.kernels.dropout import DropoutSites, ForwardPass
 from bert.kernels.fp8 import BACKWARD, FORWARD, Target, product
+from bert.kernels.fp8 import cast as fp8_cast
+from bert.kernels.operations import dropout_add_layer_norm, fp8_feed_forward, lamb
+from bert.kernels.support.dropout import DropoutSites, ForwardPass
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.optim.rules import is_decayed
@@ -187,7 +189,7 @@ def measure_gemm(options: argparse.Namespace) -> dict[str, Any]:
 def lamb_update() -> tuple[Call, float]:
     """Gradient norm and both passes of LAMB on flat buffers of BERT-large's sizes, and the bytes they move."""
     with torch.device("meta"):
-        bound = kernels.select(
+        bound = kernels.bind_kernels(
             kernels.Config(fused="none", attention="sdpa_loop"), torch.device("cpu")
         )
         model = BertForPreTraining(BertConfig(), bound)

@@ -44,9 +44,11 @@ from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.data.batch import PretrainingBatch
-from bert.kernels import fp8_feed_forward, fp8_linear, lamb, launches, triton_support
 from bert.kernels.fp8 import Recipe
+from bert.kernels.fp8 import linear as fp8_linear
+from bert.kernels.operations import fp8_feed_forward, lamb
 from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.support import launches, triton_support
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.optim.sharded import BUCKET_BYTES, Sharded, layout_of
@@ -265,7 +267,7 @@ def record(
         triton_support.interpreted(),
         META,
     ):
-        chosen = kernels.select(kernels.Config(fused="all", attention="triton"), META)
+        chosen = kernels.bind_kernels(kernels.Config(fused="all", attention="triton"), META)
         model = BertForPreTraining(config, chosen)
         model.to(torch.bfloat16)
         if precision == "fp8":

@@ -20,7 +20,7 @@ from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.recording import record, warm_stream
+from bert.kernels.support.graph_capture import record, warm_stream
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -51,7 +51,7 @@ def new_model(
     config: BertConfig, choice: kernels.Config = PLAIN, seed: int = 0
 ) -> BertForPreTraining:
     """The initial model of a run with this seed, on the CPU."""
-    model = BertForPreTraining(config, kernels.select(choice, device()))
+    model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
     initialize(model, seed)
     return model
 

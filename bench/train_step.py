@@ -41,8 +41,9 @@ from torch_lib import (
 
 from bert import kernels
 from bert.data.batch import PretrainingBatch, PretrainingCapacity
-from bert.kernels import attention, trials
-from bert.kernels.cross_entropy import IGNORE
+from bert.kernels import attention
+from bert.kernels.attention import benchmark
+from bert.kernels.operations.cross_entropy import IGNORE
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -120,7 +121,7 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
     fused, backend = (variant.fused, variant.attention) if on_gpu else ("none", "sdpa_loop")
     choice = kernels.Config(fused=fused, attention=backend)
     with torch.device("meta"):
-        model = BertForPreTraining(config, kernels.select(choice, device()))
+        model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
     model.to_empty(device=device())
     with (
         torch.no_grad()
@@ -345,7 +346,7 @@ def together(variants: list[Variant]) -> list[list[Variant]]:
 
 
 PARTS = {  # by module of bert.kernels, the prefix of the names of its Triton kernels
-    "attention_triton": "attention", "dropout_add_layer_norm": "LayerNorm", "bias_gelu": "GELU", "fp8_cast": "casts",
+    "triton_attention": "attention", "dropout_add_layer_norm": "LayerNorm", "bias_gelu": "GELU", "cast": "casts",
     "fp8_feed_forward": "GELU", "embeddings": "embeddings", "scatter": "embeddings", "cross_entropy": "head, loss",
     "lamb": "LAMB", "lans": "LANS", "arithmetic": "sums over rows",
 }  # fmt: skip
@@ -445,7 +446,9 @@ def main() -> None:
         if variant.peer is None
     }
     if torch.cuda.is_available() and "auto" in chosen:
-        result["tried_attention"] = [vars(trial) for trial in trials.trials(device())]
+        result["tried_attention"] = [
+            vars(trial) for trial in benchmark.benchmark_backends(device())
+        ]
     for name in options.groups:
         variants = available[name]
         if options.tiny:

@@ -28,11 +28,13 @@ from train_step import Variant, build_ours, capacity
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import scatter, trials, triton_support, weight_gradient
-from bert.kernels.dropout import DropoutSites
+from bert.kernels.attention import benchmark
 from bert.kernels.fp8 import Recipe, Scaling
-from bert.kernels.fp8_linear import Fp8Linear
+from bert.kernels.fp8.linear import Fp8Linear
+from bert.kernels.operations import scatter
 from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.support import triton_support, weight_gradient
+from bert.kernels.support.dropout import DropoutSites
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -46,7 +48,7 @@ def assembly() -> dict[str, str]:
     """What of the kernels' assembly is wrong on this GPU; what follows then runs without any."""
     if device().type != "cuda":
         return {}
-    problem = trials.problem_of(trials.ASSEMBLY, trials.trials(device()))
+    problem = benchmark.problem_of(benchmark.ASSEMBLY, benchmark.benchmark_backends(device()))
     return {"assembly": problem} if problem else {}
 
 
@@ -131,7 +133,7 @@ def weight_gradients() -> dict[str, str]:
         place, gradients = torch.full_like(weight, math.nan).detach(), []
         for offered in (None, place):
             weight.grad = None
-            weight_gradient.offer([weight], [offered])
+            weight_gradient.set_grad_buffers([weight], [offered])
             run().backward(upstream)
             gradients.append(weight.grad)
         plain, direct = gradients
@@ -237,7 +239,7 @@ def whole_step() -> dict[str, str]:
     batch, found = packed_batches(2, 1, config)[0].to(device()), []
     for names, dtype in (("auto", torch.bfloat16), ("none", torch.float64)):
         choice = kernels.Config(fused=names, attention="auto" if names == "auto" else "sdpa_loop")
-        model = BertForPreTraining(config, kernels.select(choice, device()))
+        model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
         initialize(model, 0)
         model.to(device(), dtype)
         losses = model(batch)
@@ -262,7 +264,11 @@ def attention_backends() -> dict[str, str]:
     """Backends that fail, or differ from the oracle."""
     if device().type != "cuda":
         return {}
-    return {trial.name: trial.problem for trial in trials.trials(device()) if trial.problem}
+    return {
+        trial.name: trial.problem
+        for trial in benchmark.benchmark_backends(device())
+        if trial.problem
+    }
 
 
 def graphs() -> dict[str, str]:
@@ -275,7 +281,7 @@ def graphs() -> dict[str, str]:
 
     def new_step(precision: str) -> Step:
         choice = kernels.Config(fused="auto" if on_gpu else "none")
-        model = BertForPreTraining(config, kernels.select(choice, device()))
+        model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
         initialize(model, 0)
         resolved = PrecisionConfig(precision=precision).resolve(device())
         rules, world = optim.Config(sharded=True), World(DistConfig(device=device().type))
@@ -347,7 +353,7 @@ def main() -> int:
         emit("self_check", result)  # at once: the next check may run past the limit
     failed = [name for name, outcome in result.items() if isinstance(outcome, dict)]
     if device().type == "cuda":
-        result["chosen_attention"] = trials.fastest(trials.trials(device()))
+        result["chosen_attention"] = benchmark.fastest(benchmark.benchmark_backends(device()))
         failed = [
             name
             for name in failed

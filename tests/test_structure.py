@@ -26,6 +26,9 @@ LAYERS: dict[str, list[set[str]]] = {
     ],
     "implementations/bert": [
         {"core"},
+        {"kernels.support"},
+        {"kernels.fp8", "kernels.precision"},
+        {"kernels.attention", "kernels.operations"},
         {"kernels"},
         {"data"},
         {"model"},

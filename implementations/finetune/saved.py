@@ -153,7 +153,7 @@ def load(folder: Path, device: str = "auto") -> Saved:
         "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
     )
     numerics = precision.Config().resolve(place)
-    bound = kernels.select(
+    bound = kernels.bind_kernels(
         kernels.Config(attention="auto" if numerics.is_low else "sdpa_loop"), place
     )
     shape, labels = BertConfig.from_json(folder / "config.json"), facts.get("labels", [])

@@ -18,7 +18,7 @@ from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import rundir, variables
 from bert.core.dist import World, pick_device
 from bert.data.tokens import WordPiece
-from bert.kernels import select
+from bert.kernels import bind_kernels
 from bert.training import schedule
 from bert.training.graph import ready
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
@@ -65,7 +65,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
     """Settings and what follows from them. Raises ConfigError or DataError for anything that would stop the run."""
     device = pick_device(config.dist)
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
-    model = task.model(config.model, select(config.kernels, device))
+    model = task.model(config.model, bind_kernels(config.kernels, device))
     loaded = load_weights(config, model)
     identity = identity_of(config, environ, task, model, loaded)
     # A finished trial in RUN_DIR must be the same.
@@ -85,7 +85,9 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         ("kernels", config.kernels.describe(device)),
         (
             "attention",
-            config.kernels.choose(config.model, config.numerics.dtype, config.uses_graph, alone)[1],
+            config.kernels.resolve_attention(
+                config.model, config.numerics.dtype, config.uses_graph, alone
+            )[1],
         ),
         (
             "global batch",
@@ -214,12 +216,12 @@ def build(
     config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue
 ) -> Run:
     """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit."""
-    choice, words = config.kernels.choose(
+    choice, words = config.kernels.resolve_attention(
         config.model, config.numerics.dtype, config.uses_graph, world
     )
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")
-    model = task.model(config.model, select(choice, world.device))
+    model = task.model(config.model, bind_kernels(choice, world.device))
     loaded = load_weights(config, model)
     if any(loaded):
         _say(world, f"weights: {loaded}")

@@ -53,7 +53,7 @@ def make_model() -> Callable[..., BertForPreTraining]:
         config: BertConfig, seed: int = 0, dtype: torch.dtype = torch.float64
     ) -> BertForPreTraining:
         model = BertForPreTraining(
-            config, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+            config, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
         )
         initialize(model, seed)
         with torch.no_grad():  # biases and norms away from 0 and 1, so that a wrong one shows

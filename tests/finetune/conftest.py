@@ -47,7 +47,9 @@ def squad_environment(tmp_path_factory):
         content = {"version": "1.1", "data": [{"title": "x", "paragraphs": paragraphs}]}
         (folder / f"{name}-v1.1.json").write_text(json.dumps(content))
     (folder / "vocab.txt").write_text("\n".join(made_up.VOCABULARY), encoding="utf-8")
-    model = SpanPrediction(SHAPE, kernels.select(kernels.Config(fused="none"), torch.device("cpu")))
+    model = SpanPrediction(
+        SHAPE, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
+    )
     models.initialize(model, 0)
     (folder / "config.json").write_text(json.dumps(models.hugging_face_config(model)))
     torch.save(dict(model.named_parameters()), folder / "weights.pt")

@@ -41,7 +41,7 @@ def pretrained(repository):
 def test_the_logits_of_an_exported_model_are_those_of_transformers(pretrained, tmp_path, kind):
     transformers = pytest.importorskip("transformers")
     shape = BertConfig.from_json(pretrained / "config.json")
-    plain = kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+    plain = kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     spans = kind == "QuestionAnswering"
     model = SpanPrediction(shape, plain) if spans else Classification(shape, plain, 2)
     models.initialize(model, seed=1)

@@ -141,7 +141,7 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
     vocabulary += [f"[unused{number}]" for number in range(shape.vocab_size - len(vocabulary))]
     (folder / "vocab.txt").write_text("\n".join(vocabulary))
     model = Classification(
-        shape, kernels.select(kernels.Config(fused="none"), torch.device("cpu")), 2
+        shape, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu")), 2
     )
     models.initialize(model, 0)
     torch.save(dict(model.bert.named_parameters()), folder / "weights.pt")

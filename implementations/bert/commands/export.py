@@ -11,7 +11,7 @@ import torch
 
 from bert.checkpoint import huggingface
 from bert.commands import weights as trained
-from bert.kernels import Config, select
+from bert.kernels import Config, bind_kernels
 from bert.model.bert import BertForPreTraining
 from common.env import ConfigError
 
@@ -46,7 +46,7 @@ def export(
             trained.vocabulary(source, options.vocab),
             Config(fused="none", attention="sdpa_loop"),
         )
-        model = BertForPreTraining(source.shape, select(kernels, torch.device("cpu")))
+        model = BertForPreTraining(source.shape, bind_kernels(kernels, torch.device("cpu")))
         trained.load(source, model)
         kind = "PreTraining" if source.shape.next_sentence else "MaskedLM"
         values = huggingface.config_values(source.shape, f"BertFor{kind}")

@@ -15,7 +15,7 @@ from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.records import Records
 from bert.data.tokens import WordPiece
-from bert.kernels.cross_entropy import IGNORE
+from bert.kernels.operations.cross_entropy import IGNORE
 from common.env import ConfigError, from_env
 
 MASK = "[MASK]"

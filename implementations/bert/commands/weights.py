@@ -14,7 +14,7 @@ from bert.checkpoint import huggingface
 from bert.checkpoint.save import is_ours, saved_checkpoints, step_path
 from bert.checkpoint.weights import load_weights, read_state_dict, vocabulary_of
 from bert.core.dist import World
-from bert.kernels import select
+from bert.kernels import bind_kernels
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.training.config import Hardware
@@ -30,11 +30,11 @@ class Source(Hardware):
         """A model for inference on this device, without weights."""
         self.dist.check()
         self.precision.check(self.device)
-        choice, _ = self.kernels.choose(
+        choice, _ = self.kernels.resolve_attention(
             shape, self.numerics.dtype, False, world
         )  # no graph: sizes differ
         return (
-            BertForPreTraining(shape, select(choice, self.device))
+            BertForPreTraining(shape, bind_kernels(choice, self.device))
             .to(self.device, self.numerics.dtype)
             .eval()
         )

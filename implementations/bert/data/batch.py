@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bert.data.compiled import array, compiled_for, scalar
 from bert.data.records import DataError, Records
-from bert.kernels.cross_entropy import IGNORE
+from bert.kernels.operations.cross_entropy import IGNORE
 
 AnyBatch = TypeVar("AnyBatch", bound="Batch")
 AnyCapacity = TypeVar("AnyCapacity", bound="Capacity")

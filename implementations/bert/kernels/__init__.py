@@ -1,7 +1,7 @@
 """Fused operations, one per file, each beside its plain PyTorch reference.
 
-``Config.choose`` resolves the attention backend; ``select`` binds every operation of the model to its reference or its
-fused kernel. Both are called once, before the model is built; nothing falls back silently afterwards.
+``Config.resolve_attention`` picks the attention backend; ``bind_kernels`` binds every operation of the model to its
+reference or its fused kernel. Both are called once, before the model is built; nothing falls back silently afterwards.
 """
 
 from __future__ import annotations
@@ -15,15 +15,10 @@ import torch
 from torch import Tensor
 
 from bert.core.dist import World
-from bert.kernels import (
-    attention,
-    bias_gelu,
-    cross_entropy,
-    dropout_add_layer_norm,
-    embeddings,
-    trials,
-    triton_support,
-)
+from bert.kernels import attention
+from bert.kernels.attention import benchmark
+from bert.kernels.operations import bias_gelu, cross_entropy, dropout_add_layer_norm, embeddings
+from bert.kernels.support import triton_support
 from common.env import ConfigError, env
 
 # The model's operations; FUSED also selects the optimizer's update (lamb) and the place of fp8 casts.
@@ -87,8 +82,8 @@ class Config:
         text = f"Triton for {', '.join(name for name in FUSABLE if name in fused)}"
         return f"{text}; plain PyTorch for {', '.join(plain)}" if plain else text
 
-    def choose(
-        self, model: trials.Model, dtype: torch.dtype, in_graph: bool, world: World
+    def resolve_attention(
+        self, model: benchmark.Model, dtype: torch.dtype, in_graph: bool, world: World
     ) -> tuple[Config, str]:
         """Settings with the attention backend resolved, equal on all ranks, and the reason as text. A collective.
 
@@ -107,31 +102,31 @@ class Config:
             name, words = "sdpa_loop", f"sdpa_loop ({why})"
         if device.type != "cuda":
             return dataclasses.replace(self, attention=name), words
-        heads = trials.Heads(
+        heads = benchmark.Heads(
             num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype
         )
-        results = trials.trials(device, heads, name)
+        results = benchmark.benchmark_backends(device, heads, name)
         if name == "auto":
-            shown = [trial for trial in results if trial.name != trials.ASSEMBLY]
+            shown = [trial for trial in results if trial.name != benchmark.ASSEMBLY]
             tried = "; ".join(
                 f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in shown
             )
             backends = list(attention.BACKENDS)
             name = backends[
                 world.broadcast_int(
-                    backends.index(trials.fastest(results, in_graph) or "sdpa_loop")
+                    backends.index(benchmark.fastest(results, in_graph) or "sdpa_loop")
                 )
             ]
             if name == "sdpa_loop" and in_graph:
                 raise ConfigError(
                     f"no attention backend works here ({tried}): set CUDA_GRAPH=0, or ATTENTION"
                 )
-            words, fallback = f"{name} (tried: {tried})", trials.fallback(name, results)
-        problem = trials.problem_of(name, results)
+            words, fallback = f"{name} (tried: {tried})", benchmark.fallback(name, results)
+        problem = benchmark.problem_of(name, results)
         if world.any(bool(problem)):
             where = f"fails on this GPU ({problem})" if problem else "fails on another rank's GPU"
             raise ConfigError(f"attention {name} {where}: set ATTENTION to another one, or auto")
-        wrong = trials.problem_of(trials.ASSEMBLY, results)
+        wrong = benchmark.problem_of(benchmark.ASSEMBLY, results)
         if world.any(bool(wrong)):
             triton_support.do_without_assembly()
             words += f"; all kernels do without assembly, wrong on this GPU ({wrong or 'no: on another one'})"
@@ -153,13 +148,13 @@ class Kernels:
     fp8_cast: bool
 
 
-def select(config: Config, device: torch.device) -> Kernels:
+def bind_kernels(config: Config, device: torch.device) -> Kernels:
     """Binds every operation for ``device``. Raises ConfigError for what this hardware cannot run."""
     name, second, fused = config.attention, config.attention_fallback, config.names(device)
     if name == "auto":
-        name = trials.default_backend(device)
+        name = benchmark.default_backend(device)
         if device.type == "cuda":
-            second = trials.fallback(name, trials.trials(device))
+            second = benchmark.fallback(name, benchmark.benchmark_backends(device))
     if name not in attention.BACKENDS:
         raise ConfigError(
             f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}"

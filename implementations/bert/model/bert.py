@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from bert.data.batch import Batch, PretrainingBatch
 from bert.kernels import Kernels
-from bert.kernels.cross_entropy import IGNORE
-from bert.kernels.dropout import ForwardPass
 from bert.kernels.fp8 import ROW_MULTIPLE, Recipe, Scaling
+from bert.kernels.operations.cross_entropy import IGNORE
 from bert.kernels.precision import LOW_PRECISION
+from bert.kernels.support.dropout import ForwardPass
 from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
 from bert.model.recompute import Recomputation

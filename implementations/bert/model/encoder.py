@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bert.kernels import Kernels, fp8_feed_forward
-from bert.kernels.dropout import ForwardPass
-from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
+from bert.kernels import Kernels
 from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Recipe, Scaling, Target
-from bert.kernels.fp8_linear import Fp8Linear
-from bert.kernels.weight_gradient import joined, linear
+from bert.kernels.fp8.linear import Fp8Linear
+from bert.kernels.operations import fp8_feed_forward
+from bert.kernels.operations.dropout_add_layer_norm import Operands, fused_with_cast
+from bert.kernels.support.dropout import ForwardPass
+from bert.kernels.support.weight_gradient import concat_view, linear
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
 from common.env import ConfigError
@@ -81,12 +82,12 @@ class SelfAttention(Product):
     def weight(self) -> Tensor:
         """Fused QKV weight, [3D, D]."""
         # Three parameters, because LAMB's trust ratio is per tensor; one GEMM, because it is faster.
-        return joined(self.query.weight, self.key.weight, self.value.weight)
+        return concat_view(self.query.weight, self.key.weight, self.value.weight)
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
         """Context [T, D]."""
         qkv = self.project(
-            hidden.x, joined(self.query.bias, self.key.bias, self.value.bias), hidden.x8
+            hidden.x, concat_view(self.query.bias, self.key.bias, self.value.bias), hidden.x8
         )  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
         return self.attention(qkv, forward_pass, self.dropout if self.training else 0.0).reshape(

@@ -17,7 +17,7 @@ from typing import TypeVar
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from bert.kernels.dropout import DropoutSites
+from bert.kernels.support.dropout import DropoutSites
 from common.env import env
 
 Tensors = TypeVar("Tensors", bound="tuple[Tensor | None, ...]")

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bert.kernels import lamb as lamb_kernel
-from bert.kernels import lans as lans_kernel
+from bert.kernels.operations import lamb as lamb_kernel
+from bert.kernels.operations import lans as lans_kernel
 from bert.optim.rules import (
     LambConfig,
     LansConfig,
@@ -282,7 +282,7 @@ class FlatRule:
     def __init__(
         self, shard: Shard, config: LambConfig | LansConfig, passes: Any = lamb_kernel
     ) -> None:
-        """passes: module with squared_norm, moments and update, as kernels/lamb.py."""
+        """passes: module with squared_norm, moments and update, as kernels/operations/lamb.py."""
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
         self.buffers = (
@@ -294,7 +294,7 @@ class FlatRule:
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.scalars = torch.zeros(
             4, dtype=torch.float32, device=device
-        )  # as kernels/lamb.py takes them
+        )  # as kernels/operations/lamb.py takes them
         # A span is a segment with the zeros after it.
         spans: list[list[tuple[int, int]]] = [[] for _ in shard.names]
         for segment in shard.segments:
@@ -321,7 +321,7 @@ class FlatRule:
 
 
 class FlatLamb(FlatRule):
-    """LAMB by the two passes of kernels/lamb.py."""
+    """LAMB by the two passes of kernels/operations/lamb.py."""
 
     def measure(self) -> Tensor:
         return self.passes.squared_norm(self.shard.gradient).reshape(1)
@@ -338,7 +338,7 @@ class FlatLamb(FlatRule):
 
 
 class FlatLans(FlatRule):
-    """LANS by the three passes of kernels/lans.py."""
+    """LANS by the three passes of kernels/operations/lans.py."""
 
     needs_norms = True
 

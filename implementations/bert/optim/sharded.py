@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
-from bert.kernels import weight_gradient
+from bert.kernels.support import weight_gradient
 from bert.optim.flat import Bucket, FlatLamb, FlatLans, Layout, Piecewise, Shard, Slice, fill
 from bert.optim.mesh import Mesh
 from bert.optim.rules import Scalar, squared_norms
@@ -418,11 +418,11 @@ class GradientBuckets:
             self.received is not None and alone and self.received.dtype == self.parameters[0].dtype
         )
         nowhere = [None] * len(self.parameters)
-        weight_gradient.offer(self.parameters, self.views if fits else nowhere)
+        weight_gradient.set_grad_buffers(self.parameters, self.views if fits else nowhere)
         try:
             yield
         finally:
-            weight_gradient.offer(self.parameters, nowhere)
+            weight_gradient.set_grad_buffers(self.parameters, nowhere)
         assert not any(self.missing), "a parameter got no gradient"
 
     @torch.no_grad()

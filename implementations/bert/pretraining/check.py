@@ -105,7 +105,7 @@ def report(config: Config) -> str:
         "model": f"{num_parameters:,} parameters, {heads}, GELU in its {form} form, {config.bert_config_path}",
         "last layer": f"past its attention for at most {read:.0%} of the tokens, those that the heads read",
         "kernels": config.kernels.describe(device),
-        "attention": config.kernels.choose(
+        "attention": config.kernels.resolve_attention(
             config.model, config.numerics.dtype, config.uses_graph, World(alone)
         )[1],
         "global batch": f"{batch} sequences = {rows} x packing factor {data.packing_factor}",

@@ -103,7 +103,7 @@ def meta_model(config: BertConfig) -> BertForPreTraining:
     """The model on the meta device: shapes without values."""
     with uninitialized():
         return BertForPreTraining(
-            config, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+            config, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
         )
 
 

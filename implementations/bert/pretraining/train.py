@@ -24,8 +24,8 @@ from bert.data.loader import TrainingData, open_masks, open_source
 from bert.data.sampler import Sampler, row_sequences
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed.step import DeepSpeedStep
-from bert.kernels import select
-from bert.kernels.recording import CaptureError
+from bert.kernels import bind_kernels
+from bert.kernels.support.graph_capture import CaptureError
 from bert.model.bert import BertForPreTraining
 from bert.model.init import Chunk, fill, first_weights, uninitialized, use_placeholders
 from bert.pretraining import closed_division, resume
@@ -169,7 +169,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
 
 def resolve_kernels(config: Config, world: World) -> Config:
     """The config with ATTENTION=auto resolved, which is printed and noted in the run's folder. A collective."""
-    kernels, words = config.kernels.choose(
+    kernels, words = config.kernels.resolve_attention(
         config.model, config.numerics.dtype, config.uses_graph, world
     )
     if world.is_main:
@@ -189,7 +189,7 @@ def build(
     come chunk by chunk, and each rank keeps those of its shard.
     """
     kernels, device, clock = (
-        select(config.kernels, world.device),
+        bind_kernels(config.kernels, world.device),
         world.device,
         clock or StartClock(),
     )

@@ -15,8 +15,8 @@ from bert.data.batch import PretrainingBatch, PretrainingCapacity, make_batch
 from bert.data.records import DataError, Records, concatenate
 from bert.data.shards import Shards, list_shards
 from bert.data.synthetic import synthetic_records
-from bert.kernels.cross_entropy import IGNORE
-from bert.kernels.recording import record, warm_stream
+from bert.kernels.operations.cross_entropy import IGNORE
+from bert.kernels.support.graph_capture import record, warm_stream
 from bert.model.bert import BertForPreTraining
 from bert.training.graph import copy_batches, graph_capacity, static_batch
 from common.env import env

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bert.data.batch import AnyBatch, AnyCapacity, Batch, Capacity
 from bert.data.records import DataError
-from bert.kernels.recording import CaptureError, record, warm_stream
+from bert.kernels.support.graph_capture import CaptureError, record, warm_stream
 from bert.training.step import Step, StepResult, TrainingStep
 from common.env import env
 

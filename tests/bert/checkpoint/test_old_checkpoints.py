@@ -56,7 +56,7 @@ def test_a_checkpoint_of_the_first_version_loads_and_is_written_again_as_it_was(
     optimizer, precision, sharded, tiny
 ):
     model = BertForPreTraining(
-        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
     numerics = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
     settings = optim.Config(optimizer=optimizer, sharded=sharded)

@@ -38,7 +38,7 @@ def _part(rank, num_ranks, token=7):
 
 def _step(config, world, by_chunks, dtype=torch.bfloat16):
     with torch.device("meta" if by_chunks else "cpu"):
-        model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+        model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
     chunks = init.first_weights(model, 3) if by_chunks else None
     if by_chunks:
         init.use_placeholders(model, dtype, CPU)
@@ -63,7 +63,9 @@ def _check_first_weights(world: World, config, path):
     steps = []
     for by_chunks in (False, True):
         with torch.device("meta" if by_chunks else "cpu"):
-            model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+            model = BertForPreTraining(
+                config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
+            )
         checksum, chunks = Checksum(), None
         if by_chunks:
             chunks, loaded = chunks_of(model, path, 3, True, checksum)
@@ -151,7 +153,7 @@ def test_weights_drawn_in_chunks_are_those_drawn_at_once(tiny, monkeypatch):
         init, "CHUNK_SIZE", 48
     )  # of 24 x 24 and 24 x 40 numbers; 216 x 24 leaves no rest, 3 x 24 a short one
     with torch.device("meta"):
-        model = BertForPreTraining(tiny, kernels.select(kernels.Config(fused="none"), CPU))
+        model = BertForPreTraining(tiny, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
     found = {name: torch.full(p.shape, float("nan")) for name, p in model.named_parameters()}
     for name, start, values in init.first_weights(model, 11):
         found[name].view(-1)[start : start + len(values)] = values

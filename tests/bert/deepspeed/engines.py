@@ -26,7 +26,7 @@ FP32 = Precision(dtype=torch.float32)
 def tiny_model(config):
     """The model with its first weights."""
     model = BertForPreTraining(
-        config, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        config, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
     initialize(model, 0)
     return model

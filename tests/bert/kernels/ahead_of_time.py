@@ -24,20 +24,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from bert.kernels import (
-    OPERATIONS,
-    assembly_check,
-    attention_triton,
-    fp8,
-    fp8_feed_forward,
-    lamb,
-    lans,
-    launches,
-    triton_support,
-)
-from bert.kernels.dropout import DropoutSites, ForwardPass
-from bert.kernels.dropout_add_layer_norm import Operands, fused_with_cast
-from bert.kernels.fp8_linear import Fp8Linear
+from bert.kernels import OPERATIONS, fp8
+from bert.kernels.attention import triton_attention
+from bert.kernels.fp8.linear import Fp8Linear
+from bert.kernels.operations import fp8_feed_forward, lamb, lans
+from bert.kernels.operations.dropout_add_layer_norm import Operands, fused_with_cast
+from bert.kernels.support import assembly_check, launches, triton_support
+from bert.kernels.support.dropout import DropoutSites, ForwardPass
 
 TYPES = {
     torch.float32: "*fp32",
@@ -96,7 +89,7 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
         )
         cu_seqlens = torch.empty(97, dtype=torch.int32, device=META)
         arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
-        yield name, functools.partial(_forward_and_backward, attention_triton.attention, *arguments)
+        yield name, functools.partial(_forward_and_backward, triton_attention.attention, *arguments)
     yield "lamb", _lamb
     yield "lans", _lans
     yield "fp8", _fp8_layer

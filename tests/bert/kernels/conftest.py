@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from bert.kernels import triton_support
+from bert.kernels.support import triton_support
 
 
 def _teach_the_interpreter_bf16_products() -> None:

@@ -59,9 +59,9 @@ def main() -> None:
     import cudnn
     import torch
 
-    from bert.kernels import attention_cudnn
+    from bert.kernels.attention import cudnn_frontend
 
-    sizes = attention_cudnn.Sizes(
+    sizes = cudnn_frontend.Sizes(
         num_sequences=192,
         longest=512,
         num_tokens=24_576,
@@ -72,7 +72,7 @@ def main() -> None:
     )
     where = {"device_property": cudnn.create_device_properties(json.dumps(H200)), "sm_version": 90}
     counts = {
-        name: attention_cudnn.make_graph(
+        name: cudnn_frontend.make_graph(
             sizes, backward=name == "backward", **where
         ).graph.get_execution_plan_count()
         for name in ("forward", "backward")

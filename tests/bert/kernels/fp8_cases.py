@@ -9,14 +9,14 @@ from torch import Tensor
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import bias_gelu, dropout_add_layer_norm
-from bert.kernels.cases import Draw
-from bert.kernels.dropout import DropoutSites
-from bert.kernels.dropout_add_layer_norm import Operands
 from bert.kernels.fp8 import BACKWARD, FORWARD, INPUT, Recipe, Scaling, Target
-from bert.kernels.fp8_cast import cast_rows, cast_transpose, transpose
-from bert.kernels.fp8_feed_forward import Settings, Weights, feed_forward
-from bert.kernels.fp8_linear import Fp8Linear
+from bert.kernels.fp8.cast import cast_rows, cast_transpose, transpose
+from bert.kernels.fp8.linear import Fp8Linear
+from bert.kernels.operations import bias_gelu, dropout_add_layer_norm
+from bert.kernels.operations.dropout_add_layer_norm import Operands
+from bert.kernels.operations.fp8_feed_forward import Settings, Weights, feed_forward
+from bert.kernels.support.cases import Draw
+from bert.kernels.support.dropout import DropoutSites
 
 LARGE = (12_288, 1024, 4096)  # tokens, hidden and feed-forward width of 24 rows of BERT-large
 # Norm of a difference relative to the tensor's. Where a compiler contracts the arithmetic of two kernels differently,

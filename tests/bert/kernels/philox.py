@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert.kernels.dropout import Dropout
+from bert.kernels.support.dropout import Dropout
 
 MASK = np.uint64(0xFFFFFFFF)
 

@@ -1,4 +1,4 @@
-"""The passes of kernels/lamb.py in plain PyTorch, for buffers of fp64 too."""
+"""The passes of kernels/operations/lamb.py in plain PyTorch, for buffers of fp64 too."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.kernels import arithmetic, assembly_check, trials, triton_support
+from bert.kernels.attention import benchmark
+from bert.kernels.support import arithmetic, assembly_check, triton_support
 from bert.model.config import BertConfig
 
 from .. import no_gpu
@@ -89,17 +90,19 @@ def test_where_a_piece_is_wrong_on_any_rank_the_kernels_do_without_and_a_line_sa
     ):
         native.value = True
         found = [
-            trials.Trial(name=trials.ASSEMBLY, problem=mine),
-            trials.Trial(name="triton", milliseconds=1.0),
+            benchmark.Trial(name=benchmark.ASSEMBLY, problem=mine),
+            benchmark.Trial(name="triton", milliseconds=1.0),
         ]
-        monkeypatch.setattr(trials, "trials", lambda device, heads, name, found=found: found)
+        monkeypatch.setattr(
+            benchmark, "benchmark_backends", lambda device, heads, name, found=found: found
+        )
         answers = iter(
             (False, bool(mine) or others)
         )  # whether the backend fails anywhere, and the assembly
         world = SimpleNamespace(
             device=torch.device("cuda", 0), any=lambda mine, answers=answers: next(answers)
         )
-        words = kernels.Config(attention="triton").choose(
+        words = kernels.Config(attention="triton").resolve_attention(
             BertConfig(), torch.bfloat16, True, world
         )[1]
         assert native.value is not bool(expected)

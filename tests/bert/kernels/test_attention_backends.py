@@ -8,8 +8,9 @@ import dataclasses
 import pytest
 import torch
 
-from bert.kernels import attention, trials
-from bert.kernels.dropout import ForwardPass
+from bert.kernels import attention
+from bert.kernels.attention import benchmark
+from bert.kernels.support.dropout import ForwardPass
 from common.env import ConfigError
 
 CPU = torch.device("cpu")
@@ -35,7 +36,7 @@ def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
     with pytest.raises(ConfigError, match="reads the lengths on the host"):
         attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=True)
     attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=False)
-    assert trials.default_backend(CPU) == "sdpa_loop"
+    assert benchmark.default_backend(CPU) == "sdpa_loop"
 
 
 def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
@@ -48,14 +49,14 @@ def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
 
 
 def test_a_candidate_that_fails_or_is_slower_is_not_chosen():
-    trial = trials.Trial
+    trial = benchmark.Trial
     results = [
         trial(name="flash", milliseconds=None, problem="no such kernel"),
         trial(name="cudnn", milliseconds=3.0),
         trial(name="triton", milliseconds=2.0),
     ]
-    assert trials.fastest(results) == "triton"
-    assert trials.fastest(results[:1]) is None
+    assert benchmark.fastest(results) == "triton"
+    assert benchmark.fastest(results[:1]) is None
 
 
 def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkeypatch):
@@ -71,29 +72,29 @@ def test_of_a_candidate_that_fails_in_a_graph_the_first_error_is_reported(monkey
             raise ValueError("head size 64\nis not supported")
 
     monkeypatch.setitem(attention.BACKENDS, "new", fails)
-    trial = trials.attempt("new", CPU, trials.BERT_LARGE)
-    assert trial == trials.Trial(name="new", problem="head size 64 is not supported")
+    trial = benchmark.attempt("new", CPU, benchmark.BERT_LARGE)
+    assert trial == benchmark.Trial(name="new", problem="head size 64 is not supported")
 
 
 def test_a_wrong_backend_is_told_from_a_right_one(monkeypatch):
-    monkeypatch.setattr(trials, "LENGTHS", (48, 33, 1, 56))
+    monkeypatch.setattr(benchmark, "LENGTHS", (48, 33, 1, 56))
 
     def leaks(qkv, forward_pass, dropout):  # attends across sequences
         whole = ForwardPass(forward_pass.cu_seqlens[[0, -1]], forward_pass.max_seqlen)
         return attention.sdpa_loop(qkv, whole, dropout)
 
-    assert trials.disagreement(attention.sdpa_loop, CPU) == ""
-    assert "context differs" in trials.disagreement(leaks, CPU)
+    assert benchmark.disagreement(attention.sdpa_loop, CPU) == ""
+    assert "context differs" in benchmark.disagreement(leaks, CPU)
 
 
 def test_a_backend_that_trips_over_the_empty_sequences_of_a_graphs_batch_is_found(monkeypatch):
-    monkeypatch.setattr(trials, "LENGTHS", (48, 33))
+    monkeypatch.setattr(benchmark, "LENGTHS", (48, 33))
 
     def trips(qkv, forward_pass, dropout):
         context = attention.sdpa_loop(qkv, forward_pass, dropout)
         return context * float("nan") if (forward_pass.cu_seqlens.diff() == 0).any() else context
 
-    assert "context differs" in trials.disagreement(trips, CPU)
+    assert "context differs" in benchmark.disagreement(trips, CPU)
 
 
 @pytest.mark.gpu
@@ -102,7 +103,7 @@ def test_backend_gives_the_reference_context_and_gradient(name, gpu):
     reason = attention._BACKENDS[name].missing(gpu)
     if reason:
         pytest.skip(reason)
-    assert trials.disagreement(attention.BACKENDS[name], gpu) == ""
+    assert benchmark.disagreement(attention.BACKENDS[name], gpu) == ""
 
 
 @pytest.mark.gpu
@@ -112,8 +113,8 @@ def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
     if reason:
         pytest.skip(reason)
     run = attention.BACKENDS[name]
-    cu_seqlens = trials.offsets(2, gpu)
-    tokens = 2 * sum(trials.LENGTHS)
+    cu_seqlens = benchmark.offsets(2, gpu)
+    tokens = 2 * sum(benchmark.LENGTHS)
     qkv = torch.randn(tokens, 3, 16, 64, device=gpu, dtype=torch.bfloat16)
     qkv[:, 2] = 1.0  # the context is then the mean kept probability over its scale: 1 on average
     draws = []
@@ -128,6 +129,8 @@ def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
 
 @pytest.mark.gpu
 def test_automatic_choice_is_a_backend_that_was_tried_with_success(gpu):
-    chosen = trials.default_backend(gpu)
-    good = {trial.name for trial in trials.trials(gpu) if trial.milliseconds is not None}
-    assert chosen in good, trials.trials(gpu)
+    chosen = benchmark.default_backend(gpu)
+    good = {
+        trial.name for trial in benchmark.benchmark_backends(gpu) if trial.milliseconds is not None
+    }
+    assert chosen in good, benchmark.benchmark_backends(gpu)

@@ -14,8 +14,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bert import kernels
-from bert.kernels import attention, attention_cudnn, trials
-from bert.kernels.dropout import ForwardPass
+from bert.kernels import attention
+from bert.kernels.attention import benchmark, cudnn_frontend
+from bert.kernels.support.dropout import ForwardPass
 from common.env import ConfigError
 
 from .. import no_gpu
@@ -39,11 +40,11 @@ HEADS, WIDTH, LONGEST = 3, 16, 24
 def cudnn(monkeypatch):
     monkeypatch.setitem(sys.modules, "cudnn", fake_cudnn)
     fake_cudnn.built.clear()
-    attention_cudnn._plans.cache_clear()
-    attention_cudnn._handle.cache_clear()
+    cudnn_frontend._plans.cache_clear()
+    cudnn_frontend._handle.cache_clear()
     yield fake_cudnn
-    attention_cudnn._plans.cache_clear()
-    attention_cudnn._handle.cache_clear()
+    cudnn_frontend._plans.cache_clear()
+    cudnn_frontend._handle.cache_clear()
 
 
 def _pass() -> ForwardPass:
@@ -61,7 +62,7 @@ def test_context_and_gradient_equal_the_reference(cudnn, dtype):
         _qkv(dtype),
         torch.randn(OFFSETS[-1], HEADS, WIDTH, generator=torch.Generator().manual_seed(4)),
     )
-    context = attention_cudnn.attention(qkv, _pass(), 0.0)
+    context = cudnn_frontend.attention(qkv, _pass(), 0.0)
     context.backward(upstream.to(dtype))
     exact = qkv.detach().float().requires_grad_()
     expected = attention.sdpa_loop(exact, _pass(), 0.0)
@@ -73,47 +74,47 @@ def test_context_and_gradient_equal_the_reference(cudnn, dtype):
 def test_a_trial_of_it_finds_nothing_and_finds_masks_that_differ_between_the_passes(
     cudnn, monkeypatch
 ):
-    monkeypatch.setattr(trials, "LENGTHS", (48, 33, 1, 56))
+    monkeypatch.setattr(benchmark, "LENGTHS", (48, 33, 1, 56))
 
     def trial() -> str:
         torch.manual_seed(0)
-        return trials.disagreement(attention_cudnn.attention, CPU, trials.Heads(num_heads=4))
+        return benchmark.disagreement(cudnn_frontend.attention, CPU, benchmark.Heads(num_heads=4))
 
     assert trial() == ""
-    forward = attention_cudnn._start_backward
+    forward = cudnn_frontend._start_backward
 
     def other_mask(plans, gradient, qkv, context, sums, shared):
         changed = {name: value + 1 if name == "seed" else value for name, value in shared.items()}
         return forward(plans, gradient, qkv, context, sums, changed)
 
-    monkeypatch.setattr(attention_cudnn, "_start_backward", other_mask)
+    monkeypatch.setattr(cudnn_frontend, "_start_backward", other_mask)
     assert "its two passes drop different probabilities" in trial()
 
 
 def test_a_trial_finds_dropout_that_drops_nothing_or_does_not_scale(monkeypatch):
-    monkeypatch.setattr(trials, "LENGTHS", (48, 33, 1, 56))
+    monkeypatch.setattr(benchmark, "LENGTHS", (48, 33, 1, 56))
     oracle = attention.sdpa_loop
-    assert trials.disagreement(oracle, CPU) == ""
-    nothing = trials.disagreement(lambda qkv, of, dropout: oracle(qkv, of, 0.0), CPU)
+    assert benchmark.disagreement(oracle, CPU) == ""
+    nothing = benchmark.disagreement(lambda qkv, of, dropout: oracle(qkv, of, 0.0), CPU)
     assert nothing == "it drops nothing"
 
     def unscaled(qkv, of, dropout):
         return oracle(qkv, of, dropout) * (1 - dropout)
 
-    assert "on average 0.9" in trials.disagreement(unscaled, CPU)
+    assert "on average 0.9" in benchmark.disagreement(unscaled, CPU)
 
 
 def test_sites_draw_apart_and_a_site_that_is_repeated_draws_the_same(cudnn):
     qkv, of = _qkv().detach(), _pass()
-    first, second = (attention_cudnn.attention(qkv, of, 0.5) for _ in range(2))
+    first, second = (cudnn_frontend.attention(qkv, of, 0.5) for _ in range(2))
     of.sites.num_sites = 0
-    again = attention_cudnn.attention(qkv, of, 0.5)
+    again = cudnn_frontend.attention(qkv, of, 0.5)
     assert torch.equal(first, again)
     assert not torch.equal(first, second)
-    of.sites.num_sites = attention_cudnn.SITES
-    far = attention_cudnn.attention(qkv, of, 0.5)
+    of.sites.num_sites = cudnn_frontend.SITES
+    far = cudnn_frontend.attention(qkv, of, 0.5)
     assert not torch.equal(first, far)
-    assert not torch.equal(first, attention_cudnn.attention(qkv, _pass(), 0.5)), (
+    assert not torch.equal(first, cudnn_frontend.attention(qkv, _pass(), 0.5)), (
         "another pass, another seed"
     )
 
@@ -135,10 +136,10 @@ def test_nothing_is_copied_and_later_layers_of_a_pass_allocate_only(cudnn, monke
     monkeypatch.setattr(fake_cudnn.pygraph, "_forward", lambda self, given: None)
     monkeypatch.setattr(fake_cudnn.pygraph, "_backward", lambda self, given: None)
     of, gradient = _pass(), torch.ones(OFFSETS[-1], HEADS, WIDTH, dtype=torch.bfloat16)
-    attention_cudnn.attention(_qkv(), of, 0.1).backward(gradient)
+    cudnn_frontend.attention(_qkv(), of, 0.1).backward(gradient)
     qkv = _qkv()
     with Launches() as launches:
-        context = attention_cudnn.attention(qkv, of, 0.1)
+        context = cudnn_frontend.attention(qkv, of, 0.1)
         torch.autograd.grad(context, qkv, gradient)
     assert set(launches.names) <= {
         "empty.memory_format",
@@ -153,10 +154,10 @@ def test_nothing_is_copied_and_later_layers_of_a_pass_allocate_only(cudnn, monke
 
 def test_plans_are_made_once_a_size_and_both_passes_run_before_the_first_result(cudnn):
     for _ in range(2):
-        attention_cudnn.attention(_qkv().detach(), _pass(), 0.1)
+        cudnn_frontend.attention(_qkv().detach(), _pass(), 0.1)
     forward, backward = cudnn.built
     assert (forward.runs, backward.runs) == (2, 1)
-    attention_cudnn.attention(
+    cudnn_frontend.attention(
         _qkv().detach(), ForwardPass(torch.tensor([0, 40], dtype=torch.int32), 40), 0.1
     )
     assert len(cudnn.built) == 4
@@ -166,9 +167,9 @@ def test_sizes_without_a_plan_are_an_error_of_one_line(cudnn):
     with pytest.raises(
         ConfigError, match=r"^ATTENTION=cudnn_frontend: no plan for .*multiple of 8; use auto$"
     ):
-        attention_cudnn.attention(_qkv()[..., :12], _pass(), 0.1)
+        cudnn_frontend.attention(_qkv()[..., :12], _pass(), 0.1)
     with pytest.raises(TypeError, match="in bf16 or fp16"):
-        attention_cudnn.attention(_qkv(torch.float32), _pass(), 0.1)
+        cudnn_frontend.attention(_qkv(torch.float32), _pass(), 0.1)
 
 
 @pytest.mark.parametrize("fails", ["check_support", "_forward", "_backward"])
@@ -196,26 +197,26 @@ def test_under_auto_a_failure_is_one_line_and_the_fallback_takes_over_for_good(
 
 
 def test_what_falls_back_is_the_fastest_that_compiles_nothing():
-    trial = trials.Trial
+    trial = benchmark.Trial
     results = [
         trial(name="cudnn_frontend", milliseconds=1.0),
         trial(name="flash", milliseconds=3.0),
         trial(name="triton", milliseconds=2.0),
     ]
-    assert trials.fallback("cudnn_frontend", results) == "triton"
-    assert trials.fallback("triton", results) == "", "what is compiled once for all needs none"
-    assert trials.fallback("cudnn_frontend", results[:1]) == ""
+    assert benchmark.fallback("cudnn_frontend", results) == "triton"
+    assert benchmark.fallback("triton", results) == "", "what is compiled once for all needs none"
+    assert benchmark.fallback("cudnn_frontend", results[:1]) == ""
 
 
 def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
     no_gpu.in_name(monkeypatch)
-    trial = trials.Trial
+    trial = benchmark.Trial
     results = [
         trial(name="cudnn_frontend", milliseconds=1.0),
         trial(name="sdpa_loop", milliseconds=2.0),
     ]
-    monkeypatch.setattr(trials, "trials", lambda device: results)
-    chosen = kernels.select(kernels.Config(fused="none"), torch.device("cuda"))
+    monkeypatch.setattr(benchmark, "benchmark_backends", lambda device: results)
+    chosen = kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cuda"))
     qkv = _qkv()[..., :12]  # cuDNN takes multiples of 8
     assert torch.equal(chosen.attention(qkv, _pass(), 0.0), attention.sdpa_loop(qkv, _pass(), 0.0))
     assert "sdpa_loop takes its place" in capsys.readouterr().err
@@ -224,8 +225,8 @@ def test_auto_always_has_the_fallback(cudnn, monkeypatch, capsys):
 def test_offsets_past_32_bits_are_of_64():
     common = {"num_sequences": 1, "longest": 512, "num_heads": 16, "width": 64, "dropout": 0.1}
     sizes = common | {"dtype": torch.bfloat16}
-    assert attention_cudnn.Sizes(num_tokens=699_050, **sizes).offset_dtype == torch.int32
-    assert attention_cudnn.Sizes(num_tokens=699_051, **sizes).offset_dtype == torch.int64
+    assert cudnn_frontend.Sizes(num_tokens=699_050, **sizes).offset_dtype == torch.int32
+    assert cudnn_frontend.Sizes(num_tokens=699_051, **sizes).offset_dtype == torch.int64
 
 
 def test_the_package_is_asked_for_by_its_name_where_a_gpu_could_use_it(monkeypatch):

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bert.kernels import attention_libraries
-from bert.kernels.attention import sdpa_loop
-from bert.kernels.dropout import ForwardPass
+from bert.kernels.attention import libraries, sdpa_loop
+from bert.kernels.support.dropout import ForwardPass
 
 OFFSETS, HEADS, WIDTH = [0, 5, 5, 18, 18], 2, 8
 
@@ -87,9 +86,9 @@ def _expected():
 )
 def test_gradients_become_one_without_a_copy_where_a_library_left_them_side_by_side(layout, joins):
     qkv, upstream = _inputs()
-    context = _Varlen.apply(*attention_libraries.parts(qkv), _pass().cu_seqlens, layout)
+    context = _Varlen.apply(*libraries.parts(qkv), _pass().cu_seqlens, layout)
     counted = []
-    plain = attention_libraries._Parts.backward
+    plain = libraries._Parts.backward
 
     def counting(ctx, *gradients):
         with Joins() as seen:
@@ -97,11 +96,11 @@ def test_gradients_become_one_without_a_copy_where_a_library_left_them_side_by_s
         counted.append(seen.count)
         return result
 
-    attention_libraries._Parts.backward = staticmethod(counting)
+    libraries._Parts.backward = staticmethod(counting)
     try:
         context.backward(upstream)
     finally:
-        attention_libraries._Parts.backward = staticmethod(plain)
+        libraries._Parts.backward = staticmethod(plain)
     assert counted == [joins]
     assert torch.equal(qkv.grad, _expected())
 
@@ -144,7 +143,7 @@ def test_flash_attn_2_gets_the_packed_projections_and_gives_one_gradient(monkeyp
     )
     monkeypatch.setitem(sys.modules, "flash_attn", module)
     qkv, upstream = _inputs()
-    context = attention_libraries.flash_attn_2(qkv, _pass(), 0.1)
+    context = libraries.flash_attn_2(qkv, _pass(), 0.1)
     assert calls == [(0.1, False, qkv.data_ptr())]
     names = []
     node = context.grad_fn
@@ -173,9 +172,9 @@ def test_transformer_engine_sees_one_packed_tensor_and_nothing_is_stacked(monkey
 
     package = types.SimpleNamespace(DotProductAttention=DotProductAttention)
     monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", package)
-    attention_libraries._transformer_engine_module.cache_clear()
+    libraries._transformer_engine_module.cache_clear()
     qkv, upstream = _inputs()
-    context = attention_libraries.transformer_engine(qkv, _pass(), 0.1)
+    context = libraries.transformer_engine(qkv, _pass(), 0.1)
     context.backward(upstream)
-    attention_libraries._transformer_engine_module.cache_clear()
+    libraries._transformer_engine_module.cache_clear()
     assert torch.equal(qkv.grad, _expected())

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bert.kernels import attention_triton, launches
-from bert.kernels.attention import sdpa_loop
-from bert.kernels.dropout import Dropout, ForwardPass
+from bert.kernels.attention import sdpa_loop, triton_attention
+from bert.kernels.support import launches
+from bert.kernels.support.dropout import Dropout, ForwardPass
 
 from . import philox
 
@@ -76,7 +76,7 @@ def test_context_and_gradients_equal_the_definition(device, small_tiles, dtype, 
     torch.manual_seed(4)
     drop = ForwardPass(cu_seqlens, MAX_SEQLEN).sites.next(dropout)
     torch.manual_seed(4)
-    context = attention_triton.attention(qkv, ForwardPass(cu_seqlens, MAX_SEQLEN), dropout)
+    context = triton_attention.attention(qkv, ForwardPass(cu_seqlens, MAX_SEQLEN), dropout)
     expected = _expected(exact, cu_seqlens, drop)
     context.backward(upstream)
     expected.backward(upstream.double())
@@ -93,7 +93,7 @@ def test_any_head_width_is_padded_to_a_power_of_two(device, small_tiles):
     forward_pass = ForwardPass(cu_seqlens, 19)
     context, expected = (
         run(x, forward_pass, 0.0)
-        for run, x in ((attention_triton.attention, qkv), (sdpa_loop, exact))
+        for run, x in ((triton_attention.attention, qkv), (sdpa_loop, exact))
     )
     context.square().sum().backward()
     expected.square().sum().backward()
@@ -110,7 +110,7 @@ def test_large_scores_stay_finite(device, small_tiles):
     forward_pass = ForwardPass(cu_seqlens, 21)
     context, expected = (
         run(x, forward_pass, 0.0)
-        for run, x in ((attention_triton.attention, qkv), (sdpa_loop, exact))
+        for run, x in ((triton_attention.attention, qkv), (sdpa_loop, exact))
     )
     context.sum().backward()
     expected.sum().backward()
@@ -125,7 +125,7 @@ def test_tiles_follow_offsets_that_change_in_place(device, small_tiles):
         for offsets in ([0, 9, 13, 21], [0, 2, 20, 21], [0, 0, 21, 21]):
             cu_seqlens.copy_(torch.tensor(offsets))
             forward_pass = ForwardPass(cu_seqlens, 21)
-            context = attention_triton.attention(qkv, forward_pass, 0.0)
+            context = triton_attention.attention(qkv, forward_pass, 0.0)
             _assert_close(context, sdpa_loop(qkv.double(), forward_pass, 0.0), 2e-5)
 
 
@@ -139,7 +139,7 @@ def test_context_and_gradients_at_real_size(gpu, dropout):
     for _ in range(2):
         torch.manual_seed(4)
         qkv.grad = None
-        context = attention_triton.attention(qkv, ForwardPass(cu_seqlens, 512), dropout)
+        context = triton_attention.attention(qkv, ForwardPass(cu_seqlens, 512), dropout)
         context.backward(upstream)
         results.append((context.detach(), qkv.grad))
     assert torch.equal(results[0][0], results[1][0])

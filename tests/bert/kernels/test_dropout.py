@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from bert.kernels import OPERATIONS
-from bert.kernels.dropout import Dropout, DropoutSites, ForwardPass
-from bert.kernels.dropout_add_layer_norm import fused
+from bert.kernels.operations.dropout_add_layer_norm import fused
+from bert.kernels.support.dropout import Dropout, DropoutSites, ForwardPass
 
 from . import philox
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bert.kernels.fp8 import BACKWARD, FORWARD
-from bert.kernels.fp8_cast import cast_rows, cast_transpose, transpose
+from bert.kernels.fp8.cast import cast_rows, cast_transpose, transpose
 
 from . import fp8_cases
 from .fp8_cases import LARGE, cast_problems, new_target

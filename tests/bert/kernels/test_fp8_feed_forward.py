@@ -11,16 +11,12 @@ import torch
 from bert import kernels
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import (
-    dropout_add_layer_norm,
-    fp8,
-    fp8_feed_forward,
-    fp8_linear,
-    launches,
-    triton_support,
-)
-from bert.kernels.dropout import DropoutSites, ForwardPass
+from bert.kernels import fp8
 from bert.kernels.fp8 import BACKWARD, FORWARD, Recipe
+from bert.kernels.fp8 import linear as fp8_linear
+from bert.kernels.operations import dropout_add_layer_norm, fp8_feed_forward
+from bert.kernels.support import launches, triton_support
+from bert.kernels.support.dropout import DropoutSites, ForwardPass
 from bert.model.config import BertConfig
 from bert.model.encoder import Encoder
 from common.env import ConfigError
@@ -70,7 +66,7 @@ def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
 
 def _encoder(fused, device, recipe="delayed", config=CONFIG, **settings):
     encoder = Encoder(
-        config, kernels.select(kernels.Config(fused=fused, attention="sdpa_loop"), device)
+        config, kernels.bind_kernels(kernels.Config(fused=fused, attention="sdpa_loop"), device)
     )
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -297,4 +293,4 @@ def test_casts_in_kernels_without_these_kernels_are_refused(device):
     with pytest.raises(
         ConfigError, match="FUSED=fp8_cast requires bias_gelu: add that, or drop fp8_cast"
     ):
-        kernels.select(kernels.Config(fused="dropout_add_layer_norm,fp8_cast"), device)
+        kernels.bind_kernels(kernels.Config(fused="dropout_add_layer_norm,fp8_cast"), device)

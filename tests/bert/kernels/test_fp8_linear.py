@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Recipe, Scaling
-from bert.kernels.fp8_linear import Fp8Linear
+from bert.kernels.fp8.linear import Fp8Linear
 
 CPU = torch.device("cpu")
 ALONE = World(DistConfig(device="cpu"))

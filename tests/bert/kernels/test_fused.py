@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bert.kernels import OPERATIONS
-from bert.kernels.cases import Case
+from bert.kernels.support.cases import Case
 
 # An exponential that overflows to infinity is meant: its reciprocal is 0. NumPy warns of it in the interpreter.
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp")

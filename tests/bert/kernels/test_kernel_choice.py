@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from bert import kernels
-from bert.kernels import attention, trials
+from bert.kernels import attention
+from bert.kernels.attention import benchmark
+from bert.kernels.attention.benchmark import Trial
 from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.trials import Trial
 from bert.model.config import BertConfig
 from common.env import ConfigError
 
@@ -27,8 +28,10 @@ def _gpu(monkeypatch):
 def _choose(
     monkeypatch, results, others_fail=False, uses_graph=True, first_rank_takes=None, **settings
 ):
-    """choose() on a GPU that exists in name only."""
-    monkeypatch.setattr(trials, "trials", lambda device, heads, name: results)  # it asks the GPU
+    """resolve_attention() on a GPU that exists in name only."""
+    monkeypatch.setattr(
+        benchmark, "benchmark_backends", lambda device, heads, name: results
+    )  # it asks the GPU
     names = list(attention.BACKENDS)
     world = SimpleNamespace(
         device=CUDA,
@@ -36,7 +39,7 @@ def _choose(
         any=lambda failed: failed or others_fail,
     )
     precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(CUDA)
-    choice, words = kernels.Config(**settings).choose(
+    choice, words = kernels.Config(**settings).resolve_attention(
         BertConfig(), precision.dtype, uses_graph, world
     )
     return choice.attention, words, choice.attention_fallback

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bert.kernels import lamb
+from bert.kernels.operations import lamb
 from bert.optim.rules import LambConfig, LambRule
 
 from ..optim.whole import Whole

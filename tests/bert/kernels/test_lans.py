@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bert import optim
-from bert.kernels import lamb
+from bert.kernels.operations import lamb
 from bert.optim import rules
 from bert.optim.flat import FlatLans, Layout, Piecewise, Shard
 

@@ -16,7 +16,7 @@ from bert.model.bert import BertForPreTraining
 def models(tiny, make_model, device) -> list[BertForPreTraining]:
     """The tiny model without dropout: fused in fp32, and references in fp64 with the same weights."""
     fused = BertForPreTraining(
-        tiny, kernels.select(kernels.Config(fused="all", attention="triton"), device)
+        tiny, kernels.bind_kernels(kernels.Config(fused="all", attention="triton"), device)
     )
     reference = make_model(tiny)
     fused.load_state_dict(reference.state_dict())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert.kernels.scatter import CHUNK, GROUP, sum_by_index
+from bert.kernels.operations.scatter import CHUNK, GROUP, sum_by_index
 
 LONG = CHUNK * (GROUP + 2)  # a run over more chunks than are joined at a time
 

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("mlperf_logging")  # of bert.pretraining.check; the kernels need it not
 
-from bert.kernels import FUSABLE, OPERATIONS, Config, select
+from bert.kernels import FUSABLE, OPERATIONS, Config, bind_kernels
 from bert.pretraining import check
 from bert.pretraining.config import Config as RunConfig
 from common.env import ConfigError, from_env
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def test_auto_and_none_are_the_references_on_a_cpu():
     for value in ("auto", "none"):
         assert Config(fused=value).names(CPU) == set()
-        bound = select(Config(fused=value), CPU)
+        bound = bind_kernels(Config(fused=value), CPU)
         for name, module in OPERATIONS.items():
             assert getattr(bound, name) is module.reference
     assert Config().describe(CPU) == "plain PyTorch (the device is a CPU)"
@@ -42,7 +42,7 @@ def test_an_unknown_kernel_is_an_error_that_names_the_known_ones(device):
 
 def test_names_choose_kernels_one_by_one(device):
     assert Config(fused="auto").names(device) == Config(fused="all").names(device) == set(FUSABLE)
-    bound = select(Config(fused="cross_entropy,bias_gelu", attention="sdpa_loop"), device)
+    bound = bind_kernels(Config(fused="cross_entropy,bias_gelu", attention="sdpa_loop"), device)
     assert bound.bias_gelu is OPERATIONS["bias_gelu"].fused
     assert bound.dropout_add_layer_norm is OPERATIONS["dropout_add_layer_norm"].reference
     described = Config(fused="cross_entropy,bias_gelu").describe(device)

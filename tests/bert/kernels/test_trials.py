@@ -5,18 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert.kernels import attention, trials, triton_support
+from bert.kernels import attention
+from bert.kernels.attention import benchmark
+from bert.kernels.support import triton_support
 
 from ...waiting import wait_until
 
 CPU = torch.device("cpu")
-HEADS = trials.Heads(dtype=torch.float32)
+HEADS = benchmark.Heads(dtype=torch.float32)
 # The process of the trials, with backends that do what those of a GPU might.
 FAULTY = """
 import faulthandler, os, signal, sys, time
 sys.path[:0] = sys.argv[2:]
-from bert.kernels import attention, trials
-trials.LENGTHS, trials.NUM_REPEATS, trials.TOLERANCE = (48, 33, 1, 56), 1, 0.2
+from bert.kernels import attention
+from bert.kernels.attention import benchmark
+benchmark.LENGTHS, benchmark.NUM_REPEATS, benchmark.TOLERANCE = (48, 33, 1, 56), 1, 0.2
 
 def crashes(*arguments):
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -31,7 +34,7 @@ def poisons(*arguments):
 
 for backend in (crashes, hangs, poisons):
     attention.BACKENDS[backend.__name__] = backend
-trials.main(sys.argv[1])
+benchmark.main(sys.argv[1])
 """
 PROBLEMS = {
     "poisons": "an illegal memory access was encountered",
@@ -41,9 +44,9 @@ PROBLEMS = {
 
 
 def test_each_fault_costs_its_backend_and_later_ones_are_timed(monkeypatch):
-    monkeypatch.setattr(trials, "CHILD", FAULTY)
+    monkeypatch.setattr(benchmark, "CHILD", FAULTY)
     names = [*PROBLEMS, "sdpa_loop"]
-    found = trials.attempts(names, CPU, HEADS)
+    found = benchmark.attempts(names, CPU, HEADS)
     assert [trial.name for trial in found] == names
     for trial in found:
         assert trial.problem.startswith(PROBLEMS.get(trial.name, ""))
@@ -57,20 +60,22 @@ def test_a_gpu_that_opens_for_one_process_alone_is_tried_by_that_one(monkeypatch
 
     def refused(given):
         asked.append(given["names"])
-        return [trials.Trial(name=given["names"][0], problem=busy)]
+        return [benchmark.Trial(name=given["names"][0], problem=busy)]
 
-    monkeypatch.setattr(trials, "_attempts", refused)
+    monkeypatch.setattr(benchmark, "_attempts", refused)
     monkeypatch.setattr(
-        trials, "attempt", lambda name, *_: trials.Trial(name=name, milliseconds=1.0)
+        benchmark, "attempt", lambda name, *_: benchmark.Trial(name=name, milliseconds=1.0)
     )
-    found = trials.attempts(["triton", "flash"], CPU, HEADS)
-    assert found == [trials.Trial(name=name, milliseconds=1.0) for name in ("triton", "flash")]
+    found = benchmark.attempts(["triton", "flash"], CPU, HEADS)
+    assert found == [benchmark.Trial(name=name, milliseconds=1.0) for name in ("triton", "flash")]
     assert asked == [["triton", "flash"]], "it asks once"
 
 
 def test_a_process_that_ignores_its_limit_is_killed(monkeypatch, tmp_path):
     there = tmp_path / "there"
-    monkeypatch.setattr(trials, "CHILD", f"import time; open({str(there)!r}, 'w'); time.sleep(900)")
+    monkeypatch.setattr(
+        benchmark, "CHILD", f"import time; open({str(there)!r}, 'w'); time.sleep(900)"
+    )
 
     class Select:
         @staticmethod
@@ -78,35 +83,35 @@ def test_a_process_that_ignores_its_limit_is_killed(monkeypatch, tmp_path):
             wait_until(there.exists)
             return [], [], []
 
-    monkeypatch.setattr(trials, "select", Select)
-    assert trials.attempts(["triton"], CPU, HEADS) == [
-        trials.Trial(name="triton", problem="ran past 60 s")
+    monkeypatch.setattr(benchmark, "select", Select)
+    assert benchmark.attempts(["triton"], CPU, HEADS) == [
+        benchmark.Trial(name="triton", problem="ran past 60 s")
     ]
 
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
-    """The cache file; trials() runs in this process, and ``asked`` records its requests."""
+    """The cache file; benchmark_backends() runs in this process, and ``asked`` records its requests."""
     asked: list[list[str]] = []
-    answers = {"triton": trials.Trial(name="triton", milliseconds=2.0)}
+    answers = {"triton": benchmark.Trial(name="triton", milliseconds=2.0)}
 
     def attempts(names, device, heads):
         asked.append(names)
-        return [answers.get(name, trials.Trial(name=name, problem="crashed")) for name in names]
+        return [answers.get(name, benchmark.Trial(name=name, problem="crashed")) for name in names]
 
     monkeypatch.setattr(triton_support, "triton", None)
-    monkeypatch.setattr(trials, "cache_folder", lambda: tmp_path)
-    monkeypatch.setattr(trials, "attempts", attempts)
+    monkeypatch.setattr(benchmark, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(benchmark, "attempts", attempts)
     monkeypatch.setattr(attention, "candidates", lambda device: ["cudnn", "triton"])
-    trials.trials.cache_clear()
+    benchmark.benchmark_backends.cache_clear()
     yield asked, answers
-    trials.trials.cache_clear()
+    benchmark.benchmark_backends.cache_clear()
 
 
 def _again(*arguments):
     """Forgets what this process has cached in memory."""
-    trials.trials.cache_clear()
-    return trials.trials(CPU, *arguments)
+    benchmark.benchmark_backends.cache_clear()
+    return benchmark.benchmark_backends(CPU, *arguments)
 
 
 def test_results_are_cached_until_anything_they_depend_on_changes(kept, monkeypatch, tmp_path):
@@ -116,7 +121,7 @@ def test_results_are_cached_until_anything_they_depend_on_changes(kept, monkeypa
     assert [trial.problem for trial in first] == ["crashed", ""]
     assert asked == [["cudnn", "triton"]]
     _again(HEADS)
-    _again(trials.BERT_LARGE, "triton")
+    _again(benchmark.BERT_LARGE, "triton")
     monkeypatch.setattr(torch, "__version__", "2.99")
     _again()
     assert asked[1:] == [["cudnn", "triton"], ["triton"], ["cudnn", "triton"]]
@@ -151,10 +156,10 @@ def test_later_processes_are_told_of_wrong_assembly(monkeypatch):
 
     def ends_with_a_problem(asked):
         told.append((asked["names"][0], asked["assembly"]))
-        return [trials.Trial(name=asked["names"][0], problem="wrong")]
+        return [benchmark.Trial(name=asked["names"][0], problem="wrong")]
 
-    monkeypatch.setattr(trials, "_attempts", ends_with_a_problem)
-    trials.attempts(["assembly", "triton"], CPU, HEADS)
+    monkeypatch.setattr(benchmark, "_attempts", ends_with_a_problem)
+    benchmark.attempts(["assembly", "triton"], CPU, HEADS)
     assert told == [("assembly", True), ("triton", False)]
 
 
@@ -165,11 +170,11 @@ def test_an_illegal_access_on_a_gpu_costs_its_backend_alone(gpu, monkeypatch):
         "    qkv[torch.full((4,), 10**6, device=qkv.device)].sum().item()  # a device-side assert\n"
         "attention.BACKENDS['poisons'] = poisons\n"
     )
-    script = trials.CHILD.replace(
-        "trials.main", f"attention = trials.attention; import torch\n{poison}trials.main"
+    script = benchmark.CHILD.replace(
+        "benchmark.main", f"attention = benchmark.attention; import torch\n{poison}benchmark.main"
     )
-    monkeypatch.setattr(trials, "CHILD", script)
-    found = trials.attempts(["poisons", "triton"], gpu, trials.BERT_LARGE)
+    monkeypatch.setattr(benchmark, "CHILD", script)
+    found = benchmark.attempts(["poisons", "triton"], gpu, benchmark.BERT_LARGE)
     assert found[0].problem
     assert found[1].milliseconds, found[1].problem
     assert torch.ones(2, device=gpu).sum() == 2

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import weight_gradient
 from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.support import weight_gradient
 from bert.model.bert import BertForPreTraining
 from bert.model.init import initialize
 from bert.optim.flat import ALIGNMENT, Layout
@@ -37,7 +37,7 @@ def test_a_product_leaves_its_gradient_in_the_offered_place(with_bias):
     plain = F.linear(x, weight, given)
     expected = torch.autograd.grad(plain, wanted, upstream)
     place = torch.full_like(weight, float("nan"))
-    weight_gradient.offer([weight], [place.detach()])
+    weight_gradient.set_grad_buffers([weight], [place.detach()])
     result = weight_gradient.linear(x, weight, given)
     assert torch.equal(result, plain)
     result.backward(upstream)
@@ -49,10 +49,10 @@ def test_a_weight_that_is_used_twice_gets_the_sum():
     x, weight, upstream = _parameters((7, 5), (5, 5), (7, 5))
     (expected,) = torch.autograd.grad(F.linear(F.linear(x, weight), weight), weight, upstream)
     place = torch.full_like(weight, float("nan")).detach()
-    weight_gradient.offer([weight], [place])
+    weight_gradient.set_grad_buffers([weight], [place])
     weight_gradient.linear(weight_gradient.linear(x, weight, None), weight, None).backward(upstream)
     assert torch.equal(weight.grad, expected)
-    assert not weight_gradient.is_offered(weight)
+    assert not weight_gradient.has_grad_buffer(weight)
 
 
 class Copies(TorchDispatchMode):
@@ -91,9 +91,9 @@ def test_neighbours_are_joined_without_a_copy_and_their_gradients_split_without_
     shapes = [(2, 3), (2, 3), (4, 3)]
     parameters, places = _flat(shapes), [p.detach() for p in _flat(shapes)]
     x, upstream = torch.randn(5, 3), torch.randn(5, 8)
-    weight_gradient.offer(parameters, places)
+    weight_gradient.set_grad_buffers(parameters, places)
     with Copies() as copies:
-        whole = weight_gradient.joined(*parameters)
+        whole = weight_gradient.concat_view(*parameters)
         weight_gradient.linear(x, whole, None).backward(upstream)
     assert not copies.numbers
     assert torch.equal(whole, torch.cat(parameters))
@@ -115,8 +115,8 @@ def test_what_does_not_lie_side_by_side_is_concatenated(case):
         parameters[1].data += 100
     places = [p.detach() for p in _flat(shapes, gap=case == "places apart")]
     x, upstream = torch.randn(5, 3), torch.randn(5, 4)
-    weight_gradient.offer(parameters, places)
-    whole = weight_gradient.joined(*parameters)
+    weight_gradient.set_grad_buffers(parameters, places)
+    whole = weight_gradient.concat_view(*parameters)
     assert torch.equal(whole, torch.cat(parameters))
     weight_gradient.linear(x, whole, None).backward(upstream)
     for parameter, rows in zip(parameters, upstream.split(2, dim=1), strict=True):
@@ -146,13 +146,13 @@ def _trained(
     """Weights and norms after some steps, and what the last one copied."""
     torch.manual_seed(0)
     model = BertForPreTraining(
-        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
     initialize(model, 0)
     config = PrecisionConfig(precision=precision).resolve(torch.device("cpu"))
     with monkeypatch.context() as patched:
         if not offers:
-            patched.setattr(weight_gradient, "offer", lambda parameters, places: None)
+            patched.setattr(weight_gradient, "set_grad_buffers", lambda parameters, places: None)
         step = build_step(
             model, config, optim.Config(sharded=True, **settings), World(DistConfig(device="cpu")),
             accumulate=accumulate, fused_update=False,
@@ -204,18 +204,18 @@ def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
 
     def fail() -> None:
         with buckets.backward_pass(first=True, reduce=False):
-            seen.append(weight_gradient.is_offered(weight))
+            seen.append(weight_gradient.has_grad_buffer(weight))
             raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
         fail()
     assert seen == [True]
-    assert not weight_gradient.is_offered(weight)
+    assert not weight_gradient.has_grad_buffer(weight)
     with (
         pytest.raises(AssertionError, match="got no gradient"),
         buckets.backward_pass(first=False, reduce=False),
     ):
-        seen.append(weight_gradient.is_offered(weight))
+        seen.append(weight_gradient.has_grad_buffer(weight))
     assert seen == [True, False], "it would overwrite what is to be added to"
     sums = GradientBuckets(
         [weight], Layout([128], 1, 1000), mesh, torch.float32, torch.float32, keep_whole=True, apart=False,
@@ -224,5 +224,5 @@ def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
         pytest.raises(AssertionError, match="got no gradient"),
         sums.backward_pass(first=True, reduce=False),
     ):
-        seen.append(weight_gradient.is_offered(weight))
+        seen.append(weight_gradient.has_grad_buffer(weight))
     assert seen == [True, False, False], "sums of another type"

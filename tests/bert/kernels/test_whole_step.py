@@ -38,7 +38,7 @@ def _build(device, config, fused, precision="fp32"):
     choice = kernels.Config(
         fused="all" if fused else "none", attention="triton" if fused else "sdpa_loop"
     )
-    model = BertForPreTraining(config, kernels.select(choice, device))
+    model = BertForPreTraining(config, kernels.bind_kernels(choice, device))
     initialize(model, 0)
     model.to(device)
     # World on the CPU takes tensors on either device: one rank sends nothing.

@@ -147,7 +147,7 @@ def test_bert_large_has_the_398_tensors_of_the_published_logs():
 
     with torch.device("meta"):
         model = BertForPreTraining(
-            BertConfig(), kernels.select(kernels.Config(), torch.device("cpu"))
+            BertConfig(), kernels.bind_kernels(kernels.Config(), torch.device("cpu"))
         )
     assert len(list(model.parameters())) == 398
     assert (

@@ -129,7 +129,7 @@ def test_fused_pre_norm_layers_equal_the_plain_ones(pre_norm, make_model, make_r
         batch_of(make_records(1), np.arange(2)),
     )
     with kernels.triton_support.interpreted():
-        choice = kernels.select(
+        choice = kernels.bind_kernels(
             kernels.Config(fused="dropout_add_layer_norm", attention="sdpa_loop"), CPU
         )
         fused = BertForPreTraining(pre_norm, choice)
@@ -150,7 +150,7 @@ def test_the_models_have_the_published_numbers_of_parameters(name, repository):
     """With the rows that pad the vocabulary to a multiple of 8, as the publications count them."""
     config = BertConfig.from_json(repository / "configs" / "models" / f"{name}.json")
     with torch.device("meta"):
-        model = BertForPreTraining(config, kernels.select(kernels.Config(), CPU))
+        model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(), CPU))
     assert sum(p.numel() for p in model.parameters()) == SIZES[name]
     assert config.layer_norm_large_model == (name not in ("bert_base", "bert_large"))
 

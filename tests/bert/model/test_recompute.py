@@ -13,8 +13,8 @@ from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels import triton_support
 from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.support import triton_support
 from bert.model.bert import BertForPreTraining
 from bert.model.recompute import Recomputation
 from bert.pretraining.config import Config
@@ -66,7 +66,7 @@ def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
     records = make_records(4)
     batch = batch_of(records, [int(np.diff(records.sequence_offsets).argmin())])
     with triton_support.interpreted():
-        model = BertForPreTraining(config, kernels.select(names, CPU))
+        model = BertForPreTraining(config, kernels.bind_kernels(names, CPU))
         model.load_state_dict(make_model(config, dtype=torch.float32).state_dict())
         plain, all_kept = _outcome(model, batch, None)
         for segment in {1, layers - 1} if fused == "none" else {layers - 1}:
@@ -81,7 +81,7 @@ def test_loss_and_gradients_are_those_of_kept_activations_bit_for_bit(
 def _trained(config, recomputation, precision, world, batches):
     """State after two steps, of which the first measures the fp8 scales."""
     torch.manual_seed(1)
-    model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+    model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
     if recomputation:
         model.recompute(recomputation)
     numerics = PrecisionConfig(precision=precision).resolve(CPU)
@@ -112,7 +112,7 @@ def _check_ranks(world, config):
     batches = [make_batch(records, np.arange(begin, begin + 2), 48) for begin in (0, 2, 4, 6)]
     for recomputation in (None, Recomputation(2, random_state=True)):
         torch.manual_seed(1)
-        model = BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+        model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
         if recomputation:
             model.recompute(recomputation)
         settings = optim.Config(optimizer="adamw", sharded=True, shard_gradients=True)

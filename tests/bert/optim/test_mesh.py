@@ -48,7 +48,7 @@ CASES = [
 
 def _step(world, precision, accumulate, group, **settings):
     model = BertForPreTraining(
-        MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        MODEL, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
     initialize(model, 0)
     if precision == "fp64":

@@ -36,7 +36,7 @@ SHAPE = BertConfig(
 
 def _shapes(config):
     with uninitialized():
-        return BertForPreTraining(config, kernels.select(kernels.Config(fused="none"), CPU))
+        return BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
 
 
 def _plan(batch, **settings):
@@ -50,7 +50,7 @@ def _plan(batch, **settings):
 
 def _measured(plan, batch):
     """The most bytes that tensors hold in a step."""
-    model = BertForPreTraining(plan.model, kernels.select(kernels.Config(fused="none"), CPU))
+    model = BertForPreTraining(plan.model, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
     initialize(model, 0)
     if plan.recompute_layers:
         model.recompute(Recomputation(plan.recompute_layers, random_state=True))

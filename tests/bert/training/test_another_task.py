@@ -53,7 +53,7 @@ class SpanPrediction(Trainable):
     def __init__(self) -> None:
         super().__init__()
         self.bert = BertModel(
-            SHAPE, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+            SHAPE, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
         )
         del self.bert.pooler  # the task has no use for it, so it would get no gradient
         self.scores = nn.Linear(SHAPE.hidden_size, 2)

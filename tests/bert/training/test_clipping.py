@@ -40,7 +40,7 @@ def _micro_batches(step, world):
 
 def _trained(world, dtype, sharded, clip="before"):
     model = BertForPreTraining(
-        MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        MODEL, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
     initialize(model, 0)
     model.to(dtype)

@@ -41,7 +41,7 @@ def test_ranks_share_the_first_examples_alone(make_records):
 def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
     torch.manual_seed(0)
     model = BertForPreTraining(
-        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
 
     def evaluated(rank, size, gather):
@@ -62,7 +62,7 @@ def test_each_rank_tells_the_accuracy_and_losses_of_all_of_them(prepared, tiny):
 def test_padding_of_a_fixed_capacity_counts_neither_as_words_nor_as_sequences(tiny, make_records):
     torch.manual_seed(0)
     model = BertForPreTraining(
-        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     ).eval()
     batch = make_batch(make_records(5, packed=False), np.arange(5), tiny.max_position_embeddings)
     room = PretrainingCapacity.of(3 * batch.num_tokens, 9)

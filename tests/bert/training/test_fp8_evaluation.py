@@ -12,7 +12,7 @@ import torch
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels import fp8_linear
+from bert.kernels.fp8 import linear as fp8_linear
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.pretraining import memory
@@ -105,7 +105,7 @@ def test_it_is_near_the_evaluation_in_bf16_which_it_is_before_the_first_step(run
 
     def reference():
         model = BertForPreTraining(
-            fp8.model.config, kernels.select(kernels.Config(fused="none"), CPU)
+            fp8.model.config, kernels.bind_kernels(kernels.Config(fused="none"), CPU)
         )
         model.to(torch.bfloat16).load_state_dict(fp8.model.state_dict())
         return fp8.evaluator(model)  # that never heard of fp8

@@ -26,7 +26,7 @@ MODEL = BertConfig(vocab_size=61, hidden_size=16, num_hidden_layers=1, num_atten
 
 def _step(world, sharded):
     model = BertForPreTraining(
-        MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        MODEL, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
     initialize(model, 0)
     precision, settings = (

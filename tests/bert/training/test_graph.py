@@ -19,7 +19,7 @@ from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.recording import CaptureError
+from bert.kernels.support.graph_capture import CaptureError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -89,7 +89,7 @@ def test_batch_beyond_the_capacity_is_refused_with_what_to_do(short, make_record
 def _step(tiny, precision, shard, device=None, backend="auto"):
     device = device or torch.device("cpu")
     choice = kernels.Config(fused="none" if device.type == "cpu" else "auto", attention=backend)
-    model = BertForPreTraining(tiny, kernels.select(choice, device))
+    model = BertForPreTraining(tiny, kernels.bind_kernels(choice, device))
     initialize(model, 0)
     model.to(device)
     config = PrecisionConfig(precision=precision, init_loss_scale=1024.0).resolve(device)

@@ -54,7 +54,7 @@ def _batch(step, rank, micro):
 
 def _model():
     model = BertForPreTraining(
-        MODEL, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        MODEL, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
     initialize(model, 0)
     generator = torch.Generator().manual_seed(1)

@@ -24,7 +24,7 @@ from common.env import ConfigError
 
 def _step(tiny, precision="fp32", shard=False, accumulate=False, dtype=torch.float32, **settings):
     model = BertForPreTraining(
-        tiny, kernels.select(kernels.Config(fused="none"), torch.device("cpu"))
+        tiny, kernels.bind_kernels(kernels.Config(fused="none"), torch.device("cpu"))
     )
     initialize(model, 0)
     model.to(dtype)

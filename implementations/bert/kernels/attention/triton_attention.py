@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.kernels import launches
-from bert.kernels.arithmetic import kept, masked, narrowed
-from bert.kernels.dropout import Dropout, ForwardPass, pair_key, pair_words
-from bert.kernels.launches import Blocks
-from bert.kernels.triton_support import constexpr, jit, next_power_of_2, tl
+from bert.kernels.support import launches
+from bert.kernels.support.arithmetic import kept, masked, narrowed
+from bert.kernels.support.dropout import Dropout, ForwardPass, pair_key, pair_words
+from bert.kernels.support.launches import Blocks
+from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, tl
 
 LOG2_E = 1.4426950408889634
 

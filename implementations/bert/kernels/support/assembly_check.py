@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.kernels.arithmetic import (
+from bert.kernels.support.arithmetic import (
     native_exp2,
     native_kept,
     native_masked,
@@ -20,7 +20,7 @@ from bert.kernels.arithmetic import (
     native_rounded,
     native_widened,
 )
-from bert.kernels.triton_support import constexpr, jit, tl
+from bert.kernels.support.triton_support import constexpr, jit, tl
 from common.process import root_cause
 
 BLOCK, COUNT = 1024, 1 << 16  # numbers per program, and in all

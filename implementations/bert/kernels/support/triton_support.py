@@ -100,7 +100,7 @@ def _probe():
     pass
 
 
-# Whether inline assembly is used: not in Triton's interpreter, nor if trials.py found it wrong.
+# Whether inline assembly is used: not in Triton's interpreter, nor if attention/benchmark.py found it wrong.
 NATIVE: Any = (
     constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
 )

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bert.kernels.fp8 import GRADIENT, INPUT, ROW_MULTIPLE, WEIGHT, Scaling, Target, product
-from bert.kernels.fp8_cast import cast_rows, cast_transpose, transpose
-from bert.kernels.weight_gradient import into, sources, take
+from bert.kernels.fp8.cast import cast_rows, cast_transpose, transpose
+from bert.kernels.support.weight_gradient import parameters_of, pop_grad_buffer, write_into
 
 
 class Held(NamedTuple):
@@ -115,7 +115,7 @@ class _Fp8Product(torch.autograd.Function):
             number,
             bias is not None and ctx.needs_input_grad[3],
         )
-        ctx.sources = sources(weight)
+        ctx.sources = parameters_of(weight)
         return product(x8, w8.t(), x_target.inverse, w_target.inverse, bias, x.dtype, fast=True)
 
     @staticmethod
@@ -128,5 +128,7 @@ class _Fp8Product(torch.autograd.Function):
         x_gradient = product(g8, w8_t.t(), target.inverse, w_inverse, None, gradient.dtype, fast)
         x8_t = transpose(x8) if x8_t is None else x8_t
         operands = g8_t, x8_t.t(), target.inverse, x_inverse, None, gradient.dtype, fast
-        weight_gradient = into(take(ctx.sources), lambda out: product(*operands, out))
+        weight_gradient = write_into(
+            pop_grad_buffer(ctx.sources), lambda out: product(*operands, out)
+        )
         return x_gradient, None, weight_gradient, bias_gradient, None, None

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bert.kernels.arithmetic import native_product
-from bert.kernels.triton_support import NATIVE, constexpr, jit, tl
+from bert.kernels.support.arithmetic import native_product
+from bert.kernels.support.triton_support import NATIVE, constexpr, jit, tl
 
 BITS = 15  # random bits of an element
 

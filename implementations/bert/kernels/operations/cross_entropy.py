@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import launches
-from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.triton_support import constexpr, jit, tl
+from bert.kernels.support import launches
+from bert.kernels.support.cases import Case, Draw, each_dtype, large
+from bert.kernels.support.triton_support import constexpr, jit, tl
 
 IGNORE = -100
 

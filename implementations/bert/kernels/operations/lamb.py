@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.kernels import launches
-from bert.kernels.triton_support import constexpr, jit, tl
+from bert.kernels.support import launches
+from bert.kernels.support.triton_support import constexpr, jit, tl
 
 ALIGNMENT = 64  # elements: 128 bytes in bf16, so that every access is whole cache lines
 CHUNK = 16384  # elements a program works on; a multiple of its block

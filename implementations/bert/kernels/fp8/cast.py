@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.kernels import arithmetic, launches, triton_support
-from bert.kernels.arithmetic import widened
 from bert.kernels.fp8 import ROW_MULTIPLE, Target
-from bert.kernels.triton_support import constexpr, jit, tl
+from bert.kernels.support import arithmetic, launches, triton_support
+from bert.kernels.support.arithmetic import widened
+from bert.kernels.support.triton_support import constexpr, jit, tl
 
 
 @jit

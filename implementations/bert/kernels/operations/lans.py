@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.kernels import launches
-from bert.kernels.lamb import Layout, by_tensor, chunk_of, launch
-from bert.kernels.triton_support import constexpr, jit, tl
+from bert.kernels.operations.lamb import Layout, by_tensor, chunk_of, launch
+from bert.kernels.support import launches
+from bert.kernels.support.triton_support import constexpr, jit, tl
 
 
 @jit

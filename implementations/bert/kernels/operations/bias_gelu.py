@@ -19,10 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import launches, triton_support
-from bert.kernels.arithmetic import column_sums, exp2, reciprocal
-from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.triton_support import constexpr, jit, tl
+from bert.kernels.support import launches, triton_support
+from bert.kernels.support.arithmetic import column_sums, exp2, reciprocal
+from bert.kernels.support.cases import Case, Draw, each_dtype, large
+from bert.kernels.support.triton_support import constexpr, jit, tl
 
 
 def reference(x: Tensor, bias: Tensor, approximate: str) -> Tensor:

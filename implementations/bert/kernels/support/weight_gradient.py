@@ -20,33 +20,33 @@ OFFER, SOURCES = (
 )  # attributes of parameters, and of tensors made of them
 
 
-def offer(parameters: Iterable[Tensor], places: Iterable[Tensor | None]) -> None:
+def set_grad_buffers(parameters: Iterable[Tensor], places: Iterable[Tensor | None]) -> None:
     """Offers the parameters memory for their gradients, of their shapes and types; None withdraws an offer."""
     for parameter, place in zip(parameters, places, strict=True):
         setattr(parameter, OFFER, place)
 
 
-def is_offered(weight: Tensor) -> bool:
-    """Whether there is memory for the gradient of a parameter, or of parameters combined by ``joined``."""
-    return all(getattr(source, OFFER, None) is not None for source in sources(weight))
+def has_grad_buffer(weight: Tensor) -> bool:
+    """Whether there is memory for the gradient of a parameter, or of parameters combined by ``concat_view``."""
+    return all(getattr(source, OFFER, None) is not None for source in parameters_of(weight))
 
 
-def sources(weight: Tensor) -> tuple[Tensor, ...]:
+def parameters_of(weight: Tensor) -> tuple[Tensor, ...]:
     """The parameters of ``weight``: itself, or those that were joined."""
     return getattr(weight, SOURCES, (weight,))
 
 
-def take(parameters: Sequence[Tensor]) -> Tensor | None:
+def pop_grad_buffer(parameters: Sequence[Tensor]) -> Tensor | None:
     """Contiguous memory for the gradients of these parameters; None if none is offered.
 
     An offer is taken once: a second product of the same weight gets None, and autograd adds both up elsewhere.
     """
     places = [getattr(parameter, OFFER, None) for parameter in parameters]
-    offer(parameters, [None] * len(places))
+    set_grad_buffers(parameters, [None] * len(places))
     return _in_one_piece(places)
 
 
-def into(place: Tensor | None, compute: Callable[[Tensor | None], Tensor]) -> Tensor:
+def write_into(place: Tensor | None, compute: Callable[[Tensor | None], Tensor]) -> Tensor:
     """``compute(out)`` with the place as ``out``; a tensor that autograd can keep as the gradient."""
     if place is None:
         return compute(None)
@@ -98,7 +98,7 @@ class _Joined(torch.autograd.Function):
         return (None, *gradient.split(ctx.rows))
 
 
-def joined(*parameters: Tensor) -> Tensor:
+def concat_view(*parameters: Tensor) -> Tensor:
     """torch.cat(parameters), without a copy if they are adjacent in memory."""
     whole = _in_one_piece(parameters)
     made: Tensor = torch.cat(parameters) if whole is None else _Joined.apply(whole, *parameters)
@@ -110,19 +110,21 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.sources = sources(weight)
+        ctx.sources = parameters_of(weight)
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         x_gradient = gradient @ weight if ctx.needs_input_grad[0] else None
-        weight_gradient = into(take(ctx.sources), lambda out: torch.mm(gradient.t(), x, out=out))
+        weight_gradient = write_into(
+            pop_grad_buffer(ctx.sources), lambda out: torch.mm(gradient.t(), x, out=out)
+        )
         return x_gradient, weight_gradient, gradient.sum(0) if ctx.needs_input_grad[2] else None
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear of x [T, K], weight [N, K], whose gradient is written to the memory offered for it."""
-    if torch.is_grad_enabled() and is_offered(weight):
+    """F.linear of x [T, K], weight [N, K], whose gradient is written to the buffer set for it."""
+    if torch.is_grad_enabled() and has_grad_buffer(weight):
         return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)

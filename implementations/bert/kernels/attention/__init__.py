@@ -1,8 +1,8 @@
 """Self-attention over a packed batch: every sequence attends only to itself. One signature, several backends.
 
 A backend maps qkv [T, 3, N, H], the forward pass (its sequences) and the dropout probability to the context [T, N, H],
-which is undefined at tokens beyond cu_seqlens[-1]; batches for a graph have none (graph.py). trials.py tests backends
-on a GPU.
+which is undefined at tokens beyond cu_seqlens[-1]; batches for a graph have none (graph.py). benchmark.py
+tests backends on a GPU.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import attention_cudnn, attention_triton, triton_support
-from bert.kernels import attention_libraries as libraries
-from bert.kernels.attention_libraries import needs, package
-from bert.kernels.dropout import ForwardPass
+from bert.kernels.attention import cudnn_frontend, libraries, triton_attention
+from bert.kernels.attention.libraries import needs, package
+from bert.kernels.support import triton_support
+from bert.kernels.support.dropout import ForwardPass
 from common.env import ConfigError
 
 Attention = Callable[[Tensor, ForwardPass, float], Tensor]
@@ -60,12 +60,12 @@ class Backend:
 _BACKENDS: dict[str, Backend] = {
     "cudnn": Backend(libraries.cudnn, needs((9, 0), libraries.cudnn_absent)),
     "cudnn_frontend": Backend(
-        attention_cudnn.attention,
+        cudnn_frontend.attention,
         needs((9, 0), package("cudnn", "nvidia-cudnn-frontend")),
         compiles=True,
     ),
     "flash": Backend(libraries.flash, needs((8, 0), libraries.flash_absent, on_rocm=True)),
-    "triton": Backend(attention_triton.attention, triton_support.missing, has_fp32=True),
+    "triton": Backend(triton_attention.attention, triton_support.missing, has_fp32=True),
     "flash_attn_2": Backend(
         libraries.flash_attn_2, needs((8, 0), package("flash_attn"), on_rocm=True)
     ),

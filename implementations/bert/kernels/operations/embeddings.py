@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import launches, triton_support
-from bert.kernels.arithmetic import column_sums
-from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.dropout import Dropout, DropoutSites, keep_rows
-from bert.kernels.scatter import sum_by_index
-from bert.kernels.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
+from bert.kernels.operations.scatter import sum_by_index
+from bert.kernels.support import launches, triton_support
+from bert.kernels.support.arithmetic import column_sums
+from bert.kernels.support.cases import Case, Draw, each_dtype, large
+from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
+from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
 
 
 def reference(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.kernels.dropout import ForwardPass
+from bert.kernels.support.dropout import ForwardPass
 
 CUDNN_VARLEN_SINCE = (2, 14)
 

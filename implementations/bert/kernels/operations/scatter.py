@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.kernels import launches
-from bert.kernels.triton_support import constexpr, jit, tl
+from bert.kernels.support import launches
+from bert.kernels.support.triton_support import constexpr, jit, tl
 
 CHUNK, GROUP = 16, 16
 

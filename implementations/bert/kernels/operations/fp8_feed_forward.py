@@ -32,16 +32,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bert.kernels import dropout_add_layer_norm as norm_kernels
-from bert.kernels import fp8_cast, launches
-from bert.kernels.arithmetic import column_sums, rounded, widened
-from bert.kernels.bias_gelu import _value_and_slope
-from bert.kernels.dropout import DropoutSites
 from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Target, product
-from bert.kernels.fp8_cast import bits, cast_transpose, store_both_orders, transpose
-from bert.kernels.fp8_linear import Fp8Linear
-from bert.kernels.triton_support import constexpr, jit, tl
-from bert.kernels.weight_gradient import into, take
+from bert.kernels.fp8 import cast as fp8_cast
+from bert.kernels.fp8.cast import bits, cast_transpose, store_both_orders, transpose
+from bert.kernels.fp8.linear import Fp8Linear
+from bert.kernels.operations import dropout_add_layer_norm as norm_kernels
+from bert.kernels.operations.bias_gelu import _value_and_slope
+from bert.kernels.support import launches
+from bert.kernels.support.arithmetic import column_sums, rounded, widened
+from bert.kernels.support.dropout import DropoutSites
+from bert.kernels.support.triton_support import constexpr, jit, tl
+from bert.kernels.support.weight_gradient import pop_grad_buffer, write_into
 
 
 @jit
@@ -221,13 +222,13 @@ class _FeedForward(torch.autograd.Function):
         )
         g_inverse = target.inverse
         operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast
-        weight_2 = into(take(ctx.weights[1:]), lambda out: product(*operands, out))
+        weight_2 = write_into(pop_grad_buffer(ctx.weights[1:]), lambda out: product(*operands, out))
         target = settings.first.target(GRADIENT)
         h8, h8_t, bias_1 = gelu_gradient_of_product(
             g8, w2_t, (g_inverse, w2_inverse), inner, bias_1, settings.approximate, target, fast
         )  # (T, F)
         others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast
-        weight_1 = into(take(ctx.weights[:1]), lambda out: product(*others, out))
+        weight_1 = write_into(pop_grad_buffer(ctx.weights[:1]), lambda out: product(*others, out))
         x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast)
         return None, x, None, residual, weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias
 

@@ -31,14 +31,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bert.kernels import (
-    assembly_check,
-    attention,
-    triton_support,
-)
+from bert.kernels import attention
 from bert.kernels.attention import Attention
-from bert.kernels.dropout import ForwardPass
-from bert.kernels.recording import record, warm_stream
+from bert.kernels.support import assembly_check, triton_support
+from bert.kernels.support.dropout import ForwardPass
+from bert.kernels.support.graph_capture import record, warm_stream
 from common.files import text_of, write_text
 from common.process import hard_exit, root_cause
 
@@ -63,6 +60,7 @@ NUM_REPEATS, NUM_TIMED = (
 )  # of LENGTHS in the timed batch: 24,576 tokens; of passes in the timed graph
 NUM_EMPTY = 3  # sequences of length 0 at the end, as in a graph's padded batch
 TOLERANCE = 0.02  # of the norm: bf16 operands
+KERNELS = Path(__file__).resolve().parents[1]  # the sources that a verdict judges
 LIMIT, TO_START = 60, 60  # seconds of a trial, and for its process to import PyTorch
 BUSY = "busy or unavailable"  # in the driver's error
 HANGS, TIMEOUT, MARK = (
@@ -70,7 +68,10 @@ HANGS, TIMEOUT, MARK = (
     "Timeout (",
     b"bert-trial ",
 )  # TIMEOUT: faulthandler's; MARK: of results
-CHILD = "import sys; sys.path[:0] = sys.argv[2:]; from bert.kernels import trials; trials.main(sys.argv[1])"
+CHILD = (
+    "import sys; sys.path[:0] = sys.argv[2:]; "
+    "from bert.kernels.attention import benchmark; benchmark.main(sys.argv[1])"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +110,9 @@ class Trial:
 
 def default_backend(device: torch.device) -> str:
     """The backend for ATTENTION=auto on a device: on a GPU the fastest with the reference's results."""
-    return "sdpa_loop" if device.type != "cuda" else fastest(trials(device)) or "sdpa_loop"
+    return (
+        "sdpa_loop" if device.type != "cuda" else fastest(benchmark_backends(device)) or "sdpa_loop"
+    )
 
 
 def fallback(name: str, results: list[Trial]) -> str:
@@ -128,7 +131,9 @@ def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
 
 
 @functools.cache
-def trials(device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto") -> list[Trial]:
+def benchmark_backends(
+    device: torch.device, heads: Heads = BERT_LARGE, name: str = "auto"
+) -> list[Trial]:
     """Trials on a GPU of the assembly, and of a backend or all those for auto; cached results if there are any.
 
     If a piece of assembly is wrong, assembly is disabled in this process.
@@ -170,7 +175,7 @@ def _cache_file(device: torch.device, heads: Heads, names: list[str]) -> Path:
         triton_support.triton,
         (torch.__version__, torch.version.cuda, torch.backends.cudnn.version()),
     )
-    sources = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+    sources = [path.read_bytes() for path in sorted(KERNELS.rglob("*.py"))]
     asked = repr((gpu, driver, versions, getattr(triton, "__version__", ""), heads, names, sources))
     return cache_folder() / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
 

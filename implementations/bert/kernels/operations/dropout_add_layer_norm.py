@@ -26,13 +26,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bert.kernels import launches, triton_support
-from bert.kernels.arithmetic import column_sums, rounded
-from bert.kernels.cases import Case, Draw, each_dtype, large
-from bert.kernels.dropout import Dropout, DropoutSites, keep_rows
 from bert.kernels.fp8 import Target
-from bert.kernels.fp8_cast import by_eights, cast_arguments, magnitude_bits, to_fp8
-from bert.kernels.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
+from bert.kernels.fp8.cast import by_eights, cast_arguments, magnitude_bits, to_fp8
+from bert.kernels.support import launches, triton_support
+from bert.kernels.support.arithmetic import column_sums, rounded
+from bert.kernels.support.cases import Case, Draw, each_dtype, large
+from bert.kernels.support.dropout import Dropout, DropoutSites, keep_rows
+from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, row_warps, tl
 
 
 def reference(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bert.kernels.triton_support import NATIVE, constexpr, jit, tl
+from bert.kernels.support.triton_support import NATIVE, constexpr, jit, tl
 
 
 @jit

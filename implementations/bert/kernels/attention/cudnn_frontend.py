@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bert.kernels.dropout import ForwardPass
+from bert.kernels.support.dropout import ForwardPass
 from common.env import ConfigError
 from common.process import root_cause
 

@@ -1,0 +1,1 @@
+"""The model's and the optimizer's operations: a Triton kernel beside its plain PyTorch reference."""

@@ -1,0 +1,1 @@
+"""Below all kernels: Triton, launch settings, arithmetic, random numbers, graph capture, gradient buffers."""
