@@ -279,7 +279,7 @@ def record(
         world.device = META
         sharded = Sharded(  # for its flat buffers of weights and gradients
             model.named_parameters(), lambda shard: optim.Config().flat_rule(shard, fused=True), world,
-            stages=model.stages(), side_by_side=optim.side_by_side(model),
+            stages=model.stages(), contiguous_groups=optim.contiguous_groups(model),
         )  # fmt: skip
         with recording, sharded.buckets.backward_pass(first=True, reduce=False):
             losses = model(data)
@@ -363,7 +363,7 @@ def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
     """Elements of each slice of the buckets, in the order of the backward pass, and whether it is a bucket's first."""
     model = meta_model(config)
     elements = BUCKET_BYTES // torch.bfloat16.itemsize
-    layout = layout_of(list(model.parameters()), sharers, elements, optim.side_by_side(model))
+    layout = layout_of(list(model.parameters()), sharers, elements, optim.contiguous_groups(model))
     return [
         (one.size, not place)
         for bucket in layout.buckets

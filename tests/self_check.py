@@ -39,7 +39,7 @@ from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
 from bert.optim import rules
-from bert.optim.flat import FlatLamb, FlatLans, Layout, Piecewise, Shard
+from bert.optim.flat import FlatLamb, FlatLans, Layout, ListRule, Shard
 from bert.training.graph import GraphedStep, static_batch
 from bert.training.step import Step, build_step
 
@@ -176,19 +176,14 @@ def optimizers() -> dict[str, str]:
                 gradient=gradient,
                 weights=weights,
             )
-            made = Piecewise(shard, rule) if exact else flat(shard)
+            made = ListRule(shard, rule) if exact else flat(shard)
             generator = torch.Generator().manual_seed(0)
             for number in range(4):
                 for view in shard.views(gradient if number else masters):
                     view.copy_(torch.randn(view.shape, generator=generator).bfloat16())
                 if number:
-                    made.step(
-                        lr,
-                        torch.tensor(0.5, device=device()),
-                        None,
-                        made.measure(),
-                        lambda sums: sums,
-                    )
+                    scale = torch.tensor(0.5, device=device())
+                    made.step(rules.Update(lr, scale, None, made.measure(), lambda sums: sums))
             found.append([view.double() for view in shard.views(masters)])
         tensors = [list(sizes)[segment.parameter] for segment in shard.segments]
         for tensor, ours, exact in zip(tensors, found[0], found[-1], strict=True):

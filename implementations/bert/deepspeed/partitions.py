@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
 from bert.model.init import Chunk
-from bert.optim.flat import Piecewise, Segment, Shard, fill
-from bert.optim.rules import Pieces, Rule
+from bert.optim.flat import ListRule, Segment, Shard, fill
+from bert.optim.rules import ParameterShards, Rule, Update
 
 MASTERS = "masters"
 STEPS = "step"  # DeepSpeed's tools look for the step count under this name
@@ -34,11 +34,14 @@ class ZeroRule(torch.optim.Optimizer):
     """A rule over partitions. Until ``bind`` a step does nothing: ZeRO takes one while it allocates memory."""
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], make_rule: Callable[[Pieces], Rule], world: World
+        self,
+        parameters: Iterable[nn.Parameter],
+        make_rule: Callable[[ParameterShards], Rule],
+        world: World,
     ) -> None:
         super().__init__(list(parameters), {"lr": 0.0})
         self.make_rule, self.world = make_rule, world
-        self.rules: dict[int, Piecewise] = {}  # by the identity of the flat buffer
+        self.rules: dict[int, ListRule] = {}  # by the identity of the flat buffer
 
     def bind(self, names: list[str], partitions: Sequence[Partition]) -> None:
         """Registers the partitions. ``names``: of all parameters, by the segments' numbers."""
@@ -54,7 +57,7 @@ class ZeroRule(torch.optim.Optimizer):
                 weights=masters,  # ZeRO casts and gathers them
                 states=self.state[flat],
             )
-            rule = Piecewise(shard, self.make_rule)
+            rule = ListRule(shard, self.make_rule)
             self.state[flat][STEPS] = rule.num_steps
             self.rules[id(flat)] = rule
 
@@ -63,18 +66,16 @@ class ZeroRule(torch.optim.Optimizer):
         """One update of the partitions in ZeRO's parameter groups, at the groups' rates."""
         for group in self.param_groups:
             for flat in group["params"]:
-                if id(flat) in self.rules and flat.grad is not None:
-                    rule, lr = self.rules[id(flat)], group["lr"]
-                    rule.gradients = rule.shard.views(flat.grad)
-                    squares = self._sum(rule.measure()) if rule.needs_norms else None
-                    rule.step(
-                        lr.to(flat.grad.device) if isinstance(lr, Tensor) else lr,
-                        1.0,
-                        None,
-                        squares,
-                        self._sum,
-                    )
-                    rule.gradients = []
+                if id(flat) not in self.rules or flat.grad is None:
+                    continue
+                rule, lr = self.rules[id(flat)], group["lr"]
+                if isinstance(lr, Tensor):
+                    lr = lr.to(flat.grad.device)  # the CPU's, if offloaded
+                rule.gradients = rule.shard.views(flat.grad)
+                sq_norms = self._sum(rule.measure()) if rule.needs_norms else None
+                # ZeRO has unscaled and clipped, and calls no step after an overflow.
+                rule.step(Update(lr, 1.0, None, sq_norms, self._sum))
+                rule.gradients = []
 
     def _sum(self, values: Tensor) -> Tensor:
         """Sum over the ranks; by way of the device, as offloaded partitions are on the CPU, without collectives."""
@@ -176,9 +177,9 @@ class ZeroState:
         self._publish()
 
     @torch.no_grad()
-    def begin(self, partitions: Sequence[Partition], pieces: Iterable[Chunk]) -> None:
+    def begin(self, partitions: Sequence[Partition], shards: Iterable[Chunk]) -> None:
         """Sets the masters to the weights before a cast to low precision. Before ``update`` is bound. A collective."""
-        fill(partitions, self.names, pieces)
+        fill(partitions, self.names, shards)
         self._publish()
 
     def _publish(self) -> None:

@@ -74,7 +74,7 @@ class SelfAttention(Product):
         self.dropout = config.attention_probs_dropout_prob
         self.attention = kernels.attention
 
-    def side_by_side(self) -> list[tuple[Tensor, ...]]:
+    def contiguous_groups(self) -> list[tuple[Tensor, ...]]:
         """Groups of parameters that should be adjacent in an optimizer's flat buffers."""
         parts = (self.query, self.key, self.value)
         return [tuple(part.weight for part in parts), tuple(part.bias for part in parts)]

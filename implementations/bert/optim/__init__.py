@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from bert.core.dist import World
 from bert.model.trainable import Trainable
 from bert.optim import apex, rules
-from bert.optim.flat import FlatLamb, FlatLans, Piecewise, Shard
-from bert.optim.rules import Pieces, Rule
+from bert.optim.flat import FlatLamb, FlatLans, ListRule, Shard
+from bert.optim.rules import ParameterShards, Rule
 from bert.optim.sharded import Sharded
 from common.env import ConfigError, env
 
@@ -116,14 +116,14 @@ class Config:
             raise ConfigError(f"{problem}: give node, all, or a divisor of {num_ranks}")
         return size
 
-    def rule(self, pieces: Pieces) -> Rule:
-        """The update rule over the given pieces."""
-        return RULES[self.optimizer](pieces, self)
+    def rule(self, shards: ParameterShards) -> Rule:
+        """The update rule over the given parts of parameters."""
+        return RULES[self.optimizer](shards, self)
 
-    def flat_rule(self, shard: Shard, fused: bool) -> Piecewise | FlatLamb | FlatLans:
+    def flat_rule(self, shard: Shard, fused: bool) -> ListRule | FlatLamb | FlatLans:
         """The update rule over a shard; ``fused``: by Triton kernels if it has any."""
         if not fused or not self.has_fused_update:
-            return Piecewise(shard, self.rule)
+            return ListRule(shard, self.rule)
         return (
             FlatLans(shard, self.lans) if self.optimizer == "lans" else FlatLamb(shard, self.lamb)
         )
@@ -147,14 +147,14 @@ class Config:
         }
 
 
-RULES: dict[str, Callable[[Pieces, Config], Rule]] = {
-    "lamb": lambda pieces, config: rules.LambRule(pieces, config.lamb),
-    "apex_lamb": lambda pieces, config: apex.ApexRule(pieces, config.lamb),
-    "lans": lambda pieces, config: rules.LansRule(pieces, config.lans),
-    "adamw": lambda pieces, config: rules.AdamRule(pieces, config.adam, decoupled=True),
-    "adam": lambda pieces, config: rules.AdamRule(pieces, config.adam, decoupled=False),
-    "acclip": lambda pieces, config: rules.ACClipRule(pieces, config.acclip),
-    "madgrad": lambda pieces, config: rules.MadgradRule(pieces, config.madgrad),
+RULES: dict[str, Callable[[ParameterShards, Config], Rule]] = {
+    "lamb": lambda shards, config: rules.LambRule(shards, config.lamb),
+    "apex_lamb": lambda shards, config: apex.ApexRule(shards, config.lamb),
+    "lans": lambda shards, config: rules.LansRule(shards, config.lans),
+    "adamw": lambda shards, config: rules.AdamRule(shards, config.adam, decoupled=True),
+    "adam": lambda shards, config: rules.AdamRule(shards, config.adam, decoupled=False),
+    "acclip": lambda shards, config: rules.ACClipRule(shards, config.acclip),
+    "madgrad": lambda shards, config: rules.MadgradRule(shards, config.madgrad),
 }
 
 
@@ -183,16 +183,28 @@ def build(
         raise ConfigError(
             f"rank {world.rank} is number {world.local_rank} of its node's {per_node}: {cure}"
         )
+    sends_low = config.allreduce_dtype == "weights"
     return Sharded(
-        model.named_parameters(), lambda shard: config.flat_rule(shard, fused and is_sharded), world,
-        stages=model.stages(), masters=masters, first_weights=first_weights, side_by_side=side_by_side(model),
-        accumulate=accumulate, clip_each=config.clip == "before", low_wire=config.allreduce_dtype == "weights",
-        shard_gradients=config.shard_gradients, group_size=group_size, by_parameter=not is_sharded,
-    )  # fmt: skip
+        model.named_parameters(),
+        lambda shard: config.flat_rule(shard, fused and is_sharded),
+        world,
+        stages=model.stages(),
+        masters=masters,
+        accumulate=accumulate,
+        clip_each=config.clip == "before",
+        communication_dtype=next(model.parameters()).dtype if sends_low else None,
+        shard_gradients=config.shard_gradients,
+        group_size=group_size,
+        norm_per_parameter=not is_sharded,
+        first_weights=first_weights,
+        contiguous_groups=contiguous_groups(model),
+    )
 
 
-def side_by_side(model: nn.Module) -> list[Sequence[Tensor]]:
-    """Groups of parameters to lie one after the other: ``side_by_side()`` of the modules that have it."""
+def contiguous_groups(model: nn.Module) -> list[Sequence[Tensor]]:
+    """Groups of parameters to lie one after the other: ``contiguous_groups()`` of the modules that have it."""
     return [
-        group for module in model.modules() for group in getattr(module, "side_by_side", list)()
+        group
+        for module in model.modules()
+        for group in getattr(module, "contiguous_groups", list)()
     ]

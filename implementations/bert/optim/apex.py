@@ -12,8 +12,9 @@ import types
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from bert.optim.rules import LambConfig, Maybe, Pieces, Rule, Scalar, Tensors, Total, is_decayed
+from bert.optim.rules import LambConfig, ParameterShards, Rule, Update, is_decayed
 from common.env import ConfigError
 
 NAME = "apex_lamb"
@@ -22,9 +23,9 @@ NAME = "apex_lamb"
 def load() -> Any:
     """apex's class. Raises ConfigError if apex, or its compiled part, is not installed."""
     try:
-        found = importlib.import_module("apex.optimizers").FusedMixedPrecisionLamb
+        fused_lamb = importlib.import_module("apex.optimizers").FusedMixedPrecisionLamb
         importlib.import_module("amp_C")
-        return found
+        return fused_lamb
     except (
         Exception
     ) as error:  # PyPI's package named apex is another one, and fails in its own ways
@@ -36,55 +37,54 @@ def load() -> Any:
 class ApexRule(Rule):
     """LambRule's update, by apex, over whole parameters."""
 
-    def __init__(self, pieces: Pieces, config: LambConfig) -> None:
-        super().__init__(pieces, config.weight_decay)
-        self.no_overflow = torch.zeros(1, dtype=torch.float32, device=pieces.device)
+    def __init__(self, shards: ParameterShards, config: LambConfig) -> None:
+        super().__init__(shards, config.weight_decay)
+        self.no_overflow = torch.zeros(1, dtype=torch.float32, device=shards.device)
         groups = []
         for decayed in (True, False):
             chosen = [
-                m
-                for name, m in zip(pieces.names, pieces.masters, strict=True)
+                master
+                for name, master in zip(shards.names, shards.masters, strict=True)
                 if is_decayed(name) is decayed
             ]
             if chosen:
-                groups.append(
-                    {"params": chosen, "weight_decay": config.weight_decay if decayed else 0.0}
-                )
+                weight_decay = config.weight_decay if decayed else 0.0
+                groups.append({"params": chosen, "weight_decay": weight_decay})
         self.optimizer = load()(
-            groups, lr=0.0, betas=(config.beta1, config.beta2), eps=config.eps, bias_correction=True,
-            adam_w_mode=True, grad_averaging=True, max_grad_norm=float("inf"), use_nvlamb=False,
-        )  # fmt: skip
+            groups,
+            lr=0.0,  # each step sets it
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            bias_correction=True,
+            adam_w_mode=True,
+            grad_averaging=True,
+            max_grad_norm=float("inf"),  # clipped by the scale
+            use_nvlamb=False,
+        )
         # apex would make the moments in its first step; it is given ours, which are saved and restored.
-        moments = pieces.state("first_moments"), pieces.state("second_moments")
-        for master, first, second in zip(pieces.masters, *moments, strict=True):
+        moments = shards.state("first_moments"), shards.state("second_moments")
+        for master, first, second in zip(shards.masters, *moments, strict=True):
             self.optimizer.state[master] = {"exp_avg": first, "exp_avg_sq": second}
 
-    def step(
-        self,
-        gradients: Tensors,
-        lr: Scalar,
-        scale: Scalar,
-        keep: Maybe,
-        squares: Maybe,
-        total: Total,
-    ) -> None:
+    def step(self, gradients: list[Tensor], update: Update) -> None:
         """The whole update; overwrites the gradients with the directions. apex computes its sums itself."""
-        device = self.pieces.device
-        for master, gradient in zip(self.pieces.masters, gradients, strict=True):
+        device = self.shards.device
+        for master, gradient in zip(self.shards.masters, gradients, strict=True):
             master.grad = gradient.to(master.dtype)
         for group in self.optimizer.param_groups:
-            group["lr"].copy_(torch.as_tensor(lr))
+            group["lr"].copy_(torch.as_tensor(update.lr))
             group["step"].copy_(self.num_steps)
-        overflow = self.no_overflow if keep is None else (~keep).float().reshape(1)
-        loss_scale = (
-            torch.as_tensor(scale, dtype=torch.float32, device=device).reshape(1).reciprocal()
-        )
+        overflow = self.no_overflow
+        if update.apply_update is not None:
+            overflow = (~update.apply_update).float().reshape(1)
+        scale = torch.as_tensor(update.scale, dtype=torch.float32, device=device)
+        loss_scale = scale.reshape(1).reciprocal()
         # The parts of a torch.amp.GradScaler that apex uses: whether a gradient overflowed, and the loss scale.
         scaler = types.SimpleNamespace(
             _check_inf_per_device=lambda optimizer: {device: overflow},
             _get_scale_async=lambda: loss_scale,
         )
         self.optimizer.step(grad_scaler=scaler)
-        self.num_steps += 1 if keep is None else keep
-        for master in self.pieces.masters:
+        self.count_step(update.apply_update)
+        for master in self.shards.masters:
             master.grad = None

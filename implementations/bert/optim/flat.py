@@ -20,18 +20,15 @@ from bert.kernels.operations import lans as lans_kernel
 from bert.optim.rules import (
     LambConfig,
     LansConfig,
-    Maybe,
-    Pieces,
+    ParameterShards,
     Rule,
-    Scalar,
-    Total,
+    Update,
     is_decayed,
     squared_norms,
 )
 
-ALIGNMENT = (
-    128  # elements: every parameter and every shard begins on a full cache line, in any precision
-)
+# Elements: every parameter and every shard begins on a full cache line, in any precision.
+ALIGNMENT = 128
 
 
 class Slice(NamedTuple):
@@ -60,7 +57,7 @@ class Bucket(NamedTuple):
     @property
     def size(self) -> int:
         """Elements in all slices."""
-        return sum(one.size for one in self.slices)
+        return sum(part.size for part in self.slices)
 
 
 class Segment(NamedTuple):
@@ -75,7 +72,7 @@ class Segment(NamedTuple):
 class Layout:
     """Layout of parameters of the given ``sizes`` (in elements, in the order of the model) over ``num_ranks``.
 
-    groups: indices of parameters to lie side by side, disjoint; a group lies where its last parameter would.
+    groups: indices of parameters to be contiguous, disjoint; a group lies where its last parameter would.
     """
 
     def __init__(
@@ -89,11 +86,12 @@ class Layout:
         self.begins = [0] * len(sizes)
         self.buckets: list[Bucket] = []
         self.total = self.shard_total = 0
-        grouped = {parameter: group for group in groups for parameter in group}
+        group_of = {parameter: group for group in groups for parameter in group}
         members: list[int] = []
         filled = 0
+        # The backward pass finishes the last parameter's gradient first.
         for parameter in reversed(range(len(sizes))):
-            group = grouped.get(parameter, (parameter,))
+            group = group_of.get(parameter, (parameter,))
             if parameter != max(group):
                 continue  # lies with the last parameter of its group
             if members and filled + sum(sizes[member] for member in group) > bucket_elements:
@@ -107,39 +105,45 @@ class Layout:
             self._close(members, filled)
 
     def _close(self, members: list[int], filled: int) -> None:
-        count = -(-filled // self.bucket_elements)
-        size = _round_up(-(-filled // count), ALIGNMENT * self.num_ranks)
+        """Ends a bucket: as few slices of one size as hold it, each divisible by the ranks."""
+        num_slices = -(-filled // self.bucket_elements)
+        size = _round_up(-(-filled // num_slices), ALIGNMENT * self.num_ranks)
+        shard_size = size // self.num_ranks
         slices = []
         for _ in range(-(-filled // size)):
-            slices.append(Slice(self.total, size, self.shard_total, size // self.num_ranks))
+            slices.append(Slice(self.total, size, self.shard_total, shard_size))
             self.total += size
-            self.shard_total += size // self.num_ranks
+            self.shard_total += shard_size
         self.buckets.append(Bucket(tuple(members), tuple(slices)))
 
     @property
     def slices(self) -> list[Slice]:
-        return [one for bucket in self.buckets for one in bucket.slices]
+        return [part for bucket in self.buckets for part in bucket.slices]
 
     def segments(self, rank: int) -> list[Segment]:
         """The parts of parameters in the shard of ``rank``, in order; with a single rank whole parameters."""
-        found = []
+        segments = []
         for bucket in self.buckets:
-            whole = bucket.slices[0]._replace(size=bucket.size, shard_size=bucket.size)
-            for one in bucket.slices if self.num_ranks > 1 else [whole]:
-                low = one.begin + rank * one.shard_size
-                parts = self.parts(bucket, low, low + one.shard_size)
-                found += [part._replace(begin=one.shard_begin + part.begin) for part in parts]
-        return found
+            slices = list(bucket.slices)
+            if self.num_ranks == 1:  # as one, so that no parameter is cut
+                slices = [slices[0]._replace(size=bucket.size, shard_size=bucket.size)]
+            for part in slices:
+                low = part.begin + rank * part.shard_size
+                segments += [
+                    segment._replace(begin=part.shard_begin + segment.begin)
+                    for segment in self.parts(bucket, low, low + part.shard_size)
+                ]
+        return segments
 
     def parts(self, bucket: Bucket, low: int, high: int) -> list[Segment]:
         """The parts of a bucket's parameters in elements [low, high) of the whole buffer; begin: from ``low`` on."""
-        found = []
+        segments = []
         for parameter in bucket.parameters:
             first = self.begins[parameter]
             begin, end = max(first, low), min(first + self.sizes[parameter], high)
             if end > begin:
-                found.append(Segment(parameter, begin - low, end - begin, begin - first))
-        return found
+                segments.append(Segment(parameter, begin - low, end - begin, begin - first))
+        return segments
 
     def views(self, flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Each parameter's view of a whole buffer."""
@@ -150,8 +154,8 @@ class Layout:
 
     def bucket_of_each(self) -> list[int]:
         """Index of each parameter's bucket."""
-        found = {p: number for number, bucket in enumerate(self.buckets) for p in bucket.parameters}
-        return [found[parameter] for parameter in range(len(self.sizes))]
+        number_of = {p: i for i, bucket in enumerate(self.buckets) for p in bucket.parameters}
+        return [number_of[parameter] for parameter in range(len(self.sizes))]
 
 
 def _round_up(number: int, multiple: int) -> int:
@@ -164,17 +168,17 @@ def fill(
     chunks: Iterable[tuple[str, int, Tensor]],
 ) -> None:
     """Copies parameter chunks, (name, first number, numbers), into the segments of flat buffers that overlap them."""
-    places: dict[str, list[tuple[Tensor, Segment]]] = {}
+    targets: dict[str, list[tuple[Tensor, Segment]]] = {}
     for flat, segments in flats:
         for segment in segments:
-            places.setdefault(names[segment.parameter], []).append((flat, segment))
+            targets.setdefault(names[segment.parameter], []).append((flat, segment))
     for name, start, values in chunks:
-        for flat, segment in places.get(name, ()):
+        for flat, segment in targets.get(name, ()):
             begin = max(start, segment.start)
             end = min(start + len(values), segment.start + segment.size)
             if end > begin:
-                place = segment.begin + begin - segment.start
-                flat[place : place + end - begin].copy_(values[begin - start : end - start])
+                target = segment.begin + begin - segment.start
+                flat[target : target + end - begin].copy_(values[begin - start : end - start])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,29 +205,34 @@ class Shard:
         return [flat[segment.begin : segment.begin + segment.size] for segment in self.segments]
 
 
-class Piecewise:
+class ListRule:
     """A rule on lists of tensors, applied to the segments; there may be none.
 
     squared_norm(flat): of a flat buffer (0-d, fp32 at least). measure(): squared norms of the shard's gradient, per
-    parameter if the rule needs them, else of all [1]. step(): as a rule's; squares: measure(), summed over the ranks;
-    total: sums [parameters, n] over the ranks.
+    parameter if the rule needs them, else of all [1]. step(): as a rule's; of the Update, grad_sq_norms is measure()
+    summed over the ranks, and all_reduce_sum takes sums [parameters, n].
     """
 
-    def __init__(self, shard: Shard, make_rule: Callable[[Pieces], Rule]) -> None:
+    def __init__(self, shard: Shard, make_rule: Callable[[ParameterShards], Rule]) -> None:
         self.shard = shard
         self.gradients = shard.views(shard.gradient)
         self.device, self.num_parameters = shard.masters.device, len(shard.names)
         owners = [segment.parameter for segment in shard.segments]
-        names, masters = [shard.names[owner] for owner in owners], shard.views(shard.masters)
         self.rule = make_rule(
-            Pieces(names=names, masters=masters, device=self.device, state=self._state)
+            ParameterShards(
+                names=[shard.names[owner] for owner in owners],
+                masters=shard.views(shard.masters),
+                device=self.device,
+                state=self._state,
+            )
         )
         self.num_steps, self.needs_norms = self.rule.num_steps, self.rule.needs_norms
         self.owners = torch.tensor(owners, dtype=torch.int64, device=self.device)
-        # The first segments of all parameters, the second ones, ...: a fixed order of summation.
+        # The first segments of all parameters, the second ones, ...: within a turn index_add_ adds once per parameter,
+        # so the order of summation is fixed, where atomics of a GPU would add in any order.
         turns: dict[int, list[int]] = {}
-        for place, owner in enumerate(owners):
-            turns.setdefault(owners[:place].count(owner), []).append(place)
+        for number, owner in enumerate(owners):
+            turns.setdefault(owners[:number].count(owner), []).append(number)
         self.turns = [
             torch.tensor(turn, dtype=torch.int64, device=self.device) for turn in turns.values()
         ]
@@ -233,9 +242,8 @@ class Piecewise:
 
     def _of_parameters(self, sums: Tensor) -> Tensor:
         """Adds up segments' sums [segments, ...] by parameter: [parameters, ...]."""
-        whole = torch.zeros(
-            self.num_parameters, *sums.shape[1:], dtype=sums.dtype, device=self.device
-        )
+        shape = (self.num_parameters, *sums.shape[1:])
+        whole = torch.zeros(shape, dtype=sums.dtype, device=self.device)
         for turn in self.turns:
             whole.index_add_(0, self.owners.index_select(0, turn), sums.index_select(0, turn))
         return whole
@@ -246,36 +254,32 @@ class Piecewise:
     def measure(self) -> Tensor:
         if not self.needs_norms:
             return squared_norms([self.shard.gradient])
+        if self.gradients:
+            return self._of_parameters(squared_norms(self.gradients))
         dtype = torch.float64 if self.shard.masters.dtype == torch.float64 else torch.float32
-        norms = (
-            squared_norms(self.gradients)
-            if self.gradients
-            else torch.zeros(0, dtype=dtype, device=self.device)
-        )
-        return self._of_parameters(norms)
+        return torch.zeros(self.num_parameters, dtype=dtype, device=self.device)
 
-    def step(self, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
-        def of_parameters(sums: Tensor) -> Tensor:
-            return total(self._of_parameters(sums)).index_select(0, self.owners)
+    def step(self, update: Update) -> None:
+        def sum_by_parameter(sums: Tensor) -> Tensor:
+            whole = update.all_reduce_sum(self._of_parameters(sums))
+            return whole.index_select(0, self.owners)
 
         if self.gradients:
-            mine = (
-                squares.index_select(0, self.owners)
-                if self.needs_norms and squares is not None
-                else None
-            )
-            self.rule.step(self.gradients, lr, scale, keep, mine, of_parameters)
-        else:  # takes part in the collective
-            self.num_steps += 1 if keep is None else keep
-            if num_sums := self.rule.num_sums:
-                of_parameters(
-                    torch.zeros(0, num_sums, dtype=self.shard.masters.dtype, device=self.device)
-                )
+            sq_norms = update.grad_sq_norms if self.needs_norms else None
+            if sq_norms is not None:
+                sq_norms = sq_norms.index_select(0, self.owners)
+            of_segments = update._replace(grad_sq_norms=sq_norms, all_reduce_sum=sum_by_parameter)
+            self.rule.step(self.gradients, of_segments)
+        else:
+            self.rule.count_step(update.apply_update)
+            if num_sums := self.rule.num_sums:  # other ranks wait in the collective
+                dtype = self.shard.masters.dtype
+                sum_by_parameter(torch.zeros(0, num_sums, dtype=dtype, device=self.device))
         self.shard.weights.copy_(self.shard.masters)
 
 
 class FlatRule:
-    """A rule by Triton kernels: both moments of a shard, and the kernels' scalars and layout. Methods: Piecewise's."""
+    """A rule by Triton kernels: both moments of a shard, and the kernels' scalars and layout. Methods: ListRule's."""
 
     needs_norms = False
 
@@ -285,16 +289,12 @@ class FlatRule:
         """passes: module with squared_norm, moments and update, as kernels/operations/lamb.py."""
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
-        self.buffers = (
-            shard.gradient,
-            shard.masters,
-            shard.state("first_moments"),
-            shard.state("second_moments"),
-        )
+        moments = shard.state("first_moments"), shard.state("second_moments")
+        self.buffers = (shard.gradient, shard.masters, *moments)
         self.num_steps = torch.zeros((), dtype=torch.int64, device=device)
         self.scalars = torch.zeros(
             4, dtype=torch.float32, device=device
-        )  # as kernels/operations/lamb.py takes them
+        )  # see kernels/operations/lamb.py
         # A span is a segment with the zeros after it.
         spans: list[list[tuple[int, int]]] = [[] for _ in shard.names]
         for segment in shard.segments:
@@ -306,15 +306,16 @@ class FlatRule:
     def squared_norm(self, flat: Tensor) -> Tensor:
         return self.passes.squared_norm(flat)
 
-    def begin(self, lr: Scalar, scale: Scalar, keep: Maybe) -> Tensor:
-        """Counts the step and sets its scalars; without ``keep`` a nan factor skips it. Returns ``scale`` in fp32."""
-        self.num_steps += 1 if keep is None else keep
+    def begin(self, update: Update) -> Tensor:
+        """Counts the step and sets its scalars; a skipped step's factor is nan. Returns ``scale`` in fp32."""
+        apply_update, device = update.apply_update, self.scalars.device
+        self.num_steps += 1 if apply_update is None else apply_update
+        # In fp64, as 1 - beta^t cancels; t = 0, if no step was taken, counts as 1 to avoid dividing by 0.
         steps = self.num_steps.clamp(min=1).double()
-        rate, factor = (
-            torch.as_tensor(x, dtype=torch.float32, device=self.scalars.device) for x in (lr, scale)
-        )
-        self.scalars[0] = rate
-        self.scalars[1] = factor if keep is None else torch.where(keep, factor, float("nan"))
+        factor = torch.as_tensor(update.scale, dtype=torch.float32, device=device)
+        self.scalars[0] = torch.as_tensor(update.lr, dtype=torch.float32, device=device)
+        used = factor if apply_update is None else torch.where(apply_update, factor, float("nan"))
+        self.scalars[1] = used
         self.scalars[2] = 1 / (1 - torch.pow(self.config.beta1, steps))
         self.scalars[3] = 1 / (1 - torch.pow(self.config.beta2, steps))
         return factor
@@ -326,15 +327,13 @@ class FlatLamb(FlatRule):
     def measure(self) -> Tensor:
         return self.passes.squared_norm(self.shard.gradient).reshape(1)
 
-    def step(self, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
-        self.begin(lr, scale, keep)
+    def step(self, update: Update) -> None:
+        self.begin(update)
         beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
-        sums = total(
-            self.passes.moments(self.layout, *self.buffers, self.scalars, beta1, beta2, eps)
-        )
-        self.passes.update(
-            self.layout, *self.buffers[1:], self.shard.weights, sums, self.scalars, eps
-        )
+        sums = self.passes.moments(self.layout, *self.buffers, self.scalars, beta1, beta2, eps)
+        sums = update.all_reduce_sum(sums)
+        weights = self.shard.weights
+        self.passes.update(self.layout, *self.buffers[1:], weights, sums, self.scalars, eps)
 
 
 class FlatLans(FlatRule):
@@ -349,11 +348,13 @@ class FlatLans(FlatRule):
     def measure(self) -> Tensor:
         return lans_kernel.squared_norms(self.layout, self.shard.gradient)
 
-    def step(self, lr: Scalar, scale: Scalar, keep: Maybe, squares: Maybe, total: Total) -> None:
-        assert squares is not None
-        factor, common = self.begin(lr, scale, keep), (self.layout, self.factors, *self.buffers)
+    def step(self, update: Update) -> None:
+        assert update.grad_sq_norms is not None
+        factor = self.begin(update)
         beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
-        norms = squares.sqrt() * factor
+        norms = update.grad_sq_norms.sqrt() * factor
         self.factors.copy_(torch.where(norms > 0, factor / (norms + eps), factor))
-        sums = total(lans_kernel.moments(*common, self.scalars, beta1, beta2, eps))
-        lans_kernel.update(*common, self.shard.weights, sums, self.scalars, beta1, eps)
+        buffers = (self.layout, self.factors, *self.buffers)
+        sums = lans_kernel.moments(*buffers, self.scalars, beta1, beta2, eps)
+        sums = update.all_reduce_sum(sums)
+        lans_kernel.update(*buffers, self.shard.weights, sums, self.scalars, beta1, eps)

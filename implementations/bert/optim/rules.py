@@ -1,7 +1,10 @@
 """The update rules, OPTIMIZER, on lists of tensors.
 
-A rule works on pieces of parameters: whole ones, or the segments in a rank's shard. It never waits for the device. For
-a norm over a parameter the caller adds up the sums of all ranks that hold a part of it (``total``).
+A rule works on parts of parameters, flat: the segments in a rank's shard, whole ones in a group of one. For a norm over
+a whole parameter the caller adds up the sums of all ranks that hold a part of it (``Update.all_reduce_sum``).
+
+A rule never waits for the device, so that a CUDA graph can replay it: what decides at run time, such as whether a
+gradient overflowed, is a tensor, and both outcomes are computed.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,22 +21,35 @@ from torch.optim.adamw import adamw
 
 from common.env import env
 
-Tensors = list[Tensor]
-Maybe = Tensor | None
 Scalar = Tensor | float  # a tensor (0-d) on the device, or a number
-Total = Callable[
-    [Tensor], Tensor
-]  # sums over pieces -> those over the whole parameters; a collective
+
+
+class Update(NamedTuple):
+    """What a step takes besides the gradients.
+
+    scale: factor of the gradients, which carries clipping and unscaling. apply_update: bool (0-d), if false nothing
+    changes; None: true. grad_sq_norms [parts]: squared norm of the gradient of each part's whole parameter, before
+    ``scale``; for rules that need norms. all_reduce_sum: sums [parts, num_sums] over the parts -> those over the whole
+    parameters, by a collective.
+    """
+
+    lr: Scalar
+    scale: Scalar
+    apply_update: Tensor | None
+    grad_sq_norms: Tensor | None
+    all_reduce_sum: Callable[[Tensor], Tensor]
 
 
 def is_decayed(name: str) -> bool:
-    """True for a parameter that is decayed and scaled by a trust ratio: all but biases and LayerNorm."""
+    """True for a parameter that is decayed and scaled by a trust ratio: all but biases and LayerNorm, as in Google's
+    BERT (optimization.py, exclude_from_weight_decay).
+    """
     return not (name.endswith("bias") or "LayerNorm" in name)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pieces:
-    """The tensors that a rule updates: fp32 masters, with their parameters' names.
+class ParameterShards:
+    """The parts of parameters that a rule updates: fp32 masters, with their parameters' names.
 
     state(name, of_weights): makes a state of the rule, of the masters' shapes: zeros, or a copy of the initial weights.
     """
@@ -46,50 +63,48 @@ class Pieces:
 class Rule:
     """needs_norms: a step needs the squared norms of whole gradients; num_sums: columns of its sums over ranks.
 
-    decayed: indices of the pieces with weight decay.
+    decayed: indices of the parts with weight decay.
     """
 
     needs_norms = False
     num_sums = 0
 
-    def __init__(self, pieces: Pieces, weight_decay: float) -> None:
-        self.pieces, self.weight_decay = pieces, weight_decay
+    def __init__(self, shards: ParameterShards, weight_decay: float) -> None:
+        self.shards, self.weight_decay = shards, weight_decay
         self.decayed = [
-            i for i, name in enumerate(pieces.names) if weight_decay and is_decayed(name)
+            i for i, name in enumerate(shards.names) if weight_decay and is_decayed(name)
         ]
-        self.num_steps = torch.zeros((), dtype=torch.int64, device=pieces.device)
+        self.num_steps = torch.zeros((), dtype=torch.int64, device=shards.device)
 
-    def step(
-        self,
-        gradients: Tensors,
-        lr: Scalar,
-        scale: Scalar,
-        keep: Maybe,
-        squares: Maybe,
-        total: Total,
-    ) -> None:
-        """Updates states and masters by the gradients times ``scale``.
-
-        keep: bool (0-d), if false nothing changes; None: true. squares [pieces]: squared norm of the gradient of each
-        piece's whole parameter, before ``scale``. total: takes sums [pieces, num_sums].
-        """
+    def step(self, gradients: list[Tensor], update: Update) -> None:
+        """Updates states and masters by the gradients times ``update.scale``."""
         raise NotImplementedError
+
+    def count_step(self, apply_update: Tensor | None) -> None:
+        """Counts a step, unless it is skipped."""
+        self.num_steps += 1 if apply_update is None else apply_update
 
     def rate(self, lr: Scalar) -> Tensor:
         """The learning rate as a tensor of the masters' type."""
-        return torch.as_tensor(lr, dtype=self.pieces.masters[0].dtype, device=self.pieces.device)
+        return torch.as_tensor(lr, dtype=self.shards.masters[0].dtype, device=self.shards.device)
 
     def add_decay(self, tensors: list[Tensor]) -> None:
         """Adds wd p to the tensors of decayed parameters."""
         if self.decayed:
-            masters = [self.pieces.masters[i] for i in self.decayed]
+            masters = [self.shards.masters[i] for i in self.decayed]
             torch._foreach_add_(
                 [tensors[i] for i in self.decayed], masters, alpha=self.weight_decay
             )
 
+    def decay_masters(self, rate: Tensor) -> None:
+        """p *= 1 - rate wd, for decayed parameters."""
+        if self.decayed:
+            masters = [self.shards.masters[i] for i in self.decayed]
+            torch._foreach_mul_(masters, 1 - rate * self.weight_decay)
+
 
 class MomentRule(Rule):
-    """A rule on the moments of Adam (Kingma & Ba 2015, arXiv 1412.6980) over the pieces.
+    """A rule on the moments of Adam (Kingma & Ba 2015, arXiv 1412.6980).
 
     m = b1 m + (1-b1) g; v = b2 v + (1-b2) g^2; direction = (m / (1-b1^t)) / (sqrt(v / (1-b2^t)) + eps).
     """
@@ -97,41 +112,41 @@ class MomentRule(Rule):
     bias_correction = True  # else m and v are not corrected
 
     def __init__(
-        self, pieces: Pieces, config: LambConfig | LansConfig | AdamConfig | ACClipConfig
+        self, shards: ParameterShards, config: LambConfig | LansConfig | AdamConfig | ACClipConfig
     ) -> None:
-        super().__init__(pieces, config.weight_decay)
+        super().__init__(shards, config.weight_decay)
         self.beta1, self.beta2, self.eps = config.beta1, config.beta2, config.eps
-        self.first, self.second = pieces.state("first_moments"), pieces.state("second_moments")
+        self.first, self.second = shards.state("first_moments"), shards.state("second_moments")
 
-    def update_moments(self, gradients: list[Tensor], keep: Tensor | None) -> None:
+    def update_moments(self, gradients: list[Tensor], apply_update: Tensor | None) -> None:
         """Updates the moments by gradients of the masters' type, and counts the step."""
-        self.num_steps += 1 if keep is None else keep
-        with kept([*self.first, *self.second], keep):
+        self.count_step(apply_update)
+        with restored_unless([*self.first, *self.second], apply_update):
             torch._foreach_lerp_(self.first, gradients, 1 - self.beta1)
             torch._foreach_mul_(self.second, self.beta2)
             torch._foreach_addcmul_(self.second, gradients, gradients, 1 - self.beta2)
 
     def denominators(self) -> list[Tensor]:
         """sqrt(v / (1-b2^t)) + eps, as new tensors."""
-        found = torch._foreach_div(
-            self.second, self.correction(self.beta2).to(self.second[0].dtype)
-        )
-        torch._foreach_sqrt_(found)
-        torch._foreach_add_(found, self.eps)
-        return list(found)
+        correction = self.correction(self.beta2).to(self.second[0].dtype)
+        roots = torch._foreach_div(self.second, correction)
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, self.eps)
+        return list(roots)
 
     def directions(self, denominators: list[Tensor]) -> list[Tensor]:
         """(m / (1-b1^t)) / denominators, as new tensors."""
-        found = torch._foreach_div(self.first, self.correction(self.beta1).to(self.first[0].dtype))
-        torch._foreach_div_(found, denominators)
-        return list(found)
+        correction = self.correction(self.beta1).to(self.first[0].dtype)
+        moments = torch._foreach_div(self.first, correction)
+        torch._foreach_div_(moments, denominators)
+        return list(moments)
 
-    def descend(self, updates: list[Tensor], lr: Scalar, keep: Tensor | None) -> None:
-        """masters -= lr * updates."""
-        if keep is not None:
-            updates = [torch.where(keep, update, 0.0) for update in updates]
-        torch._foreach_mul_(updates, self.rate(lr))
-        torch._foreach_sub_(self.pieces.masters, updates)
+    def descend(self, directions: list[Tensor], update: Update) -> None:
+        """masters -= lr * directions."""
+        if update.apply_update is not None:
+            directions = [torch.where(update.apply_update, d, 0.0) for d in directions]
+        torch._foreach_mul_(directions, self.rate(update.lr))
+        torch._foreach_sub_(self.shards.masters, directions)
 
     def correction(self, beta: float) -> Tensor:
         """1 - beta^t (0-d), or 1 without bias correction."""
@@ -142,13 +157,15 @@ class MomentRule(Rule):
 
 
 @contextlib.contextmanager
-def kept(tensors: Sequence[Tensor], keep: Tensor | None) -> Iterator[None]:
-    """Restores the tensors on exit unless ``keep``."""
-    before = [] if keep is None else [tensor.clone() for tensor in tensors]
+def restored_unless(tensors: Sequence[Tensor], apply_update: Tensor | None) -> Iterator[None]:
+    """Restores the tensors on exit unless ``apply_update``, whose value the host does not know."""
+    if apply_update is None:
+        yield
+        return
+    before = [tensor.clone() for tensor in tensors]
     yield
-    if keep is not None:
-        for tensor, old in zip(tensors, before, strict=True):
-            tensor.copy_(torch.where(keep, tensor, old))
+    for tensor, old in zip(tensors, before, strict=True):
+        tensor.copy_(torch.where(apply_update, tensor, old))
 
 
 def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
@@ -199,34 +216,31 @@ class LambRule(MomentRule):
 
     num_sums = 2  # of p^2 and of u^2; 0 for parameters without a trust ratio
 
-    def __init__(self, pieces: Pieces, config: LambConfig) -> None:
-        super().__init__(pieces, config)
-        self.decayed_index = torch.tensor(self.decayed, dtype=torch.int64, device=pieces.device)
+    def __init__(self, shards: ParameterShards, config: LambConfig) -> None:
+        super().__init__(shards, config)
+        self.decayed_index = torch.tensor(self.decayed, dtype=torch.int64, device=shards.device)
 
-    def step(
-        self,
-        gradients: Tensors,
-        lr: Scalar,
-        scale: Scalar,
-        keep: Maybe,
-        squares: Maybe,
-        total: Total,
-    ) -> None:
-        masters = self.pieces.masters
-        self.update_moments(scaled(gradients, masters, scale), keep)
-        updates = self.directions(self.denominators())
-        self.add_decay(updates)
-        sums = torch.zeros(len(masters), 2, dtype=masters[0].dtype, device=self.pieces.device)
-        adapted = [updates[i] for i in self.decayed]
+    def step(self, gradients: list[Tensor], update: Update) -> None:
+        masters = self.shards.masters
+        self.update_moments(scaled(gradients, masters, update.scale), update.apply_update)
+        directions = self.directions(self.denominators())
+        self.add_decay(directions)
+        adapted = [directions[i] for i in self.decayed]
+        sums = torch.zeros(len(masters), 2, dtype=masters[0].dtype, device=self.shards.device)
         if adapted:
-            parts = [masters[i] for i in self.decayed], adapted
-            norms = torch.stack([torch.stack(torch._foreach_norm(x)) for x in parts], dim=1)
+            decayed_masters = [masters[i] for i in self.decayed]
+            p_norms, u_norms = (
+                torch.stack(torch._foreach_norm(tensors)) for tensors in (decayed_masters, adapted)
+            )
+            norms = torch.stack([p_norms, u_norms], dim=1)
             sums.index_copy_(0, self.decayed_index, norms.square())
-        sums = total(sums)
+        # A collective: called even by a rank of whose parts none is decayed.
+        sums = update.all_reduce_sum(sums)
         if adapted:
-            ratios = trust_ratios(*sums.index_select(0, self.decayed_index).sqrt().unbind(dim=1))
+            norms = sums.index_select(0, self.decayed_index).sqrt()
+            ratios = trust_ratios(*norms.unbind(dim=1))
             torch._foreach_mul_(adapted, list(ratios.unbind()))
-        self.descend(updates, lr, keep)
+        self.descend(directions, update)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,39 +265,31 @@ class LansRule(MomentRule):
     needs_norms = True
     num_sums = 3  # of p^2, r^2 and c^2
 
-    def step(
-        self,
-        gradients: Tensors,
-        lr: Scalar,
-        scale: Scalar,
-        keep: Maybe,
-        squares: Maybe,
-        total: Total,
-    ) -> None:
-        assert squares is not None
-        masters = self.pieces.masters
+    def step(self, gradients: list[Tensor], update: Update) -> None:
+        assert update.grad_sq_norms is not None
+        masters = self.shards.masters
         dtype = masters[0].dtype
-        norms = squares.to(dtype).sqrt() * torch.as_tensor(
-            scale, dtype=dtype, device=self.pieces.device
-        )
+        scale = torch.as_tensor(update.scale, dtype=dtype, device=self.shards.device)
+        norms = update.grad_sq_norms.to(dtype).sqrt() * scale
         factors = torch.where(norms > 0, 1 / (norms + self.eps), 1.0)
-        current = scaled(gradients, masters, scale)
+        current = scaled(gradients, masters, update.scale)
         torch._foreach_mul_(current, list(factors.unbind()))
-        self.update_moments(current, keep)
+        self.update_moments(current, update.apply_update)
         denominators = self.denominators()
         momentum = self.directions(denominators)
         torch._foreach_div_(current, denominators)
-        del denominators
+        del denominators  # as large as the weights
         self.add_decay(momentum)
         self.add_decay(current)
-        sums = total(torch.stack([squared_norms(x) for x in (masters, momentum, current)], dim=1))
+        sq_norms = [squared_norms(tensors) for tensors in (masters, momentum, current)]
+        sums = update.all_reduce_sum(torch.stack(sq_norms, dim=1))
         p_norm, r_norm, c_norm = sums.to(dtype).sqrt().unbind(dim=1)
-        torch._foreach_mul_(momentum, list((self.beta1 * trust_ratios(p_norm, r_norm)).unbind()))
-        torch._foreach_mul_(
-            current, list(((1 - self.beta1) * trust_ratios(p_norm, c_norm)).unbind())
-        )
+        momentum_weight = self.beta1 * trust_ratios(p_norm, r_norm)
+        current_weight = (1 - self.beta1) * trust_ratios(p_norm, c_norm)
+        torch._foreach_mul_(momentum, list(momentum_weight.unbind()))
+        torch._foreach_mul_(current, list(current_weight.unbind()))
         torch._foreach_add_(momentum, current)
-        self.descend(momentum, lr, keep)
+        self.descend(momentum, update)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,46 +320,45 @@ class AdamRule(MomentRule):
     to the gradient. Biases and LayerNorm are not decayed. Without bias correction b1^t and b2^t are taken as 0.
     """
 
-    def __init__(self, pieces: Pieces, config: AdamConfig, decoupled: bool) -> None:
-        super().__init__(pieces, config)
+    def __init__(self, shards: ParameterShards, config: AdamConfig, decoupled: bool) -> None:
+        super().__init__(shards, config)
         self.decoupled, self.bias_correction = decoupled, config.bias_correction
 
-    def step(
-        self,
-        gradients: Tensors,
-        lr: Scalar,
-        scale: Scalar,
-        keep: Maybe,
-        squares: Maybe,
-        total: Total,
-    ) -> None:
-        updates = scaled(gradients, self.pieces.masters, scale)
-        if self.bias_correction and keep is None and self.pieces.device.type == "cpu":
-            self._step_by_pytorch(updates, float(lr))
+    def step(self, gradients: list[Tensor], update: Update) -> None:
+        directions = scaled(gradients, self.shards.masters, update.scale)
+        on_cpu = self.shards.device.type == "cpu"
+        if self.bias_correction and update.apply_update is None and on_cpu:
+            self._step_by_pytorch(directions, float(update.lr))
             return
         if not self.decoupled:
-            self.add_decay(updates)
-        self.update_moments(updates, keep)
-        updates = self.directions(self.denominators())
+            self.add_decay(directions)
+        self.update_moments(directions, update.apply_update)
+        directions = self.directions(self.denominators())
         if self.decoupled:
-            self.add_decay(updates)
-        self.descend(updates, lr, keep)
+            self.add_decay(directions)
+        self.descend(directions, update)
 
     def _step_by_pytorch(self, gradients: list[Tensor], lr: float) -> None:
         """The whole update by PyTorch's fused CPU kernel, 4 times as fast as separate operations."""
+        step: Callable[..., None] = adamw if self.decoupled else adam
+        tensors = self.shards.masters, gradients, self.first, self.second
         for decayed in (True, False):
-            chosen = [i for i, name in enumerate(self.pieces.names) if is_decayed(name) is decayed]
-            if chosen:
-                lists = [
-                    [x[i] for i in chosen]
-                    for x in (self.pieces.masters, gradients, self.first, self.second)
-                ]
-                step: Callable[..., None] = adamw if self.decoupled else adam
-                step(
-                    *lists, [], [self.num_steps.float() for _ in chosen],
-                    fused=True, amsgrad=False, maximize=False, lr=lr, beta1=self.beta1, beta2=self.beta2,
-                    weight_decay=self.weight_decay if decayed else 0.0, eps=self.eps,
-                )  # fmt: skip
+            chosen = [i for i, name in enumerate(self.shards.names) if is_decayed(name) is decayed]
+            if not chosen:
+                continue
+            step(
+                *([each[i] for i in chosen] for each in tensors),
+                [],  # of AMSGrad
+                [self.num_steps.float() for _ in chosen],
+                fused=True,
+                amsgrad=False,
+                maximize=False,
+                lr=lr,
+                beta1=self.beta1,
+                beta2=self.beta2,
+                weight_decay=self.weight_decay if decayed else 0.0,
+                eps=self.eps,
+            )
         self.num_steps += 1
 
 
@@ -377,44 +382,33 @@ class ACClipRule(MomentRule):
     (not biases and LayerNorm).
     """
 
-    def __init__(self, pieces: Pieces, config: ACClipConfig) -> None:
-        super().__init__(pieces, config)
+    def __init__(self, shards: ParameterShards, config: ACClipConfig) -> None:
+        super().__init__(shards, config)
         self.alpha = config.alpha
-        self.magnitudes = pieces.state("magnitudes")
+        self.magnitudes = shards.state("magnitudes")
 
-    def step(
-        self,
-        gradients: Tensors,
-        lr: Scalar,
-        scale: Scalar,
-        keep: Maybe,
-        squares: Maybe,
-        total: Total,
-    ) -> None:
-        masters, rate = self.pieces.masters, self.rate(lr)
-        values = scaled(gradients, masters, scale)
-        self.update_moments(values, keep)
+    def step(self, gradients: list[Tensor], update: Update) -> None:
+        masters, rate = self.shards.masters, self.rate(update.lr)
+        values = scaled(gradients, masters, update.scale)
+        self.update_moments(values, update.apply_update)
         powers = torch._foreach_pow(torch._foreach_abs(values), self.alpha)
-        with kept(self.magnitudes, keep):
+        with restored_unless(self.magnitudes, update.apply_update):
             torch._foreach_lerp_(self.magnitudes, list(powers), 1 - self.beta2)
         del values, powers
-        limits = list(torch._foreach_pow(self.magnitudes, 1 / self.alpha))
-        torch._foreach_div_(limits, torch._foreach_add(torch._foreach_abs(self.first), self.eps))
-        torch._foreach_clamp_max_(limits, 1.0)
-        denominators = torch._foreach_mul(
-            self.second, (self.beta2 / self.correction(self.beta2)).to(rate.dtype)
-        )
+        # k m of the formula, in place.
+        steps = list(torch._foreach_pow(self.magnitudes, 1 / self.alpha))
+        torch._foreach_div_(steps, torch._foreach_add(torch._foreach_abs(self.first), self.eps))
+        torch._foreach_clamp_max_(steps, 1.0)
+        correction = (self.beta2 / self.correction(self.beta2)).to(rate.dtype)
+        denominators = torch._foreach_mul(self.second, correction)
         torch._foreach_sqrt_(denominators)
         torch._foreach_add_(denominators, self.eps)
-        torch._foreach_div_(limits, denominators)
-        torch._foreach_mul_(limits, self.first)
-        with kept(masters, keep):
-            torch._foreach_mul_(limits, rate / self.correction(self.beta1).to(rate.dtype))
-            torch._foreach_sub_(masters, limits)
-            if self.decayed:
-                torch._foreach_mul_(
-                    [masters[i] for i in self.decayed], 1 - rate * self.weight_decay
-                )
+        torch._foreach_div_(steps, denominators)
+        torch._foreach_mul_(steps, self.first)
+        with restored_unless(masters, update.apply_update):
+            torch._foreach_mul_(steps, rate / self.correction(self.beta1).to(rate.dtype))
+            torch._foreach_sub_(masters, steps)
+            self.decay_masters(rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,37 +428,25 @@ class MadgradRule(Rule):
     p = momentum p + (1 - momentum) z.
     """
 
-    def __init__(self, pieces: Pieces, config: MadgradConfig) -> None:
-        super().__init__(pieces, config.weight_decay)
+    def __init__(self, shards: ParameterShards, config: MadgradConfig) -> None:
+        super().__init__(shards, config.weight_decay)
         self.config = config
-        self.squares, self.sums = pieces.state("gradient_squares"), pieces.state("gradient_sums")
-        self.first_weights = pieces.state("first_weights", of_weights=True)
+        self.squares, self.sums = shards.state("gradient_squares"), shards.state("gradient_sums")
+        self.first_weights = shards.state("first_weights", of_weights=True)
 
-    def step(
-        self,
-        gradients: Tensors,
-        lr: Scalar,
-        scale: Scalar,
-        keep: Maybe,
-        squares: Maybe,
-        total: Total,
-    ) -> None:
-        config, masters = self.config, self.pieces.masters
-        gradients = scaled(gradients, masters, scale)
-        rate = self.rate(lr) + config.eps
+    def step(self, gradients: list[Tensor], update: Update) -> None:
+        masters = self.shards.masters
+        gradients = scaled(gradients, masters, update.scale)
+        rate = self.rate(update.lr) + self.config.eps
         weight = rate * (self.num_steps + 1).to(rate.dtype).sqrt()
-        with kept([*masters, *self.squares, *self.sums], keep):
-            if self.decayed:
-                torch._foreach_mul_(
-                    [masters[i] for i in self.decayed], 1 - rate * config.weight_decay
-                )
+        with restored_unless([*masters, *self.squares, *self.sums], update.apply_update):
+            self.decay_masters(rate)
             weighted = torch._foreach_mul(gradients, weight)
             torch._foreach_add_(self.sums, weighted)
             torch._foreach_addcmul_(self.squares, weighted, gradients)
             roots = torch._foreach_pow(self.squares, 1 / 3)
-            torch._foreach_add_(roots, config.eps)
-            targets = torch._foreach_sub(
-                self.first_weights, torch._foreach_div(self.sums, list(roots))
-            )
-            torch._foreach_lerp_(masters, list(targets), 1 - config.momentum)
-        self.num_steps += 1 if keep is None else keep
+            torch._foreach_add_(roots, self.config.eps)
+            distances = torch._foreach_div(self.sums, list(roots))
+            targets = torch._foreach_sub(self.first_weights, distances)
+            torch._foreach_lerp_(masters, list(targets), 1 - self.config.momentum)
+        self.count_step(update.apply_update)

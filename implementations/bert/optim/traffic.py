@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from bert.optim import Config, side_by_side
+from bert.optim import Config, contiguous_groups
 from bert.optim.flat import Layout
-from bert.optim.rules import Pieces
+from bert.optim.rules import ParameterShards
 from bert.optim.sharded import BUCKET_BYTES, layout_of
 
 
@@ -33,21 +33,27 @@ def axes(
     config: Config, layout: Layout, num_ranks: int, weights: int, wire: int, gradient_steps: int
 ) -> dict[str, Axis]:
     """Communication within a group and across groups. weights, wire: bytes per weight, per gradient sent."""
-    size, slices = layout.num_ranks, layout.slices
-    groups, found = num_ranks // size, {}
+    size, num_slices = layout.num_ranks, len(layout.slices)
+    groups, by_axis = num_ranks // size, {}
     if size > 1:
         sends = gradient_steps if config.shard_gradients else 1
-        one, cpu = [torch.zeros(1)], torch.device("cpu")
+        placeholder, cpu = [torch.zeros(1)], torch.device("cpu")
         rule = config.rule(
-            Pieces(names=["weight"], masters=one, device=cpu, state=lambda name, **_: one)
+            ParameterShards(
+                names=["weight"],
+                masters=placeholder,
+                device=cpu,
+                state=lambda *_, **__: placeholder,
+            )
         )
-        norms = (config.clip != "before" or rule.needs_norms) + bool(rule.num_sums)
+        measures_norms = config.clip != "before" or rule.needs_norms
+        norms = measures_norms + bool(rule.num_sums)
         num_bytes = layout.total * (sends * wire + weights) * (size - 1) / size
-        found["within"] = Axis(len(slices) * (sends + 1) + norms, num_bytes)
+        by_axis["within"] = Axis(num_slices * (sends + 1) + norms, num_bytes)
     if groups > 1:
         num_bytes = layout.shard_total * wire * 2 * (groups - 1) / groups
-        found["across"] = Axis(len(slices), num_bytes)
-    return found
+        by_axis["across"] = Axis(num_slices, num_bytes)
+    return by_axis
 
 
 def describe(
@@ -60,14 +66,14 @@ def describe(
 ) -> str:
     """Bytes and collectives for the chosen SHARD_GROUP and for its named alternatives."""
     parameters: Sequence[Tensor] = list(model.parameters())
-    low = gradient_steps == 1 or config.allreduce_dtype == "weights"
-    weights, wire = dtype.itemsize, dtype.itemsize if low else max(dtype.itemsize, 4)
+    sends_low = gradient_steps == 1 or config.allreduce_dtype == "weights"
+    weights, wire = dtype.itemsize, dtype.itemsize if sends_low else max(dtype.itemsize, 4)
     chosen, described = config.group_size(num_ranks, ranks_per_node), {}
     for name in (config.shard_group, "node", "all"):
         size = replace(config, shard_group=name).group_size(num_ranks, ranks_per_node)
-        layout = layout_of(parameters, size, BUCKET_BYTES // weights, side_by_side(model))
-        found = axes(config, layout, num_ranks, weights, wire, gradient_steps)
-        described[size] = ", ".join(f"{place} {axis}" for place, axis in found.items())
+        layout = layout_of(parameters, size, BUCKET_BYTES // weights, contiguous_groups(model))
+        by_axis = axes(config, layout, num_ranks, weights, wire, gradient_steps)
+        described[size] = ", ".join(f"{name} {axis}" for name, axis in by_axis.items())
     parts = [
         f"a rank sends per step, in groups of {chosen} of {num_ranks}: {described.pop(chosen)}"
     ]

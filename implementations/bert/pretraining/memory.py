@@ -28,7 +28,7 @@ from bert.core.dist import World
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import uninitialized, use_placeholders
-from bert.optim.sharded import MOST_UNDER_WAY
+from bert.optim.gradients import MAX_IN_FLIGHT
 from bert.pretraining.config import Config
 from common.env import ConfigError
 from common.files import text_of
@@ -133,10 +133,12 @@ def estimate(plan: Plan) -> dict[str, int]:
     peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
     # Gradients held in a bucket during the backward pass, and the copies from which slices are reduced.
     buckets, layout, copied = engine.buckets, engine.layout, 0
-    if plan.num_ranks > 1 and (buckets.whole is None or buckets.wire_dtype != buckets.whole.dtype):
+    if plan.num_ranks > 1 and (
+        buckets.whole is None or buckets.communication_dtype != buckets.whole.dtype
+    ):
         copied = (
-            sum(sorted(one.size for one in layout.slices)[-MOST_UNDER_WAY:])
-            * buckets.wire_dtype.itemsize
+            sum(sorted(one.size for one in layout.slices)[-MAX_IN_FLIGHT:])
+            * buckets.communication_dtype.itemsize
         )
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
     peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the previous micro-batch

@@ -19,7 +19,8 @@ from bert.kernels.precision import LossScaler, Precision, cast_with_masters
 from bert.model.init import Chunk
 from bert.model.trainable import Trainable
 from bert.optim import Config as OptimizerConfig
-from bert.optim.sharded import Clipping, Gradients, Sharded
+from bert.optim.clipping import Clipping, Gradients
+from bert.optim.sharded import Sharded
 from bert.training.stop import TrainingError
 
 

@@ -132,7 +132,7 @@ def test_steps_equal_the_optimizer_that_works_by_tensor(device, passes):
     spans = _inside(layout)
     parameters = [nn.Parameter(master[span].clone()) for span in spans]
     config = LambConfig(beta1=0.6, beta2=0.85, eps=EPS, weight_decay=0.1)
-    optimizer = Whole(zip(names, parameters, strict=True), lambda pieces: LambRule(pieces, config))
+    optimizer = Whole(zip(names, parameters, strict=True), lambda shards: LambRule(shards, config))
     for step in range(1, 4):
         for parameter, span in zip(parameters, spans, strict=True):
             parameter.grad = gradient[span] * step

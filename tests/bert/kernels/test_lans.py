@@ -8,7 +8,8 @@ import torch
 from bert import optim
 from bert.kernels.operations import lamb
 from bert.optim import rules
-from bert.optim.flat import FlatLans, Layout, Piecewise, Shard
+from bert.optim.flat import FlatLans, Layout, ListRule, Shard
+from bert.optim.rules import Update
 
 SIZES = {
     "a.weight": 97,
@@ -73,11 +74,11 @@ def step(rules, number, keep=None):
         shard = rule.shard
         state = shard.masters, shard.weights, *shard.states.values(), rule.num_steps
         before = [tensor.clone() for tensor in state]
-        rule.step(lr, scale, keep, squares, lambda mine: sums.append(mine.clone()) or mine)
+        rule.step(Update(lr, scale, keep, squares, lambda mine: sums.append(mine.clone()) or mine))
         for tensor, old in zip(state, before, strict=True):
             tensor.copy_(old)
     for rule in rules:
-        rule.step(lr, scale, keep, squares, lambda _: sum(sums))
+        rule.step(Update(lr, scale, keep, squares, lambda _: sum(sums)))
 
 
 def whole(rules, buffer):
@@ -99,7 +100,7 @@ def whole(rules, buffer):
 def test_steps_of_any_number_of_shards_equal_the_rule_in_fp64(device, num_ranks):
     ours = [FlatLans(shard, CONFIG) for shard in shards(num_ranks, device)]
     [alone] = shards(1, torch.device("cpu"), torch.float64, torch.float64)
-    oracle = [Piecewise(alone, lambda pieces: rules.LansRule(pieces, CONFIG))]
+    oracle = [ListRule(alone, lambda shards: rules.LansRule(shards, CONFIG))]
     for number in range(len(RATES)):
         step(ours, number)
         step(oracle, number)
@@ -154,6 +155,6 @@ def test_the_same_input_gives_the_same_bits(device):
 def test_kernels_are_taken_where_there_are_some_and_are_wanted(device, rule):
     config = optim.Config(optimizer=rule)
     [plain] = shards(1, device)
-    assert isinstance(config.flat_rule(plain, fused=False), Piecewise)
+    assert isinstance(config.flat_rule(plain, fused=False), ListRule)
     [shard] = shards(1, device)
-    assert isinstance(config.flat_rule(shard, fused=True), Piecewise) == (rule == "adamw")
+    assert isinstance(config.flat_rule(shard, fused=True), ListRule) == (rule == "adamw")

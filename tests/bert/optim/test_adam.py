@@ -21,7 +21,7 @@ def test_steps_equal_pytorchs(decoupled, peer):
     ours, theirs = ([nn.Parameter(x.clone()) for x in start] for _ in range(2))
     config = AdamConfig(beta1=0.8, beta2=0.81, eps=1e-9, weight_decay=0.1)
     optimizer = Whole(
-        zip(names, ours, strict=True), lambda pieces: AdamRule(pieces, config, decoupled=decoupled)
+        zip(names, ours, strict=True), lambda shards: AdamRule(shards, config, decoupled=decoupled)
     )
     groups = [
         {"params": theirs[:1], "weight_decay": 0.1},

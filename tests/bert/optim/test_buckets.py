@@ -10,9 +10,10 @@ import torch
 from bert import optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.optim.flat import Piecewise
+from bert.optim.clipping import Clipping, Gradients
+from bert.optim.flat import ListRule
 from bert.optim.rules import LambConfig, LambRule
-from bert.optim.sharded import Clipping, Gradients, Sharded
+from bert.optim.sharded import Sharded
 from common.env import ConfigError
 
 from ..ranks import run_ranks
@@ -25,7 +26,7 @@ def _sharded(world, dtype, **settings):
     model = Chain(dtype)
     rule = LambConfig()
     optimizer = Sharded(
-        model.named_parameters(), lambda shard: Piecewise(shard, lambda pieces: LambRule(pieces, rule)), world,
+        model.named_parameters(), lambda shard: ListRule(shard, lambda shards: LambRule(shards, rule)), world,
         stages=list(model.stages.values()), accumulate=True, bucket_bytes=BUCKET_BYTES, **settings,
     )  # fmt: skip
     return model, optimizer
@@ -76,10 +77,12 @@ def _check_wire(world):
     one = torch.ones(())
     results = {}
     for low in (False, True):
-        model, optimizer = _sharded(world, torch.bfloat16, low_wire=low)
+        model, optimizer = _sharded(
+            world, torch.bfloat16, communication_dtype=torch.bfloat16 if low else None
+        )
         results[low], _ = _averaged(world, model, optimizer, Clipping(max_norm=1e9), one)
         assert optimizer.buckets.shard.dtype == torch.float32
-        assert optimizer.buckets.wire_dtype == (torch.bfloat16 if low else torch.float32)
+        assert optimizer.buckets.communication_dtype == (torch.bfloat16 if low else torch.float32)
     if world.is_main:
         for exact, sent in zip(results[False], results[True], strict=True):
             assert torch.equal(sent, sent.bfloat16().float())

@@ -14,7 +14,7 @@ from .whole import Whole
 
 
 def _lamb(named_parameters, masters=None, **settings):
-    return Whole(named_parameters, lambda pieces: LambRule(pieces, LambConfig(**settings)), masters)
+    return Whole(named_parameters, lambda shards: LambRule(shards, LambConfig(**settings)), masters)
 
 
 def test_first_step_is_the_closed_form():
@@ -86,13 +86,13 @@ def test_low_precision_parameters_follow_fp32_masters():
     full = torch.randn(1000)
     parameter = nn.Parameter(full.bfloat16())
     lamb = _lamb([("w.weight", parameter)], masters={"w.weight": full})
-    assert torch.equal(lamb.pieces.masters[0], full)
-    assert lamb.pieces.masters[0] is not full
+    assert torch.equal(lamb.shards.masters[0], full)
+    assert lamb.shards.masters[0] is not full
     for _ in range(20):
         parameter.grad = torch.ones_like(parameter)
         lamb.step(1e-4)  # far below what bf16 alone could add up
-    assert torch.equal(parameter, lamb.pieces.masters[0].bfloat16())
-    assert (full - lamb.pieces.masters[0]).mean() > 1e-3
+    assert torch.equal(parameter, lamb.shards.masters[0].bfloat16())
+    assert (full - lamb.shards.masters[0]).mean() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ from bert import optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.optim import RULES, rules
-from bert.optim.flat import Piecewise
-from bert.optim.sharded import Clipping, Gradients, Sharded
+from bert.optim.clipping import Clipping, Gradients
+from bert.optim.flat import ListRule
+from bert.optim.sharded import Sharded
 
 from ..ranks import run_ranks
 from .whole import Whole
@@ -155,7 +156,7 @@ def test_lans_first_step_on_a_scalar_is_the_closed_form():
     """On step 1 r = c = sign(g) / (1 + eps) + wd p for one element, whose gradient is normalised to its sign."""
     p = nn.Parameter(torch.tensor([3.0], dtype=torch.float64))
     optimizer = Whole(
-        [("w.weight", p)], lambda pieces: rules.LansRule(pieces, rules.LansConfig(eps=1e-12))
+        [("w.weight", p)], lambda shards: rules.LansRule(shards, rules.LansConfig(eps=1e-12))
     )
     p.grad = torch.tensor([-7.0], dtype=torch.float64)
     optimizer.step(0.01)
@@ -197,7 +198,7 @@ def _engine(world, config, **settings):
     parameters = _weights()
     optimizer = Sharded(
         parameters.items(),
-        lambda shard: Piecewise(shard, config.rule),
+        lambda shard: ListRule(shard, config.rule),
         world,
         bucket_bytes=2400,
         **settings,
@@ -233,7 +234,7 @@ def _alone(config, num_ranks):
 
 
 def _check_rank(world):
-    replicated = {"group_size": 1, "by_parameter": True}
+    replicated = {"group_size": 1, "norm_per_parameter": True}
     for name, settings in itertools.product(OURS, ({}, replicated)):
         config = _config(name)
         model, optimizer = _engine(world, config, **settings)

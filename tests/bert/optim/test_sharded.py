@@ -14,9 +14,10 @@ from torch import nn
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.kernels.precision import LossScaler, Precision
-from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, Piecewise
+from bert.optim.clipping import Clipping, Gradients
+from bert.optim.flat import ALIGNMENT, FlatLamb, Layout, ListRule
 from bert.optim.rules import LambConfig, LambRule
-from bert.optim.sharded import Clipping, Gradients, Sharded
+from bert.optim.sharded import Sharded
 
 from ..kernels import plain_lamb
 from ..ranks import run_ranks
@@ -76,7 +77,7 @@ def _lrs(num_steps):
 def replicated(model: Chain) -> Whole:
     """The same rule on whole parameters."""
     return Whole(
-        model.named_parameters(), lambda pieces: LambRule(pieces, LambConfig(weight_decay=0.1))
+        model.named_parameters(), lambda shards: LambRule(shards, LambConfig(weight_decay=0.1))
     )
 
 
@@ -140,7 +141,7 @@ def sharded(
     def make_rule(shard):
         if fused_layout:
             return FlatLamb(shard, config, plain_lamb)
-        return Piecewise(shard, lambda pieces: LambRule(pieces, config))
+        return ListRule(shard, lambda shards: LambRule(shards, config))
 
     return Sharded(
         model.named_parameters(), make_rule, world, stages=list(model.stages.values()), clip_each=clip == "before",
@@ -234,7 +235,7 @@ def test_a_step_not_kept_changes_nothing_and_counts_nothing():
         train(world, model, optimizer, "after", range(2))
         before = [tensor.clone() for tensor in optimizer.state_tensors()]
         optimizer.buckets.shard.fill_(float("inf"))
-        optimizer.step(0.1, 1.0, keep=torch.tensor(False))
+        optimizer.step(0.1, 1.0, apply_update=torch.tensor(False))
         for old, new in zip(before, optimizer.state_tensors(), strict=True):
             assert torch.equal(old, new)
 
@@ -244,7 +245,7 @@ def test_weights_in_low_precision_follow_fp32_masters_that_were_there_before_the
     exact = {name: torch.rand(p.shape) for name, p in model.named_parameters()}
     optimizer = Sharded(
         model.named_parameters(),
-        lambda shard: Piecewise(shard, lambda p: LambRule(p, LambConfig())),
+        lambda shard: ListRule(shard, lambda p: LambRule(p, LambConfig())),
         world,
         masters=exact,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bert.optim.rules import Pieces, squared_norms
+from bert.optim.rules import ParameterShards, Update, squared_norms
 
 
 class Whole:
@@ -21,17 +21,18 @@ class Whole:
             for (name, p), is_low in zip(named.items(), low, strict=True)
         ]
         self.states = {}
-        self.pieces = Pieces(
+        self.shards = ParameterShards(
             names=self.names, masters=copies, device=copies[0].device, state=self._state
         )
-        self.rule = make_rule(self.pieces)
+        self.rule = make_rule(self.shards)
 
     @torch.no_grad()
-    def step(self, lr, grad_scale=1.0, keep=None):
+    def step(self, lr, grad_scale=1.0, apply_update=None):
         gradients = [p.grad for p in self.parameters]
-        squares = squared_norms(gradients) if self.rule.needs_norms else None
-        self.rule.step(gradients, lr, grad_scale, keep, squares, lambda sums: sums)
-        torch._foreach_copy_([p.detach() for p in self.parameters], self.pieces.masters)
+        sq_norms = squared_norms(gradients) if self.rule.needs_norms else None
+        update = Update(lr, grad_scale, apply_update, sq_norms, lambda sums: sums)
+        self.rule.step(gradients, update)
+        torch._foreach_copy_([p.detach() for p in self.parameters], self.shards.masters)
 
     def state_tensors(self):
         states = (tensor for part in self._parts().values() for tensor in part)
@@ -39,12 +40,12 @@ class Whole:
 
     def _state(self, name, of_weights=False):
         self.states[name] = [
-            m.clone() if of_weights else torch.zeros_like(m) for m in self.pieces.masters
+            m.clone() if of_weights else torch.zeros_like(m) for m in self.shards.masters
         ]
         return self.states[name]
 
     def _parts(self):
-        return {"masters": self.pieces.masters, **self.states}
+        return {"masters": self.shards.masters, **self.states}
 
     def state_dict(self):
         parts = {
@@ -59,4 +60,4 @@ class Whole:
         for part, tensors in self._parts().items():
             for name, tensor in zip(self.names, tensors, strict=True):
                 tensor.copy_(state[part][name])
-        torch._foreach_copy_([p.detach() for p in self.parameters], self.pieces.masters)
+        torch._foreach_copy_([p.detach() for p in self.parameters], self.shards.masters)
