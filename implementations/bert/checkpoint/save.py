@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bert.checkpoint import huggingface, sharded
+from bert.checkpoint import huggingface, sharded, sums
 from bert.core.dist import World
 from common.env import ConfigError, env
-from common.files import damage, whole_file
+from common.files import damage
 
 # Of one node: in the range of Meta's research clusters, 3,700 and 10,300 (arXiv 2410.21680).
 HOURS_BETWEEN_FAILURES = 4000.0
@@ -92,9 +92,8 @@ def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
     assert config.directory is not None
     config.directory.mkdir(parents=True, exist_ok=True)
     path = config.directory / f"step_{step:010d}.pt"
-    with whole_file(path, sharded.num_bytes(state)) as partial, open(partial, "wb") as file:
-        torch.save(state, file)
-    sharded.prune(config.directory, config.keep)
+    sharded.save(path, state)
+    sharded.prune(config.directory, config.keep, step)
     return path
 
 
@@ -248,6 +247,17 @@ def read_checkpoint(path: Path, mmap: bool = False) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 
+def check_checkpoint(path: Path, rank: int = 0, size: int = 1) -> None:
+    """Compares a checkpoint with its checksums; of a sharded one each of ``size`` ranks its share.
+
+    Raises ChecksumError, or what zipfile and torch.load raise for a damaged file.
+    """
+    if path.name == sharded.INDEX:
+        sharded.check(path.parent, rank, size)
+    else:
+        sums.check(path)
+
+
 def load_newest(config: Config) -> dict[str, Any] | None:
     """The newest checkpoint's state with RESUME=1, if there is one. Raises ConfigError if it is damaged."""
     found = (
@@ -258,9 +268,22 @@ def load_newest(config: Config) -> dict[str, Any] | None:
     if not found:
         return None
     try:
+        check_checkpoint(found[-1])
         return read_checkpoint(found[-1])
     except Exception as error:
-        why = f"damaged checkpoint ({damage(error)})"
-        raise ConfigError(
-            f"{step_path(found[-1])}: {why}: remove it to resume from the one before"
-        ) from None
+        raise damaged(step_path(found[-1]), error) from None
+
+
+def damaged(path: Path, error: Exception) -> ConfigError:
+    """The error for a checkpoint that cannot be used, which names the one before it."""
+    before = [
+        found.name
+        for found in sharded.complete(path.parent)
+        if sharded.step_of(found) < sharded.step_of(path)
+    ]
+    cure = (
+        f"to resume from {before[-1]}, the one before"
+        if before
+        else "to start anew, as it is the only one"
+    )
+    return ConfigError(f"{path}: damaged checkpoint ({damage(error)}): remove it {cure}")

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bert.checkpoint import sums
 from common.files import name_folder, whole_file
 
 INDEX = "index.pt"
@@ -53,8 +54,7 @@ class Part:
         )
         hidden.mkdir(parents=True, exist_ok=True)
         try:
-            with whole_file(hidden / _file_name(self.rank), num_bytes(state["shard"])) as partial:
-                torch.save(state["shard"], partial)
+            save(hidden / _file_name(self.rank), state["shard"])
         except Exception as error:
             with suppress(OSError):  # on a full disk the file is created, but empty
                 (hidden / f"failed_{self.rank:05d}").write_text(str(error), encoding="utf-8")
@@ -76,27 +76,63 @@ class Part:
                         f"the run ended before rank {min(missing)} had written its part"
                     )
                 time.sleep(POLL_SECONDS)
-            with whole_file(hidden / INDEX) as partial:
-                torch.save(
-                    {**state["index"], "num_ranks": self.num_ranks, "token": self.token}, partial
-                )
+            files = [hidden / _file_name(rank) for rank in range(self.num_ranks)]
+            checksums = {file.name: sums.sum_of(file) for file in files}
+            ranks = {"num_ranks": self.num_ranks, "token": self.token, "sums": checksums}
+            save(hidden / INDEX, {**state["index"], **ranks})
             name_folder(hidden, path)
         except BaseException:
             shutil.rmtree(hidden, ignore_errors=True)
             raise
-        prune(directory, keep)
+        prune(directory, keep, step)
         return path
 
 
-def prune(directory: Path, keep: int) -> None:
-    """Removes all complete checkpoints but the newest ``keep`` of all kinds, and incomplete ones of killed runs."""
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    """torch.save, whole or not at all. Raises NoSpaceError on a full disk.
+
+    To an open file: PyTorch's own writer reports a full disk as "iostream error".
+    """
+    with whole_file(path, num_bytes(state)) as partial, open(partial, "wb") as file:
+        torch.save(state, file)
+
+
+def complete(directory: Path) -> list[Path]:
+    """The complete checkpoints of all kinds in a folder, oldest first: files, or folders of shards."""
     kinds = [
         directory.glob(pattern)
         for pattern in ("step_*.pt", f"step_*/{INDEX}", "deepspeed_*/bert.pt")
     ]
     found = [path if path.parent == directory else path.parent for kind in kinds for path in kind]
-    old = sorted(found, key=lambda path: path.stem.rpartition("_")[2])[:-keep]
-    for path in [*old, *directory.glob(".step_*.*"), *directory.glob(".deepspeed_*.*")]:
+    return sorted(found, key=step_of)
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint, also of one that is being written; -1 without one."""
+    digits = path.name.lstrip(".").partition("_")[2].partition(".")[0]
+    return int(digits) if digits.isdecimal() else -1
+
+
+def prune(directory: Path, keep: int, step: int) -> None:
+    """Removes all complete checkpoints but the newest ``keep`` of all kinds, and incomplete ones up to ``step``.
+
+    Not those after it: ranks that are ahead write the parts of the next one already.
+    """
+    hidden = [path for path in _unfinished(directory) if step_of(path) <= step]
+    _remove([*complete(directory)[:-keep], *hidden])
+
+
+def remove_unfinished(directory: Path) -> None:
+    """Removes what killed runs left. For the one writer of a folder, before it writes."""
+    _remove(_unfinished(directory))
+
+
+def _unfinished(directory: Path) -> list[Path]:
+    return [*directory.glob(".step_*.*"), *directory.glob(".deepspeed_*.*")]
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=path.name.startswith("."))
         else:
@@ -178,6 +214,18 @@ def assembled(index: Mapping[str, Any], held: Sequence[Held], token: int = 0) ->
         )
         state[part] = ShardedTensors(index["shapes"], spans, token)
     return state
+
+
+def check(path: Path, rank: int, size: int) -> None:
+    """Compares a rank's share of a checkpoint's files, every ``size``-th, with their checksums.
+
+    Raises ChecksumError, or what zipfile and torch.load raise for a missing or damaged file.
+    """
+    sums.check(path / INDEX)
+    index = torch.load(path / INDEX, map_location="cpu", weights_only=True)
+    known = index.get("sums", {})  # earlier versions noted none: a file's own tell all but a swap
+    for number in range(rank, index["num_ranks"], size):
+        sums.check(path / _file_name(number), known.get(_file_name(number)))
 
 
 def read(path: Path) -> dict[str, Any]:

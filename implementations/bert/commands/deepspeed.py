@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
+from bert.checkpoint.save import damaged
 from bert.core import variables
 from bert.deepspeed import ds_config
-from bert.deepspeed.checkpoints import INDEX, read
+from bert.deepspeed.checkpoints import INDEX, check, read
 from common.env import ConfigError
 from common.files import whole_file
 
@@ -120,6 +121,10 @@ def deepspeed_checkpoint(
             for name, value in found.items()
         }
 
+    try:
+        check(options.folder, 0, 1)
+    except Exception as error:  # depends on the kind of damage
+        raise damaged(options.folder, error) from None
     state = as_dicts(read(options.folder))
     state["model"] = state["optimizer"]["masters"]  # the same tensors, written once
     with whole_file(options.file) as partial, open(partial, "wb") as file:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import itertools
 import json
 import platform
 import threading
@@ -331,10 +332,19 @@ class World:
             (usual, _), *others = Counter(values).most_common()
             for rank, value in enumerate(values if others else ()):
                 if value != usual:
-                    rest = f"{value:.80}, and rank {values.index(usual)} {usual:.80}"
+                    odd, common = _where_they_differ(value, usual)
+                    rest = f"{odd}, and rank {values.index(usual)} {common}"
                     deviating.append(f"rank {rank} on {gathered[rank][0]} has {name}={rest}")
         more = f"; and {len(deviating) - 3} more" if len(deviating) > 3 else ""
         raise ConfigError(f"ranks differ: {'; '.join(deviating[:3])}{more}: {cure}")
+
+    def first_text(self, text: str) -> str:
+        """The text of the first rank that has one, on every rank; empty if none has. A collective."""
+        if not self.any(bool(text)) or not self.joined:
+            return text
+        gathered: list[Any] = [None] * self.size
+        distributed.all_gather_object(gathered, text)
+        return next(filter(None, gathered))
 
     def any(self, flag: bool) -> bool:
         """True on every process if it is true on any."""
@@ -349,6 +359,14 @@ def _average_of(
         return distributed.ReduceOp.AVG
     values.div_(distributed.get_world_size(group))
     return distributed.ReduceOp.SUM
+
+
+def _where_they_differ(*texts: str) -> list[str]:
+    """Up to 80 characters of each, from shortly before the first that differs."""
+    pairs = zip(*texts, strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    begin = common - 30 if max(map(len, texts)) > 80 and common > 30 else 0
+    return [f"{'...' if begin else ''}{text[begin : begin + 80]}" for text in texts]
 
 
 def collectives() -> bytes:

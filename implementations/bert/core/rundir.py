@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from bert.core import dist
+from bert.core.claim import Claim
 from bert.core.dist import HangError
 from common.env import ConfigError, env, settings
 from common.files import NoSpaceError, is_full, no_space, write_text
@@ -66,6 +67,21 @@ class Config:
     trial: int = env(
         "TRIAL", 0, at_least=0, doc="number of this run in its folder: result_<TRIAL>.txt"
     )
+
+    def claims(self, job: str, *others: tuple[Path, str]) -> contextlib.ExitStack:
+        """Claims this trial's files in RUN_DIR, and other folders, given with their settings' names.
+
+        job: Slurm's number. Raises OccupiedError if another process writes to one of them.
+        """
+        folders = [*others]
+        if self.run_dir is not None:
+            folders.append((self.run_dir, "RUN_DIR"))
+        with contextlib.ExitStack() as held:
+            for folder, name in folders:
+                path = folder / f".writer_{self.trial}"
+                held.enter_context(Claim(path, f"{name}={folder}", job))
+            return held.pop_all()
+        raise AssertionError  # ExitStack does not suppress errors
 
 
 def write_description(config: Config, tree: Any, derived: dict[str, Any]) -> None:

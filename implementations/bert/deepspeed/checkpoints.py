@@ -15,12 +15,13 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
+from bert.checkpoint import sums
+from bert.checkpoint.save import damaged
 from bert.checkpoint.sharded import assembled, num_bytes, prune
 from bert.deepspeed.partitions import MASTERS, STEPS
 from bert.deepspeed.step import DeepSpeedStep, load
 from bert.training.stop import TrainingError
-from common.env import ConfigError
-from common.files import damage, has_no_room, is_full, name_folder, no_space, sync, whole_file
+from common.files import has_no_room, is_full, name_folder, no_space, sync, whole_file
 
 INDEX = "bert.pt"
 
@@ -52,8 +53,10 @@ def save(
         segments: list[Any] = [None] * world.size
         distributed.all_gather_object(segments, places)
         if world.is_main:
+            checksums = {path.name: sums.sum_of(path) for path in _shards(directory / partial)}
             index = {
-                "segments": segments, "shapes": {name: tuple(shape) for name, shape in state.shapes.items()},
+                "sums": checksums, "segments": segments,
+                "shapes": {name: tuple(shape) for name, shape in state.shapes.items()},
                 "parts": state.update.parts(), "num_steps": state.num_steps(), "scaler": trained.scaler.state_dict(),
             }  # fmt: skip
             torch.save({**facts, **index}, directory / partial / INDEX)
@@ -63,7 +66,7 @@ def save(
             name_folder(directory / partial, directory / name)
             with whole_file(directory / "latest") as latest:
                 latest.write_text(name, encoding="utf-8")
-            prune(directory, keep)
+            prune(directory, keep, step)
         world.barrier()
     except (OSError, RuntimeError) as error:  # torch.save reports a full disk as a RuntimeError
         if is_full(error) or has_no_room(
@@ -77,17 +80,29 @@ def save(
         ) from error
 
 
-def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
+def check(folder: Path, rank: int, size: int) -> None:
+    """Compares a rank's share of the files, every ``size``-th, with their checksums, before any is unpickled.
+
+    Raises ChecksumError, or what zipfile and torch.load raise for a missing or damaged file.
+    """
+    sums.check(folder / INDEX)
+    index = torch.load(folder / INDEX, map_location="cpu", weights_only=True)
+    known = index.get("sums", {})
+    for path in _shards(folder)[rank::size]:
+        sums.check(path, known.get(path.name))
+
+
+def read(folder: Path) -> dict[str, Any]:
     """The state as in our step_*.pt; its tensors are mappings that read on access.
 
-    Raises ConfigError for a damaged one; instead: advice for that case.
+    Raises ConfigError for a damaged one.
     """
     load(f"{folder} is a checkpoint of DeepSpeed's")
     try:
         index = torch.load(folder / INDEX, map_location="cpu", weights_only=True)
         shards = [_shard(folder, rank) for rank in range(len(index["segments"]))]
     except Exception as error:  # depends on the kind of damage
-        raise ConfigError(f"{folder}: damaged checkpoint ({damage(error)}): {instead}") from None
+        raise damaged(folder, error) from None
     names = list(index["shapes"])
     held = [
         (
@@ -98,8 +113,13 @@ def read(folder: Path, instead: str = "give another") -> dict[str, Any]:
         for parts, segments in zip(zip(*flats.values(), strict=True), partitions, strict=True)
     ]
     optimizer = assembled(index, held)
-    facts = {key: index[key] for key in index.keys() - {"segments", "shapes", "parts", "num_steps"}}
+    ours = {"sums", "segments", "shapes", "parts", "num_steps"}
+    facts = {key: index[key] for key in index.keys() - ours}
     return {**facts, "optimizer": optimizer, "model": optimizer[MASTERS]}
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*_optim_states.pt"))
 
 
 def _shard(folder: Path, rank: int) -> dict[str, list[Tensor]]:

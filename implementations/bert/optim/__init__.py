@@ -110,7 +110,7 @@ class Config:
                 sizes["node"] if sizes["node"] > 1 and num_ranks % sizes["node"] == 0 else num_ranks
             )
         number = int(self.shard_group) if self.shard_group.isdecimal() else 0
-        size = sizes.get(self.shard_group) or min(number, num_ranks)
+        size = sizes.get(self.shard_group, number)
         if not size or num_ranks % size:
             problem = f"SHARD_GROUP={self.shard_group} with {num_ranks} ranks, {sizes['node']} of them on a node"
             raise ConfigError(f"{problem}: give node, all, or a divisor of {num_ranks}")

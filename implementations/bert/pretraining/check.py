@@ -81,7 +81,7 @@ def report(config: Config) -> str:
     alone = dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0)
     model = memory.meta_model(config.model)
     weights = "random"
-    saved = resume.newest(config.checkpoint)
+    saved = resume.newest(config, World(alone))
     if saved is not None:
         check_finite(saved["model"].items(), config.checkpoint.directory)
         changed = resume.check_identity(config, resume.pick_seed(config.seed, saved), saved)

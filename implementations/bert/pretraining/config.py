@@ -175,6 +175,17 @@ class Config(ModelFiles, Hardware):
     def evaluates(self) -> bool:
         return self.evaluate.initial or bool(self.evaluation_steps)
 
+    def of_trial(self) -> Config:
+        """The run with its own folder of checkpoints: CHECKPOINT_DIR, or of trial N > 0 trial_N in it.
+
+        Trials never share one: each would continue the other's weights, or refuse the other's seed.
+        """
+        base = self.checkpoint.directory
+        if base is None or not self.run.trial:
+            return self
+        own = dataclasses.replace(self.checkpoint, directory=base / f"trial_{self.run.trial}")
+        return dataclasses.replace(self, checkpoint=own)
+
     def rehearsed(self) -> Config:
         """The run to train: with REHEARSAL=1 its start, else the whole.
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from bert.checkpoint import sharded, weights
+from bert.checkpoint import save, sharded, weights
 from bert.checkpoint.save import Config as CheckpointConfig
-from bert.checkpoint.save import Writer, load_newest, read_checkpoint, saved_checkpoints, step_path
+from bert.checkpoint.save import Writer, read_checkpoint
 from bert.core import rundir
+from bert.core.claim import check_held
 from bert.core.dist import World
 from bert.data.sampler import RowSource
 from bert.deepspeed import checkpoints
@@ -26,7 +27,7 @@ from bert.kernels.precision import resolved
 from bert.pretraining.config import Config
 from bert.training.step import Step, check_finite, is_finite
 from common.env import ConfigError, settings
-from common.files import damage
+from common.files import damage, object_of, write_text
 
 Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
 
@@ -92,15 +93,75 @@ CONSTANTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def newest(config: CheckpointConfig) -> dict[str, Any] | None:
-    """The state in the newest checkpoint, ours or DeepSpeed's, or None. Raises ConfigError if it is damaged."""
-    if config.directory is not None and config.resume:
-        ours = saved_checkpoints(config.directory)
-        theirs = checkpoints.folders(config.directory)
-        last = step_path(ours[-1]).stem.rpartition("_")[2] if ours else ""
-        if theirs and theirs[-1].name.rpartition("_")[2] > last:
-            return checkpoints.read(theirs[-1], "remove it to resume from the one before")
-    return load_newest(config)
+def newest(config: Config, world: World) -> dict[str, Any] | None:
+    """What the run continues from: the newest checkpoint in its folder, ours or DeepSpeed's; None: it starts anew.
+
+    Without RESUME=1 only a restart of the very same run finds one there. Raises ConfigError, on every
+    rank, for a damaged checkpoint, and for one of another run without RESUME=1. A collective.
+    """
+    directory, problem, saved = config.checkpoint.directory, "", None
+    found = sharded.complete(directory) if directory is not None else []
+    if found and not config.checkpoint.resume and not is_own(config, found[-1]):
+        problem = _foreign(config, found[-1])
+    elif found and not config.checkpoint.resume and config.mlperf.division == "closed":
+        found = []  # timed from its start: what the attempt before saved is written over
+    if found and not problem:
+        try:
+            saved = _read(found[-1], world)
+        except Exception as error:
+            damaged = save.damaged(found[-1], error)
+            problem = str(error if isinstance(error, ConfigError) else damaged)
+    if problem := world.first_text(problem):
+        raise ConfigError(problem)
+    return saved
+
+
+def _read(path: Path, world: World) -> dict[str, Any]:
+    """A checkpoint that is as it was written; of a sharded one each rank compares its share."""
+    if (path / checkpoints.INDEX).is_file():
+        checkpoints.check(path, world.rank, world.size)
+        return checkpoints.read(path)
+    file = path / sharded.INDEX if path.is_dir() else path
+    save.check_checkpoint(file, world.rank, world.size)
+    saved: dict[str, Any] = read_checkpoint(file)
+    return saved
+
+
+def _foreign(config: Config, path: Path) -> str:
+    ways = "for a new run give another CHECKPOINT_DIR"
+    if config.mlperf.division == "open":
+        ways = f"set RESUME=1 to continue it, or {ways}"
+    return f"CHECKPOINT_DIR={path.parent} holds {path.name} of another or an earlier run: {ways}"
+
+
+OWNER = ".owner.json"  # in a folder of checkpoints: whose it is
+
+
+def owner(config: Config) -> dict[str, Any]:
+    """The trial, and its run's folder, to which a folder of checkpoints belongs."""
+    folder = config.run.run_dir
+    if folder is not None:
+        folder = folder.absolute()
+        # The launch scripts' folder of a trial that is running; a restart may have another one.
+        folder = folder.parent if folder.name.startswith("running_") else folder
+    return {"trial": config.run.trial, "run_dir": None if folder is None else str(folder)}
+
+
+def is_own(config: Config, path: Path) -> bool:
+    """Whether a checkpoint is of this very run, which was interrupted: as after a restart by the launcher."""
+    index = next((file for name in _INDICES if (file := path / name).is_file()), path)
+    try:
+        saved = torch.load(index, map_location="cpu", weights_only=True, mmap=True)
+        mine, noted = owner(config), object_of(path.parent / OWNER)
+        if saved["ended"] or mine != {name: noted[name] for name in mine} or not mine["run_dir"]:
+            return False
+        check_identity(config, pick_seed(config.seed, saved), saved)
+    except Exception:  # damaged, of an earlier version, or of another run
+        return False
+    return True
+
+
+_INDICES = sharded.INDEX, checkpoints.INDEX  # in the folder of a sharded checkpoint
 
 
 def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
@@ -111,12 +172,23 @@ def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
 
 
 def restore(
-    config: Config, step: Trainer, seed: int, saved: dict[str, Any] | None
+    config: Config, step: Trainer, seed: int, saved: dict[str, Any] | None, first_weights: int = 0
 ) -> tuple[int, int, int]:
-    """Restores a checkpoint, if any: (steps, batches, samples) done. Raises ConfigError if it is of another run."""
+    """Restores a checkpoint, if any: (steps, batches, samples) done. Raises ConfigError if it is of another run.
+
+    first_weights: checksum of the weights that this run would start from.
+    """
     if saved is None:
         return 0, 0, 0
     changed = check_identity(config, seed, saved)
+    path = config.checkpoint.init_checkpoint
+    noted = object_of(config.checkpoint.directory / OWNER) if config.checkpoint.directory else {}
+    if path is not None and noted.get("first_weights", first_weights) != first_weights:
+        where = f"the checkpoint in CHECKPOINT_DIR={config.checkpoint.directory}"
+        cure = "give those it started from, or another CHECKPOINT_DIR"
+        raise ConfigError(
+            f"{where} is of a run from other weights than INIT_CHECKPOINT={path}: {cure}"
+        )
     if changed and config.dist.rank == 0:
         print(f"bert: RESUME=1 with {changed}", file=sys.stderr, flush=True)
     step.load_state_dict(saved)
@@ -158,11 +230,13 @@ def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
         for name, value in now.items()
         if earlier[name] != value
     ]
-    return (
-        f"{', '.join(changed)}: losses differ by rounding, and by what dropout draws"
-        if changed
-        else ""
-    )
+    if not changed:
+        return ""
+    what = "rounding, and by what dropout draws"
+    if earlier["BATCHSIZE"] != now["BATCHSIZE"]:
+        # A micro-batch's loss is the mean over its own masked tokens, whose number differs.
+        what = f"the weight of each token in its micro-batch, more than by {what}"
+    return f"{', '.join(changed)}: losses differ by {what}"
 
 
 def _computed(config: Config) -> dict[str, Any]:
@@ -274,8 +348,9 @@ class Saver:
         seed: int,
         data: RowSource,
         shard_order: tuple[int, int],
+        first_weights: int = 0,
     ) -> None:
-        """data: what is trained on; shard_order: see Sampler."""
+        """data: what is trained on; shard_order: see Sampler; first_weights: checksum of those of step 0."""
         self.config, self.trained, self.world = config, trained, world
         self.writer = Writer(config.checkpoint)
         self.facts = {  # equal in all checkpoints of the run
@@ -283,6 +358,12 @@ class Saver:
             "data_digest": data_digest(data.identity()), "computed": _computed(config), "dealt": shard_order,
             "bert_config": dataclasses.asdict(config.model), "run": run_identity(config, seed),
         }  # fmt: skip
+        if world.is_main and (folder := config.checkpoint.directory) is not None:
+            sharded.remove_unfinished(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            known = {name: self.facts[name] for name in ("run", "data_digest")}
+            whose = owner(config) | known | {"first_weights": first_weights}
+            write_text(folder / OWNER, json.dumps(whose, indent=2, default=str) + "\n")
 
     def save(self, step: int, batches: int, samples: int, ended: bool = False) -> None:
         """Starts writing a checkpoint. ``ended``: the run is over. A collective.
@@ -290,6 +371,8 @@ class Saver:
         Raises TrainingError for a state that is not finite.
         """
         config, world = self.config.checkpoint, self.world
+        if world.is_main:
+            check_held()
         check_finite(self.trained.state_tensors(), world, step)
         facts = {"step": step, "batches": batches, "samples": samples, "ended": ended, **self.facts}
         if config.shards and isinstance(self.trained, DeepSpeedStep):

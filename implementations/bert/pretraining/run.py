@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
 
 from bert.core import rundir, variables
+from bert.core.claim import Job, OccupiedError
 from bert.core.dist import World, pick_device, why_no_gpu
 from bert.core.start import StartClock
 from bert.deepspeed.settings import merged
@@ -30,11 +32,15 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         closed_division.check(config, starts=not check_only)
         if not check_only:
             _check_gpu(config)
-        config = config.rehearsed()
+        config = config.rehearsed().of_trial()
         if check_only:
             print(check.report(config))
             return SUCCESS
-        return _train(config)
+        with _claims(config, from_env(Job, environ)):
+            return _train(config)
+    except OccupiedError as error:
+        print(f"bert: error: {error}", file=sys.stderr)  # not into RUN_DIR, which may be another's
+        return error.exit_status
     except Exception as error:
         return rundir.failed(run_config, "bert", error)
 
@@ -44,6 +50,16 @@ def _check_gpu(config: Config) -> None:
     unseen = config.dist.device == "auto" and pick_device(config.dist).type == "cpu"
     if unseen and config.mlperf.division == "closed" and not config.data.synthetic:
         raise ConfigError(f"no GPU is seen ({why_no_gpu()}): fix the driver, or set DEVICE=cpu")
+
+
+def _claims(config: Config, job: Job) -> contextlib.ExitStack:
+    """Rank 0's claims on the folders that a run writes to."""
+    if config.dist.rank:
+        return contextlib.ExitStack()
+    folder = config.checkpoint.directory
+    return config.run.claims(
+        job.number, *([(folder, "CHECKPOINT_DIR")] if folder is not None else [])
+    )
 
 
 def _train(config: Config) -> int:

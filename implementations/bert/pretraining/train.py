@@ -27,7 +27,8 @@ from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import bind_kernels
 from bert.kernels.support.graph_capture import CaptureError
 from bert.model.bert import BertForPreTraining
-from bert.model.init import Chunk, fill, first_weights, uninitialized, use_placeholders
+from bert.model.init import Chunk, fill, uninitialized, use_placeholders
+from bert.model.init import first_weights as drawn_weights
 from bert.pretraining import closed_division, resume
 from bert.pretraining.config import Config
 from bert.pretraining.memory import meta_model
@@ -44,7 +45,7 @@ from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
 
 def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) -> Ending:
     """Runs to the end and returns why it ended. A collective: every rank calls it with the same settings."""
-    saved = resume.newest(config.checkpoint)
+    saved = resume.newest(config, world)
     resume.check_ranks(config, world, saved)
     seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
     hyperparameters = config.hyperparameters(seed)
@@ -57,7 +58,8 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     config = resolve_kernels(config, world)
     clock.lap("choice of kernels")
 
-    model, step = build(config, world, seed, clock)
+    initial = Checksum()
+    model, step = build(config, world, seed, clock, initial)
     log.weights(name for name, _ in model.named_parameters())
     if saved is None and config.checkpoint.init_optimizer and path is not None:
         # ds_shape: shape of the whole parameter where ZeRO-3 partitions it.
@@ -66,7 +68,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
             for name, parameter in model.named_parameters()
         }
         step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
-    done, done_batches, done_samples = resume.restore(config, step, seed, saved)
+    done, done_batches, done_samples = resume.restore(config, step, seed, saved, initial.value)
     if saved is not None or path is not None:
         resume.check_restored(step, world, path if saved is None else config.checkpoint.directory)
     clock.lap("checkpoint")
@@ -82,6 +84,8 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         start = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
         rundir.add_to_environment(config.run, {"start_seconds": start})
     log.run_start()
+    if saved is not None:
+        log.clock_not_whole(done, done_samples)
     world.barrier()  # no rank may read the data set before run_start is logged
     run_start = time.monotonic()
 
@@ -121,7 +125,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         evaluations=config.evaluation_steps | ({0} if config.evaluate.initial else set()),
     )  # fmt: skip
     evaluation = Evaluation(config, world, log, step, source.vocab_md5, evaluation_graph, sinks)
-    saver = resume.Saver(config, step, world, seed, source, shard_order)
+    saver = resume.Saver(config, step, world, seed, source, shard_order, initial.value)
     note = config.run.run_dir / f"step_{config.run.trial}.txt" if config.run.run_dir else None
     try:
         with Stop(world, listen=config.checkpoint.directory is not None, note=note) as stop:
@@ -181,9 +185,15 @@ def resolve_kernels(config: Config, world: World) -> Config:
 
 
 def build(
-    config: Config, world: World, seed: int, clock: StartClock | None = None
+    config: Config,
+    world: World,
+    seed: int,
+    clock: StartClock | None = None,
+    first_weights: Checksum | None = None,
 ) -> tuple[BertForPreTraining, resume.Trainer]:
     """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit.
+
+    first_weights: becomes the checksum of the initial weights as they are read, the same for every engine.
 
     ``config``: with the attention backend resolved. With a sharded optimizer no rank has all weights in fp32: they
     come chunk by chunk, and each rank keeps those of its shard.
@@ -201,7 +211,7 @@ def build(
     def chunks(shapes: BertForPreTraining, so_far: Checksum) -> tuple[Iterator[Chunk], Loaded]:
         """Initial weights of a model of shapes; the checksum is computed as they are read."""
         if path is None:
-            return so_far.of(first_weights(shapes, seed)), Loaded([], [])
+            return so_far.of(drawn_weights(shapes, seed)), Loaded([], [])
         return chunks_of(shapes, path, seed, config.may_have_new_heads, so_far)
 
     def masters() -> Iterator[Chunk]:
@@ -211,7 +221,7 @@ def build(
     with uninitialized(torch.device("meta") if by_chunks else world.device):
         model = BertForPreTraining(config.model, kernels)
     clock.lap("model")
-    so_far, checksum = Checksum(), None
+    so_far, checksum = first_weights or Checksum(), None
     first, loaded = chunks(model, so_far)
     if by_chunks:
         use_placeholders(model, config.numerics.dtype, world.device)

@@ -99,6 +99,10 @@ class MlperfLog:
         self._start(constants.EPOCH_START, None, {"epoch_num": 0})
         self._start(constants.BLOCK_START, None, {"first_epoch_num": 1, "epoch_count": 1})
 
+    def clock_not_whole(self, step: int, samples: int) -> None:
+        """Logs that this log's clock leaves out the steps before: the trial has no time."""
+        self._event("clock_not_whole", {"continued_at_step": step}, {"epoch_num": samples})
+
     def data(self, max_predictions: int, starting_point: Mapping[str, Any]) -> None:
         """Logs what the open data tell: the most masked tokens of a sequence, and the run's starting point."""
         self._event("max_predictions_per_seq", max_predictions)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bert.checkpoint import save
+from bert.checkpoint import save, sharded
 from bert.checkpoint.save import Config, Interval, load_newest, save_checkpoint, saved_checkpoints
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
@@ -41,6 +41,9 @@ def test_checkpoints_of_all_kinds_count_together_and_what_killed_runs_left_over_
         (tmp_path / name / ("bert.pt" if "deepspeed" in name else "index.pt")).touch()
     (tmp_path / ".step_0000000005.pt.partial").touch()
     save_checkpoint(Config(directory=tmp_path, keep=2), 3, {"step": 3})
+    ahead = {".deepspeed_9.partial", ".step_0000000005.pt.partial"}
+    assert ahead < {path.name for path in tmp_path.iterdir()}, "another rank may be ahead"
+    sharded.remove_unfinished(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step_0000000003.pt",
         "step_0000000004",

@@ -188,7 +188,7 @@ def test_a_rank_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, mo
     pid = os.fork()
     if pid == 0:  # killed in the middle of its file
         monkeypatch.setattr(
-            sharded.torch, "save", lambda state, path: (path.write_bytes(b"half"), time.sleep(900))
+            sharded.torch, "save", lambda state, file: (file.write(b"half"), time.sleep(900))
         )
         try:
             _part(0, 1, token=8).write(tmp_path, 2, _state(2.0), keep=2)

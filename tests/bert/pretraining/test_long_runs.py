@@ -163,7 +163,7 @@ def test_a_run_survives_a_full_disk_but_does_not_claim_that_its_last_weights_are
         "STEPS_THIS_RUN": steps_this_run,
     }  # fmt: skip
     finished = run_bert(environment)
-    assert [path.name for path in (tmp_path / "c").iterdir()] == ["step_0000000002.pt"]
+    assert [path.name for path in (tmp_path / "c").glob("[!.]*")] == ["step_0000000002.pt"]
     assert "checkpoint of step 4 cannot be written to" in finished.stderr
     assert finished.returncode == 1
     where = "the last is step 8" if steps_this_run == "0" else "stopped at step 6"
@@ -213,7 +213,7 @@ def test_a_file_system_that_fills_up_keeps_the_last_good_checkpoint_and_the_run_
             rf"the last is step 8, and its checkpoint cannot be written \({full}\)", last
         )
         assert finished.returncode == 1
-        assert sorted(path.name for path in small.iterdir()) == [
+        assert sorted(path.name for path in small.glob("[!.]*")) == [
             "step_0000000002.pt",
             "step_0000000004.pt",
         ]

@@ -228,8 +228,11 @@ def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(
     state = torch.load(path, weights_only=True)
     state["optimizer"]["masters"]["cls.predictions.bias"][3] = float("nan")
     torch.save(state | {"model": state["optimizer"]["masters"]}, path)
-    for source in ({"RESUME": "1"}, {"INIT_CHECKPOINT": str(path)}):
-        refused = train("whole", 2, **SHARDED, **source)
+    for folder, source in (
+        ("whole", {"RESUME": "1"}),
+        ("fresh", {"INIT_CHECKPOINT": str(path)}),
+    ):
+        refused = train(folder, 2, **SHARDED, **source)
         assert refused.returncode == 2
         assert (
             "holds weights or moments that are NaN or infinite (--check names the first)"

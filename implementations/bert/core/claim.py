@@ -1,0 +1,170 @@
+"""One live writer of a folder: a file that it creates, beats in while it lives, and removes at its end.
+
+A claim is never left to a clock of another machine. On the machine of its maker the process is looked
+up; from elsewhere the beats are watched, which works on any file system that nodes share. A claim
+whose maker is dead does not block: it is taken over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.env import ConfigError, env
+
+BEAT_SECONDS = 5.0
+SILENT_BEATS = 4  # without a beat for so long the writer is dead
+_DIGITS = 20
+
+
+_held: list[Claim] = []  # by this process
+
+
+def check_held() -> None:
+    """Raises TakenOverError if a claim of this process was taken over. Before a checkpoint is written."""
+    for claim in _held:
+        claim.check()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What a scheduler says of this process."""
+
+    number: str = env("SLURM_JOB_ID", "", doc="the job's number; set by Slurm")
+
+
+class OccupiedError(ConfigError):
+    """Another process writes to the folder. Nothing may be written to it, not even this error."""
+
+
+class TakenOverError(RuntimeError):
+    """Another process took this one for dead, and writes to the folder now."""
+
+    exit_status = 1
+
+
+class Claim:
+    """Held while entered. Raises OccupiedError, naming host, job and process, if another holds it."""
+
+    def __init__(self, path: Path, setting: str, job: str = "") -> None:
+        """path: the claim's file; setting: NAME=folder, for messages; job: Slurm's number, if any."""
+        self.path, self.setting = path, setting
+        self.maker = {"host": platform.node(), "job": job, "token": uuid.uuid4().hex, **_process()}
+        self._ended = threading.Event()
+        self._file = -1
+
+    def __enter__(self) -> Claim:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        while self._file < 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+            try:
+                self._file = os.open(self.path, flags, 0o644)
+            except FileExistsError:
+                self._take_over()
+        os.pwrite(self._file, json.dumps(self.maker).encode(), _DIGITS)
+        self._beat(0)
+        threading.Thread(target=self._beats, name="claim", daemon=True).start()
+        _held.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        _held.remove(self)
+        if self.is_held():
+            self.path.unlink(missing_ok=True)
+        os.close(self._file)
+
+    def is_held(self) -> bool:
+        """Whether the file is still this process's: another may have taken it for dead."""
+        return _maker(_read(self.path)).get("token") == self.maker["token"]
+
+    def check(self) -> None:
+        """Raises TakenOverError if another writer has taken over, as after this machine stood still."""
+        if not self.is_held():
+            taken = f"{self.setting} was taken over by {_who(_maker(_read(self.path)))}"
+            raise TakenOverError(f"{taken}, as this process gave no sign of life: it ends here")
+
+    def _beat(self, number: int) -> None:
+        # Into the open file, not by its name: that may be another writer's by now.
+        os.pwrite(self._file, f"{number:0{_DIGITS}}".encode(), 0)
+
+    def _beats(self) -> None:
+        number = 0
+        while not self._ended.wait(BEAT_SECONDS):
+            number += 1
+            with suppress(OSError):  # a file system that is away for a moment
+                self._beat(number)
+
+    def _take_over(self) -> None:
+        """Removes a dead maker's claim. Raises OccupiedError for a live one."""
+        found = _read(self.path)
+        if _lives(self.path, found):
+            raise OccupiedError(
+                f"{self.setting}: {_who(_maker(found))} writes to it: wait for it, end it, or give another"
+            )
+        removed = self.path.with_name(f"{self.path.name}.{self.maker['token']}")
+        with suppress(FileNotFoundError):  # another newcomer was faster
+            os.rename(self.path, removed)
+            if _maker(_read(removed)) != _maker(found):  # and has claimed it: give that back
+                with suppress(OSError):
+                    os.link(removed, self.path)
+            removed.unlink()
+
+
+def _process() -> dict[str, Any]:
+    """What identifies this process on its machine: pid and start, boot and namespace of pids."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    pid = os.getpid()
+    return {"pid": pid, "start": _start(pid), "pids": f"{boot} {os.readlink('/proc/self/ns/pid')}"}
+
+
+def _start(pid: int) -> str:
+    """Start of a process in ticks since boot; empty if there is none, or it is dead but not waited for."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]  # state; field 22, as the name is cut off
+    return ""
+
+
+def _read(path: Path) -> bytes:
+    """The claim's content, empty if there is none. Opened anew each time: NFS then asks the server."""
+    with suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+def _maker(content: bytes) -> dict[str, Any]:
+    with suppress(ValueError):
+        found = json.loads(content[_DIGITS:])
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _who(maker: dict[str, Any]) -> str:
+    job = f", job {maker['job']}" if maker.get("job") else ""
+    return f"process {maker.get('pid', '?')} on {maker.get('host', 'an unknown host')}{job}"
+
+
+def _lives(path: Path, content: bytes) -> bool:
+    """Whether the maker of a claim lives: by its process if that can be seen here, else by its beats."""
+    maker = _maker(content)
+    if maker.get("pids") == _process()["pids"]:
+        return bool(_start(maker["pid"])) and _start(maker["pid"]) == maker["start"]
+    seconds = BEAT_SECONDS * SILENT_BEATS
+    waits = f"bert: {path.parent} is claimed by {_who(maker)}: is it alive? up to {seconds:.0f} s"
+    print(waits, file=sys.stderr, flush=True)
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(BEAT_SECONDS / 10)
+        if (now := _read(path)) != content:
+            return bool(now)
+    return False

@@ -1,0 +1,94 @@
+"""One live writer of a folder: a second one is refused by name, a dead one does not block."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+
+import pytest
+
+from bert.core import claim
+from bert.core.claim import Claim, OccupiedError, TakenOverError, check_held
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(claim, "BEAT_SECONDS", 0.05)
+
+
+@pytest.fixture
+def elsewhere(tmp_path):
+    """elsewhere(beats): a claim made on another machine, which beats until the test ends, or is dead."""
+    path, ended, threads = tmp_path / ".writer_0", threading.Event(), []
+
+    def make(beats):
+        maker = {"host": "node7", "job": "42", "pid": 31, "start": "1", "pids": "x", "token": "t"}
+        path.write_bytes(b"0" * 20 + json.dumps(maker).encode())
+
+        def beat():
+            for number in range(1, 10_000):
+                if ended.wait(0.02):
+                    return
+                with open(path, "r+b") as file:
+                    file.write(f"{number:020}".encode())
+
+        if beats:
+            threads.append(threading.Thread(target=beat))
+            threads[-1].start()
+        return path
+
+    yield make
+    ended.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_second_writer_is_refused_with_host_and_process(tmp_path):
+    path = tmp_path / "c" / ".writer_0"
+    with Claim(path, "CHECKPOINT_DIR=c"), pytest.raises(OccupiedError) as caught:
+        Claim(path, "CHECKPOINT_DIR=c").__enter__()
+    who = f"process {os.getpid()} on {os.uname().nodename}"
+    assert str(caught.value).startswith(f"CHECKPOINT_DIR=c: {who} writes to it: wait for it")
+    assert not path.exists(), "at its end it is free"
+    with Claim(path, "CHECKPOINT_DIR=c"):
+        pass
+
+
+def test_a_writer_on_another_machine_lives_by_its_beats(elsewhere):
+    path = elsewhere(beats=True)
+    with pytest.raises(OccupiedError, match=r"process 31 on node7, job 42 writes to it"):
+        Claim(path, "RUN_DIR=r").__enter__()
+    assert json.loads(path.read_bytes()[20:])["host"] == "node7"
+
+
+def test_a_dead_writer_does_not_block_here_or_elsewhere(elsewhere):
+    with Claim(elsewhere(beats=False), "RUN_DIR=r") as held:
+        assert held.is_held()
+    path = held.path.with_name("other")
+    pid = os.fork()
+    if pid == 0:
+        Claim(path, "RUN_DIR=r").__enter__()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert path.exists()
+    begun = time.monotonic()
+    with Claim(path, "RUN_DIR=r") as held:
+        assert held.is_held()
+        assert time.monotonic() - begun < 60, "the process is looked up, no beat is waited for"
+        assert {file.name for file in path.parent.iterdir()} == {"other"}
+
+
+def test_a_writer_that_was_taken_for_dead_writes_no_more(tmp_path):
+    path = tmp_path / ".writer_0"
+    first = Claim(path, "CHECKPOINT_DIR=c").__enter__()
+    path.unlink()
+    with Claim(path, "CHECKPOINT_DIR=c") as second:
+        with pytest.raises(
+            TakenOverError, match=r"was taken over by process \d+ on .*: it ends here"
+        ):
+            check_held()
+        second.check()
+        first.__exit__()
+        assert second.is_held(), "the first one leaves the second one's claim alone"

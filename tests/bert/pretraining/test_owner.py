@@ -1,0 +1,179 @@
+"""A folder of checkpoints belongs to one trial of one run, and what is read back is what was written."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+
+import pytest
+import torch
+
+from bert.checkpoint import sharded, sums
+from bert.core.claim import Claim
+from bert.deepspeed.settings import merged
+from bert.pretraining.config import Config
+from common.env import from_env
+
+from ..states import newest, same
+
+UNTIMED = {"EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0", "CHECKPOINT_EVERY_STEPS": "2"}
+
+
+@pytest.fixture
+def train(prepared, run_bert, tmp_path):
+    """train(**settings): a run of eight steps into the folders ``run`` and ``c``."""
+
+    def run(**settings):
+        folders = {"CHECKPOINT_DIR": str(tmp_path / "c"), "RUN_DIR": str(tmp_path / "run")}
+        return run_bert(prepared | UNTIMED | folders | settings)
+
+    return run
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_trials_never_share_a_folder_and_each_resumes_its_own(train, tmp_path):
+    for trial, seed in (("0", "7"), ("1", "8")):
+        done = train(TRIAL=trial, SEED=seed, RESUME="1", STEPS_THIS_RUN="4")
+        assert done.returncode == 0, done.stderr
+    first, second = tmp_path / "c", tmp_path / "c" / "trial_1"
+    assert (newest(first)["run"]["SEED"], newest(second)["run"]["SEED"]) == (7, 8)
+    assert not same(newest(first)["model"], newest(second)["model"])
+    done = train(TRIAL="1", SEED="8", RESUME="1")
+    assert done.returncode == 0, done.stderr
+    assert (newest(first)["step"], newest(second)["step"]) == (4, 8)
+    whose = json.loads((second / ".owner.json").read_text())
+    assert (whose["trial"], whose["run_dir"]) == (1, str(tmp_path / "run"))
+    assert whose["run"]["SEED"] == 8
+    log = (tmp_path / "run" / "result_1.txt").read_text()
+    assert '"key": "clock_not_whole", "value": {"continued_at_step": 4}' in log
+
+
+def test_a_fresh_run_that_finds_anothers_checkpoints_stops_and_names_both_ways_on(train, tmp_path):
+    done = train(STEPS_THIS_RUN="4")
+    assert done.returncode == 0, done.stderr
+    before = names(tmp_path / "c")
+    for changed in ({"RUN_DIR": str(tmp_path / "other")}, {"LR": "0.01"}, {"SEED": "9"}):
+        refused = train(**changed)
+        assert refused.returncode == 2
+        (line,) = refused.stderr.splitlines()
+        assert "holds step_0000000004.pt of another or an earlier run: set RESUME=1" in line
+        assert line.endswith("or for a new run give another CHECKPOINT_DIR")
+    assert names(tmp_path / "c") == before
+
+
+def test_a_restart_of_the_very_same_run_continues_without_resume(train, tmp_path):
+    assert train(CHECKPOINT_DIR=str(tmp_path / "whole")).returncode == 0
+    for staging in ("running_0", "running_0_1"):  # as the launch scripts name a trial's folder
+        steps = "4" if staging == "running_0" else "0"
+        done = train(RUN_DIR=str(tmp_path / "run" / staging), STEPS_THIS_RUN=steps)
+        assert done.returncode == 0, done.stderr
+    assert same(newest(tmp_path / "whole")["model"], newest(tmp_path / "c")["model"])
+    again = train(RUN_DIR=str(tmp_path / "run" / "running_0"))
+    assert again.returncode == 2, "a run that has ended is not restarted but another one"
+
+
+def test_the_second_of_two_writers_is_refused_and_touches_nothing(train, tmp_path):
+    for folder, name in ((tmp_path / "c", "CHECKPOINT_DIR"), (tmp_path / "run", "RUN_DIR")):
+        with Claim(folder / ".writer_0", f"{name}={folder}"):
+            refused = train()
+            assert refused.returncode == 2
+            (line,) = refused.stderr.splitlines()
+            assert f"{name}={folder}: process {os.getpid()} on" in line
+            assert names(folder) == [".writer_0"]
+        assert names(folder) == []
+
+
+def test_runs_from_other_weights_are_not_continued(train, tmp_path):
+    done = train(CHECKPOINT_DIR=str(tmp_path / "first"), RUN_DIR=str(tmp_path / "r"))
+    assert done.returncode == 0, done.stderr
+    weights = [str(tmp_path / "first" / f"step_000000000{step}.pt") for step in (6, 8)]
+    assert train(INIT_CHECKPOINT=weights[0], STEPS_THIS_RUN="2").returncode == 0
+    refused = train(INIT_CHECKPOINT=weights[1], RESUME="1")
+    assert refused.returncode == 2
+    assert "is of a run from other weights than INIT_CHECKPOINT=" in refused.stderr
+
+
+def flip(path, record_of="data/"):
+    """Flips a bit in the middle of a record of tensors."""
+    with zipfile.ZipFile(path) as archive:
+        record = max(archive.infolist(), key=lambda one: (record_of in one.filename, one.file_size))
+        begin = record.header_offset + 30
+        names = path.read_bytes()[begin - 4 : begin]
+        begin += int.from_bytes(names[:2], "little") + int.from_bytes(names[2:], "little")
+    with open(path, "r+b") as file:
+        file.seek(begin + record.file_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("shards", ["0", "1"])
+def test_a_flipped_bit_is_named_and_the_checkpoint_before_is_offered(train, tmp_path, shards):
+    kind = {"SHARD_OPTIMIZER": "1", "CHECKPOINT_SHARDS": shards}
+    assert train(**kind, STEPS_THIS_RUN="4").returncode == 0
+    (_, last) = sharded.complete(tmp_path / "c")
+    flip(last / "rank_00000.pt" if shards == "1" else last)
+    refused = train(**kind, RESUME="1")
+    assert refused.returncode == 2
+    suffix = "" if shards == "1" else ".pt"
+    (line,) = refused.stderr.splitlines()
+    assert f"step_0000000004{suffix}: damaged checkpoint (" in line
+    assert "differs from its checksum" in line
+    assert line.endswith(f"remove it to resume from step_0000000002{suffix}, the one before")
+
+
+def test_a_whole_shard_of_another_checkpoint_is_found(train, tmp_path):
+    kind = {"SHARD_OPTIMIZER": "1", "CHECKPOINT_SHARDS": "1"}
+    assert train(**kind, STEPS_THIS_RUN="4").returncode == 0
+    before, last = sharded.complete(tmp_path / "c")
+    (last / "rank_00000.pt").write_bytes((before / "rank_00000.pt").read_bytes())
+    sums.check(last / "rank_00000.pt")
+    with pytest.raises(sums.ChecksumError, match=r"rank_00000\.pt is of another checkpoint"):
+        sharded.check(last, 0, 1)
+
+
+def test_every_bit_of_a_file_is_found_or_changes_nothing_that_is_read(tmp_path):
+    path, state = tmp_path / "step_1.pt", {"a": torch.arange(40), "b": {"c": "text", "d": 1.5}}
+    torch.save(state, path)
+    content = path.read_bytes()
+    unseen = 0
+    for place in range(0, len(content), 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            sums.check(path)
+            unseen += not same(torch.load(path, weights_only=True), state)
+        except Exception:
+            continue
+    assert unseen == 0
+
+
+def test_prune_leaves_the_parts_of_the_next_checkpoint(tmp_path):
+    for name in (".step_0000000002.7", ".step_0000000006.8"):
+        (tmp_path / name).mkdir()
+    sharded.prune(tmp_path, 2, 4)
+    assert names(tmp_path) == [".step_0000000006.8"]
+
+
+def test_another_split_of_the_batch_is_told_as_more_than_rounding(prepared):
+    from bert.pretraining import resume
+
+    before = from_env(Config, merged(prepared | {"BATCHSIZE": "2", "GRADIENT_STEPS": "3"}))
+    saved = {"run": resume.run_identity(before, 7), "computed": resume._computed(before)}
+    after = from_env(Config, prepared | {"BATCHSIZE": "6"})
+    assert (
+        "losses differ by the weight of each token in its micro-batch, more than by rounding"
+        in (resume.check_identity(after, 7, saved))
+    )
+
+
+def test_a_model_that_differs_late_in_its_description_is_shown_where_it_does():
+    from bert.core.dist import _where_they_differ
+
+    common = json.dumps({"hidden_size": 1024, "layers": 24, "more": "x" * 90})
+    mine, theirs = _where_they_differ(common + "vocab 30522", common + "vocab 30528")
+    assert mine != theirs
+    assert len(mine) <= 83
