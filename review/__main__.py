@@ -118,7 +118,7 @@ def _league(arguments: argparse.Namespace) -> int:
         and arguments.accelerator.casefold() in entry.accelerator.casefold()
         and arguments.accelerators in (None, entry.accelerators)
     ]
-    league, top = ranking.League(tuple(own), tuple(others), arguments.by), arguments.top or None
+    league, top = ranking.League.of(own, others, arguments.by), arguments.top or None
     if arguments.output is not None:
         write_whole(arguments.output, page.build_page(league))
     if arguments.svg is not None:
@@ -126,7 +126,7 @@ def _league(arguments: argparse.Namespace) -> int:
     emit(
         arguments,
         json=lambda: league,
-        csv=lambda: entries.to_rows(league.submitted),
+        csv=league.csv_rows,
         parts=lambda width: ranking.parts(league, top, width),
     )
     return 0

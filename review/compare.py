@@ -281,6 +281,7 @@ def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
         "high",
         "p",
         "significant",
+        "unverified",
     ]
     rows: list[list[Any]] = [headings]
     for name, comparison in zip(names[1:], compare(results), strict=True):
@@ -297,6 +298,7 @@ def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
                     one.high,
                     one.p,
                     one.significant,
+                    True,
                 ]
             )
     return rows
@@ -329,7 +331,7 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
 
     figures = [
         row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
-        row("score, minutes", lambda one: number_text(one.score, ",.4f")),
+        row("score, minutes, unverified", lambda one: number_text(one.score, ",.4f")),
         row("median minutes", lambda one: number_text(one.median_minutes, ",.4f")),
         row("scaling factor", lambda one: f"{one.scaling_factor:.6f}"),
         row(

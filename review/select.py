@@ -94,7 +94,8 @@ class Selection:
         return f"closest to the median of {sets}{without}: {self.chosen.score:.4f}, median {self.median:.4f} minutes"
 
     def as_dict(self) -> dict[str, Any]:
-        return pick(self, "folder median_minutes=median chosen reason crashed=crashes sets")
+        found = pick(self, "folder median_minutes=median chosen reason crashed=crashes sets")
+        return {**found, "unverified": True}
 
 
 def select(result: Result) -> Selection:
@@ -167,7 +168,7 @@ def parts(selection: Selection, output: Path | None) -> list[Part]:
     made: list[Part] = [
         Heading(text(selection.folder.name or str(selection.folder)), "every set of ten runs"),
         Table(columns, rows, styles),
-        Line("set", selection.reason, "" if chosen else "yellow"),
+        Line("set", f"{selection.reason}, unverified", "" if chosen else "yellow"),
     ]
     if selection.crashes:
         failed = ", ".join(f"failed_{number}.txt" for number in selection.crashes)

@@ -24,7 +24,7 @@ _OF_RESULT = (
     "accelerators",
     "score_minutes",
 )
-_OF_SCORE = ("olympic_minutes", "scaling_factor", "official")
+_OF_SCORE = ("olympic_minutes", "scaling_factor", "official", "unverified")
 
 
 def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
@@ -107,12 +107,14 @@ def summary(result: Result) -> list[Line]:
         if result.scaling_factor != 1:
             why = "converged faster than the RCP mean"
             score += f" = {result.olympic_minutes:.4f} x {result.scaling_factor:.6f} ({why})"
-        lines += [Line("score", score + official, good), Line("", UNVERIFIED, "dim")]
+        lines.append(Line("score", score + official, good))
     elif result.median_minutes is not None:
         lines.append(Line("median", f"{result.median_minutes:.4f} min, no olympic score yet"))
     elif result.reached_minutes is not None:
         about = "not checked: olympic mean of the runs that report success"
         lines.append(Line("raw", f"{result.reached_minutes:.4f} min, {about}", "yellow"))
+    if lines:
+        lines.append(Line("", UNVERIFIED, "dim"))
     if not official:
         lines.append(Line("unofficial", "; ".join(reasons) or "no score", "yellow"))
     if result.other_ruleset:

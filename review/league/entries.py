@@ -43,7 +43,8 @@ class Entry:
     ``checked``: the rules of its round accept the result. ``minutes``: the score by the installed rules if there is
     one, else the olympic mean of the runs that reached the target. ``published_minutes``: the same mean times the
     factor of scaling.json beside the logs. ``training_rate``: sequences per second outside evaluations, if the logs
-    time those. ``joules``: of the same runs. ``folder``: within the repository of its round.
+    time those. ``joules``: of the same runs. ``folder``: within the repository of its round. ``departures``: how it
+    differs from the benchmark.
     """
 
     round: str
@@ -65,6 +66,7 @@ class Entry:
     joules: float | None = None
     hyperparameters: dict[str, float] = field(default_factory=dict)
     folder: str = ""
+    departures: tuple[str, ...] = ()
 
     @property
     def per_accelerator(self) -> float | None:
@@ -85,10 +87,12 @@ class Entry:
         return f"{self.samples:.0f}", f"{self.sequences_per_second:.1f}", f"{self.batch_size}"
 
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "sequences_per_second_per_accelerator": self.per_accelerator}
+        known = {name: value for name, value in vars(self).items() if name != "departures"}
+        return {**known, "sequences_per_second_per_accelerator": self.per_accelerator}
 
 
-COLUMNS = tuple(one.name for one in fields(Entry) if one.name not in ("hyperparameters", "folder"))
+_NO_COLUMNS = ("hyperparameters", "folder", "departures")
+COLUMNS = tuple(one.name for one in fields(Entry) if one.name not in _NO_COLUMNS)
 
 
 def entry_of(result: Result, label: str, root: Path) -> Entry:
@@ -125,6 +129,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         joules=result.energy.joules if result.energy else None,
         hyperparameters=logged(run),
         folder=_place(result.folder, root),
+        departures=tuple(result.departures),
     )
 
 

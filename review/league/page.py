@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from review.league.entries import Entry
-from review.league.ranking import BY, CELLS, EXPLAINED, League, size
+from review.league.ranking import BY, CELLS, EXPLAINED, League, apart_text, size
 from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Chart, Mark, Point, Series, svg
 from review.report.page import render
@@ -14,51 +15,77 @@ from review.results.score import UNVERIFIED
 
 _MOST_CURVES = 6  # of the scaling chart
 _FIRST = ("rank", "minutes", "/accel")  # columns that a phone shows without scrolling
+# Sorted by a number that the cell does not begin with; the round is the first of those named.
+_SORTED_BY: dict[str, Callable[[Entry], object]] = {
+    "round": lambda entry: entry.round,
+    "nodes x accel.": lambda entry: entry.accelerators,
+}
+_MORE_IS_BETTER = ("seq/s", "/accel", "efficiency")  # the first click shows the greatest on top
 _NODE = 8  # accelerators of the systems in the trend chart
 
 
 def _scaling(league: League) -> Chart | None:
-    """Minutes over accelerators of systems in several sizes: own ones, then the newest of each accelerator."""
-    found = []
-    for (round_, submitter, _, accelerator), entries in league.kinds.items():
-        best: dict[float, Entry] = {}  # the fastest of each size
-        for entry in entries:
-            if entry.accelerators and entry.minutes:
-                before = best.get(entry.accelerators, entry)
-                best[entry.accelerators] = min(before, entry, key=lambda one: one.minutes or 0)
-        if max(best, default=0) >= 2 * min(best, default=1):
-            own = any(league.is_own(entry) for entry in entries)
-            known = re.search(r"(TPU.)?\w*\d\w*", accelerator)  # short name: GB200, H100, TPU-v4
-            label = ("yours, " if own else "") + (known[0] if known else accelerator[:16])
-            whose = "" if accelerator.startswith(f"{submitter} ") else f"{submitter}, "
-            found.append((own, round_, max(best), label, f"{whose}{accelerator}, {round_}", best))
-    found.sort(key=lambda one: one[:3], reverse=True)
-    farthest = {label: name for _, _, _, label, name, _ in reversed(found)}
-    curves = [one for one in found if one[0] or farthest[one[3]] == one[4]][:_MOST_CURVES]
+    """Minutes over accelerators: the fastest result of each size, of each accelerator of the widest reach.
+
+    Own results make curves of their own, which come first; published ones are those of the closed division.
+    """
+    own = {one.kind[1:]: one for one in league.own}
+    curves = [
+        (True, f"yours, {_short_name(one)}", _best_by_size(league.own, one)) for one in own.values()
+    ]
+    closed = [one for one in league.others if one.division == "closed"]
+    for name in dict.fromkeys(_short_name(one) for one in closed if one.accelerator):
+        same = [one for one in closed if one.accelerator and _short_name(one) == name]
+        curves.append((False, name, _best_by_size(same)))
+    curves = [one for one in curves if max(one[2], default=0) >= 2 * min(one[2], default=1)]
+    curves.sort(key=lambda one: (one[0], max(one[2]) / min(one[2])), reverse=True)
     if not curves:
         return None
     lines = []
-    for index, (_, _, _, label, name, best) in enumerate(curves):
+    for index, (_, name, best) in enumerate(curves[:_MOST_CURVES]):
         points = [
             Point(
                 x,
                 one.minutes or 0.0,
-                f"{name}: {x:g} accelerators ({size(one)}), {one.minutes:.4f} minutes",
+                f"{one.submitter}, {one.accelerator}, {one.round}: {x:g} accelerators ({size(one)}), "
+                f"{one.minutes:.4f} minutes",
             )
             for x, one in sorted(best.items())
         ]
-        lines.append(Series(run=index, name=name, label=label, points=tuple(points)))
+        lines.append(Series(run=index, name=name, label=name, points=tuple(points)))
     counts = [point.x for line in lines for point in line.points]
     minutes = [point.y for line in lines for point in line.points]
+    whose = ", yours unverified" if league.own else ""
     return Chart(
         key="scaling",
         title="Time to train over accelerators",
-        alt=f"{len(lines)} systems in several sizes, for each accelerator the newest and largest; both axes are "
-        "logarithmic, so perfect scaling is a straight line of slope -1.",
+        alt=f"{len(lines)} accelerators of the widest reach{whose}, and of each size the fastest result in the closed "
+        "division, of any submitter and round; both axes are logarithmic, so perfect scaling is a straight line of "
+        "slope -1.",
         x=Axis(label="accelerators", low=min(counts) / 1.1, high=max(counts) * 1.6, log=True),
         y=Axis(label="minutes", low=min(minutes) / 1.15, high=max(minutes) * 1.15, log=True),
         series=tuple(lines),
     )
+
+
+def _short_name(entry: Entry) -> str:
+    """GB200, H100 or TPU-v4 of an accelerator's name; else its first letters."""
+    known = re.search(r"(TPU.)?\w*\d\w*", entry.accelerator)
+    return known[0] if known else entry.accelerator[:16]
+
+
+def _best_by_size(entries: Iterable[Entry], like: Entry | None = None) -> dict[float, Entry]:
+    """The fastest result of each number of accelerators; like: only of its submitter, division and accelerator."""
+    best: dict[float, Entry] = {}
+    for entry in entries:
+        if (
+            entry.accelerators
+            and entry.minutes
+            and (like is None or entry.kind[1:] == like.kind[1:])
+        ):
+            before = best.get(entry.accelerators, entry)
+            best[entry.accelerators] = min(before, entry, key=lambda one: one.minutes or 0)
+    return best
 
 
 def _trend(league: League) -> Chart | None:
@@ -82,7 +109,11 @@ def _trend(league: League) -> Chart | None:
                 points.append(Point(float(place), top.minutes or 0.0, tip))
         if points:
             lines.append(Series(run=index, name=name, label=name, points=tuple(points)))
-    own = {entry.minutes: f"yours: {entry.system[:40]}" for entry in league.own if entry.minutes}
+    own = {
+        entry.minutes: f"unverified, yours: {entry.system[:40]}"
+        for entry in league.own
+        if entry.minutes
+    }
     drawn = [*(point.y for line in lines for point in line.points), *own]
     return Chart(
         key="trend",
@@ -115,7 +146,11 @@ def build_page(league: League) -> str:
             f"{len(league.others)} published in rounds {rounds[0]} to {rounds[-1]}, resubmissions in one row"
         )
     rows = [
-        {"own": league.is_own(one), "cells": [CELLS[column](league, one) for column in order]}
+        {
+            "own": league.is_own(one),
+            "cells": [CELLS[column](league, one) for column in order],
+            "keys": [_SORTED_BY.get(column.heading, lambda _: None)(one) for column in order],
+        }
         for one in entries
     ]
     return render(
@@ -124,15 +159,15 @@ def build_page(league: League) -> str:
         title=f"{len(league.ranked)} results",
         subtitle=", ".join(about),
         standing=[f"{one.system}: {league.standing(one)}" for one in own] if league.others else [],
+        apart=[f"{one.system}: {apart_text(one)}" for one in league.apart],
+        more_is_better=_MORE_IS_BETTER,
         unverified=UNVERIFIED,
         charts=drawn,
         most_lines=max((len(chart.series) for chart in drawn), default=0),
         by=BY[league.by][0],
         columns=order,
         rows=rows,
-        explained=EXPLAINED
-        if any(not one.checked and one.minutes is not None for one in entries)
-        else "",
+        explained=EXPLAINED,
         rounds=rounds,
     )
 
@@ -142,4 +177,5 @@ def write_picture(league: League, output: Path) -> None:
     drawn = _scaling(league)
     if drawn is None:
         raise ReviewError(f"{output}: no chart, since no system has results in several sizes")
-    write_whole(output, svg(drawn, f"{len(league.ranked)} results of MLPerf Training BERT"))
+    whose = f", {len(league.own)} of them unverified" if league.own else ""
+    write_whole(output, svg(drawn, f"{len(league.ranked)} results of MLPerf Training BERT{whose}"))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from review.league.entries import Entry
+from review.league.entries import Entry, to_rows
 from review.logs.output import Column, Line, Part, ReviewError, Table, number_text, rate_text
 
 BY: dict[
@@ -21,19 +21,34 @@ BY: dict[
 }
 _LONGEST = 36
 NOT_CHECKED = "*"
-EXPLAINED = f"{NOT_CHECKED} not checked: olympic mean of logs that no installed rules accept"
+EXPLAINED = (
+    "minutes: the score by the installed rules of the round, with their factor for fast convergence; published: the "
+    f"olympic mean times the factor committed with the logs; {NOT_CHECKED} not checked: olympic mean of logs that no "
+    "installed rules accept"
+)
+UNVERIFIED = "unverified"
 
 
 @dataclass(frozen=True)
 class League:
-    """The user's own results and published ones. ``by``: a name of BY."""
+    """The user's own results and published ones. ``by``: a name of BY.
+
+    ``apart``: own results of another model, target or data, which are shown but never ranked.
+    """
 
     own: tuple[Entry, ...]
     others: tuple[Entry, ...]
     by: str = "minutes"
+    apart: tuple[Entry, ...] = ()
+
+    @classmethod
+    def of(cls, own: Sequence[Entry], others: Sequence[Entry], by: str) -> League:
+        """A league in which own results that are not of the benchmark stand apart."""
+        ranked = tuple(one for one in own if not one.departures)
+        return cls(ranked, tuple(others), by, tuple(one for one in own if one.departures))
 
     def __post_init__(self) -> None:
-        if not self.own and not self.others:
+        if not self.own and not self.others and not self.apart:
             raise ReviewError(
                 "no result is left to rank: remove a filter, or give a folder of results"
             )
@@ -121,13 +136,41 @@ class League:
                 "rank": self.rank(one),
                 "efficiency": self.efficiency(one),
                 "own": self.is_own(one),
+                UNVERIFIED: self.is_own(one),
             }
             results.append({**one.as_dict(), **about, "resubmitted": self.rounds(one)[1:]})
         standing = [
-            {"folder": one.folder, "system": one.system, "said": self.standing(one)}
+            {
+                "folder": one.folder,
+                "system": one.system,
+                "said": self.standing(one),
+                UNVERIFIED: True,
+            }
             for one in self.own
         ]
-        return {"by": self.by, "results": results, "standing": standing}
+        apart = [
+            {**one.as_dict(), "departures": one.departures, UNVERIFIED: True} for one in self.apart
+        ]
+        return {"by": self.by, "results": results, "standing": standing, "apart": apart}
+
+    def csv_rows(self) -> list[list[str]]:
+        """Headings and a row per result, those apart last; the last column says what is not MLCommons' word."""
+        entries = [*self.submitted, *self.apart]
+        headings, *rows = to_rows(entries)
+        notes = [
+            f"{UNVERIFIED}, {apart_text(one)}"
+            if one.departures
+            else UNVERIFIED
+            if self.is_own(one)
+            else ""
+            for one in entries
+        ]
+        return [[*headings, "note"], *([*row, note] for row, note in zip(rows, notes, strict=True))]
+
+
+def apart_text(entry: Entry) -> str:
+    """Why an own result is not ranked."""
+    return f"not ranked: {'; '.join(entry.departures)}"
 
 
 def size(entry: Entry) -> str:
@@ -178,6 +221,10 @@ def parts(league: League, top: int | None, width: int | None = None) -> list[Par
     ranked = enumerate(league.ranked)
     entries = [one for place, one in ranked if top is None or place < top or league.is_own(one)]
     made = [[cell(league, one) for cell in CELLS.values()] for one in entries]
+    if width is None:  # Markdown, which has no line about one's own results
+        system = [column.heading for column in COLUMNS].index("system")
+        for one, row in zip(entries, made, strict=True):
+            row[system] += f" ({UNVERIFIED})" * league.is_own(one)
     known = [
         i
         for i in range(len(COLUMNS))
@@ -185,19 +232,25 @@ def parts(league: League, top: int | None, width: int | None = None) -> list[Par
     ]
     styles = ["bold green" if league.is_own(one) else "" for one in entries]
     table = Table([COLUMNS[i] for i in known], [[row[i] for i in known] for row in made], styles)
+    apart = [
+        Line(
+            "apart", f"{one.system}: {_minutes(one)} min, {UNVERIFIED}, {apart_text(one)}", "yellow"
+        )
+        for one in league.apart
+    ]
     if width is None:
-        return [table]
+        return [table, *apart]
     lines = []
     if hidden := len(league.ranked) - len(entries):
         lines.append(Line("", f"{hidden} more: --top 0 shows all {len(league.ranked)}"))
-    if any(not entry.checked and entry.minutes is not None for entry in entries):
-        lines.append(Line("", EXPLAINED, "dim"))
+    lines.append(Line("", EXPLAINED, "dim"))
     own = [one for one in league.ranked if league.is_own(one)]
     return [
         table,
         *lines,
         *(
-            Line("yours", f"{one.system}: {league.standing(one)}; unverified", "bold")
+            Line("yours", f"{one.system}: {league.standing(one)}; {UNVERIFIED}", "bold")
             for one in own
         ),
+        *apart,
     ]

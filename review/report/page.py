@@ -159,14 +159,14 @@ def _verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
             "reasons": [],
         }
     if result.score is not None:
-        detail = f"These runs would score {result.score:.4f} minutes."
+        detail = f"These runs would score {result.score:.4f} minutes, {UNVERIFIED}."
     elif result.median_minutes is not None:
         runs = (
             "compliant run is"
             if len(result.counted) == 1
             else f"{len(result.counted)} compliant runs is"
         )
-        detail = f"The median of the {runs} {result.median_minutes:.4f} minutes."
+        detail = f"The median of the {runs} {result.median_minutes:.4f} minutes, {UNVERIFIED}."
     errors = (
         [finding for finding in checked.findings if finding.severity == ERROR] if checked else []
     )

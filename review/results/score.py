@@ -14,6 +14,7 @@ from typing import Any
 from review.logs import tree
 from review.logs.mllog import Event, number, read_log, text
 from review.logs.output import Finding, ReviewError
+from review.results.benchmark import departures
 from review.results.energy import Energy, run_energy
 from review.results.run import TARGET_ACCURACY, Run
 from review.rulebook import rcp
@@ -262,6 +263,11 @@ class Result:
         return rcp.find(self.batch_size, self.ruleset)[0]
 
     @functools.cached_property
+    def departures(self) -> list[str]:
+        """How the runs differ from the benchmark; a result with any is official in no division."""
+        return list(departures(self.folder, self.runs, self.division, self.ruleset))
+
+    @functools.cached_property
     def seed_findings(self) -> list[Finding]:
         """Findings of the seed checker; none outside the closed division."""
         return check_seeds(self.runs) if self.division == "closed" else []
@@ -286,6 +292,8 @@ class Result:
             reasons.append(f"{self.failed_runs} runs fail, one may")
         if self.division is None:
             reasons.append("no submission_division")
+        if self.departures:
+            reasons.append(f"not the benchmark: {'; '.join(self.departures)}")
         for run in self.runs:
             crashes = [finding.message for finding in run.findings if finding.crash]
             reasons += [

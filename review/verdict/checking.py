@@ -17,6 +17,7 @@ from typing import Any
 from review.logs import tree
 from review.logs.mllog import text
 from review.logs.output import ERROR, NOTE, SEVERITIES, WARNING, Finding, Heading, Line, Part, pick
+from review.results.benchmark import target_of
 from review.results.run import Run
 from review.results.score import REQUIRED_RUNS, Result, load_results
 from review.rulebook import official
@@ -60,6 +61,7 @@ class Checked:
         verdicts = {
             "path": self.path,
             "passed": self.passed(),
+            "unverified": True,
             "official_passed": self.official_passed,
         }
         return {**verdicts, "official": official, "findings": self.findings}
@@ -120,7 +122,12 @@ def own_findings(result: Result) -> list[Finding]:
             yield one
 
     found = [one for run in result.runs for one in accepted(run, run.findings)]
-    found += [*_check_count(result), *result.seed_findings, *training_rules.rcp_findings(result)]
+    found += [
+        *_check_count(result),
+        *_check_benchmark(result),
+        *result.seed_findings,
+        *training_rules.rcp_findings(result),
+    ]
     for run in result.runs:
         ours = training_rules.check_run(run, result.division)
         if result.train_samples:  # then the RCP test does not use epoch_num
@@ -206,6 +213,7 @@ def as_dict(result: Result) -> dict[str, Any]:
         "energy": energy
         and {**measured, "runs_without": without, "obstacles": against, "official": counts},
         "official": result.score is not None and not reasons,
+        "unverified": True,  # no result of this round's rules is reviewed by MLCommons
         "obstacles": reasons,
     }
 
@@ -306,6 +314,15 @@ def _check_count(result: Result) -> Iterator[Finding]:
         yield broken(
             "crashed", f"trial {trial} left no result: {reason}", folder / f"failed_{trial}.txt"
         )
+
+
+def _check_benchmark(result: Result) -> Iterator[Finding]:
+    """Whether BERT-large was trained to the target; the open division allows others, as one's own runs."""
+    if result.departures:
+        severity = ERROR if result.division == "closed" else WARNING
+        message = f"not the benchmark: {'; '.join(result.departures)}"
+        target = target_of(result.ruleset)
+        yield broken("benchmark", message, result.folder, severity=severity, target=target)
 
 
 def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -410,4 +427,5 @@ def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
             at = f" at {in_all} places" if in_all > len(found) else ""
             counts.append(f"{len(found)} {severity}{'s' if len(found) > 1 else ''}{at}")
     verdict = "PASS" if all(one.passed(strict) for one in checked) else "FAIL"
-    return [*made, Heading(f"{verdict}: {', '.join(counts) or 'nothing found'}")]
+    found = ", ".join(counts) or "nothing found"
+    return [*made, Heading(f"{verdict}: {found}", "unverified by MLCommons")]

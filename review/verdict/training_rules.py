@@ -15,13 +15,13 @@ from typing import Any
 
 from review.logs.mllog import number, text
 from review.logs.output import ERROR, NOTE, WARNING, Finding
+from review.results.benchmark import EVAL_SAMPLES
 from review.results.published_curves import INITIAL_ACCURACY, INITIAL_TOLERANCE, first_deviation
 from review.results.run import OPTIMIZATION, TARGET_ACCURACY, Run
 from review.results.score import Result
 from review.rulebook.compliance import evaluation_interval
 from review.rulebook.rules import broken, table
 
-EVAL_SAMPLES = 10_000
 SUBMISSION = ("submission_org", "submission_platform", "submission_status", "submission_division")
 NOT_SAMPLES = "has an epoch_num that does not count samples"
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")

@@ -3,8 +3,8 @@ const table = document.querySelector("table"), body = table.tBodies[0], heads = 
 const own = [...body.querySelectorAll(".own")], others = [...body.querySelectorAll("tr:not(.own)")];
 const tools = document.querySelector(".tools"), [search, order] = tools.querySelectorAll("input, select");
 const value = (row, column) => {
-  const shown = row.cells[column].textContent.trim(), number = parseFloat(shown.replaceAll(",", ""));
-  return shown === "-" ? [2, 0] : /^[\d.,]+(?:%|\*| x .*)?$/.test(shown) ? [0, number] : [1, shown];
+  const cell = row.cells[column], shown = cell.dataset.key ?? cell.textContent.trim(), number = parseFloat(shown.replaceAll(",", ""));
+  return shown === "-" ? [2, 0] : /^[\d.,]+[%*]?$/.test(shown) ? [0, number] : [1, shown];
 };
 const compare = (a, b) => a[0] - b[0] || (a[0] === 1 ? a[1].localeCompare(b[1]) : a[1] - b[1]);
 const sort = (column, side) => {
@@ -21,10 +21,11 @@ heads.forEach((head, column) => {
   order.add(new Option(head.textContent, column));
   const button = document.createElement("button");
   button.append(...head.childNodes);
-  button.addEventListener("click", () => sort(column, head.getAttribute("aria-sort") === "ascending" ? -1 : 1));
+  const side = Number(head.dataset.side ?? 1), before = side > 0 ? "ascending" : "descending";
+  button.addEventListener("click", () => sort(column, head.getAttribute("aria-sort") === before ? -side : side));
   head.append(button);
 });
-order.addEventListener("change", () => sort(Number(order.value), 1));
+order.addEventListener("change", () => sort(Number(order.value), Number(heads[order.value].dataset.side ?? 1)));
 search.addEventListener("input", () => {
   const words = search.value.toLowerCase().split(/\s+/);
   for (const row of others) row.hidden = !words.every((word) => row.textContent.toLowerCase().includes(word));

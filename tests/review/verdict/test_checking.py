@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import time
 
 import pytest
 
@@ -480,6 +481,12 @@ def test_a_line_too_long_for_the_official_checker_is_named_and_not_waited_for(
     ]
     main(["show", "--json", str(submission)])
     assert not json.loads(capsys.readouterr().out)[0]["official"]
+
+
+def test_a_checker_that_waits_for_its_turn_still_gives_its_verdict(monkeypatch):
+    monkeypatch.setattr(official_checkers, "LIMIT", 1)  # of CPU time, of which waiting takes none
+    outcome = official_checkers._run("checker", lambda: [time.sleep(2) is None])
+    assert (outcome.passed, outcome.crash) == (True, None)
 
 
 def test_a_description_is_read_in_the_encoding_that_the_official_checker_takes(

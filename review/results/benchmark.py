@@ -1,0 +1,83 @@
+"""Whether runs are of the benchmark, BERT-large trained to its target, by their own record and their logs.
+
+A run of this repository records in config.json what it trained. Logs without such a record, of other
+submitters, count as they say: the official rules and the review of their submission cover the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from review.logs import tree
+from review.logs.mllog import number, text
+from review.logs.output import ReviewError
+from review.results.run import Run
+from review.rulebook.rules import table
+
+RECORD = "config.json"
+EVAL_SAMPLES = 10_000
+_OWN_FILE = "bert/training/mlperf.py"  # that logs, in the events' metadata
+_SETTINGS: dict[str, dict[str, Any]] = table("benchmark_settings")
+
+
+def target_of(ruleset: str) -> float:
+    """The benchmark's masked-LM accuracy in a round: 0.712 in v0.7, since then 0.720."""
+    return 0.712 if ruleset.startswith("0.") else 0.720
+
+
+def departures(
+    folder: Path, runs: Sequence[Run], division: str | None, ruleset: str
+) -> Iterator[str]:
+    """How the runs of a folder differ from the benchmark, each in a few words; nothing if they do not."""
+    target = target_of(ruleset)
+    if (folder / RECORD).is_file():
+        yield from _recorded_departures(folder, runs, division, target)
+    for run in runs if division != "closed" else ():  # the rules of the closed one reject these
+        if not (_is_own(run) and run.converged):
+            continue
+        best = max((one.accuracy for one in run.evaluations), default=0.0)
+        samples = number(run.log.value("eval_samples")) or 0
+        if best < target:
+            yield f"{run.name} says success at an accuracy of {best:.4f}, below {target:.3f}"
+        if samples < EVAL_SAMPLES:
+            yield f"{run.name} evaluates {samples:,.0f} samples, not {EVAL_SAMPLES:,}"
+        if best < target or samples < EVAL_SAMPLES:
+            return
+
+
+def _recorded_departures(
+    folder: Path, runs: Sequence[Run], division: str | None, target: float
+) -> Iterator[str]:
+    try:
+        record = tree.read_object(folder / RECORD)
+    except ReviewError as error:
+        yield f"unknown settings: {error}"
+        return
+    if not any(isinstance(record.get(section), dict) for section in (*_SETTINGS, "mlperf")):
+        return  # of another program
+    for section, wanted in _SETTINGS.items():
+        values = record.get(section)
+        if not isinstance(values, dict):
+            yield f"{RECORD} does not record the {section} settings"
+            continue
+        for name, value in wanted.items():
+            if name not in values or values[name] != value:
+                yield f"{name} {text(values.get(name, 'not recorded'))}, not {text(value)}"
+    evaluate = tree.read_json(folder / RECORD, "evaluate")
+    if number(evaluate.get("target")) != target:
+        yield f"target {text(evaluate.get('target'))}, not {target:.3f}"
+    logged = tree.read_json(folder / RECORD, "mlperf").get("division")
+    if logged is not None and division is not None and logged != division:
+        yield f"run in the {text(logged)} division, not {division}"
+    if division == "open" and not any(run.log.first("starting_point") for run in runs):
+        # Only a closed run compares its data with the benchmark's.
+        yield "data not shown to be the benchmark's"
+
+
+def _is_own(run: Run) -> bool:
+    """Whether this repository's trainer wrote the log."""
+    start = run.log.first("run_start")
+    metadata = start.metadata if start is not None else None
+    return isinstance(metadata, dict) and str(metadata.get("file")).endswith(_OWN_FILE)

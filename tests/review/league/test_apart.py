@@ -1,0 +1,126 @@
+"""What is not BERT-large trained to the target is shown apart: never ranked, never official, whatever it says."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import pytest
+
+from review.__main__ import main
+from review.results.score import load_results
+
+LARGE = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "intermediate_size": 4096,
+    "vocab_size": 30522,
+}
+BENCHMARK: dict[str, Any] = {
+    "model": LARGE,
+    "data": {"max_seq_length": 512, "synthetic": False},
+    "evaluate": {"target": 0.72, "every_samples": 150_000},
+    "mlperf": {"division": "closed"},
+}
+
+
+def record(folder, **sections):
+    (folder / "config.json").write_text(json.dumps({**BENCHMARK, **sections}))
+
+
+def league(folder, capsys):
+    assert main(["league", str(folder), "--published", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, capsys):
+    record(submission)
+    assert load_results(submission)[0].official
+    found = league(submission, capsys)
+    assert found["apart"] == []
+    assert [one["own"] for one in found["results"]].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"model": {**LARGE, "num_hidden_layers": 2}}, "num_hidden_layers 2, not 24"),
+        ({"model": None}, "does not record the model settings"),
+        ({"data": {"max_seq_length": 128, "synthetic": False}}, "max_seq_length 128, not 512"),
+        ({"data": {"max_seq_length": 512, "synthetic": True}}, "synthetic true, not false"),
+        ({"evaluate": {"target": 0.1, "every_samples": 1}}, "target 0.1, not 0.720"),
+        ({"mlperf": {"division": "open"}}, "run in the open division, not closed"),
+    ],
+)
+def test_another_model_target_or_data_is_neither_ranked_nor_official(
+    sections, says, submission, capsys
+):
+    record(submission, **sections)
+    (result,) = load_results(submission)
+    assert not result.official
+    assert says in "; ".join(result.departures)
+    found = league(submission, capsys)
+    assert not any(one["own"] for one in found["results"])
+    assert says in "; ".join(found["apart"][0]["departures"])
+    assert main(["check", str(submission)]) == 1
+    assert says in capsys.readouterr().out
+
+
+def test_a_record_that_cannot_be_read_is_not_taken_for_the_benchmark_s(submission, capsys):
+    (submission / "config.json").write_text('{"model": ')
+    assert "unknown settings" in load_results(submission)[0].departures[0]
+    assert league(submission, capsys)["apart"]
+
+
+def test_a_log_of_ours_that_calls_a_low_accuracy_success_stands_apart(tmp_path, writer, capsys):
+    """As of a demonstration, whose record was not copied with its logs."""
+    for number in range(10):
+        log = writer(seed=number, division="open", target=0.103, interval=100_000)
+        log.change("eval_accuracy", value=0.103).write(tmp_path / "demo" / f"result_{number}.txt")
+    found = league(tmp_path / "demo", capsys)
+    assert (
+        "says success at an accuracy of 0.1030, below 0.720" in found["apart"][0]["departures"][0]
+    )
+    assert main(["show", str(tmp_path / "demo")]) == 0
+    assert ", official" not in capsys.readouterr().out
+
+
+def test_open_runs_say_that_their_data_are_not_shown_to_be_the_benchmark_s(
+    tmp_path, writer, capsys
+):
+    for number in range(10):
+        writer(seed=number, division="open").write(tmp_path / f"result_{number}.txt")
+    record(tmp_path, mlperf={"division": "open"})
+    assert load_results(tmp_path)[0].departures == ["data not shown to be the benchmark's"]
+
+
+def test_every_carrier_of_a_score_says_unverified(submission, tmp_path, capsys):
+    def shown(*words):
+        assert main([*words]) in (0, 1)
+        return capsys.readouterr().out
+
+    target = str(submission)
+    for command in ("show", "league", "compare"):
+        targets = [target, target] if command == "compare" else [target]
+        for form in ((), ("--json",), ("--csv",), ("--markdown",)):
+            assert "unverified" in shown(command, *targets, *form), (command, form)
+    for command in ("check", "select"):
+        for form in ((), ("--json",)):
+            assert "unverified" in shown(command, target, *form), (command, form)
+    page, picture = tmp_path / "page.html", tmp_path / "league.svg"
+    shown("report", target, "-o", str(page))
+    assert "unverified" in page.read_text()
+    shown("league", target, "--published", "-o", str(page), "--svg", str(picture))
+    assert "unverified" in page.read_text()
+    assert "1 of them unverified" in picture.read_text()
+
+
+def test_a_row_apart_ends_the_csv_and_says_why(submission, capsys):
+    record(submission, model={**LARGE, "hidden_size": 128})
+    assert main(["league", str(submission), "--published", "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows[-1]["note"] == "unverified, not ranked: hidden_size 128, not 1024"
+    assert all(not row["note"] for row in rows[:-1])
