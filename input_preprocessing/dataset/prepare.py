@@ -31,13 +31,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from bert.data.format import open_records
 from bert.data.records import DataError
 from common.durations import duration
 from input_preprocessing.dataset import data_card, download, repair, steps
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.records.shards import check_target
 from input_preprocessing.stage import cli, manifest
+from input_preprocessing.stage.guarded import open_records
 from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.wiki import wikipedia
 
@@ -54,7 +54,7 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     outputdir: Path = options.outputdir
     folder = steps.download_folder(options)
     share = 1 + options.phases_after / 2  # the shards of each later phase take half the disk
-    if options.only in (None, "start") and wikipedia.text_is_wanted(folder):
+    if options.only in (None, "start") and wikipedia.text_is_wanted(folder, options.jobs):
         wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():

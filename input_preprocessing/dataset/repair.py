@@ -16,13 +16,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert.data.format import verify_records
+from bert.data.digests import add_multiset_digests
 from bert.data.records import SUFFIXES, DataError, Metadata
 from bert.data.shards import INDEX, is_index_of, write_index
 from input_preprocessing.dataset import data_card, steps
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import parser_of
+from input_preprocessing.stage.guarded import verify_records
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 
@@ -39,6 +40,15 @@ class Fault(NamedTuple):
     stray: bool = False  # belongs to no data set; other faulty files are remade
 
 
+class Contents(NamedTuple):
+    """What a sound record file holds."""
+
+    metadata: Metadata
+    sequences: int
+    rows: int
+    tokens: int
+
+
 def examine(
     folder: Path, made: manifest.Manifest, others: Iterable[manifest.Manifest], jobs: int
 ) -> list[Fault]:
@@ -50,7 +60,10 @@ def examine(
         others: manifests of the other data sets in the folder.
         jobs: worker processes.
     """
-    faults = examine_files(folder, made, list(made.files), jobs=jobs)
+    read = _read_files(folder, made, list(made.files), jobs)
+    faults = _faults(made, read)
+    if not faults:
+        check_totals(folder, made, [one for name, one in read.items() if name in made.records])
     places = [*made.files, *(str(parent / INDEX) for parent in _by_folder(made.records))]
     faults += [
         Fault(name, "is a folder", stray=True) for name in places if (folder / name).is_dir()
@@ -77,15 +90,42 @@ def examine_files(
     folder: Path, made: manifest.Manifest, names: Sequence[str], *, jobs: int
 ) -> list[Fault]:
     """Faults of some of a data set's files."""
+    return _faults(made, _read_files(folder, made, names, jobs))
+
+
+def _read_files(
+    folder: Path, made: manifest.Manifest, names: Sequence[str], jobs: int
+) -> dict[str, Contents | str | None]:
+    """Of each file its problem in words, its contents if it has records, or None."""
     tasks = [(folder / name, made.files[name]) for name in names]
     weights = [path.stat().st_size if path.is_file() else 0 for path, _ in tasks]
-    found = dict(
-        zip(
-            names, run_tasks("read files", _examine, tasks, jobs=jobs, weights=weights), strict=True
+    found = run_tasks("read files", _examine, tasks, jobs=jobs, weights=weights)
+    return dict(zip(names, found, strict=True))
+
+
+def check_totals(
+    folder: Path, made: manifest.Manifest, shards: Iterable[Contents | str | None]
+) -> None:
+    """Raises DataError if a manifest's numbers are not those of the files that it lists, all of them sound."""
+    known = [one for one in shards if isinstance(one, Contents)]
+    found: dict[str, Any] = {
+        name: sum(getattr(one, name) for one in known) for name in ("sequences", "rows", "tokens")
+    }
+    digests = [one.metadata.multiset_digest for one in known]
+    found["multiset_digest"] = add_multiset_digests(digests)
+    wrong = [name for name, value in found.items() if getattr(made, name) != value]
+    if wrong:
+        said, kind = getattr(made, wrong[0]), made.option("kind")
+        raise DataError(
+            f"{folder / f'prepared-{kind}.json'} says {wrong[0]} {said}, its files have {found[wrong[0]]}: "
+            "restore it, or prepare the data again"
         )
-    )
+
+
+def _faults(made: manifest.Manifest, found: dict[str, Contents | str | None]) -> list[Fault]:
+    names = list(found)
     problems = {name: text for name, text in found.items() if isinstance(text, str)}
-    read = {name: metadata for name, metadata in found.items() if isinstance(metadata, Metadata)}
+    read = {name: one.metadata for name, one in found.items() if isinstance(one, Contents)}
     for group in (
         *_by_folder(name for name in made.records if name in read).values(),
         made.evaluation,
@@ -103,18 +143,21 @@ def examine_files(
     return [Fault(name, problems[name]) for name in names if name in problems]
 
 
-def _examine(task: tuple[Path, str]) -> str | Metadata | None:
-    """The problem of a file; if there is none, the metadata of a record file, or None for other files."""
+def _examine(task: tuple[Path, str]) -> str | Contents | None:
+    """The problem of a file; if there is none, the contents of a record file, or None for other files."""
     path, digest = task
     if not path.is_file():
         return "is missing"
     try:
         if path.suffix != ".hdf5":
             return None if manifest.md5_of(path) == digest else "has other contents than prepared"
-        metadata = verify_records(path)[1]
+        records, metadata = verify_records(path)
     except DataError as error:
         return str(error).removeprefix(str(path)).partition(";")[0].lstrip(" :")
-    return metadata if metadata.content_digest == digest else "has other sequences than prepared"
+    if metadata.content_digest != digest:
+        return "has other sequences than prepared"
+    tokens = len(records.input_ids)
+    return Contents(metadata, records.num_sequences, records.num_rows, tokens)
 
 
 def _by_folder(names: Iterable[str]) -> dict[Path, list[str]]:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from bert.data.digests import digest_of_tensors
-from bert.data.format import atomic_file, open_records
+from bert.data.format import atomic_file
 from bert.data.records import DataError
 from common.durations import duration
 from input_preprocessing.checkpoints.convert import convert, read_pytorch
@@ -23,6 +23,7 @@ from input_preprocessing.instances.sampling import compile_first, write_instance
 from input_preprocessing.records import shards
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
+from input_preprocessing.stage.guarded import fault_of, open_records
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -385,7 +386,9 @@ def _make_instances_of(
             ("sampling", sampling_digest(config)),
         )
         if metadata.source == made_of and metadata.vocab_md5 == words.md5:
-            return found.num_sequences, metadata.source[0][1]
+            if not (fault := fault_of(target)):
+                return found.num_sequences, metadata.source[0][1]
+            print(f"{fault}; it is made again", file=sys.stderr)
     count, metadata = write_instances(source, target, words, config)
     return count, metadata.source[0][1]
 

@@ -24,12 +24,13 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.digests import add_multiset_digests
-from bert.data.format import open_records, write_records
+from bert.data.format import write_records
 from bert.data.packing import pack
 from bert.data.records import DataError, Metadata, Records, concatenate
 from bert.data.shards import INDEX, write_index
 from input_preprocessing.instances.mersenne import initial_state, next_below, shuffle
 from input_preprocessing.stage.cli import OPTIONS, check_not_source
+from input_preprocessing.stage.guarded import fault_of, open_records, verify_records
 from input_preprocessing.stage.parallel import run_tasks
 
 SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikipedia
@@ -191,7 +192,7 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
         shards
     ):  # keep those made from the same sources with the same options
         with suppress(DataError):
-            metadata = open_records(plan.shard_path(shard))[1]
+            metadata = verify_records(plan.shard_path(shard))[1]
             found[i] = metadata.multiset_digest if metadata.source == plan.metadata.source else None
     if all(found):
         return [digest for digest in found if digest]
@@ -249,7 +250,7 @@ def make_shards(
 ) -> str:
     """Writes all shards and an index, and returns the multiset digest of their sequences.
 
-    Keeps shards of an interrupted run with the same plan, and removes other shards of this preparation.
+    Keeps undamaged shards of an interrupted run with the same plan, and removes other shards of this preparation.
 
     Args:
         plan: assignment of sequences to shards.
@@ -274,15 +275,29 @@ def make_shards(
     if part[1] > 1:
         return made
     if plan.lengths is None and made != plan.multiset:
-        raise DataError(
-            f"{plan.target} does not hold exactly the sequences of its source; remove it and run again"
-        )
+        raise other_sequences(plan.sources, [plan.target], jobs)
     wanted = {plan.shard_path(shard) for shard in range(plan.num_shards)}
     for path in plan.target.iterdir():
         if path not in wanted and path.name.lstrip(".").startswith("part_"):
             path.unlink()
     write_index(plan.target, sorted(wanted))
     return made
+
+
+def other_sequences(sources: Sequence[Path], targets: Sequence[Path], jobs: int) -> DataError:
+    """The error for shards that are not exactly their sources' sequences; it names a damaged source.
+
+    Removes the shards, as any of them may hold its sequences. ``prepare`` makes a damaged source again.
+    """
+    weights = [path.stat().st_size for path in sources]
+    found = run_tasks("find the damage", fault_of, sources, jobs=jobs, weights=weights)
+    for path in [shard for target in targets for shard in target.glob("part_*.hdf5")]:
+        path.unlink()
+    fault = next((f" ({fault})" for fault in found if fault), "")
+    return DataError(
+        f"the shards in {targets[0]} did not hold exactly the sequences of {sources[0].parent}{fault} "
+        "and were removed; run the same command again"
+    )
 
 
 NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
@@ -393,8 +408,7 @@ def bin_records(
     if part[1] > 1:
         return made
     if made != plan.multiset:
-        reason = f"the bins up to {edges[-1]} tokens do not hold exactly the sequences of {source}"
-        raise DataError(f"{target}: {reason}; remove it and run again")
+        raise other_sequences(files, [target / str(edge) for edge in edges], jobs)
     for folder in target.iterdir():  # remove bins of earlier edges
         if folder.is_dir() and folder.name.isdigit() and int(folder.name) not in edges:
             check_target(folder)
@@ -412,7 +426,7 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
     Raises:
         DataError: unreadable or empty source, or unwritable target.
     """
-    records, metadata = open_records(source)
+    records, metadata = verify_records(source)
     count = records.num_sequences
     if not count:
         raise DataError(f"{source} has no sequences to evaluate on; check the evaluation text")

@@ -17,13 +17,12 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import (
     atomic_file,
     check_contents,
-    open_records,
-    verify_records,
     write_records,
 )
 from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
+from input_preprocessing.stage.guarded import open_records, verify_records
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import readable
 from input_preprocessing.tensorflow_files import tfrecord
@@ -188,7 +187,7 @@ def export_folder(
     digests = {path.name: metadata.content_digest for path, _, metadata in found}
     recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
     folder = manifest.StageFolder(
-        target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source"
+        target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source", jobs=jobs
     )
     if not folder.finished:
         tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]

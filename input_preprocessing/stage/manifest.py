@@ -1,8 +1,8 @@
 """Records of files: published ones (published.yaml), those of a stage (stage.json) and a data set (prepared-*.json).
 
 ``stage.json`` in an output folder holds the stage's recipe (everything that determines the content) and, once the stage
-is finished, its files with their sizes, so that a second run can resume. Files of another recipe are removed before any
-new one is written.
+is finished, its files with their md5, so that a second run can resume, makes only a damaged file again, and the next
+stage reads what this one wrote. Files of another recipe are removed before any new one is written.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ from typing import Any
 import h5py
 import numpy as np
 
-from bert.data.format import VERSION, atomic_file, open_records
+from bert.data.format import VERSION, atomic_file
 from bert.data.records import DataError
 from common.tables import read_table
 from input_preprocessing.stage.cli import UNRECORDED
+from input_preprocessing.stage.guarded import open_records
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import readable
 
 PUBLISHED = read_table(__file__, "published.yaml")  # files of the benchmark and for fine-tuning
 NUM_PARTS: int = PUBLISHED["text_parts"]
 TEXT_MD5: dict[str, str] = PUBLISHED["text_md5"]
+VOCAB_MD5: str = next(
+    file["digest"].removeprefix("md5 ")
+    for file in PUBLISHED["benchmark"]
+    if file["name"] == "vocab.txt"
+)
 STAGE_FILE = "stage.json"
 _WORTH_WORKERS = 1e9  # bytes; reading fewer is faster than starting workers
 
@@ -117,22 +123,71 @@ def versions() -> dict[str, str]:
 
 
 def write(path: Path, manifest: Manifest) -> None:
-    write_text(path, json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
+    entries = dataclasses.asdict(manifest)
+    write_text(path, json.dumps({**entries, "md5": _md5_of_entries(entries)}, indent=1) + "\n")
 
 
 def read(path: Path) -> Manifest:
-    """Raises DataError if the file is unreadable, damaged, or of another version."""
+    """A manifest that holds what was written; those of earlier versions have no md5, and only their form is checked.
+
+    Raises DataError if the file is unreadable, damaged, of another version or lacks a shard.
+    """
+    again = "restore it, or prepare the data again"
+    with readable(path, again):
+        content = path.read_bytes()
     try:
-        manifest = Manifest(**json.loads(path.read_text()))
-        if not isinstance(manifest.files, dict) or not isinstance(manifest.recipe, dict):
-            raise TypeError("files and recipe are not tables")
-        return manifest
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{path} is damaged or of another version ({error}); prepare the data again"
-        ) from error
+        entries = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is damaged ({error}); {again}") from error
+    fields = {field.name: field for field in dataclasses.fields(Manifest)}
+    needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+    needed -= {"versions"}
+    if not isinstance(entries, dict) or (missing := sorted(needed - entries.keys())):
+        lacks = f"has no entry {missing[0]}" if isinstance(entries, dict) else "is no table"
+        raise DataError(f"{path} {lacks}; {again}")
+    recorded = entries.pop("md5", None)
+    if unknown := sorted(entries.keys() - fields):
+        raise DataError(f"{path} has an entry {unknown[0]}, of a later version or none; {again}")
+    problem = "" if recorded in (None, _md5_of_entries(entries)) else "its md5 is another"
+    if not (problem := problem or _malformed(entries)):
+        manifest = Manifest(**entries)
+        problem = _missing_shard(manifest)
+    if problem:
+        raise DataError(f"{path} was changed after it was written ({problem}); {again}")
+    return manifest
+
+
+def _md5_of_entries(entries: dict[str, Any]) -> str:
+    return hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest()
+
+
+def _malformed(entries: dict[str, Any]) -> str:
+    """The first entry of another type or range than written, in words."""
+    for name in ("recipe", "files", "texts", "versions"):
+        if not isinstance(entries.get(name, {}), dict):
+            return f"{name} is no table"
+    for name in ("sequences", "rows", "tokens", "eval_samples"):
+        if type(entries[name]) is not int or entries[name] < 0:
+            return f"{name} is no count"
+    names = (*entries["files"], *entries["files"].values(), *entries["texts"].values())
+    if not all(isinstance(one, str) for one in names):
+        return "files and texts are not digests by name"
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in entries["files"]):
+        return "a file is outside of the folder"
+    return ""
+
+
+def _missing_shard(manifest: Manifest) -> str:
+    """The shard that a manifest should list and does not, in words; shards are numbered part_I_of_N."""
+    names = set(manifest.records)
+    for name in sorted(names):
+        stem, _, total = name.removesuffix(".hdf5").rpartition("_of_")
+        if total.isdecimal():
+            prefix = stem.rpartition("_")[0]
+            wanted = {f"{prefix}_{i:05d}_of_{total}.hdf5" for i in range(int(total))}
+            if missing := sorted(wanted - names):
+                return f"it does not list {missing[0]}"
+    return "" if names else "it lists no records"
 
 
 class StageFolder:
@@ -146,6 +201,7 @@ class StageFolder:
         recipe: dict[str, Any],
         *,
         source: str = "",
+        jobs: int = 1,
     ) -> None:
         """Prepares the folder: keeps finished files of the same recipe, removes (and reports) others of this stage.
 
@@ -167,7 +223,8 @@ class StageFolder:
             raise DataError(
                 f"{folder} holds {stage} files of another source; remove it, or give another --target"
             )
-        changed = _changed(folder, made) if made.get("recipe") == self.recipe else None
+        self.jobs = jobs
+        changed = _changed(folder, made, jobs) if made.get("recipe") == self.recipe else None
         self.finished = changed == []
         if made.get("recipe") != self.recipe:
             self._write(None, None)  # a partly removed set has no recipe
@@ -177,6 +234,8 @@ class StageFolder:
                     f"{folder}: remaking {len(changed)} files made from another source or options",
                     file=sys.stderr,
                 )
+        elif changed:
+            print(f"{folder / changed[0]} is missing or was changed: made again", file=sys.stderr)
         for name in changed or []:
             (folder / name).unlink(missing_ok=True)
         if not self.finished:
@@ -188,18 +247,19 @@ class StageFolder:
             for path in [*self.folder.glob(pattern), *self.folder.glob(f".{pattern}.partial")]:
                 if path.name not in names:
                     path.unlink()
-        self._write(self.recipe, {name: (self.folder / name).stat().st_size for name in names})
+        paths = [self.folder / name for name in names]
+        self._write(self.recipe, contents_of(paths, f"digests of {self.stage}", self.jobs))
         self.finished = True
 
-    def _write(self, recipe: dict[str, Any] | None, files: dict[str, int] | None) -> None:
+    def _write(self, recipe: dict[str, Any] | None, files: dict[str, str] | None) -> None:
         text = json.dumps({"stage": self.stage, "recipe": recipe, "files": files}, indent=1)
         write_text(self.folder / STAGE_FILE, text + "\n")
 
 
-def finished_recipe(folder: Path) -> dict[str, Any] | None:
+def finished_recipe(folder: Path, jobs: int) -> dict[str, Any] | None:
     """Recipe of a finished stage whose files are all unchanged; None if there is none."""
     made = _read_stage(folder)
-    return made["recipe"] if _changed(folder, made) == [] else None
+    return made["recipe"] if _changed(folder, made, jobs) == [] else None
 
 
 def contents_of(
@@ -217,14 +277,14 @@ def contents_of(
     return dict(zip(names, found, strict=True))
 
 
-def finished_files(folder: Path, stage: str) -> list[Path]:
-    """Files of a finished stage, by name.
+def finished_files(folder: Path, stage: str, jobs: int) -> list[Path]:
+    """Files of a finished stage, by name, compared with what it wrote.
 
     Raises:
-        DataError: it is not finished, or a file is missing or changed in size.
+        DataError: it is not finished, or a file is missing or was changed.
     """
     made, command = _read_stage(folder), f"python -m input_preprocessing {stage}"
-    changed = _changed(folder, made)
+    changed = _changed(folder, made, jobs)
     if made.get("stage") != stage or changed is None:
         raise DataError(f"{folder} holds no finished output of {stage}; run {command} first")
     if changed:
@@ -239,9 +299,11 @@ def _read_stage(folder: Path) -> dict[str, Any]:
     return {}
 
 
-def _changed(folder: Path, made: dict[str, Any]) -> list[str] | None:
-    """Names of files that are missing or of another size than recorded; None if the stage is not finished."""
-    if made.get("files") is None:
+def _changed(folder: Path, made: dict[str, Any], jobs: int) -> list[str] | None:
+    """Names of files that are missing or have another md5 than recorded; None if the stage is not finished."""
+    recorded = made.get("files")
+    if not isinstance(recorded, dict):
         return None
-    present = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-    return [name for name, size in made["files"].items() if present.get(name) != size]
+    present = [folder / name for name in recorded if (folder / name).is_file()]
+    found = contents_of(present, f"read {folder.name}", jobs)
+    return [name for name, md5 in recorded.items() if found.get(name) != md5]

@@ -93,6 +93,14 @@ def run_tasks(
         progress.close()
 
 
+def end_with_parent(parent: int) -> None:
+    """Ends this process with the one that started it, even on kill -9 (Linux only)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # already dead
+            os._exit(1)
+
+
 def _work(pipe: Connection, parent: int) -> None:
     """A worker: reports that it is ready, receives the function, then tasks, one by one.
 
@@ -102,10 +110,7 @@ def _work(pipe: Connection, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt.install(None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupt.SIGNALS)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # already dead
-            os._exit(1)
+    end_with_parent(parent)
     with suppress(EOFError, ConnectionError):
         pipe.send(None)
         function = pipe.recv()

@@ -20,12 +20,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bert.data.digests import add_multiset_digests
-from bert.data.format import open_records
 from bert.data.records import DataError, Records
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.records.tfrecord_nvidia import NOT_RECORDS
 from input_preprocessing.stage import manifest
+from input_preprocessing.stage.guarded import open_records
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, rules_of
@@ -273,13 +273,17 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
         )
     text = f"{audit.sequences:,} samples, {audit.masked:,} masked tokens"
     wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
+    wanted["vocab_md5"] = manifest.VOCAB_MD5
     same_options = all(made.option(name) == value for name, value in wanted.items())
     if not same_options or made.texts.get("eval.txt") != manifest.TEXT_MD5["eval.txt"]:
         return Check("evaluation", True, text)
     digest = published_digest(open_records(audit.path)[0])
     if digest != PUBLISHED_EVALUATION:
         return Check(
-            "evaluation", None, f"{text}; not those whose digest NVIDIA published ({digest})"
+            "evaluation",
+            False,
+            f"{text}; of the benchmark's text and options, but their digest is {digest}, not the published "
+            f"{PUBLISHED_EVALUATION}",
         )
     return Check("evaluation", True, f"{text}: exactly the published ones ({digest})")
 

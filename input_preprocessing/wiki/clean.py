@@ -183,14 +183,14 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
         DataError: a library is missing, `source` is not finished, or there is no text left.
     """
     require()
-    pages = finished_files(source, "extract")
+    pages = finished_files(source, "extract", jobs)
     libraries = [f"{name} {importlib.metadata.version(name)}" for name in MODULES]
     recipe = {
         "pages": contents_of(pages, "check pages", jobs),
         "libraries": libraries,
         "rules": _RULES,
     }
-    folder = StageFolder(target, "clean", ["text-*.txt"], recipe)
+    folder = StageFolder(target, "clean", ["text-*.txt"], recipe, jobs=jobs)
     names = [path.name.replace("pages", "text").replace(".jsonl.gz", ".txt") for path in pages]
     failures = 0
     if not folder.finished:

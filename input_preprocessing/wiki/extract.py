@@ -63,7 +63,11 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
     contents = contents_of(dumps, "check dumps", jobs)
     _check_known(contents)
     folder = StageFolder(
-        target, "extract", ["pages-*.jsonl.gz"], {"dumps": contents, "chunk_bytes": chunk_bytes}
+        target,
+        "extract",
+        ["pages-*.jsonl.gz"],
+        {"dumps": contents, "chunk_bytes": chunk_bytes},
+        jobs=jobs,
     )
     files = [target / f"pages-{number:05d}.jsonl.gz" for number in range(len(ranges))]
     if not folder.finished:

@@ -94,7 +94,7 @@ def split(
         DataError: `source` is not finished, or has too few documents for so many shards.
     """
     texts = sorted(source.glob(SENTENCES)) if not (source / STAGE_FILE).is_file() else []
-    is_reference, texts = bool(texts), texts or finished_files(source, "clean")
+    is_reference, texts = bool(texts), texts or finished_files(source, "clean", jobs)
     places = [(number, path, is_reference) for number, path in enumerate(texts)]
     documents = np.concatenate(run_tasks("split: documents", _documents, places, jobs=jobs))
     if not is_reference:
@@ -136,7 +136,7 @@ def split(
         "texts": contents_of(texts, "check text", jobs, base=source), "rule": SEED_STEP, "shards": len(parts),
         "num_eval_documents": num_eval_documents, "seed": seed, "origin": origin,
     }  # fmt: skip
-    folder = StageFolder(target, "split", ("part-*-of-*", "eval.txt", LIST), recipe)
+    folder = StageFolder(target, "split", ("part-*-of-*", "eval.txt", LIST), recipe, jobs=jobs)
     if not folder.finished:
         tasks = [(part, target / name, gathered) for part, name in zip(parts, names, strict=True)]
         tasks += [(documents[held_out], target / name, False) for name in ("eval.txt", LIST)]

@@ -17,7 +17,7 @@ NOT_THE_BENCHMARK = (
 )
 
 
-def text_is_wanted(download: Path) -> bool:
+def text_is_wanted(download: Path, jobs: int = 1) -> bool:
     """Whether DOWNLOADDIR/wiki has dumps whose text is missing, unfinished, or made from other dumps."""
     results = download / "results4"
     dumps = find_dumps(download / "wiki")
@@ -25,11 +25,11 @@ def text_is_wanted(download: Path) -> bool:
         return False
     if not (results / STAGE_FILE).is_file():
         return not any(results.glob("part-*"))
-    recipe = finished_recipe(results)
+    recipe = finished_recipe(results, jobs)
     if recipe is None:
         return True
     origin = recipe.get("origin")  # None if `split` was run by hand
-    return origin is not None and origin != contents_of(dumps, "check dumps", 1)
+    return origin is not None and origin != contents_of(dumps, "check dumps", jobs)
 
 
 def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = None) -> None:

@@ -107,9 +107,15 @@ class Run:
         return status if isinstance(status, str) and status else "no status"
 
     @functools.cached_property
+    def continued_at(self) -> float | None:
+        """Samples at which a run continued after a restart: its clock leaves out the time before."""
+        event = self.log.first("clock_not_whole")
+        return None if event is None else event.meta("epoch_num") or 0.0
+
+    @functools.cached_property
     def minutes(self) -> float | None:
-        """Time from run_start to run_stop."""
-        if self.run_start is None or self.run_stop is None:
+        """Time from run_start to run_stop; None if the clock is not whole."""
+        if self.run_start is None or self.run_stop is None or self.continued_at is not None:
             return None
         return number((self.run_stop.time_ms - self.run_start.time_ms) / 60 / 1000)
 

@@ -288,6 +288,9 @@ class Result:
         reasons = []
         if len(self.runs) != REQUIRED_RUNS:
             reasons.append(f"{len(self.runs)} of {REQUIRED_RUNS} runs")
+        continued = [run.name for run in self.runs if run.continued_at is not None]
+        if continued:
+            reasons.append(f"no time of {', '.join(continued)}: continued after a restart")
         if self.failed_runs > 1:
             reasons.append(f"{self.failed_runs} runs fail, one may")
         if self.division is None:

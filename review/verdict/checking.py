@@ -427,5 +427,5 @@ def parts(checked: Sequence[Checked], strict: bool = False) -> list[Part]:
             at = f" at {in_all} places" if in_all > len(found) else ""
             counts.append(f"{len(found)} {severity}{'s' if len(found) > 1 else ''}{at}")
     verdict = "PASS" if all(one.passed(strict) for one in checked) else "FAIL"
-    found = ", ".join(counts) or "nothing found"
-    return [*made, Heading(f"{verdict}: {found}", "unverified by MLCommons")]
+    listed = ", ".join(counts) or "nothing found"
+    return [*made, Heading(f"{verdict}: {listed}", "unverified by MLCommons")]

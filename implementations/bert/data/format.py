@@ -247,7 +247,6 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
     """
     lengths = records.sequence_lengths
     counts = np.diff(records.masked_lm_offsets)
-    owner = np.repeat(np.arange(records.num_sequences), np.maximum(counts, 0))
     faults = {
         "length out of range": (lengths < 1) | (lengths > metadata.max_seq_length),
         "masked_lm_offsets fall": counts < 0,
@@ -256,6 +255,7 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
         "next_sentence_label is neither 0 nor 1": (records.next_sentence_labels & ~1) != 0,
     }
     if not any(fault.any() for fault in faults.values()):
+        owner = np.repeat(np.arange(records.num_sequences), counts)
         positions = records.masked_lm_positions.astype(np.int64)
         outside = (positions < 0) | (positions >= lengths[owner])
         unsorted = np.zeros(len(positions), dtype=bool)
@@ -272,9 +272,11 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
     if min(records.input_ids.min(initial=0), records.masked_lm_ids.min(initial=0)) < 0:
         raise DataError(f"{path} has a negative token id; prepare it again")
     if records.row_offsets is not None:
-        tokens = np.diff(records.sequence_offsets[records.row_offsets])
         fewest = 1 if metadata.content_digest else 0  # others' packers leave rows of no sequence
-        bad = (np.diff(records.row_offsets) < fewest) | (tokens > metadata.max_seq_length)
+        bad = np.diff(records.row_offsets) < fewest
+        if not bad.any():  # then they are within the sequences
+            tokens = np.diff(records.sequence_offsets[records.row_offsets])
+            bad = tokens > metadata.max_seq_length
         if bad.any():
             raise DataError(
                 f"{path}: row {int(np.argmax(bad))} is empty or over {metadata.max_seq_length} tokens"
@@ -289,7 +291,13 @@ def verify_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     Raises:
         DataError: unreadable, out of range, or a digest does not match.
     """
-    records, metadata = open_records(path)
+    return verify_opened(path, *open_records(path))
+
+
+def verify_opened(
+    path: str | os.PathLike[str], records: Records, metadata: Metadata
+) -> tuple[Records, Metadata]:
+    """``verify_records`` of a file that is already open."""
     check_contents(path, records, metadata)
     found = _with_digests(records, metadata)
     if metadata.content_digest and found != metadata:

@@ -1,8 +1,11 @@
-"""Reader of shards made by NVIDIA's scripts (fixed-length, variable-length, packed).
+"""Reader of shards made by NVIDIA's scripts (fixed-length, variable-length, packed), and by Habana's packing script.
 
 A sequence's length and segment B come from packed_input_len, input_mask or the length of the variable-length entry, and
 from segment_ids. Fixed and variable-length files have no count of masked tokens: it is the number of nonzero positions,
 since position 0 is [CLS]. Rows without a sequence, which NVIDIA's packer sometimes leaves, are kept.
+
+Habana's rows (Model-References, pack_pretraining_data_pytorch.py) are tables: input_mask has at each token the number
+of its sequence, from 1, and 0 at padding, next_sentence_weights a 1 for each sequence.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _PACKED = {
 
 
 def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
-    """Records of an open file of one of the three schemas, read into memory.
+    """Records of an open file of one of the four schemas, read into memory.
 
     Raises:
         DataError: another schema, or lengths that do not add up.
@@ -41,7 +44,12 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
     columns = _COLUMNS | (_PACKED if names >= _PACKED.keys() else {})
     numbers = {name: _numbers(path, file, name, dtype) for name, dtype in columns.items()}
     flat, entries = ({name: pair[i] for name, pair in numbers.items()} for i in (0, 1))
-    positions, width, rows = flat["masked_lm_positions"], 512, None
+    width, rows = 512, None
+    if "next_sentence_weights" in names and flat["input_ids"].ndim == 2:
+        width = flat["input_ids"].shape[1]
+        mask, weights = file["input_mask"][:], file["next_sentence_weights"][:]
+        flat, entries = _rows_of_tables(path, flat, mask, weights)
+    positions = flat["masked_lm_positions"]
     if "packed_input_len" in flat:
         lengths, masked, per_row = (
             flat["packed_input_len"],
@@ -112,6 +120,43 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
     return records.with_rows(rows), Metadata(
         max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0
     )
+
+
+def _rows_of_tables(
+    path: Path, flat: dict[str, Array], mask: Array, weights: Array
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Habana's tables [rows, width] as NVIDIA's packed columns, with the entries of each row.
+
+    Raises:
+        DataError: sequences of a row that do not follow one another, or counts that disagree.
+    """
+    real, per_row = mask > 0, mask.max(axis=1, initial=0).astype(np.int64)
+    first = np.concatenate([np.zeros((len(mask), 1), mask.dtype), mask[:, :-1]], axis=1)
+    steps = (mask.astype(np.int64) - first)[real]
+    padded_inside = (real[:, 1:] & ~real[:, :-1]).any()
+    if padded_inside or not np.isin(steps, (0, 1)).all() or (weights.sum(axis=1) != per_row).any():
+        raise DataError(
+            f"{path} is inconsistent: input_mask does not number the sequences of a row; copy or pack it again"
+        )
+    number = offsets_of(per_row)[:-1, None] - 1 + mask  # of each token's sequence in the file
+    masked = flat["masked_lm_ids"] != 0
+    row, _ = np.nonzero(masked)
+    positions = flat["masked_lm_positions"][masked].astype(np.int64)
+    if (
+        (positions < 0).any()
+        or (positions >= mask.shape[1]).any()
+        or not real[row, positions].all()
+    ):
+        raise DataError(
+            f"{path} is inconsistent: a masked position is outside of its row; copy or pack it again"
+        )
+    count = int(per_row.sum())
+    columns = {name: flat[name][real] for name in ("input_ids", "segment_ids")}
+    columns |= {"masked_lm_positions": positions, "masked_lm_ids": flat["masked_lm_ids"][masked]}
+    columns["next_sentence_labels"] = flat["next_sentence_labels"][weights > 0]
+    columns["packed_input_len"] = np.bincount(number[real], minlength=count)
+    columns["packed_masked_lm_len"] = np.bincount(number[row, positions], minlength=count)
+    return columns, {"input_ids": real.sum(axis=1), "packed_input_len": per_row}
 
 
 def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:

@@ -68,6 +68,33 @@ def sequences_of(records: Records) -> list[tuple[np.ndarray, np.ndarray, np.ndar
     return found
 
 
+def write_habana(file: h5py.File, records: Records) -> None:
+    """Packed rows as the tables of Habana's packing script: up to 5 sequences of together 512 tokens a row."""
+    assert records.row_offsets is not None
+    sequences, rows = sequences_of(records), records.num_rows
+    widths = {"input_ids": 512, "input_mask": 512, "segment_ids": 512, "positions": 512,
+              "masked_lm_positions": 100, "masked_lm_ids": 100, "next_sentence_labels": 5,
+              "next_sentence_positions": 5, "next_sentence_weights": 5}  # fmt: skip
+    tables = {name: np.zeros((rows, width), np.int32) for name, width in widths.items()}
+    for row in range(rows):
+        at = masked_at = 0
+        for place, i in enumerate(range(*records.row_offsets[row : row + 2])):
+            ids, segments, positions, labels = sequences[i]
+            span, masked = slice(at, at + len(ids)), slice(masked_at, masked_at + len(labels))
+            tables["input_ids"][row, span] = ids
+            tables["input_mask"][row, span] = place + 1
+            tables["segment_ids"][row, span] = segments
+            tables["positions"][row, span] = np.arange(len(ids))
+            tables["masked_lm_positions"][row, masked] = at + positions
+            tables["masked_lm_ids"][row, masked] = labels
+            tables["next_sentence_positions"][row, place] = at
+            tables["next_sentence_labels"][row, place] = records.next_sentence_labels[i]
+            tables["next_sentence_weights"][row, place] = 1
+            at, masked_at = span.stop, masked.stop
+    for name, table in tables.items():
+        file[name] = table
+
+
 def write_nvidia(path: Path, records: Records, schema: str) -> None:
     """Writes the records in one of the layouts of NVIDIA's scripts."""
     sequences = sequences_of(records)
@@ -88,6 +115,9 @@ def write_nvidia(path: Path, records: Records, schema: str) -> None:
             mask = np.arange(64)[None] < records.sequence_lengths[:, None]
             file["input_mask"] = mask.astype(np.int8)
             file["next_sentence_labels"] = records.next_sentence_labels
+            return
+        if schema == "habana":
+            write_habana(file, records)
             return
         types = {"input_ids": np.int16, "segment_ids": np.int8, "masked_lm_positions": np.int16,
                  "masked_lm_ids": np.int16}  # fmt: skip

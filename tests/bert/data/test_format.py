@@ -228,10 +228,10 @@ def test_inconsistent_records_are_not_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
-def test_nvidia_made_shards_read_as_the_same_sequences(tmp_path: Path, schema: str) -> None:
+@pytest.mark.parametrize("schema", ["fixed", "variable", "packed", "habana"])
+def test_shards_of_others_read_as_the_same_sequences(tmp_path: Path, schema: str) -> None:
     records = make_records(13)
-    if schema == "packed":
+    if schema in ("packed", "habana"):
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
     path = tmp_path / "part_00000_of_00001"
     write_nvidia(path, records, schema)
@@ -239,6 +239,26 @@ def test_nvidia_made_shards_read_as_the_same_sequences(tmp_path: Path, schema: s
     assert_equal(found, records)
     assert metadata.max_seq_length == (64 if schema == "fixed" else 512)
     assert metadata.multiset_digest == multiset_digest(records)
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "value"),
+    [
+        ("input_mask", (0, 3), 0),
+        ("input_mask", (1, 0), 2),
+        ("next_sentence_weights", (0, 0), 0),
+        ("masked_lm_positions", (0, 0), 511),
+        ("masked_lm_positions", (0, 0), 600),
+    ],
+)
+def test_a_packed_table_that_contradicts_itself_is_refused(
+    tmp_path: Path, name: str, place: tuple[int, int], value: int
+) -> None:
+    write_nvidia(tmp_path / "part", make_records(5).with_rows([0, 2, 5]), "habana")
+    with h5py.File(tmp_path / "part", "r+") as file:
+        file[name][place] = value
+    with pytest.raises(DataError, match="is inconsistent"):
+        verify_records(tmp_path / "part")
 
 
 def test_rows_of_no_sequence_in_others_files_come_as_they_are_and_are_counted(

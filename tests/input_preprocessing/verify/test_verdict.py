@@ -63,7 +63,9 @@ def set_at(array: np.ndarray, index: int | np.ndarray, value: int) -> np.ndarray
 
 def edit_manifest(folder: Path, **changes: object) -> None:
     path = folder / "prepared-packed.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    made = json.loads(path.read_text())
+    del made["md5"]  # which earlier versions did not write
+    path.write_text(json.dumps({**made, **changes}))
 
 
 def swap(folder: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from review.__main__ import main
 from review.results.score import load_results
 from review.rulebook import rcp
 from review.rulebook.compliance import rulesets
@@ -153,3 +154,30 @@ def test_every_obstacle_to_an_official_score_is_named(submission, writer):
         "RCP test failed: mean of 2,043,750 samples, minimum 2,306,738",
         "seed of result_5.txt is 77, as in result_2.txt",
     ]
+
+
+def test_a_run_that_continued_after_a_restart_has_no_time_and_every_command_says_so(
+    submission, capsys
+):
+    """Its run_start is the restart's, so that run_stop minus run_start leaves out the time before."""
+    path = submission / "result_4.txt"
+    lines = path.read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if '"run_start"' in line)
+    event = json.loads(lines[at].removeprefix(":::MLLOG "))
+    event |= {"key": "clock_not_whole", "value": {"continued_at_step": 977}}
+    event["metadata"] |= {"epoch_num": 750_000}
+    lines.insert(at + 1, f":::MLLOG {json.dumps(event)}")
+    path.write_text("\n".join(lines) + "\n")
+    (result,) = load_results(submission)
+    assert (result.runs[4].minutes, result.official) == (None, False)
+    for command in ("show", "check", "report"):
+        output = ["-o", str(submission.parent / "page.html")] if command == "report" else []
+        main([command, str(submission), *output])
+    said = capsys.readouterr().out + (submission.parent / "page.html").read_text()
+    assert said.count("no time of result_4.txt: continued after a restart") == 2
+    assert "says that the run continued at 750,000 samples: it has no time" in said
+    assert main(["check", str(submission)]) == 1
+    capsys.readouterr()
+    assert main(["league", str(submission), "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["results"]
+    assert not entry["checked"]

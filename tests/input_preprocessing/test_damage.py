@@ -1,0 +1,219 @@
+"""A damaged file is named, taken for nothing else and made again alone; none takes the program along."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bert.data import format as record_format
+from bert.data.format import write_records
+from bert.data.records import DataError
+from input_preprocessing.dataset import prepare, repair, steps
+from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.records import shards
+from input_preprocessing.stage import guarded, manifest
+from input_preprocessing.stage.cli import parser_of
+from input_preprocessing.verify import verdict
+
+from ..bert.data.samples import METADATA, assert_equal, make_records
+from .conftest import prepare_options
+
+SHARD = "packed_data/part_00001_of_00004.hdf5"
+
+
+@pytest.fixture
+def folder(packed: Path, tmp_path: Path) -> Path:
+    shutil.copytree(packed, tmp_path / "data")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_records(tmp_path / "part.hdf5", make_records(20), METADATA)
+    return tmp_path / "part.hdf5"
+
+
+def mend(folder: Path) -> None:
+    line = ["--outputdir", str(folder), "--jobs", "1", "--repair"]
+    repair.repair(parser_of("prepare").parse_args(line))
+
+
+def alter(path: Path, at: int = -3) -> None:
+    """Changes a byte of the last dataset, which neither size nor attributes tell."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def alter_first_id(path: Path) -> None:
+    """Changes the first token of a record file, at the place that HDF5 gives for it."""
+    records, _ = guarded.open_records(path)
+    found = path.read_bytes().index(records.input_ids[:8].tobytes())
+    alter(path, found)
+
+
+def test_a_file_is_read_by_the_child_as_it_is(path: Path) -> None:
+    ours, theirs = guarded.verify_records(path), record_format.verify_records(path)
+    assert_equal(ours[0], theirs[0])
+    assert ours[1] == theirs[1]
+
+
+@pytest.mark.parametrize("how", ["dies", "never ends", "raises"])
+def test_a_file_that_kills_its_reader_is_named_and_the_next_one_is_read(
+    how: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_badly(name: Path) -> object:
+        if Path(name).name != "bad.hdf5":
+            return really_open(name)
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        while how == "never ends":
+            pass
+        raise RuntimeError("Unspecified error in H5Aread\nand more")
+
+    really_open = record_format.open_records
+    monkeypatch.setattr(record_format, "open_records", open_badly)
+    monkeypatch.setattr(guarded, "LIMIT", 1)
+    monkeypatch.setattr(guarded, "_children", {})  # a child that knows the broken reader
+    shutil.copy(path, tmp_path / "bad.hdf5")
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"bad\.hdf5 (is damaged|cannot be read)") as told:
+            guarded.open_records(tmp_path / "bad.hdf5")
+        assert "\n" not in str(told.value)
+        assert guarded.open_records(path)[0].num_sequences == 20
+
+
+def test_the_evaluation_set_is_not_picked_from_damaged_instances(
+    path: Path, tmp_path: Path
+) -> None:
+    alter_first_id(path)
+    with pytest.raises(DataError, match=r"part\.hdf5 was changed after it was written"):
+        shards.pick_samples(path, tmp_path / "eval.hdf5", 5)
+    assert not (tmp_path / "eval.hdf5").exists()
+
+
+def test_shards_of_damaged_instances_name_them_and_are_not_kept(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    source = Path(shutil.move(path, tmp_path / "source" / "a.hdf5"))
+    write_records(source.with_name("b.hdf5"), make_records(9, seed=2), METADATA)
+    write_records(source, make_records(20), METADATA)
+    alter_first_id(source)
+    given = {"shards": 1, "seed": 1, "jobs": 1, "max_sequences_per_row": 3}
+    with pytest.raises(DataError, match=r"source/a\.hdf5 was changed after it was written"):
+        shards.pack_records(tmp_path / "source", tmp_path / "out", **given)
+    assert not list((tmp_path / "out").glob("part_*"))
+
+
+@pytest.mark.parametrize("damaged", ["work/eval/eval_all.hdf5", "work/instances"])
+def test_instances_that_were_damaged_between_two_runs_are_made_again_alone(
+    damaged: str, packed: Path, fresh: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    options = prepare_options(fresh, "--packed-data", "--shards", "4")
+    with monkeypatch.context() as patched:
+        patched.setattr(steps, "make_evaluation_set", stop)
+        with pytest.raises(KeyboardInterrupt):
+            prepare.main(options)
+    files = sorted((fresh / "work").rglob("*.hdf5"))
+    victim = fresh / damaged if damaged.endswith(".hdf5") else files[-1]
+    kept = {path: path.stat().st_mtime_ns for path in files if path != victim}
+    alter_first_id(victim)
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # to look at the work
+    prepare.main(options)
+    assert f"{victim} was changed after it was written" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    for name in ("eval/part_eval_10k.hdf5", SHARD):
+        assert (fresh / name).read_bytes() == (packed / name).read_bytes()
+
+
+def test_a_damaged_shard_of_an_interrupted_run_is_made_again(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    shutil.move(path, tmp_path / "source" / "a.hdf5")
+    given = {"shards": None, "seed": 1, "jobs": 1}
+    shards.shuffle_records(tmp_path / "source", tmp_path / "out", **given)
+    shard = next((tmp_path / "out").glob("part_*"))
+    before = shard.read_bytes()
+    alter_first_id(shard)
+    shards.shuffle_records(tmp_path / "source", tmp_path / "out", **given)
+    assert shard.read_bytes() == before
+
+
+def test_a_stage_reads_what_the_one_before_wrote_and_makes_only_a_damaged_file_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stage() -> manifest.StageFolder:
+        return manifest.StageFolder(tmp_path, "clean", ["text-*"], {"a": 1})
+
+    names = ["text-0", "text-1"]
+    folder = stage()
+    for name in names:
+        (tmp_path / name).write_text(name)
+    folder.finish(names)
+    assert len(manifest.finished_files(tmp_path, "clean", 1)) == 2
+    alter(tmp_path / "text-1", 0)
+    with pytest.raises(DataError, match=r"text-1 is missing or was changed; run .* clean again"):
+        manifest.finished_files(tmp_path, "clean", 1)
+    assert not stage().finished
+    assert sorted(path.name for path in tmp_path.glob("text-*")) == ["text-0"]
+    assert "text-1 is missing or was changed: made again" in capsys.readouterr().err
+
+
+def edited(change: Callable[[dict], object]) -> Callable[[Path], None]:  # type: ignore[type-arg]
+    def edit(path: Path) -> None:
+        made = json.loads(path.read_text())
+        del made["md5"]  # which earlier versions did not write
+        change(made)
+        path.write_text(json.dumps(made))
+
+    return edit
+
+
+MANIFESTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a bit": (lambda path: path.write_text(path.read_text().replace("4", "5", 1)), "its md5"),
+    "a lost shard": (edited(lambda made: made["files"].pop(SHARD)), "does not list packed_data"),
+    "another number": (edited(lambda made: made.update(tokens=7)), "says tokens 7, its files have"),
+    "another digest": (edited(lambda made: made.update(multiset_digest="0" * 32)), "says multiset"),
+    "an unknown entry": (edited(lambda made: made.update(speed=1)), "has an entry speed"),
+    "no counts": (edited(lambda made: made.update(rows="many")), "rows is no count"),
+    "no files": (edited(lambda made: made.pop("files")), "has no entry files"),
+    "a list": (lambda path: path.write_text("[]"), "is no table"),
+    "no text": (lambda path: path.write_bytes(b"\xff\xfe"), "is damaged"),
+    "a file elsewhere": (edited(lambda made: made["files"].update({"../x": ""})), "outside"),
+}
+
+
+@pytest.mark.parametrize("damage", MANIFESTS)
+def test_a_manifest_is_not_believed_against_itself_or_its_files(damage: str, folder: Path) -> None:
+    change, says = MANIFESTS[damage]
+    before = {path: path.read_bytes() for path in folder.rglob("*.hdf5")}
+    change(folder / "prepared-packed.json")
+    with pytest.raises(DataError, match=says) as told:
+        mend(folder)
+    assert "prepared-packed.json" in str(told.value)
+    assert {path: path.read_bytes() for path in folder.rglob("*.hdf5")} == before
+
+
+def test_another_digest_of_the_benchmark_s_evaluation_set_is_a_failure(folder: Path) -> None:
+    path = folder / "prepared-packed.json"
+    made = manifest.read(path)
+    recipe = {**made.recipe, **vars(SamplingConfig()), "num_eval_samples": 10_000}
+    recipe["vocab_md5"] = manifest.VOCAB_MD5
+    texts = {**made.texts, "eval.txt": manifest.TEXT_MD5["eval.txt"]}
+    benchmark = manifest.Manifest(**{**vars(made), "recipe": recipe, "texts": texts})
+    rules = verdict.Rules(special=(2, 3, 4), vocab_size=30522)
+    audited = verdict.audit(folder / "eval" / "part_eval_10k.hdf5", rules)
+    audited = verdict.Audit(**{**vars(audited), "fault": ""})
+    found = verdict._check_evaluation([audited], benchmark)
+    assert found.holds is False
+    assert "not the published" in found.detail
+    own_words = manifest.Manifest(**{**vars(benchmark), "recipe": {**recipe, "vocab_md5": "0"}})
+    assert verdict._check_evaluation([audited], own_words).holds is True
