@@ -8,12 +8,12 @@ If the child dies, the file is named, and the next one gets a new child.
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
 import resource
 import signal
 import warnings
 from contextlib import suppress
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from bert.data.records import DataError, Metadata, Records
 from input_preprocessing.stage.parallel import end_with_parent
 from input_preprocessing.stage.reading import changed, stamp_of
 
+_MOST_FILES = 1 << 16  # descriptors; a limit that is infinite cannot be walked
 LIMIT = 300  # CPU seconds to open a file; NVIDIA's largest shards, which are parsed, take about ten
 
 _children: dict[
@@ -84,29 +85,39 @@ def _ask(path: Path) -> Any:
         return pipe.recv()
     except (EOFError, OSError):
         del _children[os.getpid()]
-        child.join()
-        how = f"{LIMIT} s are not enough" if child.exitcode == -signal.SIGXCPU else "it crashes"
+        pipe.close()
+        status = os.waitpid(child, 0)[1]
+        in_time = not os.WIFSIGNALED(status) or os.WTERMSIG(status) != signal.SIGXCPU
+        how = "it crashes" if in_time else f"{LIMIT} s are not enough"
         raise DataError(
             f"{path} is damaged: HDF5 cannot read it ({how}); copy or prepare it again"
         ) from None
 
 
-def _start() -> tuple[Any, Connection]:
-    """Starts the child of this process."""
-    context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_serve, args=(theirs, ours, os.getpid()), daemon=True)
+def _start() -> tuple[int, Connection]:
+    """Starts the child of this process; of a worker, which multiprocessing allows no children."""
+    ours, theirs = Pipe()
+    parent = os.getpid()
     with warnings.catch_warnings():  # the child runs no code of this process's other threads
         warnings.simplefilter("ignore", DeprecationWarning)
-        child.start()
+        child = os.fork()
+    if not child:
+        try:
+            ours.close()
+            _serve(theirs, parent)
+        finally:
+            os._exit(0)
     theirs.close()
-    _children[os.getpid()] = child, ours
+    _children[parent] = child, ours
     return child, ours
 
 
-def _serve(pipe: Connection, theirs: Connection, parent: int) -> None:
+def _serve(pipe: Connection, parent: int) -> None:
     """The child: opens files until its parent ends."""
-    theirs.close()
+    # It must not keep the parent's files open: the lock of a folder lasts until the last of them is closed.
+    limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _MOST_FILES)
+    os.closerange(3, pipe.fileno())
+    os.closerange(pipe.fileno() + 1, limit)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -118,7 +129,6 @@ def _serve(pipe: Connection, theirs: Connection, parent: int) -> None:
             limit = int(used.ru_utime + used.ru_stime) + LIMIT
             resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
             pipe.send(_reply(path))
-    os._exit(0)
 
 
 def _reply(path: Path) -> Any:

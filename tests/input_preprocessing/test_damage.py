@@ -89,6 +89,13 @@ def test_a_file_that_kills_its_reader_is_named_and_the_next_one_is_read(
         assert guarded.open_records(path)[0].num_sequences == 20
 
 
+def test_the_reader_of_files_does_not_keep_a_folder_locked(path: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        with prepare.cli.lock_folder(tmp_path, exclusive=True), pytest.MonkeyPatch.context() as new:
+            new.setattr(guarded, "_children", {})  # started while the folder is locked
+            guarded.open_records(path)
+
+
 def test_the_evaluation_set_is_not_picked_from_damaged_instances(
     path: Path, tmp_path: Path
 ) -> None:
