@@ -315,14 +315,7 @@ class World:
         A collective: of one digest, and of the facts themselves only if it differs. cure: ends the message.
         """
         shown = {name: repr(value) for name, value in facts.items()}
-        digest = hashlib.blake2b(repr(sorted(shown.items())).encode(), digest_size=7).digest()
-        mine = torch.tensor(
-            [int.from_bytes(digest, "little")], dtype=torch.int64, device=self.device
-        )
-        everyones = mine.repeat(self.size)
-        if work := self.all_gather(everyones, mine):
-            work.wait()
-        if bool((everyones == mine).all()):
+        if len(self.peers(sorted(shown.items()))) == self.size:
             return
         gathered: list[Any] = [None] * self.size
         distributed.all_gather_object(gathered, (platform.node(), shown))
@@ -337,6 +330,17 @@ class World:
                     deviating.append(f"rank {rank} on {gathered[rank][0]} has {name}={rest}")
         more = f"; and {len(deviating) - 3} more" if len(deviating) > 3 else ""
         raise ConfigError(f"ranks differ: {'; '.join(deviating[:3])}{more}: {cure}")
+
+    def peers(self, value: object) -> list[int]:
+        """The ranks whose value is this rank's, by its representation; this rank is one. A collective."""
+        digest = hashlib.blake2b(repr(value).encode(), digest_size=7).digest()
+        mine = torch.tensor(
+            [int.from_bytes(digest, "little")], dtype=torch.int64, device=self.device
+        )
+        everyones = mine.repeat(self.size)
+        if work := self.all_gather(everyones, mine):
+            work.wait()
+        return (everyones == mine).nonzero().view(-1).tolist()
 
     def first_text(self, text: str) -> str:
         """The text of the first rank that has one, on every rank; empty if none has. A collective."""

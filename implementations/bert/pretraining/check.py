@@ -11,6 +11,7 @@ from typing import Any
 from bert.checkpoint.weights import Checksum, check_finite, chunks_of
 from bert.core import rundir
 from bert.core.dist import World, pick_device
+from bert.data import proof
 from bert.data.format import open_records
 from bert.data.loader import make_batching, open_masks, open_source
 from bert.data.records import DataError
@@ -181,6 +182,10 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     unproved = (
         config.mlperf.division == "closed" and closed_division.data_sets(config, shards)["unproved"]
     )
+    if config.mlperf.division == "closed":
+        closed_division.prove(config, shards, world)
+    elif saved is not None:
+        proof.check(dict.fromkeys(shards.paths, ""), world)
     make_batching(
         shards, Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size), data
     )

@@ -12,13 +12,14 @@ import contextlib
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bert.checkpoint import weights
 from bert.core import rundir
-from bert.core.dist import pick_device
+from bert.core.dist import World, pick_device
+from bert.data import proof
 from bert.data.format import open_records
 from bert.data.sampler import RowSource
 from bert.data.shards import list_shards
@@ -59,6 +60,7 @@ RULES = {
     "MASKING": "masks are those of the prepared data: static (reference, create_pretraining_data.py)",
     "SYNTH_DATA": "the data set is Wikipedia (training rules, benchmarks)",
     "PACKING_FACTOR": "the global batch is logged in sequences: 2 for a packed row of Wikipedia, 1 for an unpacked one",
+    "MAX_SEQUENCES_PER_ROW": "rows of Wikipedia hold 2 sequences on average if up to 3 fit: BATCHING=online needs 3",
     "INIT_CHECKPOINT": "training starts from model.ckpt-28252: give the converted checkpoint (training rules, weights)",
     "INIT_OPTIMIZER": "LAMB's moments start from 0 (reference, optimization.py)",
     "RESUME": "a run is timed from its start, and the log of a resumed one leaves out the time trained before",
@@ -101,8 +103,11 @@ def violations(config: Config) -> Iterator[str]:
     interval = rule_interval(batch)
     intervals = interval, -(-interval // batch) * batch  # or that rounded up to whole steps
     kept = KEPT | dict.fromkeys(("EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"), intervals)
+    online = data.batching == "online"
     kept |= {
-        "PACKING_FACTOR": (2 if data.packed or data.batching == "online" else 1,),
+        # Fewer fill rows with fewer sequences than PACKING_FACTOR counts.
+        "MAX_SEQUENCES_PER_ROW": (3,) if online else (data.max_sequences_per_row,),
+        "PACKING_FACTOR": (2 if data.packed or online else 1,),
         "INIT_CHECKPOINT": (path,),
     }
     values = settings(config) | {"INIT_CHECKPOINT": path or ""}
@@ -133,20 +138,9 @@ def starting_weights(path: Path) -> dict[str, Any]:
     return {"weights": found, "unproved": [] if proved else ["weights"]}
 
 
-def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
-    """Identity of training and evaluation data, and what of it prepare_data.sh's manifest does not prove.
-
-    Raises ConfigError naming all that differs from the benchmark's recipe, or from what was prepared.
-    """
-    (folder, variable), evaldir = config.data.source, config.evaluate.evaldir
-    assert evaldir is not None
-    evaluation = [open_records(path)[1].content_digest for path in list_shards(evaldir, "EVALDIR")]
-    identity = source.identity()
-    files = {Path(name).name: entry[1] for name, entry in identity.items() if name != "vocabulary"}
-    wrong = []
-    if source.vocab_md5 and source.vocab_md5 != VOCAB_MD5:
-        wrong.append(f"a vocabulary with md5 {source.vocab_md5}, not the benchmark's {VOCAB_MD5}")
-    made: dict[str, Any] = {}
+def manifest_of(folder: Path, files: Collection[str]) -> dict[str, Any]:
+    """prepare_data.sh's manifest, above the folder, that lists most of these files; empty if none lists one."""
+    best: dict[str, Any] = {}
     for path in [
         found
         for above in folder.resolve().parents[:2]
@@ -159,8 +153,51 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
                 for name, digest in read["files"].items()
                 if name.endswith(".hdf5")
             }
-            if files.keys() <= prepared.keys():
-                made = read | {"digests": prepared}
+            common = len(prepared.keys() & set(files))
+            if common > best.get("common", 0):
+                best = read | {"digests": prepared, "common": common}
+    return best
+
+
+def digests_of(config: Config, source: RowSource) -> dict[str, str]:
+    """The content digest that is recorded of each training file, by name: in the folder's index, or else the file."""
+    folder, found = config.data.source[0], {}
+    for name, entry in source.identity().items():
+        if name != "vocabulary":
+            _, digest = entry  # without an index its size
+            path = folder if folder.is_file() else folder / name
+            if not isinstance(digest, str):
+                digest = open_records(path)[1].content_digest
+            found[Path(name).name] = digest
+    return found
+
+
+def prove(config: Config, source: RowSource, world: World) -> None:
+    """Compares training and evaluation data with their digests, file by file. A collective.
+
+    For after the clock, as no rank may read the data before it starts; ``--check`` does it beforehand,
+    and then it costs nothing here. Raises DataError naming the file.
+    """
+    evaldir, digests = config.evaluate.evaldir, digests_of(config, source)
+    assert evaldir is not None
+    expected = {path: digests.get(path.name, "") for path in list_shards(*config.data.source)}
+    proof.check(expected | dict.fromkeys(list_shards(evaldir, "EVALDIR"), ""), world)
+
+
+def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
+    """Identity of training and evaluation data, and what of it prepare_data.sh's manifest does not prove.
+
+    Raises ConfigError naming all that differs from the benchmark's recipe, or from what was prepared.
+    """
+    (folder, variable), evaldir = config.data.source, config.evaluate.evaldir
+    assert evaldir is not None
+    evaluation = [open_records(path)[1].content_digest for path in list_shards(evaldir, "EVALDIR")]
+    identity = source.identity()
+    files = digests_of(config, source)
+    wrong = []
+    if source.vocab_md5 and source.vocab_md5 != VOCAB_MD5:
+        wrong.append(f"a vocabulary with md5 {source.vocab_md5}, not the benchmark's {VOCAB_MD5}")
+    made = manifest_of(folder, files)
     if made:
         recipe = {"do_lower_case": True, "nsp": True, "sequences": None} | made["recipe"]
         differ = [name for name, value in RECIPE.items() if recipe.get(name) != value]
@@ -175,8 +212,11 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
             for name, digest in made["digests"].items()
             if not name.startswith("part_eval")
         }
-        if files != known:
-            wrong.append(f"other record files than the {len(known)} that were prepared")
+        if differing := sorted(
+            name for name in files | known if files.get(name) != known.get(name)
+        ):
+            some = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
+            wrong.append(f"other record files than the {len(known)} that were prepared: {some}")
         if evaluation != [made["digests"].get("part_eval_10k.hdf5")]:
             wrong.append(f"EVALDIR={evaldir} is not the evaluation set that was prepared with it")
     if wrong:

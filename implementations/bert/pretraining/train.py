@@ -18,10 +18,12 @@ from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
 from bert.core.start import StartClock
+from bert.data import proof
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.dali import DaliLoader
 from bert.data.loader import TrainingData, open_masks, open_source
 from bert.data.sampler import Sampler, row_sequences
+from bert.data.shards import Shards
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels import bind_kernels
@@ -95,6 +97,10 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     row_counts = source.row_counts()
     num_rows, rows_per_step = int(row_counts.sum()), settings.rows_per_step * world.size
     resume.check_data(config.checkpoint, saved, source)
+    if saved is not None and isinstance(
+        source, Shards
+    ):  # as they are, not as they say of themselves
+        proof.check(dict.fromkeys(source.paths, ""), world)
     if closed and world.is_main:
         known = closed_division.starting_point(config, source, known)
     log.data(int(np.diff(source[len(row_counts) - 1].masked_lm_offsets).max(initial=0)), known)
@@ -154,6 +160,8 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
                     raise TrainingError(
                         f"{where}, and {failure}: RESUME=1 continues from the one before"
                     )
+        if closed and not ending.stopped:
+            closed_division.prove(config, source, world)
         progress.summary(ending)
         take_step = unprofiled(take_step)
         if config.sustained_minutes and not ending.stopped:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 
+import h5py
 import pytest
 import torch
 import torch.nn.functional as F
 
 from bert.checkpoint import weights
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import World
 from bert.data.format import open_records
+from bert.data.records import DataError
 from bert.data.shards import Shards, list_shards, write_index
 from bert.pretraining import closed_division
 from bert.pretraining.config import Config
@@ -68,6 +72,10 @@ WRONG = {
     ),
     "schedule": ({"LR_SCHEDULE": "poly"}, "LR_SCHEDULE=poly (the learning rate warms up linearly"),
     "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
+    "sequences per row": (
+        {"PACKED": "0", "BATCHING": "online", "MAX_SEQUENCES_PER_ROW": "1"},
+        "MAX_SEQUENCES_PER_ROW=1 (rows of Wikipedia hold 2 sequences on average if up to 3 fit",
+    ),
     "target": (
         {"TARGET_MLM_ACCURACY": "0.5"},
         "TARGET_MLM_ACCURACY=0.5 (the quality target is 0.720",
@@ -354,11 +362,11 @@ def test_data_are_known_by_what_prepare_data_left_beside_them(
         ({"texts": {"mine.txt": "1" * 32}}, "502 texts, not 501"),
         (
             {"files": {"packed/part_00001_of_00003.hdf5": "1" * 32}},
-            "other record files than the 3 that were prepared",
+            "other record files than the 3 that were prepared: part_00001_of_00003.hdf5",
         ),
         (
             {"files": {"packed/part_00003_of_00003.hdf5": "1" * 32}},
-            "other record files than the 4 that were prepared",
+            "other record files than the 4 that were prepared: part_00003_of_00003.hdf5",
         ),
         (
             {"files": {"eval/part_eval_10k.hdf5": "1" * 32}},
@@ -375,6 +383,37 @@ def test_data_that_are_made_otherwise_are_refused(
         match=rf"does not allow DATADIR_PHASE2_PACKED=.*: {said}.*Prepare the data again",
     ):
         _sets(prepared)
+
+
+def test_a_file_that_was_not_prepared_is_named_and_no_index_is_needed(
+    prepared, manifest, of_the_benchmark, tmp_path
+):
+    manifest()
+    (tmp_path / "packed" / "index.json").unlink()
+    assert _sets(prepared)["unproved"] == []
+    added = tmp_path / "packed" / "part_00009.hdf5"
+    added.write_bytes((tmp_path / "packed" / "part_00001_of_00003.hdf5").read_bytes())
+    with pytest.raises(ConfigError, match="than the 3 that were prepared: part_00009"):
+        _sets(prepared)
+
+
+def test_data_altered_under_a_kept_digest_are_not_proved(
+    prepared, manifest, of_the_benchmark, tmp_path
+):
+    manifest()
+    config, alone = from_env(Config, prepared), World(DistConfig(device="cpu"))
+    source = Shards(list_shards(*config.data.source), 48)
+    closed_division.prove(config, source, alone)
+    for path in (tmp_path / "eval" / "part_eval_10k.hdf5", source.paths[2]):
+        before = path.read_bytes()
+        with h5py.File(path, "r+") as file:
+            file["masked_lm_ids"][...] = 7
+        assert closed_division.data_sets(config, source)["unproved"] == [], (
+            "by what it says of itself"
+        )
+        with pytest.raises(DataError, match=f"{path.name} was changed after it was written"):
+            closed_division.prove(config, source, alone)
+        path.write_bytes(before)
 
 
 def test_another_vocabulary_is_refused(prepared, manifest):

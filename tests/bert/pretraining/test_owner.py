@@ -6,6 +6,7 @@ import json
 import os
 import zipfile
 
+import h5py
 import pytest
 import torch
 
@@ -24,9 +25,9 @@ UNTIMED = {"EVAL_ITER_SAMPLES": "0", "TARGET_MLM_ACCURACY": "0", "CHECKPOINT_EVE
 def train(prepared, run_bert, tmp_path):
     """train(**settings): a run of eight steps into the folders ``run`` and ``c``."""
 
-    def run(**settings):
+    def run(arguments=(), **settings):
         folders = {"CHECKPOINT_DIR": str(tmp_path / "c"), "RUN_DIR": str(tmp_path / "run")}
-        return run_bert(prepared | UNTIMED | folders | settings)
+        return run_bert(prepared | UNTIMED | folders | settings, arguments=arguments)
 
     return run
 
@@ -95,6 +96,17 @@ def test_runs_from_other_weights_are_not_continued(train, tmp_path):
     refused = train(INIT_CHECKPOINT=weights[1], RESUME="1")
     assert refused.returncode == 2
     assert "is of a run from other weights than INIT_CHECKPOINT=" in refused.stderr
+
+
+def test_a_run_does_not_continue_on_data_altered_in_place(train, tmp_path):
+    assert train(STEPS_THIS_RUN="4").returncode == 0
+    path = tmp_path / "packed" / "part_00001_of_00003.hdf5"
+    with h5py.File(path, "r+") as file:
+        file["masked_lm_ids"][3] ^= 1
+    for arguments in ((), ("--check",)):
+        refused = train(RESUME="1", arguments=arguments)
+        assert refused.returncode == 2
+        assert f"{path} was changed after it was written" in refused.stderr.splitlines()[-1]
 
 
 def flip(path, record_of="data/"):
