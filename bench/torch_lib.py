@@ -20,7 +20,7 @@ from bert.core.dist import World
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Config as PrecisionConfig
-from bert.kernels.support.graph_capture import record, warm_stream
+from bert.kernels.support.graph_capture import capture, warm_stream
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.model.init import initialize
@@ -171,7 +171,7 @@ def graphs_in_turns(
             stream = warm_stream(
                 partial(calls, function, 3), 1, device()
             )  # compiles, selects algorithms
-            graphs[name] = record(partial(calls, function, num_calls), stream).replay
+            graphs[name] = capture(partial(calls, function, num_calls), stream).replay
         except Exception as error:
             print(f"{name}: left out: {explain(error)}", file=sys.stderr)
         gc.collect()

@@ -30,7 +30,7 @@ from bert.data.sampler import Sampler
 from bert.kernels import fp8
 from bert.pretraining import train
 from bert.pretraining.config import Config as TrainerConfig
-from bert.training.graph import ready
+from bert.training.graph import capture_or_warm_up
 from bert.training.step import Step, TrainingStep
 from certify.meeting import Meeting, pairings
 from certify.recorder import Recorder
@@ -203,7 +203,11 @@ class Load:
             recorder.watch(model)
         example = partial(train.dummy_batches, self.trainer, world)
         return Trainee(
-            model, step, recorder, ready(step, example, graph=graphed, rehearse=False), graphed
+            model,
+            step,
+            recorder,
+            capture_or_warm_up(step, example, graph=graphed, rehearse=False),
+            graphed,
         )
 
     def count_steps(self, trainee: Trainee, rounds: int) -> int:

@@ -20,7 +20,7 @@ from bert.core.dist import World, pick_device
 from bert.data.tokens import WordPiece
 from bert.kernels import bind_kernels
 from bert.training import schedule
-from bert.training.graph import ready
+from bert.training.graph import capture_or_warm_up
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
@@ -340,7 +340,9 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     if room is not None:
         _say(world, f"CUDA graph: {room}")
     source = partial(Source, samples, order, room=room, pin=world.device.type == "cuda")
-    take_step = ready(step, lambda: source(1).next_step(), graph=room is not None, rehearse=False)
+    take_step = capture_or_warm_up(
+        step, lambda: source(1).next_step(), graph=room is not None, rehearse=False
+    )
     rate = partial(learning_rate, config=learning_rates(run.environ, last))
     progress = Progress(
         world, last=last, rate=rate, epochs=lambda _, count: count / num_samples,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from types import SimpleNamespace
 
 import torch
@@ -49,28 +50,72 @@ def in_name(monkeypatch, capability=(9, 0)):
 STREAM = Stream()  # where a process begins
 
 
+class Allocator:
+    """Pools of memory as PyTorch's: by whether allocations go there, and how many graphs use it."""
+
+    def __init__(self):
+        self.open, self.uses = [], {}
+
+    def begin(self, pool):
+        self.open.append(pool)
+        self.uses[pool] = self.uses.get(pool, 0) + 1
+
+    def end(self, device, pool):
+        if pool not in self.open:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.open.remove(pool)
+
+    def release(self, device, pool):
+        if not self.uses.get(pool):
+            raise RuntimeError("use_count > 0 INTERNAL ASSERT FAILED")
+        self.uses[pool] -= 1
+
+
+class CUDAGraph:
+    """Tells its pool only after a capture that succeeded, as PyTorch's."""
+
+    pool_id = None
+
+    def pool(self):
+        if self.pool_id is None:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self.pool_id
+
+    def replay(self):
+        pass
+
+
 def captures(monkeypatch):
-    """torch.cuda.graph runs what it captures; if that fails its stream stays current, as with PyTorch."""
-    current = [STREAM]
+    """torch.cuda.graph runs what it captures. If that fails its stream stays current and its pool open and in use, as
+    with PyTorch, whose graph.__exit__ has no try/finally and whose capture_end raises first. Returns the allocator.
+    """
+    current, allocator, handles = [STREAM], Allocator(), itertools.count(1)
 
     class Capture:
         def __init__(self, graph, *, pool, stream, capture_error_mode):
-            self.stream = stream
+            self.graph, self.stream, self.pool = graph, stream, pool
 
         def __enter__(self):
             self.before, current[0] = current[0], self.stream
+            allocator.begin(self.pool)
 
         def __exit__(self, kind, *_):
             if kind is not None:
                 raise RuntimeError("operation failed due to a previous error during capture")
+            allocator.end(None, self.pool)
+            self.graph.pool_id = self.pool
             current[0] = self.before
 
     monkeypatch.setattr(torch.cuda, "graph", Capture)
-    monkeypatch.setattr(
-        torch.cuda, "CUDAGraph", lambda: SimpleNamespace(pool=lambda: None, replay=lambda: None)
-    )
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", CUDAGraph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, next(handles)))
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", allocator.end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", allocator.release, raising=False)
+    generator = SimpleNamespace(graphsafe_set_state=lambda state: None, clone_state=lambda: None)
+    monkeypatch.setattr(torch.cuda, "default_generators", {None: generator})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current[0])
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: current.__setitem__(0, stream))
+    return allocator
 
 
 def uncapturable(*_):

@@ -36,7 +36,7 @@ from bert.pretraining.config import Config
 from bert.pretraining.memory import meta_model
 from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
-from bert.training.graph import graph_capacity, ready, static_batch
+from bert.training.graph import capture_or_warm_up, graph_capacity, static_batch
 from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
@@ -270,7 +270,7 @@ def prepare(
     graph, length, clock = None, config.data.max_seq_length, clock or StartClock()
     if isinstance(step, Step):
         untimed = warms_up(world.device)
-        take_step = ready(
+        take_step = capture_or_warm_up(
             step, lambda: dummy_batches(config, world), graph=config.uses_graph, rehearse=untimed
         )
         clock.lap("warm-up")

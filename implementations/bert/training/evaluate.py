@@ -16,7 +16,7 @@ from bert.data.records import DataError, Records, concatenate
 from bert.data.shards import Shards, list_shards
 from bert.data.synthetic import synthetic_records
 from bert.kernels.operations.cross_entropy import IGNORE
-from bert.kernels.support.graph_capture import record, warm_stream
+from bert.kernels.support.graph_capture import capture, warm_stream
 from bert.model.bert import BertForPreTraining
 from bert.training.graph import copy_batches, graph_capacity, static_batch
 from common.env import env
@@ -168,7 +168,7 @@ class EvaluationGraph:
         with torch.no_grad(), model.evaluating(calibrated=True):
             self.in_fp8 = model.evaluates_in_fp8
             stream = warm_stream(lambda: _count(model, self.batch), 2, device)
-            self.graph = record(lambda: self.counts.copy_(_count(model, self.batch)), stream)
+            self.graph = capture(lambda: self.counts.copy_(_count(model, self.batch)), stream)
 
     def __call__(self, batch: PretrainingBatch) -> Tensor:
         """The counts of a batch at capacity, on the device; valid until the next call."""

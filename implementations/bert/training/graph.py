@@ -1,6 +1,6 @@
-"""Before the clock: steps that compile kernels; a step or an evaluation pass recorded as one CUDA graph.
+"""Before the clock: steps that compile kernels; a step or an evaluation pass captured as one CUDA graph.
 
-A graph is recorded once, then launched with a single call. It works on fixed memory and fixed sizes (a Capacity), so
+A graph is captured once, then launched with a single call. It works on fixed memory and fixed sizes (a Capacity), so
 batches are padded and copied in. The copies run ahead on a separate stream, from page-locked memory into one of two
 staging buffers, while the graph of the previous step still runs.
 """
@@ -17,13 +17,11 @@ from torch import Tensor
 
 from bert.data.batch import AnyBatch, AnyCapacity, Batch, Capacity
 from bert.data.records import DataError
-from bert.kernels.support.graph_capture import CaptureError, record, warm_stream
+from bert.kernels.support.graph_capture import CaptureError, capture, warm_stream
 from bert.training.step import Step, StepResult, TrainingStep
 from common.env import env
 
-NUM_WARM_UP_STEPS = (
-    3  # before the recording: compile kernels, initialize libraries and communicators
-)
+NUM_WARM_UP_STEPS = 3  # before the capture: compile kernels, initialize libraries and communicators
 NUM_STAGES = 2
 
 
@@ -71,29 +69,28 @@ def copy_batches(targets: Sequence[Batch], sources: Sequence[Batch]) -> None:
             tensor.copy_(values[name], non_blocking=True)
 
 
-class Recording:
-    """A recorded step; ``result`` is overwritten by each launch."""
+class CapturedStep:
+    """A captured step; ``result`` is overwritten by each launch."""
 
     def __init__(
         self,
         step: Step,
         batches: Sequence[Batch],
         stream: torch.cuda.Stream,
-        before: Recording | None,
+        before: CapturedStep | None,
     ) -> None:
-        """``before``: a recording whose memory is reused, see record()."""
+        """``before``: a captured step whose memory is reused, see capture()."""
         self.result: StepResult
 
         def run() -> None:
             self.result = step.run(batches)
 
-        self.graph: torch.cuda.CUDAGraph = record(
-            run, stream, before.graph if before is not None else None
-        )
+        earlier = before.graph if before is not None else None
+        self.graph: torch.cuda.CUDAGraph = capture(run, stream, earlier)
 
 
 class GraphedStep:
-    """Step's signature, run from a graph. Recording leaves weights, optimizer, scales and RNG unchanged.
+    """Step's signature, run from a graph. Capturing leaves weights, optimizer, scales and RNG unchanged.
 
     The first fp8 step, which measures the scales, is a separate graph in the memory of the other: run eagerly, its
     activations would need additional memory, and a batch that just fits would run out of it in the first step.
@@ -109,17 +106,17 @@ class GraphedStep:
         self.arrived, self.consumed, self.finished = (
             [torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3)
         )
-        self.recordings: dict[bool, Recording] = {}  # by whether the step measures fp8 scales
+        self.captured: dict[bool, CapturedStep] = {}  # by whether the step measures fp8 scales
         with step.rollback():
             stream = warm_stream(lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device)
         with step.rollback():
             earlier, failed = None, None
             try:
                 while (
-                    step.measures not in self.recordings
+                    step.measures not in self.captured
                 ):  # a measuring step is followed by one that does not measure
                     measures = step.measures
-                    earlier = self.recordings[measures] = Recording(
+                    earlier = self.captured[measures] = CapturedStep(
                         step, self.batches, stream, earlier
                     )
             except CaptureError as error:
@@ -127,9 +124,10 @@ class GraphedStep:
             # Before the first launch, in which ranks with a graph would wait for one without.
             if step.world.any(failed is not None):
                 failed = failed or CaptureError("on another rank")
+                self.captured.clear()  # the error holds this object, and a graph its memory
             else:
-                for recording in self.recordings.values():
-                    self._start(recording)  # the first launch of a graph is slow
+                for captured in self.captured.values():
+                    self._start(captured)  # the first launch of a graph is slow
         if failed:
             raise failed
         torch.cuda.synchronize(self.device)
@@ -148,21 +146,21 @@ class GraphedStep:
         copy_batches(self.batches, self.stages[stage])
         self.consumed[stage].record(stream)
         self.step.lr.fill_(lr)
-        recording = self.recordings[self.step.measures]
-        self._start(recording)
+        captured = self.captured[self.step.measures]
+        self._start(captured)
         self.finished[stage].record(stream)
-        return recording.result
+        return captured.result
 
-    def _start(self, recording: Recording) -> None:
-        recording.graph.replay()
+    def _start(self, captured: CapturedStep) -> None:
+        captured.graph.replay()
         self.step.mark_replayed()
 
 
-def ready(
+def capture_or_warm_up(
     step: Step, examples: Callable[[], Sequence[Batch]], *, graph: bool, rehearse: bool
 ) -> TrainingStep:
-    """The step for the loop: recorded as a CUDA graph, or, without ``graph`` or if recording fails (which is printed),
-    the step itself, run once if ``rehearse``.
+    """The step for the loop: captured as a CUDA graph, or, without ``graph`` or if that fails (which is printed), the
+    step itself, run once if ``rehearse``.
 
     Afterwards kernels, allocator and communicators are ready; weights, moments, step count, scales and random states
     are bit for bit unchanged. examples: micro-batches of one step, as the data source gives them.
@@ -178,6 +176,7 @@ def ready(
                     file=sys.stderr,
                     flush=True,
                 )
+    torch.cuda.empty_cache()  # a failed capture's memory, for the eager steps; nothing without a GPU
     if rehearse:
         with step.rollback():
             for _ in range(2 if step.measures else 1):

@@ -168,7 +168,7 @@ def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
     no_gpu.streams(monkeypatch)
     recordings = []
 
-    def record(function, stream):
+    def capture(function, stream):
         model = graphed_model[0]
         recordings.append(_Recorded(function, model.bert.encoder.fp8_scaling))
         recordings[-1].modules = list(model.modules())
@@ -181,7 +181,7 @@ def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
         graphed_model.append(model)
         build(self, config, length, model, device)
 
-    monkeypatch.setattr(evaluate, "record", record)
+    monkeypatch.setattr(evaluate, "capture", capture)
     monkeypatch.setattr(EvaluationGraph, "__init__", noted)
     graphed, eager = run(graphed=True), run()
     assert graphed.step.measures, "recorded as if scales were known, and that forgotten"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +20,7 @@ from bert.data.batch import PretrainingCapacity, make_batch
 from bert.data.records import DataError
 from bert.data.synthetic import synthetic_records
 from bert.kernels.precision import Config as PrecisionConfig
+from bert.kernels.support import graph_capture
 from bert.kernels.support.graph_capture import CaptureError
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -171,11 +173,11 @@ def graphed(monkeypatch):
     def build(step, examples):
         recorded, started = [], []
 
-        def record(run, stream, before=None):
+        def capture(run, stream, before=None):
             recorded.append((not step.measures, before.known if before else None))
             return _Replayed(run, step, started)
 
-        monkeypatch.setattr(graph, "record", record)
+        monkeypatch.setattr(graph, "capture", capture)
         take = GraphedStep(step, [copy.deepcopy(batch) for batch in examples])
         return take, recorded, started
 
@@ -235,7 +237,7 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
 ):
     """Fails as a kernel that cannot be captured, in the middle of the backward pass; or on another rank."""
     no_gpu.streams(monkeypatch)
-    no_gpu.captures(monkeypatch)
+    allocator = no_gpu.captures(monkeypatch)
     batch = static_batch(
         batch_of(make_records(3), range(4)),
         PretrainingCapacity(tokens=4 * 48, sequences=8, masked=60),
@@ -250,13 +252,15 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
                 monkeypatch.setattr(step.world, "any", lambda flag: True)
             else:
                 next(model.bert.encoder.layer[0].parameters()).register_hook(no_gpu.uncapturable)
-            take = graph.ready(step, lambda: [batch], graph=True, rehearse=False)
+            take = graph.capture_or_warm_up(step, lambda: [batch], graph=True, rehearse=False)
             said = capsys.readouterr().err
             assert take is step
             assert "steps run without a CUDA graph, which failed" in said
             assert ("on another rank" in said) is elsewhere
             assert ("operation not permitted when stream is capturing" in said) is not elsewhere
             assert torch.cuda.current_stream() is no_gpu.STREAM
+            assert not allocator.open, "allocations of the eager steps would go to the pool"
+            assert elsewhere or not any(allocator.uses.values()), "its memory stays reserved"
         losses = []
         for number in range(3):
             torch.manual_seed(number)
@@ -265,6 +269,38 @@ def test_a_capture_that_fails_costs_the_graph_and_not_the_run(
     (expected_losses, expected), (losses, state) = outcomes
     assert losses == expected_losses
     assert all(torch.equal(a, b) for a, b in zip(expected, state, strict=True))
+
+
+@pytest.mark.parametrize("fails", ["at its end", "before it begins", "once captured"])
+def test_a_failed_capture_leaves_no_pool_open_or_in_use_and_holds_no_tensor(fails, monkeypatch):
+    allocator = no_gpu.captures(monkeypatch)
+    held = []
+
+    def run():
+        activation = torch.zeros(4)
+        held.append(weakref.ref(activation))
+        if fails == "at its end":
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+    class Refuses(torch.cuda.graph):
+        def __enter__(self):
+            if fails == "before it begins":
+                raise RuntimeError("capture_begin: a capture is under way")
+            super().__enter__()
+
+        def __exit__(self, *reason):
+            super().__exit__(*reason)
+            if fails == "once captured":
+                raise RuntimeError("out of memory while the graph was instantiated")
+
+    monkeypatch.setattr(torch.cuda, "graph", Refuses)
+    with pytest.raises(CaptureError) as caught:
+        graph_capture.capture(run, no_gpu.Stream())
+    assert caught.value.__cause__ is not None, "a traceback shows where it failed"
+    assert not allocator.open
+    assert not any(allocator.uses.values())
+    assert not any(tensor() is not None for tensor in held)
+    assert torch.cuda.current_stream() is no_gpu.STREAM
 
 
 @pytest.mark.parametrize("steps_fail", [True, False])
@@ -285,8 +321,8 @@ def test_a_run_goes_on_without_the_graphs_that_cannot_be_recorded(
         if graphed:
             no_gpu.streams(monkeypatch)
             monkeypatch.setattr(Config, "uses_graph", property(lambda _: True))
-            monkeypatch.setattr(graph, "record", refused if steps_fail else replayed)
-            monkeypatch.setattr(evaluate, "record", refused)
+            monkeypatch.setattr(graph, "capture", refused if steps_fail else replayed)
+            monkeypatch.setattr(evaluate, "capture", refused)
         folder = tmp_path / str(graphed)
         folder.mkdir()
         assert run(prepared | {"RUN_DIR": str(folder), "SEED": "1", "LOG_EVERY_STEPS": "1"}) in (

@@ -35,7 +35,7 @@ from bert.kernels import attention
 from bert.kernels.attention import Attention
 from bert.kernels.support import assembly_check, triton_support
 from bert.kernels.support.dropout import ForwardPass
-from bert.kernels.support.graph_capture import record, warm_stream
+from bert.kernels.support.graph_capture import capture, warm_stream
 from common.files import text_of, write_text
 from common.process import hard_exit, root_cause
 
@@ -366,7 +366,7 @@ def _milliseconds(both_passes: Callable[[int], object], device: torch.device) ->
         start = time.perf_counter()
         both_passes(1)
         return (time.perf_counter() - start) * 1e3
-    graph = record(lambda: both_passes(NUM_TIMED), warm_stream(lambda: both_passes(3), 1, device))
+    graph = capture(lambda: both_passes(NUM_TIMED), warm_stream(lambda: both_passes(3), 1, device))
     graph.replay()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()

@@ -1,9 +1,10 @@
-"""Recording of CUDA graphs after a warm-up; a failed recording leaves no trace."""
+"""Capture of CUDA graphs after a warm-up; a failed capture leaves no trace."""
 
 from __future__ import annotations
 
-import contextlib
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 
@@ -11,11 +12,11 @@ from common.process import root_cause
 
 
 class CaptureError(RuntimeError):
-    """Work could not be recorded, on this rank or another one. It may still be run eagerly."""
+    """Work could not be captured, on this rank or another one. It may still be run eagerly."""
 
 
 def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> torch.cuda.Stream:
-    """A stream on which ``run`` has run ``times`` times, so that kernels and communicators are ready to be recorded."""
+    """A stream on which ``run`` has run ``times`` times, so that kernels and communicators are ready for a capture."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -25,27 +26,50 @@ def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> 
     return stream
 
 
-def record(
+def capture(
     run: Callable[[], object], stream: torch.cuda.Stream, before: torch.cuda.CUDAGraph | None = None
 ) -> torch.cuda.CUDAGraph:
-    """Records what ``run`` launches on the device; it must have been warmed up on ``stream``.
+    """The graph of what ``run`` launches on the device; it must have been warmed up on ``stream``.
 
     Reuses the memory of the graph ``before`` except tensors still referenced: temporaries of that graph are invalid
     once this one is launched. Raises CaptureError, leaving the device's state unchanged.
     """
     graph, outside = torch.cuda.CUDAGraph(), torch.cuda.current_stream(stream.device)
-    pool = before.pool() if before is not None else None
+    # Made here, as a graph tells its pool only after a capture that succeeded.
+    pool = torch.cuda.graph_pool_handle() if before is None else before.pool()
     try:
         # Other threads (data, NCCL's watchdog) may use the device meanwhile.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
     except Exception as error:
-        # After a failed capture PyTorch may leave its stream current, its memory pool open and its generator recording.
-        torch.cuda.set_stream(outside)
-        with contextlib.suppress(Exception):
-            torch._C._cuda_endAllocateToPool(stream.device_index, graph.pool())
-        with contextlib.suppress(Exception):
-            generator = torch.cuda.default_generators[stream.device_index]
-            generator.graphsafe_set_state(generator.clone_state())
+        _undo(stream, outside, pool)
+        _forget_tensors(error)
         raise CaptureError(" ".join(str(root_cause(error)).split())[:200]) from error
     return graph
+
+
+def _undo(stream: torch.cuda.Stream, outside: torch.cuda.Stream, pool: tuple[int, int]) -> None:
+    """Ends what torch.cuda.graph leaves open when its exit raises: stream, allocations to the pool, random numbers.
+
+    It has no try/finally, and CUDAGraph.capture_end raises before it ends anything if the capture is invalid.
+    """
+    torch.cuda.set_stream(outside)
+    with suppress(
+        RuntimeError
+    ):  # raised if it has ended: the graph was captured but not instantiated
+        torch._C._cuda_endAllocateToPool(stream.device_index, pool)
+    with suppress(RuntimeError):  # raised if capture_begin failed before it took the pool
+        torch._C._cuda_releasePool(stream.device_index, pool)
+    with suppress(
+        RuntimeError
+    ):  # a generator that is still registered with the graph refuses to draw
+        generator = torch.cuda.default_generators[stream.device_index]
+        generator.graphsafe_set_state(generator.clone_state())
+
+
+def _forget_tensors(error: BaseException) -> None:
+    """Clears the frames that an error and its causes hold, and with them the activations of the failed capture."""
+    one: BaseException | None = error
+    while one is not None:
+        traceback.clear_frames(one.__traceback__)
+        one = one.__cause__ or one.__context__
