@@ -147,6 +147,11 @@ def settings(config: Any) -> dict[str, Any]:
     return found
 
 
+def beginning_with(*prefixes: str) -> dict[str, str]:
+    """This process's variables whose names begin so, by which libraries are steered."""
+    return {name: text for name, text in sorted(os.environ.items()) if name.startswith(prefixes)}
+
+
 def announce(name: str, value: str) -> None:
     """Sets a variable of this process that a library insists on reading, unless it is set."""
     os.environ.setdefault(name, value)

@@ -309,6 +309,15 @@ class World:
         distributed.broadcast(tensor, 0)
         return int(tensor.item())
 
+    def gather(self, values: Sequence[float]) -> list[list[float]]:
+        """Every rank's numbers, equally many, by rank; on every process."""
+        mine = torch.tensor(values, dtype=torch.float64, device=self.device)
+        everyones = mine.repeat(self.size)
+        if work := self.all_gather(everyones, mine):
+            work.wait()
+        found: list[list[float]] = everyones.view(self.size, -1).tolist()
+        return found
+
     def agree(self, facts: Mapping[str, Any], cure: str) -> None:
         """Raises ConfigError, on every rank, if facts differ between ranks; it names the ranks that deviate from most.
 

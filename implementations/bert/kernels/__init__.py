@@ -87,9 +87,9 @@ class Config:
     ) -> tuple[Config, str]:
         """Settings with the attention backend resolved, equal on all ranks, and the reason as text. A collective.
 
-        On a GPU ATTENTION=auto is the fastest backend on rank 0, if it works on every rank. Raises ConfigError if no
-        backend works in the CUDA graph, or not the one named. Must precede the first kernel: if inline assembly is
-        wrong on any rank's GPU, all ranks disable it.
+        On a GPU ATTENTION=auto is the fastest backend that works on every rank. Raises ConfigError if none works in the
+        CUDA graph, or not the one named. Must precede the first kernel: if inline assembly is wrong on any rank's GPU,
+        all ranks disable it.
         """
         device, name, fallback = world.device, self.attention, ""
         words = f"{name} (ATTENTION)"
@@ -106,25 +106,23 @@ class Config:
             num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype
         )
         results = benchmark.benchmark_backends(device, heads, name)
+        of_all = benchmark.agreed(results, world)
         if name == "auto":
-            shown = [trial for trial in results if trial.name != benchmark.ASSEMBLY]
             tried = "; ".join(
-                f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}" for one in shown
+                f"{one.name} {one.problem or f'{one.milliseconds:.2f} ms'}"
+                for one in of_all
+                if one.name != benchmark.ASSEMBLY
             )
-            backends = list(attention.BACKENDS)
-            name = backends[
-                world.broadcast_int(
-                    backends.index(benchmark.fastest(results, in_graph) or "sdpa_loop")
-                )
-            ]
+            name = benchmark.fastest(of_all, in_graph) or "sdpa_loop"
             if name == "sdpa_loop" and in_graph:
                 raise ConfigError(
                     f"no attention backend works here ({tried}): set CUDA_GRAPH=0, or ATTENTION"
                 )
-            words, fallback = f"{name} (tried: {tried})", benchmark.fallback(name, results)
-        problem = benchmark.problem_of(name, results)
-        if world.any(bool(problem)):
-            where = f"fails on this GPU ({problem})" if problem else "fails on another rank's GPU"
+            words, fallback = f"{name} (tried: {tried})", benchmark.fallback(name, of_all)
+        elif problem := benchmark.problem_of(name, of_all):
+            where = (
+                f"fails on this GPU ({problem})" if benchmark.problem_of(name, results) else problem
+            )
             raise ConfigError(f"attention {name} {where}: set ATTENTION to another one, or auto")
         wrong = benchmark.problem_of(benchmark.ASSEMBLY, results)
         if world.any(bool(wrong)):
@@ -151,10 +149,10 @@ class Kernels:
 def bind_kernels(config: Config, device: torch.device) -> Kernels:
     """Binds every operation for ``device``. Raises ConfigError for what this hardware cannot run."""
     name, second, fused = config.attention, config.attention_fallback, config.names(device)
-    if name == "auto":
-        name = benchmark.default_backend(device)
-        if device.type == "cuda":
-            second = benchmark.fallback(name, benchmark.benchmark_backends(device))
+    if name == "auto":  # outside of a run, where no other rank need agree
+        results = benchmark.benchmark_backends(device) if device.type == "cuda" else []
+        name = benchmark.fastest(results) or "sdpa_loop"
+        second = benchmark.fallback(name, results)
     if name not in attention.BACKENDS:
         raise ConfigError(
             f"ATTENTION={config.attention}: expected auto or one of {', '.join(attention.BACKENDS)}"

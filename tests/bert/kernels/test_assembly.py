@@ -96,11 +96,11 @@ def test_where_a_piece_is_wrong_on_any_rank_the_kernels_do_without_and_a_line_sa
         monkeypatch.setattr(
             benchmark, "benchmark_backends", lambda device, heads, name, found=found: found
         )
-        answers = iter(
-            (False, bool(mine) or others)
-        )  # whether the backend fails anywhere, and the assembly
+        anywhere = bool(mine) or others
         world = SimpleNamespace(
-            device=torch.device("cuda", 0), any=lambda mine, answers=answers: next(answers)
+            device=torch.device("cuda", 0),
+            any=lambda wrong, anywhere=anywhere: anywhere,
+            gather=lambda times: [times],
         )
         words = kernels.Config(attention="triton").resolve_attention(
             BertConfig(), torch.bfloat16, True, world

@@ -8,6 +8,7 @@ import dataclasses
 import pytest
 import torch
 
+from bert import kernels
 from bert.kernels import attention
 from bert.kernels.attention import benchmark
 from bert.kernels.support.dropout import ForwardPass
@@ -36,7 +37,7 @@ def test_the_reference_is_refused_in_a_graph_and_is_the_default_on_a_cpu():
     with pytest.raises(ConfigError, match="reads the lengths on the host"):
         attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=True)
     attention.check("sdpa_loop", CPU, torch.bfloat16, in_graph=False)
-    assert benchmark.default_backend(CPU) == "sdpa_loop"
+    assert kernels.bind_kernels(kernels.Config(), CPU).attention is attention.sdpa_loop
 
 
 def test_backend_of_the_tensor_cores_is_refused_in_fp32(monkeypatch):
@@ -129,7 +130,7 @@ def test_dropout_keeps_the_mean_and_repeats_with_the_seed(name, gpu):
 
 @pytest.mark.gpu
 def test_automatic_choice_is_a_backend_that_was_tried_with_success(gpu):
-    chosen = benchmark.default_backend(gpu)
+    chosen = benchmark.fastest(benchmark.benchmark_backends(gpu))
     good = {
         trial.name for trial in benchmark.benchmark_backends(gpu) if trial.milliseconds is not None
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -25,19 +26,17 @@ def _gpu(monkeypatch):
     no_gpu.in_name(monkeypatch)
 
 
-def _choose(
-    monkeypatch, results, others_fail=False, uses_graph=True, first_rank_takes=None, **settings
-):
-    """resolve_attention() on a GPU that exists in name only."""
-    monkeypatch.setattr(
-        benchmark, "benchmark_backends", lambda device, heads, name: results
-    )  # it asks the GPU
-    names = list(attention.BACKENDS)
-    world = SimpleNamespace(
-        device=CUDA,
-        broadcast_int=lambda number: names.index(first_rank_takes) if first_rank_takes else number,
-        any=lambda failed: failed or others_fail,
-    )
+def _choose(monkeypatch, results, uses_graph=True, others=(), **settings):
+    """resolve_attention() on a GPU that exists in name only. others: trials on the GPUs of other ranks."""
+    # it asks the GPU
+    monkeypatch.setattr(benchmark, "benchmark_backends", lambda device, heads, name: results)
+
+    def gather(mine):
+        known = [{trial.name: trial.milliseconds for trial in rank} for rank in others]
+        times = [[rank.get(name) or math.inf for name in attention.BACKENDS] for rank in known]
+        return [mine, *times]
+
+    world = SimpleNamespace(device=CUDA, gather=gather, any=lambda failed: failed)
     precision = PrecisionConfig(precision=settings.pop("precision", "bf16")).resolve(CUDA)
     choice, words = kernels.Config(**settings).resolve_attention(
         BertConfig(), precision.dtype, uses_graph, world
@@ -65,16 +64,37 @@ def test_a_compiling_backend_is_used_only_in_graphs_and_replaced_if_it_fails(mon
     assert _choose(monkeypatch, tried, attention="cudnn_frontend")[::2] == ("cudnn_frontend", "")
 
 
-def test_every_rank_takes_what_rank_0_takes_if_it_works_there(monkeypatch):
-    assert _choose(monkeypatch, TRIALS, first_rank_takes="flash")[0] == "flash"
-    for trouble, where in (
-        ({"first_rank_takes": "cudnn"}, r"this GPU \(not here\)"),
-        ({"others_fail": True}, "another rank's GPU"),
+def _times(**milliseconds):
+    return [Trial(name=name, milliseconds=time) for name, time in milliseconds.items()]
+
+
+def test_auto_takes_the_fastest_that_works_on_every_rank(monkeypatch):
+    """The same on the rank where the fastest fails and on those where it works."""
+    good = _times(flash=0.5, triton=0.4)
+    failed = [Trial(name="triton", problem="illegal access"), *_times(flash=0.5)]
+    chosen, words, _ = _choose(monkeypatch, good, others=[failed, good])
+    assert chosen == "flash"
+    assert "triton fails on another rank's GPU (rank 1)" in words
+    assert _choose(monkeypatch, failed, others=[good])[0] == "flash"
+    with pytest.raises(
+        ConfigError, match=r"attention triton fails on another rank's GPU \(rank 2\): set ATTENTION"
     ):
-        with pytest.raises(
-            ConfigError, match=f"fails on {where}: set ATTENTION to another one, or auto"
-        ):
-            _choose(monkeypatch, TRIALS, **trouble)
+        _choose(monkeypatch, good, others=[good, failed], attention="triton")
+
+
+def test_what_replaces_a_backend_works_on_every_rank_too(monkeypatch):
+    good = _times(cudnn_frontend=0.3, flash=0.5, triton=0.4)
+    elsewhere = [*_times(cudnn_frontend=0.3, flash=0.5), Trial(name="triton", problem="slow")]
+    assert _choose(monkeypatch, good, others=[elsewhere])[::2] == ("cudnn_frontend", "flash")
+
+
+def test_neither_noise_nor_one_rank_decides_between_backends(monkeypatch):
+    """Within 3% the first of the table is taken; the median of the ranks' times counts."""
+    assert _choose(monkeypatch, _times(flash=0.408, triton=0.4))[0] == "flash"
+    assert _choose(monkeypatch, _times(flash=0.42, triton=0.4))[0] == "triton"
+    usual, noisy = _times(flash=0.5, triton=0.4), _times(flash=0.5, triton=4.0)
+    for mine, others in ((noisy, [usual, usual]), (usual, [noisy, usual])):
+        assert _choose(monkeypatch, mine, others=others)[0] == "triton"
 
 
 def test_nothing_that_works_is_an_error_in_a_graph_only(monkeypatch):

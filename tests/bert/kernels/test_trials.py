@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -129,6 +132,54 @@ def test_results_are_cached_until_anything_they_depend_on_changes(kept, monkeypa
         path.write_text(path.read_text()[:20])  # cut short
     assert _again() == first
     assert len(asked) == 5
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["a package", "a package's version", "a variable", "a kernel's source", "launch settings"],
+)
+def test_a_verdict_ends_with_anything_that_it_judged(change, kept, monkeypatch, tmp_path):
+    """Also what a backend loads without being named after it, such as flash-attn's compiler."""
+    asked, _ = kept
+    kernels = tmp_path / "kernels"
+    (kernels / "support").mkdir(parents=True)
+    (kernels / "support" / "launches.py").write_text("rows = 64\n")
+    (kernels / "softmax.py").write_text("pass\n")
+    installed = [SimpleNamespace(name="nvidia-cutlass-dsl", version="4.0")]
+    monkeypatch.setattr(benchmark, "KERNELS", kernels)
+    monkeypatch.setattr(benchmark.importlib.metadata, "distributions", lambda: installed)
+    _again()
+    _again()
+    assert len(asked) == 1
+    if change == "a package":
+        installed.append(SimpleNamespace(name="flash-attn", version="2.8"))
+    elif change == "a package's version":
+        installed[0] = SimpleNamespace(name="nvidia-cutlass-dsl", version="4.1")
+    elif change == "a variable":
+        monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
+    else:
+        name = "softmax.py" if change == "a kernel's source" else "support/launches.py"
+        (kernels / name).write_text("rows = 128\n")
+    _again()
+    assert len(asked) == 2
+
+
+def test_where_compiled_kernels_are_kept_changes_no_verdict(kept, monkeypatch, tmp_path):
+    asked, _ = kept
+    _again()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "elsewhere"))
+    _again()
+    assert len(asked) == 1
+
+
+def test_results_are_kept_beside_the_kernels_also_by_a_triton_without_knobs(monkeypatch, tmp_path):
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    without = SimpleNamespace(__version__="3.2.0")
+    monkeypatch.setattr(triton_support, "triton", without)
+    assert tmp_path in benchmark.cache_folder().parents
+    monkeypatch.setattr(triton_support, "triton", None)
+    assert str(benchmark.cache_folder()) == os.devnull
 
 
 def test_if_nothing_works_nothing_is_cached(kept, tmp_path):

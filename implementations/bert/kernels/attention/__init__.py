@@ -61,7 +61,7 @@ _BACKENDS: dict[str, Backend] = {
     "cudnn": Backend(libraries.cudnn, needs((9, 0), libraries.cudnn_absent)),
     "cudnn_frontend": Backend(
         cudnn_frontend.attention,
-        needs((9, 0), package("cudnn", "nvidia-cudnn-frontend")),
+        needs((8, 0), package("cudnn", "nvidia-cudnn-frontend")),
         compiles=True,
     ),
     "flash": Backend(libraries.flash, needs((8, 0), libraries.flash_absent, on_rocm=True)),

@@ -5,7 +5,8 @@ Versions of the libraries differ in support and speed. Each backend runs on a mo
 reference and timed in a CUDA graph. A failure that breaks the CUDA context (an unfinished capture, an illegal access)
 ends with its process; a hang is ended at a time limit. It costs that backend, never the run.
 
-The results are cached beside the compiled kernels, by GPU, driver, PyTorch, Triton, heads, and these sources.
+The results are cached beside the compiled kernels, by all that they judged: GPU, driver, every installed package, the
+variables that steer libraries, heads, and the sources of the kernels.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ import contextlib
 import faulthandler
 import functools
 import hashlib
+import importlib
+import importlib.metadata
 import itertools
 import json
+import math
 import os
 import select
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,11 +36,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bert.core.dist import World
 from bert.kernels import attention
 from bert.kernels.attention import Attention
 from bert.kernels.support import assembly_check, triton_support
 from bert.kernels.support.dropout import ForwardPass
 from bert.kernels.support.graph_capture import capture, warm_stream
+from common.env import beginning_with
 from common.files import text_of, write_text
 from common.process import hard_exit, root_cause
 
@@ -61,6 +68,13 @@ NUM_REPEATS, NUM_TIMED = (
 NUM_EMPTY = 3  # sequences of length 0 at the end, as in a graph's padded batch
 TOLERANCE = 0.02  # of the norm: bf16 operands
 KERNELS = Path(__file__).resolve().parents[1]  # the sources that a verdict judges
+MARGIN = 0.03  # of a time: what trials of one backend differ by is no reason to take another one
+# What libraries read at run time, by the beginnings of the names; where files are kept changes no result.
+STEERING = (
+    "CUBLAS", "CUDA_LAUNCH_BLOCKING", "CUDNN_", "FLASH_ATT", "NVIDIA_TF32_OVERRIDE", "NVTE_", "PYTORCH_",
+    "TORCH_CUDNN_", "TORCH_ALLOW_TF32", "TRITON_",
+)  # fmt: skip
+CACHES = ("TRITON_CACHE_DIR", "TRITON_DUMP_DIR", "TRITON_HOME")
 LIMIT, TO_START = 60, 60  # seconds of a trial, and for its process to import PyTorch
 BUSY = "busy or unavailable"  # in the driver's error
 HANGS, TIMEOUT, MARK = (
@@ -108,23 +122,46 @@ class Trial:
     problem: str = ""
 
 
-def default_backend(device: torch.device) -> str:
-    """The backend for ATTENTION=auto on a device: on a GPU the fastest with the reference's results."""
-    return (
-        "sdpa_loop" if device.type != "cuda" else fastest(benchmark_backends(device)) or "sdpa_loop"
-    )
-
-
 def fallback(name: str, results: list[Trial]) -> str:
     """Backend to use if ``name`` fails at a run's sizes; empty if there is none, or it is not needed."""
     return (fastest(results, in_graph=False) or "") if name in attention.COMPILING else ""
 
 
 def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
-    """Name of the fastest successful trial among the backends for auto, in a CUDA graph or without."""
-    usable = [trial for trial in results if in_graph or trial.name not in attention.COMPILING]
-    good = [(trial.milliseconds, trial.name) for trial in usable if trial.milliseconds is not None]
-    return min(good)[1] if good else None
+    """Name of the fastest successful trial among the backends for auto, in a CUDA graph or without.
+
+    Of those within MARGIN of the fastest the first in the table of backends, so that noise changes no run's kernels.
+    """
+    times = {trial.name: trial.milliseconds for trial in results if trial.milliseconds is not None}
+    usable = [name for name in times if in_graph or name not in attention.COMPILING]
+    if not usable:
+        return None
+    limit = (1 + MARGIN) * min(times[name] for name in usable)
+    return min(
+        (name for name in usable if times[name] <= limit), key=list(attention.BACKENDS).index
+    )
+
+
+def agreed(results: list[Trial], world: World) -> list[Trial]:
+    """The trials as all ranks see them: failed if it failed on any, else the median of their times. A collective.
+
+    The assembly's is still this rank's own.
+    """
+    own = {trial.name: trial.milliseconds for trial in results}
+    times = [own.get(name) for name in attention.BACKENDS]
+    of_ranks = world.gather([math.inf if time is None else time for time in times])
+    by_backend = dict(zip(attention.BACKENDS, zip(*of_ranks, strict=True), strict=True))
+    return [_agreed(trial, by_backend.get(trial.name, ())) for trial in results]
+
+
+def _agreed(trial: Trial, times: Sequence[float]) -> Trial:
+    """times: of the backend on each rank, inf where it failed."""
+    if trial.name == ASSEMBLY or trial.problem:
+        return trial
+    if math.inf in times:
+        problem = f"fails on another rank's GPU (rank {times.index(math.inf)})"
+        return Trial(name=trial.name, problem=problem)
+    return Trial(name=trial.name, milliseconds=statistics.median(times))
 
 
 # --- parent process --------------------------------------------------------------------------------------------------
@@ -171,19 +208,25 @@ def _cache_file(device: torch.device, heads: Heads, names: list[str]) -> Path:
     """File for the results, named by all that they depend on."""
     driver = text_of(Path("/proc/driver/nvidia/version"))
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    triton, versions = (
-        triton_support.triton,
-        (torch.__version__, torch.version.cuda, torch.backends.cudnn.version()),
-    )
+    libraries = torch.__version__, torch.version.cuda, torch.backends.cudnn.version()
+    steered = {name: text for name, text in beginning_with(*STEERING).items() if name not in CACHES}
     sources = [path.read_bytes() for path in sorted(KERNELS.rglob("*.py"))]
-    asked = repr((gpu, driver, versions, getattr(triton, "__version__", ""), heads, names, sources))
+    asked = repr((gpu, driver, libraries, packages(), steered, heads, names, sources))
     return cache_folder() / f"trials-{hashlib.sha256(asked.encode()).hexdigest()[:24]}.json"
 
 
+def packages() -> list[str]:
+    """Every installed package with its version: a backend loads others than the one that it is named after."""
+    return sorted(f"{one.name}=={one.version}" for one in importlib.metadata.distributions())
+
+
 def cache_folder() -> Path:
-    """Triton's folder of compiled kernels, set by KERNEL_CACHE; without one nothing is cached."""
-    knobs = getattr(triton_support.triton, "knobs", None)
-    return Path(knobs.cache.dir if knobs else os.devnull)
+    """A folder beside Triton's compiled kernels, set by KERNEL_CACHE; without Triton nothing is cached."""
+    if triton_support.triton is None:
+        return Path(os.devnull)
+    # The manager of one entry knows the folder in every version, triton.knobs only from 3.4 on.
+    manager = importlib.import_module("triton.runtime.cache").FileCacheManager("attention")
+    return Path(manager.cache_dir)
 
 
 def attempts(names: list[str], device: torch.device, heads: Heads) -> list[Trial]:
