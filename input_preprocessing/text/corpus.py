@@ -5,12 +5,15 @@ between documents; every n-th document is for evaluation and not in the shards),
 trained on the shards, unless given) and bert_config.json of a small BERT with that vocabulary. Duplicate documents are
 dropped.
 
-Inputs are files, and folders with all text below them, pooled: plain text (UTF-8), JSON Lines and Parquet (--text-field
-names the text), WikiExtractor's <doc> files, each also as gzip, bzip2 or zstd; formats are detected by content. Plain
-text may have one sentence per line and a blank line between documents, or be prose; the layout is detected and printed,
-or set by --layout. Memory does not depend on the size of the text; the disk needs its size in addition until it is
-written. Run again, it resumes; the result does not depend on --jobs. `--input pydoc` is the language reference that
-comes with Python (PSF licence): real English prose without a download.
+Inputs are files, and folders with all text below them, pooled: plain text (UTF-8), JSON, JSON Lines and Parquet
+(--text-field names the text), WikiExtractor's <doc> files, each also as gzip, bzip2 or zstd; formats are detected by
+content. Files that are no text (hidden, README, licence, HTML, binary, empty) are counted, and listed with the reason
+in OUTPUTDIR/download/left_out.tsv; text that cannot be read stops the command, all files at once.
+
+Plain text may have one sentence per line and a blank line between documents, or be prose; the layout is detected and
+printed, or set by --layout. Memory grows by about 40 bytes a document and not with the text; the disk needs its size in
+addition until it is written. Run again, it resumes; the result does not depend on --jobs. `--input pydoc` is the
+language reference that comes with Python (PSF licence): real English prose without a download.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +40,7 @@ from input_preprocessing.stage.cli import human_bytes
 from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import slices
-from input_preprocessing.text import sources, vocabulary
+from input_preprocessing.text import inputs, sources, vocabulary
 from input_preprocessing.text.tokenization import MAX_CHARACTERS_PER_WORD, normalise
 
 SHARD_BYTES = 250_000
@@ -113,12 +117,12 @@ def _write(
     options: argparse.Namespace, parts: list[Path], kinds: list[str], download: Path, begun: bool
 ) -> str:
     """Writes all files except those of an earlier run with the same recipe; returns a summary."""
-    tables = [np.load(part.with_suffix(".npy")) for part in parts]
-    numbers = np.repeat(np.arange(len(parts)), [len(table) for table in tables])
-    ends = np.concatenate([np.cumsum(table[:, 0]) for table in tables]).astype(np.int64)
-    found = np.concatenate(tables)
-    documents = np.stack([numbers, ends - found[:, 0].astype(np.int64), ends], axis=1)
-    kept = np.sort(np.unique(found[:, 2], return_index=True)[1])  # the first one with each hash
+    tables = [np.load(part.with_suffix(".npy"), mmap_mode="r") for part in parts]
+    starts = np.cumsum([0, *map(len, tables)])  # number of the first document of each part
+    # Of each document only a hash of 8 bytes is held; where it is, its part's table says.
+    kept = np.sort(
+        np.unique(np.concatenate([table[:, 2] for table in tables]), return_index=True)[1]
+    )
     if len(kept) < sources.FEWEST_DOCUMENTS:
         gap = "a blank line" if sources.LAYOUTS["sentences"] in kinds else "two blank lines"
         has = f"{' '.join(options.input)} has {len(kept)} document{'s' * (len(kept) != 1)} (read as {', '.join(kinds)})"
@@ -126,8 +130,11 @@ def _write(
         raise DataError(f"{has}, {needed}; put {gap} between documents, or give more text")
     step = max(2, round(1 / options.eval_share))  # every n-th document is for evaluation
     held_out = np.arange(len(kept)) % step == step // 2
-    training, evaluation = documents[kept[~held_out]], documents[kept[held_out]]
-    size = int(found[kept[~held_out], 1].sum())
+    training, evaluation = kept[~held_out], kept[held_out]
+    size = 0
+    for table, first, last in zip(tables, starts, starts[1:], strict=False):
+        begin, end = np.searchsorted(training, (first, last))
+        size += int(table[training[begin:end] - first, 1].sum())
     # Documents go round-robin to part files of at least two documents.
     count = (
         min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(training) // 2) or 1
@@ -144,7 +151,7 @@ def _write(
     jobs = sources.workers(options.jobs, size)
     run_tasks(
         "corpus: shards",
-        partial(_deal, parts),
+        partial(_deal, parts, starts),
         tasks,
         jobs=jobs,
         weights=[len(task[0]) for task in tasks],
@@ -160,7 +167,8 @@ def _write(
     config = bert_config(len(words), options.layers, options.hidden_size, options.max_seq_length)
     write_text(download / "bert_config.json", json.dumps(config, indent=2) + "\n")
     made = f"{len(training)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
-    dropped = f", {len(found) - len(kept)} duplicates dropped" if len(kept) < len(found) else ""
+    repeated = int(starts[-1]) - len(kept)
+    dropped = f", {repeated} duplicates dropped" if repeated else ""
     fit = fit_of(
         words, text / "eval.txt", options.do_lower_case, kept=options.vocab_file is not None
     )
@@ -190,12 +198,30 @@ def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool, kept: boo
     return fit
 
 
-def _deal(parts: list[Path], task: tuple[npt.NDArray[np.int64], Path]) -> None:
-    documents, target = task
+Numbers = npt.NDArray[np.int64]
+
+
+def _deal(parts: list[Path], starts: Numbers, task: tuple[Numbers, Path]) -> None:
+    """Writes a shard of the documents with these numbers, ascending over all parts."""
+    chosen, target = task
     if not target.is_file():
         with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
-            for found in slices(parts, documents):
+            for found in slices(parts, _places(parts, starts, chosen)):
                 output.writelines(found)
+
+
+def _places(parts: list[Path], starts: Numbers, chosen: Numbers) -> Numbers:
+    """(part, begin, end) of each document, (N, 3)."""
+    places = np.empty((len(chosen), 3), dtype=np.int64)
+    bounds = np.searchsorted(chosen, starts)
+    for number, (low, high) in enumerate(pairwise(bounds.tolist())):
+        if low < high:
+            ends = np.load(parts[number].with_suffix(".npy"), mmap_mode="r")[:, 0]
+            inside = chosen[low:high] - starts[number]
+            places[low:high, 0] = number
+            places[low:high, 1] = np.where(inside > 0, ends[inside - 1], 0)
+            places[low:high, 2] = ends[inside]
+    return places
 
 
 def _files(download: Path) -> dict[str, str]:
@@ -223,7 +249,11 @@ def make(options: argparse.Namespace, download: Path) -> None:
         )
     vocab_md5 = vocabulary.load(options.vocab_file).md5 if options.vocab_file else ""
     work = download / "corpus"  # removed at the end
-    found = sources.find(options.input, options.layout, options.text_key, work, options.jobs)
+    found, left_out = sources.find(
+        options.input, options.layout, options.text_key, work, options.jobs
+    )
+    if told := inputs.report(left_out, len(found), download, " ".join(options.input)):
+        print(f"corpus: {told}", file=sys.stderr)
     digests = [source.md5 for source in found]
     md5 = digests[0] if len(digests) == 1 else hashlib.md5(" ".join(digests).encode()).hexdigest()
     named = {name: getattr(options, name) for name in (*TEXT_OPTIONS, "max_seq_length")}

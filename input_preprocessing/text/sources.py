@@ -1,8 +1,9 @@
 """Converts files and folders of text to documents of sentences: in parts, on all cores, in constant memory.
 
-Plain text, JSON Lines, Parquet and WikiExtractor's files, also compressed, detected by content. A file is cut at
-document ends into parts of at least PART_BYTES. Each part yields a file of its documents, with a sentence per line and
-a blank line after each document, and a table of the documents.
+Plain text, JSON, JSON Lines, Parquet and WikiExtractor's files, also compressed, detected by content. A file is cut at
+document ends into parts of at least PART_BYTES; a text without such ends at paragraphs, lines or sentences, so that no
+part is larger than memory. Each part yields a file of its documents, with a sentence per line and a blank line after
+each document, and a table of the documents.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import cramjam
 import numpy as np
@@ -31,18 +32,21 @@ from bert.data.records import DataError
 from input_preprocessing.stage.manifest import StageFolder, md5_of
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, readable, stamp_of
+from input_preprocessing.text.inputs import LeftOut, NoText, check_prose, files_in
 
 LAYOUTS = {
     "sentences": "one sentence per line",
     "prose": "prose, cut into sentences",
 }  # name: description
 JSON, PARQUET, WIKI = "JSON Lines", "Parquet", "WikiExtractor's documents"
+JSON_FILE = "JSON"  # one object, or a list of them
 MOST_SENTENCES = 200  # per document of prose
 FEWEST_DOCUMENTS = 4
 PYDOC = "pydoc"
 PART_BYTES = 8_000_000  # minimal size of a part
 _PATIENCE = 1_000_000  # bytes after these in which to look for the end of a document
 _DETECTED_ON = 2_000_000  # characters
+_MOST_RECORD = 64_000_000  # bytes of a JSON record, which is held in memory several times over
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
 _BLANK_LINES = {
     LAYOUTS["sentences"]: 1,
@@ -50,7 +54,7 @@ _BLANK_LINES = {
     JSON: 0,
 }  # number that ends a document
 _EXTRACTED = re.compile(r"<doc [^>]*>\n(.*?)\n?</doc>", re.DOTALL)
-_NO_TEXT = re.compile(r"\.|README|LICENSE|.*\.(json|md5|gitattributes)$", re.IGNORECASE)
+_SENTENCE_END = re.compile(rb"""[.!?]["')\]]*\s""")
 _END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
 _RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")  # a rule under a heading or between sections
 _TERMINATED = re.compile(r"""[.!?:;]["')\]”’]*$""")
@@ -72,6 +76,7 @@ class Source(NamedTuple):
     cuts: list[int]
     md5: str
     stamp: Stamp | None  # None: not a file (pydoc)
+    name: Path  # as the user knows it: path may be its unpacked copy
 
 
 def workers(jobs: int, size: int) -> int:
@@ -81,29 +86,26 @@ def workers(jobs: int, size: int) -> int:
 
 def find(
     inputs: Sequence[str], layout: str, text_key: str, folder: Path, jobs: int = 1
-) -> list[Source]:
-    """All input files, in the order given, checked and decompressed.
+) -> tuple[list[Source], list[LeftOut]]:
+    """All input files, in the order given, checked and decompressed; and those left out, with errors among them.
 
     Args:
         inputs: files, folders (all files below, by name) or 'pydoc'.
         layout: of plain text and of records: a key of LAYOUTS, or 'auto'.
-        text_key: field of JSON Lines and column of Parquet with the text.
+        text_key: field of JSON and column of Parquet with the text.
         folder: for decompressed files, and copies of pipes.
         jobs: processes.
-
-    Raises:
-        DataError: unreadable, in another encoding, or without the key.
     """
-    files: list[Path] = []
+    files: list[tuple[Path, bool]] = []  # and whether it was found in a folder
+    left_out: list[LeftOut] = []
     for name in inputs:
         path = Path(name)
         if name != PYDOC and path.is_dir():
-            found = sorted(
-                file for file in path.rglob("*") if file.is_file() and not _NO_TEXT.match(file.name)
-            )
-            if not found:
-                raise DataError(f"{name} has no files of text; check --input")
-            files += found
+            for found in files_in(path):
+                if isinstance(found, LeftOut):
+                    left_out.append(found)
+                else:
+                    files.append((found, True))
             continue
         with suppress(OSError):  # reported when it is read
             if name != PYDOC and not stat.S_ISREG(os.stat(path).st_mode):
@@ -112,27 +114,42 @@ def find(
                     path = folder / f"{len(files)}-pipe"
                     with open(path, "wb") as copy:
                         shutil.copyfileobj(pipe, copy)
-        files.append(path)
-    sizes = [path.stat().st_size if path.is_file() else 0 for path in files]
+        files.append((path, False))
+    sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
     look = partial(_look, layout, text_key, folder)
-    return run_tasks(
-        "corpus: files", look, list(enumerate(files)), jobs=workers(jobs, sum(sizes)), weights=sizes
-    )
+    tasks = [(number, *file) for number, file in enumerate(files)]
+    seen = run_tasks("corpus: files", look, tasks, jobs=workers(jobs, sum(sizes)), weights=sizes)
+    left_out += [each for each in seen if isinstance(each, LeftOut)]
+    return [each for each in seen if isinstance(each, Source)], left_out
 
 
-def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> Source:
-    """Detects the format of a file and where to cut it."""
-    number, path = task
+def _look(
+    layout: str, text_key: str, folder: Path, task: tuple[int, Path, bool]
+) -> Source | LeftOut:
+    """A file's format and where to cut it, or why it is not in the corpus."""
+    number, path, is_found = task
     if str(path) == PYDOC:
         md5 = hashlib.md5(repr(pydoc_documents()).encode()).hexdigest()
-        return Source(path, LAYOUTS["prose"], "prose", [0, 1], md5, None)
+        return Source(path, LAYOUTS["prose"], "prose", [0, 1], md5, None, path)
+    unpacked = folder / f"{number}-{path.name}"
+    try:
+        return _source(layout, text_key, path, unpacked, is_found)
+    except DataError as error:
+        reason = str(error).replace(str(unpacked), str(path))
+        return LeftOut(path, reason, is_error=not (is_found and isinstance(error, NoText)))
+
+
+def _source(layout: str, text_key: str, name: Path, unpacked: Path, is_found: bool) -> Source:
+    """unpacked: where to write a packed file; is_found: in a folder, where an empty file is no error."""
+    path = name
     with readable(f"the text {path}", "check --input"), open(path, "rb") as start:
         stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)
+    if is_found and not magic:
+        raise NoText(f"{path} is empty")
     if packed := next(
         (kind for signature, kind in _PACKED.items() if magic.startswith(signature)), None
     ):
-        folder.mkdir(parents=True, exist_ok=True)
-        unpacked = folder / f"{number}-{path.name}"
+        unpacked.parent.mkdir(parents=True, exist_ok=True)
         unpacked.write_bytes(b"")
         try:
             getattr(cramjam, packed).decompress_into(
@@ -145,7 +162,9 @@ def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> S
         if stamp_of(os.stat(path)) != stamp:
             raise changed(path)
         path, stamp = unpacked, stamp_of(os.stat(unpacked))
-    if magic.startswith(b"PAR1"):
+    with open(path, "rb") as content:
+        beginning = content.read(CHUNK)
+    if beginning.startswith(b"PAR1"):
         with _opened_parquet(path) as file:
             sizes = [
                 file.metadata.row_group(number).total_byte_size
@@ -153,43 +172,72 @@ def _look(layout: str, text_key: str, folder: Path, task: tuple[int, Path]) -> S
             ]
         parts = np.searchsorted(np.cumsum([0, *sizes]), np.arange(0, sum(sizes), PART_BYTES))
         found = _layout_of(_parquet(path, text_key, 0, len(sizes)), layout)
-        return Source(
-            path, PARQUET, found, [*np.unique(parts).tolist(), len(sizes)], md5_of(path), stamp
-        )
+        cuts = [*np.unique(parts).tolist(), len(sizes)]
+        return Source(path, PARQUET, found, cuts, md5_of(path), stamp, name)
+    check_prose(name, beginning)
     opened, md5 = open_text(path, "--input")
-    with io.TextIOWrapper(opened, encoding="utf-8", errors="ignore", newline="") as text:
+    with io.TextIOWrapper(opened, encoding="utf-8-sig", errors="ignore", newline="") as text:
         start_of_text = text.read(_DETECTED_ON)
-        if start_of_text.startswith("<doc "):
-            kind, found = WIKI, "prose"
-        elif start_of_text.startswith("{"):
-            with open(path, encoding="utf-8", errors="ignore", newline="\n") as lines:
-                kind, found = JSON, _layout_of(_json_lines(path, lines, text_key, 0), layout)
-        else:
-            found = detect_layout(start_of_text) if layout == "auto" else layout
-            kind = LAYOUTS[found]
+    if start_of_text.startswith("<doc "):
+        kind, found = WIKI, "prose"
+    elif kind := _json_kind(path, start_of_text, text_key, is_found and name.suffix == ".json"):
+        if kind == JSON_FILE:
+            found = _layout_of(_json_file(path, text_key), layout)
+            return Source(path, kind, found, [0, stamp[0]], md5, stamp, name)
+        with open(path, encoding="utf-8-sig", errors="ignore", newline="\n") as lines:
+            found = _layout_of(_json_lines(path, lines, text_key, 0), layout)
+    else:
+        found = detect_layout(start_of_text) if layout == "auto" else layout
+        kind = LAYOUTS[found]
+    return Source(path, kind, found, _cuts(path, kind, stamp[0]), md5, stamp, name)
+
+
+def _cuts(path: Path, kind: str, size: int) -> list[int]:
+    """Bounds of a file's parts, of at least PART_BYTES and a little more."""
     cuts = [0]
     with open(path, "rb") as content:
-        while cuts[-1] + PART_BYTES < stamp[0]:
+        while cuts[-1] + PART_BYTES < size:
             content.seek(cuts[-1] + PART_BYTES)
-            line, blank = content.readline(), 0
-            while line and (line != b"</doc>\n" if kind == WIKI else blank < _BLANK_LINES[kind]):
-                line = content.readline()
-                blank = 0 if line.strip() else blank + 1
-                if blank and content.tell() > cuts[-1] + PART_BYTES + _PATIENCE:
-                    break  # prose without document ends: cut at a paragraph
+            if kind == JSON:
+                if len(content.readline(_MOST_RECORD)) == _MOST_RECORD:
+                    raise DataError(f"{path} has a record of over {_MOST_RECORD:,} bytes; split it")
+            elif kind == WIKI:
+                while (line := content.readline(_MOST_RECORD)) and line != b"</doc>\n":
+                    pass
+            else:
+                _to_document_end(content, kind)
             cuts.append(content.tell())
-    return Source(
-        path, kind, found, [*cuts[: -1 if cuts[-1] == stamp[0] > 0 else None], stamp[0]], md5, stamp
-    )
+    return [*cuts[: -1 if cuts[-1] == size > 0 else None], size]
+
+
+def _to_document_end(content: BinaryIO, kind: str) -> None:
+    """Moves to the next end of a document of plain text; if none is near, of a paragraph, a line or a sentence."""
+    is_prose = kind == LAYOUTS["prose"]
+    end = content.tell() + (_PATIENCE if is_prose else _MOST_RECORD)
+    blank = 0
+    line = content.readline(_PATIENCE)
+    while line and blank < _BLANK_LINES[kind]:
+        if content.tell() > end and (blank or not is_prose):
+            return
+        if content.tell() > end + _PATIENCE or len(line) == _PATIENCE:
+            break  # not even paragraphs
+        line = content.readline(_PATIENCE)
+        blank = 0 if line.strip() else blank + 1
+    if line and not line.endswith(b"\n"):
+        *_, last = [0, *(found.end() for found in _SENTENCE_END.finditer(line))]
+        # Without a sentence's end at a space, or at least not within a character of UTF-8.
+        last = last or line.rfind(b" ") + 1 or len(line.decode("utf-8", "ignore").encode())
+        content.seek(last - len(line), os.SEEK_CUR)
 
 
 def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1) -> list[Path]:
     """Makes the parts of all sources unless an earlier run did; returns their files.
 
     Raises:
-        DataError: a source is invalid, or changed.
+        DataError: sources are invalid, or changed: all of them.
     """
     recipe = {"texts": [(*source[1:4], source.md5) for source in sources], "text_key": text_key}
+    recipe["tables"] = "ends"  # earlier versions had lengths
     StageFolder(folder, "corpus", ["part-*"], recipe)
     tasks = [(source, *ends) for source in sources for ends in pairwise(source.cuts)]
     parts = [folder / f"part-{number:06d}.txt" for number in range(len(tasks))]
@@ -201,33 +249,47 @@ def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1)
     weights = [
         PART_BYTES if source.kind == PARQUET else end - begin for source, begin, end, _ in left
     ]
-    run_tasks(
+    problems = run_tasks(
         "corpus: sentences",
         partial(_split, text_key),
         left,
         jobs=workers(jobs, sum(weights)),
         weights=weights,
     )
+    if told := list(dict.fromkeys(filter(None, problems))):
+        more = f"; and {len(told) - 3} more" if len(told) > 3 else ""
+        raise DataError("; ".join(told[:3]) + more)
     return parts
 
 
-def _split(text_key: str, task: tuple[Source, int, int, Path]) -> None:
-    source, begin, end, part = task
-    rows = []  # bytes, characters and hash of each document
+def _split(text_key: str, task: tuple[Source, int, int, Path]) -> str:
+    """Writes a part and its table; returns what is wrong with the source, if anything."""
+    source = task[0]
+    try:
+        _write_part(text_key, *task)
+    except DataError as error:
+        return str(error).replace(str(source.path), str(source.name))
+    return ""
+
+
+def _write_part(text_key: str, source: Source, begin: int, end: int, part: Path) -> None:
+    rows = []  # end in the part, characters and hash of each document
+    size = 0
     with atomic_file(part) as partial_file, open(partial_file, "wb") as output:
         for document in _documents(source, text_key, begin, end):
             data = ("\n".join(document) + "\n\n").encode("utf-8", "ignore")
             digest = hashlib.blake2b(data, digest_size=8).digest()
+            size += len(data)
             rows.append(
                 (
-                    len(data),
+                    size,
                     sum(map(len, document)) + len(document),
                     int.from_bytes(digest, "little"),
                 )
             )
             output.write(data)
     if source.stamp is not None and stamp_of(os.stat(source.path)) != source.stamp:
-        raise changed(source.path)
+        raise changed(source.name)
     with atomic_file(part.with_suffix(".npy")) as partial_file, open(partial_file, "wb") as output:
         np.save(output, np.array(rows, dtype=np.uint64).reshape(-1, 3))
 
@@ -239,11 +301,14 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
         yield from pydoc_documents()
     elif kind == PARQUET:
         yield from _of_records(_parquet(path, text_key, begin, end), layout)
+    elif kind == JSON_FILE:
+        yield from _of_records(_json_file(path, text_key), layout)
     else:
         newline = {JSON: "\n", WIKI: ""}.get(kind)
         with open(path, "rb") as file:
             file.seek(begin)
-            text = io.TextIOWrapper(io.BytesIO(file.read(end - begin)), "utf-8", "ignore", newline)
+            data = file.read(end - begin).removeprefix(b"" if begin else b"\xef\xbb\xbf")
+            text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "ignore", newline)
         if kind == JSON:
             yield from _of_records(_json_lines(path, text, text_key, begin), layout)
         elif kind == WIKI:  # articles without their titles
@@ -311,6 +376,9 @@ def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
                 if number or blank:
                     document += split_sentences(" ".join(" ".join(paragraph).split()))
                     paragraph = []
+                while len(document) >= 2 * MOST_SENTENCES:  # of a paragraph without end
+                    yield document[:MOST_SENTENCES]
+                    document = document[MOST_SENTENCES:]
                 if document and (number or blank > 1 or len(document) >= MOST_SENTENCES):
                     yield document
                     document = []
@@ -359,8 +427,51 @@ def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Itera
             raise wrong(f"is not JSON ({error}); give JSON Lines, one record per line") from error
         if not isinstance(record, dict) or not isinstance(record.get(key), str):
             fields = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-            raise wrong(f"has no text {key!r} (it has {fields}); give --text-key")
+            raise wrong(f"has no text {key!r} (it has {fields}); give --text-field")
         yield record[key]
+
+
+def _json_kind(path: Path, start: str, key: str, may_be_other: bool) -> str:
+    """JSON, JSON_FILE, or "" for other text. may_be_other: it may be JSON without any text, such as settings."""
+    first = start.lstrip().partition("\n")[0]
+    if not first.startswith(("{", "[")):
+        return ""
+    record: Any = {key: ""}
+    try:
+        record = json.loads(first)
+        is_lines = isinstance(record, dict)
+    except ValueError:  # it goes on in the next line, or beyond what was read
+        is_lines = path.stat().st_size > _MOST_RECORD or len(first) == len(start.lstrip())
+    if not is_lines:
+        try:
+            record = _json_content(path)
+        except ValueError:
+            return JSON if first.startswith("{") else ""
+    if isinstance(record, list):
+        record = next(iter(record), None)
+    if (
+        may_be_other
+        and not isinstance(record, str)
+        and not (isinstance(record, dict) and key in record)
+    ):
+        raise NoText(f"{path} is JSON without the field {key!r}")
+    return JSON if is_lines else JSON_FILE
+
+
+def _json_content(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8-sig", errors="ignore"))
+
+
+def _json_file(path: Path, key: str) -> Iterator[str]:
+    """Texts of one JSON object, or of a list of objects or texts."""
+    content = _json_content(path)
+    for number, record in enumerate(content if isinstance(content, list) else [content], 1):
+        text = record.get(key) if isinstance(record, dict) else record
+        if not isinstance(text, str):
+            fields = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            told = f"record {number} has no text {key!r} (it has {fields})"
+            raise DataError(f"{path}: {told}; give --text-field")
+        yield text
 
 
 def _opened_parquet(path: Path) -> Any:
@@ -384,7 +495,7 @@ def _parquet(path: Path, key: str, begin: int, end: int) -> Iterator[str]:
         columns = file.schema_arrow.names
         if key not in columns:
             raise DataError(
-                f"{path} has no column {key!r} (it has {', '.join(columns)}); give --text-key"
+                f"{path} has no column {key!r} (it has {', '.join(columns)}); give --text-field"
             )
         try:
             for batch in file.iter_batches(

@@ -19,6 +19,7 @@ from bert.data.records import DataError
 from input_preprocessing.stage import reading
 from input_preprocessing.stage.cli import run_stage
 from input_preprocessing.text import corpus, sources
+from input_preprocessing.text import inputs as inputs_module
 
 from ..conftest import made_up_documents, write_documents
 
@@ -38,7 +39,8 @@ class Pool(NamedTuple):
 
 
 def read_pool(inputs: Sequence[str], layout: str, key: str, folder: Path, jobs: int = 1) -> Pool:
-    found = sources.find(inputs, layout, key, folder / "work", jobs)
+    found, left_out = sources.find(inputs, layout, key, folder / "work", jobs)
+    inputs_module.report(left_out, len(found), folder, " ".join(inputs))
     return Pool(found, sources.split(found, key, folder / "work", jobs))
 
 
@@ -90,7 +92,7 @@ def test_the_key_names_the_text(tmp_path: Path, make) -> None:  # type: ignore[n
     path = str(make(tmp_path / "x", TEXTS, "content"))
     assert words_of(read_pool([path], "prose", "content", tmp_path).documents) == TEXTS
     with pytest.raises(
-        DataError, match=r"no (text|column) 'text' \(it has id, content\); give --text-key"
+        DataError, match=r"no (text|column) 'text' \(it has id, content\); give --text-field"
     ):
         read_pool([path], "prose", "text", tmp_path)
 

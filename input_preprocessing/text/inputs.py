@@ -1,0 +1,102 @@
+"""Which files are the text: those that are named, and all below the folders that are named, but for those left out.
+
+A file is left out where it is plainly no prose: the reason is listed. What looks like text and cannot be read is an
+error, since its loss would go unnoticed among thousands of files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from bert.data.records import DataError
+from input_preprocessing.stage.manifest import write_text
+
+LIST = "left_out.tsv"  # in the download folder: path, and why it is not in the corpus
+_SHOWN_ERRORS = 3
+_ABOUT_DATA = re.compile(r"README|LICEN[CS]E|.*\.(md5|sha\d+)$", re.IGNORECASE)
+_MARK_UP = re.compile(rb"\s*<(!doctype html|html|\?xml)\b", re.IGNORECASE)
+_MARK_UP_SUFFIXES = (".html", ".htm", ".xhtml")
+_BINARY = {b"%PDF": "PDF", b"{\\rtf": "RTF", b"PK\3\4": "a zip archive or an office document"}
+
+
+class LeftOut(NamedTuple):
+    """A file that is not in the corpus."""
+
+    path: Path
+    reason: str
+    is_error: bool = False
+
+
+class NoText(DataError):
+    """A file is no prose. In a folder it is left out; a file that is named has to be one."""
+
+
+def files_in(folder: Path) -> Iterator[Path | LeftOut]:
+    """All files below a folder, sorted; what is hidden is listed once, by its highest name."""
+    hidden = set[Path]()
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        first = next((number for number, part in enumerate(parts) if part.startswith(".")), None)
+        if first is not None:
+            top = folder.joinpath(*parts[: first + 1])
+            if top not in hidden:
+                hidden.add(top)
+                yield LeftOut(top, "hidden")
+        elif path.is_dir() and not path.is_symlink():
+            if not os.access(path, os.R_OK | os.X_OK):
+                yield LeftOut(path, "a folder that cannot be read", is_error=True)
+        elif not path.is_file():
+            reason = "a link to a folder" if path.is_dir() else "no regular file"
+            yield LeftOut(path, f"{reason}: name what it stands for as --input")
+        elif _ABOUT_DATA.match(path.name):
+            yield LeftOut(path, "README, licence or checksums: name it as --input to use it")
+        else:
+            yield path
+
+
+def check_prose(path: Path, start: bytes) -> None:
+    """Raises NoText for a file that starts like mark-up or a binary format."""
+    if path.suffix == ".json" and not start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
+        raise NoText(f"{path} is named .json and is no JSON")
+    if _MARK_UP.match(start.removeprefix(b"\xef\xbb\xbf")) or path.suffix in _MARK_UP_SUFFIXES:
+        raise NoText(f"{path} is HTML or XML: extract its text, for example with trafilatura")
+    for signature, kind in _BINARY.items():
+        if start.startswith(signature):
+            raise NoText(f"{path} is {kind}: convert it to text")
+    is_wide = start.startswith((b"\xff\xfe", b"\xfe\xff"))  # UTF-16, an error of its own
+    # NULs that are more than a rare accident; a text of few is read without them, as by the reference.
+    if not is_wide and start.count(0) > len(start) / 100:
+        raise NoText(f"{path} is not text: it holds NUL bytes")
+
+
+def report(left_out: Sequence[LeftOut], used: int, folder: Path, named: str) -> str:
+    """Writes the list and returns one line with counts by reason.
+
+    Raises DataError for all errors at once, and if no file is used. named: the inputs, for the message.
+    """
+    path = folder / LIST
+    if left_out:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(path, "".join(f"{file}\t{reason}\n" for file, reason, _ in left_out))
+    else:
+        path.unlink(missing_ok=True)
+    if errors := [left.reason for left in left_out if left.is_error]:
+        more = len(errors) - _SHOWN_ERRORS
+        told = "; ".join(errors[:_SHOWN_ERRORS])
+        raise DataError(told + (f"; and {more} more files, all in {path}" if more > 0 else ""))
+    kinds = Counter(
+        left.reason.replace(f"{left.path} is ", "").partition(":")[0] for left in left_out
+    )
+    counts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    if not used:
+        raise DataError(f"{named} has no files of text ({counts or 'none at all'}); check --input")
+    return (
+        f"{used:,} files used, {len(left_out):,} left out ({counts}): all in {path}"
+        if counts
+        else ""
+    )

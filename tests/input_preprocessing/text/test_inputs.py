@@ -1,0 +1,181 @@
+"""Every file of a folder is in the corpus, or listed with the reason; what cannot be read is told all at once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from bert.data.records import DataError
+from input_preprocessing.stage import reading
+from input_preprocessing.stage.cli import run_stage
+from input_preprocessing.text import sources
+
+from ..conftest import made_up_documents
+from .test_sources import read_pool, sentences
+
+DOCUMENTS = made_up_documents(12)
+TEXT = " ".join([*DOCUMENTS[0], *DOCUMENTS[1]])
+PROSE = {"prose.txt": TEXT, "more.md": TEXT[::-1], "sub/page": TEXT[5:]}
+
+# name: content, and the reason why it is left out of a folder
+LEFT_OUT = {
+    "README.md": (b"About.", "README, licence or checksums: name it as --input to use it"),
+    "sub/LICENSE": (b"Yours.", "README, licence or checksums"),
+    "data.md5": (b"0a1b data", "README, licence or checksums"),
+    ".git/config": (b"x", "hidden"),
+    "page.html": (b"<p>Text.</p>", "HTML or XML: extract its text"),
+    "page": (b"\n<!DOCTYPE html><p>Text.</p>", "HTML or XML"),
+    "dump.xml": (b'\xef\xbb\xbf<?xml version="1.0"?><a/>', "HTML or XML"),
+    "paper.txt": (b"%PDF-1.7 ...", "PDF: convert it to text"),
+    "old.doc": (b"\xd0\xcf\x11\xe0" + bytes(99), "not text: it holds NUL bytes"),
+    "book.docx": (b"PK\3\4...", "a zip archive or an office document"),
+    "nothing": (b"", "empty"),
+    "settings.json": (b'{\n "a": 1\n}', "JSON without the field 'text'"),
+    "index.json": (b'{"a": 1}\n', "JSON without the field 'text'"),
+    "words.json": (b"no JSON", "named .json and is no JSON"),
+}
+
+
+def write(folder: Path, files: dict[str, str | bytes]) -> Path:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def corpus(monkeypatch: pytest.MonkeyPatch, out: Path, *words: str) -> None:
+    line = ["corpus", "--outputdir", str(out), "--vocab-size", "200", *words]
+    monkeypatch.setattr("sys.argv", line)
+    run_stage("corpus")
+
+
+def test_each_file_is_used_or_listed_with_its_reason(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    folder = write(tmp_path / "in", {name: content for name, (content, _) in LEFT_OUT.items()})
+    write(
+        folder, {f"{number}.txt": " ".join(document) for number, document in enumerate(DOCUMENTS)}
+    )
+    corpus(monkeypatch, tmp_path / "out", "--input", str(folder))
+    told = capsys.readouterr().err
+    assert (
+        f"12 files used, {len(LEFT_OUT)} left out (3 README, licence or checksums, 3 HTML" in told
+    )
+    assert "12 documents" not in told, "one of them is for evaluation"
+    lines = (tmp_path / "out/download/left_out.tsv").read_text().splitlines()
+    listed = dict(line.split("\t") for line in lines)
+    assert len(listed) == len(LEFT_OUT)
+    for name, (_, reason) in LEFT_OUT.items():
+        assert reason in listed[str(folder / name.replace("/config", ""))]
+
+
+@pytest.mark.parametrize("name", [name for name in LEFT_OUT if "empty" not in LEFT_OUT[name][1]])
+def test_a_file_that_is_named_is_used_or_an_error(tmp_path: Path, name: str) -> None:
+    content, reason = LEFT_OUT[name]
+    path = write(tmp_path, {name: content}) / name
+    if "README" in reason or reason == "hidden":
+        assert len(read_pool([str(path)], "auto", "text", tmp_path / "out").found) == 1
+    else:
+        expected = "no text 'text'" if name in ("settings.json", "index.json") else reason
+        with pytest.raises(DataError, match=expected):
+            read_pool([str(path)], "auto", "text", tmp_path / "out")
+
+
+def test_a_folder_of_readmes_alone_is_an_error(tmp_path: Path) -> None:
+    folder = write(tmp_path / "in", {"README.md": "About.", ".hidden": "x"})
+    with pytest.raises(DataError, match=r"has no files of text \(1 hidden, 1 README, .*\)"):
+        read_pool([str(folder)], "auto", "text", tmp_path / "out")
+
+
+def test_all_errors_are_told_at_once_by_the_names_that_the_user_knows(tmp_path: Path) -> None:
+    bad = {
+        "a.txt": "café ".encode("latin-1") * 9,
+        "b.gz": gzip.compress(b'{"text": "a"}\n{"body": "b"}\n'),
+        "c.jsonl": b'{"text": "a"}\nnothing\n',
+        "d.gz": gzip.compress(b"text" * 99)[:-9],
+    }
+    folder = write(tmp_path / "in", {**PROSE, **bad})
+    with pytest.raises(DataError) as caught:
+        read_pool([str(folder)], "auto", "text", tmp_path / "out")
+    told = str(caught.value)
+    assert "\n" not in told
+    assert "/a.txt: 9 of 54 bytes are not UTF-8" in told or "/a.txt: 9 of 45" in told
+    assert "in/b.gz: line 2 has no text 'text' (it has body); give --text-field" in told
+    assert "in/c.jsonl: line 2 is not JSON" in told
+    assert "and 1 more files, all in " in told
+    listed = (tmp_path / "out" / "left_out.tsv").read_text()
+    assert all(str(folder / name) in listed for name in bad)
+
+
+def test_errors_beyond_what_is_looked_at_first_are_told_together(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sources, "_DETECTED_ON", 10)
+    lines = "".join(json.dumps({"text": "A cat sat here."}) + "\n" for _ in range(9)) + "{}\n"
+    folder = write(tmp_path / "in", {"a.jsonl": lines, "b.gz": gzip.compress(lines.encode())})
+    with pytest.raises(DataError, match=r"in/a.jsonl: line 10 has no text .*in/b.gz: line 10 has"):
+        read_pool([str(folder)], "auto", "text", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps({"text": TEXT, "id": 1}, indent=1),
+        json.dumps([{"text": TEXT}]),
+        json.dumps([{"text": TEXT}], indent=1),
+        json.dumps([TEXT]),
+        json.dumps({"text": TEXT}),
+        "\ufeff" + json.dumps({"text": TEXT}),
+    ],
+)
+def test_json_is_read_however_it_is_laid_out(tmp_path: Path, content: str) -> None:
+    folder = write(tmp_path / "in", {"x.json": content})
+    (document,) = read_pool([str(folder)], "auto", "text", tmp_path / "out").documents
+    assert " ".join(document) == TEXT
+
+
+@pytest.mark.parametrize("end", [" ", "\n"])
+def test_a_text_of_one_line_or_one_paragraph_takes_little_memory(
+    tmp_path, monkeypatch, end
+) -> None:  # type: ignore[no-untyped-def]
+    for name in ("_DETECTED_ON", "CHUNK", "PART_BYTES", "_PATIENCE"):
+        monkeypatch.setattr(sources, name, 10_000)
+    monkeypatch.setattr(reading, "CHUNK", 10_000)
+    sentence = "The naïve café sat on a mat of no great length, and so on. "
+    text = "".join(f"{number} {sentence}" for number in range(24_000)).replace(". ", "." + end)
+    path = write(tmp_path, {"x": text}) / "x"
+    tracemalloc.start()
+    pool = read_pool([str(path)], "prose", "text", tmp_path / "out")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    documents = list(pool.documents)
+    assert " ".join(" ".join(document) for document in documents) == " ".join(text.split())
+    assert max(map(len, documents)) < 2 * sources.MOST_SENTENCES
+    assert peak < len(text) / 2
+
+
+def test_a_record_that_no_memory_holds_is_refused(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sources, "_MOST_RECORD", 1000)
+    monkeypatch.setattr(sources, "PART_BYTES", 100)
+    path = write(tmp_path, {"x.jsonl": json.dumps({"text": "a" * 5000}) + "\n"}) / "x.jsonl"
+    with pytest.raises(DataError, match="has a record of over 1,000 bytes; split it"):
+        read_pool([str(path)], "auto", "text", tmp_path / "out")
+
+
+def test_deduplication_holds_a_hash_of_eight_bytes_a_document(tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Many short documents: the tables stay on the disk."""
+    documents = [[f"Cat {number} sat."] for number in range(30_000)]
+    path = sentences(tmp_path / "x", documents)
+    tracemalloc.start()
+    corpus(monkeypatch, tmp_path / "out", "--input", str(path), "--layout", "sentences",
+           "--num-files", "50", "--vocab-file", str(vocabulary(tmp_path)), "--jobs", "1")  # fmt: skip
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 30_000 * 300, "of which the part that is cut into documents is the most"
+
+
+def vocabulary(folder: Path) -> Path:
+    (folder / "vocab.txt").write_text(
+        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"])
+    )
+    return folder / "vocab.txt"
