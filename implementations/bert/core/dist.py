@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as distributed
 from torch import Tensor
+from torch.testing._internal.distributed import fake_pg
 
 from common.env import ConfigError, announce, env
 
@@ -71,6 +72,21 @@ class Config:
     num_threads: int = env(
         "OMP_NUM_THREADS", 0, at_least=0, doc="CPU threads per process; 0: PyTorch's default"
     )
+
+    emulate: int = env(
+        "EMULATE_RANKS",
+        0,
+        at_least=0,
+        doc="trains rank 0 of so many, alone: its shard, memory and step without the network; no result",
+    )
+
+    def __post_init__(self) -> None:
+        """With EMULATE_RANKS the world has so many ranks. Raises ConfigError if others are there too."""
+        if self.emulate and self.world_size not in (1, self.emulate):
+            raise ConfigError(
+                f"EMULATE_RANKS={self.emulate} with WORLD_SIZE={self.world_size}: start one process"
+            )
+        object.__setattr__(self, "world_size", self.emulate or self.world_size)
 
     def check(self) -> None:
         """Raises ConfigError for an impossible rank or an unavailable device."""
@@ -150,7 +166,12 @@ class World:
             torch.cuda.set_device(config.local_rank)
         elif config.num_threads:
             torch.set_num_threads(config.num_threads)
-        if self.joined:
+        if config.emulate:
+            # Its collectives return at once, with this rank's own numbers.
+            distributed.init_process_group(
+                "fake", store=fake_pg.FakeStore(), rank=self.rank, world_size=self.size
+            )
+        elif self.joined:
             backend = "nccl" if use_cuda else "gloo"
             timeout = datetime.timedelta(seconds=config.timeout_seconds)
             announce(

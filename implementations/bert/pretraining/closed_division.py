@@ -62,6 +62,7 @@ RULES = {
     "PACKING_FACTOR": "the global batch is logged in sequences: 2 for a packed row of Wikipedia, 1 for an unpacked one",
     "MAX_SEQUENCES_PER_ROW": "rows of Wikipedia hold 2 sequences on average if up to 3 fit: BATCHING=online needs 3",
     "INIT_CHECKPOINT": "training starts from model.ckpt-28252: give the converted checkpoint (training rules, weights)",
+    "EMULATE_RANKS": "one rank without the others trains no model",
     "INIT_OPTIMIZER": "LAMB's moments start from 0 (reference, optimization.py)",
     "RESUME": "a run is timed from its start, and the log of a resumed one leaves out the time trained before",
 }
@@ -70,6 +71,7 @@ KEPT: dict[str, tuple[Any, ...]] = {
     "OPTIMIZER": ("lamb", "apex_lamb"), "MAX_GRAD_NORM": (1.0,), "CLIP": ("before", "after"),
     "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,),
     "TARGET_MLM_ACCURACY": (0.72,), "NUM_EVAL_EXAMPLES": (10_000,), "MAX_SEQ_LENGTH": (512,), "SEED": (None,),
+    "EMULATE_RANKS": (0,),
     "BATCHING": ("rows", "online"), "MASKING": ("static",), "NSP": (True,),
     **dict.fromkeys(("EVAL_INITIAL", "SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),
 }  # fmt: skip

@@ -105,6 +105,11 @@ class Config(ModelFiles, Hardware):
             self.optim, self.numerics, self.device, others, own_checkpoints=self.checkpoint.shards
         )
         self.check_device(uses_graph=self.uses_graph)
+        if self.dist.emulate and (self.checkpoint.directory or self.zero.is_deepspeed):
+            wrong = "ENGINE=deepspeed" if self.zero.is_deepspeed else "CHECKPOINT_DIR"
+            raise ConfigError(
+                f"EMULATE_RANKS={self.dist.emulate} trains one rank's part, which is no model: unset {wrong}"
+            )
         if self.data.max_seq_length > self.model.max_position_embeddings:
             limit = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             raise ConfigError(f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds {limit}")
@@ -207,6 +212,13 @@ class Config(ModelFiles, Hardware):
             evaluate=dataclasses.replace(self.evaluate, initial=True),
             mlperf=dataclasses.replace(self.mlperf, division="open"),
         )
+
+    def emulated(self) -> Config:
+        """With EMULATE_RANKS without evaluations, which would be of a model of which one part is trained."""
+        if not self.dist.emulate:
+            return self
+        none = dataclasses.replace(self.evaluate, every_samples=0, initial=False)
+        return dataclasses.replace(self, evaluate=none)
 
     def hyperparameters(self, seed: int) -> dict[str, Any]:
         """The run's settings for the MLPerf log, by MLLOG key."""

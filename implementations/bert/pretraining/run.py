@@ -32,7 +32,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
         closed_division.check(config, starts=not check_only)
         if not check_only:
             _check_gpu(config)
-        config = config.rehearsed().of_trial()
+        config = config.rehearsed().emulated().of_trial()
         if check_only:
             print(check.report(config))
             return SUCCESS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -147,7 +148,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
                 log.run_stop(
                     ending.samples,
                     evaluation.num_sequences,
-                    ending.reached or not config.evaluate.has_target,
+                    ending.reached or not (config.evaluate.has_target or config.dist.emulate),
                 )
             if ending.batches > done_batches and config.checkpoint.directory is not None:
                 saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
@@ -163,6 +164,8 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         if closed and not ending.stopped:
             closed_division.prove(config, source, world)
         progress.summary(ending)
+        if config.dist.emulate:
+            report_emulation(world, ending.batches, time.monotonic() - run_start)
         take_step = unprofiled(take_step)
         if config.sustained_minutes and not ending.stopped:
             # The same work for a power meter, with a learning rate of 0.
@@ -177,6 +180,17 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         data.close()
         saver.writer.wait()
     return ending
+
+
+def report_emulation(world: World, batches: int, seconds: float) -> None:
+    """Prints what one rank of many takes, as such."""
+    if world.device.type == "cuda":
+        memory = f"{torch.cuda.max_memory_allocated() / 1e9:.2f} GB of the GPU"
+    else:
+        memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6:.2f} GB of the host"
+    took = f"{1000 * seconds / max(batches, 1):.1f} ms a step without the network, at most {memory}"
+    what = f"rank 0 of {world.size} emulated, alone: {took}; losses, weights and log are no result"
+    print(f"bert: {what}", file=sys.stderr, flush=True)
 
 
 def resolve_kernels(config: Config, world: World) -> Config:

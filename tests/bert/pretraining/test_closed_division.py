@@ -72,6 +72,7 @@ WRONG = {
     ),
     "schedule": ({"LR_SCHEDULE": "poly"}, "LR_SCHEDULE=poly (the learning rate warms up linearly"),
     "end rate": ({"END_LR": "1e-5"}, "END_LR=1e-05 (the learning rate decays to 0"),
+    "emulation": ({"WORLD_SIZE": "1", "EMULATE_RANKS": "8"}, "EMULATE_RANKS=8 (one rank without"),
     "sequences per row": (
         {"PACKED": "0", "BATCHING": "online", "MAX_SEQUENCES_PER_ROW": "1"},
         "MAX_SEQUENCES_PER_ROW=1 (rows of Wikipedia hold 2 sequences on average if up to 3 fit",

@@ -104,7 +104,9 @@ def test_a_run_does_not_continue_on_data_altered_in_place(train, tmp_path):
     with h5py.File(path, "r+") as file:
         file["masked_lm_ids"][3] ^= 1
     for arguments in ((), ("--check",)):
-        refused = train(RESUME="1", arguments=arguments)
+        refused = train(
+            RESUME="1", RUN_DIR=str(tmp_path / f"r{len(arguments)}"), arguments=arguments
+        )
         assert refused.returncode == 2
         assert f"{path} was changed after it was written" in refused.stderr.splitlines()[-1]
 
