@@ -1,33 +1,27 @@
 """Our update rules as the optimizer of DeepSpeed's ZeRO, and its state by parameter name.
 
 ZeRO splits fp32 masters, gradients and the rule's states into flat partitions, one or several per rank, and calls
-``step`` on them. We wrap them in our own Shard (optim/flat.py), which knows the places of the parameters' parts, so
+``step`` on them. We wrap them in our own Shard (optim/flat.py), which knows where the parameters' parts lie, so
 that norms are those of whole parameters, summed over ranks, in any stage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
+from bert.deepspeed.zero import Partition, Zero
 from bert.model.init import Chunk
 from bert.optim.flat import ListRule, Segment, Shard, fill
 from bert.optim.rules import ParameterShards, Rule, Update
 
 MASTERS = "masters"
 STEPS = "step"  # DeepSpeed's tools look for the step count under this name
-
-
-class Partition(NamedTuple):
-    """A flat fp32 buffer of ZeRO, and the parts of parameters in it."""
-
-    flat: Tensor
-    segments: list[Segment]
 
 
 class ZeroRule(torch.optim.Optimizer):
@@ -51,9 +45,7 @@ class ZeroRule(torch.optim.Optimizer):
                 names=names,
                 segments=segments,
                 masters=masters,
-                gradient=torch.zeros(
-                    0, dtype=masters.dtype, device=masters.device
-                ),  # ZeRO passes one at each step
+                gradient=masters.new_zeros(0),  # ZeRO passes one at each step
                 weights=masters,  # ZeRO casts and gathers them
                 states=self.state[flat],
             )
@@ -90,41 +82,14 @@ class ZeroRule(torch.optim.Optimizer):
         return [MASTERS, *(name for name in self.shards()[0].states if name != STEPS)]
 
 
-def partitions_of(optimizer: Any, parameters: Sequence[nn.Parameter], rank: int) -> list[Partition]:
-    """Partitions of ZeRO's ``optimizer`` (stage 1, 2 or 3) on this rank; parameters in the model's order.
-
-    In stage 3 every parameter is split evenly over the ranks, padded with zeros; sub-groups hold the parts.
-    """
-    if hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        partitions = [Partition(flat, []) for flat in optimizer.fp32_partitioned_groups_flat]
-        for number, parameter in enumerate(parameters):
-            group, begin, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
-            real = min(size, parameter.ds_numel - rank * size)  # type: ignore[attr-defined]
-            if real > 0:
-                partitions[group].segments.append(
-                    Segment(parameter=number, begin=begin, size=real, start=rank * size)
-                )
-        return partitions
-    partitions = [Partition(group["params"][0], []) for group in optimizer.optimizer.param_groups]
-    for number, parameter in enumerate(parameters):
-        mapping = parameter._hp_mapping  # type: ignore[attr-defined]  # None where this rank has nothing of it
-        if mapping is not None:
-            place, within = mapping.get_hp_fragment_address(), mapping.lp_fragment_address
-            segment = Segment(
-                parameter=number, begin=place.start, size=place.numel, start=within.start
-            )
-            partitions[mapping.param_group_index].segments.append(segment)
-    return partitions
-
-
 class ZeroState:
-    """State of ``zero``, DeepSpeed's optimizer around ``update``, on this rank; shapes: of all parameters.
+    """State of ``zero``, which drives ``update``, on this rank; shapes: of all parameters.
 
     Gathers it for our checkpoints, and loads it into the partitions.
     """
 
     def __init__(
-        self, zero: Any, update: ZeroRule, shapes: Mapping[str, torch.Size], world: World
+        self, zero: Zero, update: ZeroRule, shapes: Mapping[str, torch.Size], world: World
     ) -> None:
         self.zero, self.update, self.shapes, self.world = zero, update, shapes, world
         self.names = list(shapes)
@@ -155,7 +120,7 @@ class ZeroState:
                         if segment.parameter == number:
                             mine = flat[segment.begin : segment.begin + segment.size]
                             gathered[segment.start : segment.start + segment.size].copy_(mine)
-                self.world.sum(gathered)
+                self.world.sum(gathered)  # each number is on one rank, and 0 on the others
                 if self.world.is_main:
                     tensors[name] = gathered.cpu().view(shape)
             if self.world.is_main:
@@ -172,30 +137,13 @@ class ZeroState:
             rule.num_steps.fill_(int(state["num_steps"]))
         for part in self.update.parts():
             flats = self.flats(part)
-            held = {self.names[segment.parameter] for _, segments in flats for segment in segments}
-            fill(flats, self.names, (span for name in held for span in spans_of(state[part], name)))
-        self._publish()
+            names = {self.names[segment.parameter] for _, segments in flats for segment in segments}
+            spans = (span for name in names for span in spans_of(state[part], name))
+            fill(flats, self.names, spans)
+        self.zero.publish()
 
     @torch.no_grad()
-    def begin(self, partitions: Sequence[Partition], shards: Iterable[Chunk]) -> None:
+    def begin(self, partitions: Sequence[Partition], chunks: Iterable[Chunk]) -> None:
         """Sets the masters to the weights before a cast to low precision. Before ``update`` is bound. A collective."""
-        fill(partitions, self.names, shards)
-        self._publish()
-
-    def _publish(self) -> None:
-        """Updates the weights of all ranks from the masters, as at the end of ZeRO's step."""
-        if hasattr(self.zero, "update_lp_params"):  # stages 1 and 2
-            self.zero.update_lp_params()
-            return
-        self.zero._partition_all_parameters()
-        for number in range(len(self.zero.fp32_partitioned_groups_flat)):
-            self.zero._reassign_or_swap_out_partitioned_parameters(number)
-        self.gather_persistent()
-
-    def gather_persistent(self) -> None:
-        """Gathers the small parameters that stage 3 keeps whole, as it expects after every, even a skipped, step.
-
-        A collective.
-        """
-        if persistent := getattr(self.zero, "persistent_parameters", []):
-            persistent[0].all_gather(persistent)
+        fill(partitions, self.names, chunks)
+        self.zero.publish()

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from bert.core.dist import World
 from bert.data.batch import Batch
-from bert.deepspeed.partitions import ZeroRule, ZeroState, partitions_of
+from bert.deepspeed import zero as zero_internals
+from bert.deepspeed.partitions import ZeroRule, ZeroState
 from bert.kernels.precision import LossScaler, Precision
 from bert.model.init import Chunk
 from bert.model.trainable import Trainable
@@ -55,9 +56,8 @@ def _choose_device(deepspeed: Any, world: World) -> None:
     # Not DeepSpeed's shared-memory all-reduce: compiling it takes minutes on a busy machine, and if killed leaves a
     # lock on which all later runs hang. gloo does the same.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    announce(
-        "LOCAL_RANK", str(world.local_rank)
-    )  # required by DeepSpeed; srun and a bare shell do not set it
+    # Required by DeepSpeed; srun and a bare shell do not set it.
+    announce("LOCAL_RANK", str(world.local_rank))
     if not distributed.is_initialized():  # DeepSpeed needs a group even for one rank
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
@@ -78,30 +78,27 @@ def check_fp16(deepspeed: Any, device: torch.device) -> None:
 
 
 @torch.no_grad()
-def place(
+def fill_parameters(
     named: Mapping[str, nn.Parameter],
     chunks: Iterable[Chunk],
     device: torch.device,
     then: Callable[[nn.Parameter], None] | None,
 ) -> None:
-    """Fills each parameter on the device, then calls ``then`` on it. The chunks of a parameter must be consecutive."""
-    placed = set()
-    for name, some in itertools.groupby(chunks, key=lambda chunk: chunk.name):
+    """Fills each parameter on the device, then calls ``then`` on it. The chunks of a parameter must be consecutive.
+
+    One parameter at a time is whole, so that a model larger than the device can be partitioned.
+    """
+    filled = set()
+    for name, chunks_of_one in itertools.groupby(chunks, key=lambda chunk: chunk.name):
         parameter = named[name]
         whole = torch.zeros(parameter.shape, dtype=parameter.dtype, device=device)
-        for _, start, values in some:
+        for _, start, values in chunks_of_one:
             whole.view(-1)[start : start + len(values)].copy_(values)
         parameter.data = whole
-        placed.add(name)
+        filled.add(name)
         if then is not None:
             then(parameter)
-    assert placed == named.keys()
-
-
-def _partitioner(deepspeed: Any, settings: dict[str, Any]) -> Callable[[nn.Parameter], None]:
-    """A function that partitions a parameter over the ranks as stage 3 does; each call is a collective."""
-    init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=settings)
-    return lambda parameter: init._convert_to_zero_parameters([parameter])
+    assert filled == named.keys()
 
 
 class DeepSpeedStep:
@@ -140,13 +137,13 @@ class DeepSpeedStep:
             self.spare = copy.deepcopy(model, dict(empty))
         shapes = {name: parameter.shape for name, parameter in named.items()}
         update = ZeroRule(named.values(), optimizer.rule, world)
-        place(
-            named, weights, world.device, _partitioner(deepspeed, settings) if stage == 3 else None
-        )
-        self.engine, zero, _, _ = deepspeed.initialize(
+        partition = zero_internals.partitioner(deepspeed, settings) if stage == 3 else None
+        fill_parameters(named, weights, world.device, partition)
+        self.engine, optimizer_of_zero, _, _ = deepspeed.initialize(
             model=model, optimizer=update, config=settings, dist_init_required=False
         )
-        partitions = partitions_of(zero, list(named.values()), world.rank)
+        zero = zero_internals.wrap(optimizer_of_zero)
+        partitions = zero.partitions(list(named.values()), world.rank)
         self.optimizer = ZeroState(zero, update, shapes, world)
         if precision.is_low:  # DeepSpeed took its masters from the weights after the cast
             self.optimizer.begin(partitions, masters())
@@ -169,9 +166,9 @@ class DeepSpeedStep:
         finite = torch.isfinite(norm)
         if self.scaler.enabled:
             self.scaler.update(finite)
-            self.optimizer.zero.loss_scaler.cur_scale = float(self.scaler.scale)
+            self.optimizer.zero.set_loss_scale(float(self.scaler.scale))  # waits for the device
             if not finite:
-                self.optimizer.gather_persistent()
+                self.optimizer.zero.after_skipped_step()
         return StepResult(losses._make(totals), norm, finite)
 
     @contextlib.contextmanager
@@ -209,4 +206,4 @@ class DeepSpeedStep:
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         if self.scaler.enabled:
-            self.optimizer.zero.loss_scaler.cur_scale = float(self.scaler.scale)
+            self.optimizer.zero.set_loss_scale(float(self.scaler.scale))

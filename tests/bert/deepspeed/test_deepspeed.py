@@ -13,6 +13,7 @@ from bert import optim
 from bert.deepspeed import settings
 from bert.deepspeed import step as zero_step
 from bert.deepspeed.settings import merged
+from bert.deepspeed.zero import partitioner
 from bert.kernels.precision import Precision
 from bert.model.config import BertConfig
 from bert.model.init import first_weights, use_placeholders
@@ -116,11 +117,11 @@ def _start_of_stage_3(world, config, folder):
     weights = list(first_weights(model, 0))
     use_placeholders(model, bf16.dtype, world.device)
     with Peak() as peak:
-        zero_step.place(
+        zero_step.fill_parameters(
             dict(model.named_parameters()),
             weights,
             world.device,
-            zero_step._partitioner(deepspeed, given),
+            partitioner(deepspeed, given),
         )
     assert sum(sizes) <= peak.now < 1.1 * sum(sizes), "its half, in two bytes a number"
     assert peak.most < sum(sizes) + 3 * 2 * max(sizes) < 1.6 * sum(sizes)
@@ -193,7 +194,7 @@ def _loss_scale(world, config, folder):
         ours = [steps[0].state_dict()]
         torch.distributed.broadcast_object_list(ours, 0)
         steps[1].load_state_dict(ours[0])
-        assert steps[1].optimizer.zero.loss_scaler.loss_scale == state["scale"]
+        assert steps[1].optimizer.zero.optimizer.loss_scaler.loss_scale == state["scale"]
 
 
 def test_in_fp16_the_loss_scale_and_the_skipped_steps_are_those_of_our_own_engine(tiny, tmp_path):
