@@ -21,7 +21,7 @@ from bert.data.tokens import WordPiece
 from bert.kernels import bind_kernels
 from bert.training import schedule
 from bert.training.graph import capture_or_warm_up
-from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
+from bert.training.loop import LoopHooks, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
 from bert.training.step import Step, build_step, check_finite
@@ -375,14 +375,14 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     )  # fmt: skip
     begin = time.monotonic()
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
-        parts = Parts(
+        hooks = LoopHooks(
             next_step=source(batches + 1).next_step, take_step=take_step,
             steps=StepCounter(rate, last, step.scaler, done, batches),
             schedule=due,
             progress=progress, stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank),
             evaluate=best.evaluate if best else lambda steps, samples: False, save=partial(interval.save, save),
         )  # fmt: skip
-        ending = train(parts)
+        ending = train(hooks)
     seconds = before + time.monotonic() - begin
     if ending.stopped:
         save(ending.step, ending.batches, ending.samples)

@@ -38,7 +38,7 @@ from bert.pretraining.memory import meta_model
 from bert.training.debug import CapturedStep, ProfiledStep, unprofiled
 from bert.training.evaluate import EvaluationGraph, Evaluator, rehearse
 from bert.training.graph import capture_or_warm_up, graph_capacity, static_batch
-from bert.training.loop import Parts, StepCounter, StepSchedule, step_seed, train
+from bert.training.loop import LoopHooks, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import MetricSink, Progress, metric_sinks
 from bert.training.mlperf import MlperfLog
 from bert.training.schedule import learning_rate
@@ -136,12 +136,12 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     note = config.run.run_dir / f"step_{config.run.trial}.txt" if config.run.run_dir else None
     try:
         with Stop(world, listen=config.checkpoint.directory is not None, note=note) as stop:
-            parts = Parts(
+            hooks = LoopHooks(
                 next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
                 stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
                 save=partial(interval.save, saver.save),
             )  # fmt: skip
-            ending = train(parts)
+            ending = train(hooks)
             if ending.reason == LAST_STEP and last < config.max_steps:
                 ending = replace(ending, reason="STEPS_THIS_RUN")
             if not ending.stopped:

@@ -74,21 +74,16 @@ class CapturedStep:
         model: nn.Module,
         take_step: TrainingStep,
     ) -> None:
-        self.config, self.folder, self.rank, self.model, self.take_step = (
-            config,
-            folder,
-            rank,
-            model,
-            take_step,
-        )
+        self.config, self.folder, self.rank = config, folder, rank
+        self.model, self.take_step = model, take_step
         self.count = self.micro_batch = 0
-        self.found: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}  # in the order of the step
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         if self.count >= STEPS:
             return self.take_step(batches, lr)
         self.count += 1
-        self.micro_batch, self.found = 0, {}
+        self.micro_batch, self.tensors = 0, {}
         if "inputs" in self.config.kinds:
             for number, batch in enumerate(batches, start=1):
                 for name, tensor in batch.tensors().items():
@@ -107,51 +102,48 @@ class CapturedStep:
             for handle in handles:
                 handle.remove()
         self.folder.mkdir(parents=True, exist_ok=True)
-        order = [name for name in self.found if not name.endswith(".gradient")]
-        order += [name for name in reversed(self.found) if name.endswith(".gradient")]
+        order = [name for name in self.tensors if not name.endswith(".gradient")]
+        order += [name for name in reversed(self.tensors) if name.endswith(".gradient")]
         with whole_file(self.folder / f"step_{self.count}_rank_{self.rank}.safetensors") as partial:
-            safetensors.torch.save_file(self.found, partial, metadata={ORDER: json.dumps(order)})
+            safetensors.torch.save_file(self.tensors, partial, metadata={ORDER: json.dumps(order)})
         return result
 
     def _hook(self, name: str) -> Any:
         def keep(module: nn.Module, inputs: Any, result: Any) -> None:
             for number, output in enumerate(result if isinstance(result, tuple) else (result,)):
-                place = f"{self.micro_batch}.{name}" + (f".{number}" if number else "")
-                activation, gradient = f"{place}.activation", f"{place}.gradient"
-                if (
-                    not isinstance(output, Tensor)
-                    or activation in self.found
-                    or gradient in self.found
-                ):
+                prefix = f"{self.micro_batch}.{name}" + (f".{number}" if number else "")
+                activation, gradient = f"{prefix}.activation", f"{prefix}.gradient"
+                is_second_run = activation in self.tensors or gradient in self.tensors
+                if not isinstance(output, Tensor) or is_second_run:
                     continue
                 if "activations" in self.config.kinds:
                     self._keep(activation, output)
                 if "gradients" in self.config.kinds and output.requires_grad:
-                    self.found[gradient] = torch.empty(0)  # keeps its place in the order
+                    self.tensors[gradient] = torch.empty(0)  # keeps its position in the order
                     output.register_hook(lambda tensor, name=gradient: self._keep(name, tensor))
 
         return keep
 
     def _keep(self, name: str, tensor: Tensor) -> None:
-        self.found[name] = tensor.detach().to("cpu", copy=True).contiguous()
+        self.tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
 
 
-def differences(one: Path, other: Path) -> Iterator[tuple[str, float, float]]:
-    """(name, largest absolute difference, that relative to the largest number of ``one``) in the order of the step.
+def differences(reference: Path, other: Path) -> Iterator[tuple[str, float, float]]:
+    """(name, largest absolute difference, that relative to the reference's largest number) in the order of the step.
 
-    Infinite if a tensor is missing in one or has another shape; tensors of ``other`` alone come last. Raises DataError
-    for a damaged file, or one not written by CAPTURE.
+    Infinite if a tensor is missing in either or has another shape; tensors of ``other`` alone come last. Raises
+    DataError for a damaged file, or one not written by CAPTURE.
     """
 
     def largest(tensor: Tensor) -> float:
-        found = float(tensor.abs().max()) if tensor.numel() else 0.0
-        return float("inf") if math.isnan(found) else found
+        maximum = float(tensor.abs().max()) if tensor.numel() else 0.0
+        return float("inf") if math.isnan(maximum) else maximum  # comparisons with nan are False
 
-    with _opened(one) as a, _opened(other) as b:
+    with _opened(reference) as a, _opened(other) as b:
         order = [name for file in (a, b) for name in json.loads(file.metadata()[ORDER])]
-        held = [(file, set(file.keys())) for file in (a, b)]
+        names_of = [(file, set(file.keys())) for file in (a, b)]
         for name in dict.fromkeys(order):
-            pair = [file.get_tensor(name).double() for file, names in held if name in names]
+            pair = [file.get_tensor(name).double() for file, names in names_of if name in names]
             if len(pair) == 2 and name.endswith(".gradient"):  # empty: never computed, as 0
                 pair = [x if x.numel() else torch.zeros_like(y) for x, y in (pair, pair[::-1])]
             if len(pair) < 2 or pair[0].shape != pair[1].shape:
@@ -191,8 +183,8 @@ class ProfileConfig:
     @property
     def span(self) -> tuple[int, int] | None:
         """First and last step, counted from 1; None if none are profiled."""
-        found = re.fullmatch(r"(\d+),(\d+)", self.steps)
-        return (int(found[1]), int(found[2])) if found else None
+        numbers = re.fullmatch(r"(\d+),(\d+)", self.steps)
+        return (int(numbers[1]), int(numbers[2])) if numbers else None
 
     def check(self, run: rundir.Config, num_steps: int) -> None:
         """Raises ConfigError for an invalid span of the ``num_steps`` of this process, and without RUN_DIR."""
@@ -247,9 +239,10 @@ def unprofiled(take_step: TrainingStep) -> TrainingStep:
         return take_step
     step = take_step
     if step.count < step.last:
-        outcome = "no trace is written" if step.profile is None else f"{step.path} ends there"
+        outcome = "no trace is written"
         if step.profile is not None:
             step._export()
+            outcome = f"{step.path} ends there"
         early = f"PROFILE_STEPS={step.first},{step.last}: this process ended after its step {step.count}"
         print(f"{early}: {outcome}", file=sys.stderr, flush=True)
     return step.take_step

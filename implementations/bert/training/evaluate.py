@@ -21,7 +21,7 @@ from bert.model.bert import BertForPreTraining
 from bert.training.graph import copy_batches, graph_capacity, static_batch
 from common.env import env
 
-_COUNTS = 6  # see _count
+NUM_COUNTS = 6  # see _count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +82,8 @@ def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -
     """Steps to evaluate after: the first with at least start, start + every, ... nominal samples trained."""
     if not config.every_samples:
         return set()
-    points = range(
-        config.start_samples or config.every_samples, max_samples + 1, config.every_samples
-    )
+    start = config.start_samples or config.every_samples
+    points = range(start, max_samples + 1, config.every_samples)
     return {-(-samples // global_batch_size) for samples in points}
 
 
@@ -122,36 +121,36 @@ class Evaluator:
             )
         self.num_sequences = config.num_examples or records.num_sequences
         mine = share(records, self.num_sequences, world.rank, world.size)
-        if graph is None:  # sequences of like length together: the sums do not depend on the order
-            chosen = [
-                mine[begin : begin + config.batch_size]
-                for begin in range(0, len(mine), config.batch_size)
-            ]
-        else:
-            chosen = fill_batches(records, mine, graph.room)
-        batches = [make_batch(records, sequences, max_seq_length) for sequences in chosen]
+        size = config.batch_size
+        # Sequences of like length together; the order does not change the sums.
+        groups = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
+        if graph is not None:  # every batch costs its capacity, so as few as possible
+            groups = fill_batches(records, mine, graph.room)
+        batches = [make_batch(records, sequences, max_seq_length) for sequences in groups]
         if graph is not None:
             batches = [static_batch(batch, graph.capacity) for batch in batches]
+        # On the device from the start: an evaluation is on the clock.
         self.batches: list[PretrainingBatch] = [batch.to(world.device) for batch in batches]
 
     @torch.no_grad()
     def __call__(self, model: BertForPreTraining) -> Result:
         """Accuracy = correct / masked tokens over all ranks; losses are means over masked tokens and over sequences."""
-        totals = torch.zeros(_COUNTS, dtype=torch.float64, device=self.world.device)
+        totals = torch.zeros(NUM_COUNTS, dtype=torch.float64, device=self.world.device)
         with model.evaluating():
             # The graph was recorded for evaluations after a step; before the first one there are no fp8 scales.
-            graphed = self.graph is not None and self.graph.in_fp8 == model.evaluates_in_fp8
+            graph = self.graph
+            if graph is not None and graph.in_fp8 != model.evaluates_in_fp8:
+                graph = None
             for batch in self.batches:
-                totals += (
-                    self.graph(batch)
-                    if self.graph is not None and graphed
-                    else _count(model, batch)
-                )
+                totals += graph(batch) if graph is not None else _count(model, batch)
+        # Here the host waits for the device.
         correct, loss, masked, nsp_correct, nsp_loss, sequences = self.world.sum(totals).tolist()
         return Result(
-            accuracy=correct / masked, mlm_loss=loss / masked, nsp_loss=nsp_loss / sequences if sequences else None,
+            accuracy=correct / masked,
+            mlm_loss=loss / masked,
+            nsp_loss=nsp_loss / sequences if sequences else None,
             nsp_accuracy=nsp_correct / sequences if sequences else None,
-        )  # fmt: skip
+        )
 
 
 class EvaluationGraph:
@@ -164,7 +163,7 @@ class EvaluationGraph:
         self.room = evaluation_room(config.batch_size, max_seq_length)
         self.capacity = graph_capacity(self.room, config.batch_size)
         self.batch = static_batch(dummy_batch(1, max_seq_length, model), self.capacity).to(device)
-        self.counts = torch.zeros(_COUNTS, dtype=torch.float64, device=device)
+        self.counts = torch.zeros(NUM_COUNTS, dtype=torch.float64, device=device)
         with torch.no_grad(), model.evaluating(calibrated=True):
             self.in_fp8 = model.evaluates_in_fp8
             stream = warm_stream(lambda: _count(model, self.batch), 2, device)
@@ -213,27 +212,28 @@ def fill_batches(
     Sorted by length they are distributed back and forth. A sequence that exceeds the room alone is a batch alone.
     """
     ordered = sequences[np.argsort(-records.sequence_lengths[sequences], kind="stable")]
-    sizes = (
-        records.sequence_lengths[ordered],
-        np.diff(records.masked_lm_offsets)[ordered],
-        np.ones(len(ordered)),
-    )
-    limits = (room.tokens, room.masked, room.sequences)
-    least = max(size.sum() / limit for size, limit in zip(sizes, limits, strict=True))
+    tokens = records.sequence_lengths[ordered]
+    masked = np.diff(records.masked_lm_offsets)[ordered]
+    limits = [
+        (tokens, room.tokens),
+        (masked, room.masked),
+        (np.ones(len(ordered)), room.sequences),
+    ]
+    least = max(size.sum() / limit for size, limit in limits)
     for count in range(max(1, int(np.ceil(least))), len(sequences) + 1):
-        place = np.arange(len(ordered)) % (2 * count)
-        batch = np.minimum(place, 2 * count - 1 - place)
-        fits = all(
-            np.bincount(batch, size, count).max() <= limit
-            for size, limit in zip(sizes, limits, strict=True)
-        )
+        turn = np.arange(len(ordered)) % (2 * count)
+        batch = np.minimum(turn, 2 * count - 1 - turn)  # 0, 1, ..., 1, 0, 0, 1, ...
+        fits = all(np.bincount(batch, size, count).max() <= limit for size, limit in limits)
         if fits or count == len(sequences):
             return [ordered[batch == number] for number in range(count)]
     return []
 
 
 def _count(model: BertForPreTraining, batch: PretrainingBatch) -> Tensor:
-    """(correct, summed loss, masked tokens; correct, summed loss, sequences) of a batch, fp64."""
+    """(correct, summed loss, masked tokens; correct, summed loss, sequences) of a batch [6].
+
+    In fp64: the accuracy must not depend on how the sequences are distributed over batches and ranks.
+    """
     mlm, losses, nsp = model.scored(batch)
     counts = [
         (mlm.argmax(dim=1) == batch.masked_labels).sum(),  # no word is IGNORE

@@ -113,9 +113,9 @@ class GraphedStep:
             earlier, failed = None, None
             try:
                 while (
-                    step.measures not in self.captured
+                    step.needs_calibration_step not in self.captured
                 ):  # a measuring step is followed by one that does not measure
-                    measures = step.measures
+                    measures = step.needs_calibration_step
                     earlier = self.captured[measures] = CapturedStep(
                         step, self.batches, stream, earlier
                     )
@@ -146,14 +146,14 @@ class GraphedStep:
         copy_batches(self.batches, self.stages[stage])
         self.consumed[stage].record(stream)
         self.step.lr.fill_(lr)
-        captured = self.captured[self.step.measures]
+        captured = self.captured[self.step.needs_calibration_step]
         self._start(captured)
         self.finished[stage].record(stream)
         return captured.result
 
     def _start(self, captured: CapturedStep) -> None:
         captured.graph.replay()
-        self.step.mark_replayed()
+        self.step.after_graph_replay()
 
 
 def capture_or_warm_up(
@@ -179,7 +179,7 @@ def capture_or_warm_up(
     torch.cuda.empty_cache()  # a failed capture's memory, for the eager steps; nothing without a GPU
     if rehearse:
         with step.rollback():
-            for _ in range(2 if step.measures else 1):
+            for _ in range(2 if step.needs_calibration_step else 1):
                 step(examples(), 0.0)
         step.model.zero_grad()
     return step

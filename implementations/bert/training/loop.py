@@ -15,12 +15,12 @@ from bert.training.metrics import Progress
 from bert.training.step import TrainingStep
 from bert.training.stop import LAST_STEP, TARGET, Ending, Stop, TrainingError
 
-MOST_OVERFLOWS = 50  # in a row: so many halvings bring any sensible loss scale to 1
+MAX_CONSECUTIVE_OVERFLOWS = 50  # so many halvings bring any sensible loss scale to 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What the loop drives.
+class LoopHooks:
+    """What the loop calls.
 
     next_step: micro-batches of the next step, on the CPU or the device; seed: batch number -> random seed; evaluate:
     (steps, samples) -> whether the target is reached; save: writes a checkpoint of (steps, batches, samples). The last
@@ -38,52 +38,52 @@ class Parts:
     save: Callable[[int, int, int], None]
 
 
-def train(parts: Parts) -> Ending:
+def train(hooks: LoopHooks) -> Ending:
     """Runs to the end; every rank calls it with the same settings. The caller writes the last checkpoint.
 
-    Raises TrainingError if training has broken down, and what the parts raise.
+    Raises TrainingError if training has broken down, and what the hooks raise.
     """
-    steps, schedule, progress = parts.steps, parts.schedule, parts.progress
+    steps, schedule, progress = hooks.steps, hooks.schedule, hooks.progress
 
     def evaluate() -> bool:
         samples = progress.samples()
         with progress.paused():  # evaluation is not training time
-            return parts.evaluate(steps.done, samples)
+            return hooks.evaluate(steps.done, samples)
 
     reached = steps.batches == 0 and schedule.after(0).evaluate and evaluate()
     stopped = None
 
     while not reached and not stopped and steps.done < schedule.last:
-        batches, rate = parts.next_step(), steps.begin()
+        batches, rate = hooks.next_step(), steps.begin()
         # Makes dropout depend on the batch alone, not on what ran before.
-        torch.manual_seed(parts.seed(steps.batches))
-        progress.add(parts.take_step(batches, rate), batches)
+        torch.manual_seed(hooks.seed(steps.batches))
+        progress.add(hooks.take_step(batches, rate), batches)
 
-        due, stopped = schedule.after(steps.done), parts.stop.agreed(steps.batches, steps.done)
+        due = schedule.after(steps.done)
+        stopped = hooks.stop.agreed(steps.batches, steps.done)
         if not any(due) and not stopped:
             continue
+        # From here on the host waits for the device.
         if not steps.resolve():
-            due = Triggers()  # postponed by overflows
+            due = Due()  # postponed by overflows
         if due.report:
             progress.report(steps.done, steps.batches)
         if due.evaluate:
             reached = evaluate()
         if due.checkpoint and not due.end and not reached and not stopped:
-            parts.save(steps.done, steps.batches, progress.samples())
+            hooks.save(steps.done, steps.batches, progress.samples())
 
-    return Ending(
-        TARGET if reached else stopped or LAST_STEP, steps.done, steps.batches, progress.samples()
-    )
+    reason = TARGET if reached else stopped or LAST_STEP
+    return Ending(reason, steps.done, steps.batches, progress.samples())
 
 
 def step_seed(seed: int, step: int, rank: int) -> int:
     """Dropout seed of one step on one rank: independent streams, with no state to save in checkpoints."""
-    return int(
-        np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)[0] >> np.uint64(1)
-    )
+    (state,) = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
+    return int(state >> np.uint64(1))  # positive as an int64
 
 
-class Triggers(NamedTuple):
+class Due(NamedTuple):
     """What is due after a step, in this order."""
 
     report: bool = False
@@ -105,12 +105,11 @@ class StepSchedule:
     evaluations: Collection[int] = ()
     checkpoint: Callable[[int], bool] = lambda step: False
 
-    def after(self, step: int) -> Triggers:
+    def after(self, step: int) -> Due:
         """What is due after ``step`` (1 is the first). An evaluation and the end are preceded by a report."""
         evaluate, end = step in self.evaluations, step >= self.last
-        return Triggers(
-            evaluate or end or step % self.report_every == 0, evaluate, self.checkpoint(step), end
-        )
+        report = evaluate or end or step % self.report_every == 0
+        return Due(report, evaluate, self.checkpoint(step), end)
 
 
 class StepCounter:
@@ -142,6 +141,7 @@ class StepCounter:
         self.batches += 1
         if self.rates is None:
             return self.rate(self.done)
+        # The step's index, which only the device knows: a gather there, where the host would have to wait.
         return torch.take(self.rates, self.batches - 1 - self.scaler.num_skipped_steps)
 
     def resolve(self) -> bool:
@@ -154,7 +154,7 @@ class StepCounter:
         expected, self.done = self.done, self.batches - int(self.scaler.num_skipped_steps)
         if self.done > self.resolved:
             self.resolved, self.resolved_batches = self.done, self.batches
-        elif (count := self.batches - self.resolved_batches) > MOST_OVERFLOWS:
+        elif (count := self.batches - self.resolved_batches) > MAX_CONSECUTIVE_OVERFLOWS:
             failure = f"gradients were not finite in {count} steps in a row after step {self.done}"
             raise TrainingError(f"{failure}: lower LR or INIT_LOSS_SCALE, or look at the data")
         return self.done == expected

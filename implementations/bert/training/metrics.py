@@ -75,12 +75,13 @@ def metrics_file(path: Path, first_step: int) -> MetricSink:
     lines = (
         path.read_text(encoding="utf-8").splitlines(True) if first_step and path.is_file() else []
     )
-    kept = (
+    # Lines of steps that are taken again go, and the cut-off last line of a killed run.
+    lines_before = (
         line
         for line in lines
         if line.endswith("}\n") and json.loads(line).get("step", 0) <= first_step
     )
-    write_text(path, "".join(kept))
+    write_text(path, "".join(lines_before))
     file = path.open("a", encoding="utf-8", buffering=1)
     return lambda kind, values: file.write(json.dumps({"kind": kind, **values}) + "\n")
 
@@ -125,20 +126,20 @@ def weights_and_biases(folder: Path, name: str, settings: Mapping[str, Any]) -> 
 
 def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
     """A sink that may fail: at its first error the run prints a warning and continues without it."""
-    kept: list[MetricSink] = []
+    working: list[MetricSink] = []  # empty once it has failed
 
     def attempt(act: Callable[[], object]) -> None:
         try:
             act()
         except Exception as error:
-            kept.clear()
+            working.clear()
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             print(
                 f"bert: warning: {name} gets no more figures: {reason}", file=sys.stderr, flush=True
             )
 
-    attempt(lambda: kept.append(make()))
-    return lambda kind, values: attempt(lambda: [sink(kind, values) for sink in kept])
+    attempt(lambda: working.append(make()))
+    return lambda kind, values: attempt(lambda: [sink(kind, values) for sink in working])
 
 
 def metric_sinks(
@@ -192,9 +193,8 @@ class Progress:
         if not self.names:
             self.names = result.losses._fields  # type: ignore[attr-defined]
             self.totals = torch.zeros(len(self.names) + 1, device=self.world.device)
-        self.totals += torch.stack(
-            [*result.losses, torch.where(result.finite, result.norm, 0).to(self.totals.dtype)]
-        )
+        norm = torch.where(result.finite, result.norm, 0).to(self.totals.dtype)
+        self.totals += torch.stack([*result.losses, norm])
         self.span_steps += 1
         self.local_samples += result.finite * sum(batch.num_sequences for batch in batches)
         self.overflows += ~result.finite
@@ -218,12 +218,13 @@ class Progress:
         A collective. batches: number so far, including those that overflowed. Raises TrainingError if training has
         broken down.
         """
-        totals = self.world.sum(self.totals / (max(self.span_steps, 1) * self.world.size)).tolist()
-        samples, now = self.samples(), time.monotonic()
+        span_steps = max(self.span_steps, 1)
+        means = self.world.sum(self.totals / (span_steps * self.world.size)).tolist()
         overflows = int(self.world.sum(self.overflows.clone()).item()) // self.world.size
+        samples, now = self.samples(), time.monotonic()
         seconds = now - self.span_started - self.span_paused_seconds
         speed = (samples - self.span_samples) / max(seconds, 1e-9)
-        losses = dict(zip(self.names, totals[:-1], strict=True))
+        losses = dict(zip(self.names, means[:-1], strict=True))
         loss, lr = sum(losses.values()), self.rate(step)
         if self.world.is_main:
             per_step = (now - self.started - self.paused_seconds) / max(step - self.first_step, 1)
@@ -236,6 +237,7 @@ class Progress:
         if overflows and not self.skips_overflows:
             failure = f"gradients were not finite in {overflows} of the {self.span_steps} steps up to step {step}"
             raise TrainingError(f"{failure}: lower LR, or look at the data")
+        num_norms = max(self.span_steps - overflows, 1)  # steps that overflowed count as 0
         values = {
             "step": step,
             "epoch": self.epochs(batches, samples),
@@ -243,20 +245,27 @@ class Progress:
             "loss": loss,
             **{f"{name}_loss": value for name, value in losses.items()},
             "lr": lr,
-            "grad_norm": totals[-1] * self.span_steps / max(self.span_steps - overflows, 1),
+            "grad_norm": means[-1] * self.span_steps / num_norms,
             "ms_per_step": 1000 * seconds / max(step - self.span_first_step, 1),
             "sequences_per_second": speed,
             "per_gpu": speed / self.world.size,
         }
-        self.recent.append((step - self.span_first_step, loss))
+        self._keep_recent(step - self.span_first_step, loss)
+        self._begin_span(step, samples, now)
+        for sink in self.sinks:
+            sink("train", values)
+
+    def _keep_recent(self, num_steps: int, loss: float) -> None:
+        """Keeps as few reports as have MEAN_STEPS steps."""
+        self.recent.append((num_steps, loss))
         while sum(steps for steps, _ in self.recent) - self.recent[0][0] >= MEAN_STEPS:
             self.recent.popleft()
+
+    def _begin_span(self, step: int, samples: int, now: float) -> None:
         self.span_started, self.span_samples = now, samples
         self.span_first_step, self.span_steps, self.span_paused_seconds = step, 0, 0.0
         self.totals.zero_()
         self.overflows.zero_()
-        for sink in self.sinks:
-            sink("train", values)
 
     def summary(self, ending: Ending) -> None:
         """Writes the figures of the whole run to the sinks.
@@ -264,7 +273,7 @@ class Progress:
         raw_train_time: the loop with its evaluations and checkpoints; e2e_train_time: since the process began.
         """
         now = time.monotonic()
-        seconds = now - self.started
+        seconds, samples = now - self.started, ending.samples - self.resumed_samples
         values: dict[str, Any] = {
             "end": ending.reason,
             "step": ending.step,
@@ -272,8 +281,7 @@ class Progress:
             "e2e_train_time": now - PROCESS_STARTED,
             "raw_train_time": seconds,
             "evaluation_time": self.paused_seconds,
-            "training_sequences_per_second": (ending.samples - self.resumed_samples)
-            / max(seconds, 1e-9),
+            "training_sequences_per_second": samples / max(seconds, 1e-9),
         }
         if self.recent:
             num_steps = sum(steps for steps, _ in self.recent)

@@ -13,9 +13,11 @@ class Config:
     """Rule, base rate, length and warm-up. Without LR_DECAY_STEPS, MAX_STEPS ends both the run and the decay."""
 
     schedule: str = env(
-        "LR_SCHEDULE", "mlperf", choices=("mlperf", "dle", "poly", "linear", "samsung"),
+        "LR_SCHEDULE",
+        "mlperf",
+        choices=("mlperf", "dle", "poly", "linear", "samsung"),
         doc="learning-rate rule, see docs/train.md",
-    )  # fmt: skip
+    )
     lr: float = env("LR", above=0, doc="base learning rate")
     max_steps: int = env(
         "MAX_STEPS", at_least=1, doc="optimizer steps of the run, and of the learning rate's decay"
@@ -58,10 +60,8 @@ class Config:
             "START_WARMUP_STEP": self.start_warmup_step != 0,
             "CONSTANT_PROPORTION": self.constant_proportion != 0,
         }
-        if (
-            unused := {name for name, differs in changed.items() if differs}
-            - RULES[self.schedule][1]
-        ):
+        is_set = {name for name, differs in changed.items() if differs}
+        if unused := is_set - RULES[self.schedule][1]:
             raise ConfigError(
                 f"LR_SCHEDULE={self.schedule} does not use {', '.join(sorted(unused))}: leave it unset"
             )
@@ -171,8 +171,12 @@ def describe(config: Config) -> str:
     warmup, start = config.warmup
     if RULES[config.schedule][0] is by_share:
         warmup = round(config.length * config.warmup_share)
-    points = [("first", 1), ("warmed up", min(max(warmup + start, 1), config.max_steps)),
-              ("middle", max(config.max_steps // 2, 1)), ("last", config.max_steps)]  # fmt: skip
+    points = [
+        ("first", 1),
+        ("warmed up", min(max(warmup + start, 1), config.max_steps)),
+        ("middle", max(config.max_steps // 2, 1)),
+        ("last", config.max_steps),
+    ]
     rates = ", ".join(
         f"{learning_rate(step, config):.4g} at step {step:,} ({name})" for name, step in points
     )

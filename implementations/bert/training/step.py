@@ -60,7 +60,7 @@ def build_step(
     precision.apply()
     masters = cast_with_masters(model, precision.dtype) if first_weights is None else None
     fp8 = model.use_fp8(precision.fp8, world.device) if precision.fp8 is not None else None
-    updater = optim.build(
+    sharded_optimizer = optim.build(
         optimizer,
         model,
         masters,
@@ -70,7 +70,8 @@ def build_step(
         first_weights=first_weights,
     )
     clipping = Clipping(when=optimizer.clip, max_norm=optimizer.max_grad_norm)
-    return Step(model, updater, clipping, LossScaler(precision, world.device), fp8, world)
+    scaler = LossScaler(precision, world.device)
+    return Step(model, sharded_optimizer, clipping, scaler, fp8, world)
 
 
 @contextlib.contextmanager
@@ -91,10 +92,9 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
 def is_finite(state: Iterable[Tensor], world: World) -> bool:
     """Whether no rank has inf or nan in its ``state``. A collective, which waits for the device."""
     tensors = [tensor for tensor in state if tensor.is_floating_point() and tensor.numel()]
-    extremes = torch.stack(
-        [torch.stack(tensor.aminmax()).to(world.device, torch.float64) for tensor in tensors]
-    )
-    return not world.any(not extremes.isfinite().all())  # aminmax keeps nan, and makes no copy
+    # aminmax keeps nan and makes no copy, unlike isfinite() of tensors as large as the model.
+    extremes = [torch.stack(tensor.aminmax()).to(world.device, torch.float64) for tensor in tensors]
+    return not world.any(not torch.stack(extremes).isfinite().all())
 
 
 def check_finite(state: Iterable[Tensor], world: World, step: int) -> None:
@@ -118,18 +118,12 @@ class Step:
         fp8: Scaling | None,
         world: World,
     ) -> None:
-        self.model, self.optimizer, self.scaler, self.fp8, self.world = (
-            model,
-            optimizer,
-            scaler,
-            fp8,
-            world,
-        )
+        self.model, self.optimizer, self.world = model, optimizer, world
+        self.scaler, self.fp8 = scaler, fp8
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
         self.gradients = Gradients(model, optimizer, clipping, world, find_overflow=scaler.enabled)
-        self.mark: Callable[[str], None] = lambda part: (
-            None
-        )  # timing hook, called at the end of a part of the step
+        # Timing hook, called at the end of a part of the step.
+        self.mark: Callable[[str], None] = lambda part: None
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
         """Trains on the micro-batches; their gradients are averaged."""
@@ -139,32 +133,34 @@ class Step:
     def run(self, batches: Sequence[Batch]) -> StepResult:
         """The step on batches on the device, at the rate in ``lr``: what a CUDA graph captures."""
         self.model.zero_grad()
-        totals: list[Tensor] = []
+        means: list[Tensor] = []
+        # The gradients of the micro-batches add up to their mean, times the loss scale.
+        factor = self.scaler.scale / len(batches)
         for number, batch in enumerate(batches, start=1):
-            factor = self.scaler.scale / len(batches)
             with self.gradients.micro_batch(number == 1, number == len(batches), factor):
                 losses = self.gradients.forward(batch)
                 (functools.reduce(operator.add, losses) * factor).backward()
-            totals = totals or [torch.zeros((), device=loss.device) for loss in losses]
-            for total, loss in zip(totals, losses, strict=True):
-                total.add_(loss.detach(), alpha=1 / len(batches))
+            means = means or [torch.zeros((), device=loss.device) for loss in losses]
+            for mean, loss in zip(means, losses, strict=True):
+                mean.add_(loss.detach(), alpha=1 / len(batches))
         norm, grad_scale = self.gradients.finish(self.scaler.scale)
         self.mark("reduced")
         unscaled = norm / self.scaler.scale
         finite = torch.isfinite(norm)
+        # Only with loss scaling is an overflow part of normal training, and skipped.
         self.optimizer.step(self.lr, grad_scale, finite if self.scaler.enabled else None)
         self.scaler.update(finite)
         if self.fp8 is not None:
             finite = finite & self.fp8.update(self.world)
         self.mark("updated")
-        return StepResult(losses._make(totals), unscaled, finite)
+        return StepResult(losses._make(means), unscaled, finite)
 
     @property
-    def measures(self) -> bool:
+    def needs_calibration_step(self) -> bool:
         """Whether the next step measures its fp8 scales first, with other kernels than all later steps."""
         return self.fp8 is not None and not self.fp8.calibrated
 
-    def mark_replayed(self) -> None:
+    def after_graph_replay(self) -> None:
         """Updates the host's state as a step does; replaying a graph does not."""
         self.optimizer.weights.mark_stale()
         if self.fp8 is not None:

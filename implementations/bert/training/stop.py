@@ -17,7 +17,7 @@ from bert.core.dist import World
 
 TARGET, LAST_STEP = "the target was reached", "the last step was reached"
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-PATIENCE = 5.0  # seconds between agreements of the ranks on signals, unless steps are longer
+AGREEMENT_SECONDS = 5.0  # between agreements of the ranks on signals, unless steps are longer
 
 
 class TrainingError(RuntimeError):
@@ -48,7 +48,7 @@ class Ending:
 class Stop:
     """Handles SIGTERM and SIGUSR1 while entered; the ranks agree on the batch at which they end.
 
-    The agreement is an all-reduce that waits for the device, so it comes only about every PATIENCE seconds: as many
+    The agreement is an all-reduce that waits for the device, so it comes only about every AGREEMENT_SECONDS: as many
     batches apart as the slowest rank takes in that time, by the same all-reduce.
     """
 
@@ -56,9 +56,9 @@ class Stop:
         """listen: False keeps the signals' default handling; note: file for the last step at which the ranks agreed."""
         self.world, self.note = world, note
         self.listen = listen and threading.current_thread() is threading.main_thread()
-        self.received = 0
-        self.asked, self.next = time.monotonic(), 0
-        self.asked_batch: int | None = None  # a resumed run begins at a later batch
+        self.received_signal = 0
+        self.last_agreement, self.next_batch = time.monotonic(), 0
+        self.last_batch: int | None = None  # a resumed run begins at a later batch
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stop:
@@ -71,26 +71,27 @@ class Stop:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
+        self.received_signal = number
 
     def agreed(self, batch: int, step: int) -> str | None:
         """Name of a signal received by any rank, the same on every rank after the same batch, or None."""
-        if not self.listen or batch < self.next:
+        if not self.listen or batch < self.next_batch:
             return None
-        received = self.received
+        received = self.received_signal
         if self.world.size > 1:
             now = time.monotonic()
-            seconds = (now - self.asked) / (
-                1 if self.asked_batch is None else batch - self.asked_batch
-            )
-            values = torch.tensor(
-                [float(received), seconds], dtype=torch.float64, device=self.world.device
-            )
-            number, slowest = self.world.max(values).tolist()
+            num_batches = 1 if self.last_batch is None else batch - self.last_batch
+            seconds_per_batch = (now - self.last_agreement) / num_batches
+            self.last_agreement, self.last_batch = now, batch
+            mine = [float(received), seconds_per_batch]
+            values = torch.tensor(mine, dtype=torch.float64, device=self.world.device)
+            number, slowest = self.world.max(values).tolist()  # waits for the device
             received = int(number)
-            self.asked, self.asked_batch = now, batch
-            if self.note is not None and self.world.is_main:
-                with suppress(OSError):  # only needed to tell, after a failure, how much is lost
-                    self.note.write_text(f"{step}\n", encoding="ascii")
-            self.next = batch + max(1, int(PATIENCE / max(slowest, 1e-6)))
+            self._note(step)
+            self.next_batch = batch + max(1, int(AGREEMENT_SECONDS / max(slowest, 1e-6)))
         return signal.Signals(received).name if received else None
+
+    def _note(self, step: int) -> None:
+        if self.note is not None and self.world.is_main:
+            with suppress(OSError):  # only needed to tell, after a failure, how much is lost
+                self.note.write_text(f"{step}\n", encoding="ascii")

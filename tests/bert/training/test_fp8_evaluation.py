@@ -90,7 +90,7 @@ def test_training_with_evaluations_between_is_the_training_without_also_from_a_c
         evaluated.evaluate()
         assert all(torch.equal(a, b) for a, b in zip(before, evaluated.state(), strict=True))
         assert torch.equal(torch.get_rng_state(), random_state)
-        assert evaluated.step.measures == (number == 0)
+        assert evaluated.step.needs_calibration_step == (number == 0)
         if number == 2:
             saved, evaluated = copy.deepcopy(evaluated.step.state_dict()), run(fp8_recipe=recipe)
             evaluated.step.load_state_dict(saved)
@@ -184,7 +184,9 @@ def test_a_graph_recorded_before_the_first_step_evaluates_the_current_weights(
     monkeypatch.setattr(evaluate, "capture", capture)
     monkeypatch.setattr(EvaluationGraph, "__init__", noted)
     graphed, eager = run(graphed=True), run()
-    assert graphed.step.measures, "recorded as if scales were known, and that forgotten"
+    assert graphed.step.needs_calibration_step, (
+        "recorded as if scales were known, and that forgotten"
+    )
     assert recordings[0].mode
     close = {
         name: pytest.approx(value, rel=1e-3)
@@ -209,7 +211,7 @@ def test_a_rehearsal_computes_in_fp8_and_leaves_no_trace(run, monkeypatch):
     )
     rehearse(ours.config, LENGTH, ours.model, CPU)
     assert modes == [True]
-    assert ours.step.measures
+    assert ours.step.needs_calibration_step
     assert ours.model.training
     assert not ours.model.evaluates_in_fp8
     assert all(torch.equal(a, b) for a, b in zip(before, ours.state(), strict=True))

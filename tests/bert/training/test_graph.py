@@ -153,7 +153,7 @@ class _Replayed:
     """A recorded graph's behavior without a GPU: repeats the work, in the mode it was recorded in."""
 
     def __init__(self, run, step, log):
-        self.run, self.step, self.known, self.log = run, step, not step.measures, log
+        self.run, self.step, self.known, self.log = run, step, not step.needs_calibration_step, log
         run()
 
     def replay(self):
@@ -173,8 +173,13 @@ def graphed(monkeypatch):
     def build(step, examples):
         recorded, started = [], []
 
+<<<<<<< HEAD
         def capture(run, stream, before=None):
             recorded.append((not step.measures, before.known if before else None))
+=======
+        def record(run, stream, before=None):
+            recorded.append((not step.needs_calibration_step, before.known if before else None))
+>>>>>>> 3d5c153 (training: LoopHooks, Due, needs_calibration_step; reports and evaluation one thought a line)
             return _Replayed(run, step, started)
 
         monkeypatch.setattr(graph, "capture", capture)
@@ -200,7 +205,7 @@ def test_first_fp8_step_is_recorded_separately_in_the_memory_of_the_other(
             assert recorded == [(False, None), (True, False)]
             assert started == [False, True]
             started.clear()
-            assert step.measures
+            assert step.needs_calibration_step
             assert all(torch.equal(a, b) for a, b in zip(before, step.state_tensors(), strict=True))
         losses = []
         for number, batch in enumerate(batches):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bert.training.loop import Parts, StepCounter, StepSchedule, Triggers, train
+from bert.training.loop import Due, LoopHooks, StepCounter, StepSchedule, train
 
 SCHEDULE = StepSchedule(
     last=10, report_every=4, evaluations={3, 8}, checkpoint=lambda step: step % 5 == 0
@@ -24,9 +24,9 @@ def test_each_thing_is_due_at_its_steps_and_an_evaluation_and_the_end_are_preced
 
 
 def test_nothing_due_is_false_and_anything_is_true():
-    assert not any(Triggers())
+    assert not any(Due())
     for name in ("report", "evaluate", "checkpoint", "end"):
-        assert any(Triggers(**{name: True}))
+        assert any(Due(**{name: True}))
 
 
 def test_without_an_interval_no_checkpoint_is_due_and_past_the_last_step_the_end_is():
@@ -46,13 +46,13 @@ def test_a_resumed_run_is_not_evaluated_before_its_first_step_and_goes_on_with_t
         add=lambda *_: None,
         report=lambda *_: None,
     )
-    parts = Parts(
+    hooks = LoopHooks(
         next_step=list, take_step=lambda batches, rate: None, progress=progress,
         steps=StepCounter(lambda step: 0.1, 4, SimpleNamespace(enabled=False), done, done),
         schedule=StepSchedule(last=4, report_every=9, evaluations={0}), stop=SimpleNamespace(agreed=lambda *_: None),
         seed=lambda batch: seeds.append(batch) or batch,
         evaluate=lambda steps, samples: bool(seen.append(steps)), save=lambda *_: None,
     )  # fmt: skip
-    assert train(parts).step == 4
+    assert train(hooks).step == 4
     assert seen == ([0] if done == 0 else [])
     assert seeds == list(range(done + 1, 5))

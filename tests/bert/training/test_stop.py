@@ -25,7 +25,7 @@ NO_EVALUATION = {"EVAL_ITER_START_SAMPLES": "99999999", "LOG_EVERY_STEPS": "1"}
 
 def impatient() -> None:
     """A small model would finish before ranks ask each other, or a signal arrives: it pauses after a progress line."""
-    stop.PATIENCE = 0.0
+    stop.AGREEMENT_SECONDS = 0.0
     write, said = sys.stderr.write, []
 
     def write_and_stand_still(text: str) -> None:
