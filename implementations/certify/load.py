@@ -246,7 +246,7 @@ class Load:
         """Takes steps; returns the checksum of the weights after each, int64 [count], on the device."""
         data = self.trainer.data
         sampler = Sampler(self.source.row_counts(), data.rows_per_step, SEED, 0, 1)
-        finish = train.finisher(self.trainer, self.alone)
+        finish = train.pad_and_pin(self.trainer, self.alone)
         batches = TrainingData(self.source, sampler, data, self.trainer.model.vocab_size, 1, finish)
         checksums = torch.zeros(count, dtype=torch.int64, device=self.device)
         weights = list(trainee.model.parameters())

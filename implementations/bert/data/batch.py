@@ -76,24 +76,25 @@ class Batch:
 
         Raises ValueError if the batch exceeds the capacity.
         """
-        missing, filled = {"sequences": capacity.sequences + 1 - len(self.cu_seqlens)}, {}
+        missing = {"sequences": capacity.sequences + 1 - len(self.cu_seqlens)}
+        paddings: dict[str, tuple[str, float]] = {}
         for field in dataclasses.fields(self):
-            if "fills" in field.metadata:
-                size, values = field.metadata["fills"], getattr(self, field.name)
-                missing[size] = getattr(capacity, size) - len(values)
-                filled[field.name] = values, missing[size], field.metadata["padding"]
+            if size := field.metadata.get("fills"):
+                missing[size] = getattr(capacity, size) - len(getattr(self, field.name))
+                paddings[field.name] = size, field.metadata["padding"]
         if min(missing.values()) < 0:
-            held = ", ".join(
+            sizes = ", ".join(
                 f"{getattr(capacity, size) - count} {size}" for size, count in missing.items()
             )
-            raise ValueError(f"batch of {held} exceeds {capacity}")
-        filled["cu_seqlens"] = self.cu_seqlens, missing["sequences"], self.num_tokens
-        return self._with(
-            {
-                name: torch.cat([values, values.new_full((count, *values.shape[1:]), padding)])
-                for name, (values, count, padding) in filled.items()
-            }
-        )
+            raise ValueError(f"batch of {sizes} exceeds {capacity}")
+        # Padding continues with sequences of no tokens.
+        paddings["cu_seqlens"] = "sequences", self.num_tokens
+        tensors = {}
+        for name, (size, padding) in paddings.items():
+            values = getattr(self, name)
+            more = values.new_full((missing[size], *values.shape[1:]), padding)
+            tensors[name] = torch.cat([values, more])
+        return self._with(tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +106,8 @@ class PretrainingCapacity(Capacity):
     @classmethod
     def of(cls, tokens: int, sequences: int) -> PretrainingCapacity:
         """Capacity for the benchmark's data, where 15% of the tokens of each sequence are masked, rounded."""
-        return cls(
-            tokens=tokens, sequences=sequences, masked=int(MASKED_SHARE * tokens + 0.5 * sequences)
-        )
+        masked = int(MASKED_SHARE * tokens + 0.5 * sequences)  # each sequence rounds up by 0.5
+        return cls(tokens=tokens, sequences=sequences, masked=masked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,30 +130,36 @@ def make_batch(records: Records, sequences: np.ndarray, max_seqlen: int) -> Pret
 
 def gather_batch(
     sources: Sequence[Records],
-    places: Sequence[np.ndarray],
+    indices: Sequence[np.ndarray],
     sequences: np.ndarray,
     max_seqlen: int,
     vocab_size: int | None = None,
 ) -> PretrainingBatch:
     """The batch of sequences from several sources.
 
-    places: places in the batch of each source's sequences; sequences: index of each in its source, int64 [S].
+    indices: where in the batch each source's sequences go; sequences: index of each in its source, int64 [S].
     max_seqlen bounds their lengths, vocab_size token ids (None: not checked). Raises DataError for offsets outside of
     the records, and for token ids of another vocabulary.
     """
     sequences = np.ascontiguousarray(sequences, dtype=np.int64)
     heads = np.empty((4, len(sequences)), np.int64)
-    starts, masked_starts = (
-        np.zeros(len(sequences) + 1, np.int64),
-        np.zeros(len(sequences) + 1, np.int64),
-    )
-    for records, where in zip(sources, places, strict=True):
-        sound = _read_heads(
-            records.sequence_offsets, records.masked_lm_offsets, records.segment_b_start, records.next_sentence_labels,
-            len(records.input_ids), len(records.masked_lm_ids), max_seqlen, where, sequences,
-            heads, starts, masked_starts,
-        )  # fmt: skip
-        if not sound:
+    starts, masked_starts = np.zeros((2, len(sequences) + 1), np.int64)
+    for records, where in zip(sources, indices, strict=True):
+        is_sound = _read_heads(
+            records.sequence_offsets,
+            records.masked_lm_offsets,
+            records.segment_b_start,
+            records.next_sentence_labels,
+            len(records.input_ids),
+            len(records.masked_lm_ids),
+            max_seqlen,
+            where,
+            sequences,
+            heads,
+            starts,
+            masked_starts,
+        )
+        if not is_sound:
             cure = "find the damaged file with python -m input_preprocessing verify"
             raise DataError(
                 f"training data: offsets beyond their file, or over {max_seqlen} tokens; {cure}"
@@ -163,14 +169,23 @@ def gather_batch(
     tokens = np.empty((3, int(starts[-1])), np.int32)  # ids, segments, positions
     masked_positions = np.empty(int(masked_starts[-1]), np.int32)
     masked_labels = np.empty(int(masked_starts[-1]), np.int64)
-    for records, where in zip(sources, places, strict=True):
+    for records, where in zip(sources, indices, strict=True):
         smallest, largest = _copy_sequences(
-            records.input_ids, records.masked_lm_positions, records.masked_lm_ids,
-            where, heads, starts, masked_starts, tokens, masked_positions, masked_labels,
-        )  # fmt: skip
+            records.input_ids,
+            records.masked_lm_positions,
+            records.masked_lm_ids,
+            where,
+            heads,
+            starts,
+            masked_starts,
+            tokens,
+            masked_positions,
+            masked_labels,
+        )
+        # Checked here, as an id beyond the embeddings is an unreadable assertion on the device.
         if vocab_size is not None and not 0 <= smallest <= largest < vocab_size:
-            found = f"token ids {smallest} to {largest} in the data, but bert_config.json has vocab_size {vocab_size}"
-            raise DataError(f"{found}: the data and BERT_CONFIG are of different vocabularies")
+            ids = f"token ids {smallest} to {largest} in the data, but bert_config.json has vocab_size {vocab_size}"
+            raise DataError(f"{ids}: the data and BERT_CONFIG are of different vocabularies")
     return PretrainingBatch(
         input_ids=torch.from_numpy(tokens[0]),
         segment_ids=torch.from_numpy(tokens[1]),
@@ -190,14 +205,28 @@ _NARROW, _WIDE = array("int16", readonly=True), array("int32", readonly=True)
 _INT64, _HEADS = array("int64"), array("int64", ndim=2)
 
 
+_READ_OFFSETS, _NUMBER = array("int64", readonly=True), scalar("int64")
+
+
 @compiled_for(
-    *[array("int64", readonly=True)] * 2, _NARROW, array("int8", readonly=True),
-    *[scalar("int64")] * 3, _INT64, _INT64, _HEADS, _INT64, _INT64,
-)  # fmt: skip
+    *(_READ_OFFSETS, _READ_OFFSETS, _NARROW, array("int8", readonly=True)),
+    *(_NUMBER, _NUMBER, _NUMBER),
+    *(_INT64, _INT64, _HEADS, _INT64, _INT64),
+)
 def _read_heads(  # type: ignore[no-untyped-def]
-    sequence_offsets, masked_offsets, segment_b_start, next_sentence_labels, num_tokens, num_masked, max_seqlen,
-    where, sequences, heads, lengths, counts,
-):  # fmt: skip
+    sequence_offsets,
+    masked_offsets,
+    segment_b_start,
+    next_sentence_labels,
+    num_tokens,
+    num_masked,
+    max_seqlen,
+    where,
+    sequences,
+    heads,
+    lengths,
+    counts,
+):
     """Fills `heads` and, shifted by one, lengths and counts of masked tokens; returns whether all are in the records.
 
     Compiled code does not check bounds; offsets of a damaged file must not reach it.
@@ -214,10 +243,8 @@ def _read_heads(  # type: ignore[no-untyped-def]
         ):
             return False
         heads[_BEGIN, i], heads[_MASKED_BEGIN, i] = begin, masked_begin
-        heads[_SEGMENT_B, i], heads[_NEXT_SENTENCE, i] = (
-            segment_b_start[sequence],
-            next_sentence_labels[sequence],
-        )
+        heads[_SEGMENT_B, i] = segment_b_start[sequence]
+        heads[_NEXT_SENTENCE, i] = next_sentence_labels[sequence]
         if segment_b_start[sequence] == end - begin:
             heads[_NEXT_SENTENCE, i] = IGNORE  # no pair
         lengths[i + 1], counts[i + 1] = end - begin, masked_end - masked_begin
@@ -240,7 +267,7 @@ def _copy_sequences(  # type: ignore[no-untyped-def]
     masked_positions,
     masked_labels,
 ):
-    """Copies one source's sequences to places ``where`` of the batch; returns the smallest and largest token id."""
+    """Copies one source's sequences to indices ``where`` of the batch; returns the smallest and largest token id."""
     smallest = largest = 0
     for i in where:  # by slices, which are fast without the compiler too
         start, end = starts[i], starts[i + 1]

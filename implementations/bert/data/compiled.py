@@ -30,9 +30,9 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
 
     Machine code is cached in NUMBA_CACHE_DIR or beside the source; if neither is writable, each process compiles.
     """
-    signature = (
-        None if not arguments else list(arguments) if isinstance(arguments[0], tuple) else arguments
-    )
+    signature: Any = arguments or None
+    if arguments and isinstance(arguments[0], tuple):
+        signature = list(arguments)
 
     def compile_function(function: Function) -> Function:
         if numba is None:
@@ -41,6 +41,7 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
         users_folder = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = _cache_folder(function, users_folder)
         try:
+            # nogil: the data thread must not hold up the thread that launches kernels.
             machine_code = numba.njit(signature, cache=True, nogil=True)(function)
         except RuntimeError:  # no folder to cache in
             machine_code = numba.njit(signature, nogil=True)(function)
@@ -56,14 +57,14 @@ compiled = compiled_for()  # compiles at the first call, for its argument types
 
 def is_first(function: Function) -> bool:
     """Whether the function has to be compiled, not read from disk; announces the wait if so."""
-    if first := not is_kept(function):
+    if first := not is_cached(function):
         print(
             "compiling; this is done on the first run only, and can take a minute", file=sys.stderr
         )
     return first
 
 
-def is_kept(function: Function) -> bool:
+def is_cached(function: Function) -> bool:
     """Whether machine code of the function, from the current sources, is cached on disk."""
     if numba is None:
         return True
@@ -90,9 +91,8 @@ def _cache_folder(function: Function, users_folder: str) -> str:
     another file.
     """
     package = Path(function.__code__.co_filename).parent
-    while (
-        package.parent / "__init__.py"
-    ).is_file():  # the outermost package; a module may stand alone
+    # The outermost package; a module may stand alone.
+    while (package.parent / "__init__.py").is_file():
         package = package.parent
     return str(Path(users_folder or package / "__pycache__") / f"numba-{_digest(package)[:12]}")
 

@@ -39,9 +39,7 @@ class DaliLoader:
         self.loader, self.device = loader, device
         self._given: deque[list[PretrainingBatch]] = deque()  # steps in the pipeline
         self._kept: deque[list[PretrainingBatch]] = deque(maxlen=_KEPT)
-        self._error: Exception | None = (
-            None  # of the loader, raised at its step, as DALI prefetches
-        )
+        self._error: Exception | None = None  # of the loader, raised at its step: DALI prefetches
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         gpu: Any = None if self._stream is None else device.index or 0
         num_fields = sum(field.type == "Tensor" for field in dataclasses.fields(PretrainingBatch))
@@ -70,13 +68,13 @@ class DaliLoader:
             for number, batch in enumerate(self._given.popleft()):
                 fields: dict[str, Any] = {}
                 for (name, tensor), output in zip(batch.tensors().items(), outputs, strict=True):
-                    fields[name] = torch.empty_like(
-                        tensor, device=self.device
-                    )  # DALI reuses its buffers
+                    # DALI reuses its buffers.
+                    fields[name] = torch.empty_like(tensor, device=self.device)
                     feed_ndarray(output[number], fields[name], cuda_stream=self._stream)
                 step.append(dataclasses.replace(batch, **fields))
         if self._stream is not None:
-            self._stream.synchronize()  # waits for these copies alone; the device continues with the previous step
+            # The host waits for these copies alone; the device continues with the previous step.
+            self._stream.synchronize()
             for batch in step:
                 for tensor in batch.tensors().values():
                     tensor.record_stream(torch.cuda.current_stream(self.device))

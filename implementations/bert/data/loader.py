@@ -42,26 +42,47 @@ class Config:
     batch_size: int = env(
         "BATCHSIZE", at_least=1, doc="rows per GPU in a micro-batch; GRADIENT_STEPS=auto: in a step"
     )
-    gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, auto=True,
-                              doc="micro-batches in a step; auto: as few as the GPU's memory allows")  # fmt: skip
+    gradient_steps: int = env(
+        "GRADIENT_STEPS",
+        1,
+        at_least=1,
+        auto=True,
+        doc="micro-batches in a step; auto: as few as the GPU's memory allows",
+    )
     packing_factor: int = env(
         "PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia"
     )
     max_seq_length: int = env("MAX_SEQ_LENGTH", 512, at_least=8, doc="tokens of a row at most")
-    batching: str = env("BATCHING", "rows", choices=("rows", "online", "bins"),
-                        doc="rows of the files, packed in training, or by bins")  # fmt: skip
+    batching: str = env(
+        "BATCHING",
+        "rows",
+        choices=("rows", "online", "bins"),
+        doc="rows of the files, packed in training, or by bins",
+    )
     max_sequences_per_row: int = env(
         "MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most"
     )
     bin_counts: str = env(
         "BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share"
     )
-    exchange_group: int = env("EXCHANGE_GROUP", 1, at_least=1,
-                              doc="ranks that balance sequence lengths among themselves; 1: off")  # fmt: skip
-    masking: str = env("MASKING", "static", choices=("static", "dynamic", "whole_words"),
-                       doc="masks of the records, or new per epoch, also by whole words (open division)")  # fmt: skip
-    loader: str = env("DATA_LOADER", "thread", choices=("thread", "dali"),
-                      doc="what brings batches to the GPU: thread or NVIDIA DALI")  # fmt: skip
+    exchange_group: int = env(
+        "EXCHANGE_GROUP",
+        1,
+        at_least=1,
+        doc="ranks that balance sequence lengths among themselves; 1: off",
+    )
+    masking: str = env(
+        "MASKING",
+        "static",
+        choices=("static", "dynamic", "whole_words"),
+        doc="masks of the records, or new per epoch, also by whole words (open division)",
+    )
+    loader: str = env(
+        "DATA_LOADER",
+        "thread",
+        choices=("thread", "dali"),
+        doc="what brings batches to the GPU: thread or NVIDIA DALI",
+    )
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that contradict each other."""
@@ -83,13 +104,12 @@ class Config:
         """Sizes that no micro-batch exceeds, if 15% of the tokens of each sequence are masked as in the benchmark's
         data, or of all tokens with other MASKING.
         """
-        sequences = self.batch_size * (
-            self.max_sequences_per_row if self.packed or self.batching == "online" else 1
-        )
-        room = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
-        return dataclasses.replace(
-            room, masked=room.masked + (margin(room.tokens) if self.masking != "static" else 0)
-        )
+        is_packed = self.packed or self.batching == "online"
+        sequences = self.batch_size * (self.max_sequences_per_row if is_packed else 1)
+        capacity = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
+        if self.masking == "static":
+            return capacity
+        return dataclasses.replace(capacity, masked=capacity.masked + margin(capacity.tokens))
 
     @property
     def for_unpacked(self) -> str:
@@ -152,11 +172,9 @@ def make_batching(
         raise ConfigError(
             f"EXCHANGE_GROUP={group}: expected a divisor of the {sampler.world_size} ranks"
         )
-    counts = (
-        bin_counts(source, config.bin_counts, config.batch_size)
-        if config.batching == "bins"
-        else []
-    )
+    counts: list[int] = []
+    if config.batching == "bins":
+        counts = bin_counts(source, config.bin_counts, config.batch_size)
     return RowBatching(source, sampler, config.batch_size, counts, group)
 
 
@@ -169,9 +187,8 @@ def open_masks(
     """
     if config.masking == "static":
         return None
-    tokens = MaskTokens(
-        -1, -1, vocab_size - 1, vocab_size
-    )  # for synthetic records, whose tokens mean nothing
+    # For synthetic records, whose tokens mean nothing.
+    tokens = MaskTokens(cls=-1, sep=-1, mask=vocab_size - 1, size=vocab_size)
     if not config.synthetic:
         if phase1 is None:
             raise ConfigError(
@@ -197,13 +214,13 @@ class TrainingData:
         config: Config,
         vocab_size: int,
         first_step: int,
-        finish: Callable[[PretrainingBatch], PretrainingBatch],
+        pad_and_pin: Callable[[PretrainingBatch], PretrainingBatch],
         masks: DynamicMasks | None = None,
     ) -> None:
-        """On the thread each batch gets its ``masks``, then ``finish`` is applied: pad to a capacity, pin memory."""
+        """On the thread each batch gets its ``masks``, then ``pad_and_pin``: to a capacity, in page-locked memory."""
         self.source, self.config = source, config
         self.batching = make_batching(source, sampler, config)
-        self.vocab_size, self.finish, self.masks = vocab_size, finish, masks
+        self.vocab_size, self.pad_and_pin, self.masks = vocab_size, pad_and_pin, masks
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._ready: deque[list[PretrainingBatch] | Exception] = deque()
         self._pending = self._executor.submit(self._prepare, range(first_step, first_step + 1))
@@ -238,15 +255,14 @@ class TrainingData:
 
     def batches(self, step: int) -> list[PretrainingBatch]:
         """Micro-batches of any step."""
-        return [self.finish(self._make(chosen)) for chosen in self.batching.step(step)]
+        return [self.pad_and_pin(self._make(chosen)) for chosen in self.batching.step(step)]
 
     def _make(self, chosen: Chosen) -> PretrainingBatch:
-        numbers, places = [int(chosen.files[0])], [np.arange(len(chosen.files))]
-        if (chosen.files != numbers[0]).any():  # rare: the micro-batch crosses the end of a file
-            numbers = np.unique(chosen.files).tolist()
-            places = [np.flatnonzero(chosen.files == number) for number in numbers]
-        sources = [self.source[number] for number in numbers]
-        batch = gather_batch(
-            sources, places, chosen.sequences, self.config.max_seq_length, self.vocab_size
-        )
+        files, indices = [int(chosen.files[0])], [np.arange(len(chosen.files))]
+        if (chosen.files != files[0]).any():  # rare: the micro-batch crosses the end of a file
+            files = np.unique(chosen.files).tolist()
+            indices = [np.flatnonzero(chosen.files == file) for file in files]
+        sources = [self.source[file] for file in files]
+        limits = self.config.max_seq_length, self.vocab_size
+        batch = gather_batch(sources, indices, chosen.sequences, *limits)
         return self.masks(batch, chosen) if self.masks else batch

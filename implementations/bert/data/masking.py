@@ -76,34 +76,33 @@ class DynamicMasks:
     ) -> None:
         """capacity: most masked tokens of a batch; any beyond it stay unmasked."""
         self.tokens, self.seed, self.capacity = tokens, seed, capacity
-        self.continues = (
-            np.isin(np.arange(tokens.size), list(tokens.continuing)) if whole_words else None
-        )
+        self.continues: npt.NDArray[np.bool_] | None = None  # by token id
+        if whole_words:
+            self.continues = np.isin(np.arange(tokens.size), list(tokens.continuing))
 
     def __call__(self, batch: PretrainingBatch, chosen: Chosen) -> PretrainingBatch:
         """The batch of the sequences ``chosen`` with its masks undone and new ones drawn."""
         tokens = batch.input_ids.numpy().copy()
         tokens[batch.masked_positions.numpy()] = batch.masked_labels.numpy()
         lengths = np.diff(batch.cu_seqlens.numpy())
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # arithmetic modulo 2^64
             keys = _mixed(np.full(len(lengths), self.seed, dtype=np.uint64))
             for part in (chosen.epochs, chosen.files, chosen.sequences):
                 keys = _mixed(keys + part.astype(np.uint64) * _GAMMA)
             steps = batch.position_ids.numpy().astype(np.uint64) * (_GAMMA * np.uint64(_DRAWS))
             states = np.repeat(keys, lengths) + steps
-            text = (tokens != self.tokens.cls) & (tokens != self.tokens.sep)
-            drawn = _uniform(states, 0)
-            if self.continues is not None:
+            is_text = (tokens != self.tokens.cls) & (tokens != self.tokens.sep)
+            choice = _uniform(states, 0)
+            if self.continues is not None:  # the draw of the word's first token
                 first = np.where(self.continues[tokens], 0, np.arange(len(tokens)))
-                drawn = drawn[np.maximum.accumulate(first)]
-            where = np.flatnonzero(text & (drawn < MASKED_SHARE))[: self.capacity]
+                choice = choice[np.maximum.accumulate(first)]
+            where = np.flatnonzero(is_text & (choice < MASKED_SHARE))[: self.capacity]
             states = states[where]
-            fate, other = _uniform(states, 1), _uniform(states, 2)
+            replacement, random = _uniform(states, 1), _uniform(states, 2)
         labels = tokens[where].astype(np.int64)
-        random = (other * self.tokens.size).astype(np.int32)
-        tokens[where] = np.where(
-            fate < _TO_MASK, self.tokens.mask, np.where(fate < _TO_RANDOM, random, labels)
-        )
+        random_tokens = (random * self.tokens.size).astype(np.int32)
+        unmasked = np.where(replacement < _TO_RANDOM, random_tokens, labels)
+        tokens[where] = np.where(replacement < _TO_MASK, self.tokens.mask, unmasked)
         return dataclasses.replace(
             batch,
             input_ids=torch.from_numpy(tokens),
@@ -122,6 +121,5 @@ def _mixed(words: Words) -> Words:
 
 def _uniform(states: Words, draw: int) -> npt.NDArray[np.float64]:
     """The draw of every state, in [0, 1)."""
-    return (_mixed(states + _GAMMA * np.uint64(draw + 1)) >> np.uint64(11)).astype(
-        np.float64
-    ) * 2.0**-53
+    bits = _mixed(states + _GAMMA * np.uint64(draw + 1)) >> np.uint64(11)
+    return bits.astype(np.float64) * 2.0**-53  # of 64 bits the 53 that a double holds

@@ -11,7 +11,7 @@ of its sequence, from 1, and 0 at padding, next_sentence_weights a 1 for each se
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -19,14 +19,31 @@ import numpy as np
 from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype, offsets_of
 
 _COLUMNS: dict[str, Any] = {
-    "input_ids": np.int32, "segment_ids": np.int8, "masked_lm_positions": np.int16, "masked_lm_ids": np.int32,
+    "input_ids": np.int32,
+    "segment_ids": np.int8,
+    "masked_lm_positions": np.int16,
+    "masked_lm_ids": np.int32,
     "next_sentence_labels": np.int8,
-}  # fmt: skip
-_PACKED = {
+}
+_PACKED = {  # positions count from the beginning of the row, and need more than int16
     "packed_input_len": np.int64,
     "packed_masked_lm_len": np.int64,
     "masked_lm_positions": np.int64,
-}  # in a row
+}
+Columns = dict[str, Array]
+
+
+class _Sequences(NamedTuple):
+    """flat: _COLUMNS without padding, one sequence after the other, masked positions within their sequence.
+
+    lengths, masked: tokens and masked tokens of each sequence (N,); rows: offsets of packed rows; width: of a row.
+    """
+
+    flat: Columns
+    lengths: Array
+    masked: Array
+    rows: Array | None = None
+    width: int = 512
 
 
 def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
@@ -37,94 +54,37 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
     """
     names = set(file)
     if not names >= _COLUMNS.keys():
-        found = ", ".join(sorted(names)[:8]) or "nothing"
+        present = ", ".join(sorted(names)[:8]) or "nothing"
         raise DataError(
-            f"{path} holds no training records (found {found}); prepare the data or check the path"
+            f"{path} holds no training records (found {present}); prepare the data or check the path"
         )
-    columns = _COLUMNS | (_PACKED if names >= _PACKED.keys() else {})
-    numbers = {name: _numbers(path, file, name, dtype) for name, dtype in columns.items()}
-    flat, entries = ({name: pair[i] for name, pair in numbers.items()} for i in (0, 1))
-    width, rows = 512, None
-    if "next_sentence_weights" in names and flat["input_ids"].ndim == 2:
+    is_packed = names >= _PACKED.keys()
+    types = _COLUMNS | (_PACKED if is_packed else {})
+    numbers = {name: _numbers(path, file, name, dtype) for name, dtype in types.items()}
+    flat = {name: values for name, (values, _) in numbers.items()}
+    entries = {name: lengths for name, (_, lengths) in numbers.items()}
+    if is_packed:
+        sequences = _packed(path, flat, entries)
+    elif "next_sentence_weights" in names and flat["input_ids"].ndim == 2:
         width = flat["input_ids"].shape[1]
         mask, weights = file["input_mask"][:], file["next_sentence_weights"][:]
-        flat, entries = _rows_of_tables(path, flat, mask, weights)
-    positions = flat["masked_lm_positions"]
-    if "packed_input_len" in flat:
-        lengths, masked, per_row = (
-            flat["packed_input_len"],
-            flat["packed_masked_lm_len"],
-            entries["packed_input_len"],
-        )
-        rows, starts = offsets_of(per_row), offsets_of(lengths)
-        if len(masked) != len(lengths) or not np.array_equal(
-            np.diff(starts[rows]), entries["input_ids"]
-        ):
-            raise DataError(
-                f"{path} is inconsistent: packed_input_len does not add up to input_ids; prepare it again"
-            )
-        if masked.sum() != len(positions):
-            raise DataError(
-                f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again"
-            )
-        in_row = starts[:-1] - np.repeat(
-            starts[rows[:-1]], per_row
-        )  # first token of each sequence within its row
-        flat["masked_lm_positions"] = (positions - np.repeat(in_row, masked)).astype(np.int16)
+        columns, entries = _rows_of_tables(path, flat, mask, weights)
+        sequences = _packed(path, columns, entries)._replace(width=width)
+    elif flat["input_ids"].ndim == 2:
+        sequences = _fixed_length(path, file, flat)
     else:
-        is_masked, lengths, owner = (
-            positions != 0,
-            entries["input_ids"],
-            entries["masked_lm_positions"],
-        )
-        if flat["input_ids"].ndim == 2:
-            if "input_mask" not in file:
-                raise DataError(
-                    f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again"
-                )
-            real, width = file["input_mask"][:] != 0, flat["input_ids"].shape[1]
-            flat |= {name: flat[name][real] for name in ("input_ids", "segment_ids")}
-            lengths, owner = real.sum(axis=1), np.full(len(positions), positions.shape[1])
-        masked = np.bincount(
-            np.repeat(np.arange(len(owner)), owner)[is_masked.reshape(-1)], minlength=len(owner)
-        )
-        flat |= {name: flat[name][is_masked] for name in ("masked_lm_positions", "masked_lm_ids")}
-        flat["next_sentence_labels"] = flat["next_sentence_labels"].reshape(-1)
-    if not (
-        len(flat["input_ids"]) == len(flat["segment_ids"]) == lengths.sum()
-        and len(flat["masked_lm_positions"]) == len(flat["masked_lm_ids"]) == masked.sum()
-        and len(flat["next_sentence_labels"]) == len(lengths) == len(masked)
-        and (lengths > 0).all()
-    ):
-        raise DataError(
-            f"{path} is inconsistent: lengths of its datasets do not add up; copy or prepare it again"
-        )
-    sequence_offsets, dtype = (
-        offsets_of(lengths),
-        id_dtype(1 + max(int(flat[name].max(initial=0)) for name in IDS)),
-    )
-    starts_of_b = np.zeros(len(lengths), np.int16)
-    if len(lengths):
-        np.add.reduceat(flat["segment_ids"] == 0, sequence_offsets[:-1], out=starts_of_b)
-    records = Records(
-        input_ids=flat["input_ids"].astype(dtype),
-        sequence_offsets=sequence_offsets,
-        segment_b_start=starts_of_b,
-        masked_lm_positions=flat["masked_lm_positions"],
-        masked_lm_ids=flat["masked_lm_ids"].astype(dtype),
-        masked_lm_offsets=offsets_of(masked),
-        next_sentence_labels=flat["next_sentence_labels"],
-    )
+        sequences = _variable_length(flat, entries)
+    _check(path, sequences)
+    max_seq_length = sequences.width
     if file["input_ids"].ndim == 1:  # only shards of export_records record the length limit
-        width = int(file.attrs.get("max_seq_length", width))
-    return records.with_rows(rows), Metadata(
-        max_seq_length=width, vocab_md5="", random_seed=-1, dupe_factor=0
-    )
+        max_seq_length = int(file.attrs.get("max_seq_length", sequences.width))
+    metadata = Metadata(max_seq_length=max_seq_length, vocab_md5="", random_seed=-1, dupe_factor=0)
+    return _records(sequences), metadata
 
 
 def _rows_of_tables(
-    path: Path, flat: dict[str, Array], mask: Array, weights: Array
-) -> tuple[dict[str, Array], dict[str, Array]]:
+    path: Path, flat: Columns, mask: Array, weights: Array
+) -> tuple[Columns, Columns]:
     """Habana's tables [rows, width] as NVIDIA's packed columns, with the entries of each row.
 
     Raises:
@@ -142,11 +102,8 @@ def _rows_of_tables(
     masked = flat["masked_lm_ids"] != 0
     row, _ = np.nonzero(masked)
     positions = flat["masked_lm_positions"][masked].astype(np.int64)
-    if (
-        (positions < 0).any()
-        or (positions >= mask.shape[1]).any()
-        or not real[row, positions].all()
-    ):
+    outside = (positions < 0) | (positions >= mask.shape[1])
+    if outside.any() or not real[row, positions].all():
         raise DataError(
             f"{path} is inconsistent: a masked position is outside of its row; copy or pack it again"
         )
@@ -159,6 +116,90 @@ def _rows_of_tables(
     return columns, {"input_ids": real.sum(axis=1), "packed_input_len": per_row}
 
 
+def _packed(path: Path, flat: Columns, entries: Columns) -> _Sequences:
+    lengths, masked = flat["packed_input_len"], flat["packed_masked_lm_len"]
+    sequences_of_row = entries["packed_input_len"]
+    rows, starts = offsets_of(sequences_of_row), offsets_of(lengths)
+    tokens_of_row = np.diff(starts[rows])
+    if len(masked) != len(lengths) or not np.array_equal(tokens_of_row, entries["input_ids"]):
+        raise DataError(
+            f"{path} is inconsistent: packed_input_len does not add up to input_ids; prepare it again"
+        )
+    if masked.sum() != len(flat["masked_lm_positions"]):
+        raise DataError(
+            f"{path} is inconsistent: packed_masked_lm_len does not add up; copy or prepare it again"
+        )
+    # First token of each sequence within its row.
+    in_row = starts[:-1] - np.repeat(starts[rows[:-1]], sequences_of_row)
+    positions = flat["masked_lm_positions"] - np.repeat(in_row, masked)
+    flat["masked_lm_positions"] = positions.astype(np.int16)
+    return _Sequences(flat, lengths, masked, rows)
+
+
+def _variable_length(flat: Columns, entries: Columns) -> _Sequences:
+    flat, masked = _without_padding(flat, entries["masked_lm_positions"])
+    return _Sequences(flat, entries["input_ids"], masked)
+
+
+def _fixed_length(path: Path, file: h5py.File, flat: Columns) -> _Sequences:
+    """Tables (N, width), padded at the end."""
+    if "input_mask" not in file:
+        raise DataError(
+            f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again"
+        )
+    is_token = file["input_mask"][:] != 0
+    width = flat["input_ids"].shape[1]
+    flat |= {name: flat[name][is_token] for name in ("input_ids", "segment_ids")}
+    num_rows, num_positions = flat["masked_lm_positions"].shape
+    flat, masked = _without_padding(flat, np.full(num_rows, num_positions))
+    return _Sequences(flat, is_token.sum(axis=1), masked, width=width)
+
+
+def _without_padding(flat: Columns, positions_of: Array) -> tuple[Columns, Array]:
+    """Masked positions that are not padding (0 is [CLS]), and their number in each sequence, which has so many."""
+    is_masked = flat["masked_lm_positions"] != 0
+    count = len(positions_of)
+    owner = np.repeat(np.arange(count), positions_of)
+    masked = np.bincount(owner[is_masked.reshape(-1)], minlength=count)
+    flat |= {name: flat[name][is_masked] for name in ("masked_lm_positions", "masked_lm_ids")}
+    flat["next_sentence_labels"] = flat["next_sentence_labels"].reshape(-1)
+    return flat, masked
+
+
+def _check(path: Path, sequences: _Sequences) -> None:
+    flat, lengths, masked = sequences.flat, sequences.lengths, sequences.masked
+    agrees = (
+        len(flat["input_ids"]) == len(flat["segment_ids"]) == lengths.sum()
+        and len(flat["masked_lm_positions"]) == len(flat["masked_lm_ids"]) == masked.sum()
+        and len(flat["next_sentence_labels"]) == len(lengths) == len(masked)
+        and (lengths > 0).all()
+    )
+    if not agrees:
+        raise DataError(
+            f"{path} is inconsistent: lengths of its datasets do not add up; copy or prepare it again"
+        )
+
+
+def _records(sequences: _Sequences) -> Records:
+    flat = sequences.flat
+    sequence_offsets = offsets_of(sequences.lengths)
+    dtype = id_dtype(1 + max(int(flat[name].max(initial=0)) for name in IDS))
+    segment_b_start = np.zeros(len(sequences.lengths), np.int16)
+    if len(sequences.lengths):  # the number of tokens of segment A
+        is_first = flat["segment_ids"] == 0
+        np.add.reduceat(is_first, sequence_offsets[:-1], out=segment_b_start)
+    records = Records(
+        input_ids=flat["input_ids"].astype(dtype),
+        sequence_offsets=sequence_offsets,
+        segment_b_start=segment_b_start,
+        masked_lm_positions=flat["masked_lm_positions"],
+        masked_lm_ids=flat["masked_lm_ids"].astype(dtype),
+        masked_lm_offsets=offsets_of(sequences.masked),
+        next_sentence_labels=flat["next_sentence_labels"],
+    )
+    return records.with_rows(sequences.rows)
+
+
 def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
     """A dataset as `dtype`: a table unchanged; variable-length entries flattened, with their lengths.
 
@@ -169,13 +210,11 @@ def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array,
     if stored := h5py.check_vlen_dtype(file[name].dtype):
         lengths = np.fromiter(map(len, values), np.int64, len(values))
         values = np.concatenate([np.zeros(0, stored), *values])
-    if (
-        values.size
-        and values.dtype != dtype
-        and not limits.min <= values.min() <= values.max() <= limits.max
-    ):
-        odd = values.max() if values.max() > limits.max else values.min()
-        raise DataError(
-            f"{path}: {name} has {odd}, and records hold {limits.min} to {limits.max}; prepare it again"
-        )
+    if values.size and values.dtype != dtype:
+        low, high = values.min(), values.max()
+        if not limits.min <= low <= high <= limits.max:
+            odd = high if high > limits.max else low
+            raise DataError(
+                f"{path}: {name} has {odd}, and records hold {limits.min} to {limits.max}; prepare it again"
+            )
     return values.astype(dtype), lengths

@@ -16,12 +16,11 @@ import numpy as np
 from bert.data.compiled import array, compiled_for, scalar
 from bert.data.records import DataError
 
-# A line of `places` is a sequence, waiting or packed, in order of arrival. LENGTH 0: packed, or unused.
-_FILE, _SEQUENCE, _LENGTH, _NEXT = range(4)  # NEXT: place of the next sequence of the length
+# A line of `buffer` is a sequence, waiting or packed, in order of arrival. LENGTH 0: packed, or unused.
+_FILE, _SEQUENCE, _LENGTH, _NEXT = range(4)  # NEXT: line of the next sequence of the length
 _HEAD, _TAIL, _COUNT = range(3)  # of the queue of a length, by length
-_OLDEST, _END, _WAITING, _TAKEN = range(
-    4
-)  # state: oldest place and end; sequences waiting, and taken from the stream
+# State: oldest line and end; sequences waiting, and taken from the stream.
+_OLDEST, _END, _WAITING, _TAKEN = range(4)
 _NUMBER, _INT64, _MATRIX = scalar("int64"), array("int64"), array("int64", ndim=2)
 
 
@@ -41,7 +40,7 @@ class OnlinePacker:
         self.limits = buffer_size, max_tokens, max_sequences
         self._file, self._sequences, self._lengths = 0, np.zeros(0, np.int64), np.zeros(0, np.int64)
         # Each row takes the oldest sequence: while one waits, at most one row is made for each before it.
-        self._places = np.zeros(((max_sequences + 1) * buffer_size, 4), np.int64)
+        self._buffer = np.zeros(((max_sequences + 1) * buffer_size, 4), np.int64)
         self._queues = np.zeros((max_tokens + 1, 3), np.int64)
         self._state = np.zeros(4, np.int64)
 
@@ -52,17 +51,25 @@ class OnlinePacker:
         done = 0
         while True:
             done = _pack_rows(
-                self._places, self._queues, self._state, self._file, self._sequences, self._lengths, chosen, offsets,
-                done, *self.limits,
-            )  # fmt: skip
+                self._buffer,
+                self._queues,
+                self._state,
+                self._file,
+                self._sequences,
+                self._lengths,
+                chosen,
+                offsets,
+                done,
+                *self.limits,
+            )
             if done == num_rows:
                 return chosen[: offsets[-1], 0], chosen[: offsets[-1], 1], offsets
             self._file, sequences = next(self.stream)
             lengths = self.lengths_of(self._file, sequences)
             if lengths.size and not 1 <= lengths.min() <= lengths.max() <= self.limits[1]:
-                found = f"training data: sequences of {lengths.min()} to {lengths.max()} tokens"
+                problem = f"training data: sequences of {lengths.min()} to {lengths.max()} tokens"
                 raise DataError(
-                    f"{found} do not fit rows of {self.limits[1]}; verify the data, or set MAX_SEQ_LENGTH"
+                    f"{problem} do not fit rows of {self.limits[1]}; verify the data, or set MAX_SEQ_LENGTH"
                 )
             self._sequences = np.ascontiguousarray(sequences, np.int64)
             self._lengths = np.ascontiguousarray(lengths, np.int64)
@@ -100,10 +107,11 @@ def _next_length(queues, space, slots):  # type: ignore[no-untyped-def]
 
 
 @compiled_for(
-    _MATRIX, _MATRIX, _INT64, _NUMBER, _INT64, _INT64, _MATRIX, _INT64, _NUMBER, _NUMBER, _NUMBER, _NUMBER
-)  # fmt: skip
+    *(_MATRIX, _MATRIX, _INT64, _NUMBER, _INT64, _INT64, _MATRIX, _INT64),
+    *(_NUMBER, _NUMBER, _NUMBER, _NUMBER),
+)
 def _pack_rows(  # type: ignore[no-untyped-def]
-    places,
+    buffer,
     queues,
     state,
     file,
@@ -120,33 +128,33 @@ def _pack_rows(  # type: ignore[no-untyped-def]
 
     Sequences [offsets[r], offsets[r + 1]) of `chosen`, each a file and an index in it, are row r.
     """
-    size = places.shape[0]
+    size = buffer.shape[0]
     while done < offsets.size - 1:
         while state[_WAITING] < buffer_size and state[_TAKEN] < sequences.size:
-            place, length = state[_END] % size, lengths[state[_TAKEN]]
-            places[place, _FILE], places[place, _SEQUENCE] = file, sequences[state[_TAKEN]]
-            places[place, _LENGTH] = length
+            line, length = state[_END] % size, lengths[state[_TAKEN]]
+            buffer[line, _FILE], buffer[line, _SEQUENCE] = file, sequences[state[_TAKEN]]
+            buffer[line, _LENGTH] = length
             if queues[length, _COUNT]:
-                places[queues[length, _TAIL], _NEXT] = place
+                buffer[queues[length, _TAIL], _NEXT] = line
             else:
-                queues[length, _HEAD] = place
-            queues[length, _TAIL] = place
+                queues[length, _HEAD] = line
+            queues[length, _TAIL] = line
             queues[length, _COUNT] += 1
             state[_END] += 1
             state[_WAITING] += 1
             state[_TAKEN] += 1
         if state[_WAITING] < buffer_size:
             return done
-        while not places[state[_OLDEST] % size, _LENGTH]:
+        while not buffer[state[_OLDEST] % size, _LENGTH]:
             state[_OLDEST] += 1
         end, space, slots = offsets[done], max_tokens, max_sequences
-        length = places[state[_OLDEST] % size, _LENGTH]
+        length = buffer[state[_OLDEST] % size, _LENGTH]
         while length:
-            place = queues[length, _HEAD]
-            queues[length, _HEAD] = places[place, _NEXT]
+            line = queues[length, _HEAD]
+            queues[length, _HEAD] = buffer[line, _NEXT]
             queues[length, _COUNT] -= 1
-            chosen[end, 0], chosen[end, 1] = places[place, _FILE], places[place, _SEQUENCE]
-            places[place, _LENGTH] = 0
+            chosen[end, 0], chosen[end, 1] = buffer[line, _FILE], buffer[line, _SEQUENCE]
+            buffer[line, _LENGTH] = 0
             state[_WAITING] -= 1
             end += 1
             space -= length

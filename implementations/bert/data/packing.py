@@ -16,7 +16,7 @@ from bert.data.records import DataError, offsets_of
 
 Integers = npt.NDArray[np.int64]
 _CLOSE_ENOUGH = 1e-5  # relative distance to the bound at which no more patterns are sought
-_MOST_ROUNDS = 60
+_MAX_ROUNDS = 60
 _FEW = 10_000  # sequences up to which best fit alone may beat the rounded program
 _TRIES = 64  # lengths tried as the longest of the rest of a row
 
@@ -44,9 +44,8 @@ def pack(
         raise DataError(
             f"sequences of {sizes.min()} to {sizes.max()} tokens do not fit rows of {max_tokens}"
         )
-    patterns, counts = plan(
-        np.bincount(sizes, minlength=max_tokens + 1), max_tokens, max_sequences, program
-    )
+    histogram = np.bincount(sizes, minlength=max_tokens + 1)
+    patterns, counts = plan(histogram, max_tokens, max_sequences, program)
     # Slots and sequences, both longest first: the k-th sequence fits the k-th slot, as the plan covers the histogram.
     rows = np.repeat(patterns, counts, axis=0)
     slot_sizes = rows.reshape(-1)
@@ -77,9 +76,8 @@ def plan(
     counts = np.floor(amounts + 1e-6).astype(np.int64)
     patterns, counts = patterns[counts > 0], counts[counts > 0]
     # The slots take the longest sequences that fit, longest slots first.
-    slots = np.bincount(
-        patterns.reshape(-1), weights=np.repeat(counts, patterns.shape[1]), minlength=len(remaining)
-    )
+    uses = np.repeat(counts, patterns.shape[1])
+    slots = np.bincount(patterns.reshape(-1), weights=uses, minlength=len(remaining))
     free = 0
     for length in range(len(remaining) - 1, 0, -1):
         free += int(slots[length])
@@ -89,9 +87,8 @@ def plan(
     left_over = _best_fit(remaining, max_tokens, max_sequences)
     if simple is not None and len(simple) < counts.sum() + len(left_over):
         return simple, np.ones(len(simple), np.int64)
-    return np.concatenate([patterns, left_over]), np.concatenate(
-        [counts, np.ones(len(left_over), np.int64)]
-    )
+    once_each = np.ones(len(left_over), np.int64)
+    return np.concatenate([patterns, left_over]), np.concatenate([counts, once_each])
 
 
 def _solve(
@@ -112,32 +109,31 @@ def _solve(
         patterns.add(tuple(sorted([length, *shares], reverse=True)))
     ordered = sorted(patterns)
     handed = np.arange(max_tokens)
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         columns = np.array(ordered, dtype=np.int64)
         # An equation per length, shortest first: slots of patterns of that length, plus those handed down from the
         # length above, minus those handed down to the length below, equal the sequences of that length.
         size, used = len(columns), columns.reshape(-1) > 0
         lines = np.concatenate([columns.reshape(-1)[used] - 1, handed, handed[:-1]])
-        places = np.concatenate(
-            [np.repeat(np.arange(size), max_sequences)[used], size + handed, size + handed[1:]]
-        )
+        pattern_of_slot = np.repeat(np.arange(size), max_sequences)[used]
+        variables = np.concatenate([pattern_of_slot, size + handed, size + handed[1:]])
         factors = np.concatenate(
             [np.ones(used.sum()), -np.ones(max_tokens), np.ones(max_tokens - 1)]
         )
+        shape = (max_tokens, size + max_tokens)
         result = linprog(
             np.concatenate([np.ones(size), np.zeros(max_tokens)]),
-            A_eq=csr_array((factors, (lines, places)), shape=(max_tokens, size + max_tokens)),
+            A_eq=csr_array((factors, (lines, variables)), shape=shape),
             b_eq=histogram[1:] / total,  # scaled: the solver's tolerances are absolute
             method="highs-ds",
         )
         if not result.success:
             raise RuntimeError(f"packing program not solved: {result.message}")
         rows = result.fun * total
-        found, best_value = _price(result.eqlin.marginals, max_tokens, max_sequences)
-        bound = max(
-            bound, rows / max(1.0, best_value)
-        )  # Farley's bound: the duals, made feasible by scaling
-        fresh = [pattern for pattern in found if pattern not in patterns]
+        improving, best_value = _price(result.eqlin.marginals, max_tokens, max_sequences)
+        # Farley's bound: the duals, made feasible by scaling.
+        bound = max(bound, rows / max(1.0, best_value))
+        fresh = [pattern for pattern in improving if pattern not in patterns]
         if not fresh or rows <= bound + max(_CLOSE_ENOUGH * bound, 0.5):
             break
         patterns.update(fresh)
@@ -160,18 +156,17 @@ def _price(
         best.append(sums.max(axis=1))
     if max_sequences == 1:
         return [], 1.0
-    found = set()
-    values = (
-        value[1:] + best[-1][max_tokens - 1 :: -1]
-    )  # of the best pattern with a slot of length 1..
+    patterns = set()
+    # Of the best pattern with a slot of length 1, 2, ...
+    values = value[1:] + best[-1][max_tokens - 1 :: -1]
     for first in np.flatnonzero(values > 1 + 1e-9).tolist():
         first, rest = first + 1, max_tokens - first - 1
         pattern = [first]
         for slots in reversed(choice):
             pattern.append(int(slots[rest]))
             rest -= pattern[-1]
-        found.add(tuple(sorted([*pattern, rest], reverse=True)))
-    return sorted(found), float(values.max())
+        patterns.add(tuple(sorted([*pattern, rest], reverse=True)))
+    return sorted(patterns), float(values.max())
 
 
 class _Stock:
@@ -179,9 +174,8 @@ class _Stock:
 
     def __init__(self, counts: Iterable[int]) -> None:
         self.counts = [int(count) for count in counts]
-        self.at_hand = (
-            sum(1 << length for length, count in enumerate(self.counts) if count) | 1
-        )  # bit 0: none fits
+        bits = (1 << length for length, count in enumerate(self.counts) if count)
+        self.at_hand = sum(bits) | 1  # bit 0: none fits
 
     def longest(self, space: int) -> int:
         """The longest available length of at most `space`, 0 = none."""

@@ -54,9 +54,9 @@ class Records:
     @property
     def num_empty_rows(self) -> int:
         """Rows without a sequence, which NVIDIA's packer sometimes leaves."""
-        return (
-            0 if self.row_offsets is None else int(np.count_nonzero(np.diff(self.row_offsets) == 0))
-        )
+        if self.row_offsets is None:
+            return 0
+        return int(np.count_nonzero(np.diff(self.row_offsets) == 0))
 
     @property
     def sequence_lengths(self) -> Array:
@@ -66,15 +66,16 @@ class Records:
     def select(self, indices: npt.ArrayLike) -> Records:
         """A copy of the sequences `indices` in that order, unpacked."""
         chosen = np.asarray(indices, dtype=np.int64)
-        tokens, sequence_offsets = _places(self.sequence_offsets, chosen)
-        masked, masked_lm_offsets = _places(self.masked_lm_offsets, chosen)
-        places = {
-            "input_ids": tokens, "masked_lm_positions": masked, "masked_lm_ids": masked, "segment_b_start": chosen,
-            "next_sentence_labels": chosen,
-        }  # fmt: skip
-        taken = {name: np.take(getattr(self, name), where) for name, where in places.items()}
+        tokens, sequence_offsets = _elements(self.sequence_offsets, chosen)
+        masked, masked_lm_offsets = _elements(self.masked_lm_offsets, chosen)
         return Records(
-            **taken, sequence_offsets=sequence_offsets, masked_lm_offsets=masked_lm_offsets
+            input_ids=np.take(self.input_ids, tokens),
+            sequence_offsets=sequence_offsets,
+            segment_b_start=np.take(self.segment_b_start, chosen),
+            masked_lm_positions=np.take(self.masked_lm_positions, masked),
+            masked_lm_ids=np.take(self.masked_lm_ids, masked),
+            masked_lm_offsets=masked_lm_offsets,
+            next_sentence_labels=np.take(self.next_sentence_labels, chosen),
         )
 
     def with_rows(self, row_offsets: npt.ArrayLike | None) -> Records:
@@ -106,12 +107,8 @@ class Metadata:
 
 
 IDS = ("input_ids", "masked_lm_ids")
-SUFFIXES = {
-    "",
-    ".hdf5",
-    ".hdf",
-    ".h5",
-}  # NVIDIA's packed parts have no suffix, its shuffled ones .hdf
+# NVIDIA's packed parts have no suffix, its shuffled ones .hdf.
+SUFFIXES = {"", ".hdf5", ".hdf", ".h5"}
 
 # Datasets of a file, in the order they are written and digested; IDS may be int32.
 DTYPES: dict[str, Any] = {
@@ -148,7 +145,7 @@ def ragged_indices(starts: Array, lengths: Array) -> Array:
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
-def _places(offsets: Array, indices: Array) -> tuple[Array, Array]:
+def _elements(offsets: Array, indices: Array) -> tuple[Array, Array]:
     """Indices of the elements of the ragged rows `indices`, and the offsets of these rows alone."""
     starts = offsets[indices]
     lengths = offsets[indices + 1] - starts
@@ -163,13 +160,15 @@ def concatenate(
     names = [name for name in DTYPES if name != "row_offsets" or packed]
     flat = [name for name in names if not name.endswith("_offsets")]
     dtypes = dtypes_of(parts)
-    joined = {
-        name: np.empty(sum(len(getattr(part, name)) for part in parts), dtypes[name])
-        for name in flat
-    }
-    for name in set(names) - set(flat):
-        lengths = [np.diff(getattr(part, name)) for part in parts]
-        joined[name] = offsets_of(np.concatenate(lengths) if lengths else [])
+    joined = {}
+    for name in names:
+        if name in flat:
+            size = sum(len(getattr(part, name)) for part in parts)
+            joined[name] = np.empty(size, dtypes[name])
+        else:
+            lengths = [np.diff(getattr(part, name)) for part in parts]
+            joined[name] = offsets_of(np.concatenate(lengths) if lengths else [])
+    # One part at a time, so that the caller can release its pages before the next.
     ends = dict.fromkeys(flat, 0)
     for number, part in enumerate(parts):
         for name in flat:

@@ -19,9 +19,7 @@ from bert.data.records import DataError, Records, offsets_of, ragged_indices
 from bert.data.shards import Shards
 from bert.data.synthetic import SyntheticShards
 
-_ROWS_AT_ONCE = (
-    4096  # rows per call when online packing is replayed up to the step of a resumed run
-)
+_ROWS_AT_ONCE = 4096  # rows per call when online packing is replayed up to a resumed run's step
 RowSource = Shards | SyntheticShards
 FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 
@@ -33,8 +31,15 @@ class Sampler:
     order, so that it reads few files. Rows that do not fill a last step of all ranks are left out of the epoch.
     """
 
-    def __init__(self, row_counts: np.ndarray, rows_per_step: int, seed: int, rank: int, world_size: int,
-                 shard_order: tuple[int, int] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        row_counts: np.ndarray,
+        rows_per_step: int,
+        seed: int,
+        rank: int,
+        world_size: int,
+        shard_order: tuple[int, int] | None = None,
+    ) -> None:
         """row_counts: rows of every file; rows_per_step: rows a rank takes in one optimizer step.
 
         shard_order: (ranks, rows of each in a step) of the run that this one resumes with another number of ranks, so
@@ -43,9 +48,8 @@ class Sampler:
         self.row_counts, self.rows_per_step = row_counts, rows_per_step
         self.seed, self.rank, self.world_size = seed, rank, world_size
         num_runs, self._rows_in_order = shard_order or (world_size, rows_per_step)
-        assert num_runs * self._rows_in_order == world_size * rows_per_step, (
-            "steps must have the same number of rows"
-        )
+        same_rows = num_runs * self._rows_in_order == world_size * rows_per_step
+        assert same_rows, "steps must have the same number of rows"
         num_rows = int(row_counts.sum())
         self.rows_per_rank = num_rows // num_runs
         self.steps_per_epoch = self.rows_per_rank // self._rows_in_order
@@ -53,12 +57,9 @@ class Sampler:
             step = f"one step of {num_runs} ranks x {self._rows_in_order} rows"
             cure = "prepare more data, or lower BATCHSIZE or GRADIENT_STEPS"
             raise DataError(f"{num_rows} rows of training data do not fill {step}: {cure}")
+        # Successive steps take rows of the same files.
         self._order = lru_cache(maxsize=2)(self._file_order)
-        self._permutation = lru_cache(maxsize=4)(
-            lambda epoch, file: np.random.default_rng([seed, epoch, file]).permutation(
-                int(row_counts[file])
-            )
-        )
+        self._permutation = lru_cache(maxsize=4)(self._row_order)
 
     def epoch(self, step: int) -> int:
         """Epoch of optimizer step ``step``, from 0."""
@@ -67,17 +68,16 @@ class Sampler:
     def rows(self, step: int, rank: int | None = None) -> FileRows:
         """Rows of optimizer step ``step`` (1 is the first) on this rank or another."""
         epoch, step_in_epoch = self.epoch(step), (step - 1) % self.steps_per_epoch
-        first, size = (
-            (self.rank if rank is None else rank) * self.rows_per_step,
-            self._rows_in_order,
-        )
-        end = first + self.rows_per_step
-        found: FileRows = []
+        rank = self.rank if rank is None else rank
+        size = self._rows_in_order
+        # The rank's rows [first, end) of the step's rows, which lie in one run or, resumed, in parts of several.
+        first, end = rank * self.rows_per_step, (rank + 1) * self.rows_per_step
+        rows: FileRows = []
         for run in range(first // size, -(-end // size)):
             begin = run * self.rows_per_rank + step_in_epoch * size
             low, high = max(first - run * size, 0), min(end - run * size, size)
-            found += self._file_rows(epoch, begin + low, begin + high)
-        return found
+            rows += self._file_rows(epoch, begin + low, begin + high)
+        return rows
 
     def stream(self) -> Iterator[tuple[int, int, np.ndarray]]:
         """This rank's endless (epoch, file, rows in it), without steps; no rows are left out."""
@@ -90,18 +90,22 @@ class Sampler:
     def _file_rows(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
         """Rows [begin, end) of the epoch's order."""
         order, starts = self._order(epoch)
-        place = int(np.searchsorted(starts, begin, side="right")) - 1
+        number = int(np.searchsorted(starts, begin, side="right")) - 1  # of the file in the order
         while begin < end:
-            stop = min(end, int(starts[place + 1]))
+            start = int(starts[number])
+            stop = min(end, int(starts[number + 1]))
             if stop > begin:
-                file = int(order[place])
-                local = slice(begin - int(starts[place]), stop - int(starts[place]))
-                yield file, self._permutation(epoch, file)[local]
-            begin, place = stop, place + 1
+                file = int(order[number])
+                yield file, self._permutation(epoch, file)[begin - start : stop - start]
+            begin, number = stop, number + 1
 
     def _file_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.row_counts))
         return order, offsets_of(self.row_counts[order])
+
+    def _row_order(self, epoch: int, file: int) -> np.ndarray:
+        generator = np.random.default_rng([self.seed, epoch, file])
+        return generator.permutation(int(self.row_counts[file]))
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ class Chosen:
         return cls(*map(np.concatenate, arrays))
 
     def take(self, where: slice | np.ndarray) -> Chosen:
-        """The sequences at these places."""
+        """The sequences at these indices."""
         return Chosen(self.files[where], self.sequences[where], self.epochs[where])
 
     def cut(self, ends: np.ndarray) -> list[Chosen]:
@@ -137,27 +141,31 @@ class RowBatching:
     back and forth, so that all micro-batches get equally many sequences and nearly equally many tokens.
     """
 
-    def __init__(self, source: RowSource, sampler: Sampler, batch_size: int, counts: Sequence[int] = (),
-                 group: int = 1) -> None:  # fmt: skip
+    def __init__(
+        self,
+        source: RowSource,
+        sampler: Sampler,
+        batch_size: int,
+        counts: Sequence[int] = (),
+        group: int = 1,
+    ) -> None:
         """counts: rows of a micro-batch from each bin, batch_size in all; empty: from all files as one bin.
 
         Ranks k * group to (k + 1) * group - 1 exchange sequences.
         """
         self.source, self.rank, self.group = source, sampler.rank, group
         self.bins = [] if counts else [(np.arange(len(sampler.row_counts)), sampler, batch_size)]
-        for number, (files, count) in enumerate(
-            zip(source.bins if counts else (), counts, strict=True)
-        ):
+        bins = zip(source.bins, counts, strict=True) if counts else ()
+        for number, (files, count) in enumerate(bins):
             if count:
                 seed = int(np.random.SeedSequence([sampler.seed, number]).generate_state(1)[0])
                 rows = count * (sampler.rows_per_step // batch_size)
-                part = Sampler(
-                    sampler.row_counts[files], rows, seed, sampler.rank, sampler.world_size
-                )
-                self.bins.append((files, part, count))
-        shortest = min(part.steps_per_epoch for _, part, _ in self.bins)
-        for _, part, _ in self.bins:
-            part.steps_per_epoch = shortest
+                row_counts = sampler.row_counts[files]
+                of_bin = Sampler(row_counts, rows, seed, sampler.rank, sampler.world_size)
+                self.bins.append((files, of_bin, count))
+        shortest = min(of_bin.steps_per_epoch for _, of_bin, _ in self.bins)
+        for _, of_bin, _ in self.bins:
+            of_bin.steps_per_epoch = shortest
 
     def step(self, step: int) -> list[Chosen]:
         first = self.rank - self.rank % self.group
@@ -173,33 +181,38 @@ class RowBatching:
         for file in np.unique(pool.files).tolist():
             where = pool.files == file
             lengths[where] = _lengths_of(self.source[file], pool.sequences[where])
+        # A line: the next longest sequences, one for each micro-batch of the group; every other line backwards.
         order = np.argsort(-lengths, kind="stable").reshape(-1, len(batches))
         order[1::2] = order[1::2, ::-1]
-        return [pool.take(places) for places in order[:, self.rank - first :: self.group].T]
+        mine = order[:, self.rank - first :: self.group]
+        return [pool.take(column) for column in mine.T]
 
     def _of_rank(self, step: int, rank: int) -> list[Chosen]:
         """Micro-batches of a rank of the group, before the exchange."""
         epoch, bins = self.bins[0][1].epoch(step), []
-        for files_of_bin, part, count in self.bins:
-            found = [(int(files_of_bin[file]), rows) for file, rows in part.rows(step, rank)]
-            expanded = [row_sequences(self.source[file], rows) for file, rows in found]
+        for files_of_bin, sampler, count in self.bins:
+            file_rows = [(int(files_of_bin[file]), rows) for file, rows in sampler.rows(step, rank)]
+            expanded = [row_sequences(self.source[file], rows) for file, rows in file_rows]
             sequences, per_row = (np.concatenate(parts) for parts in zip(*expanded, strict=True))
-            files = np.repeat(
-                [file for file, _ in found], [len(numbers) for numbers, _ in expanded]
-            )
-            bins.append(
-                Chosen(files, sequences, np.full(len(files), epoch)).cut(
-                    offsets_of(per_row)[::count]
-                )
-            )
+            lengths = [len(numbers) for numbers, _ in expanded]
+            files = np.repeat([file for file, _ in file_rows], lengths)
+            chosen = Chosen(files, sequences, np.full(len(files), epoch))
+            bins.append(chosen.cut(offsets_of(per_row)[::count]))
         return [Chosen.joined(parts) for parts in zip(*bins, strict=True)]
 
 
 class OnlineBatching:
     """BATCHING=online: packs sequences into rows during training, each once per epoch."""
 
-    def __init__(self, source: RowSource, sampler: Sampler, batch_size: int, max_tokens: int, max_sequences: int,
-                 buffer_size: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        source: RowSource,
+        sampler: Sampler,
+        batch_size: int,
+        max_tokens: int,
+        max_sequences: int,
+        buffer_size: int,
+    ) -> None:
         """batch_size: rows of a micro-batch, of at most max_tokens and max_sequences; buffer_size: in sequences."""
         self.source, self.sampler, self.batch_size = source, sampler, batch_size
         self.limits = max_tokens, max_sequences, min(buffer_size, sampler.rows_per_rank)
@@ -242,6 +255,7 @@ def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
         return counts
     exact = sizes * batch_size / sizes.sum()
     by_share = np.floor(exact).astype(np.int64)
+    # The largest remainders are rounded up.
     short = batch_size - int(by_share.sum())
     by_share[np.argsort(by_share - exact, kind="stable")[:short]] += 1
     return [int(count) for count in by_share]

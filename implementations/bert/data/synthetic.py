@@ -10,12 +10,10 @@ from bert.data.packing import pack
 from bert.data.records import Records, id_dtype, offsets_of, ragged_indices
 
 _NUM_ROWS, _NUM_BINS = 16_384, 4
-_FEW_ROWS = (
-    512  # which best fit packs as well as the linear program, without scipy; benchmarks use no more
-)
-_FULL_SHARE = (
-    0.235  # share of Wikipedia sequences that are full (Krell et al. 2021, arXiv 2107.02027)
-)
+# Which best fit packs as well as the linear program, without scipy; benchmarks use no more.
+_FEW_ROWS = 512
+# Share of Wikipedia's sequences that are full (Krell et al. 2021, arXiv 2107.02027).
+_FULL_SHARE = 0.235
 _BETA = (1.1, 2.164)  # shape of the other lengths, chosen for Wikipedia's mean of 254.5 at 512
 
 
@@ -24,12 +22,10 @@ def wikipedia_like_lengths(
 ) -> np.ndarray:
     """Lengths (int64), shuffled, at least 5: quantiles of Wikipedia's mix, so that even few have its mean."""
     num_full = round(_FULL_SHARE * count)
+    num_partial = count - num_full
     table = np.sort(np.random.default_rng(0).beta(*_BETA, size=100_000))
-    quantiles = table[
-        ((np.arange(count - num_full) + 0.5) / max(count - num_full, 1) * len(table)).astype(
-            np.int64
-        )
-    ]
+    levels = (np.arange(num_partial) + 0.5) / max(num_partial, 1)
+    quantiles = table[(levels * len(table)).astype(np.int64)]
     partial = 5 + np.floor(quantiles * (max_seq_length - 5)).astype(np.int64)
     return generator.permutation(np.concatenate([partial, np.full(num_full, max_seq_length)]))
 
@@ -47,25 +43,20 @@ def synthetic_records(
         order, offsets = pack(lengths, max_seq_length, program=num_rows > _FEW_ROWS)
         rows = generator.permutation(len(offsets) - 1)
         sizes = np.diff(offsets)[rows]
-        lengths, row_offsets = (
-            lengths[order[ragged_indices(offsets[rows], sizes)]],
-            offsets_of(sizes),
-        )
+        lengths = lengths[order[ragged_indices(offsets[rows], sizes)]]
+        row_offsets = offsets_of(sizes)
     counts = np.maximum(1, np.rint(lengths * 0.15)).astype(np.int64)
     positions = [
         1 + np.sort(generator.choice(length - 1, size=count, replace=False))
         for length, count in zip(lengths.tolist(), counts.tolist(), strict=True)
     ]
+    dtype = id_dtype(vocab_size)
     return Records(
-        input_ids=generator.integers(0, vocab_size, int(lengths.sum())).astype(
-            id_dtype(vocab_size)
-        ),
+        input_ids=generator.integers(0, vocab_size, int(lengths.sum())).astype(dtype),
         sequence_offsets=offsets_of(lengths),
         segment_b_start=(lengths // 2).astype(np.int16),
         masked_lm_positions=np.concatenate(positions).astype(np.int16),
-        masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(
-            id_dtype(vocab_size)
-        ),
+        masked_lm_ids=generator.integers(0, vocab_size, int(counts.sum())).astype(dtype),
         masked_lm_offsets=offsets_of(counts),
         next_sentence_labels=generator.integers(0, 2, len(lengths)).astype(np.int8),
         row_offsets=row_offsets,

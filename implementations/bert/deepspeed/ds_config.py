@@ -29,9 +29,14 @@ class Stage(int):
 
 
 KINDS: dict[type, str] = {
-    dict: "an object, in braces", bool: "true or false", str: "a name", int: "an integer, at least 1",
-    float: "a number, at least 0", list: "two numbers, in brackets", Stage: "0, 1, 2 or 3",
-}  # fmt: skip
+    dict: "an object, in braces",
+    bool: "true or false",
+    str: "a name",
+    int: "an integer, at least 1",
+    float: "a number, at least 0",
+    list: "two numbers, in brackets",
+    Stage: "0, 1, 2 or 3",
+}
 SECTIONS = (
     *(
         "bf16",
@@ -138,16 +143,16 @@ def read(path: Path) -> dict[str, Any]:
         return value
 
     try:
-        found = without_auto(json.loads(path.read_text(encoding="utf-8")))
+        given = without_auto(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(
             f"DEEPSPEED_CONFIG={path}: {error.strerror}: give DeepSpeed's JSON"
         ) from None
     except ValueError as error:
         raise ConfigError(f"DEEPSPEED_CONFIG={path}: no JSON ({error})") from None
-    if not isinstance(found, dict):
+    if not isinstance(given, dict):
         raise ConfigError(f"DEEPSPEED_CONFIG={path}: expected an object, in braces")
-    return found
+    return given
 
 
 def _is(kind: Any, value: Any) -> bool:
@@ -156,14 +161,15 @@ def _is(kind: Any, value: Any) -> bool:
     if kind in (int, float):  # 1e5 is an integer
         is_number = type(value) in (int, float) and math.isfinite(value)
         return is_number and (value >= 0 if kind is float else value == int(value) >= 1)
-    return isinstance(value, kind) and (
-        kind is not list or (len(value) == 2 and all(_is(float, v) for v in value))
-    )
+    if kind is list:
+        is_pair = isinstance(value, list) and len(value) == 2
+        return is_pair and all(_is(float, number) for number in value)
+    return isinstance(value, kind)
 
 
-def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
+def flat(section: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
     """(key with dots, value) of the entries in all sections. Raises ConfigError for a value of the wrong type."""
-    for name, value in found.items():
+    for name, value in section.items():
         key = f"{within}{name}"
         kind, _ = ENTRIES.get(key, (object, ""))
         if (value is None and "offload_" in key) or (kind is not dict and _is(kind, value)):
@@ -176,31 +182,29 @@ def flat(found: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
             )
 
 
-def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
+def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
     """The JSON as variables, for ``world_size`` ranks. Raises ConfigError naming an unsupported entry."""
-    entries = _checked(found)
+    entries = _checked(given)
     settings = [*_batch(entries, world_size)]
     precision = next((name for name in ("bf16", "fp16") if f"{name}.enabled" in entries), "")
     key = f"{precision}.enabled" if precision else "neither bf16 nor fp16 is enabled"
     settings.append(Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision)))
     if "gradient_clipping" in entries:
         settings.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
-    if "zero_optimization" in found:
+    if "zero_optimization" in given:
         key, stage = "zero_optimization.stage", entries.get("zero_optimization.stage", 0)
         settings.append(Meaning(key, "SHARD_OPTIMIZER", str(int(stage > 0))))
         settings.append(Meaning(key, "SHARD_GRADIENTS", str(int(stage > 1))))
-    if "optimizer" in found:
+    if "optimizer" in given:
         settings += _optimizer(entries)
-    if "scheduler" in found:  # poly with its default degree of 1
+    if "scheduler" in given:  # poly with its default degree of 1
         settings.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
     sections = {key.partition(".")[0] for key in entries}
-    values = {
-        key: value for key, value in DEFAULTS.items() if key.partition(".")[0] in sections
-    } | entries
+    defaults = {key: value for key, value in DEFAULTS.items() if key.partition(".")[0] in sections}
+    values = defaults | entries
     lr, max_lr = "optimizer.params.lr", "scheduler.params.warmup_max_lr"
-    if (
-        lr in values and max_lr in values
-    ):  # the scheduler's wins, even a default that nobody may have meant
+    # The scheduler's wins, even a default that nobody may have meant.
+    if lr in values and max_lr in values:
         if max_lr not in entries and values[lr] != values[max_lr]:
             unset = f"{max_lr}, which overrides it, is not set: DeepSpeed's default is {values[max_lr]}: set it"
             raise ConfigError(f"DEEPSPEED_CONFIG: {lr} is {values[lr]}, and {unset}")
@@ -219,9 +223,9 @@ def meanings(found: dict[str, Any], world_size: int) -> list[Meaning]:
     return settings
 
 
-def _checked(found: dict[str, Any]) -> dict[str, Any]:
+def _checked(given: dict[str, Any]) -> dict[str, Any]:
     """The entries by key, without those of bf16 and fp16 where these are not enabled."""
-    entries = dict(flat(found))
+    entries = dict(flat(given))
     known = DEEPSPEED_ONLY.union(ENTRIES, *FIXED.values())
     if str(entries.get("optimizer.type")).lower() == "lamb":
         known -= {*ADAM_FLAGS}
@@ -231,9 +235,8 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
             f"DEEPSPEED_CONFIG: {', '.join(strange)}: unsupported key: fix or remove it"
         )
     for key, value in entries.items():
-        if (
-            key.startswith("activation_checkpointing.") and value
-        ):  # for a function of DeepSpeed's not called here
+        # For a function of DeepSpeed's that is not called here.
+        if key.startswith("activation_checkpointing.") and value:
             raise ConfigError(
                 f"DEEPSPEED_CONFIG: {key}: RECOMPUTE_LAYERS does that here: remove it"
             )
@@ -243,7 +246,7 @@ def _checked(found: dict[str, Any]) -> dict[str, Any]:
         )
     off = tuple(f"{name}." for name in ("bf16", "fp16") if not entries.get(f"{name}.enabled"))
     entries = {key: value for key, value in entries.items() if not key.startswith(off)}
-    if "scheduler" in found:
+    if "scheduler" in given:
         if (kind := entries.get("scheduler.type")) != "WarmupDecayLR":
             expected = "expected WarmupDecayLR; others by LR_SCHEDULE"
             raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: {expected}")
@@ -300,10 +303,10 @@ def _text(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 
-def deepspeed_only(found: dict[str, Any]) -> list[str]:
+def deepspeed_only(given: dict[str, Any]) -> list[str]:
     """Entries that only DeepSpeed's engine uses."""
     return sorted(
-        key for key, _ in flat(found)
+        key for key, _ in flat(given)
         if key in DEEPSPEED_ONLY or (key.startswith(FREE) and key != "zero_optimization.stage")
     )  # fmt: skip
 
@@ -316,12 +319,10 @@ def validate(deepspeed: Any, zero: dict[str, Any]) -> None:
         reason = str(error)
         if errors := getattr(error, "errors", None):  # pydantic's
             first = errors()[0]
-            place = ".".join(map(str, ("zero_optimization", *first["loc"])))
-            reason = (
-                f"{place}: {first['msg']}, and it is {first['input']!r}"
-                if first["loc"]
-                else first["msg"]
-            )
+            reason = first["msg"]
+            if first["loc"]:
+                key = ".".join(map(str, ("zero_optimization", *first["loc"])))
+                reason = f"{key}: {reason}, and it is {first['input']!r}"
         raise ConfigError(
             f"DEEPSPEED_CONFIG: DeepSpeed refuses {' '.join(reason.split())[:300]}"
         ) from None

@@ -167,9 +167,9 @@ class BertForPreTraining(Trainable):
     def stages(self) -> list[nn.Module]:
         """See Trainable."""
         stages = [self.bert.embeddings, *self.bert.encoder.layer, self.cls.predictions]
-        return stages + (
-            [self.bert.pooler, self.cls.seq_relationship] if self.config.next_sentence else []
-        )
+        if self.config.next_sentence:
+            stages += [self.bert.pooler, self.cls.seq_relationship]
+        return stages
 
     def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
         """See Trainable."""
@@ -205,10 +205,11 @@ class BertForPreTraining(Trainable):
         # A padding sequence may begin at T, beyond the last token; its label is ignored.
         first = batch.cu_seqlens[:-1].clamp(max=batch.input_ids.shape[0] - 1).to(masked)
         rows = torch.cat([masked, first])
-        padding = -len(rows) % ROW_MULTIPLE if self.bert.encoder.fp8_scaling is not None else 0
-        return self.bert(batch, F.pad(rows, (0, padding))).split(
-            [len(masked), len(first), padding]
-        )[:2]
+        in_fp8 = self.bert.encoder.fp8_scaling is not None
+        padding = -len(rows) % ROW_MULTIPLE if in_fp8 else 0
+        hidden = self.bert(batch, F.pad(rows, (0, padding)))  # (M + S + padding, D)
+        masked_hidden, first_hidden, _ = hidden.split([len(masked), len(first), padding])
+        return masked_hidden, first_hidden
 
     def _padded_logits(self, batch: PretrainingBatch) -> Logits:
         masked, first = self._read(batch)
@@ -216,11 +217,9 @@ class BertForPreTraining(Trainable):
         return Logits(mlm, self._next_sentence(first))
 
     def _next_sentence(self, first: Tensor) -> Tensor | None:
-        return (
-            self.cls.seq_relationship(self.bert.pooler(first))
-            if self.config.next_sentence
-            else None
-        )
+        if not self.config.next_sentence:
+            return None
+        return self.cls.seq_relationship(self.bert.pooler(first))  # (S, 2)
 
     def logits(self, batch: PretrainingBatch) -> Logits:
         """Scores of a batch."""
@@ -233,22 +232,24 @@ class BertForPreTraining(Trainable):
         mlm = self.cls.predictions.scores(masked, self.bert.embeddings.word_embeddings.weight)
         losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)
         nsp = self._next_sentence(first)
-        return Scored(
-            mlm[:, : self.config.vocab_size], losses, None if nsp is None else fp32_at_least(nsp)
-        )
+        if nsp is not None:
+            nsp = fp32_at_least(nsp)
+        return Scored(mlm[:, : self.config.vocab_size], losses, nsp)
 
     def forward(self, batch: PretrainingBatch) -> Losses | MaskedLoss:
         """Losses of a batch, in fp32 at least. Labels of -100 are padding and ignored."""
         mlm, nsp = self._padded_logits(batch)
         token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)
-        mlm_loss = token_losses.sum() / (batch.masked_labels != IGNORE).sum().clamp(min=1)
+        # Counted on the device, where padding differs from batch to batch in one graph.
+        num_masked = (batch.masked_labels != IGNORE).sum().clamp(min=1)
+        mlm_loss = token_losses.sum() / num_masked
         if nsp is None:
             return MaskedLoss(mlm_loss)
-        return Losses(
-            mlm_loss,
-            F.cross_entropy(fp32_at_least(nsp), batch.next_sentence_labels, ignore_index=IGNORE),
-        )
+        labels = batch.next_sentence_labels
+        nsp_loss = F.cross_entropy(fp32_at_least(nsp), labels, ignore_index=IGNORE)
+        return Losses(mlm_loss, nsp_loss)
 
 
 def fp32_at_least(values: Tensor) -> Tensor:
+    """A softmax of bf16 has 8 bits: losses are computed in fp32."""
     return values.float() if values.dtype in LOW_PRECISION else values

@@ -60,16 +60,13 @@ class BertConfig:
 
     def __post_init__(self) -> None:
         rates = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 1.0)
-        for name, below in {
-            **rates,
-            "initializer_range": math.inf,
-            "layer_norm_eps": math.inf,
-        }.items():
+        scales = dict.fromkeys(("initializer_range", "layer_norm_eps"), math.inf)
+        for name, below in (rates | scales).items():
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not 0 <= value < below:
-                expected = (
-                    "probability of at least 0, below 1" if below == 1 else "number of at least 0"
-                )
+                expected = "number of at least 0"
+                if below == 1:
+                    expected = "probability of at least 0, below 1"
                 raise ConfigError(f"{name}={value!r}: expected a {expected}")
         for name in _COUNTS:
             value, low = getattr(self, name), 2 if name == "type_vocab_size" else 1
@@ -142,21 +139,19 @@ class BertConfig:
                 raise ConfigError(
                     f"BERT_CONFIG={path}: {key}={values[key]!r}: only {only!r} is supported"
                 )
-        if unknown := ", ".join(
-            sorted(values.keys() - cls.__dataclass_fields__.keys() - _HARMLESS - _ONLY.keys())
-        ):
+        known = cls.__dataclass_fields__.keys() | _HARMLESS | _ONLY.keys()
+        if unknown := sorted(values.keys() - known):
             raise ConfigError(
-                f"BERT_CONFIG={path}: unknown key {unknown}: remove it if it does not change the model"
+                f"BERT_CONFIG={path}: unknown key {', '.join(unknown)}: remove it if it does not change the model"
             )
-        if missing := [
-            key for key in ("vocab_size", "hidden_size", "num_hidden_layers") if key not in values
-        ]:
+        required = "vocab_size", "hidden_size", "num_hidden_layers"
+        if missing := [key for key in required if key not in values]:
             raise ConfigError(
                 f"BERT_CONFIG={path}: {', '.join(missing)} missing: is this a bert_config.json?"
             )
         settings = {key: value for key, value in values.items() if key in cls.__dataclass_fields__}
-        foreign = "model_type" in values or values.get("layer_norm_large_model") is True
-        if foreign and settings.get("hidden_act", "gelu") in _HUGGING_FACE_ERF:
+        is_others = "model_type" in values or values.get("layer_norm_large_model") is True
+        if is_others and settings.get("hidden_act", "gelu") in _HUGGING_FACE_ERF:
             settings["hidden_act"] = "gelu_erf"
         try:
             return cls(**settings)

@@ -86,13 +86,12 @@ class SelfAttention(Product):
 
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
         """Context [T, D]."""
-        qkv = self.project(
-            hidden.x, concat_view(self.query.bias, self.key.bias, self.value.bias), hidden.x8
-        )  # (T, 3D)
+        bias = concat_view(self.query.bias, self.key.bias, self.value.bias)
+        qkv = self.project(hidden.x, bias, hidden.x8)  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
-        return self.attention(qkv, forward_pass, self.dropout if self.training else 0.0).reshape(
-            hidden.x.shape
-        )
+        dropout = self.dropout if self.training else 0.0
+        context = self.attention(qkv, forward_pass, dropout)  # (T, N, H)
+        return context.reshape(hidden.x.shape)  # (T, D)
 
 
 class Residual(Product):
@@ -110,27 +109,20 @@ class Residual(Product):
     def target(self, num_rows: int) -> Target | None:
         """Cast target for the following fp8 product; None if it casts its input itself, or there is none."""
         following = self.following
-        if (
-            following is None
-            or not following.runs(self.training)
-            or not following.takes_cast(num_rows)
-        ):
+        if following is None or not following.runs(self.training):
             return None
-        return following.target(INPUT)
+        return following.target(INPUT) if following.takes_cast(num_rows) else None
 
     def forward(self, x: Tensor, residual: Tensor | None, forward_pass: ForwardPass) -> Hidden:
         """x [T, in], residual [T, D] -> [T, D]; also in fp8 if the next product takes it."""
         projected = self.project(x, None)  # the kernel adds the bias
         norm, dropout = self.LayerNorm, self.dropout if self.training else 0.0
         operands = Operands(projected, self.dense.bias, residual, norm.weight, norm.bias)
-        target = self.target(len(projected))
+        sites, target = forward_pass.sites, self.target(len(projected))
         if target is None:
-            return Hidden(
-                *self.kernel(*operands, norm.eps, dropout, forward_pass.sites, self.pre_norm), None
-            )
-        return Hidden(
-            *fused_with_cast(operands, norm.eps, dropout, forward_pass.sites, target, self.pre_norm)
-        )
+            return Hidden(*self.kernel(*operands, norm.eps, dropout, sites, self.pre_norm), None)
+        # Cast where the numbers are computed: a cast of its own would read them from memory again.
+        return Hidden(*fused_with_cast(operands, norm.eps, dropout, sites, target, self.pre_norm))
 
 
 class Attention(nn.Module):
@@ -179,11 +171,8 @@ class Layer(nn.Module):
         self, hidden: Hidden, forward_pass: ForwardPass, rows: Tensor | None = None
     ) -> Hidden:
         """The previous layer's result [T, D] -> this layer's, or only its ``rows``."""
-        hidden, first, second = (
-            self.attention(hidden, forward_pass, rows),
-            self.intermediate,
-            self.output,
-        )
+        hidden = self.attention(hidden, forward_pass, rows)
+        first, second = self.intermediate, self.output
         if hidden.x8 is None:
             return second(first(hidden.x), hidden.residual, forward_pass)
         assert first.fp8 is not None
@@ -191,16 +180,19 @@ class Layer(nn.Module):
         assert hidden.residual is not None  # of the attention before it
         norm, following = second.LayerNorm, second.target(len(hidden.x))
         settings = fp8_feed_forward.Settings(
-            first=first.fp8, second=second.fp8, approximate=first.approximation, eps=norm.eps, dropout=second.dropout,
-            sites=forward_pass.sites, following=following, pre_norm=second.pre_norm,
-        )  # fmt: skip
-        products = first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias
-        parameters = fp8_feed_forward.Weights(*products, norm.weight, norm.bias)
-        return Hidden(
-            *fp8_feed_forward.feed_forward(
-                hidden.x, hidden.x8, hidden.residual, parameters, settings
-            )
+            first=first.fp8,
+            second=second.fp8,
+            approximate=first.approximation,
+            eps=norm.eps,
+            dropout=second.dropout,
+            sites=forward_pass.sites,
+            following=following,
+            pre_norm=second.pre_norm,
         )
+        products = first.dense.weight, first.dense.bias, second.dense.weight, second.dense.bias
+        weights = fp8_feed_forward.Weights(*products, norm.weight, norm.bias)
+        inputs = hidden.x, hidden.x8, hidden.residual
+        return Hidden(*fp8_feed_forward.feed_forward(*inputs, weights, settings))
 
 
 class Encoder(nn.Module):
@@ -238,9 +230,8 @@ class Encoder(nn.Module):
         if self.cast_in_kernels:
             for layer, next_layer in zip(layers, [*layers[1:], None], strict=True):
                 layer.attention.output.following = layer.intermediate.fp8
-                layer.output.following = (
-                    next_layer.attention.self.fp8 if next_layer is not None else None
-                )
+                if next_layer is not None:
+                    layer.output.following = next_layer.attention.self.fp8
         return self.fp8_scaling
 
     @contextlib.contextmanager

@@ -13,9 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from bert.model.bert import BertForPreTraining
 
-CHUNK_SIZE = (
-    1 << 24
-)  # numbers at a time; a multiple of the 16 that PyTorch's generator draws at once
+CHUNK_SIZE = 1 << 24  # numbers at a time; a multiple of the 16 that PyTorch draws at once
 META = torch.device("meta")
 
 
@@ -48,10 +46,8 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
     matter.
     """
     generator = torch.Generator().manual_seed(seed)
-    words, used = (
-        model.bert.embeddings.word_embeddings,
-        model.config.vocab_size * model.config.hidden_size,
-    )
+    words = model.bert.embeddings.word_embeddings
+    size_without_padding = model.config.vocab_size * model.config.hidden_size
     for prefix, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix, recurse=False):
             size, is_weight = parameter.numel(), name.endswith(".weight")
@@ -59,13 +55,12 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
             if len(starts) > 1 and size - starts[-1] < 16:
                 starts.pop()  # fewer than 16 numbers would be drawn differently
             for start, end in itertools.pairwise([*starts, size]):
-                values = torch.full(
-                    (end - start,), float(is_weight and isinstance(module, nn.LayerNorm))
-                )
+                is_scale = is_weight and isinstance(module, nn.LayerNorm)
+                values = torch.full((end - start,), float(is_scale))
                 if is_weight and isinstance(module, (nn.Linear, nn.Embedding)):
                     values.normal_(0.0, model.config.initializer_range, generator=generator)
                 if module is words:
-                    values[max(0, used - start) :] = 0.0
+                    values[max(0, size_without_padding - start) :] = 0.0
                 yield Chunk(name, start, values)
 
 
@@ -92,8 +87,5 @@ def use_placeholders(model: nn.Module, dtype: torch.dtype, device: torch.device)
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
-            setattr(
-                module,
-                name,
-                nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)),
-            )
+            placeholder = torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)
+            setattr(module, name, nn.Parameter(placeholder))

@@ -49,9 +49,8 @@ class Recomputation:
         @contextlib.contextmanager
         def again() -> Iterator[None]:
             end = sites.num_sites, sites.seed
-            sites.num_sites, sites.seed = (
-                begin  # if there was no seed yet, it is drawn again from the same state
-            )
+            # If there was no seed yet, it is drawn again from the same random state.
+            sites.num_sites, sites.seed = begin
             try:
                 yield
             finally:

@@ -64,7 +64,7 @@ def test_a_checkpoint_of_the_first_version_loads_and_is_written_again_as_it_was(
     step = build_step(model, numerics, settings, world, accumulate=False, fused_update=False)
     saved = _saved(model, precision)
     step.load_state_dict(saved)
-    assert not step.measures
+    assert not step.needs_calibration_step
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, saved["optimizer"]["masters"][name].to(parameter.dtype)), name
     _assert_same(step.state_dict(), saved)

@@ -171,7 +171,12 @@ def test_batches_keep_within_the_capacity(bins, settings):
     settings = config(**settings)
     sampler = Sampler(bins.row_counts(), settings.rows_per_step, seed=1, rank=0, world_size=1)
     data = TrainingData(
-        bins, sampler, settings, 211, first_step=1, finish=lambda b: b.pad_to(settings.capacity)
+        bins,
+        sampler,
+        settings,
+        211,
+        first_step=1,
+        pad_and_pin=lambda b: b.pad_to(settings.capacity),
     )
     for _ in range(5):
         for batch in data.next_step():

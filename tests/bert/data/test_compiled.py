@@ -58,10 +58,10 @@ def test_a_changed_helper_in_another_room_of_the_package_is_compiled_anew(tmp_pa
         assert said(tmp_path, "package.high.caller") == f"{factor + 1}\n"
 
 
-def test_whether_machine_code_is_kept_is_known_before_it_is_used(tmp_path):
+def test_whether_machine_code_is_cached_is_known_before_it_is_used(tmp_path):
     (tmp_path / "caller.py").write_text(
-        "from bert.data.compiled import compiled, is_kept\n@compiled\ndef caller(x):\n    return x + 1\n"
-        "print(is_kept(caller), caller(1), is_kept(caller))\n"
+        "from bert.data.compiled import compiled, is_cached\n@compiled\ndef caller(x):\n    return x + 1\n"
+        "print(is_cached(caller), caller(1), is_cached(caller))\n"
     )
     for before in (False, True):
         assert said(tmp_path, "caller") == f"{before} 2 True\n"

@@ -27,7 +27,7 @@ def test_an_epoch_of_batches_is_every_sequence_once(make_records, packed):
     config = Config(batch_size=2, gradient_steps=2, packed=packed, max_seq_length=48)
     sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
     data = TrainingData(
-        files, sampler, config, vocab_size=211, first_step=1, finish=lambda batch: batch
+        files, sampler, config, vocab_size=211, first_step=1, pad_and_pin=lambda batch: batch
     )
     seen = []
     rows = 0
@@ -56,7 +56,7 @@ def test_rows_of_no_sequence_are_passed_over_and_no_micro_batch_is_empty(make_re
     config = Config(batch_size=1, gradient_steps=1, packed=True, max_seq_length=512)
     sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
     data = TrainingData(
-        files, sampler, config, vocab_size=211, first_step=1, finish=lambda batch: batch
+        files, sampler, config, vocab_size=211, first_step=1, pad_and_pin=lambda batch: batch
     )
     seen = {
         tuple(_tokens(batch)) for _ in range(sampler.steps_per_epoch) for batch in data.next_step()
@@ -81,7 +81,7 @@ def test_a_step_that_cannot_be_made_is_reported_at_its_turn(make_records, bad):
     files = Files([make_records(40, False, 1)])
     config = Config(batch_size=2, gradient_steps=1, packed=False, max_seq_length=48)
     sampler = Sampler(files.row_counts(), config.rows_per_step, seed=3, rank=0, world_size=1)
-    data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, finish=finish)
+    data = TrainingData(files, sampler, config, vocab_size=211, first_step=1, pad_and_pin=finish)
     steps = [data.next_step()[0] for _ in range(bad - 1)]
     with pytest.raises(DataError, match="damaged"):
         data.next_step()

@@ -300,7 +300,7 @@ def test_the_first_run_says_that_it_compiles_and_compiles_once(
     made = []
     monkeypatch.setattr(instances, "make_instances", lambda *arguments: made.append(arguments))
     for kept in (False, True):
-        monkeypatch.setattr(compiled, "is_kept", lambda function, kept=kept: kept)
+        monkeypatch.setattr(compiled, "is_cached", lambda function, kept=kept: kept)
         instances.compile_first(words, SamplingConfig())
     assert capsys.readouterr().err.count("compiling") == 1
     assert len(made) == 1
