@@ -110,7 +110,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     masks = open_masks(settings, source, config.phase1, vocab_size, seed)
     data: TrainingData | DaliLoader
     data = TrainingData(
-        source, sampler, settings, vocab_size, done_batches + 1, finisher(config, world), masks
+        source, sampler, settings, vocab_size, done_batches + 1, pad_and_pin(config, world), masks
     )
     if settings.loader == "dali":
         data = DaliLoader(data, world.device, settings.gradient_steps)
@@ -312,7 +312,7 @@ def warms_up(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def finisher(config: Config, world: World) -> Callable[[PretrainingBatch], PretrainingBatch]:
+def pad_and_pin(config: Config, world: World) -> Callable[[PretrainingBatch], PretrainingBatch]:
     """The data thread's last stage: pads a batch for a graph, and pins its memory for a GPU."""
     capacity = graph_capacity(config.data.capacity, config.data.batch_size)
 
@@ -331,7 +331,7 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
     batch = make_batch(
         records, row_sequences(records, np.arange(min(size, records.num_rows)))[0], length
     )
-    return [finisher(config, world)(batch)] * config.data.gradient_steps
+    return [pad_and_pin(config, world)(batch)] * config.data.gradient_steps
 
 
 @dataclass

@@ -173,13 +173,8 @@ def graphed(monkeypatch):
     def build(step, examples):
         recorded, started = [], []
 
-<<<<<<< HEAD
         def capture(run, stream, before=None):
-            recorded.append((not step.measures, before.known if before else None))
-=======
-        def record(run, stream, before=None):
             recorded.append((not step.needs_calibration_step, before.known if before else None))
->>>>>>> 3d5c153 (training: LoopHooks, Due, needs_calibration_step; reports and evaluation one thought a line)
             return _Replayed(run, step, started)
 
         monkeypatch.setattr(graph, "capture", capture)

@@ -145,13 +145,13 @@ def test_ranks_are_asked_as_often_as_the_slowest_one_needs(monkeypatch, done):
     world = _World()
     listener = Stop(world, listen=True)
     assert listener.agreed(done + 1, done + 1) is None  # 10 ms a batch: the next question in 5 s
-    assert listener.next == done + 501
+    assert listener.next_batch == done + 501
     world.other = signal.SIGUSR1
     assert [listener.agreed(done + batch, done + batch) for batch in (2, 500)] == [None, None]
     assert len(world.asked) == 1, "no collective in between"
     world.seconds = 20.0
     assert listener.agreed(done + 501, done + 501) == "SIGUSR1"
-    assert listener.next == done + 502, "a step of 20 s: at the next one"
+    assert listener.next_batch == done + 502, "a step of 20 s: at the next one"
 
 
 def test_alone_a_signal_is_seen_at_the_next_batch_without_a_collective(monkeypatch):
