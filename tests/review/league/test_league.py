@@ -329,3 +329,34 @@ def test_curves_are_of_systems_in_several_sizes():
     ]
     assert charts(League((SCALING[0],), ())) == []
     assert "<svg" not in build_page(League((SCALING[0],), ()))
+
+
+def test_the_curve_of_an_accelerator_spans_all_sizes_that_were_published():
+    scaling, _ = charts(League((), published()))
+    reach = {line.name: (line.points[0].x, line.points[-1].x) for line in scaling.series}
+    sizes = [
+        one.accelerators
+        for one in published()
+        if "A100" in one.accelerator and one.division == "closed" and one.accelerators
+    ]
+    assert reach["A100"] == (min(sizes), max(sizes))
+
+
+def test_columns_are_sorted_by_what_they_mean():
+    page = build_page(
+        League((), (*SCALING, entry("old", round="0.7", minutes=30.0, accelerators=4)))
+    )
+    cells = re.findall(r'<td data-label="(round|nodes x accel.)" data-key="([^"]*)"', page)
+    assert {(name, key) for name, key in cells if name == "nodes x accel."} == {
+        ("nodes x accel.", str(count)) for count in (4, 8, 16, 64)
+    }
+    assert ("round", "0.7") in cells, "not the text of all rounds of the same logs"
+    greatest_first = re.findall(r'<th scope="col"[^>]*data-side="-1">([^<]*)</th>', page)
+    assert sorted(greatest_first) == ["/accel", "efficiency", "seq/s"]
+
+
+def test_minutes_and_published_minutes_are_explained_below_the_table(submission, capsys):
+    assert main(["league", str(submission)]) == 0
+    for shown in (capsys.readouterr().out, build_page(League((SCALING[0],), ()))):
+        assert "minutes: the score by the installed rules" in " ".join(shown.split())
+        assert "published: the olympic mean times the factor" in " ".join(shown.split())
