@@ -4,7 +4,8 @@ Needs torch, triton, h5py and transformers with their dependencies; installs not
 with a time limit, the most valuable first, so that one that hangs, dies or cannot start loses no other item's figures.
 Written to <output> as they arrive: all output of the items in stages.log, with full tracebacks; all results in
 results.jsonl, one JSON line each, the last of an item being its exit. Step times also go to stderr; a short table and
-the best settings of this GPU, as exports, come last. Exit status: 1 if an item failed, 2, at once, if there is no GPU.
+the best settings of this GPU, as exports, come last, also after SIGTERM, which ends the item that runs. Exit status: 1
+if an item failed or found a fault, 2, at once, if there is no GPU, 128 and more after a signal.
 
 --tables updates the GPU tables in docs/evidence.md, between their markers; missing figures, those of a group killed in
 its first turn, and those of kernels that fail self_check read "unmeasured". --config writes a config with the best
@@ -24,6 +25,7 @@ import contextlib
 import faulthandler
 import importlib.util
 import json
+import math
 import os
 import runpy
 import signal
@@ -122,8 +124,12 @@ ITEMS = [
 class Recorder:
     """Writes results to <folder>/results.jsonl as they arrive, and the items' output to stages.log.
 
-    defaults: environment variables of the items, unless set.
+    defaults: environment variables of the items, unless set. process: the item that runs; signum: of the signal that
+    ended the run, or 0.
     """
+
+    process: subprocess.Popen[bytes] | None = None
+    signum = 0
 
     def __init__(self, folder: Path, defaults: dict[str, str] | None = None) -> None:
         self.defaults, self.results = defaults or {}, list[dict[str, Any]]()
@@ -133,6 +139,18 @@ class Recorder:
     def result(self, name: str, values: dict[str, Any]) -> None:
         self.results.append({"stage": name} | values)
         self.file.write(json.dumps(self.results[-1]) + "\n")
+
+    def end(self, signum: int, _: object) -> None:
+        """Handler of a signal: the item that runs ends with its children, which could hold the GPU."""
+        self.signum = signum
+        if self.process is not None:
+            kill(self.process)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Ends an item and what it started, which could hold its pipes and the GPU."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
@@ -181,14 +199,15 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     else:
         thread = threading.Thread(target=read, args=(process.stdout,), daemon=True)
         thread.start()
+        recorder.process = process
+        if recorder.signum:  # it came while the process was started
+            kill(process)
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
             status = KILLED
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(
-                process.pid, signal.SIGKILL
-            )  # with its children, which could hold its pipes and the GPU
+        recorder.process = None
+        kill(process)
         with contextlib.suppress(
             subprocess.TimeoutExpired
         ):  # a process stuck in the driver cannot be killed
@@ -199,12 +218,18 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
         reason = " | ".join(
             [line.strip() for line in output if line.strip() and not line.startswith("{")][-3:]
         )
-        if status == KILLED:
+        faults = faults_in(recorder.results[before:])
+        if recorder.signum:
+            status, reason = 128 + recorder.signum, signal.Signals(recorder.signum).name
+            reason = f"ended by {reason}"
+        elif status == KILLED:
             reason = "exceeded its limit (stages.log has the stacks)"
         elif status < 0:
             reason = f"killed by {signal.Signals(-status).name}: {reason}"
         elif status:
             reason = reason or f"exit status {status}"
+        elif faults:
+            status, reason = 1, "; ".join(faults)[:200]
         else:
             reason = "its last line is truncated" if cut else ""
     seconds = round(time.monotonic() - begin, 1)
@@ -216,6 +241,17 @@ def steps_in(results: list[dict[str, Any]]) -> dict[tuple[str, str, int], dict[s
     """Steps by (group, variant, rows); a later line of a group includes all of the earlier ones."""
     groups = [group for result in results for group in result.get("groups", {}).items()]
     return {(name, one["variant"], one["rows"]): one for name, group in groups for one in group}
+
+
+def faults_in(results: list[dict[str, Any]]) -> list[str]:
+    """What an item could not measure although it ended well: its own problem, and those of variants of the step."""
+    faults = [str(result["problem"]) for result in results if "problem" in result]
+    for (_, variant, rows), step in steps_in(results).items():
+        if "problem" in step:
+            faults.append(f"{variant}, {rows} rows: {step['problem']}")
+        elif not math.isfinite(step.get("milliseconds", 0.0)):
+            faults.append(f"{variant}, {rows} rows: {step['milliseconds']} ms")
+    return faults
 
 
 STEP_COLUMNS = ("ms", "sequences/s", "tokens/s", "TFLOP/s", "of the ceiling", "peak GiB")
@@ -242,6 +278,8 @@ def figures_of(step: dict[str, Any], doubts: str = "") -> list[str]:
     if "milliseconds" in step:
         reason = f"only one turn, {step['milliseconds']:.1f} ms" if step.get("early") else ""
         reason = reason or (doubts if step["variant"].startswith("ours") else "")
+        if not math.isfinite(step["milliseconds"]):
+            reason = f"{step['milliseconds']} ms"
     if reason or "milliseconds" not in step:
         return [
             f"unmeasured{f' ({reason[:80]})' if reason else ''}",
@@ -284,6 +322,8 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
     """Runs the items as time allows; returns how many failed. Raises NoGpuError if the machine item finds no GPU."""
     failed = 0
     for item in items:
+        if recorder.signum:
+            break
         replaced = steps_in(
             [result for result in recorder.results if result["stage"] == item.unless]
         )
@@ -513,7 +553,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.tiny and (options.tables or options.config):
         parser.error("--tables and --config need measured figures, which --tiny does not give")
-    failed = 0
+    failed = signum = 0
     try:
         if options.results:
             try:
@@ -535,9 +575,18 @@ def main() -> int:
                 # Triton needs a writable cache: without a home, use a temporary one.
                 homeless = not os.access(Path.home(), os.W_OK)
                 recorder = Recorder(options.output, {"TRITON_CACHE_DIR": cache} if homeless else {})
-                failed = run_all(items, time.monotonic() + options.seconds, options.tiny, recorder)
-            results = recorder.results
+                ends = signal.SIGTERM, signal.SIGINT
+                before = [signal.signal(number, recorder.end) for number in ends]
+                end = time.monotonic() + options.seconds
+                try:
+                    failed = run_all(items, end, options.tiny, recorder)
+                finally:
+                    for number, handler in zip(ends, before, strict=True):
+                        signal.signal(number, handler)
+            results, signum = recorder.results, recorder.signum
         show(results)
+        if signum:  # --results makes tables and config of what there is
+            return 128 + signum
         if options.tables:
             write_tables(results, options.document)
         if options.config:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -257,8 +258,64 @@ def test_plainer_steps_run_if_no_step_was_timed(bench, monkeypatch, tmp_path):
         steps_48=f"print('{line}')",
         steps_48_plain=f"print('{plain}')",
     )
-    assert gpu_all.main() == 0
+    assert gpu_all.main() == 1, "a fault in a step is a failed item"
     assert [line["stage"] for line in _lines(out)] == ["steps_48"] * 2 + ["steps_48_plain"] * 2
+    ending = next(line for line in _lines(out) if line.get("ended"))
+    assert (ending["status"], ending["reason"]) == (1, "ours, 48 rows: no C compiler")
+
+
+@pytest.mark.parametrize("figure", [float("nan"), float("inf")])
+def test_what_is_not_a_number_is_a_fault_and_unmeasured(
+    figure, bench, monkeypatch, tmp_path, capfd
+):
+    step = STEP | {"milliseconds": figure}
+    line = json.dumps({"groups": {"rows 48": [step]}})
+    gpu_all, _ = _fake(bench, monkeypatch, tmp_path, steps_48=f"print('{line}')")
+    assert gpu_all.main() == 1
+    assert f"unmeasured ({figure} ms)" in capfd.readouterr().out
+    with pytest.raises(ValueError, match="no step of ours was fully timed"):
+        gpu_all.best_settings([json.loads(line) | {"stage": "steps_48"}])
+
+
+RUN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import gpu_all
+scripts = sys.argv[2:]
+gpu_all.ITEMS = [
+    gpu_all.Item(name=name, command=(script,), seconds=200)
+    for name, script in zip(("machine", "self_check", "steps_48", "profile", "steps_96"), scripts)
+]
+sys.argv = ["gpu_all.py", "--output", "out"]
+sys.exit(gpu_all.main())
+"""
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_sigterm_ends_the_item_that_runs_and_prints_what_there_is(moment, repository, tmp_path):
+    line = json.dumps({"groups": {"rows 48": [STEP]}})
+    scripts = [tmp_path / f"{number}.py" for number in range(5)]
+    for number, script in enumerate(scripts):
+        script.write_text(
+            f"import os, time\nprint('{line}', flush=True)\n"
+            + f"open('{tmp_path}/there', 'w').write(str(os.getpid())); time.sleep(900)\n"
+            * (number == moment)
+        )
+    command = [sys.executable, "-c", RUN, str(repository / "bench"), *map(str, scripts)]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    there = tmp_path / "there"
+    wait_until(lambda: there.exists() and there.read_text())
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    wait_until(lambda: not running(int(there.read_text())))
+    names = ("machine", "self_check", "steps_48", "profile", "steps_96")
+    shown = [line.split()[:2] for line in out.splitlines() if line.split()[0] in names]
+    assert shown == [[name, "ok"] for name in names[:moment]] + [[names[moment], "FAILED"]]
+    assert "ended by SIGTERM" in out
+    assert ("97.10" in out) is (moment > 1), "no figure counts before self_check has ended well"
 
 
 @pytest.mark.parametrize("home", [True, False])
