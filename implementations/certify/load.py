@@ -61,7 +61,7 @@ class Config:
     """Length of the test, and a drill that it must detect."""
 
     seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds per stage; set by the launcher")
-    rounds: int = env("CERTIFY_ROUNDS", 6, at_least=3, doc="rounds per stage; each is compared")
+    rounds: int = env("CERTIFY_ROUNDS", 16, at_least=3, doc="rounds per stage; each is compared")
     duration: str = env(
         "DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none"
     )

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from review.acceptance.records import Records, known
-from review.acceptance.schema import ALONE, BURN_IN, PARTS
+from review.acceptance.schema import ALONE, BURN_IN, COLLECTIVES, COPIES, PARTS
 
 MIN_PEERS = 4  # to tell which one is odd
 MIN_ROUNDS = 3  # to estimate repeatability
 FALSE_ALARMS = 0.01  # per whole test of healthy machines, whatever the number of comparisons
-PRIOR_FREEDOM = 6  # degrees of freedom of the prior SPREAD
+OVERALL = 0.7  # share of them that the comparisons over all stages may have: they are few and clear
+PRIOR_FREEDOM = 10  # degrees of freedom of the prior SPREAD
+MIN_GAP = 0.05  # between two groups; two bins of clocks may lie 3% apart
 AUTOCORRELATIONS = np.linspace(0, 0.95, 96)
 _TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of a normal distribution
 OF_MEDIAN = 1.2533  # standard error of a median over that of a mean
@@ -30,6 +32,9 @@ SPREAD = {
     "starved": 0.01,
     "network": 0.05,
 }  # prior standard deviation between healthy ones
+PAIRED = [name for name in COPIES if name.startswith("device_to_device")]
+VARYING = ("disk", "disk_node")  # as much as a network does
+SMALL_MESSAGE = 1 << 15  # bytes of an all-reduce that take as long as an empty one
 HESITATION = 1.25  # of a typical step; time beyond it is lost
 
 
@@ -50,7 +55,7 @@ class Outlier:
 
 def slow(
     values: Mapping[str, Sequence[float]],
-    comparisons: int,
+    comparisons: float,
     *,
     min_excess: float,
     spread: float = SPREAD["slow"],
@@ -63,13 +68,13 @@ def slow(
     cancel. comparisons: in the whole test, these included (Bonferroni). correlation: lower bound of the autocorrelation
     of rounds, estimated over the whole test because a few rounds show it badly.
 
-    The center is the median over all. The variance of a healthy one has two parts: the spread between healthy ones,
-    from the median absolute deviation and, as a prior with PRIOR_FREEDOM degrees of freedom, from ``spread`` (moderated
-    variance, Smyth 2004); and repeatability, from its own rounds or from all rounds, whichever is worse. Both are
-    estimates, so the limit is Student's quantile with the degrees of freedom of their sum (Welch-Satterthwaite): many
-    rounds estimate the noise of a round well, few ranks estimate their spread badly. Autocorrelated rounds carry less
-    information: the mean of n of them has g / n times the variance of one, and they vary about it by only 1 - g / n of
-    that, where g = 1 + 2 sum (1 - k / n) r^k over k < n (Bayley and Hammersley 1946).
+    Model: round j of healthy i lies at 1 + b_i + e_ij relative to the median over all. What is tested is
+    (level_i - 1) / sqrt(B + E_i) against Student's quantile, where level_i is the median of i's rounds,
+
+    - B estimates the variance of b, between healthy ones (``_variance_between``),
+    - E_i estimates the variance of level_i by its rounds' noise e (``_Noise``),
+    - the degrees of freedom are those of the sum of both (Welch-Satterthwaite): many rounds estimate noise well, few
+      ranks estimate their spread badly.
     """
     from scipy.stats import t  # slow to import, and only needed here
 
@@ -78,40 +83,123 @@ def slow(
     table, level = relative(np.array([*values.values()], np.float64), paired)
     if table.shape[1] < MIN_ROUNDS:
         return []
-    errors = table - level[:, None]
-    rounds = np.maximum(np.sum(~np.isnan(table), axis=1), 1)
-    # Standard deviation of all rounds, outliers clipped, and its degrees of freedom.
-    limit = 3 * _TO_DEVIATION * float(np.nanmedian(np.abs(errors)))
-    clipped = np.clip(known(errors), -limit, limit)
-    common_freedom = max(len(clipped) - len(errors), 1)
-    common = math.sqrt(float(np.sum(clipped**2)) / common_freedom)
-    own = _deviation(table, level[:, None], axis=1)
-    correlation = max(correlation, autocorrelation(errors))
-    freedom = PRIOR_FREEDOM + len(values) // 2 - 1
-    between = (
-        PRIOR_FREEDOM * spread**2 + (freedom - PRIOR_FREEDOM) * _deviation(level, 1.0, axis=0) ** 2
-    ) / freedom
+    noise = _Noise(table - level[:, None], correlation)
+    between, freedom = _variance_between(level, spread)
     found = []
-    for name, value, deviation, count in zip(values, level, own, rounds.tolist(), strict=True):
-        of_rounds = common_freedom if deviation <= common else max(count - 1, 1)
-        of_rounds = max(of_rounds * (1 - correlation) / (1 + correlation), 1)
-        lags = np.arange(1, count)
-        share = (1 + 2 * float(np.sum((1 - lags / count) * correlation**lags))) / count
-        error = (
-            (max(deviation, common) * OF_MEDIAN) ** 2 * (1 - 1 / count) * share / (1 - share)
-            if count > 1
-            else 1.0
-        )
-        deviations = float((value - 1) / math.sqrt(between + error))
+    for number, (name, value) in enumerate(zip(values, level.tolist(), strict=True)):
+        error, of_rounds = noise.of_level(number)
+        deviations = (value - 1) / math.sqrt(between + error)
         sum_freedom = (between + error) ** 2 / (between**2 / freedom + error**2 / of_rounds)
         chance = float(t.sf(deviations, sum_freedom)) * comparisons
         if chance < FALSE_ALARMS and value - 1 > min_excess:
-            found.append(Outlier(name, float(value - 1), f"{deviations:.0f} deviations", chance))
+            found.append(Outlier(name, value - 1, f"{deviations:.0f} deviations", chance))
     return sorted(found, key=lambda one: -one.excess)
 
 
+def _variance_between(level: np.ndarray, spread: float) -> tuple[float, float]:
+    """Variance between healthy ones and its degrees of freedom.
+
+    A weighted mean of the prior, ``spread`` squared with PRIOR_FREEDOM, and of the median absolute deviation, which
+    half of the levels determine (moderated variance, Smyth 2004).
+    """
+    seen = len(level) // 2 - 1
+    freedom = PRIOR_FREEDOM + seen
+    deviation = float(_deviation(level, 1.0, axis=0))
+    return (PRIOR_FREEDOM * spread**2 + seen * deviation**2) / freedom, freedom
+
+
+class _Noise:
+    """Repeatability: how far the median of one's rounds strays by their noise alone."""
+
+    def __init__(self, errors: np.ndarray, correlation: float) -> None:
+        """errors: distance of each round to the median of its name's rounds [names, rounds], nan where missing."""
+        self.rounds = np.maximum(np.sum(~np.isnan(errors), axis=1), 1)
+        self.correlation = max(correlation, autocorrelation(errors))
+        self.own = _deviation(errors, 0.0, axis=1)
+        # Standard deviation of all rounds, outliers clipped.
+        limit = 3 * _TO_DEVIATION * float(np.nanmedian(np.abs(errors)))
+        clipped = np.clip(known(errors), -limit, limit)
+        self.common_freedom = max(len(clipped) - len(errors), 1)
+        self.common = math.sqrt(float(np.sum(clipped**2)) / self.common_freedom)
+
+    def of_level(self, number: int) -> tuple[float, float]:
+        """Variance of the median of one's rounds, and its degrees of freedom.
+
+        Correlated rounds carry less information, and vary less about their own median: with autocorrelation r^k at
+        lag k the mean of n has the share (1 + 2 sum (1 - k/n) r^k) / n of a round's variance (Bayley and Hammersley
+        1946), and about it they show 1 minus that share. The median's error is OF_MEDIAN times the mean's; for
+        correlated rounds that is too much, which makes up for an autocorrelation that few rounds show badly.
+        """
+        count = int(self.rounds[number])
+        if count == 1:
+            return 1.0, 1.0
+        kept = (1 - self.correlation) / (1 + self.correlation)  # independent rounds for each one
+        common, own = (max(n * kept, 1) for n in (self.common_freedom, count - 1))
+        noise, freedom = self.common, common
+        if self.own[number] > self.common:  # whichever is worse
+            noise, freedom = float(self.own[number]), own
+        lags = np.arange(1, count)
+        share = (1 + 2 * float((1 - lags / count) @ self.correlation**lags)) / count
+        error = (OF_MEDIAN * noise) ** 2 * (1 - 1 / count) * share / (1 - share)
+        return error, freedom
+
+
+def groups(
+    values: Mapping[str, Sequence[float]], comparisons: float, *, spread: float, paired: bool = True
+) -> list[Outlier]:
+    """Two groups, at least MIN_GAP apart: the slow one, as a single finding with its members' names.
+
+    Where half are slow, no median tells them from the others. Levels in ascending order are cut where the variance
+    within both sides is smallest; the fast side has at least a quarter, the slow one two. Under the hypothesis that
+    all are alike any fixed split has a t statistic of its two means; the bound multiplies its chance by the number of
+    all splits, 2^(n-1), so that the choice of the best one is paid for. The variance within is moderated by ``spread``.
+    """
+    from scipy.stats import t
+
+    if len(values) < MIN_PEERS:
+        return []
+    table, level = relative(np.array([*values.values()], np.float64), paired)
+    order = np.argsort(level)
+    ranked, count = level[order], len(level)
+    within, cut = min(
+        (_squares(ranked[:cut]) + _squares(ranked[cut:]), cut)
+        for cut in range(-(-count // 4), count - 1)
+    )
+    fast, slow_ones = ranked[:cut], ranked[cut:]
+    gap = float(np.mean(slow_ones) / np.mean(fast)) - 1
+    nearest = float(slow_ones[0] / fast[-1]) - 1  # no gap: a wide spread, not two groups
+    if gap < MIN_GAP or nearest < MIN_GAP / 2 or table.shape[1] < MIN_ROUNDS:
+        return []
+    freedom = PRIOR_FREEDOM + count - 2
+    noise = _Noise(table - level[:, None], 0.0)
+    prior = spread**2 + max(noise.of_level(number)[0] for number in range(count))
+    deviation = math.sqrt((PRIOR_FREEDOM * prior + within) / freedom)
+    distance = float(np.mean(slow_ones) - np.mean(fast)) / deviation
+    statistic = distance / math.sqrt(1 / cut + 1 / (count - cut))
+    # log sf(x) <= log pdf(x) + log((1 + x^2/v) / (x (v - 1) / v)), which does not underflow.
+    tail = (1 + statistic**2 / freedom) * freedom / (statistic * (freedom - 1))
+    log_chance = float(t.logpdf(statistic, freedom)) + math.log(tail * comparisons)
+    log_chance += (count - 1) * math.log(2)
+    if log_chance >= math.log(FALSE_ALARMS):
+        return []
+    names = [[*values][number] for number in order[cut:].tolist()]
+    who = f"{len(names)} of {count}: {', '.join(names)}"
+    measure = f"two groups, the other {cut} within {float(fast[-1] / fast[0] - 1):.1%}"
+    return [Outlier(who, gap, measure, math.exp(log_chance))]
+
+
+def members(name: str) -> list[str]:
+    """Names of a group, or the one name."""
+    return name.partition(" of ")[2].partition(": ")[2].split(", ") if ": " in name else [name]
+
+
+def _squares(values: np.ndarray) -> float:
+    """Sum of the squared distances to the mean."""
+    return float(np.sum((values - np.mean(values)) ** 2))
+
+
 def behind(
-    values: Mapping[str, Sequence[float]], comparisons: int, *, min_excess: float, spread: float
+    values: Mapping[str, Sequence[float]], comparisons: float, *, min_excess: float, spread: float
 ) -> list[Outlier]:
     """Among too few for a majority: those surely slower than the fastest by more than ``min_excess``, as warnings.
 
@@ -146,7 +234,7 @@ def relative(table: np.ndarray, paired: bool = True) -> tuple[np.ndarray, np.nda
 
 
 def hesitating(
-    lost: Mapping[str, Sequence[float]], comparisons: int, *, least: float
+    lost: Mapping[str, Sequence[float]], comparisons: float, *, least: float
 ) -> list[Outlier]:
     """Those that lose time in more rounds than the others, the worst first.
 
@@ -208,7 +296,7 @@ def _deviation(table: np.ndarray, center: np.ndarray | float, axis: int) -> np.n
 @dataclass(frozen=True)
 class Question:
     """A comparison. what: slow, starved, hesitates or network; kind: node, rank or link; values: by name and round;
-    stages: of each round.
+    stages: of each round; overall: of all stages together, the clearest.
     """
 
     what: str
@@ -217,14 +305,26 @@ class Question:
     stages: tuple[str, ...]
     paired: bool = True
     correlation: float = 0.0
+    overall: bool = False
 
-    def outliers(self, comparisons: int) -> list[Outlier]:
-        """comparisons: in the whole test."""
+    def outliers(self, comparisons: float) -> list[Outlier]:
+        """Single ones, then groups that they do not explain. comparisons: in the whole test."""
         least = MIN_EXCESS[self.what]
         if self.what == "hesitates":
             return hesitating(self.values, comparisons, least=least)
-        more = {"spread": SPREAD[self.what], "correlation": self.correlation}
-        return slow(self.values, comparisons, min_excess=least, paired=self.paired, **more)
+        spread = SPREAD[self.what]
+        found = slow(
+            self.values,
+            comparisons,
+            min_excess=least,
+            spread=spread,
+            paired=self.paired,
+            correlation=self.correlation,
+        )
+        # GPUs and pairs on two sockets are two groups by design; so are networks of two levels.
+        if found or self.what == "network" or {*self.stages} & {*COPIES}:
+            return found
+        return groups(self.values, comparisons, spread=spread, paired=self.paired)
 
     def ranking(self) -> dict[str, float]:
         """Excess over the median, as a fraction, the slowest first."""
@@ -235,8 +335,8 @@ class Question:
     def shown_in(self, name: str) -> list[str]:
         """The stages that show it: those in which at least half of the rounds are far above the median."""
         stages = [*dict.fromkeys(self.stages)]
-        if len(stages) == 1:
-            return stages
+        if len(stages) == 1 or name not in self.values:  # a group
+            return stages[:1]
         hit = (
             np.array(self.values[name]) - np.nanmedian([*self.values.values()], axis=0)
             > MIN_EXCESS[self.what]
@@ -276,10 +376,20 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         for what in correlation:
             if stage in everywhere[what]:
                 yield from _ask(records, what, {stage: everywhere[what][stage]}, correlation[what])
+    if "matmul" in records.probed:
+        product = records.probe("matmul")
+        everywhere["slow"]["matmul"] = product / np.nanmedian(product)
     for what, by_stage in everywhere.items():
-        yield from _ask(records, what, by_stage, correlation.get(what, 0.0))
+        yield from _ask(records, what, by_stage, correlation.get(what, 0.0), what != "hesitates")
     for probe in records.probed:
-        yield from _ask(records, "slow", {probe: records.probe(probe)})
+        if probe in PAIRED:
+            yield from _of_gpu_pairs(records, probe)
+        else:
+            what = "network" if probe in VARYING else "slow"
+            yield from _ask(records, what, {probe: records.probe(probe)})
+        if probe in COLLECTIVES:
+            small = records.probe(probe, largest=SMALL_MESSAGE)
+            yield from _ask(records, "network", {probe: small})
     pairs = records.pairs()
     meetings: dict[str, list[float]] = {}
     for pair, seconds in pairs.items():
@@ -304,8 +414,45 @@ def of_all(tables: Sequence[np.ndarray]) -> float:
     return autocorrelation(np.concatenate([table - level[:, None] for table, level in levels]))
 
 
+def _of_gpu_pairs(records: Records, probe: str) -> Iterator[Question]:
+    """Copies between a node's GPUs: of a GPU with its typical partner, then of each pair by itself.
+
+    A GPU whose pairs are slow would make every other's slowest pair slow: the typical one tells it from a bad link.
+    """
+    rows = records.measured(probe)
+    places = {(place.node, place.local_rank): place for place in records.places.values()}
+    rounds = int(rows["round"].max(initial=-1)) + 1
+    pairs: dict[str, np.ndarray] = {}
+    of_gpu: dict[int, list[np.ndarray]] = {}
+    columns = zip(
+        *(rows[name].tolist() for name in ("rank", "partner", "round", "seconds")), strict=True
+    )
+    for rank, partner, number, seconds in columns:
+        place = records.places[rank]
+        name = f"GPU {place.local_rank} from GPU {partner} of {place.node}"
+        if name not in pairs:
+            pairs[name] = np.full(rounds, np.nan)
+            peer = places.get((place.node, partner))
+            for one in (rank, *([peer.rank] if peer else [])):
+                of_gpu.setdefault(one, []).append(pairs[name])
+        pairs[name][number] = seconds
+    typical = {
+        records.places[rank].name: np.sort(own, axis=0)[(len(own) - 1) // 2]
+        for rank, own in sorted(of_gpu.items())
+        if len(own) > 2  # two GPUs share their only pair
+    }
+    if typical:
+        yield Question("slow", "rank", typical, (probe,) * rounds)
+    of_pairs = {name: times.tolist() for name, times in pairs.items()}
+    yield Question("slow", "pair", of_pairs, (probe,) * rounds)
+
+
 def _ask(
-    records: Records, what: str, by_stage: Mapping[str, np.ndarray], correlation: float = 0.0
+    records: Records,
+    what: str,
+    by_stage: Mapping[str, np.ndarray],
+    correlation: float = 0.0,
+    overall: bool = False,
 ) -> Iterator[Question]:
     """Comparisons of nodes and of ranks; of pauses only of ranks if each node has one. by_stage: [ranks, rounds].
 
@@ -317,6 +464,8 @@ def _ask(
     table = np.concatenate([*by_stage.values()], axis=1)
     stages = tuple(stage for stage, values in by_stage.items() for _ in range(values.shape[1]))
     of_ranks = {rank: times for rank, times in enumerate(table) if not np.isnan(times).all()}
+    if not of_ranks:  # no message of this size
+        return
     of_nodes: dict[str, list[np.ndarray]] = {}
     for rank, times in of_ranks.items():
         of_nodes.setdefault(f"node {records.places[rank].node}", []).append(times)
@@ -324,10 +473,10 @@ def _ask(
         typical = {
             name: np.sort(own, axis=0)[(len(own) - 1) // 2] for name, own in of_nodes.items()
         }
-        yield Question(what, "node", typical, stages, correlation=correlation)
+        yield Question(what, "node", typical, stages, correlation=correlation, overall=overall)
     if len(of_ranks) > len(of_nodes) or len(records.places) == len(records.nodes):
         of_names = {records.places[rank].name: times for rank, times in of_ranks.items()}
-        yield Question(what, "rank", of_names, stages, correlation=correlation)
+        yield Question(what, "rank", of_names, stages, correlation=correlation, overall=overall)
 
 
 def _typical(times: np.ndarray) -> float:

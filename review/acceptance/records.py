@@ -95,12 +95,13 @@ class Records:
         for number, rank, partner, seconds in zip(*columns, strict=True):
             yield number, rank, nodes[rank], partner, seconds
 
-    def probe(self, name: str) -> np.ndarray:
-        """Seconds of a probe at its largest size, with the slowest partner [ranks, rounds]."""
+    def probe(self, name: str, largest: float = np.inf) -> np.ndarray:
+        """Seconds of a probe at its largest size up to ``largest``, with the slowest partner [ranks, rounds]."""
         rows = self.measured(name)
-        largest = rows["amount"] == rows["amount"].max(initial=0)
+        sizes = rows["amount"][rows["amount"] <= largest]
+        chosen = rows["amount"] == sizes.max(initial=0)
         table = np.full((len(self.places), 1 + rows["round"].max(initial=-1)), np.nan)
-        np.fmax.at(table, (rows["rank"][largest], rows["round"][largest]), rows["seconds"][largest])
+        np.fmax.at(table, (rows["rank"][chosen], rows["round"][chosen]), rows["seconds"][chosen])
         return table
 
     def reductions(self, name: str) -> dict[int, list[float]]:

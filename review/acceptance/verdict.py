@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import cached_property
@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from review.acceptance import coverage, figures, schema
-from review.acceptance.comparison import MIN_PEERS, OF_MEDIAN, Outlier, Question, questions
+from review.acceptance.comparison import (
+    MIN_PEERS,
+    OF_MEDIAN,
+    OVERALL,
+    Outlier,
+    Question,
+    members,
+    questions,
+)
 from review.acceptance.faults import (
     Corruption,
     corrupt,
@@ -317,10 +325,14 @@ def judge(
 
 def _findings(records: Records, compared: list[Question]) -> list[Finding]:
     """Each culprit once, in the stage that shows it first, without the ranks and links of a node that is named."""
-    comparisons = sum(len(question.values) for question in compared)
+    # Each kind of comparison has its share of the false alarms that a test may have (Bonferroni).
+    comparisons = {
+        overall: sum(len(one.values) for one in compared if one.overall is overall) / share
+        for overall, share in ((True, OVERALL), (False, 1 - OVERALL))
+    }
     found: dict[str, Finding] = {}
     for question in compared:
-        for one in question.outliers(comparisons):
+        for one in question.outliers(comparisons[question.overall]):
             if one.state == "warn" and records.on_cpus:
                 continue  # of two processes on shared CPUs, one is often slower
             stage, *others = question.shown_in(one.name)
@@ -335,7 +347,7 @@ def _findings(records: Records, compared: list[Question]) -> list[Finding]:
                         filter(None, (evidence, f"{one.excess:.1%} {WORDS[question.what]}"))
                     )
                 found[one.name] = replace(first, also=tuple(also), evidence=evidence)
-            elif not _explained(one.name, question.kind, found):
+            elif not _explained(records, one.name, question.kind, found):
                 evidence = "; ".join(_evidence(records, stage, one.name))
                 found[one.name] = Finding(
                     question.what, stage, question.kind, one, evidence, tuple(others)
@@ -343,12 +355,22 @@ def _findings(records: Records, compared: list[Question]) -> list[Finding]:
     return list(found.values())
 
 
-def _explained(name: str, kind: str, found: Mapping[str, Finding]) -> bool:
-    """Whether a node that is already named explains it."""
-    nodes = {one.removeprefix("node ") for one, finding in found.items() if finding.kind == "node"}
+def _explained(records: Records, name: str, kind: str, found: Mapping[str, Finding]) -> bool:
+    """Whether a node or GPU that is already named explains it."""
+    named = {kind: _names(found.values(), kind) for kind in ("node", "rank")}
+    nodes = {one.removeprefix("node ") for one in named["node"]}
     if kind == "rank":
-        return name.partition(" on ")[2] in nodes
+        return all(one.partition(" on ")[2] in nodes for one in members(name))
+    if kind == "pair":
+        of_ranks = [place for place in records.places.values() if place.name in named["rank"]]
+        gpus = {(place.node, f"GPU {place.local_rank}") for place in of_ranks}
+        pair, _, node = name.partition(" of ")
+        return node in nodes or any((node, gpu) in gpus for gpu in pair.split(" from "))
     return kind == "link" and bool(nodes & set(name.removeprefix("link ").split(" - ")))
+
+
+def _names(found: Iterable[Finding], kind: str) -> set[str]:
+    return {one for finding in found if finding.kind == kind for one in members(finding.name)}
 
 
 def _evidence(records: Records, stage: str, name: str) -> Iterator[str]:

@@ -560,6 +560,32 @@ def test_equal_measurements_pass_and_a_slow_node_or_gpu_is_named():
     assert (found.name, found.stage) == ("rank 5 on node2", HOST[0])
 
 
+def between_gpus(slow=lambda node, gpu, peer: False):
+    """Two nodes of four GPUs; of slow pairs the copy takes 19 times as long."""
+    found = records(2, 4)
+    chosen = found.probes["probe"] == PAIRS.encode()
+    for row in np.flatnonzero(chosen).tolist():
+        rank, peer = found.probes["rank"][row], found.probes["partner"][row]
+        if slow(rank // 4, rank % 4, peer):
+            found.probes["seconds"][row] *= 19
+    return found
+
+
+def test_a_slow_pair_of_gpus_names_its_link_and_a_gpu_with_slow_pairs_the_gpu():
+    assert judge(between_gpus()).why() == []
+    link = judge(between_gpus(lambda node, gpu, peer: (node, gpu, peer) == (1, 2, 0))).findings
+    assert [(one.name, one.stage) for one in link] == [("GPU 2 from GPU 0 of node1", PAIRS)]
+    gpu = judge(between_gpus(lambda node, gpu, peer: node == 1 and 2 in (gpu, peer))).findings
+    assert [(one.name, one.stage) for one in gpu] == [("rank 6 on node1", PAIRS)]
+
+
+def test_small_messages_that_one_node_sends_slowly_are_named():
+    found = records(sizes=(1 << 10, 1 << 30))
+    chosen = (found.probes["probe"] == b"all_reduce_perf") & (found.probes["amount"] == 1 << 10)
+    found.probes["seconds"][chosen & (found.probes["rank"] == 4)] *= 100
+    assert [(one.name, one.what) for one in judge(found).findings] == [("node node2", "network")]
+
+
 def test_figures_of_tools_are_compared_with_the_config():
     wanted = {"all_reduce_perf": 400.0, "all_reduce_perf_mpi": 500.0}
     found = judge(records(slow={("all_reduce_perf", 4)}), expected=wanted)

@@ -64,6 +64,7 @@ def make(
     common: float = 0.0,
     disturbed: float = 0.0,
     network: float = 1.0,
+    rounds: int = ROUNDS,
 ) -> Records:
     """Records of ranks with noise. slow: factor by (stage, rank); links: factor by node or pair, of the all-reduce;
     starved: factor by rank that something else takes of its CPUs; with it the test ran on CPUs.
@@ -91,23 +92,23 @@ def make(
     for stage_number, stage in enumerate(STAGES):
         if nodes == 1 and stage in ("node", "pairs"):
             continue
-        shared = 1 + common * np.abs(generator.standard_normal(ROUNDS))
+        shared = 1 + common * np.abs(generator.standard_normal(rounds))
         for rank in range(ranks):
             times = (
                 STEP_SECONDS * speed[rank] * shared[:, None] * (slow or {}).get((stage, rank), 1.0)
             )
             count = times.size * STEPS
-            work = times * jitter((ROUNDS, STEPS), generator, step)
-            times = (work + times * delays((ROUNDS, STEPS), generator, disturbed)) * (
+            work = times * jitter((rounds, STEPS), generator, step)
+            times = (work + times * delays((rounds, STEPS), generator, disturbed)) * (
                 starved or {}
             ).get(rank, 1.0)
             columns = {
                 "rank": np.full(count, rank), "stage": np.full(count, stage_number),
-                "round": np.repeat(np.arange(ROUNDS), STEPS), "step": np.tile(np.arange(STEPS), ROUNDS),
+                "round": np.repeat(np.arange(rounds), STEPS), "step": np.tile(np.arange(STEPS), rounds),
                 "partner": np.full(count, -1), "compute": times.ravel(), "data": np.zeros(count),
                 "wait": np.full(count, WAIT_SECONDS * (1 if stage in ALONE else network)), "update": np.zeros(count),
                 "cpu": work.ravel(), "sequences": np.full(count, SEQUENCES),
-                "checksum": 7 + np.tile(np.arange(STEPS), ROUNDS),
+                "checksum": 7 + np.tile(np.arange(STEPS), rounds),
             }  # fmt: skip
             for name, column in columns.items():
                 rows[name].append(column)

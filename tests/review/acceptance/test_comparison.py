@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,19 @@ def test_with_autocorrelated_rounds_false_alarms_are_at_most_one_in_a_hundred(ra
             slow(dict(enumerate(rounds)), 10 * ranks, **known) for rounds in [*stages, times]
         )
     assert alarms <= 7  # 3, and what chance adds
+
+
+@pytest.mark.parametrize(("ranks", "least"), [(4, 0.8), (8, 0.95)])
+@pytest.mark.parametrize("correlation", [0.0, 0.8])
+def test_a_rank_five_percent_slow_is_named_at_one_percent_noise(
+    repository, monkeypatch, ranks, least, correlation
+):
+    monkeypatch.syspath_prepend(str(repository / "bench"))
+    power = importlib.import_module("certify_power")
+    generator = np.random.default_rng(0)
+    case = (generator, ranks, 0.01, correlation)
+    assert sum("0" in power.named(*case, 0.05) for _ in range(40)) >= 40 * least - 2
+    assert sum(bool(power.named(*case, 0.0)) for _ in range(40)) <= 2
 
 
 def lost(generator, disturbed: float, rounds: int = 24) -> dict[str, list[float]]:

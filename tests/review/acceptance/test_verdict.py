@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from review.__main__ import main
+from review.acceptance.comparison import members
 from review.acceptance.schema import PARTS
-from review.acceptance.verdict import certify, judge
+from review.acceptance.verdict import certify, judge, line
 
 from .made_up import ROUNDS, make, write
 
@@ -48,7 +49,7 @@ def test_false_alarms_in_400_healthy_tests_are_within_chance(noise):
 @pytest.mark.parametrize("stage", ["single", "parallel", "together"])
 @pytest.mark.parametrize("noise", [{}, BUSY], ids=["quiet", "busy"])
 def test_a_slow_rank_is_named_with_its_stage_and_nobody_else(stage, noise):
-    (found,) = judge(make(4, 4, slow={(stage, 5): 1.25}, **noise)).findings
+    (found,) = judge(make(4, 4, slow={(stage, 5): 1.25}, rounds=16, **noise)).findings
     assert (found.what, found.stage, found.name) == ("slow", stage, "rank 5 on node1")
     assert found.outlier.excess == pytest.approx(0.25, abs=0.06)
     assert found.outlier.chance < 0.01
@@ -58,6 +59,44 @@ def test_a_node_slower_by_ten_percent_is_named_once_without_its_ranks():
     (found,) = judge(make(4, 2, slow=everywhere(4, 5, factor=1.1))).findings
     assert (found.what, found.stage, found.name) == ("slow", "single", "node node2")
     assert found.also == ("parallel", "node", "together")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "slow"), [(1, 4, 2), (1, 8, 4), (1, 8, 5), (1, 4, 3)]
+)
+def test_where_half_or_most_ranks_are_slow_the_slow_group_is_named(nodes, per_node, slow):
+    found = judge(make(nodes, per_node, slow=everywhere(*range(slow), factor=1.3)))
+    assert found.state == "fail"
+    (group,) = {members(one.name)[0]: members(one.name) for one in found.findings}.values()
+    assert sorted(group) == [f"rank {rank} on node0" for rank in range(slow)]
+    assert "two groups" in found.reasons()[0]
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+def test_where_half_of_the_nodes_are_slow_they_are_named_and_drained(nodes):
+    half = range(nodes // 2)
+    found = judge(make(nodes, 1, slow=everywhere(*half, factor=1.3)))
+    assert found.state == "fail"
+    assert {one for finding in found.findings for one in members(finding.name)} == {
+        f"node node{number}" for number in half
+    }
+    assert f"nodename={','.join(f'node{number}' for number in half)} " in line(found)
+
+
+def test_half_of_the_nodes_with_shared_cpus_are_named():
+    found = judge(make(4, 2, starved={0: 1.5, 1: 1.5, 2: 1.5, 3: 1.5}))
+    assert found.state == "fail"
+    assert members(found.findings[0].name) == ["node node0", "node node1"]
+
+
+def test_a_wide_spread_or_bins_of_clocks_are_no_groups():
+    generator = np.random.default_rng(0)
+    for _ in range(40):
+        bins = {("parallel", rank): 1 + 0.03 * generator.integers(2) for rank in range(8)}
+        assert judge(make(1, 8, int(generator.integers(1000)), slow=bins)).findings == []
+        ladder = {("parallel", rank): 1 + 0.02 * rank for rank in range(8)}
+        names = [one.name for one in judge(make(1, 8, slow=ladder)).findings]
+        assert not any(": " in name for name in names)
 
 
 def test_a_node_with_shared_cpus_is_named_although_nodes_differ_in_speed():
