@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,10 @@ DEVIATIONS = 1.645  # standard deviations, for a 90% interval
 BY_RECIPE, BY_BATCH = (0.10, 0.035), (0.03, 0.10)
 # Cost of an evaluation in multiples of training on its 10,000 sequences, and its spread in published logs.
 EVALUATION, EVALUATION_SPREAD = 1.0, 0.3
+# Above so many accelerators communication grows in ways that the rate of one node does not show: published results
+# with more, each predicted from the others, took 4 to 15% longer, and 75% of them lay within the interval.
+MANY, MANY_SPREAD = 16, 0.10
+PLACEHOLDERS = (1e-4, 1000)  # learning rate and steps that certify.sh sets without a config
 _STEPS, _RATE = "opt_learning_rate_training_steps", "opt_base_learning_rate"
 
 
@@ -35,7 +40,8 @@ class Estimate:
     """Minutes to train with a 90% interval. ``recipe``: whether learning rate and decay were known.
 
     ``ranks``: of the interval's ends among the ``results`` published in the closed division from round 1.0 on with the
-    same number of accelerators. ``faster``, ``slower``: the neighbouring results.
+    same number of accelerators. ``faster``, ``slower``: the neighbouring results. ``doubts``: why it may be wrong
+    beyond its interval, which is wider for each.
     """
 
     minutes: float
@@ -46,6 +52,7 @@ class Estimate:
     recipe: bool
     ranks: tuple[int, int]
     results: int
+    doubts: tuple[str, ...] = ()
     faster: Entry | None = None
     slower: Entry | None = None
 
@@ -53,7 +60,9 @@ class Estimate:
         time = f"about {_minutes(self.minutes)} min ({_minutes(self.low)} to {_minutes(self.high)}) to train BERT-large"
         time += f" to 0.720 at batch {self.batch_size:g}{'' if self.recipe else ' with usual hyper-parameters'}"
         place = f"no published result has {self.accelerators} accelerators"
-        if self.results:
+        if self.results == 1:
+            place = f"only one published result has {self.accelerators} accelerators: no ranking"
+        elif self.results:
             first, last = self.ranks
             place = f"place {first}{f' to {last}' if last > first else ''} among the {self.results} published results "
             place += f"with {self.accelerators} accelerators, "
@@ -62,7 +71,8 @@ class Estimate:
                 for word, one in (("behind", self.faster), ("before", self.slower))
                 if one
             )
-        return f"{time}, {place}; estimate, unverified"
+        doubts = "".join(f"; doubtful: {doubt}" for doubt in self.doubts)
+        return f"{time}, {place}{doubts}; estimate, unverified"
 
     def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "text": str(self)}
@@ -75,19 +85,22 @@ def estimate(
     accelerators: int,
     learning_rate: float = 0.0,
     steps: float = 0.0,
-) -> Estimate:
+) -> Estimate | str:
     """Estimate from the training rate without evaluations, sequences per second, and its relative standard error.
 
     ``batch_size``: sequences per step over all accelerators. ``learning_rate``, and ``steps`` until it has decayed:
-    ignored if that is fewer samples than in any published result.
+    ignored if they are placeholders, or fewer samples than in any published result. A str says why there is none.
     """
+    if not (0 < rate < math.inf and 0 <= error < math.inf and batch_size > 0):
+        return "nothing to compare: the training rate was not measured"
     _, places, _ = _data()
-    recipe = learning_rate > 0 and steps * batch_size >= math.exp(places[:, 1].min())
+    meant = learning_rate > 0 and (learning_rate, steps) != PLACEHOLDERS
+    recipe = meant and steps * batch_size >= math.exp(places[:, 1].min())
     place = np.log([batch_size, steps * batch_size, learning_rate] if recipe else [batch_size])
+    doubts = dict([*_outside(place, places), *_beyond(rate, accelerators)])
     minutes, spread = time_to_train(*_samples(place), rate, batch_size)
-    low, high = (
-        minutes * math.exp(side * DEVIATIONS * math.hypot(spread, error)) for side in (-1, 1)
-    )
+    spread = math.hypot(spread, error, *doubts.values())
+    low, high = (minutes * math.exp(side * DEVIATIONS * spread) for side in (-1, 1))
     ranked = League((), published()).ranked
     peers = [
         one
@@ -106,9 +119,30 @@ def estimate(
         recipe=recipe,
         ranks=(1 + first, 1 + last),
         results=len(peers),
+        doubts=tuple(doubts),
         faster=peers[middle - 1] if middle else None,
         slower=peers[middle] if middle < len(peers) else None,
     )
+
+
+def _outside(place: np.ndarray, places: np.ndarray) -> Iterator[tuple[str, float]]:
+    """What lies outside the published range, and how far in logarithms."""
+    names = ("batch size", "samples until the learning rate has decayed", "learning rate")
+    for name, value, column in zip(names, place, places.T, strict=False):
+        low, high = column.min(), column.max()
+        if (distance := max(low - value, value - high)) > 1e-9:
+            ends = f"{math.exp(low):.3g} to {math.exp(high):.3g}"
+            yield f"{name} {math.exp(value):.3g} is outside the published {ends}", float(distance)
+
+
+def _beyond(rate: float, accelerators: int) -> Iterator[tuple[str, float]]:
+    """Sizes and rates that published results do not vouch for, and what that adds to the logarithm's deviation."""
+    if accelerators > MANY:
+        yield f"above {MANY} accelerators such estimates were up to 15% too fast", MANY_SPREAD
+    fastest = max(one.per_accelerator or 0.0 for one in published())
+    if rate / accelerators > fastest:
+        words = f"{rate / accelerators:,.0f} sequences/s of each accelerator is beyond the fastest published"
+        yield f"{words}, {fastest:,.0f}", math.log(rate / accelerators / fastest)
 
 
 def _minutes(minutes: float | None) -> str:

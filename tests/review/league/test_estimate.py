@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from review.league import estimate as module
 from review.league.entries import published
-from review.league.estimate import estimate, evaluation_interval, predicted
+from review.league.estimate import PLACEHOLDERS, estimate, evaluation_interval, predicted
 
 RECIPE = {"learning_rate": 0.00096, "steps": 3680}
 
@@ -100,3 +101,58 @@ def test_the_sentence_names_place_neighbours_and_that_it_is_unverified():
     assert "behind" not in fastest
     assert "before" not in slowest
     assert dataclasses.asdict(estimate(1e4, 0.0, 768, 8))["results"] > 100
+
+
+def test_placeholders_are_no_recipe_on_however_many_accelerators(repository):
+    rate, steps = PLACEHOLDERS
+    found = estimate(1e6, 0.0, 16 * 1024, 1024, learning_rate=rate, steps=steps)
+    assert not found.recipe
+    assert found.minutes == estimate(1e6, 0.0, 16 * 1024, 1024).minutes
+    defaults = (repository / "launch/run/certify.sh").read_text()
+    assert f"variables::default LR {rate:.4f}\n" in defaults
+    assert f"variables::default MAX_STEPS {steps}\n" in defaults
+
+
+@pytest.mark.parametrize(
+    ("rate", "batch", "accelerators", "said"),
+    [
+        (1e4, 1, 8, "batch size 1 is outside the published"),
+        (1e4, 1_000_000, 8, "batch size 1e+06 is outside the published"),
+        (1e6, 768, 8, "125,000 sequences/s of each accelerator is beyond the fastest published"),
+        (1e5, 3072, 64, "above 16 accelerators such estimates were up to 15% too fast"),
+    ],
+)
+def test_beyond_what_was_published_an_estimate_doubts_itself_and_widens(
+    monkeypatch, rate, batch, accelerators, said
+):
+    found = estimate(rate, 0.01, batch, accelerators)
+    assert any(doubt.startswith(said) for doubt in found.doubts)
+    assert f"; doubtful: {said}" in str(found)
+    for name in ("_outside", "_beyond"):
+        monkeypatch.setattr(module, name, lambda *_: [])
+    sure = estimate(rate, 0.01, batch, accelerators)
+    assert sure.doubts == ()
+    assert found.high / found.low > 1.1 * sure.high / sure.low
+
+
+def test_within_what_was_published_there_is_no_doubt():
+    assert estimate(11_500, 0.01, 768, 8, **RECIPE).doubts == ()
+
+
+@pytest.mark.parametrize(
+    ("rate", "error"), [(0.0, 0.0), (float("nan"), 0.0), (1e4, float("nan")), (float("inf"), 0.0)]
+)
+def test_without_a_measured_rate_there_is_no_estimate(rate, error):
+    assert estimate(rate, error, 768, 8) == "nothing to compare: the training rate was not measured"
+
+
+def test_one_published_result_is_no_ranking():
+    counts = Counter(
+        one.accelerators
+        for one in published()
+        if one.division == "closed" and one.round != "0.7" and one.minutes
+    )
+    (alone, *_) = [size for size, count in counts.items() if count == 1]
+    said = str(estimate(1e3 * alone, 0.01, 16 * alone, int(alone)))
+    assert f"only one published result has {int(alone)} accelerators: no ranking" in said
+    assert "place" not in said
