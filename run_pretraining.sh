@@ -18,9 +18,13 @@ pretraining::usage() { log::die "usage: ./run_pretraining.sh configs/pretrain_NA
 [[ ${1:-} && ${1:-} != -* ]] || pretraining::usage
 [[ $# == 1 || ($# == 2 && ($2 == --slurm || $2 == --check)) ]] || pretraining::usage
 readonly MODE=${2:-}
-CONFIG_FILE=${1%.sh}.sh
+# From any folder: a config of this repository by the name that it has here.
+NAMED=${1%.sh}
+[[ -d $(dirname -- "$NAMED") ]] || NAMED=$REPO_DIR/$NAMED
+readonly NAMED
+CONFIG_FILE=$NAMED.sh
 RUN_NAME=${RUN_NAME:-$(basename -- "$CONFIG_FILE" .sh)}
-if [[ ! -r $CONFIG_FILE && ${1%.sh} =~ ^(.+)_([1-9][0-9]*)x([1-9][0-9]*)$ ]]; then
+if [[ ! -r $CONFIG_FILE && $NAMED =~ ^(.+)_([1-9][0-9]*)x([1-9][0-9]*)$ ]]; then
   CONFIG_FILE=${BASH_REMATCH[1]}.sh
   export DGXNNODES=${BASH_REMATCH[2]} DGXNGPU=${BASH_REMATCH[3]}
 fi

@@ -52,6 +52,7 @@ class Variable:
     name: str
     doc: str = ""
     choices: tuple[str, ...] = ()
+    synonyms: tuple[tuple[str, str], ...] = ()  # others' words for a choice, to be suggested
     auto: bool = False  # "auto" is accepted as well, and read as None
     at_least: float | None = None
     at_most: float | None = None
@@ -76,6 +77,7 @@ class Variable:
     def meant(self, text: str) -> str:
         """The choice closest to ``text``, ignoring case and punctuation; empty if none is close."""
         plain = {"".join(filter(str.isalnum, choice)).lower(): choice for choice in self.choices}
+        plain |= dict(self.synonyms)
         near = difflib.get_close_matches("".join(filter(str.isalnum, text)).lower(), plain, n=1)
         return plain[near[0]] if near else ""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bert.core import dist
 from bert.pretraining.config import Config
+from bert.training import schedule
 from common.env import ConfigError, env, from_env, variables
 
 
@@ -45,6 +48,7 @@ def test_wrong_value_names_the_variable_and_what_was_expected(name, value):
     assert "\n" not in str(caught.value)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     st.dictionaries(
         st.sampled_from(["REQUIRED", "RATE", "FLAG", "KIND", "SEED"]), st.text(max_size=12)
@@ -64,3 +68,16 @@ def test_every_variable_is_documented_and_read_once():
     assert len(names) == len(set(names))
     for _, variable, _ in variables(Config):
         assert variable.doc, variable.name
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("DEVICE", "gpu", "did you mean cuda?"),
+        ("DEVICE", "cpus", "did you mean cpu?"),
+        ("LR", "2e5", "expected a number, at most 10, above 0"),
+    ],
+)
+def test_a_wrong_value_of_the_trainer_says_what_is_meant(name, value, told):
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        from_env(dist.Config if name == "DEVICE" else schedule.Config, {"LR": "1", name: value})

@@ -289,3 +289,15 @@ def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1].endswith("/results/pretrain_tiny/phase1/checkpoints")
     assert not (tmp_path / "results" / "pretrain_tiny" / "phase2").exists()
+
+
+@pytest.mark.parametrize("name", ["configs/pretrain_demo", "configs/pretrain_demo_1x2"])
+def test_a_config_is_found_by_its_name_from_any_folder(name, repository, tmp_path, quick_python):
+    environ = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PYTHON": str(quick_python)}
+    environ |= {"DATADIR": str(tmp_path), "LOGDIR": str(tmp_path / "results")}
+    line = [str(repository / "run_pretraining.sh"), name, "--check"]
+    checked = subprocess.run(
+        line, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+    assert "no such config" not in checked.stderr
+    assert f"BERT_CONFIG={tmp_path}/phase1/bert_config.json: No such file" in checked.stderr

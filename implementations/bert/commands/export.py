@@ -64,4 +64,7 @@ def export(
         f"{folder}: {source.path}{after}; GELU in its {source.shape.gelu_form} form",
         file=sys.stderr,
     )
+    if not source.shape.next_sentence:
+        cure = "AutoModel.from_pretrained(..., add_pooling_layer=False)"
+        print(f"bert export: {folder}: NSP=0 trained no pooler: {cure}", file=sys.stderr)
     return 0

@@ -64,8 +64,9 @@ class Config:
         doc="number of processes of each node; set by the launcher; 0: all",
     )
     device: str = env(
-        "DEVICE", "auto", choices=("auto", "cpu", "cuda"), doc="auto: a GPU if there is one"
-    )
+        "DEVICE", "auto", choices=("auto", "cpu", "cuda"), synonyms=(("gpu", "cuda"),),
+        doc="auto: a GPU if there is one",
+    )  # fmt: skip
     timeout_seconds: int = env(
         "DIST_TIMEOUT", 600, at_least=1, doc="seconds before a hung collective is an error"
     )

@@ -251,6 +251,9 @@ def _meant(name: str, known: list[str]) -> str | None:
     if name in SYNONYMS:
         return SYNONYMS[name]
     near = [(distance, other) for other in known if (distance := _misspelt(name, other))]
+    near += [
+        (distance, ours) for word, ours in SYNONYMS.items() if (distance := _misspelt(name, word))
+    ]
     if near:
         return min(near)[1]
     if name.startswith(PREFIXES):

@@ -291,6 +291,10 @@ def describe(config: Config) -> str:
     if host > capacity and (plan.device_type == "cuda" or config.dist.device == "cpu"):
         cure = "set SHARD_OPTIMIZER=1 and, with CHECKPOINT_DIR, CHECKPOINT_SHARDS=1, or start fewer ranks on a node"
         raise ConfigError(f"out of memory: {text}: {cure}")
+    if host > capacity:
+        text += (
+            ": TOO LITTLE for a run here (not tested for another machine: DEVICE=cpu or a GPU does)"
+        )
     return text
 
 

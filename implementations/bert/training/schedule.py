@@ -18,7 +18,7 @@ class Config:
         choices=("mlperf", "dle", "poly", "linear", "samsung"),
         doc="learning-rate rule, see docs/train.md",
     )
-    lr: float = env("LR", above=0, doc="base learning rate")
+    lr: float = env("LR", above=0, at_most=10, doc="base learning rate")
     max_steps: int = env(
         "MAX_STEPS", at_least=1, doc="optimizer steps of the run, and of the learning rate's decay"
     )

@@ -313,3 +313,16 @@ def test_real_weights_load_with_the_heads_named_as_new(make_model, tmp_path):
     with torch.no_grad():
         expected = theirs(batch.input_ids.long()[None]).last_hidden_state[0]
         torch.testing.assert_close(model.bert(batch), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_a_tokenizers_config_says_stays_but_for_the_casing(make_model, tmp_path):
+    config = BertConfig(vocab_size=6, hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+                        intermediate_size=8, max_position_embeddings=16)  # fmt: skip
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "the"]))
+    given = {"strip_accents": False, "model_max_length": 12, "do_lower_case": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(given))
+    huggingface.write(tmp_path / "out", {}, config, {}, tmp_path / "vocab.txt", lower_case=False)
+    written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    assert written == given | {"do_lower_case": False, "tokenizer_class": "BertTokenizer"}
+    huggingface.write(tmp_path, {}, config, {}, tmp_path / "vocab.txt", lower_case=False)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text()) == written

@@ -231,9 +231,8 @@ def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(prep
     monkeypatch.setattr(memory, "host_capacity", lambda: 1)
     with pytest.raises(ConfigError, match="start fewer ranks on a node"):
         memory.describe(from_env(Config, prepared))
-    assert "this machine has 0.0" in memory.describe(
-        from_env(Config, prepared | {"DEVICE": "auto"})
-    )
+    told = memory.describe(from_env(Config, prepared | {"DEVICE": "auto"}))
+    assert "this machine has 0.0: TOO LITTLE for a run here (not tested for another machine" in told
 
 
 def test_a_node_holds_what_its_ranks_hold_together(prepared):
