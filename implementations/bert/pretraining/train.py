@@ -23,7 +23,7 @@ from bert.data import proof
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.dali import DaliLoader
 from bert.data.loader import TrainingData, open_masks, open_source
-from bert.data.sampler import Sampler, row_sequences
+from bert.data.sampler import RowSource, Sampler, row_sequences
 from bert.data.shards import Shards
 from bert.data.synthetic import synthetic_records
 from bert.deepspeed.step import DeepSpeedStep
@@ -46,132 +46,87 @@ from bert.training.step import Step, TrainingStep, build_step
 from bert.training.stop import LAST_STEP, Ending, Stop, TrainingError
 
 
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The model at the step where this process begins.
+
+    first_weights: checksum of those of step 0; done, batches, samples: before this process.
+    """
+
+    model: BertForPreTraining
+    step: resume.Trainer
+    first_weights: int
+    done: int
+    batches: int
+    samples: int
+
+
 def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) -> Ending:
-    """Runs to the end and returns why it ended. A collective: every rank calls it with the same settings."""
+    """Runs to the end and returns why it ended. A collective: every rank calls it with the same settings.
+
+    Before the clock: settings, kernels, weights, warm-up. On it: data, training, evaluation. After it:
+    the last checkpoint, the proof of the data, the summary.
+    """
     saved = resume.newest(config, world)
     resume.check_ranks(config, world, saved)
     seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
-    hyperparameters = config.hyperparameters(seed)
+    hyperparameters, closed = config.hyperparameters(seed), config.mlperf.division == "closed"
     known: dict[str, Any] = {}
-    path = config.checkpoint.init_checkpoint
-    if (closed := config.mlperf.division == "closed") and world.is_main and path is not None:
-        known = closed_division.starting_weights(path)
+    if closed and world.is_main and config.checkpoint.init_checkpoint is not None:
+        known = closed_division.starting_weights(config.checkpoint.init_checkpoint)
     log.submission(hyperparameters)
     clock.lap("checkpoint")
     config = resolve_kernels(config, world)
     clock.lap("choice of kernels")
-
-    initial = Checksum()
-    model, step = build(config, world, seed, clock, initial)
-    log.weights(name for name, _ in model.named_parameters())
-    if saved is None and config.checkpoint.init_optimizer and path is not None:
-        # ds_shape: shape of the whole parameter where ZeRO-3 partitions it.
-        shapes = {
-            name: getattr(parameter, "ds_shape", parameter.shape)
-            for name, parameter in model.named_parameters()
-        }
-        step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
-    done, done_batches, done_samples = resume.restore(config, step, seed, saved, initial.value)
-    if saved is not None or path is not None:
-        resume.check_restored(step, world, path if saved is None else config.checkpoint.directory)
-    clock.lap("checkpoint")
-    take_step, evaluation_graph = prepare(config, model, step, world, clock)
-
+    start = start_of(config, world, seed, saved, clock)
+    log.weights(name for name, _ in start.model.named_parameters())
+    take_step, evaluation_graph = prepare(config, start.model, start.step, world, clock)
     sinks: list[MetricSink] = [log.stats]
     if world.is_main:
-        sinks += metric_sinks(config.observers, config.run, hyperparameters, done)
+        sinks += metric_sinks(config.observers, config.run, hyperparameters, start.done)
     world.barrier()
     clock.lap("other ranks")
     if world.is_main:
         print(clock.line(), file=sys.stderr, flush=True)
-        start = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
-        rundir.add_to_environment(config.run, {"start_seconds": start})
+        parts = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
+        rundir.add_to_environment(config.run, {"start_seconds": parts})
+
     log.run_start()
     if saved is not None:
-        log.clock_not_whole(done, done_samples)
+        log.clock_not_whole(start.done, start.samples)
     world.barrier()  # no rank may read the data set before run_start is logged
     run_start = time.monotonic()
-
-    settings, vocab_size = config.data, model.config.vocab_size
-    source = open_source(settings, vocab_size, pairs=config.nsp)
-    world.agree(source.identity(), "are the training data the same on every node?")
-    row_counts = source.row_counts()
-    num_rows, rows_per_step = int(row_counts.sum()), settings.rows_per_step * world.size
-    resume.check_data(config.checkpoint, saved, source)
-    if saved is not None and isinstance(
-        source, Shards
-    ):  # as they are, not as they say of themselves
-        proof.check(dict.fromkeys(source.paths, ""), world)
+    source = checked_source(config, world, saved)
     if closed and world.is_main:
         known = closed_division.starting_point(config, source, known)
+    row_counts = source.row_counts()
     log.data(int(np.diff(source[len(row_counts) - 1].masked_lm_offsets).max(initial=0)), known)
     shard_order = resume.shard_order(config, saved)
-    sampler = Sampler(row_counts, settings.rows_per_step, seed, world.rank, world.size, shard_order)
-    masks = open_masks(settings, source, config.phase1, vocab_size, seed)
-    data: TrainingData | DaliLoader
-    data = TrainingData(
-        source, sampler, settings, vocab_size, done_batches + 1, pad_and_pin(config, world), masks
+    data = training_data(config, world, source, seed, shard_order, start.batches + 1)
+    progress = progress_of(config, world, start, int(row_counts.sum()), sinks)
+    evaluation = Evaluation(
+        config, world, log, start.step, source.vocab_md5, evaluation_graph, sinks
     )
-    if settings.loader == "dali":
-        data = DaliLoader(data, world.device, settings.gradient_steps)
-
-    def epochs(batches: int, samples: int) -> float:
-        """Passes over the data. With online packing, rows of the files are sequences."""
-        return (samples if settings.batching == "online" else batches * rows_per_step) / num_rows
-
-    rate = partial(learning_rate, config=config.schedule)
-    steps = StepCounter(rate, config.max_steps, step.scaler, done, done_batches)
-    progress = Progress(
-        world, last=config.max_steps, rate=rate, epochs=epochs, skips_overflows=step.scaler.enabled, sinks=sinks,
-        done=done, samples=done_samples,
-    )  # fmt: skip
-    last = min(config.max_steps, done + (config.steps_this_run or config.max_steps))
-    interval = Interval(config.checkpoint, world, config.mlperf.num_nodes, done)
-    schedule = StepSchedule(
-        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
-        evaluations=config.evaluation_steps | ({0} if config.evaluate.initial else set()),
-    )  # fmt: skip
-    evaluation = Evaluation(config, world, log, step, source.vocab_md5, evaluation_graph, sinks)
-    saver = resume.Saver(config, step, world, seed, source, shard_order, initial.value)
-    note = config.run.run_dir / f"step_{config.run.trial}.txt" if config.run.run_dir else None
+    saver = resume.Saver(config, start.step, world, seed, source, shard_order, start.first_weights)
     try:
-        with Stop(world, listen=config.checkpoint.directory is not None, note=note) as stop:
-            hooks = LoopHooks(
-                next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
-                stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
-                save=partial(interval.save, saver.save),
-            )  # fmt: skip
-            ending = train(hooks)
-            if ending.reason == LAST_STEP and last < config.max_steps:
-                ending = replace(ending, reason="STEPS_THIS_RUN")
+        # Signals stop the run, also while its last checkpoint is written.
+        with stop_of(config, world) as stop:
+            ending = to_the_end(
+                config, world, seed, start, data, take_step, progress, evaluation, saver, stop
+            )
             if not ending.stopped:
-                log.run_stop(
-                    ending.samples,
-                    evaluation.num_sequences,
-                    ending.reached or not (config.evaluate.has_target or config.dist.emulate),
-                )
-            if ending.batches > done_batches and config.checkpoint.directory is not None:
-                saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
-                # Needed by a run that was stopped, and by one without a target, which is run for its weights.
-                if not saver.finish() and (ending.stopped or not config.evaluate.has_target):
-                    where = (
-                        f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}"
-                    )
-                    failure = f"its checkpoint cannot be written ({saver.writer.error or 'another rank says why'})"
-                    raise TrainingError(
-                        f"{where}, and {failure}: RESUME=1 continues from the one before"
-                    )
+                untargeted = not (config.evaluate.has_target or config.dist.emulate)
+                log.run_stop(ending.samples, evaluation.num_sequences, ending.reached or untargeted)
+            if ending.batches > start.batches and config.checkpoint.directory is not None:
+                save_last(saver, ending, config.evaluate.has_target)
         if closed and not ending.stopped:
             closed_division.prove(config, source, world)
         progress.summary(ending)
         if config.dist.emulate:
             report_emulation(world, ending.batches, time.monotonic() - run_start)
-        take_step = unprofiled(take_step)
         if config.sustained_minutes and not ending.stopped:
-            # The same work for a power meter, with a learning rate of 0.
-            while world.any(time.monotonic() < run_start + 60 * config.sustained_minutes):
-                for _ in range(10):  # world.any waits for the device
-                    take_step(data.next_step(), 0.0)
+            until = run_start + 60 * config.sustained_minutes
+            sustain(unprofiled(take_step), data, world, until)
             log.sustained_stop()
     except BaseException:
         saver.writer.abandoned.set()
@@ -180,6 +135,142 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         data.close()
         saver.writer.wait()
     return ending
+
+
+def start_of(
+    config: Config, world: World, seed: int, saved: dict[str, Any] | None, clock: StartClock
+) -> Start:
+    """Model and step with the initial weights, moments of a warm start, or the saved state."""
+    path, initial = config.checkpoint.init_checkpoint, Checksum()
+    model, step = build(config, world, seed, clock, initial)
+    if saved is None and config.checkpoint.init_optimizer and path is not None:
+        # ds_shape: shape of the whole parameter where ZeRO-3 partitions it.
+        shapes = {
+            name: getattr(parameter, "ds_shape", parameter.shape)
+            for name, parameter in model.named_parameters()
+        }
+        step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
+    done, batches, samples = resume.restore(config, step, seed, saved, initial.value)
+    if saved is not None or path is not None:
+        resume.check_restored(step, world, path if saved is None else config.checkpoint.directory)
+    clock.lap("checkpoint")
+    return Start(
+        model=model, step=step, first_weights=initial.value, done=done, batches=batches,
+        samples=samples,
+    )  # fmt: skip
+
+
+def checked_source(config: Config, world: World, saved: dict[str, Any] | None) -> RowSource:
+    """The rows to train on, the same on every rank and, of a run that continues, as they were."""
+    source = open_source(config.data, config.model.vocab_size, pairs=config.nsp)
+    world.agree(source.identity(), "are the training data the same on every node?")
+    resume.check_data(config.checkpoint, saved, source)
+    if saved is not None and isinstance(source, Shards):
+        proof.check(dict.fromkeys(source.paths, ""), world)  # not what they say of themselves
+    return source
+
+
+def training_data(
+    config: Config,
+    world: World,
+    source: RowSource,
+    seed: int,
+    shard_order: tuple[int, int],
+    first_step: int,
+) -> TrainingData | DaliLoader:
+    """This rank's micro-batches, from a step on."""
+    settings, vocab_size = config.data, config.model.vocab_size
+    sampler = Sampler(
+        source.row_counts(), settings.rows_per_step, seed, world.rank, world.size, shard_order
+    )
+    masks = open_masks(settings, source, config.phase1, vocab_size, seed)
+    pads = pad_and_pin(config, world)
+    data = TrainingData(source, sampler, settings, vocab_size, first_step, pads, masks)
+    if settings.loader == "dali":
+        return DaliLoader(data, world.device, settings.gradient_steps)
+    return data
+
+
+def progress_of(
+    config: Config, world: World, start: Start, num_rows: int, sinks: Sequence[MetricSink]
+) -> Progress:
+    """What reports and sums up the run. Its time begins here."""
+    online, rows_per_step = config.data.batching == "online", config.data.rows_per_step * world.size
+
+    def epochs(batches: int, samples: int) -> float:
+        """Passes over the data. With online packing, rows of the files are sequences."""
+        return (samples if online else batches * rows_per_step) / num_rows
+
+    return Progress(
+        world, last=config.max_steps, rate=partial(learning_rate, config=config.schedule),
+        epochs=epochs, skips_overflows=start.step.scaler.enabled, sinks=sinks, done=start.done,
+        samples=start.samples,
+    )  # fmt: skip
+
+
+def stop_of(config: Config, world: World) -> Stop:
+    """Listens to signals if the run can save what it has."""
+    folder = config.run.run_dir
+    note = folder / f"step_{config.run.trial}.txt" if folder else None
+    return Stop(world, listen=config.checkpoint.directory is not None, note=note)
+
+
+def to_the_end(
+    config: Config,
+    world: World,
+    seed: int,
+    start: Start,
+    data: TrainingData | DaliLoader,
+    take_step: TrainingStep,
+    progress: Progress,
+    evaluation: Evaluation,
+    saver: resume.Saver,
+    stop: Stop,
+) -> Ending:
+    """Trains to the target, the last step of the run or of this process, or a signal."""
+    last = min(config.max_steps, start.done + (config.steps_this_run or config.max_steps))
+    interval = Interval(config.checkpoint, world, config.mlperf.num_nodes, start.done)
+    evaluations = config.evaluation_steps | ({0} if config.evaluate.initial else set())
+    schedule = StepSchedule(
+        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
+        evaluations=evaluations,
+    )  # fmt: skip
+    steps = StepCounter(
+        progress.rate, config.max_steps, start.step.scaler, start.done, start.batches
+    )
+    hooks = LoopHooks(
+        next_step=data.next_step, take_step=take_step, steps=steps, schedule=schedule, progress=progress,
+        stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank), evaluate=evaluation.run,
+        save=partial(interval.save, saver.save),
+    )  # fmt: skip
+    ending = train(hooks)
+    if ending.reason == LAST_STEP and last < config.max_steps:
+        return replace(ending, reason="STEPS_THIS_RUN")
+    return ending
+
+
+def save_last(saver: resume.Saver, ending: Ending, has_target: bool) -> None:
+    """Saves the state at the end. Raises TrainingError if it cannot be written and somebody needs it:
+
+    a run that was stopped, and one without a target, which is run for its weights.
+    """
+    saver.save(ending.step, ending.batches, ending.samples, ended=not ending.stopped)
+    if saver.finish() or not (ending.stopped or not has_target):
+        return
+    where = f"{'stopped at' if ending.stopped else 'the last is'} step {ending.step}"
+    why = saver.writer.error or "another rank says why"
+    raise TrainingError(
+        f"{where}, and its checkpoint cannot be written ({why}): RESUME=1 continues from the one before"
+    )
+
+
+def sustain(
+    take_step: TrainingStep, data: TrainingData | DaliLoader, world: World, until: float
+) -> None:
+    """The same work for a power meter, with a learning rate of 0, to a moment of time.monotonic()."""
+    while world.any(time.monotonic() < until):
+        for _ in range(10):  # world.any waits for the device
+            take_step(data.next_step(), 0.0)
 
 
 def report_emulation(world: World, batches: int, seconds: float) -> None:
