@@ -111,10 +111,10 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     metadata = _with_digests(records, metadata)
     attributes = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(metadata)}
     attributes["source"] = json.dumps(metadata.source)
-    if (
-        not -(2**63) <= metadata.random_seed < 2**63
-    ):  # too large for an HDF5 integer, but valid for Python's generator
+    # Python's generator takes seeds that are too large for an HDF5 integer.
+    if not -(2**63) <= metadata.random_seed < 2**63:
         attributes["random_seed"] = str(metadata.random_seed)
+    # Datasets have their place in the file at once, and nothing is written to it yet.
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
@@ -130,6 +130,7 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
         except RuntimeError as error:  # HDF5 reports a failed flush (disk full) this way
             raise OSError(str(error)) from error
         with open(partial, "r+b") as raw:
+            # A full disk is found here, where it is an OSError.
             os.posix_fallocate(raw.fileno(), 0, os.path.getsize(partial))
             for name, array in arrays.items():
                 raw.seek(offsets[name])
@@ -150,9 +151,12 @@ def check_structure(path: str | os.PathLike[str], records: Records, metadata: Me
         "row_offsets": count,
     }
     sizes = {
-        "sequence_offsets": count + 1, "masked_lm_offsets": count + 1, "row_offsets": records.num_rows + 1,
-        "segment_b_start": count, "masked_lm_positions": num_masked,
-    }  # fmt: skip
+        "sequence_offsets": count + 1,
+        "masked_lm_offsets": count + 1,
+        "row_offsets": records.num_rows + 1,
+        "segment_b_start": count,
+        "masked_lm_positions": num_masked,
+    }
     problem = f"max_seq_length is {metadata.max_seq_length}" if metadata.max_seq_length < 1 else ""
     for name, size in sizes.items():
         array = getattr(records, name)
@@ -174,8 +178,8 @@ def _map(file: h5py.File, mapped: Array, path: Path, name: str) -> Array:
     allowed = [DTYPES[name], np.int32] if name in IDS else [DTYPES[name]]
     if dataset.ndim != 1 or dataset.dtype not in allowed:
         wanted = " or ".join(np.dtype(dtype).name for dtype in allowed)
-        found = f"{dataset.dtype} of {dataset.ndim} dimensions"
-        raise DataError(f"{path}: dataset {name} is {found}, expected one of {wanted}")
+        shape = f"{dataset.dtype} of {dataset.ndim} dimensions"
+        raise DataError(f"{path}: dataset {name} is {shape}, expected one of {wanted}")
     offset = dataset.id.get_offset()
     if dataset.shape[0] == 0 or offset is None:
         return dataset[:]
@@ -190,17 +194,16 @@ def _read_metadata(path: Path, attributes: h5py.AttributeManager) -> Metadata:
             f"{path} has format version {version}, this program reads {VERSION}; prepare it again"
         )
     try:
-        found: dict[str, Any] = {
-            name: int(attributes[name]) for name in ("max_seq_length", "random_seed", "dupe_factor")
-        }
-        found |= {
-            name: str(attributes[name])
-            for name in ("vocab_md5", "content_digest", "multiset_digest")
-        }
-        found["source"] = tuple(
-            (str(name), str(md5)) for name, md5 in json.loads(attributes["source"])
+        sources = json.loads(attributes["source"])
+        return Metadata(
+            max_seq_length=int(attributes["max_seq_length"]),
+            vocab_md5=str(attributes["vocab_md5"]),
+            random_seed=int(attributes["random_seed"]),
+            dupe_factor=int(attributes["dupe_factor"]),
+            source=tuple((str(name), str(md5)) for name, md5 in sources),
+            content_digest=str(attributes["content_digest"]),
+            multiset_digest=str(attributes["multiset_digest"]),
         )
-        return Metadata(**found)
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(
             f"{path} has a damaged or missing attribute ({error}); prepare it again"
@@ -266,9 +269,10 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
         faults["masked positions are not ascending"] = (
             np.bincount(owner[unsorted], minlength=len(lengths)) > 0
         )
-    for what, fault in faults.items():
+    for description, fault in faults.items():
         if fault.any():
-            raise DataError(f"{path}: {what} in sequence {int(np.argmax(fault))}; prepare it again")
+            number = int(np.argmax(fault))
+            raise DataError(f"{path}: {description} in sequence {number}; prepare it again")
     if min(records.input_ids.min(initial=0), records.masked_lm_ids.min(initial=0)) < 0:
         raise DataError(f"{path} has a negative token id; prepare it again")
     if records.row_offsets is not None:
@@ -299,8 +303,10 @@ def verify_opened(
 ) -> tuple[Records, Metadata]:
     """``verify_records`` of a file that is already open."""
     check_contents(path, records, metadata)
-    found = _with_digests(records, metadata)
-    if metadata.content_digest and found != metadata:
-        raise DataError(f"{path} was changed after it was written (digest {found.content_digest}, recorded "
-                        f"{metadata.content_digest}); copy or prepare it again")  # fmt: skip
-    return records, found
+    computed = _with_digests(records, metadata)
+    if metadata.content_digest and computed != metadata:
+        digests = f"digest {computed.content_digest}, recorded {metadata.content_digest}"
+        raise DataError(
+            f"{path} was changed after it was written ({digests}); copy or prepare it again"
+        )
+    return records, computed

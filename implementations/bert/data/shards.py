@@ -24,7 +24,7 @@ from bert.data.records import SUFFIXES, DataError, Records
 
 INDEX = "index.json"
 _KIND, _VERSION = "bert-records-index", 1
-_MOST_OPEN = 128  # files, with a descriptor each: bins and exchange alternate between many files
+_MAX_OPEN = 128  # files, with a descriptor each: bins and exchange alternate between many files
 
 
 def list_shards(folder: Path, variable: str) -> list[Path]:
@@ -63,15 +63,13 @@ def list_bins(folder: Path, variable: str) -> list[list[Path]]:
 
     Raises DataError if there are none.
     """
-    found = (
-        [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
-        if folder.is_dir()
-        else []
-    )
-    if not found:
+    bins = []
+    if folder.is_dir():
+        bins = [path for path in folder.iterdir() if path.name.isdigit() and path.is_dir()]
+    if not bins:
         cure = "make them with python -m input_preprocessing bins, or set BATCHING=rows"
         raise DataError(f"{variable}={folder}: no bins (folders 128, 256, ...) in it; {cure}")
-    return [list_shards(path, variable) for path in sorted(found, key=lambda path: int(path.name))]
+    return [list_shards(path, variable) for path in sorted(bins, key=lambda path: int(path.name))]
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,9 @@ def count_rows(path: Path) -> int:
     """Rows of a file, reading as little as possible. Raises DataError for a file without records."""
     with suppress(OSError, KeyError), h5py.File(path, "r") as file:
         if "input_ids" in file:  # else no records, of this format or of NVIDIA's three
-            return (
-                len(file["row_offsets"]) - 1
-                if "row_offsets" in file
-                else len(file["next_sentence_labels"])
-            )
+            if "row_offsets" in file:
+                return len(file["row_offsets"]) - 1
+            return len(file["next_sentence_labels"])
     return open_records(path)[0].num_rows  # or its DataError
 
 
@@ -143,7 +139,7 @@ class Shards:
         self.bins = np.split(
             np.arange(len(self.paths)), np.cumsum(files_of_bins)[:-1].astype(np.int64)
         )
-        self._opened = lru_cache(_MOST_OPEN)(self._open)
+        self._opened = lru_cache(_MAX_OPEN)(self._open)
         self._entries: dict[Path, Entry] = {}
         self._warned: set[Path] = set()
         self.vocab_md5 = ""
@@ -165,13 +161,12 @@ class Shards:
     def identity(self) -> dict[str, Any]:
         """For comparison between ranks: each file's rows and content digest, or else size, by name."""
         self.row_counts()
-        found: dict[str, Any] = {"vocabulary": self.vocab_md5}
+        facts: dict[str, Any] = {"vocabulary": self.vocab_md5}
         for path, entry in self._entries.items():
-            name = (
-                f"{path.parent.name}/{path.name}" if path.parent.name.isdigit() else path.name
-            )  # with its bin
-            found[name] = (entry.rows, entry.content_digest or path.stat().st_size)
-        return found
+            in_bin = path.parent.name.isdigit()
+            name = f"{path.parent.name}/{path.name}" if in_bin else path.name
+            facts[name] = (entry.rows, entry.content_digest or path.stat().st_size)
+        return facts
 
     def __getitem__(self, number: int) -> Records:
         """The records of one file. Raises DataError for a file that cannot be used in this run."""
@@ -193,10 +188,8 @@ class Shards:
             raise DataError(f"{path}: {problem}: prepare all data with the model's vocab.txt")
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
         expected = self._entries.get(path, Entry(records.num_rows))
-        if expected.rows != records.num_rows or expected.content_digest not in (
-            "",
-            metadata.content_digest,
-        ):
+        same_content = expected.content_digest in ("", metadata.content_digest)
+        if expected.rows != records.num_rows or not same_content:
             raise DataError(
                 f"{path} is not the file that {path.parent / INDEX} describes; prepare the data again"
             )

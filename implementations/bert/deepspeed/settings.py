@@ -9,18 +9,16 @@ from typing import Any
 
 import torch
 
-from bert import optim
 from bert.deepspeed import ds_config
 from bert.deepspeed.step import check_fp16, load
 from bert.kernels.precision import Precision
+from bert.optim import Config as OptimizerConfig
 from common.env import BOOLEANS, ConfigError, env
 
 INSTEAD = {"WARMUP_STEPS": "WARMUP_PROPORTION"}  # the same setting in another unit
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
-WRITE_ELSEWHERE = {
-    "use_node_local_storage",
-    "writer",
-}  # entries that write files to several nodes, or later
+# Entries that write files to several nodes, or later.
+WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ class Config:
 
     def check(
         self,
-        optimizer: optim.Config,
+        optimizer: OptimizerConfig,
         precision: Precision,
         device: torch.device,
         others: Mapping[str, bool],
@@ -66,11 +64,10 @@ class Config:
                     f"DEEPSPEED_CONFIG={self.path} and ENGINE is not deepspeed: set it, or unset this"
                 )
             return
-        found, deepspeed = self.json(), load()
-        zero = found.get("zero_optimization", {})
-        if own_checkpoints and (
-            elsewhere := sorted(WRITE_ELSEWHERE & found.get("checkpoint", {}).keys())
-        ):
+        given, deepspeed = self.json(), load()
+        zero = given.get("zero_optimization", {})
+        elsewhere = sorted(WRITE_ELSEWHERE & given.get("checkpoint", {}).keys())
+        if own_checkpoints and elsewhere:
             entry = f"checkpoint.{elsewhere[0]} in {self.path}"
             raise ConfigError(
                 f"CHECKPOINT_SHARDS=1 and {entry}, which may leave them incomplete: remove the entry"
@@ -97,20 +94,18 @@ class Config:
             check_fp16(deepspeed, device)
 
     def complete(
-        self, optimizer: optim.Config, precision: Precision, batch_size: int, gradient_steps: int
+        self, optimizer: OptimizerConfig, precision: Precision, batch_size: int, gradient_steps: int
     ) -> dict[str, Any]:
         """The JSON with batch, clipping and precision by our variables; rule, rate and log remain ours."""
         ours = {"optimizer", "scheduler", "train_batch_size"}
-        found = {key: value for key, value in self.json().items() if key not in ours}
+        given = {key: value for key, value in self.json().items() if key not in ours}
         low = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision.dtype)
-        found |= {
-            name: {**found.get(name, {}), "enabled": name == low} for name in ("bf16", "fp16")
-        }
-        if (
-            low == "fp16"
-        ):  # DeepSpeed's scale is constant; DeepSpeedStep gives it another after a step
-            found["fp16"]["loss_scale"] = precision.init_loss_scale
-        return found | {
+        for name in ("bf16", "fp16"):
+            given[name] = {**given.get(name, {}), "enabled": name == low}
+        if low == "fp16":
+            # DeepSpeed's scale is constant; DeepSpeedStep gives it another after a step.
+            given["fp16"]["loss_scale"] = precision.init_loss_scale
+        return given | {
             "train_micro_batch_size_per_gpu": batch_size,
             "gradient_accumulation_steps": gradient_steps,
             "gradient_clipping": optimizer.max_grad_norm,

@@ -7,13 +7,16 @@ from functools import cached_property
 
 import torch
 
-from bert import kernels, optim
-from bert.core import dist
-from bert.kernels import attention, precision
+from bert.core.dist import Config as DistConfig
+from bert.core.dist import pick_device
+from bert.kernels import Config as KernelsConfig
+from bert.kernels import attention
+from bert.kernels.precision import Config as PrecisionConfig
 from bert.kernels.precision import Precision
-from bert.model import recompute
+from bert.model.recompute import Config as RecomputeConfig
 from bert.model.recompute import Recomputation
-from bert.training import graph
+from bert.optim import Config as OptimizerConfig
+from bert.training.graph import Config as GraphConfig
 from common.env import ConfigError
 
 
@@ -21,16 +24,16 @@ from common.env import ConfigError
 class Hardware:
     """The device-dependent part of a task's Config."""
 
-    dist: dist.Config = field(default_factory=dist.Config)
-    kernels: kernels.Config = field(default_factory=kernels.Config)
-    precision: precision.Config = field(default_factory=precision.Config)
-    graph: graph.Config = field(default_factory=graph.Config)
-    optim: optim.Config = field(default_factory=optim.Config)
-    recompute: recompute.Config = field(default_factory=recompute.Config)
+    dist: DistConfig = field(default_factory=DistConfig)
+    kernels: KernelsConfig = field(default_factory=KernelsConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    graph: GraphConfig = field(default_factory=GraphConfig)
+    optim: OptimizerConfig = field(default_factory=OptimizerConfig)
+    recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
 
     @cached_property
     def device(self) -> torch.device:
-        return dist.pick_device(self.dist)
+        return pick_device(self.dist)
 
     @cached_property
     def numerics(self) -> Precision:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from bert.core import rundir
+from bert.core.rundir import Config as RunConfig
 from bert.data.batch import Batch
 from bert.data.records import DataError
 from bert.training.step import StepResult, TrainingStep
@@ -45,7 +45,7 @@ class CaptureConfig:
     def kinds(self) -> set[str]:
         return {kind.strip() for kind in self.capture.split(",") if kind.strip()}
 
-    def check(self, run: rundir.Config, uses_graph: bool) -> None:
+    def check(self, run: RunConfig, uses_graph: bool) -> None:
         """Raises ConfigError for an unknown kind, without RUN_DIR, and in a CUDA graph."""
         if not self.kinds:
             if self.capture:
@@ -186,7 +186,7 @@ class ProfileConfig:
         numbers = re.fullmatch(r"(\d+),(\d+)", self.steps)
         return (int(numbers[1]), int(numbers[2])) if numbers else None
 
-    def check(self, run: rundir.Config, num_steps: int) -> None:
+    def check(self, run: RunConfig, num_steps: int) -> None:
         """Raises ConfigError for an invalid span of the ``num_steps`` of this process, and without RUN_DIR."""
         if not self.steps:
             return

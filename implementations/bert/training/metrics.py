@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from bert.core import rundir
 from bert.core.dist import World
+from bert.core.rundir import Config as RunConfig
 from bert.core.start import PROCESS_STARTED
 from bert.data.batch import Batch
 from bert.training.step import StepResult
@@ -47,7 +47,7 @@ class Config:
     def names(self) -> list[str]:
         return [name.strip() for name in self.metrics.split(",") if name.strip()]
 
-    def check(self, run: rundir.Config) -> None:
+    def check(self, run: RunConfig) -> None:
         """Raises ConfigError for an unknown name, a package that is not installed, and without RUN_DIR."""
         for name in self.names:
             if name not in PACKAGES:
@@ -143,7 +143,7 @@ def guarded(name: str, make: Callable[[], MetricSink]) -> MetricSink:
 
 
 def metric_sinks(
-    config: Config, run: rundir.Config, settings: Mapping[str, Any], first_step: int
+    config: Config, run: RunConfig, settings: Mapping[str, Any], first_step: int
 ) -> Sequence[MetricSink]:
     """The sinks of rank 0. settings: description of the run; first_step: step from which it resumes, else 0."""
     folder, trial = run.run_dir, run.trial

@@ -95,7 +95,7 @@ def test_counting_rows_of_a_broken_or_foreign_file_says_so(folder):
 
 
 def test_few_files_stay_open_and_all_can_be_read(folder, monkeypatch):
-    monkeypatch.setattr(shards, "_MOST_OPEN", 2)
+    monkeypatch.setattr(shards, "_MAX_OPEN", 2)
     source = opened(folder)
     for number in (0, 1, 2, 3, 0, 3):
         assert source[number].num_rows == source.row_counts()[number]
