@@ -8,7 +8,7 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in run/trial node/binding run/local; do
+for part in supervisor run/certify; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
@@ -30,8 +30,5 @@ certify::defaults
 export DGXNNODES=1
 RUN_NAME=${RUN_NAME:-certify_$(uname -n)_$(date +%Y%m%d-%H%M%S)}
 variables::load
-trial::traps
-certify::prepare
-[[ $quick ]] || log::info "certifying $DGXNGPU ranks of $(uname -n), about $CERTIFY_SECONDS s a stage, the first for each rank: $RUN_DIR"
-certify::run
-runner::python -m review certify "$RUN_DIR" ${quick:+--line}
+export CONTAINER_RUNTIME=none CERTIFY_LINE=${quick:+--line}
+supervisor::main local certify

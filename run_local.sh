@@ -6,18 +6,8 @@
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 readonly REPO_DIR
-for part in run/trial node/binding run/local; do
-  # shellcheck source=/dev/null
-  source "$REPO_DIR/launch/$part.sh"
-done
-
-runner::prepare() {
-  ((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_local.sh runs on one machine; use run.sub or run_multinode.sh"
-  command -v "$PYTHON" >/dev/null || log::die "PYTHON=$PYTHON: no such interpreter: make setup, or give the path of one"
-  local_python::has_torch "$PYTHON" ||
-    log::die "PYTHON=$PYTHON: it has no torch: make setup, or activate the environment that has it"
-  node_state::stage
-}
+# shellcheck source=launch/supervisor.sh
+source "$REPO_DIR/launch/supervisor.sh"
 
 local_python::has_torch() {
   "$1" -c 'import importlib.util as u, sys; sys.exit(not u.find_spec("torch"))' 2>/dev/null
@@ -26,5 +16,11 @@ local_python::has_torch() {
 if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]] && ! local_python::has_torch python; then
   export PYTHON=$REPO_DIR/.venv/bin/python
 fi
+variables::trainer
 variables::load
-trial::main
+((DGXNNODES == 1)) || log::die "DGXNNODES=$DGXNNODES: run_local.sh runs on one machine; use run.sub or run_multinode.sh"
+command -v "$PYTHON" >/dev/null || log::die "PYTHON=$PYTHON: no such interpreter: make setup, or give the path of one"
+local_python::has_torch "$PYTHON" ||
+  log::die "PYTHON=$PYTHON: it has no torch: make setup, or activate the environment that has it"
+export CONTAINER_RUNTIME=none
+supervisor::main local trial

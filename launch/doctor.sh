@@ -9,7 +9,7 @@ set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR GROUPS_ALL=(slurm container ssh machine gpu data)
 readonly PROC_SYS=${PROC_SYS:-/proc/sys}
-for part in run/log run/variables run/answers node/binding container/container container/pyxis_errors ssh/hosts ssh/ssh; do
+for part in run/log run/variables run/answers node/binding container/container ssh/hosts ssh/ssh; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done

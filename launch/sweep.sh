@@ -4,7 +4,7 @@
 #   launch/sweep.sh configs/config_DGXH100_4x8x48x1_pack.sh DGXNNODES=1,2,4                   weak scaling
 #   launch/sweep.sh configs/config_DGXH100_4x8x48x1_pack.sh DGXNNODES:GRADIENT_STEPS=1:4,2:2,4:1   the same global batch
 #   launch/sweep.sh --local configs/config_demo_1x2x16x1_pack.sh LR=0.005,0.01 SEED=1,2,3
-# Names joined by colons change together. All runs go to LOGDIR/sweep_DATESTAMP; python -m review compare compares them.
+# Names joined by colons change together. All runs go to LOGDIR/sweep_<date>; python -m review compare compares them.
 set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 readonly REPO_DIR
@@ -88,7 +88,8 @@ sweep::arguments "$@"
 sweep::combine
 variables::check_names
 trap child::end TERM INT HUP QUIT
-export LOGDIR=${LOGDIR:-results}/sweep_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}
+LOGDIR=${LOGDIR:-results}/sweep_$(date +%Y%m%d-%H%M%S)
+export LOGDIR
 status=0
 for config in "${configs[@]}"; do
   for combination in "${combinations[@]}"; do

@@ -35,11 +35,11 @@ NOT_FOR_USERS = {
         "PROC_SYS",
         "SYSFS",
         "TOPOLOGY_GPUS",
-        "PYXIS_NAME",
-        *("PYXIS_NAME", "STAGED", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS"),
+        *("ATTEMPT", "ATTEMPT_NAME", "ATTEMPT_STATUS", "CERTIFY_LINE", "CONTAINER_NAME"),
         "STAGED",
         "SLURM_NTASKS",
         "SLURM_STEP_NUM_TASKS",
+        "ROOT_EXPORTS",
         "SITE_EXPORTS",
     ),
 }

@@ -38,9 +38,10 @@ from finetune.models import FineTuned
 
 def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     """Fine-tunes, or with ``check_only`` prints what would run; returns the exit status."""
-    run_config = rundir.Config()
+    run_config = rundir.Config()  # a check leaves nothing in the folder that it judges
     try:
-        run_config = from_env(rundir.Config, environ)
+        if not check_only:
+            run_config = from_env(rundir.Config, environ)
         variables.check_names(environ)
         config = settings.read(environ)
         if check_only:

@@ -1,12 +1,19 @@
 #!/usr/bin/env bash
-# The container of a run, behind one interface. CONTAINER_RUNTIME (pyxis, apptainer, docker, none) names the file of
-# launch/container/ that defines these functions; an empty CONT means none: directly on the node.
+# The container of a run, behind one interface. CONTAINER_RUNTIME names the file of launch/container/runtimes/ that says on which
+# platforms it runs (runtime_platforms) and where it is the default (runtime_default_on), and defines these functions. An empty CONT
+# means none: directly on the node.
 #   container::check      stops with one line if the runtime or the image cannot be used; changes nothing
 #   container::create     creates this run's container once on every node, for all later commands
 #   container::arguments  sets the array container: the prefix that runs a command inside (for pyxis options of srun,
 #                         which must come last among srun's). Called again for each command, since folders and
 #                         exported variables change between commands
 #   container::remove     removes only what create created; may run twice or before create; never fails
+# and, if its containers outlive the command that runs in them, for a node, outside of any run (cleanup.sh):
+#   container::on_node_list         prints the names of this user's containers, which end in the name of their attempt
+#   container::on_node_remove NAME  removes one
+# and, if it has more to check than that a container starts, for the doctor:
+#   container::doctor_platform      a row: does the platform know the runtime?
+#   container::doctor               rows: the runtime, the image, a container
 # Paths are the same inside and outside, so no variable is translated: container::mounts gives the list.
 # shellcheck disable=SC2034,SC2154 # container and mounts are for the runtime's file and the run script; variables_outputs is of variables.sh
 
@@ -15,16 +22,44 @@ declare -a container=() mounts=()
 declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT
   DEEPSPEED_CONFIG REHEARSAL_BAND EXPECTED_INVENTORY)
 
-# Sources the runtime. Argument: the default of CONTAINER_RUNTIME if CONT is set.
+# Names of the runtimes; with a platform ($1), only of its default.
+container::runtimes() {
+  local file
+  for file in "$REPO_DIR"/launch/container/runtimes/*.sh; do
+    # shellcheck source=/dev/null
+    if [[ ! ${1:-} ]] || (unset runtime_default_on && source "$file" && [[ " ${runtime_default_on[*]:-} " == *" $1 "* ]]); then basename -- "$file" .sh; fi
+  done
+}
+
+# Does the runtime of this file ($1) define this function ($2)?
+container::defines() (
+  unset -f "$2"
+  # shellcheck source=/dev/null
+  source "$1"
+  declare -F "$2" >/dev/null
+)
+
+# Chooses the runtime of this platform ($1).
+container::choose() {
+  if [[ -z ${CONT:-} ]]; then export CONTAINER_RUNTIME=none; fi
+  variables::default CONTAINER_RUNTIME "$(container::runtimes "$1")"
+  # shellcheck disable=SC2046 # words
+  variables::one_of CONTAINER_RUNTIME $(container::runtimes) none
+  if [[ $CONTAINER_RUNTIME == none ]]; then return 0; fi
+  # shellcheck source=/dev/null
+  local -r platforms=$(source "$REPO_DIR/launch/container/runtimes/$CONTAINER_RUNTIME.sh" && echo "${runtime_platforms[*]^}")
+  [[ " ${platforms,,} " == *" $1 "* ]] ||
+    log::die "CONTAINER_RUNTIME=$CONTAINER_RUNTIME is for $platforms: use $(container::runtimes "$1"), or start the run there"
+}
+
+# Sources the runtime of this platform ($1).
 container::load() {
-  if [[ -z ${CONT:-} ]]; then CONTAINER_RUNTIME=none; fi
-  variables::default CONTAINER_RUNTIME "$1"
-  variables::one_of CONTAINER_RUNTIME pyxis apptainer docker none
+  container::choose "$1"
   if [[ $CONTAINER_RUNTIME != none ]]; then
     container::paths
     unset PYTHONPATH PYTHONHOME # of the host's Python, not the image's
     # shellcheck source=/dev/null
-    source "$REPO_DIR/launch/container/$CONTAINER_RUNTIME.sh"
+    source "$REPO_DIR/launch/container/runtimes/$CONTAINER_RUNTIME.sh"
   fi
 }
 

@@ -17,7 +17,7 @@ doctor::slurm() {
   doctor::row pass slurm "$(sinfo --version), $(wc -l <<<"$output") partitions"
   doctor::partition "$output"
   doctor::mpi
-  doctor::pyxis
+  doctor::runtimes
 }
 
 # Argument: lines PARTITION|up or down|NODES|GRES.
@@ -56,26 +56,13 @@ doctor::mpi() {
   fi
 }
 
-doctor::pyxis() {
-  local -r help=$(srun --help 2>&1)
-  local option missing=''
-  for option in container-image container-name container-mounts no-container-mount-home container-remap-root; do
-    if [[ $help != *"--$option"* ]]; then missing+=" --$option"; fi
+# A row of each container runtime that needs something of Slurm.
+doctor::runtimes() {
+  local file
+  for file in "$REPO_DIR"/launch/container/runtimes/*.sh; do
+    if ! container::defines "$file" container::doctor_platform; then continue; fi
+    # shellcheck source=/dev/null
+    source "$file"
+    container::doctor_platform
   done
-  if [[ $help != *--container-image* ]]; then
-    local -r broken=$(pyxis::plugin_error "$help")
-    if [[ $broken ]]; then
-      doctor::row fail pyxis "srun cannot load a plugin$broken" 'correct plugstack.conf, or install what it names'
-    elif [[ -n ${CONT:-} && ${CONTAINER_RUNTIME:-pyxis} == pyxis ]]; then
-      doctor::row fail pyxis 'srun has no option --container-image, and CONT is set' \
-        'install pyxis, or: export CONTAINER_RUNTIME=apptainer, or: export CONT='
-    else
-      doctor::row skip pyxis 'not installed; jobs run directly on the nodes'
-    fi
-  elif [[ $missing ]]; then
-    doctor::row fail pyxis "srun lacks$missing" 'install pyxis 0.11 or newer'
-  else
-    doctor::row pass pyxis "$(dpkg-query --show nvslurm-plugin-pyxis 2>/dev/null || rpm -q nvslurm-plugin-pyxis 2>/dev/null |
-      grep -v 'not installed' || echo 'installed')"
-  fi
 }

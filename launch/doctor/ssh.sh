@@ -15,7 +15,7 @@ doctor::ssh() {
 doctor::hosts_check() (hosts::check)
 
 doctor::ssh_check() (
-  CONTAINER_RUNTIME=$([[ -n ${CONT:-} ]] && echo "${CONTAINER_RUNTIME:-docker}" || echo none)
+  container::choose ssh
   ssh::command
   ssh::check
 )

@@ -5,7 +5,7 @@
 #   POWER_SOURCE=nvml  the GPUs only: not valid for a submission
 #   POWER_SOURCE=auto  ipmi if it works, else nvml
 set -uo pipefail
-readonly FOLDER=${1:?folder or check} SOURCE=${POWER_SOURCE:?} INTERVAL=${POWER_INTERVAL:?}
+readonly FOLDER=${1:?folder or check} SOURCE=${POWER_SOURCE:?} INTERVAL_MS=1000 # the power rules ask for a sample a second
 
 sampler::ipmi() {
   { ipmitool dcmi power reading || sudo -n ipmitool dcmi power reading; } 2>/dev/null </dev/null |
@@ -30,10 +30,10 @@ sampler::choose() {
   return 1
 }
 
-# Readings start every INTERVAL seconds, however long each takes.
+# Readings start every INTERVAL_MS, however long each takes.
 sampler::wait() {
   local -r now=$(date +%s%3N)
-  due=$((due + interval))
+  due=$((due + INTERVAL_MS))
   ((due > now)) || due=$now
   sleep "$(((due - now) / 1000)).$(printf %03d $(((due - now) % 1000)))"
 }
@@ -42,7 +42,6 @@ chosen=$(sampler::choose) || exit 1
 if [[ $FOLDER == check ]]; then exit 0; fi
 readonly FILE=$FOLDER/${SLURMD_NODENAME:-$(uname -n)}.csv
 echo "time_ms,watts_$chosen" >"$FILE"
-interval=$(awk -v seconds="$INTERVAL" 'BEGIN { printf "%d", 1000 * seconds }')
 due=$(date +%s%3N)
 while [[ -d $FOLDER && ! -e $FOLDER/stop ]] && kill -0 "$PPID" 2>/dev/null; do
   watts=$("sampler::$chosen") && echo "$(date +%s%3N),$watts" >>"$FILE"

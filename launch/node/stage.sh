@@ -3,7 +3,7 @@
 # Every file is read back from the disk and compared by SHA-256 with what was read from the source. Prints
 # "staged FILES files, BYTES bytes, sha256 DIGEST", by which nodes are compared. Leaves nothing behind if it fails.
 set -euo pipefail
-readonly TARGET=$1 WORKERS=${STAGE_WORKERS:-8}
+readonly TARGET=$1 WORKERS=8 # files copied at once
 shift
 NODE=${SLURMD_NODENAME:-$(uname -n)}
 readonly NODE

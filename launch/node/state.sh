@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A run's changes to its nodes: GPU clocks and staged data; cleanup.sh undoes them however the run ends. Sourced by the run
-# scripts. run.sub cannot start a step once Slurm ends its job, so it runs guards on the nodes.
+# attempts. No step can be started once Slurm ends the job, so guards on the nodes do it then.
 # shellcheck disable=SC2154 # answers_output is of answers.sh
 
 # Checks the settings, before anything is changed.
@@ -11,14 +11,14 @@ node_state::check() {
   [[ ! ${STAGE_DIR:-} || $STAGE_DIR == /* ]] || log::die "STAGE_DIR=$STAGE_DIR: expected an absolute path on a local disk of each node"
   if [[ ${STAGE_DIR:-} ]]; then
     [[ ${SYNTH_DATA:-0} != 1 ]] || log::die 'STAGE_DIR is set, and SYNTH_DATA=1 reads no data: unset one of them'
-    export STAGED=${STAGE_DIR%/}/bert_${SLURM_JOB_ID:-$$}_${SLURM_RESTART_COUNT:-0}
+    export STAGED=${STAGE_DIR%/}/$ATTEMPT_NAME
   fi
 }
 
 node_state::lock_clocks() {
   if [[ ! ${GPU_CLOCKS:-} ]]; then return 0; fi
   answers::everywhere "$REPO_DIR/launch/node/clocks.sh" set ||
-    log::die "GPU_CLOCKS=$GPU_CLOCKS: not set on every node: $(answers::why "$answers_output")"
+    answers::die "GPU_CLOCKS=$GPU_CLOCKS: not set on every node" "$answers_output"
   log::info "GPU clocks locked to $GPU_CLOCKS MHz on every node until the end"
 }
 
@@ -35,7 +35,7 @@ node_state::stage() {
   done
   log::info "staging to $STAGED on every node: ${sources[*]}"
   answers::everywhere "$REPO_DIR/launch/node/stage.sh" "$STAGED" "${sources[@]}" ||
-    log::die "STAGE_DIR=$STAGE_DIR: not staged on every node: $(answers::why "$answers_output")"
+    answers::die "STAGE_DIR=$STAGE_DIR: not staged on every node" "$answers_output"
   local -r digests=$(sed -n 's/^staged //p' <<<"$answers_output" | sort -u)
   (($(wc -l <<<"$digests") == 1)) ||
     log::die "STAGE_DIR=$STAGE_DIR: the nodes read different data: $(paste -sd';' <<<"$digests"); see launch/doctor.sh verify"

@@ -29,16 +29,38 @@ answers::why() {
   answers::with_nodes "$1" "$(answers::reason "$1")"
 }
 
+# Stops with one line: a command ($2, its output) did not run on every node. Nodes that did not answer while others did are reported,
+# so that the run can go on without them. Arguments: what failed, the output, the reason (of the output).
+answers::die() {
+  local -r reason=${3:-$(answers::why "$2")}
+  local node
+  if grep -q '^answer ' <<<"$2"; then
+    for node in $(answers::missing "$2"); do record::report broken - "$node" - "$1: $reason"; done
+  fi
+  log::die "$1: $reason"
+}
+
+# Nodes without an answer in this output, separated by spaces.
+answers::missing() {
+  runner::nodes | grep -vxF -f <(sed -n 's/^answer //p' <<<"$1") | paste -sd' ' || true
+}
+
 # Prefixes a reason ($2) with the names of the nodes that did not answer; if none did, with those that srun names.
 answers::with_nodes() {
   local reason=$2 missing=''
   if grep -q '^answer ' <<<"$1" && declare -F runner::nodes >/dev/null; then
-    missing=$(runner::nodes | grep -vxF -f <(sed -n 's/^answer //p' <<<"$1") | paste -sd' ') || missing=''
+    missing=$(answers::missing "$1")
   elif ((DGXNNODES > 1)); then
     missing=$(sed -nE 's/^srun: error: ([^ :]+): tasks? .*/\1/p' <<<"$1" | sort -u | paste -sd' ')
   fi
   if [[ $missing && $reason != *"${missing%% *}"* ]]; then reason="$missing: $reason"; fi
   echo "$reason"
+}
+
+# Why one of this repository's programs ended, in one line: by contract the last line that it prints is "PROGRAM: error: REASON".
+answers::program_error() {
+  local -r reason=$(answers::reason "$1")
+  echo "${reason#*: error: }"
 }
 
 # The line that best explains why a step failed: the program's own rather than srun's.

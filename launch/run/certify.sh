@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Shared by certify.sh and certify.sub: default load without a config, start, failure.
+# An attempt at a certification, and what certify.sh, certify.sub and the start test share: the default load without a config.
 # shellcheck disable=SC2034,SC2154 # RUN_DIR is of variables.sh, CONTINUED_BY is for ending.sh
 
 # Defaults without a config: BERT-large on every GPU of a node, or a small model on two CPU ranks.
@@ -13,7 +13,7 @@ certify::defaults() {
   variables::default EVAL_ITER_SAMPLES 1000000
   variables::default EVAL_ITER_START_SAMPLES 1000000
   variables::default CERTIFY_SECONDS 20
-  CERTIFY_SIZE=$((gpus ? 1024 : 256))
+  export CERTIFY_SIZE=$((gpus ? 1024 : 256)) # width of the model without a config
   export SYNTH_DATA=1 SUBMISSION_DIVISION=open INIT_CHECKPOINT='' NEXP=1 NCCL_TEST=0 STAGE_DIR='' TRIAL=0 SPARE_NODES=0
   export RANK_MODULE=certify
 }
@@ -87,4 +87,19 @@ certify::run() {
   trial::ranks "$RUN_DIR" "$RUN_DIR/output.txt" 0 >/dev/null || status=$?
   if ((status == 0)) && [[ ! -s $RUN_DIR/status ]]; then return; fi
   log::die "the load did not run: $(head -n 1 -- "$RUN_DIR/error_0.txt" 2>/dev/null || tail -n 1 -- "$RUN_DIR/output.txt")"
+}
+
+certify::main() {
+  local output status=0
+  trial::traps
+  runner::prepare
+  preflight::outputs
+  certify::prepare
+  [[ ${CERTIFY_LINE:-} ]] ||
+    log::info "certifying $DGXNNODES nodes of $DGXNGPU ranks each, about $CERTIFY_SECONDS s a stage, the first for each rank: $RUN_DIR"
+  if ((DGXNNODES > 1)); then preflight::record; fi
+  certify::run
+  output=$(runner::python -m review certify "$RUN_DIR" ${CERTIFY_LINE:+"$CERTIFY_LINE"} 2>&1) || status=$?
+  grep -v '^srun: error: ' <<<"$output" # srun's line on the exit status
+  exit "$status"
 }

@@ -4,9 +4,10 @@
 declare child='' child_ended=''
 
 # Ends a background job, with its process group if it has its own, once its starter is gone, which works even if that was
-# killed. Arguments: the job; the process that it must not outlive (this script); a command to run afterwards (none).
+# killed. Arguments: the job; the process that it must not outlive (this script); the seconds that it gets to end; a command to run
+# afterwards (none).
 child::bind() {
-  local -r job=$1 starter=${2:-$$}
+  local -r job=$1 starter=${2:-$$} seconds=${3:-20}
   (
     set +e
     trap '' TERM INT HUP QUIT USR1
@@ -14,8 +15,8 @@ child::bind() {
     if [[ ${lock_file:-} ]]; then exec {lock_file}>&-; fi
     while child::lives "$job" && child::lives "$starter"; do read -rt 1 -u "$never"; done
     if child::lives "$starter"; then exit; fi
-    child::stop "$job" 20
-    "${@:3}"
+    child::stop "$job" "$seconds"
+    "${@:4}"
   ) &
 }
 

@@ -2,9 +2,9 @@
 # End of the trial loop: exit status and last line give the result, the last line also the reason.
 # shellcheck disable=SC2034,SC2154 # group is of ranks.sh, too; RUN_DIR and LOGDIR are of variables.sh
 
-# State of the loop: failures so far, reason per failed trial, current trial, its process group.
+# State of the loop: failures so far, reason per failed trial, current trial, its process group, the signal that ends the attempt.
 declare -a failures=() reasons=()
-declare current='' group=''
+declare current='' group='' interrupted=''
 declare -i patience=20 deadline=0 # seconds that ranks get to end after a signal to this script; when that time is over
 
 trial::conclude() {
@@ -12,10 +12,21 @@ trial::conclude() {
   while read -r at text; do log::info "restarted at $at, $text"; done < <(cut -f 4,5 -- "$RUN_DIR/restarts.txt" 2>/dev/null)
   if ((${#failures[@]})); then
     printf -v list '; %s' "${failures[@]}"
-    log::error "${#failures[@]} of $NEXP trials failed: ${list#; }"
-    exit 1
+    attempt::end 1 "${#failures[@]} of $NEXP trials failed: ${list#; }"
   fi
   log::info "$(trainer::success): $RUN_DIR"
+}
+
+# Ends the attempt with a status and a reason, which the supervisor makes the last line of the run unless it starts again.
+attempt::end() {
+  record::report last - - - "$2"
+  exit "$1"
+}
+
+# Ends the attempt if a new one may help, by its records.
+attempt::again() {
+  runner::blame
+  if restart::plan; then attempt::end "$AGAIN" "$1"; fi
 }
 
 # However this script ends, the last line gives the reason, and what runner::prepare created is removed.
@@ -30,37 +41,34 @@ trial::traps() {
 
 trial::interrupted() {
   local -r signal=$1 status=$2
-  local reason="interrupted by SIG$signal"
+  local reason
   deadline=$((SECONDS + patience))
+  interrupted=$signal
   trap '' INT TERM HUP QUIT USR1
   trial::signal_group "$signal"
-  if declare -F runner::why >/dev/null; then reason=$(runner::why "$signal"); fi
+  reason=$(runner::why "$signal")
   trial::end_group "$deadline"
   rm -rf -- "${RUN_DIR:-$REPO_DIR/no run yet}/running_nccl_test"
   if [[ -n $current ]]; then
     reasons[current]=$reason
     trial::collect "$current" "$status" || true
   fi
-  if [[ $signal == USR1 ]] && declare -F runner::continue >/dev/null; then runner::continue "$reason"; fi
-  log::error "$reason${RUN_NAME:+; ${CONTINUED_BY-RUN_NAME=$RUN_NAME continues with the missing trials}}"
-  exit "$status"
+  attempt::end "$status" "$reason${RUN_NAME:+; ${CONTINUED_BY-RUN_NAME=$RUN_NAME continues with the missing trials}}"
 }
 
-# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder. The first available of: a
-# reason known to this script, a rank's own, Slurm's, a full disk, the last error in the output.
+# Why a trial failed, in one line. Arguments: its number, the exit status of its ranks, its folder, the kind of their record. The first
+# available of: a reason known to this script, a rank's own, the platform's, a full disk, the last error in the output.
 trial::reason() {
-  local -r trial=$1 status=$2 folder=$3
+  local -r trial=$1 status=$2 folder=$3 kind=$4
   local reason=${reasons[trial]:-}
   if [[ ! $reason ]]; then reason=$(head -n 1 -- "$folder/error_$trial.txt" 2>/dev/null) || true; fi
-  if [[ ! $reason || $reason == *' was killed by SIG'* ]]; then reason=$(trial::missing_ranks "$RUN_DIR/output_$trial.txt" "$folder/hang_$trial.txt" "$reason"); fi
-  if [[ ! $reason && $status -gt 128 ]] && declare -F runner::why >/dev/null; then
-    reason=$(runner::why "$(kill -l "$status")")
-    if [[ $reason == interrupted* ]]; then reason=''; fi
+  if [[ ! $reason || $kind == killed || $kind == crashed ]]; then
+    reason=$(trial::missing_ranks "$RUN_DIR/output_$trial.txt" "$folder/hang_$trial.txt" "$reason")
   fi
+  if [[ ! $reason && $status -gt 128 ]]; then reason=$(runner::ended_by "$(kill -l "$status")"); fi
   if [[ ! $reason ]] && trial::disk_full; then reason="no space left on LOGDIR=$LOGDIR"; fi
-  if [[ ! $reason ]]; then
-    reason=$(tail -n 200 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null | grep -a 'error: .' | tail -n 1 |
-      sed 's/.*error: //') || true
+  if [[ ! $reason ]]; then # only to be read: no rank has reported anything
+    reason=$(tail -n 200 -- "$RUN_DIR/output_$trial.txt" 2>/dev/null | sed -n 's/.*error: //p' | tail -n 1) || true
   fi
   echo "${reason:-no reason given (exit status $status), see output_$trial.txt}"
 }
@@ -70,13 +78,14 @@ trial::reason() {
 trial::missing_ranks() {
   local -r waits='s/.*Rank \([0-9]*\)\] Watchdog caught collective operation timeout: .*OpType=\([A-Z_]*\).*/\1 \2/p'
   local -r waited=$(sed -n "$waits" -- "$1" 2>/dev/null | sort -u)
-  local -a nodes=("${hosts[@]-$(uname -n)}") absent=()
+  local -a names absent=()
   local rank list
   if [[ ! $waited ]]; then echo "$3" && return; fi
-  if declare -F runner::nodes >/dev/null; then mapfile -t nodes < <(runner::nodes); fi
+  mapfile -t names < <(runner::nodes)
   for ((rank = 0; rank < WORLD_SIZE; rank++)); do
-    if ! grep -q "^$rank " <<<"$waited"; then absent+=("rank $rank on ${nodes[rank / DGXNGPU]}"); fi
+    if ! grep -q "^$rank " <<<"$waited"; then absent+=("rank $rank on ${names[rank / DGXNGPU]}"); fi
   done
+  touch -- "${2%/*}/.waited" 2>/dev/null || true
   printf '%s\n' "did not come to ${waited##* }:" "${absent[@]% on *}" >"$2" 2>/dev/null || true
   if ((${#absent[@]} > 8)); then absent=("${absent[@]:0:8}" "$((${#absent[@]} - 8)) more"); fi
   printf -v list ', %s' "${absent[@]:-each rank waits: the others}"

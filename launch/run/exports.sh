@@ -3,6 +3,8 @@
 # config leaves nothing of the first. Sourced by env.sh, configs/begin.sh and common.sh.
 #   exports::begin WHO    before a file exports; WHO is SITE (env.sh) or CONFIG
 #   exports::restore      restores and reports the user's values
+#   exports::record_roots NAME...  saves what these folders were when the paths below them were derived
+#   exports::follow       in a run script: moves such paths to where the folders are now
 #   exports::record WHO   after a file exports: saves NAME=VALUE of all its exports in WHO_EXPORTS
 EXPORTS_SEPARATOR=$'\x1f'
 
@@ -56,3 +58,29 @@ exports::record() {
   export "$1_EXPORTS=$made"
   unset EXPORTS_BEFORE
 }
+
+exports::record_roots() {
+  local name
+  ROOT_EXPORTS=$EXPORTS_SEPARATOR
+  for name in "$@"; do ROOT_EXPORTS+=$name=${!name}$EXPORTS_SEPARATOR; done
+  export ROOT_EXPORTS
+}
+
+# A path that env.sh derived, and nobody set since, follows its folder to where that was exported afterwards.
+exports::follow() {
+  local root entry name before
+  local -a roots entries
+  IFS=$EXPORTS_SEPARATOR read -ra roots <<<"${ROOT_EXPORTS-}"
+  IFS=$EXPORTS_SEPARATOR read -ra entries <<<"${SITE_EXPORTS-}"
+  for root in "${roots[@]}"; do
+    name=${root%%=*} before=${root#*=}
+    if [[ ! $name || ${!name:-} == "$before" || ! ${!name:-} ]]; then continue; fi
+    for entry in "${entries[@]}"; do
+      if [[ ${entry#*=} == "$before"/* && $(exports::value "${entry%%=*}") == "${entry#*=}" ]]; then
+        export "${entry%%=*}=${!name}${entry#*="$before"}"
+      fi
+    done
+  done
+}
+
+exports::value() { printf '%s' "${!1-}"; }

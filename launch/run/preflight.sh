@@ -2,14 +2,11 @@
 # Checks and records made once, before the first trial. Sourced by trial.sh.
 # shellcheck disable=SC2154 # answers_output, RUN_DIR and variables_outputs are of answers.sh and variables.sh
 
-# The trainer's own check, with its output. The reason of a failure is its last error; without output it did not run, whatever
-# the exit status.
+# The trainer's own check, with its output. Without output it did not run, whatever the exit status.
 preflight::check() {
-  local reason
   log::info 'checking the configuration'
   if RUN_DIR='' answers::streamed runner::python -m "${RANK_MODULE:-bert}" --check && grep -q '^global batch ' <<<"$answers_output"; then return 0; fi
-  reason=$(grep 'error: ' <<<"$answers_output" | grep -v '^srun: ' | tail -n 1 | sed 's/.*error: //') || reason=''
-  log::die "this configuration cannot run: ${reason:-$(answers::reason "$answers_output")}"
+  log::die "this configuration cannot run: $(answers::program_error "$answers_output")"
 }
 
 # Creates the folders that ranks write to on every node, since a folder first created in a container ends with it. Ranks
@@ -22,7 +19,7 @@ preflight::outputs() {
     if [[ ${!name} == "$(realpath -ms -- "$LOGDIR")"/* ]]; then continue; fi
     # shellcheck disable=SC2016 # of the inner shell
     answers::everywhere bash -c 'mkdir -p -- "$1" && { [[ $2 != CHECKPOINT_DIR ]] || { probe=$(mktemp -d -p "$1") && rmdir -- "$probe"; }; }' \
-      - "${!name}" "$name" || log::die "$name=${!name}: not a folder on every node: $(answers::why "$answers_output")"
+      - "${!name}" "$name" || answers::die "$name=${!name}: not a folder on every node" "$answers_output"
   done
 }
 

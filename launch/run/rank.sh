@@ -1,26 +1,30 @@
 #!/usr/bin/env bash
-# One rank under a launcher (torchrun, srun): runs run_and_time.sh and reports its failure. RUN_DIR/status gets the exit status
-# of the first rank that failed, RUN_DIR/error_N.txt its reason in one line.
+# One rank under a launcher (torchrun, srun): runs run_and_time.sh and reports its failure: RUN_DIR/status gets the record of the
+# first rank that failed, RUN_DIR/error_N.txt its reason in one line.
 set -uo pipefail
 # shellcheck source=launch/run/child.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/child.sh"
+# shellcheck source=launch/run/record.sh
+source "$(dirname -- "${BASH_SOURCE[0]}")/record.sh"
 readonly NUMBER=${RANK:-${SLURM_PROCID:-0}} NOT_REACHED=3
 
 report() {
-  local -r status=$1 error=$RUN_DIR/error_${TRIAL:-0}.txt
-  local -r who="rank $NUMBER on ${SLURMD_NODENAME:-$(uname -n)}"
-  if ((status > 128)); then
-    local -r killed="$who was killed by SIG$(kill -l "$status")"
-    case $status in
-      # Most likely killed by the launcher because another rank failed.
-      129 | 130 | 143) (set -o noclobber && echo "$killed" >"$error") ;;
-      # The other ranks report broken connections; this is the cause.
-      *) echo "$killed" >"$error" ;;
-    esac
-  fi
-  set -o noclobber
-  echo "$status" >"$RUN_DIR/status"
-  [[ -s $error ]] || echo "$who ended with exit status $status, see output_${TRIAL:-0}.txt" >"$error"
+  local -r status=$1 error=$RUN_DIR/error_${TRIAL:-0}.txt node=${SLURMD_NODENAME:-$(uname -n)}
+  local kind=failed reason="rank $NUMBER on $node ended with exit status $1, see output_${TRIAL:-0}.txt" step
+  case $status in
+    2) kind=bad_input ;;
+    "$NOT_REACHED") kind=not_reached ;;
+    4) kind=hung ;;
+    129 | 130 | 143) kind=ended ;; # most likely killed by the launcher because another rank failed
+    137) kind=killed ;;
+    *) if ((status > 128)); then kind=crashed; fi ;;
+  esac
+  if ((status > 128)); then reason="rank $NUMBER on $node was killed by SIG$(kill -l "$status")"; fi
+  # The other ranks report broken connections; this is the cause.
+  if [[ $kind == killed || $kind == crashed ]]; then rm -f -- "$error"; fi
+  (set -o noclobber && echo "$reason" >"$error") # the trainer's own reason stays
+  step=$(head -n 1 -- "$RUN_DIR/step_${TRIAL:-0}.txt")
+  record::leave "$RUN_DIR" "$kind" "$NUMBER" "$node" "$step" "$(head -n 1 -- "$error")"
 }
 
 # Every shard and connection needs a file descriptor; many systems have a soft limit of 1024. Never lowers the limit, never fails.
@@ -50,7 +54,7 @@ end_label() {
 
 raise_open_files 2>/dev/null
 exec 3>&1
-if ((${RANK_LABELS:-1} && ${WORLD_SIZE:-${SLURM_NTASKS:-1}} > 1)); then
+if ((${WORLD_SIZE:-${SLURM_NTASKS:-1}} > 1)); then
   exec > >(label) 2>&1
   labeller=$!
   trap end_label EXIT

@@ -20,7 +20,7 @@ trial::ranks() {
   } &
   group=$!
   unset before
-  child::bind "$group" "$$" runner::cleanup
+  child::bind "$group" "$$" 20 runner::cleanup
   set +m
   if ((limit)); then child::wait "$group" "$limit" 40 || status=$?; else wait "$group" || status=$?; fi
   group=''

@@ -12,10 +12,18 @@ start_test::run() {
   mkdir -- "$folder"
   start_test::load || status=$?
   if ((status == 0 || status == 3)); then log::info "start test: $verdict" && return 0; fi
-  grep -o 'nodename=[^ ]* state=drain' <<<"$verdict" | sed 's/nodename=//; s/ state=drain//' | tr ',' '\n' | sed 's/^/node /' >>"$folder/hang_0.txt" || true
-  if declare -F runner::restart >/dev/null; then runner::restart "the start test: ${verdict%%; scontrol update *}" "$folder/hang_0.txt"; fi
-  log::error "the start test failed: $verdict; see $folder, or set START_TEST=0"
-  exit 1
+  start_test::report
+  attempt::again "the start test failed: $verdict"
+  attempt::end 1 "the start test failed: $verdict; see $folder, or set START_TEST=0"
+}
+
+# The nodes that the verdict would drain.
+start_test::report() {
+  local node
+  for node in $(grep -o 'nodename=[^ ]* state=drain' <<<"$verdict" | sed 's/nodename=//; s/ state=drain//' | tr ',' ' '); do
+    echo "node $node" >>"$folder/hang_0.txt"
+    record::report unfit - "$node" - "the start test: ${verdict%%; scontrol update *}"
+  done
 }
 
 # Runs the test load; sets verdict and returns the status of the verdict.

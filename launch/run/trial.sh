@@ -1,24 +1,22 @@
 #!/usr/bin/env bash
 # shellcheck disable=SC2034,SC2154 # the state is shared with ending.sh and variables.sh
-# The one loop over NEXP trials, shared by all run scripts, which define five functions:
+# The trials of an attempt, the same on all platforms, whose runner.sh defines:
 #   runner::prepare        checks and containers, before anything is written
 #   runner::everywhere C.. runs a command on every node, outside containers, also during a trial
 #   runner::trial          all ranks of one trial; RUN_DIR, TRIAL, SEED and CACHE_CLEARED are exported
 #   runner::python ARG...  one Python process in the environment of the ranks
 #   runner::cleanup        removes what prepare created, also after a failure
-# and optionally runner::nodes and runner::why.
+#   runner::nodes          the nodes, one a line, rank 0's first
+#   runner::why SIGNAL     why the attempt got a signal, in words
+#   runner::blame          after a failed trial: reports nodes that are lost
 # All ranks run launch/run/rank.sh with the trainer RANK_MODULE (bert or finetune, see trainer_bert.sh), or with a test before
 # the first trial (NCCL_TEST=1).
 # A trial writes to RUN_DIR/running_N. Its log becomes RUN_DIR/result_N.txt once complete, failed_N.txt otherwise.
-for part in run/log run/variables run/answers run/port run/ending run/child run/ranks run/preflight \
+for part in run/log run/variables run/child run/record run/restart run/answers run/port run/ending run/ranks run/preflight \
   run/nccl_test run/certify run/start_test run/power run/rehearsal node/state; do
   # shellcheck source=/dev/null
   source "$REPO_DIR/launch/$part.sh"
 done
-[[ -r $REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh ]] || log::die "RANK_MODULE=$RANK_MODULE: expected bert or finetune"
-# shellcheck source=/dev/null
-source "$REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh"
-
 declare restart_suffix='' # suffix of folders after a restart: old ranks on a node that is cut off may still write to theirs
 
 trial::main() {
@@ -34,14 +32,14 @@ trial::main() {
   if [[ -s $RUN_DIR/restarts.txt ]]; then restart_suffix=_$(wc -l <"$RUN_DIR/restarts.txt"); fi
   log::info "results go to $RUN_DIR"
   preflight::record
+  trial::check_finished # before anything is written that belongs to this run alone
   nccl_test::run
   start_test::run
-  trial::check_finished
   local trial status
   for ((trial = 0; trial < NEXP; trial++)); do
     status=0
     trainer::complete "$trial" "$RUN_DIR" || trial::run "$trial" || status=$?
-    if ((status == 1)) && declare -F runner::restart >/dev/null; then runner::restart "${reasons[trial]}" "$RUN_DIR/hang_$trial.txt"; fi
+    if ((status == 1)); then attempt::again "trial $trial: ${reasons[trial]}"; fi
     trial::verify "$trial"
     if ((status == 2)); then break; fi # bad input: the next trial would fail too
   done
@@ -53,10 +51,12 @@ trial::main() {
 # Finished trials count only if their settings and data are the same, which the trainer's check of the run folder decides.
 trial::check_finished() {
   local -x TRIAL
+  local output
   for ((TRIAL = 0; TRIAL < NEXP; TRIAL++)); do
     trainer::complete "$TRIAL" "$RUN_DIR" || continue
-    if (trial::export_seed && runner::python -m "${RANK_MODULE:-bert}" --check) >"$RUN_DIR/.check" 2>&1; then continue; fi
-    log::die "$(sed -n 's/.*error: //p' "$RUN_DIR/.check" | tail -n 1)"
+    # Nothing is written into the folder of a run that this one may turn out not to be.
+    output=$(trial::export_seed && runner::python -m "${RANK_MODULE:-bert}" --check 2>&1) && continue
+    log::die "$(answers::program_error "$output")"
   done
 }
 
@@ -94,25 +94,45 @@ trial::launch() {
 # Moves the trial's files into RUN_DIR; names distinguish complete logs from broken ones.
 trial::collect() {
   local -r trial=$1 staging=$RUN_DIR/running_$1$restart_suffix
-  local status=$2 log=failed_$1.txt
+  local status=$2 log=failed_$1.txt kind='' rank node step reason
   current='' # read by trial::interrupted
   power::stop
-  if [[ -s $staging/status ]]; then status=$(<"$staging/status"); fi
+  if record::read 2>/dev/null <"$staging/status"; then
+    case $kind in bad_input) status=2 ;; not_reached) status=3 ;; *) status=1 ;; esac
+  fi
   # A run that was asked to stop has saved and exits with 0, but is incomplete, and leaves the reason.
   if [[ $status == 0 && -s $staging/error_$trial.txt ]]; then status=1; fi
   if [[ $status == [03] ]]; then
     if trainer::complete "$trial" "$staging"; then log=result_$trial.txt; else status=1; fi
   fi
   if ((status)); then
-    reasons[trial]=$(trial::reason "$trial" "$status" "$staging")
+    reasons[trial]=$(trial::reason "$trial" "$status" "$staging" "$kind")
     # The disk may be full.
     { echo "${reasons[trial]}" >"$staging/error_$trial.txt"; } 2>/dev/null || true
+    if [[ $kind == hung || -e $staging/.waited ]]; then
+      trial::report "$staging/hang_$trial.txt"
+    elif [[ $kind ]]; then
+      record::report "$kind" "$rank" "$node" "$step" "$reason"
+    fi
   fi
-  rm -f -- "$staging/status"
+  rm -f -- "$staging"/{status,.waited}
   if [[ -e $staging/result_$trial.txt ]]; then mv -f -- "$staging/result_$trial.txt" "$RUN_DIR/$log"; fi
   find "$staging" -mindepth 1 -maxdepth 1 -exec mv -f -t "$RUN_DIR" -- {} +
   rmdir -- "$staging"
   return "$((status > 3 ? 1 : status))"
+}
+
+# Reports the missing ranks, of which the trainer leaves a line "rank N" each in this file.
+trial::report() {
+  local word number
+  local -a names
+  mapfile -t names < <(runner::nodes)
+  while read -r word number; do
+    if [[ $word == rank && $number =~ ^[0-9]+$ ]] && ((number < WORLD_SIZE)); then
+      record::report missing "$number" "${names[number / DGXNGPU]}" - \
+        "rank $number on ${names[number / DGXNGPU]} did not reach a collective within DIST_TIMEOUT"
+    fi
+  done < <(cat -- "$1" 2>/dev/null)
 }
 
 trial::verify() {

@@ -24,7 +24,18 @@ variables::check_names() {
   done
 }
 
+# shellcheck source=launch/run/exports.sh
+source "$REPO_DIR/launch/run/exports.sh"
+
+# Sources the launcher's side of the trainer RANK_MODULE.
+variables::trainer() {
+  [[ -r $REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh ]] || log::die "RANK_MODULE=$RANK_MODULE: expected bert or finetune"
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/run/trainer_${RANK_MODULE:-bert}.sh"
+}
+
 variables::load() {
+  exports::follow
   variables::check_names
   if declare -F trainer::defaults >/dev/null; then trainer::defaults; fi # the doctor has no trainer
   variables::default DGXNNODES 1
@@ -42,14 +53,11 @@ variables::load() {
   variables::default REHEARSAL 0
   variables::default POWER 0
   variables::default POWER_SOURCE auto
-  variables::default POWER_INTERVAL 1
   variables::default POWER_CONVERSION_EFF 1.0
   variables::default NVTX_FLAG 0
-  variables::default PROFILE_RANKS 0
   variables::default PYTHON python
   variables::default BINDING numa
   variables::default NIC_BINDING none
-  variables::default RANK_LABELS 1
   variables::check
   variables::default SUBMISSION_PLATFORM "${DGXNNODES}x${DGXSYSTEM%_*x*x*}"
   export WORLD_SIZE=$((DGXNNODES * DGXNGPU)) LOCAL_WORLD_SIZE=$DGXNGPU
@@ -73,14 +81,11 @@ variables::check() {
   variables::one_of POWER_SOURCE auto ipmi nvml
   variables::one_of NVTX_FLAG 0 1
   [[ $NVTX_FLAG == 0 || -z ${PROFILE_STEPS:-} ]] || log::die 'NVTX_FLAG=1 and PROFILE_STEPS: one profiler at a time; unset one'
-  for name in POWER_INTERVAL POWER_CONVERSION_EFF; do
-    [[ ${!name} =~ ^[0-9]*[.]?[0-9]+$ && ${!name} =~ [1-9] ]] || log::die "$name='${!name}': expected a number above 0"
-  done
+  [[ $POWER_CONVERSION_EFF =~ ^[0-9]*[.]?[0-9]+$ && $POWER_CONVERSION_EFF =~ [1-9] ]] ||
+    log::die "POWER_CONVERSION_EFF='$POWER_CONVERSION_EFF': expected a number above 0"
   [[ $NCCL_TEST_MIN_GBPS =~ ^[0-9]*[.]?[0-9]+$ ]] || log::die "NCCL_TEST_MIN_GBPS='$NCCL_TEST_MIN_GBPS': expected a number"
-  [[ $PROFILE_RANKS =~ ^[0-9]+(,[0-9]+)*$ ]] || log::die "PROFILE_RANKS='$PROFILE_RANKS': expected ranks joined by commas"
   variables::one_of BINDING numa exclusive none
   variables::one_of NIC_BINDING nearest none
-  variables::one_of RANK_LABELS 0 1
   [[ ! ${SEED:-} || $SEED =~ ^[0-9]+$ ]] || log::die "SEED='$SEED': expected an integer, or nothing"
 }
 
@@ -90,14 +95,18 @@ variables::one_of() {
   [[ " $* " == *" ${!name} "* ]] || log::die "$name='${!name}': expected one of $*"
 }
 
-# Creates and locks the run's folder, LOGDIR/RUN_NAME. The RUN_NAME of an earlier run continues that run.
-variables::make_run_dir() {
-  [[ -n ${RUN_NAME:-} ]] || RUN_NAME=${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}
+# Sets RUN_NAME. That of an earlier run continues it.
+variables::name_run() {
+  export RUN_NAME=${RUN_NAME:-${DGXSYSTEM}_$(date +%Y%m%d-%H%M%S)}
   if [[ $REHEARSAL == 1 && $RUN_NAME != *_rehearsal ]]; then RUN_NAME+=_rehearsal; fi
+}
+
+# Creates and locks the run's folder, LOGDIR/RUN_NAME.
+variables::make_run_dir() {
   mkdir -p -- "$LOGDIR" 2>/dev/null || log::die "LOGDIR=$LOGDIR: cannot create this folder; choose one you can write to"
   LOGDIR=$(cd -- "$LOGDIR" && pwd -P)
   RUN_DIR=$LOGDIR/$RUN_NAME
-  export LOGDIR RUN_NAME RUN_DIR
+  export LOGDIR RUN_DIR
   { mkdir -p -- "$RUN_DIR" && : >>"$RUN_DIR/.lock"; } 2>/dev/null ||
     log::die "LOGDIR=$LOGDIR: cannot write there; choose a folder you can write to"
   exec {lock_file}>>"$RUN_DIR/.lock"

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # The Slurm job of a run: checks that the allocation fits the config, prepares srun, and finds out how and why Slurm ends the
 # job. Sourced by run.sub and certify.sub.
-# shellcheck disable=SC2034,SC2154 # patience is of ending.sh
+# shellcheck disable=SC2034,SC2154 # patience is for ending.sh, nodes is the sourcing script's
 
-declare -a nodes=() others=() # nodes of this job: those that run the ranks (rank 0's first), and the rest
+declare -a step=() step_options=() # srun for a step, by slurm::step; its options that are the same for all
+declare step_problem=''
+declare -i patience=20 # seconds that ranks get to end after a signal to this script
 
 slurm::check() {
   local -r wanted=$((DGXNNODES + SPARE_NODES))
@@ -12,10 +14,6 @@ slurm::check() {
   ((SLURM_JOB_NUM_NODES == wanted || (${SLURM_RESTART_COUNT:-0} && SLURM_JOB_NUM_NODES >= DGXNNODES))) ||
     log::die "this job has $SLURM_JOB_NUM_NODES nodes and the config wants $DGXNNODES$( ((SPARE_NODES)) &&
       echo ", with SPARE_NODES $wanted"): sbatch -N $wanted run.sub"
-  if ! slurm::choose_nodes; then
-    log::warn "too few nodes remain without $(restart::excluded | paste -sd' '): using them again"
-    nodes=("${nodes[@]:0:DGXNNODES}")
-  fi
   if [[ ${DEVICE:-auto} == cpu ]]; then return 0; fi
   if [[ -z ${SLURM_GPUS_ON_NODE:-} ]]; then
     # Without gres every job sees all GPUs; with gres, this one sees none and would train on CPUs.
@@ -29,54 +27,55 @@ slurm::check() {
       'sbatch --exclusive, or another config'
 }
 
-# Sets nodes to the first DGXNNODES of this job that are not excluded, and others to the rest. If too few remain, sets nodes to
-# all of them and fails.
-slurm::choose_nodes() {
-  local -r list=$(slurm::job | sed -n 's/.* NodeList=\([^ ]*\).*/\1/p') # without nodes that Slurm has lost
-  local -a all
-  mapfile -t all < <(scontrol show hostnames "${list:-$SLURM_JOB_NODELIST}")
-  mapfile -t nodes < <(printf '%s\n' "${all[@]}" | grep -vxF -f <(restart::excluded))
-  if ((${#nodes[@]} < DGXNNODES)); then
-    nodes=("${all[@]}")
-    return 1
-  fi
-  nodes=("${nodes[@]:0:DGXNNODES}")
-  # srun also uses the node list with which the job started.
-  mapfile -t others < <(scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF -f <(printf '%s\n' "${nodes[@]}"))
+# Nodes of this job, without those that Slurm has lost.
+slurm::nodes() {
+  local -r list=$(slurm::job | sed -n 's/.* NodeList=\([^ ]*\).*/\1/p')
+  scontrol show hostnames "${list:-$SLURM_JOB_NODELIST}"
 }
 
-# Sets the array srun, the command prefix of all steps of this job, and starts a step to test it.
-slurm::srun_command() {
+# The same without those that were left out.
+slurm::fit_nodes() { slurm::nodes | grep -vxF -f <(restart::excluded) || true; }
+
+# Sets the options that all steps of this job have.
+slurm::options() {
   local -r gres=${GPU_GRES:-gpu} config=$(scontrol show config)
   # Otherwise sbatch's options for tasks and GPUs would apply to each step too, or contradict it.
   unset SLURM_NNODES SLURM_JOB_NUM_NODES SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_TASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_DISTRIBUTION \
     SLURM_CPU_BIND SLURM_GPUS SLURM_GPUS_PER_NODE SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_GRES SLURM_TRES_PER_TASK
-  srun=(srun --distribution=block --input=none --nodes="$DGXNNODES")
-  if ((${#others[@]})); then srun+=(--exclude="$(paste -sd, < <(printf '%s\n' "${others[@]}"))"); fi
-  # Resources of a step that ended with a lost node are not released.
-  if [[ $(restart::excluded) ]]; then srun+=(--overlap); fi
+  # Beside the guards, and although resources of a step that ended with a lost node are not released. A step that asks for a node
+  # that is lost would wait for ever.
+  step_options=(--overlap --immediate=300 --distribution=block --input=none)
   # Slurm's own binding ignores GPUs; run_and_time.sh binds.
-  if grep -q '^TaskPlugin.*affinity' <<<"$config"; then srun+=(--cpu-bind=none); fi
+  if grep -q '^TaskPlugin.*affinity' <<<"$config"; then step_options+=(--cpu-bind=none); fi
   # A step that does not ask for GPUs gets none, even in a job that has them all.
-  if [[ ${DEVICE:-auto} != cpu && $gres != none && -n ${SLURM_GPUS_ON_NODE:-} ]]; then srun+=(--gres="$gres:$DGXNGPU"); fi
+  if [[ ${DEVICE:-auto} != cpu && $gres != none && -n ${SLURM_GPUS_ON_NODE:-} ]]; then step_options+=(--gres="$gres:$DGXNGPU"); fi
   slurm::patience "$config"
-  slurm::check_nodes
-  srun+=(--mpi="$(slurm::mpi_type)")
 }
 
-# Runs one step on every node: do steps start, and does each node see the repository?
+# Sets the array step, the command prefix of a step on these nodes.
+slurm::step() {
+  local -r others=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | grep -vxF -f <(printf '%s\n' "$@") | paste -sd,)
+  # srun would also use the other nodes with which the job started.
+  step=(srun --nodes="$#" ${others:+--exclude="$others"} "${step_options[@]}")
+}
+
+# Does a step start on these nodes (nodes), and does each see the repository? Otherwise sets step_problem.
 slurm::check_nodes() {
   local -r not_seen=9
+  local -a of=("${@:-${nodes[@]}}")
   local output status=0
+  slurm::step "${of[@]}"
   # shellcheck disable=SC2016 # $1 belongs to the inner shell
-  output=$("${srun[@]}" --mpi=none --ntasks="$DGXNNODES" --ntasks-per-node=1 \
+  output=$("${step[@]}" --mpi=none --ntasks="${#of[@]}" --ntasks-per-node=1 \
     bash -c 'node=${SLURMD_NODENAME:-a node}; [[ -x $1/launch/run/rank.sh ]] && echo "answer $node" || { echo "$node" && exit "$2"; }' \
     - "$REPO_DIR" "$not_seen" 2>&1) || status=$?
+  if ((status == 0 && $(grep -c '^answer ' <<<"$output") >= ${#of[@]})); then return 0; fi
   if ((status == not_seen)); then
-    log::die "$(grep -v -m 1 '^answer \|^srun: ' <<<"$output") does not see $REPO_DIR: put the repository on storage that all nodes share"
+    step_problem="$(grep -v -m 1 '^answer \|^srun: ' <<<"$output") does not see $REPO_DIR: put the repository on storage that all nodes share"
+  else
+    step_problem="GPU_GRES=${GPU_GRES:-gpu}: a step with ${step[*]:1} does not start: $(answers::why "$output")"
   fi
-  if ((status == 0)) && answers::complete "$output"; then return; fi
-  log::die "GPU_GRES=${GPU_GRES:-gpu}: a step with ${srun[*]:1} does not start: $(answers::why "$output")"
+  return 1
 }
 
 # Does a step with these options of srun start?
@@ -115,7 +114,7 @@ slurm::run_name() {
       if [[ -d $folder ]]; then basename -- "$folder" && return; fi
     done
   fi
-  echo "${DGXSYSTEM}_${DATESTAMP:-$(date +%Y%m%d-%H%M%S)}_${SLURM_JOB_ID:-}"
+  echo "${DGXSYSTEM}_$(date +%Y%m%d-%H%M%S)_${SLURM_JOB_ID:-}"
 }
 
 # Sets how long the ranks may take to end: Slurm kills this script too, KillWait seconds after its first signal, and the last
@@ -148,6 +147,13 @@ slurm::lost_nodes() {
 
 # Why the job ends, in words. Argument: the signal that this script got.
 slurm::why() {
+  local cause silent=''
+  cause=$(slurm::cause "$1") || silent=" (Slurm's controller did not say why)"
+  echo "${cause:-interrupted by SIG$1$silent}"
+}
+
+# The same; nothing if Slurm knows no reason. Fails if the controller does not answer.
+slurm::cause() {
   local -r job=$(slurm::job)
   local -r state=$(sed -n 's/.* JobState=\([A-Z_]*\).*/\1/p' <<<"$job") reason=$(sed -n 's/.* Reason=\([^ ]*\).*/\1/p' <<<"$job")
   local -r lost=$(slurm::lost_nodes) limit=$(sed -n 's/.* TimeLimit=\([^ ]*\).*/\1/p' <<<"$job") restarts=$(sed -n 's/.* Restarts=\([0-9]*\).*/\1/p' <<<"$job")
@@ -161,8 +167,7 @@ slurm::why() {
       PREEMPTED) echo 'the job was preempted' ;;
       NODE_FAIL) echo "a node of the job failed${lost:+ ($lost: down or not responding)}" ;;
       COMPLETING) echo 'the job was cancelled or ended by Slurm' ;;
-      '') echo "interrupted by SIG$1 (Slurm's controller did not say why)" ;;
-      *) echo "interrupted by SIG$1" ;;
+      '') return 1 ;;
     esac
   fi
 }

@@ -2,7 +2,7 @@
 # One machine of run_multinode.sh, started over ssh. Reads the variables of the run from stdin, then runs a command.
 #   node.sh run COMMAND...     becomes that command
 #   node.sh watch COMMAND...   ends it when stdin ends, that is when the connection or its other end is gone. All output goes
-#                              to stderr; stdout gets the exit status and reason of a failed rank
+#                              to stderr; stdout gets the record of the rank that failed first
 set -uo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 # shellcheck source=launch/run/environment.sh
@@ -34,8 +34,6 @@ set +m
 status=0
 wait "$COMMAND" || status=$?
 kill -TERM -- "-$WATCH" 2>/dev/null
-if ((status)) && [[ -s $RUN_DIR/status && -s $RUN_DIR/error_$TRIAL.txt ]]; then
-  printf '%s %s\n' "$(<"$RUN_DIR/status")" "$(<"$RUN_DIR/error_$TRIAL.txt")"
-fi
+if ((status)) && [[ -s $RUN_DIR/status ]]; then cat -- "$RUN_DIR/status"; fi
 if [[ $own ]]; then rm -rf -- "$own" && rmdir -p --ignore-fail-on-non-empty -- "$(dirname -- "$own")" 2>/dev/null; fi
 exit "$status"

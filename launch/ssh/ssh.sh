@@ -45,6 +45,20 @@ ssh::check() {
   problems=$(sort -n <<<"$problems")
   problems=${problems%%$'\n'*}
   [[ -z $problems ]] || log::die "${problems#* }"
+  ssh::check_distinct
+}
+
+# Stops if two names are of one machine, whose GPUs would train twice.
+ssh::check_distinct() {
+  local host known twice
+  known=$(
+    for host in "${hosts[@]}"; do ssh::run "$host" "$REPO_DIR/launch/node/identity.sh" | sed "s/^/$host /" & done
+    wait
+  )
+  (($(grep -c ' .' <<<"$known") == ${#hosts[@]})) ||
+    log::die "HOSTS=${hosts[*]}: only ${known%% *} and others say which machine they are: try ${ssh[*]} HOST true"
+  twice=$(sort -k 2 <<<"$known" | awk '$2 == last { print name " and " $1; exit } { name = $1; last = $2 }')
+  [[ ! $twice ]] || log::die "HOSTS=${hosts[*]}: $twice are one machine: name each machine once"
 }
 
 # Prints in one line why a machine cannot take part; nothing if it can.

@@ -50,11 +50,12 @@ ssh::wait() {
 }
 
 ssh::reason() {
-  local -r host=$1 status=$2 reason=$3 error=$RUN_DIR/error_$TRIAL.txt
+  local -r host=$1 status=$2 error=$RUN_DIR/error_$TRIAL.txt
+  local kind rank node step reason
   [[ -s $error ]] && return
-  if [[ $reason ]]; then
-    echo "${reason%% *}" >"$RUN_DIR/status"
-    echo "${reason#* }" >"$error"
+  if record::read <<<"$3"; then
+    record::line "$kind" "$rank" "$node" "$step" "$reason" >"$RUN_DIR/status"
+    echo "$reason" >"$error"
   elif ((status == 255)); then
     echo "$host: the ssh connection ended, see output_$TRIAL.txt" >"$error"
   else

@@ -128,6 +128,7 @@ def copy_scripts(repository: Path, root: Path) -> None:
     shutil.copytree(
         repository / "implementations" / "bert" / "core", root / "implementations" / "bert" / "core"
     )
+    shutil.copytree(repository / "implementations" / "common", root / "implementations" / "common")
     for package, text in (
         ("review", REVIEW),
         ("mlperf_logging/compliance_checker", COMPLIANCE),
@@ -165,6 +166,8 @@ def make_checkout(repository: Path, tmp_path: Path) -> Checkout:
     (root / "launch" / "node" / "drop_caches.sh").write_text(
         '#!/usr/bin/env bash\necho drop_caches >>"$FAKE_CALLS"\nexit "${DROP_STATUS:-1}"\n'
     )
+    sampler = root / "launch" / "node" / "power_sampler.sh"
+    sampler.write_text(sampler.read_text().replace("INTERVAL_MS=1000", "INTERVAL_MS=50"))
     copy.env = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "HOME": str(tmp_path),

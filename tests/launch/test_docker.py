@@ -217,7 +217,9 @@ def test_checkpoints_that_cannot_be_written_stop_the_run_before_it_starts(docker
     folder = docker.root.parent / "blocked"
     if make != "touch" and os.geteuid() == 0:
         docker.stand_in(
-            "mktemp", 'echo "mktemp: failed to create directory: Permission denied" >&2; exit 1'
+            "mktemp",
+            '[[ $* == "-d -p"* ]] || exec /usr/bin/mktemp "$@"\n'
+            'echo "mktemp: failed to create directory: Permission denied" >&2; exit 1',
         )
     done = docker.run(DOCKER, after=f"{make} {folder}", CHECKPOINT_DIR=str(folder))
     assert done.returncode == 2

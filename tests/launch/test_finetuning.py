@@ -175,6 +175,7 @@ def test_on_several_machines_all_ranks_are_one_world(site):
         "ssh",
         """
 while [[ $1 == -* ]]; do case $1 in -o | -p) shift 2 ;; *) shift ;; esac; done
+[[ $2 != *identity.sh* ]] || { cat >/dev/null; exec echo "$1"; }
 exec setsid --wait env -i PATH="$PATH" HOME="$HOME" REAL_PYTHON="$REAL_PYTHON" FAKE_CALLS="$FAKE_CALLS" bash -c "$2"
 """,
     )

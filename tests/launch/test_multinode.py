@@ -19,7 +19,7 @@ from .test_trial import processes
 MULTINODE = "./run_multinode.sh"
 # Like the real ssh: the command runs in a separate session, which outlives this client and gets no signal from it, only
 # the end of its input. A host in DOWN does not answer, one in BLIND lacks the repository, one in APART the results, and
-# the ranks of one in LOST end at once, with LOST_STATUS and the output SAYS.
+# the ranks of one in LOST end at once, with LOST_STATUS and the output SAYS. Each is a machine of its own, but in ONE.
 SSH = """
 while [[ $1 == -* ]]; do case $1 in -o | -p) shift 2 ;; *) shift ;; esac; done
 host=$1
@@ -27,6 +27,11 @@ host=$1
 [[ " ${BLIND:-} " != *" $host "* ]] || exit 1
 [[ " ${LOST:-} " != *" $host "* || $2 != *" watch "* ]] || { printf '%s' "${SAYS:-}"; exit "${LOST_STATUS:-255}"; }
 [[ " ${APART:-} " != *" $host "* || $2 != *" test -w "* ]] || exit 1
+if [[ $2 == *"/launch/node/identity.sh "* ]]; then
+  cat >/dev/null
+  [[ " ${ONE:-} " == *" $host "* ]] && echo one || echo "$host"
+  exit
+fi
 exec setsid --wait env -i PATH="$PATH" HOME="$HOME" REAL_PYTHON="$REAL_PYTHON" FAKE_CALLS="$FAKE_CALLS" \
   OF_HOST="$host" bash -c "$2"
 """
@@ -112,7 +117,7 @@ def test_a_connection_that_breaks_ends_the_ranks_of_every_machine(machines):
 
 
 def test_a_machine_that_does_not_share_the_results_still_reports_why_it_failed(machines):
-    said = "2 DATADIR_PHASE2: truncated\n"
+    said = "bad_input\t3\tdgx2\t-\tDATADIR_PHASE2: truncated\n"
     done = run(machines, "export NEXP=5", TRIAL_0="hang", LOST="dgx2", LOST_STATUS="1", SAYS=said)
     assert (
         last_line(done.stderr)
@@ -125,7 +130,7 @@ def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tm
     folder = tmp_path / "elsewhere" / "run" / "running_0"
     entries = {"RUN_DIR": str(folder), "TRIAL": "0", "DGXNGPU": "1"}
     fail = (
-        'echo 2 >"$RUN_DIR/status"; echo "LR: wrong" >"$RUN_DIR/error_0.txt"; echo output; exit 1'
+        'printf "bad_input\\t0\\there\\t-\\tLR: wrong\\n" >"$RUN_DIR/status"; echo output; exit 1'
     )
     process = subprocess.Popen(
         [machines.root / "launch" / "ssh" / "node.sh", "watch", "bash", "-c", fail],
@@ -138,7 +143,7 @@ def test_a_machine_reports_the_reason_of_its_rank_and_keeps_nothing(machines, tm
     process.stdin.write("".join(f"{name}={value}\0" for name, value in entries.items()) + "\0")
     process.stdin.flush()  # and left open: the machine must end by itself
     assert process.wait(timeout=240) == 1
-    assert process.stdout.read() == "2 LR: wrong\n"
+    assert process.stdout.read() == "bad_input\t0\there\t-\tLR: wrong\n"
     assert "output" in process.stderr.read()
     process.stdin.close()
     assert not (tmp_path / "elsewhere").exists()
@@ -162,6 +167,10 @@ def test_a_signal_ends_the_ranks_of_every_machine(machines):
     [
         ({"HOSTS": "dgx1"}, "1 machines and the config wants DGXNNODES=2"),
         ({"HOSTS": "dgx1,dgx1"}, "a machine is listed twice"),
+        (
+            {"ONE": "dgx1 dgx2"},
+            "HOSTS=dgx1 dgx2: dgx1 and dgx2 are one machine: name each machine once",
+        ),
         (
             {"DOWN": "dgx2"},
             "dgx2: ssh cannot connect (ssh: connect to host dgx2 port 22: No route to host)",
@@ -362,6 +371,9 @@ def sshd(checkout, tmp_path):
     )
     text = python.read_text().replace("set -uo pipefail", f'export PYTHONPATH="{packages}"')
     python.write_text(text)  # where the stand-ins for packages are: PYTHONPATH does not go along
+    (checkout.root / "launch" / "node" / "identity.sh").write_text(
+        "#!/bin/sh\nset -- $SSH_CONNECTION\necho $3\n"
+    )
     checkout.env |= {
         "HOSTS": "127.0.0.1 127.0.0.2",
         "NCCL_TEST": "0",

@@ -61,7 +61,7 @@ def test_a_group_with_only_a_zombie_left_is_not_alive(repository):
 def test_a_hung_power_reading_is_abandoned(checkout):
     shorten(checkout, "run/power.sh", "POWER_PATIENCE=60", "POWER_PATIENCE=1")
     checkout.stand_in("ipmitool", f'if [[ -e "{checkout.logdir}" ]]; then {HANGS}; fi\n{IPMI}')
-    done = checkout.run(LOCAL, after="export POWER=1 POWER_INTERVAL=0.05")
+    done = checkout.run(LOCAL, after="export POWER=1")
     assert done.returncode == 0, done.stderr
     assert "run: warning: power was not sampled to the end on every node" in done.stderr
     wait_until(lambda: not processes(checkout.root.parent))
@@ -80,7 +80,8 @@ def test_an_nvidia_smi_that_hangs_at_the_clock_reset_is_abandoned(checkout):
 
 
 def test_a_hung_guard_is_abandoned(pyxis):
-    shorten(pyxis, "slurm/runner.sh", "GUARD_PATIENCE=300", "GUARD_PATIENCE=4")
+    shorten(pyxis, "slurm/runner.sh", "UNDO_PATIENCE=300", "UNDO_PATIENCE=4")
+    shorten(pyxis, "slurm/job.sh", "patience=20", "patience=4")
     pyxis.stand_in("enroot", f"case $1 in list) echo pyxis_bert_7_0 ;; remove) {HANGS} ;; esac")
     pyxis.stand_in("squeue", "echo 7")
     done = pyxis.run("./run.sub")
@@ -119,9 +120,7 @@ def test_a_hung_reading_does_not_delay_the_last_line_of_an_interrupted_run(check
     checkout.stand_in(
         "ipmitool", f'if [[ -e "{checkout.logdir}/ended" ]]; then {HANGS}; fi\n{IPMI}'
     )
-    process = checkout.popen(
-        LOCAL, after="export POWER=1 POWER_INTERVAL=0.05 RUN_NAME=ended", TRIAL_0="hang"
-    )
+    process = checkout.popen(LOCAL, after="export POWER=1 RUN_NAME=ended", TRIAL_0="hang")
     wait_until((checkout.logdir / "ended" / "running_0" / "result_0.txt").exists)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=50)  # without the signal it is waited for 60 s

@@ -87,7 +87,8 @@ def pyxis(slurm):
 
 def test_a_job_is_named_after_its_config_and_number(slurm):
     del slurm.env["BINDING"]
-    done = slurm.run("./run.sub", DATESTAMP="today")
+    slurm.stand_in("date", "echo today")
+    done = slurm.run("./run.sub")
     assert done.returncode == 0, done.stderr
     assert slurm.run_dir.name == "P8000H100_1x8x48x1_pack_today_7"
     assert {rank["WORLD_SIZE"] for rank in slurm.ranks()} == {"2"}
@@ -185,21 +186,15 @@ def test_a_path_that_mount_lists_cannot_express_is_refused(pyxis):
     )
 
 
-def test_if_steps_cannot_overlap_the_job_warns_what_may_stay_and_removes_it_in_the_end(pyxis):
-    pyxis.stand_in("enroot", ENROOT)
-    done = pyxis.run("./run.sub", SRUN_NO_OVERLAP="1", CLEAR_CACHES="0")
-    assert done.returncode == 0, done.stderr
-    assert removed(pyxis) == ["pyxis_bert_7_0"]
-    assert "run: warning: steps cannot overlap (srun --overlap): after scancel" in done.stderr
-
-
 # Containers are kept where pyxis puts them, not where the user's own variable says.
 ENROOT = """[[ ! ${ENROOT_DATA_PATH:-} ]] || { echo "elsewhere"; exit; }
 if [[ $1 == list ]]; then printf '%s\\n' ${CONTAINERS:-pyxis_bert_7_0 pyxis_bert_70_0}; fi"""
 
 
 def removed(checkout) -> list[str]:
-    return [call.split("'")[-2] for call in checkout.calls("enroot") if call != "'list'"]
+    """Each once: the attempt removes its containers, and the guard what is still there."""
+    names = [call.split("'")[-2] for call in checkout.calls("enroot") if call != "'list'"]
+    return list(dict.fromkeys(names))
 
 
 def test_the_guard_removes_containers_whatever_the_users_enroot_paths(pyxis):
@@ -325,7 +320,7 @@ def test_a_requeued_job_names_the_node_that_was_lost(slurm):
     ],
 )
 def test_an_error_of_pyxis_keeps_the_name_of_its_node(repository, said, reason):
-    parts = "source launch/run/answers.sh; source launch/container/pyxis_errors.sh"
+    parts = "source launch/run/answers.sh; REPO_DIR=$PWD; source launch/container/runtimes/pyxis.sh"
     line = (
         f'{parts}; runner::nodes() {{ printf "%s\\n" dgx1 dgx2; }}; DGXNNODES=2; pyxis::reason "$1"'
     )
@@ -416,6 +411,21 @@ def test_a_lost_node_is_excluded_also_if_slurm_kills_the_other_ranks(slurm):
     assert last_line(errors) == (
         "run: warning: job 7 is requeued, without node0: lost by Slurm; the trial is repeated"
     )
+
+
+def test_a_node_on_which_no_step_starts_is_left_out_if_there_is_a_spare(slurm):
+    slurm.stand_in("scontrol", SCONTROL.replace("echo node0 ;;", "printf 'node0\\nnode1\\n' ;;"))
+    busy = 'echo "srun: error: Unable to create step: Requested nodes are busy" >&2; exit 1'
+    slurm.stand_in(
+        "srun",
+        f'if [[ "$*" == *--nodes=2* || "$*" == *--exclude=node1* ]]; then {busy}; fi\n' + srun(),
+    )
+    done = slurm.run("./run.sub", SLURM_JOB_NUM_NODES="2", SPARE_NODES="1", RUN_NAME="spare")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"run: warning: without node0: .* does not start: Unable to", done.stderr)
+    training = [call for call in slurm.calls("srun") if "--kill-on-bad-exit" in call]
+    assert len(training) == 1
+    assert "'--exclude=node0'" in training[0]
 
 
 def test_the_job_is_signalled_two_minutes_before_its_time_limit(repository):

@@ -216,3 +216,16 @@ def test_site_mounts_are_mounted(pyxis):
     )
     assert job.exit_code == 0, job.output
     assert pyxis.checkout.ranks()[0]["SEES"] == [look_for, other]
+
+
+def test_a_restart_on_the_spare_has_a_container_of_its_own_and_leaves_none(pyxis):
+    """The name of the container is readonly in the script that made it."""
+    job = pyxis.run(
+        "-N2", after="export DGXNGPU=2 SPARE_NODES=1 START_TEST=1 NCCL_TEST=0", UNFIT="dgx1"
+    )
+    assert job.exit_code == 0, job.output
+    made = [
+        call.split()[1:3] for call in pyxis.checkout.calls("pyxis") if call.startswith("create")
+    ]
+    assert made == [["dgx1", f"bert_{job.number}_0"], ["dgx2", f"bert_{job.number}_0_1"]]
+    assert containers(pyxis) == OTHERS

@@ -32,7 +32,11 @@ SETTINGS = TO_A_TARGET | {
 CONFIG = "configs/config_demo_1x2x16x1_pack.sh"
 # Rank 1 stops when a checkpoint matches a pattern in STOP, once for each, and records its node.
 SITE = """
-import glob, os, signal, threading, time
+import glob, os, signal, sys, threading, time
+
+if os.environ.get("HOLD") and "--check" in sys.orig_argv and "SLURM_RESTART_COUNT" not in os.environ:
+    open(os.environ["HOLD"], "x").close()
+    time.sleep(900)
 
 def look(folder, patterns):
     for number, pattern in enumerate(patterns):
@@ -200,9 +204,18 @@ def undisturbed(nodes: Nodes) -> dict[str, object]:
     return newest(nodes.folder / "whole")
 
 
+def bring_back(nodes: Nodes) -> None:
+    """Starts the nodes that earlier tests have lost."""
+    for node in range(1, NODES + 1):
+        if nodes.state(node) != "idle":
+            nodes.call("poweroff", str(node))
+            nodes.call("start", str(node))
+    wait_until(lambda: all(nodes.state(node) == "idle" for node in range(1, NODES + 1)))
+
+
 STOP = "step_00000001*,step_00000004*,step_00000007*"
-NOT_COME = r"rank 1 on {0} did not come to gloo:all_reduce, collective \d+ at the latest"
-LOST = f"without {{0}}: (lost by Slurm|(lost by Slurm, )?{NOT_COME})"
+NOT_COME = r"rank 1 on {0} did not reach a collective within DIST_TIMEOUT"
+LOST = f"without {{0}}: (lost by Slurm|{NOT_COME})"
 
 
 def told(job: Job) -> list[str]:
@@ -234,11 +247,7 @@ def test_a_run_with_three_spares_survives_three_lost_nodes(nodes, undisturbed):
 def test_without_a_spare_the_job_is_requeued_elsewhere_after_a_lost_script_and_a_hang_and_at_the_time_limit(
     nodes, undisturbed
 ):
-    for node in range(1, NODES + 1):
-        if nodes.state(node) != "idle":
-            nodes.call("poweroff", str(node))
-            nodes.call("start", str(node))
-    wait_until(lambda: all(nodes.state(node) == "idle" for node in range(1, NODES + 1)))
+    bring_back(nodes)
     job = nodes.submit("requeued", STOP=STOP.rpartition(",")[0])
     nodes.stopped("requeued", 0, job)
     host = job.field("BatchHost")
@@ -261,3 +270,36 @@ def test_without_a_spare_the_job_is_requeued_elsewhere_after_a_lost_script_and_a
         r"the job reached its time limit of 00:10:00; continues from step \d+.*", third
     )
     assert same(undisturbed, newest(nodes.folder / "requeued"))
+
+
+def test_a_script_lost_while_the_run_is_checked_is_requeued_without_its_node(nodes, undisturbed):
+    """No rank runs yet that could notice it: only the guards do."""
+    bring_back(nodes)
+    held = nodes.folder / "held"
+    job = nodes.submit("early", HOLD=str(held))
+    job.wait_for(held.exists)
+    host = job.field("BatchHost")
+    nodes.call("poweroff", host.removeprefix("node"))
+    nodes.begin_again(job)
+    job.wait()
+    assert (job.exit_code, job.field("Restarts")) == (0, "1"), job.output
+    assert host not in nodes.names(job.field("NodeList"))
+    assert told(job) == [
+        f"without {host}: lost by Slurm, with the job's script; continues from step 0"
+    ]
+    assert same(undisturbed, newest(nodes.folder / "early"))
+
+
+def test_a_rank_that_is_killed_is_restarted_once_where_it_was(nodes, undisturbed):
+    bring_back(nodes)
+    job = nodes.submit("killed", STOP=STOP.rpartition(",")[0])
+    for number in range(2):
+        _, rank = nodes.stopped("killed", number, job)
+        os.kill(rank, signal.SIGKILL)
+    job.wait()
+    assert (job.exit_code, job.field("Restarts")) == (0, "0"), job.output
+    for line, step in zip(told(job), (1, 4), strict=True):
+        assert re.fullmatch(
+            rf"rank 1 on node\d was killed by SIGKILL; continues from step {step}\d\d.*", line
+        )
+    assert same(undisturbed, newest(nodes.folder / "killed"))

@@ -39,7 +39,7 @@ class HangError(RuntimeError):
     absent: the ranks known to be missing.
     """
 
-    exit_status = 1
+    exit_status = 4  # tells the launcher that the cause lies with the missing ranks
 
     def __init__(self, message: str, absent: Sequence[int] = ()) -> None:
         super().__init__(message)

@@ -23,9 +23,10 @@ SUCCESS, NOT_REACHED = 0, 3
 
 def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     """Trains as configured by ``environ``, or with ``check_only`` describes the run; returns the exit status."""
-    run_config = rundir.Config()
+    run_config = rundir.Config()  # a check leaves nothing in the folder that it judges
     try:
-        run_config = from_env(rundir.Config, environ)
+        if not check_only:
+            run_config = from_env(rundir.Config, environ)
         variables.check_names(environ)
         config = memory.fitted(from_env(Config, merged(environ)))
         config.check()

@@ -40,6 +40,18 @@ def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
     assert "BATCHING=online needs records that are not packed, and these are" in done.stderr
 
 
+def test_a_refused_check_writes_nothing_into_the_folder_of_a_finished_run(
+    prepared, run_bert, tmp_path
+):
+    folder = tmp_path / "run"
+    environment = prepared | {"RUN_DIR": str(folder), "SEED": "5", "MAX_STEPS": "1"}
+    run_bert(environment)
+    (folder / "error_0.txt").unlink()  # it missed its target
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    assert run_bert(environment | {"LR": "0.06"}, arguments=("--check",)).returncode == 2
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
 def test_a_trial_that_is_done_counts_only_for_its_own_settings_and_data(
     prepared, run_bert, tmp_path
 ):

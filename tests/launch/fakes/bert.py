@@ -41,6 +41,8 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def check() -> int:
+    if os.environ.get("CHECK") == "slow" and "SLURM_RESTART_COUNT" not in os.environ:
+        time.sleep(900)
     if os.environ.get("CHECK") == "bad":
         print("bert: error: LR='fast': expected a number", file=sys.stderr)
         return 2

@@ -11,7 +11,6 @@ while [[ ${1:-} == -* ]]; do
     --ntasks-per-node=*) node_tasks=${1#*=} ;;
     --mpi=*) if [[ " ${SRUN_BROKEN-} " == *" ${1#*=} "* ]]; then echo 'srun: error: no such plugin' >&2 && exit 1; fi ;;
     --gres=*) if [[ ${1#*=} == "${SRUN_NO_GRES-}" ]]; then echo 'srun: error: Invalid gres' >&2 && exit 1; fi ;;
-    --overlap) if [[ ${SRUN_NO_OVERLAP-} ]]; then echo 'srun: error: unrecognized option' >&2 && exit 1; fi ;;
     --container-image=*) echo "pyxis: importing" >&2 ;;
   esac
   shift

@@ -1,8 +1,17 @@
 #!/usr/bin/env bash
 # Ranks on this machine, in the current Python environment or in containers: the functions that trial.sh needs.
-# Sourced by run_local.sh, run_with_docker.sh and certify.sh.
-# shellcheck source=launch/container/container.sh
-source "$REPO_DIR/launch/container/container.sh"
+# shellcheck disable=SC2154 # container is of container.sh
+# shellcheck source=launch/run/platform.sh
+source "$REPO_DIR/launch/run/platform.sh"
+# shellcheck source=launch/node/binding.sh
+source "$REPO_DIR/launch/node/binding.sh"
+
+runner::prepare() {
+  container::load local
+  container::check
+  node_state::stage
+  container::create
+}
 
 runner::everywhere() { "$@"; }
 

@@ -3,9 +3,10 @@
 # Variables of the host pass through; the image's own win.
 # shellcheck disable=SC2154 # container and mounts are of container.sh
 
+# shellcheck disable=SC2034 # for container.sh
+runtime_platforms=(slurm ssh local)
 APPTAINER=apptainer
 if ! command -v apptainer >/dev/null && command -v singularity >/dev/null; then APPTAINER=singularity; fi
-readonly APPTAINER
 
 container::check() {
   case $CONT in
@@ -21,7 +22,7 @@ container::check() {
 # Nothing to create: checks that every node can run the image.
 container::create() {
   answers::everywhere "$APPTAINER" exec "$CONT" true ||
-    log::die "CONT=$CONT: $APPTAINER cannot run it on every node: $(answers::why "$answers_output")"
+    answers::die "CONT=$CONT: $APPTAINER cannot run it on every node" "$answers_output"
 }
 
 container::arguments() {

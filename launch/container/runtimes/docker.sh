@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Docker, by the interface of container.sh: each command runs in a separate container, removed when it ends.
 # shellcheck disable=SC2154 # mounts is of container.sh
+# shellcheck disable=SC2034 # the platforms are for container.sh
+runtime_platforms=(slurm ssh local) runtime_default_on=(ssh local)
 # shellcheck source=launch/run/environment.sh
 source "$REPO_DIR/launch/run/environment.sh"
 
 # Only containers with this label are ever removed.
 DOCKER_LABEL=mlperf-bert-run=$(uname -n)-$$-$(date +%s)
-readonly DOCKER_LABEL
 docker_limits=(--ulimit memlock=-1 --ulimit stack=67108864) # not declared: this file is sourced in a function
 
 container::check() {
@@ -30,7 +31,7 @@ container::create() {
     log::die "CONT=$CONT: docker cannot give it GPUs: $(answers::why "$answers_output"):" \
       'install the NVIDIA container toolkit, or set DEVICE=cpu'
   fi
-  log::die "CONT=$CONT: its container does not start on every node: $(answers::why "$answers_output")"
+  answers::die "CONT=$CONT: its container does not start on every node" "$answers_output"
 }
 
 docker::starts() {

@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# One attempt at a run, from its containers to their removal, on given nodes. The supervisor starts it, and may start it again with
+# other nodes. Usage: attempt.sh PLATFORM WORK [NODE...], the work trial or certify. Reports by records (run/record.sh).
+set -euo pipefail
+REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
+readonly REPO_DIR PLATFORM=$1 WORK=$2
+shift 2
+# shellcheck disable=SC2034 # for the platform
+declare -a nodes=("$@")
+for part in run/trial container/container "$PLATFORM/runner"; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
+if [[ $WORK == trial ]]; then
+  variables::trainer
+  trainer::defaults
+fi
+"$WORK::main"

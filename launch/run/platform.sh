@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# A platform without a scheduler: its machines are given, none can be left out, and nobody starts the run again but its supervisor.
+# Sourced by the platforms' supervisor.sh and runner.sh.
+
+platform::begin() { variables::name_run; }
+platform::choose() { nodes=("$(uname -n)"); }
+platform::blame() { :; }
+platform::why() { echo "interrupted by SIG$1"; }
+platform::requeue() { :; }
+platform::end() { :; }
+
+runner::nodes() { printf '%s\n' "${nodes[@]}"; }
+runner::why() { echo "interrupted by SIG$1"; }
+runner::ended_by() { :; }
+runner::blame() { :; }

@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Has the job requeued, without the nodes that it left out. Sourced by slurm/supervisor.sh and by the guards.
+# shellcheck disable=SC2154 # LOGDIR and the rest are of the other files
+
+# Returns, with a warning, if the job is not requeued; otherwise Slurm ends this script. Argument: why, in words.
+requeue::job() {
+  local -r excluded=$(restart::excluded | paste -sd,)
+  local output ended='' i
+  if [[ $excluded ]]; then requeue::exclude "$excluded"; fi
+  trap '' INT HUP QUIT USR1
+  trap 'ended=1' TERM
+  if output=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $ended ]]; then
+    log::warn "job $SLURM_JOB_ID is requeued, $1"
+    # Exiting now would end the job.
+    for ((i = 0; i < 600 && ! ended; i++)); do sleep 0.1 || true; done
+    exit 143
+  fi
+  log::warn "job $SLURM_JOB_ID is not requeued: $output"
+}
+
+# Nodes can be excluded only once the job is pending, when nothing of it runs, so a job of one CPU does that, and ends as soon as it
+# has, or the job runs again or is gone. Argument: the nodes.
+requeue::exclude() {
+  local -r id=$SLURM_JOB_ID starts=${SLURM_RESTART_COUNT:-0} nodes=$DGXNNODES-$((DGXNNODES + SPARE_NODES))
+  local -r again="scontrol --oneliner show job $id | grep -v ' Restarts=$starts ' | grep -q ' JobState=RUNNING '"
+  local -r gone="! scontrol --oneliner show job $id | grep -qE ' JobState=(RUNNING|PENDING|COMPLETING|REQUEUE|REQUEUED|SUSPENDED|CONFIGURING) '"
+  local -r set="scontrol update jobid=$id ExcNodeList=$1 NumNodes=$nodes"
+  sbatch --quiet --job-name="without_$1" --nodes=1 --ntasks=1 --gres=none --time=10 --output=/dev/null --exclude="$1" \
+    --wrap="until $set; do if $again || $gone; then exit 1; fi; sleep 2; done" ||
+    log::warn "$1 may be among the nodes of this job again"
+}

@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# A Slurm job as a platform of supervisor.sh: nodes that fail are left out while enough remain (SPARE_NODES), then the job is
+# requeued; a guard on every node.
+# shellcheck disable=SC2034,SC2154 # srun is of job.sh, the rest of supervisor.sh, restart.sh and variables.sh
+for part in run/answers slurm/job slurm/requeue; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
+declare guard=''
+
+platform::begin() {
+  trap 'supervisor::signalled USR1' USR1 # two minutes before the time limit, see --signal in run.sub
+  RUN_NAME=${RUN_NAME:-$(slurm::run_name)}
+  variables::name_run
+  slurm::check
+}
+
+# The first DGXNNODES nodes of the job that are not left out. A step must start on each, and on the spares.
+platform::choose() {
+  mapfile -t nodes < <(slurm::fit_nodes)
+  if ((${#nodes[@]} < DGXNNODES && attempts == 0)); then
+    log::warn "too few nodes remain without $(restart::excluded | paste -sd' '): using them again"
+    mapfile -t nodes < <(slurm::nodes)
+  fi
+  if ((${#nodes[@]} < DGXNNODES)); then return 1; fi
+  slurm::options
+  if ! slurm::check_nodes; then
+    slurm::leave_out_broken
+    ((${#nodes[@]} >= DGXNNODES)) || return 1
+  fi
+  guard::start
+  nodes=("${nodes[@]:0:DGXNNODES}")
+}
+
+# Leaves out the nodes on which no step runs, if one runs on others and there are spare nodes; otherwise stops with one line.
+slurm::leave_out_broken() {
+  local node reason=$step_problem
+  local -a fit=() broken=()
+  if ((SPARE_NODES)); then
+    local -r work=$(mktemp -d)
+    for node in "${nodes[@]}"; do
+      (slurm::check_nodes "$node" || echo "$step_problem" >"$work/$node") &
+    done
+    wait
+    for node in "${nodes[@]}"; do
+      if [[ -e $work/$node ]]; then broken+=("$node") reason=$(<"$work/$node"); else fit+=("$node"); fi
+    done
+    rm -r -- "$work"
+  fi
+  if ((${#fit[@]} == 0)); then log::die "$reason"; fi
+  nodes=("${fit[@]}")
+  if ((${#broken[@]})); then
+    restart::note "$reason" "${broken[@]}"
+    log::warn "without ${broken[*]}: $reason"
+  fi
+}
+
+platform::blame() {
+  local node
+  for node in $(slurm::lost_nodes); do record::report lost - "$node" - 'lost by Slurm'; done
+}
+
+platform::why() { slurm::why "$1"; }
+
+platform::requeue() { requeue::job "$1"; }
+
+# Guards take GPUs only if they reset their clocks. --no-kill: the others stay when a node is lost.
+guard::start() {
+  local -a gres=()
+  if [[ $guard ]]; then return 0; fi
+  if [[ ! ${GPU_CLOCKS:-} ]]; then gres=(--gres=none); fi
+  slurm::step "${nodes[@]}"
+  set -m
+  "${step[@]}" "${gres[@]}" --no-kill --wait=0 --ntasks="${#nodes[@]}" --ntasks-per-node=1 \
+    "$REPO_DIR/launch/slurm/guard.sh" >/dev/null 2>&1 &
+  guard=$!
+  set +m
+}
+
+# What attempts did is undone already, if a step could be started for that.
+platform::end() {
+  if [[ ! $guard ]]; then return 0; fi
+  kill -TERM "$guard" 2>/dev/null || true
+  child::wait "$guard" "$patience" >/dev/null 2>&1 || true
+}

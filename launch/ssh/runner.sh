@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Ranks on several machines over ssh: the functions that trial.sh needs.
+# shellcheck disable=SC2034,SC2154 # hosts is for ssh.sh, command for ssh::together; nodes is attempt.sh's
+for part in run/platform ssh/ssh ssh/trial; do
+  # shellcheck source=/dev/null
+  source "$REPO_DIR/launch/$part.sh"
+done
+declare -a hosts=("${nodes[@]}") container=() command=()
+
+runner::prepare() {
+  ssh::command
+  container::load ssh
+  ssh::check
+  container::check
+  ssh::check_results
+  node_state::stage
+  container::create
+  MASTER_ADDR=${MASTER_ADDR:-${hosts[0]#*@}}
+  export MASTER_ADDR
+}
+
+container::exists() { [[ -e $1 ]] || ssh::run "${hosts[0]}" test -e "$1"; }
+
+runner::everywhere() { ssh::everywhere "$@"; }
+
+runner::python() {
+  container::arguments
+  ssh::run "${hosts[0]}" "${container[@]}" env PYTHONPATH="$REPO_DIR/implementations:$REPO_DIR" "$PYTHON" "$@"
+}
+
+runner::trial() {
+  # shellcheck disable=SC2016 # $1 is of the inner shell
+  MASTER_PORT=$(ssh::run "${hosts[0]}" bash -c 'source "$1/launch/run/port.sh"; port::free' - "$REPO_DIR")
+  export MASTER_PORT OMP_NUM_THREADS=${OMP_NUM_THREADS:-}
+  container::arguments
+  ssh::together runner::ranks
+}
+
+# Sets the command that starts the ranks of machine number $1.
+runner::ranks() {
+  command=("${container[@]}" "$PYTHON" "$REPO_DIR/launch/run/torchrun.py" --nnodes "$DGXNNODES" --node-rank "$1"
+    --nproc-per-node "$DGXNGPU" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"
+    --no-python "$REPO_DIR/launch/run/rank.sh")
+}
+
+runner::cleanup() {
+  container::remove
+  node_state::undo
+}

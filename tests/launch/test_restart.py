@@ -1,0 +1,89 @@
+"""The supervisor's decisions follow from records, whatever words the reasons have."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+RESUMES = {"RESUME": "1", "CHECKPOINT_DIR": "/nowhere"}
+SPARE = {"SPARE_NODES": "1"}
+
+
+def shell(repository: Path, folder: Path, script: str, **env: str) -> list[str]:
+    parts = "".join(
+        f"source launch/run/{name}.sh; " for name in ("log", "record", "restart", "answers")
+    )
+    settings = {
+        "ATTEMPT_STATUS": str(folder / "records"),
+        "LOGDIR": str(folder),
+        "RUN_NAME": "run",
+        "DGXNNODES": "3",
+        "PATH": "/usr/bin:/bin",
+    }
+    done = subprocess.run(
+        ["bash", "-uc", parts + script],
+        cwd=repository,
+        env=settings | env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return (done.stdout + done.stderr).splitlines()
+
+
+def planned(repository: Path, folder: Path, records: list[str], **env: str) -> str:
+    (folder / "records").write_text("".join(line.replace(" ", "\t") + "\n" for line in records))
+    plan = 'if restart::plan; then echo "$cause, $restart_limit, ${blamed[*]}"; else echo no; fi'
+    return shell(repository, folder, plan, **env)[-1]
+
+
+@pytest.mark.parametrize(
+    ("records", "env", "plan"),
+    [
+        (["missing 3 n2 - hung"], SPARE, "hung, 3, n2"),
+        (["missing 3 n2 - hung"], RESUMES, "hung, 3, n2"),
+        (["missing 3 n2 - hung"], {}, "no"),
+        ([f"missing {rank} n{rank} - hung" for rank in (1, 2, 3)], SPARE, "no"),
+        (["missing 3 n2 - hung", "lost - n1 - gone"], {}, "lost by Slurm, 3, n1"),
+        (["unfit - n2 - slow"], SPARE, "slow, 3, n2"),
+        (["broken - n2 - disk"], SPARE, "disk, 3, n2"),
+        (["broken - n2 - disk"], RESUMES, "no"),
+        (["killed 3 n2 7 SIGKILL"], RESUMES, "SIGKILL, 1, "),
+        (["killed 3 n2 7 SIGKILL"], SPARE, "no"),
+        (["killed 3 n2 7 SIGKILL", "missing 3 n2 - hung"], RESUMES, "hung, 3, n2"),
+        (["failed 3 n2 7 did_not_come_to"], SPARE | RESUMES, "no"),
+        (["missing 3 n2"], SPARE, "no"),  # a line that was cut off
+    ],
+)
+def test_records_decide_whether_and_without_which_nodes_a_run_starts_again(
+    repository, tmp_path, records, env, plan
+):
+    assert planned(repository, tmp_path, records, **env) == plan
+
+
+def test_nodes_that_did_not_answer_are_reported_if_others_did(repository, tmp_path):
+    stop = "runner::nodes() { printf '%s\\n' n1 n2; }; answers::die 'STAGE_DIR' $'answer n1\\ndisk full'"
+    assert shell(repository, tmp_path, stop)[-1] == "run: error: STAGE_DIR: n2: disk full"
+    assert (tmp_path / "records").read_text() == "broken\t-\tn2\t-\tSTAGE_DIR: n2: disk full\n"
+
+
+def test_the_first_rank_that_fails_leaves_its_record_and_one_that_is_killed_replaces_it(
+    repository, tmp_path
+):
+    leave = f"record::leave {tmp_path}"
+    shell(repository, tmp_path, f"{leave} hung 0 n0 3 waits; {leave} ended 4 n3 3 ended")
+    assert (tmp_path / "status").read_text() == "hung\t0\tn0\t3\twaits\n"
+    shell(repository, tmp_path, f"{leave} failed 1 n1 '' first; {leave} failed 2 n2 9 second")
+    shell(repository, tmp_path, f"{leave} hung 3 n0 3 waits too")
+    assert (tmp_path / "status").read_text() == "failed\t1\tn1\t-\tfirst\n"
+    shell(repository, tmp_path, f"{leave} killed 2 n2 9 third")
+    assert (tmp_path / "status").read_text() == "killed\t2\tn2\t9\tthird\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["status"]
+
+
+def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_path):
+    again = "restart::allowed 2 && restart::note hung n1 && echo again || echo $gave_up; "
+    said = shell(repository, tmp_path, again * 3)
+    assert said == ["again", "again", "gave up: 2 restarts brought no new checkpoint after step 0"]

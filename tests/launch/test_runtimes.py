@@ -1,0 +1,66 @@
+"""A container runtime is one file of launch/container/runtimes/: no other file names one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+TOY = """
+runtime_platforms=(local) runtime_default_on=()
+container::check() { [[ $CONT == toy-* ]] || log::die "CONT=$CONT: expected toy-NAME"; }
+container::create() { answers::everywhere true || answers::die 'toy' "$answers_output"; }
+container::arguments() { container=(env INSIDE="$CONT"); }
+container::remove() { echo removed >>"$FAKE_CALLS"; }
+"""
+
+
+@pytest.fixture
+def toy(checkout):
+    """The scripts with a runtime that they do not know."""
+    (checkout.root / "launch" / "container" / "runtimes" / "toy.sh").write_text(TOY)
+    folder = checkout.root.parent / "checkout"
+    checkout.root.rename(folder)  # mount lists know no space
+    checkout.root = folder
+    checkout.env |= {"LOGDIR": str(folder.parent / "results"), "CONTAINER_RUNTIME": "toy"}
+    # A real one has its own packages; PYTHONPATH does not go along.
+    python = folder.parent / "bin" / "python"
+    packages = f'export PYTHONPATH="{folder}/implementations:{folder}"'
+    python.write_text(python.read_text().replace("set -uo pipefail", packages))
+    return checkout
+
+
+def test_a_runtime_of_one_file_runs_the_ranks_and_is_removed_at_the_end(toy):
+    done = toy.run("./run_with_docker.sh", CONT="toy-bert")
+    assert done.returncode == 0, done.stderr
+    assert {rank["INSIDE"] for rank in toy.ranks()} == {"toy-bert"}
+    assert toy.calls("removed")
+
+
+def test_its_own_check_and_the_platforms_that_it_names_are_respected(toy):
+    done = toy.run("./run_with_docker.sh", CONT="bert")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (
+        2,
+        "run: error: CONT=bert: expected toy-NAME",
+    )
+    done = toy.run("./run_multinode.sh", CONT="toy-bert", HOSTS="a")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(
+        "run: error: CONTAINER_RUNTIME=toy is for Local: use docker"
+    )
+
+
+def test_the_doctor_checks_it(toy):
+    done = toy.run("launch/doctor.sh container", CONT="toy-bert")
+    assert "pass  toy                   runs toy-bert" in done.stdout, done.stdout
+
+
+def test_no_other_file_of_the_launcher_names_a_runtime(repository):
+    folder = repository / "launch" / "container" / "runtimes"
+    names = "|".join([*(path.stem for path in folder.glob("*.sh")), "enroot"])
+    for path in [*(repository / "launch").rglob("*.sh"), repository / "run.sub"]:
+        if path.parent == folder or path.name == "import_image.sh":  # a part of one of them
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            code = line.partition("# ")[0]
+            assert not re.search(rf"\b({names})\b", code), f"{path}, line {number}: {line}"
