@@ -125,6 +125,7 @@ FORBIDDEN: dict[str, tuple[set[str], dict[str, list[str]]]] = {
                     "records",
                     "format",
                     "digests",
+                    "hdf5",
                     "nvidia_format",
                     "packing",
                     "shards",

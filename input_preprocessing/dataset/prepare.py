@@ -31,13 +31,13 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from bert.data.format import open_records
 from bert.data.records import DataError
 from common.durations import duration
 from input_preprocessing.dataset import data_card, download, repair, steps
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.records.shards import check_target
 from input_preprocessing.stage import cli, manifest
-from input_preprocessing.stage.guarded import open_records
 from input_preprocessing.text import corpus, vocabulary
 from input_preprocessing.wiki import wikipedia
 
@@ -76,7 +76,7 @@ def start(options: argparse.Namespace) -> steps.Job | None:
         ):  # model sizes, checkpoint or license may be new or replaced
             made = manifest.read(job.manifest)
             files = {
-                str(path.relative_to(outputdir)): manifest.digest_of(path)
+                str(path.relative_to(outputdir)): manifest.md5_of(path)
                 for path in job.fill_phase1()
             }
             license = made.license if options.license is None else options.license
@@ -116,23 +116,25 @@ def finish(job: steps.Job) -> None:
     eval_file, picked = steps.make_evaluation_set(job)
     target, digest = steps.make_training_files(job)
     job.inputs.check_unchanged()
-    files = {
-        str(path.relative_to(job.outputdir)): manifest.digest_of(path)
-        for path in [*others, eval_file]
-    }
+    files = {str(path.relative_to(job.outputdir)): manifest.md5_of(path) for path in others}
+    sources: dict[str, list[list[str]]] = {}
     sequences = rows = tokens = capacity = 0
     shard_files = sorted(target.rglob("part_*.hdf5"))
-    for path in shard_files:
+    for path in (eval_file, *shard_files):  # written or verified by this process
         records, metadata = open_records(path)
-        sequences += records.num_sequences
-        rows += records.num_rows
-        tokens += len(records.input_ids)
-        capacity += records.num_rows * metadata.max_seq_length
-        files[str(path.relative_to(job.outputdir))] = metadata.content_digest
+        name = path.relative_to(job.outputdir)
+        files[str(name)] = metadata.content_digest
+        sources[str(name.parent)] = [list(each) for each in metadata.source]
+        if path != eval_file:
+            sequences += records.num_sequences
+            rows += records.num_rows
+            tokens += len(records.input_ids)
+            capacity += records.num_rows * metadata.max_seq_length
     made = manifest.Manifest(
         text=f"{sequences:,} sequences in {rows:,} rows, {tokens / capacity:.2%} full, {len(shard_files)} shards",
         sequences=sequences, rows=rows, tokens=tokens, eval_samples=picked, multiset_digest=digest, texts=texts,
         recipe=job.recipe(), files=files, license=options.license or "", versions=manifest.versions(),
+        sources=sources,
     )  # fmt: skip
     manifest.write(job.manifest, made)
     data_card.write(job.outputdir)

@@ -11,23 +11,24 @@ import dataclasses
 import os
 import shutil
 import sys
-from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert.data.digests import add_multiset_digests
-from bert.data.records import SUFFIXES, DataError, Metadata
+from bert.data.format import verify_records
+from bert.data.records import DataError
 from bert.data.shards import INDEX, is_index_of, write_index
 from input_preprocessing.dataset import data_card, steps
 from input_preprocessing.instances.options import SamplingConfig, sampling_config
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import parser_of
-from input_preprocessing.stage.guarded import verify_records
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 
 SET_ASIDE = "set_aside"
+_AGAIN = "; prepare again without --repair"
 _FIELDS = tuple(field.name for field in dataclasses.fields(SamplingConfig))
 _OPTIONS = (*_FIELDS, "shards", "max_sequences_per_row", "edges", "num_eval_samples")
 
@@ -40,15 +41,6 @@ class Fault(NamedTuple):
     stray: bool = False  # belongs to no data set; other faulty files are remade
 
 
-class Contents(NamedTuple):
-    """What a sound record file holds."""
-
-    metadata: Metadata
-    sequences: int
-    rows: int
-    tokens: int
-
-
 def examine(
     folder: Path, made: manifest.Manifest, others: Iterable[manifest.Manifest], jobs: int
 ) -> list[Fault]:
@@ -59,25 +51,22 @@ def examine(
         made: its manifest.
         others: manifests of the other data sets in the folder.
         jobs: worker processes.
+
+    Raises:
+        DataError: every file is as listed, but the manifest says other numbers: it is not theirs.
     """
-    read = _read_files(folder, made, list(made.files), jobs)
-    faults = _faults(made, read)
-    if not faults:
-        check_totals(folder, made, [one for name, one in read.items() if name in made.records])
+    faults, read = examine_files(folder, made, list(made.files), jobs=jobs)
+    if not faults and (problem := other_counts(made, read)):
+        path = folder / f"prepared-{made.option('kind')}.json"
+        raise DataError(f"{path} does not describe its files: {problem}{_AGAIN}")
     places = [*made.files, *(str(parent / INDEX) for parent in _by_folder(made.records))]
     faults += [
         Fault(name, "is a folder", stray=True) for name in places if (folder / name).is_dir()
     ]
-    known = {folder / name for each in (made, *others) for name in each.files}
-    # Strays: other files that a trainer would read, and partial files of a killed run.
-    for parent in {
-        path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()
-    }:
-        for path in parent.iterdir():
-            partial = path.name.startswith(".") and path.suffix == ".partial"
-            shard = not path.name.startswith(".") and path.suffix in SUFFIXES
-            if path.is_file() and path not in known and (partial or shard):
-                faults.append(Fault(str(path.relative_to(folder)), "was not prepared", stray=True))
+    faults += [
+        Fault(str(path.relative_to(folder)), "was not prepared", stray=True)
+        for path in manifest.strays(folder, (made, *others))
+    ]
     wrong = {fault.file for fault in faults if not fault.stray}
     for parent, names in _by_folder(made.records).items():
         shards = sorted(folder / name for name in names)
@@ -86,66 +75,31 @@ def examine(
     return sorted(faults, key=lambda fault: fault.file)
 
 
+class Counts(NamedTuple):
+    """What a record file adds to the numbers of its data set."""
+
+    sequences: int
+    rows: int
+    tokens: int
+    multiset_digest: str
+
+
 def examine_files(
     folder: Path, made: manifest.Manifest, names: Sequence[str], *, jobs: int
-) -> list[Fault]:
-    """Faults of some of a data set's files."""
-    return _faults(made, _read_files(folder, made, names, jobs))
+) -> tuple[list[Fault], dict[str, Counts]]:
+    """Faults of some of a data set's files, and the numbers of its sound record files."""
+    weights = [path.stat().st_size if path.is_file() else 0 for path in map(folder.joinpath, names)]
+    results = run_tasks(
+        "read files", partial(_examine, folder, made), names, jobs=jobs, weights=weights
+    )
+    found = dict(zip(names, results, strict=True))
+    faults = [Fault(name, text) for name, text in found.items() if isinstance(text, str)]
+    return faults, {name: each for name, each in found.items() if isinstance(each, Counts)}
 
 
-def _read_files(
-    folder: Path, made: manifest.Manifest, names: Sequence[str], jobs: int
-) -> dict[str, Contents | str | None]:
-    """Of each file its problem in words, its contents if it has records, or None."""
-    tasks = [(folder / name, made.files[name]) for name in names]
-    weights = [path.stat().st_size if path.is_file() else 0 for path, _ in tasks]
-    found = run_tasks("read files", _examine, tasks, jobs=jobs, weights=weights)
-    return dict(zip(names, found, strict=True))
-
-
-def check_totals(
-    folder: Path, made: manifest.Manifest, shards: Iterable[Contents | str | None]
-) -> None:
-    """Raises DataError if a manifest's numbers are not those of the files that it lists, all of them sound."""
-    known = [one for one in shards if isinstance(one, Contents)]
-    found: dict[str, Any] = {
-        name: sum(getattr(one, name) for one in known) for name in ("sequences", "rows", "tokens")
-    }
-    digests = [one.metadata.multiset_digest for one in known]
-    found["multiset_digest"] = add_multiset_digests(digests)
-    wrong = [name for name, value in found.items() if getattr(made, name) != value]
-    if wrong:
-        said, kind = getattr(made, wrong[0]), made.option("kind")
-        raise DataError(
-            f"{folder / f'prepared-{kind}.json'} says {wrong[0]} {said}, its files have {found[wrong[0]]}: "
-            "restore it, or prepare the data again"
-        )
-
-
-def _faults(made: manifest.Manifest, found: dict[str, Contents | str | None]) -> list[Fault]:
-    names = list(found)
-    problems = {name: text for name, text in found.items() if isinstance(text, str)}
-    read = {name: one.metadata for name, one in found.items() if isinstance(one, Contents)}
-    for group in (
-        *_by_folder(name for name in made.records if name in read).values(),
-        made.evaluation,
-    ):
-        # Attributes are not covered by digests: they must match the manifest and most of the other files.
-        members = {name: read[name] for name in group if name in read}
-        sources = Counter(metadata.source for metadata in members.values()).most_common(1)
-        for name, metadata in members.items():
-            wanted = {key: value for key, value in made.recipe.items() if hasattr(metadata, key)}
-            wrong = [key for key, value in wanted.items() if getattr(metadata, key) != value]
-            if metadata.source != sources[0][0]:
-                wrong.append("source")
-            if wrong:
-                problems[name] = f"has another {wrong[0]} than prepared"
-    return [Fault(name, problems[name]) for name in names if name in problems]
-
-
-def _examine(task: tuple[Path, str]) -> str | Contents | None:
-    """The problem of a file; if there is none, the contents of a record file, or None for other files."""
-    path, digest = task
+def _examine(folder: Path, made: manifest.Manifest, name: str) -> str | Counts | None:
+    """The problem of a file; if there is none, the counts of a record file, or None for other files."""
+    path, digest = folder / name, made.files[name]
     if not path.is_file():
         return "is missing"
     try:
@@ -156,8 +110,26 @@ def _examine(task: tuple[Path, str]) -> str | Contents | None:
         return str(error).removeprefix(str(path)).partition(";")[0].lstrip(" :")
     if metadata.content_digest != digest:
         return "has other sequences than prepared"
-    tokens = len(records.input_ids)
-    return Contents(metadata, records.num_sequences, records.num_rows, tokens)
+    if other := made.difference(name, metadata):
+        return f"has {other}"
+    num_tokens = len(records.input_ids)
+    return Counts(records.num_sequences, records.num_rows, num_tokens, metadata.multiset_digest)
+
+
+def other_counts(made: manifest.Manifest, read: dict[str, Counts]) -> str:
+    """The first number that differs between a manifest and all of its files, in words; empty if none."""
+    training = [read[name] for name in made.records]
+    found = {
+        "sequences": sum(each.sequences for each in training),
+        "rows": sum(each.rows for each in training),
+        "tokens": sum(each.tokens for each in training),
+        "multiset_digest": add_multiset_digests([each.multiset_digest for each in training]),
+        "eval_samples": sum(read[name].sequences for name in made.evaluation),
+    }
+    for name, value in found.items():
+        if value != (said := getattr(made, name)):
+            return f"it says {name} {said}, its files have {value}"
+    return ""
 
 
 def _by_folder(names: Iterable[str]) -> dict[Path, list[str]]:
@@ -242,15 +214,15 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
             if training:
                 steps.make_training_files(job)
             job.inputs.check_unchanged()
-            if left := examine_files(folder, made, files, jobs=options.jobs):
-                reason = "cannot be remade as it was: its inputs are missing or changed, or this is another version"
-                raise DataError(
-                    f"{folder / left[0].file} {left[0].problem} and {reason}; prepare without --repair"
-                )
         for parent in {Path(name).parent for name in wrong if Path(name).name == INDEX}:
             write_index(
                 folder / parent,
                 sorted(folder / name for name in made.records if Path(name).parent == parent),
+            )
+        if wrong and (left := examine(folder, made, others, options.jobs)):
+            reason = "cannot be remade as it was: its inputs are missing or changed, or this is another version"
+            raise DataError(
+                f"{folder / left[0].file} {left[0].problem} and {reason}; prepare without --repair"
             )
         if data_card.NAME in wrong:
             data_card.write(folder)

@@ -14,16 +14,15 @@ from functools import partial
 from pathlib import Path
 
 from bert.data.digests import digest_of_tensors
-from bert.data.format import atomic_file
+from bert.data.format import atomic_file, open_records, verify_records, without_digests
 from bert.data.records import DataError
 from common.durations import duration
 from input_preprocessing.checkpoints.convert import convert, read_pytorch
-from input_preprocessing.instances.options import SamplingConfig, sampling_digest
-from input_preprocessing.instances.sampling import compile_first, write_instances
+from input_preprocessing.instances.options import SamplingConfig
+from input_preprocessing.instances.sampling import compile_first, metadata_of, write_instances
 from input_preprocessing.records import shards
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.guarded import fault_of, open_records
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
@@ -376,19 +375,15 @@ def _make_instances_of(
 ) -> tuple[int, str]:
     """Writes the instances of a text to a file unless up to date; returns their number and the md5 of the text."""
     source, target = task
-    try:
-        found, metadata = open_records(target)
-    except DataError:
-        pass
-    else:
-        made_of = (
-            (source.name, read_text(source, "--downloaddir")[1]),
-            ("sampling", sampling_digest(config)),
-        )
-        if metadata.source == made_of and metadata.vocab_md5 == words.md5:
-            if not (fault := fault_of(target)):
-                return found.num_sequences, metadata.source[0][1]
-            print(f"{fault}; it is made again", file=sys.stderr)
+    if target.is_file():
+        try:
+            found, metadata = verify_records(target)
+        except DataError as error:
+            print(f"{str(error).partition(';')[0]}; it is made again", file=sys.stderr)
+        else:
+            md5 = read_text(source, "--downloaddir")[1]
+            if without_digests(metadata) == metadata_of(source, md5, words, config):
+                return found.num_sequences, md5
     count, metadata = write_instances(source, target, words, config)
     return count, metadata.source[0][1]
 

@@ -35,10 +35,18 @@ def instances_of(
     data, md5 = read_text(source, "--input-file")
     text = tokenize(data, words, config.do_lower_case)
     del data
-    return make_instances(text, words, config), Metadata(
-        max_seq_length=config.max_seq_length, vocab_md5=words.md5, random_seed=config.random_seed,
-        dupe_factor=config.dupe_factor, source=((source.name, md5), ("sampling", sampling_digest(config))),
-    )  # fmt: skip
+    return make_instances(text, words, config), metadata_of(source, md5, words, config)
+
+
+def metadata_of(source: Path, md5: str, words: Vocabulary, config: SamplingConfig) -> Metadata:
+    """What the instances of a text say of themselves, without digests."""
+    return Metadata(
+        max_seq_length=config.max_seq_length,
+        vocab_md5=words.md5,
+        random_seed=config.random_seed,
+        dupe_factor=config.dupe_factor,
+        source=((source.name, md5), ("sampling", sampling_digest(config))),
+    )
 
 
 def write_instances(

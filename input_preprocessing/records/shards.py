@@ -24,14 +24,13 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 from bert.data.digests import add_multiset_digests
-from bert.data.format import write_records
+from bert.data.format import open_records, verify_records, without_digests, write_records
 from bert.data.packing import pack
 from bert.data.records import DataError, Metadata, Records, concatenate
 from bert.data.shards import INDEX, write_index
 from input_preprocessing.instances.mersenne import initial_state, next_below, shuffle
 from input_preprocessing.stage.cli import OPTIONS, check_not_source
-from input_preprocessing.stage.guarded import fault_of, open_records, verify_records
-from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 
 SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikipedia
 SEQUENCES_PER_SHARD = 500  # at least, unless the user sets the number of shards
@@ -93,7 +92,7 @@ def plan_shards(
         raise DataError(f"no {what} in {sources[0].parent if sources else 'the source folder'}")
     first = opened[0][1]
     for path, (_, metadata) in zip(sources, opened, strict=True):
-        for name in ("vocab_md5", "max_seq_length"):
+        for name in ("vocab_md5", "max_seq_length", "random_seed", "dupe_factor"):
             if getattr(metadata, name) != getattr(first, name):
                 raise DataError(
                     f"{path} and {sources[0]} differ in {name}; prepare both with the same options"
@@ -116,7 +115,7 @@ def plan_shards(
         _draw_groups(state, size, group_of_shard, row[1:])
     return ShardPlan(
         sources=tuple(sources), target=target, num_shards=shards, shard_offsets=shard_offsets, lengths=lengths,
-        metadata=dataclasses.replace(first, source=origin, content_digest="", multiset_digest=""),
+        metadata=dataclasses.replace(without_digests(first), source=origin),
         run_offsets=np.cumsum(counts, axis=1),
         multiset=add_multiset_digests([metadata.multiset_digest for _, metadata in opened]),
     )  # fmt: skip
@@ -192,8 +191,10 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
         shards
     ):  # keep those made from the same sources with the same options
         with suppress(DataError):
-            metadata = verify_records(plan.shard_path(shard))[1]
-            found[i] = metadata.multiset_digest if metadata.source == plan.metadata.source else None
+            kept, metadata = verify_records(plan.shard_path(shard))
+            kept.release()
+            if without_digests(metadata) == plan.metadata:
+                found[i] = metadata.multiset_digest
     if all(found):
         return [digest for digest in found if digest]
     sources = _open_all(plan.sources, plan.metadata.source[0][1])
@@ -275,29 +276,15 @@ def make_shards(
     if part[1] > 1:
         return made
     if plan.lengths is None and made != plan.multiset:
-        raise other_sequences(plan.sources, [plan.target], jobs)
+        raise DataError(
+            f"{plan.target} does not hold exactly the sequences of its source; remove it and run again"
+        )
     wanted = {plan.shard_path(shard) for shard in range(plan.num_shards)}
     for path in plan.target.iterdir():
         if path not in wanted and path.name.lstrip(".").startswith("part_"):
             path.unlink()
     write_index(plan.target, sorted(wanted))
     return made
-
-
-def other_sequences(sources: Sequence[Path], targets: Sequence[Path], jobs: int) -> DataError:
-    """The error for shards that are not exactly their sources' sequences; it names a damaged source.
-
-    Removes the shards, as any of them may hold its sequences. ``prepare`` makes a damaged source again.
-    """
-    weights = [path.stat().st_size for path in sources]
-    found = run_tasks("find the damage", fault_of, sources, jobs=jobs, weights=weights)
-    for path in [shard for target in targets for shard in target.glob("part_*.hdf5")]:
-        path.unlink()
-    fault = next((f" ({fault})" for fault in found if fault), "")
-    return DataError(
-        f"the shards in {targets[0]} did not hold exactly the sequences of {sources[0].parent}{fault} "
-        "and were removed; run the same command again"
-    )
 
 
 NUM_EVAL_SAMPLES: int = OPTIONS["evalset"]["--num-samples"]["default"]
@@ -309,6 +296,23 @@ def source_files(folder: Path) -> list[Path]:
     if not files:
         raise DataError(f"no .hdf5 files in {folder}; check the path or run the previous stage")
     return files
+
+
+def verified_files(folder: Path, jobs: int) -> list[Path]:
+    """Record files of a folder, by name, after all of them were read and compared with their digests.
+
+    Raises:
+        DataError: there are none, or one is damaged.
+    """
+    files = source_files(folder)
+    weights = [path.stat().st_size for path in files]
+    workers = jobs if sum(weights) > WORTH_WORKERS else 1
+    run_tasks("check instances", _verify, files, jobs=workers, weights=weights)
+    return files
+
+
+def _verify(path: Path) -> None:
+    verify_records(path)[0].release()
 
 
 def _shuffled(seed: int, records: Records, group: int) -> tuple[Integers, None]:
@@ -329,11 +333,12 @@ def _packed(
 
 
 def shuffle_records(
-    source: Path, target: Path, *, shards: int | None, seed: int, **how: Any
+    source: Path, target: Path, *, shards: int | None, seed: int, jobs: int, **how: Any
 ) -> str:
     """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
-    plan = plan_shards(source_files(source), target, stage="shuffle", shards=shards, seed=seed)
-    return make_shards(plan, partial(_shuffled, seed), label="shuffle", **how)
+    files = verified_files(source, jobs)
+    plan = plan_shards(files, target, stage="shuffle", shards=shards, seed=seed)
+    return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs, **how)
 
 
 def pack_records(
@@ -343,18 +348,19 @@ def pack_records(
     shards: int | None,
     seed: int,
     max_sequences_per_row: int,
+    jobs: int,
     **how: Any,
 ) -> str:
     """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
     plan = plan_shards(
-        source_files(source),
+        verified_files(source, jobs),
         target,
         stage=f"pack {max_sequences_per_row}",
         shards=shards,
         seed=seed,
     )
     arrange = partial(_packed, seed, plan.metadata.max_seq_length, max_sequences_per_row)
-    return make_shards(plan, arrange, label="pack", **how)
+    return make_shards(plan, arrange, label="pack", jobs=jobs, **how)
 
 
 def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -391,7 +397,7 @@ def bin_records(
     Raises:
         DataError: a bin is empty, a sequence exceeds the last edge, or the bins do not hold all sequences.
     """
-    files = source_files(source)
+    files = verified_files(source, jobs)
     edges = edges_for(open_records(files[0])[1].max_seq_length, edges)
     digests = []
     for low, high in zip((0, *edges), edges, strict=False):
@@ -408,7 +414,8 @@ def bin_records(
     if part[1] > 1:
         return made
     if made != plan.multiset:
-        raise other_sequences(files, [target / str(edge) for edge in edges], jobs)
+        reason = f"the bins up to {edges[-1]} tokens do not hold exactly the sequences of {source}"
+        raise DataError(f"{target}: {reason}; remove it and run again")
     for folder in target.iterdir():  # remove bins of earlier edges
         if folder.is_dir() and folder.name.isdigit() and int(folder.name) not in edges:
             check_target(folder)

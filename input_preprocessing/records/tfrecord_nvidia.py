@@ -17,12 +17,13 @@ from bert.data.digests import add_multiset_digests
 from bert.data.format import (
     atomic_file,
     check_contents,
+    open_records,
+    verify_records,
     write_records,
 )
 from bert.data.records import IDS, DataError, Metadata, Records, id_dtype
 from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import human_bytes
-from input_preprocessing.stage.guarded import open_records, verify_records
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import readable
 from input_preprocessing.tensorflow_files import tfrecord
@@ -58,7 +59,7 @@ def import_file(
     source, target = task
     origin, vocab_md5 = ((source.name, manifest.md5_of(source)),), words.md5 if words else ""
     try:
-        records, metadata = open_records(target)
+        records, metadata = verify_records(target)
     except DataError:  # missing or damaged
         pass
     else:
@@ -190,7 +191,9 @@ def export_folder(
         target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source", jobs=jobs
     )
     if not folder.finished:
-        tasks = [(path, made, unpack, widths) for path, made in files if not made.exists()]
+        tasks = [
+            (path, made, unpack, widths) for path, made in files if not manifest.is_recorded(made)
+        ]
         run_tasks(
             "export",
             _export_file,
@@ -214,6 +217,7 @@ def _export_file(task: tuple[Path, Path, bool, tfrecord.Widths]) -> None:
         tfrecord.write_tfrecord(target, records, widths)
     else:
         write_nvidia_shard(target, records, metadata.max_seq_length)
+    manifest.record(target)
 
 
 def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> None:

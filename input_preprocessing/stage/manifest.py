@@ -1,8 +1,9 @@
 """Records of files: published ones (published.yaml), those of a stage (stage.json) and a data set (prepared-*.json).
 
 ``stage.json`` in an output folder holds the stage's recipe (everything that determines the content) and, once the stage
-is finished, its files with their md5, so that a second run can resume, makes only a damaged file again, and the next
-stage reads what this one wrote. Files of another recipe are removed before any new one is written.
+is finished, the md5 of each of its files; until then each finished file has its md5 beside it. A second run keeps files
+that still have their md5, and so does the stage that reads them. Files of another recipe are removed before any new one
+is written.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import hashlib
 import json
 import platform
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ import h5py
 import numpy as np
 
 from bert.data.format import VERSION, atomic_file
-from bert.data.records import DataError
+from bert.data.records import SUFFIXES, DataError, Metadata
+from common.files import object_of, text_of
 from common.tables import read_table
 from input_preprocessing.stage.cli import UNRECORDED
-from input_preprocessing.stage.guarded import open_records
-from input_preprocessing.stage.parallel import run_tasks
+from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 from input_preprocessing.stage.reading import readable
 
 PUBLISHED = read_table(__file__, "published.yaml")  # files of the benchmark and for fine-tuning
@@ -37,7 +37,6 @@ VOCAB_MD5: str = next(
     if file["name"] == "vocab.txt"
 )
 STAGE_FILE = "stage.json"
-_WORTH_WORKERS = 1e9  # bytes; reading fewer is faster than starting workers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +54,8 @@ class Manifest:
     files: dict[str, str]  # digest_of each file, by path in the folder
     license: str = ""  # of the texts, as given by the user
     versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of the software used
+    # What the records of each folder say they were made of; empty in manifests of earlier versions.
+    sources: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
 
     @property
     def records(self) -> list[str]:  # training files
@@ -89,10 +90,36 @@ class Manifest:
         """An option of the recipe, or its value before it existed."""
         return {**UNRECORDED, **self.recipe}.get(name)
 
+    def difference(self, name: str, metadata: Metadata) -> str:
+        """The attribute in which a record file is not as prepared, with both values; empty if none.
 
-def digest_of(path: Path) -> str:
-    """Content digest of a record file, md5 of any other."""
-    return open_records(path)[1].content_digest if path.suffix == ".hdf5" else md5_of(path)
+        Digests of contents do not cover attributes.
+        """
+        wanted = {key: value for key, value in self.recipe.items() if hasattr(metadata, key)}
+        found = {key: getattr(metadata, key) for key in wanted}
+        if self.sources:
+            wanted["source"] = self.sources.get(str(Path(name).parent))
+            found["source"] = [list(each) for each in metadata.source]
+        for key, value in wanted.items():
+            if found[key] != value:
+                return f"another {key} than prepared ({found[key]}, not {value})"
+        return ""
+
+
+def strays(folder: Path, manifests: Iterable[Manifest]) -> list[Path]:
+    """Files beside the listed records of a folder that a trainer would read, or a killed run left."""
+    known = {folder / name for each in manifests for name in each.files}
+    parents = {path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()}
+    found = []
+    for path in sorted(path for parent in parents for path in parent.iterdir()):
+        hidden = path.name.startswith(".")
+        if path.suffix in ({".partial"} if hidden else SUFFIXES):
+            found += [path] if path.is_file() and path not in known else []
+    return found
+
+
+_NUMBERS = {"max_seq_length", "max_predictions_per_seq", "masked_lm_prob"}
+_NUMBERS |= {"random_seed", "dupe_factor", "max_sequences_per_row"}  # in every recipe
 
 
 def write_text(path: Path, text: str) -> None:
@@ -141,14 +168,16 @@ def read(path: Path) -> Manifest:
         raise DataError(f"{path} is damaged ({error}); {again}") from error
     fields = {field.name: field for field in dataclasses.fields(Manifest)}
     needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
-    needed -= {"versions"}
+    needed -= {"versions", "sources"}
     if not isinstance(entries, dict) or (missing := sorted(needed - entries.keys())):
         lacks = f"has no entry {missing[0]}" if isinstance(entries, dict) else "is no table"
         raise DataError(f"{path} {lacks}; {again}")
     recorded = entries.pop("md5", None)
     if unknown := sorted(entries.keys() - fields):
         raise DataError(f"{path} has an entry {unknown[0]}, of a later version or none; {again}")
-    problem = "" if recorded in (None, _md5_of_entries(entries)) else "its md5 is another"
+    # Earlier versions wrote neither sources nor a digest.
+    is_whole = recorded == _md5_of_entries(entries) if "sources" in entries else recorded is None
+    problem = "" if is_whole else "its md5 is another"
     if not (problem := problem or _malformed(entries)):
         manifest = Manifest(**entries)
         problem = _missing_shard(manifest)
@@ -163,12 +192,15 @@ def _md5_of_entries(entries: dict[str, Any]) -> str:
 
 def _malformed(entries: dict[str, Any]) -> str:
     """The first entry of another type or range than written, in words."""
-    for name in ("recipe", "files", "texts", "versions"):
+    for name in ("recipe", "files", "texts", "versions", "sources"):
         if not isinstance(entries.get(name, {}), dict):
             return f"{name} is no table"
     for name in ("sequences", "rows", "tokens", "eval_samples"):
         if type(entries[name]) is not int or entries[name] < 0:
             return f"{name} is no count"
+    for name in _NUMBERS:
+        if not isinstance(entries["recipe"].get(name), (int, float)):
+            return f"its recipe has no number {name}"
     names = (*entries["files"], *entries["files"].values(), *entries["texts"].values())
     if not all(isinstance(one, str) for one in names):
         return "files and texts are not digests by name"
@@ -238,22 +270,57 @@ class StageFolder:
             print(f"{folder / changed[0]} is missing or was changed: made again", file=sys.stderr)
         for name in changed or []:
             (folder / name).unlink(missing_ok=True)
-        if not self.finished:
+        if self.finished:
+            self._remove_hidden()
+        else:
+            for name, md5 in (made.get("files") or {}).items():
+                if (folder / name).is_file():  # and not changed
+                    write_text(_md5_file(folder / name), md5)
             self._write(self.recipe, None)
 
     def finish(self, names: list[str]) -> None:
-        """Removes other files of the stage, and records it as finished."""
+        """Removes other files of the stage, and records it as finished.
+
+        Raises:
+            DataError: one of the files is missing, or was not recorded.
+        """
+        files = {}
+        for name in names:
+            with readable(self.folder / name, "run the same command again"):
+                files[name] = _md5_file(self.folder / name).read_text()
+        self._write(self.recipe, files)
+        self.finished = True
         for pattern in self.patterns:
-            for path in [*self.folder.glob(pattern), *self.folder.glob(f".{pattern}.partial")]:
+            for path in self.folder.glob(pattern):
                 if path.name not in names:
                     path.unlink()
-        paths = [self.folder / name for name in names]
-        self._write(self.recipe, contents_of(paths, f"digests of {self.stage}", self.jobs))
-        self.finished = True
+        self._remove_hidden()
+
+    def _remove_hidden(self) -> None:
+        """Removes what only an unfinished stage needs."""
+        for pattern in self.patterns:
+            for suffix in ("md5", "partial", "md5.partial"):
+                for path in self.folder.glob(f".{pattern}.{suffix}"):
+                    path.unlink()
 
     def _write(self, recipe: dict[str, Any] | None, files: dict[str, str] | None) -> None:
         text = json.dumps({"stage": self.stage, "recipe": recipe, "files": files}, indent=1)
         write_text(self.folder / STAGE_FILE, text + "\n")
+
+
+def _md5_file(path: Path) -> Path:
+    """Where the md5 of a stage's file is until the stage is finished."""
+    return path.with_name(f".{path.name}.md5")
+
+
+def record(path: Path) -> None:
+    """Marks a file of a stage as finished."""
+    write_text(_md5_file(path), md5_of(path))
+
+
+def is_recorded(path: Path) -> bool:
+    """Whether a file of an unfinished stage was finished and is as it was written."""
+    return path.is_file() and text_of(_md5_file(path)) == md5_of(path)
 
 
 def finished_recipe(folder: Path, jobs: int) -> dict[str, Any] | None:
@@ -271,17 +338,17 @@ def contents_of(
         DataError: one cannot be read.
     """
     weights = [path.stat().st_size for path in paths]
-    workers = jobs if sum(weights) > _WORTH_WORKERS else 1
+    workers = jobs if sum(weights) > WORTH_WORKERS else 1
     found = run_tasks(label, md5_of, paths, jobs=workers, weights=weights)
     names = [str(path.relative_to(base)) if base else path.name for path in paths]
     return dict(zip(names, found, strict=True))
 
 
-def finished_files(folder: Path, stage: str, jobs: int) -> list[Path]:
-    """Files of a finished stage, by name, compared with what it wrote.
+def finished_files(folder: Path, stage: str, jobs: int) -> dict[Path, str]:
+    """md5 of each file of a finished stage, computed, by name.
 
     Raises:
-        DataError: it is not finished, or a file is missing or was changed.
+        DataError: it is not finished, or a file is missing or changed.
     """
     made, command = _read_stage(folder), f"python -m input_preprocessing {stage}"
     changed = _changed(folder, made, jobs)
@@ -289,21 +356,19 @@ def finished_files(folder: Path, stage: str, jobs: int) -> list[Path]:
         raise DataError(f"{folder} holds no finished output of {stage}; run {command} first")
     if changed:
         raise DataError(f"{folder / changed[0]} is missing or was changed; run {command} again")
-    return [folder / name for name in made["files"]]
+    return {folder / name: md5 for name, md5 in made["files"].items()}
 
 
 def _read_stage(folder: Path) -> dict[str, Any]:
-    with suppress(OSError, ValueError):
-        made = json.loads((folder / STAGE_FILE).read_text(encoding="utf-8"))
-        return made if isinstance(made, dict) else {}
-    return {}
+    made = object_of(folder / STAGE_FILE)
+    files = made.get("files")
+    return made if files is None or isinstance(files, dict) else {}
 
 
 def _changed(folder: Path, made: dict[str, Any], jobs: int) -> list[str] | None:
-    """Names of files that are missing or have another md5 than recorded; None if the stage is not finished."""
-    recorded = made.get("files")
-    if not isinstance(recorded, dict):
+    """Names of files that are missing or not as recorded; None if the stage is not finished."""
+    if made.get("files") is None:
         return None
-    present = [folder / name for name in recorded if (folder / name).is_file()]
-    found = contents_of(present, f"read {folder.name}", jobs)
-    return [name for name, md5 in recorded.items() if found.get(name) != md5]
+    there = [path for name in made["files"] if (path := folder / name).is_file()]
+    contents = contents_of(there, "check files", jobs)
+    return [name for name, md5 in made["files"].items() if contents.get(name) != md5]

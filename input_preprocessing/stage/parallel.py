@@ -19,6 +19,7 @@ from bert.data.records import DataError
 from common.durations import duration
 from input_preprocessing.stage import interrupt
 
+WORTH_WORKERS = 1e9  # bytes; reading fewer is faster than starting workers
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 Task = TypeVar("Task")
@@ -93,14 +94,6 @@ def run_tasks(
         progress.close()
 
 
-def end_with_parent(parent: int) -> None:
-    """Ends this process with the one that started it, even on kill -9 (Linux only)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # already dead
-            os._exit(1)
-
-
 def _work(pipe: Connection, parent: int) -> None:
     """A worker: reports that it is ready, receives the function, then tasks, one by one.
 
@@ -110,7 +103,10 @@ def _work(pipe: Connection, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt.install(None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupt.SIGNALS)
-    end_with_parent(parent)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # already dead
+            os._exit(1)
     with suppress(EOFError, ConnectionError):
         pipe.send(None)
         function = pipe.recv()

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.compiled import compiled
+from bert.data.format import verify_records
 from bert.data.records import Metadata
-from input_preprocessing.stage.guarded import verify_records
 from input_preprocessing.text.vocabulary import Vocabulary
 
 Hashes = npt.NDArray[np.uint64]

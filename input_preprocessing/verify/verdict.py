@@ -20,12 +20,13 @@ from typing import NamedTuple
 import numpy as np
 
 from bert.data.digests import add_multiset_digests
+from bert.data.format import open_records
 from bert.data.records import DataError, Records
+from bert.data.shards import INDEX, is_index_of
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.records.tfrecord_nvidia import NOT_RECORDS
 from input_preprocessing.stage import manifest
-from input_preprocessing.stage.guarded import open_records
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.text import vocabulary
 from input_preprocessing.verify.audit import TELLING_MASKS, Audit, Hashes, Rules, audit, rules_of
@@ -172,7 +173,7 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     made = manifest.read(path)
     words = vocabulary.load(folder / "phase1" / "vocab.txt")
     rules = rules_of(words, made.recipe)
-    present = {path for name in made.files if (path := folder / name).is_file()}
+    present = {folder / name for name in made.files if (folder / name).is_file()}
     evaluation = [folder / name for name in made.evaluation if folder / name in present]
     training = [folder / name for name in made.records if folder / name in present]
     eval_audits, eval_errors = _audit_all(evaluation, rules, None, "read evaluation set", 1)
@@ -183,14 +184,21 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
         {folder / name: digest for name, digest in made.files.items()},
     )
 
-    # All files are present, and no others that a trainer would read.
-    parents, problem = {path.parent for path in digests if path.suffix == ".hdf5"}, ""
+    # All files are present with their indices, and no others that a trainer would read.
+    folders = {path.parent for path in training}
+    problem = ""
     if missing := [name for name in made.files if folder / name not in present]:
         problem = f"{len(missing)} of {len(made.files)} are missing: {missing[0]}"
-    elif strays := sorted(
-        path for parent in parents for path in parent.glob("*.hdf5") if path not in digests
-    ):
+    elif strays := manifest.strays(folder, map(manifest.read, folder.glob("prepared-*.json"))):
         problem = f"{len(strays)} more than were prepared: {strays[0].relative_to(folder)}"
+    elif not errors:
+        odd_indices = [
+            parent / INDEX
+            for parent in sorted(folders)
+            if not is_index_of(parent, [path for path in sorted(training) if path.parent == parent])
+        ]
+        if odd_indices:
+            problem = f"{odd_indices[0]} is missing or does not match the shards; use --repair"
     files = _check("files", f"all {len(made.files):,} that were prepared, no others", problem)
 
     # Vocabulary, model sizes and checkpoint are unchanged, by md5.
@@ -199,19 +207,19 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     problem = f"{', '.join(changed)} changed since it was prepared" if changed else ""
     models = _check("model files", f"{', '.join(names)} as prepared", problem)
 
-    # All files were made with the manifest's options and the vocabulary beside them.
-    wanted = {name: made.recipe[name] for name in ("max_seq_length", "random_seed", "dupe_factor")}
-    wanted["vocab_md5"] = words.md5
-    different = (
-        f"{each.path} was made with {name} {found}, not {value}"
+    # All files were made with the manifest's options, from its texts, with the vocabulary beside them.
+    wanted = ("max_seq_length", "random_seed", "dupe_factor", "vocab_md5")
+    different = [
+        f"{each.path} has {other}"
         for each in both
-        for name, value in wanted.items()
-        if (found := getattr(each.metadata, name)) != value
-    )
+        if (other := made.difference(str(each.path.relative_to(folder)), each.metadata))
+    ]
+    if words.md5 != made.recipe["vocab_md5"]:
+        different.append(f"{folder / 'phase1' / 'vocab.txt'} is another vocabulary than prepared")
     options = _check(
         "options",
-        ", ".join(f"{name} {value}" for name, value in wanted.items()),
-        next(different, None),
+        ", ".join(f"{name} {made.recipe[name]}" for name in wanted),
+        next(iter(different), None),
     )
 
     # The numbers of sequences, rows and tokens are as prepared.
@@ -220,7 +228,10 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
         for name in ("sequences", "rows", "tokens")
     }
     odd = [name for name in totals if totals[name] != getattr(made, name)]
-    problem = f"{totals[odd[0]]:,} {odd[0]}, {getattr(made, odd[0]):,} were prepared" if odd else ""
+    problem = ""
+    if odd:
+        were = f"{getattr(made, odd[0]):,} were prepared according to {path.name}"
+        problem = f"{totals[odd[0]]:,} {odd[0]}, {were}"
     text = f"{made.sequences:,} sequences in {made.rows:,} rows, {made.tokens:,} tokens"
     counts = _check("counts", text, problem)
 
@@ -229,7 +240,7 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     problem = (
         ""
         if digest == made.multiset_digest
-        else "the shards are not a permutation of the training instances"
+        else f"the shards are not the permutation of the training instances that {path.name} records"
     )
     once = _check(
         "coverage",
@@ -262,14 +273,17 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
 
 def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check:
     """Whether the evaluation set is valid, of the prepared size and, for the benchmark's text, the published one."""
+    name = f"prepared-{made.option('kind')}.json"
     if len(audits) != 1:
-        return Check("evaluation", False, f"{len(audits)} readable files, expected one")
+        return Check("evaluation", False, f"{len(audits)} readable files of {name}, expected one")
     audit = audits[0]
     if audit.fault:
         return Check("evaluation", False, f"{audit.path}: {audit.fault}")
     if audit.sequences != made.eval_samples:
         return Check(
-            "evaluation", False, f"{audit.sequences:,} samples, {made.eval_samples:,} were prepared"
+            "evaluation",
+            False,
+            f"{audit.sequences:,} samples, {made.eval_samples:,} were prepared according to {name}",
         )
     text = f"{audit.sequences:,} samples, {audit.masked:,} masked tokens"
     wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
@@ -279,11 +293,11 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
         return Check("evaluation", True, text)
     digest = published_digest(open_records(audit.path)[0])
     if digest != PUBLISHED_EVALUATION:
+        other = f"their digest is {digest}, not the published {PUBLISHED_EVALUATION}"
         return Check(
             "evaluation",
             False,
-            f"{text}; of the benchmark's text and options, but their digest is {digest}, not the published "
-            f"{PUBLISHED_EVALUATION}",
+            f"{audit.path}: {text}, of the benchmark's text and options, but {other}: prepare it again",
         )
     return Check("evaluation", True, f"{text}: exactly the published ones ({digest})")
 

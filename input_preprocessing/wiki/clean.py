@@ -24,7 +24,7 @@ from typing import Any
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from common.tables import read_table
-from input_preprocessing.stage.manifest import StageFolder, contents_of, finished_files
+from input_preprocessing.stage.manifest import StageFolder, finished_files, is_recorded, record
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.wiki.extract import read_pages
 
@@ -186,7 +186,7 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
     pages = finished_files(source, "extract", jobs)
     libraries = [f"{name} {importlib.metadata.version(name)}" for name in MODULES]
     recipe = {
-        "pages": contents_of(pages, "check pages", jobs),
+        "pages": {path.name: md5 for path, md5 in pages.items()},
         "libraries": libraries,
         "rules": _RULES,
     }
@@ -208,7 +208,7 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
 def _clean_file(task: tuple[Path, Path]) -> int:
     """Writes the text of a file of pages unless it exists; returns the number of unparsable articles."""
     source, target = task
-    if target.is_file():
+    if is_recorded(target):
         return 0
     failures = 0
     with atomic_file(target) as partial, open(partial, "w", encoding="utf-8", newline="\n") as file:
@@ -218,6 +218,7 @@ def _clean_file(task: tuple[Path, Path]) -> int:
                 failures += 1
             elif sentences:
                 file.write("\n".join(sentences) + "\n\n")
+    record(target)
     return failures
 
 

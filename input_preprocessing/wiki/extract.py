@@ -27,7 +27,13 @@ from xml.etree import ElementTree
 from bert.data.format import atomic_file
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import OPTIONS
-from input_preprocessing.stage.manifest import PUBLISHED, StageFolder, contents_of
+from input_preprocessing.stage.manifest import (
+    PUBLISHED,
+    StageFolder,
+    contents_of,
+    is_recorded,
+    record,
+)
 from input_preprocessing.stage.parallel import run_tasks
 
 CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"][
@@ -135,8 +141,9 @@ def write_pages(path: Path, pages: Iterable[Page | None]) -> None:
 
 def _extract_range(task: tuple[Path, int, int, Path]) -> None:
     dump, begin, end, target = task
-    if not target.is_file():
+    if not is_recorded(target):
         write_pages(target, (parse_page(xml, dump) for xml in read_dump(dump, begin, end)))
+        record(target)
 
 
 def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[bytes]:

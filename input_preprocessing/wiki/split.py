@@ -37,7 +37,9 @@ from input_preprocessing.stage.manifest import (
     StageFolder,
     contents_of,
     finished_files,
+    is_recorded,
     md5_of,
+    record,
 )
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import slices
@@ -94,7 +96,12 @@ def split(
         DataError: `source` is not finished, or has too few documents for so many shards.
     """
     texts = sorted(source.glob(SENTENCES)) if not (source / STAGE_FILE).is_file() else []
-    is_reference, texts = bool(texts), texts or finished_files(source, "clean", jobs)
+    is_reference = bool(texts)
+    if is_reference:
+        md5s = contents_of(texts, "check text", jobs, base=source)
+    else:
+        cleaned = finished_files(source, "clean", jobs)
+        texts, md5s = list(cleaned), {path.name: md5 for path, md5 in cleaned.items()}
     places = [(number, path, is_reference) for number, path in enumerate(texts)]
     documents = np.concatenate(run_tasks("split: documents", _documents, places, jobs=jobs))
     if not is_reference:
@@ -133,7 +140,7 @@ def split(
         parts = cut(training, count)
     names = [f"part-{number:05d}-of-{len(parts):05d}" for number in range(len(parts))]
     recipe = {
-        "texts": contents_of(texts, "check text", jobs, base=source), "rule": SEED_STEP, "shards": len(parts),
+        "texts": md5s, "rule": SEED_STEP, "shards": len(parts),
         "num_eval_documents": num_eval_documents, "seed": seed, "origin": origin,
     }  # fmt: skip
     folder = StageFolder(target, "split", ("part-*-of-*", "eval.txt", LIST), recipe, jobs=jobs)
@@ -221,7 +228,7 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
     Where the reference gathers files, it drops the last of the two final newlines of each.
     """
     documents, target, gathered = task
-    if target.is_file():
+    if is_recorded(target):
         return
     with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
         for found in slices(texts, documents):
@@ -235,6 +242,7 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
                     .encode("utf-8", "surrogateescape")
                 )
                 output.write(hashlib.md5(stripped).hexdigest().encode() + b"\n")
+    record(target)
 
 
 def main(options: argparse.Namespace) -> None:

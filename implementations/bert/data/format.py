@@ -25,6 +25,7 @@ from common.files import whole_file
 
 from . import nvidia_format
 from .digests import sum_of_hashes
+from .hdf5 import Hdf5File, open_hdf5
 from .records import DTYPES, IDS, Array, DataError, Metadata, Records, dtypes_of
 
 FORMAT = "bert-records"
@@ -100,6 +101,11 @@ def _with_digests(records: Records, metadata: Metadata) -> Metadata:
     return dataclasses.replace(metadata, **digests)
 
 
+def without_digests(metadata: Metadata) -> Metadata:
+    """What a file says of its making, for comparison before its contents are known."""
+    return dataclasses.replace(metadata, content_digest="", multiset_digest="")
+
+
 def write_records(path: str | os.PathLike[str], records: Records, metadata: Metadata) -> Metadata:
     """Writes the file, whole or not at all, and returns the metadata with both digests.
 
@@ -170,31 +176,30 @@ def check_structure(path: str | os.PathLike[str], records: Records, metadata: Me
         raise DataError(f"{path} is inconsistent: {problem}; prepare it again")
 
 
-def _map(file: h5py.File, mapped: Array, path: Path, name: str) -> Array:
+def _map(file: Hdf5File, mapped: Array, name: str) -> Array:
     """A dataset; a view of the file's mapping if contiguous, so that a file takes a single descriptor."""
-    dataset = file.get(name)
-    if not isinstance(dataset, h5py.Dataset):
+    path, dataset = file.path, file.datasets.get(name)
+    if dataset is None:
         raise DataError(f"{path} has no dataset {name}; prepare it again")
     allowed = [DTYPES[name], np.int32] if name in IDS else [DTYPES[name]]
-    if dataset.ndim != 1 or dataset.dtype not in allowed:
+    if len(dataset.shape) != 1 or dataset.is_ragged or dataset.dtype not in allowed:
         wanted = " or ".join(np.dtype(dtype).name for dtype in allowed)
-        shape = f"{dataset.dtype} of {dataset.ndim} dimensions"
+        shape = f"{dataset.dtype} of {len(dataset.shape)} dimensions"
         raise DataError(f"{path}: dataset {name} is {shape}, expected one of {wanted}")
-    offset = dataset.id.get_offset()
-    if dataset.shape[0] == 0 or offset is None:
-        return dataset[:]
-    if (end := offset + dataset.shape[0] * dataset.dtype.itemsize) > len(mapped):
+    if dataset.shape[0] == 0 or dataset.offset is None:
+        return file.read(name)[0]
+    end = dataset.offset + dataset.shape[0] * dataset.dtype.itemsize
+    if end > len(mapped):
         raise DataError(f"{path} is truncated within {name}; copy or prepare it again")
-    return mapped[offset:end].view(dataset.dtype)
+    return mapped[dataset.offset : end].view(dataset.dtype)
 
 
-def _read_metadata(path: Path, attributes: h5py.AttributeManager) -> Metadata:
-    if (version := int(attributes.get("version", 0))) != VERSION:
-        raise DataError(
-            f"{path} has format version {version}, this program reads {VERSION}; prepare it again"
-        )
+def _read_metadata(path: Path, attributes: dict[str, int | str]) -> Metadata:
     try:
-        sources = json.loads(attributes["source"])
+        if (version := int(attributes.get("version", 0))) != VERSION:
+            problem = f"has format version {version}, this program reads {VERSION}"
+            raise DataError(f"{path} {problem}; prepare it again")
+        sources = json.loads(str(attributes["source"]))
         return Metadata(
             max_seq_length=int(attributes["max_seq_length"]),
             vocab_md5=str(attributes["vocab_md5"]),
@@ -204,6 +209,8 @@ def _read_metadata(path: Path, attributes: h5py.AttributeManager) -> Metadata:
             content_digest=str(attributes["content_digest"]),
             multiset_digest=str(attributes["multiset_digest"]),
         )
+    except DataError:
+        raise
     except (KeyError, ValueError, TypeError) as error:
         raise DataError(
             f"{path} has a damaged or missing attribute ({error}); prepare it again"
@@ -221,23 +228,18 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     path = Path(path)
     if not path.is_file():
         raise DataError(f"no data file {path}; check the path or prepare the data")
-    try:
-        with h5py.File(path, "r") as file:
-            if file.attrs.get("format") == FORMAT:
-                metadata = _read_metadata(path, file.attrs)
-                names = [name for name in DTYPES if name != "row_offsets" or name in file]
-                mapped = np.memmap(path, np.uint8, "r")
-                records = Records(**{name: _map(file, mapped, path, name) for name in names})
-                if records.input_ids.dtype != records.masked_lm_ids.dtype:
-                    raise DataError(
-                        f"{path}: input_ids and masked_lm_ids are of two types; prepare it again"
-                    )
-            else:
-                records, metadata = nvidia_format.read(path, file)
-    except OSError as error:
-        raise DataError(
-            f"{path} cannot be read as HDF5 ({_reason(error)}); copy or prepare it again"
-        ) from error
+    file = open_hdf5(path)
+    if file.attributes.get("format") == FORMAT:
+        metadata = _read_metadata(path, file.attributes)
+        names = [name for name in DTYPES if name != "row_offsets" or name in file.datasets]
+        mapped = np.memmap(path, np.uint8, "r")
+        records = Records(**{name: _map(file, mapped, name) for name in names})
+        if records.input_ids.dtype != records.masked_lm_ids.dtype:
+            raise DataError(
+                f"{path}: input_ids and masked_lm_ids are of two types; prepare it again"
+            )
+    else:
+        records, metadata = nvidia_format.read(path, file)
     check_structure(path, records, metadata)
     return records, metadata
 
@@ -258,6 +260,7 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
         "next_sentence_label is neither 0 nor 1": (records.next_sentence_labels & ~1) != 0,
     }
     if not any(fault.any() for fault in faults.values()):
+        # Offsets that do not fall stay within their ends, so these are no larger than the file.
         owner = np.repeat(np.arange(records.num_sequences), counts)
         positions = records.masked_lm_positions.astype(np.int64)
         outside = (positions < 0) | (positions >= lengths[owner])
@@ -276,11 +279,11 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
     if min(records.input_ids.min(initial=0), records.masked_lm_ids.min(initial=0)) < 0:
         raise DataError(f"{path} has a negative token id; prepare it again")
     if records.row_offsets is not None:
+        per_row = np.diff(records.row_offsets)
         fewest = 1 if metadata.content_digest else 0  # others' packers leave rows of no sequence
-        bad = np.diff(records.row_offsets) < fewest
-        if not bad.any():  # then they are within the sequences
-            tokens = np.diff(records.sequence_offsets[records.row_offsets])
-            bad = tokens > metadata.max_seq_length
+        bad = per_row < fewest
+        if not bad.any():  # or the offsets may point anywhere
+            bad = np.diff(records.sequence_offsets[records.row_offsets]) > metadata.max_seq_length
         if bad.any():
             raise DataError(
                 f"{path}: row {int(np.argmax(bad))} is empty or over {metadata.max_seq_length} tokens"
@@ -295,13 +298,7 @@ def verify_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
     Raises:
         DataError: unreadable, out of range, or a digest does not match.
     """
-    return verify_opened(path, *open_records(path))
-
-
-def verify_opened(
-    path: str | os.PathLike[str], records: Records, metadata: Metadata
-) -> tuple[Records, Metadata]:
-    """``verify_records`` of a file that is already open."""
+    records, metadata = open_records(path)
     check_contents(path, records, metadata)
     computed = _with_digests(records, metadata)
     if metadata.content_digest and computed != metadata:

@@ -13,9 +13,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 
+from bert.data.hdf5 import Hdf5File
 from bert.data.records import IDS, Array, DataError, Metadata, Records, id_dtype, offsets_of
 
 _COLUMNS: dict[str, Any] = {
@@ -46,13 +46,22 @@ class _Sequences(NamedTuple):
     width: int = 512
 
 
-def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
-    """Records of an open file of one of the four schemas, read into memory.
+def read(path: Path, file: Hdf5File) -> tuple[Records, Metadata]:
+    """Records of a file of one of the four schemas, read into memory.
 
     Raises:
         DataError: another schema, or lengths that do not add up.
     """
-    names = set(file)
+    try:
+        return _read(path, file)
+    except DataError:
+        raise
+    except (ValueError, IndexError, TypeError) as error:  # of shapes that do not fit together
+        raise DataError(f"{path} is inconsistent ({error}); copy or prepare it again") from error
+
+
+def _read(path: Path, file: Hdf5File) -> tuple[Records, Metadata]:
+    names = file.datasets.keys()
     if not names >= _COLUMNS.keys():
         present = ", ".join(sorted(names)[:8]) or "nothing"
         raise DataError(
@@ -67,7 +76,7 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
         sequences = _packed(path, flat, entries)
     elif "next_sentence_weights" in names and flat["input_ids"].ndim == 2:
         width = flat["input_ids"].shape[1]
-        mask, weights = file["input_mask"][:], file["next_sentence_weights"][:]
+        mask, weights = (file.read(name)[0] for name in ("input_mask", "next_sentence_weights"))
         columns, entries = _rows_of_tables(path, flat, mask, weights)
         sequences = _packed(path, columns, entries)._replace(width=width)
     elif flat["input_ids"].ndim == 2:
@@ -76,8 +85,9 @@ def read(path: Path, file: h5py.File) -> tuple[Records, Metadata]:
         sequences = _variable_length(flat, entries)
     _check(path, sequences)
     max_seq_length = sequences.width
-    if file["input_ids"].ndim == 1:  # only shards of export_records record the length limit
-        max_seq_length = int(file.attrs.get("max_seq_length", sequences.width))
+    # Only shards of export_records record the length limit.
+    if len(file.datasets["input_ids"].shape) == 1:
+        max_seq_length = int(file.attributes.get("max_seq_length", sequences.width))
     metadata = Metadata(max_seq_length=max_seq_length, vocab_md5="", random_seed=-1, dupe_factor=0)
     return _records(sequences), metadata
 
@@ -141,13 +151,13 @@ def _variable_length(flat: Columns, entries: Columns) -> _Sequences:
     return _Sequences(flat, entries["input_ids"], masked)
 
 
-def _fixed_length(path: Path, file: h5py.File, flat: Columns) -> _Sequences:
+def _fixed_length(path: Path, file: Hdf5File, flat: Columns) -> _Sequences:
     """Tables (N, width), padded at the end."""
-    if "input_mask" not in file:
+    if "input_mask" not in file.datasets:
         raise DataError(
             f"{path} has fixed-length input_ids but no input_mask; copy or prepare it again"
         )
-    is_token = file["input_mask"][:] != 0
+    is_token = file.read("input_mask")[0] != 0
     width = flat["input_ids"].shape[1]
     flat |= {name: flat[name][is_token] for name in ("input_ids", "segment_ids")}
     num_rows, num_positions = flat["masked_lm_positions"].shape
@@ -200,16 +210,16 @@ def _records(sequences: _Sequences) -> Records:
     return records.with_rows(sequences.rows)
 
 
-def _numbers(path: Path, file: h5py.File, name: str, dtype: Any) -> tuple[Array, Array]:
+def _numbers(path: Path, file: Hdf5File, name: str, dtype: Any) -> tuple[Array, Array]:
     """A dataset as `dtype`: a table unchanged; variable-length entries flattened, with their lengths.
 
     Raises:
         DataError: a number does not fit.
     """
-    values, lengths, limits = file[name][:], np.zeros(0, np.int64), np.iinfo(dtype)
-    if stored := h5py.check_vlen_dtype(file[name].dtype):
-        lengths = np.fromiter(map(len, values), np.int64, len(values))
-        values = np.concatenate([np.zeros(0, stored), *values])
+    values, lengths = file.read(name)
+    limits = np.iinfo(dtype)
+    if values.dtype.kind not in "biu":
+        raise DataError(f"{path}: {name} holds no whole numbers; copy or prepare it again")
     if values.size and values.dtype != dtype:
         low, high = values.min(), values.max()
         if not limits.min <= low <= high <= limits.max:

@@ -10,16 +10,15 @@ import dataclasses
 import json
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from bert.data.format import atomic_file, open_records
+from bert.data.hdf5 import open_hdf5
 from bert.data.records import SUFFIXES, DataError, Records
 
 INDEX = "index.json"
@@ -119,11 +118,11 @@ def read_index(folder: Path) -> dict[str, Entry]:
 
 def count_rows(path: Path) -> int:
     """Rows of a file, reading as little as possible. Raises DataError for a file without records."""
-    with suppress(OSError, KeyError), h5py.File(path, "r") as file:
-        if "input_ids" in file:  # else no records, of this format or of NVIDIA's three
-            if "row_offsets" in file:
-                return len(file["row_offsets"]) - 1
-            return len(file["next_sentence_labels"])
+    datasets = open_hdf5(path).datasets
+    if "input_ids" in datasets:  # else no records, of this format or of other makers'
+        for name, ends in (("row_offsets", 1), ("next_sentence_labels", 0)):
+            if name in datasets and datasets[name].shape:
+                return datasets[name].shape[0] - ends
     return open_records(path)[0].num_rows  # or its DataError
 
 

@@ -261,6 +261,19 @@ def test_a_packed_table_that_contradicts_itself_is_refused(
         verify_records(tmp_path / "part")
 
 
+@pytest.mark.parametrize("name", ["sequence_offsets", "masked_lm_offsets", "row_offsets"])
+@pytest.mark.parametrize("value", [-1, 1 << 40, -(1 << 62)])
+def test_offsets_that_point_outside_are_found_before_they_are_followed(
+    tmp_path: Path, name: str, value: int
+) -> None:
+    path = tmp_path / "a.hdf5"
+    write_records(path, make_records(13).with_rows([0, 2, 3, 6, 9, 10, 13]), METADATA)
+    with h5py.File(path, "r+") as file:
+        file[name][3] = value
+    with pytest.raises(DataError, match=r"a\.hdf5"):
+        verify_records(path)
+
+
 def test_rows_of_no_sequence_in_others_files_come_as_they_are_and_are_counted(
     tmp_path: Path,
 ) -> None:
@@ -298,10 +311,10 @@ def test_ids_that_records_cannot_hold_are_refused(
         open_records(tmp_path / "part")
 
 
-@pytest.mark.parametrize("schema", ["fixed", "variable", "packed"])
-def test_nvidia_made_shards_are_counted_without_reading_them(tmp_path, schema, monkeypatch):
+@pytest.mark.parametrize("schema", ["fixed", "variable", "packed", "habana"])
+def test_shards_of_others_are_counted_without_reading_them(tmp_path, schema, monkeypatch):
     records = make_records(13)
-    if schema == "packed":
+    if schema in ("packed", "habana"):
         records = records.with_rows([0, 2, 3, 6, 9, 10, 13])
     write_nvidia(tmp_path / "part", records, schema)
     monkeypatch.delattr("bert.data.shards.open_records")

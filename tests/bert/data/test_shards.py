@@ -46,7 +46,7 @@ def test_with_an_index_only_the_first_file_is_opened(folder, monkeypatch):
     calls = []
     monkeypatch.setattr(shards, "open_records", lambda path, open_records=shards.open_records: (
         calls.append(path.name), open_records(path))[1])  # fmt: skip
-    monkeypatch.setattr(shards, "h5py", None)
+    monkeypatch.setattr(shards, "open_hdf5", None)
     source = opened(folder)
     source.row_counts()
     assert calls == ["part_0.hdf5"]

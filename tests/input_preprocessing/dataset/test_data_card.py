@@ -87,7 +87,7 @@ def test_a_folder_of_an_earlier_version_gets_a_card(
 ) -> None:
     path = folder / "prepared-packed.json"
     made = json.loads(path.read_text())
-    del made["license"], made["versions"], made["md5"]
+    del made["license"], made["versions"], made["md5"], made["sources"]
     path.write_text(json.dumps(made))
     (folder / "DATA_CARD.md").unlink()
     with pytest.MonkeyPatch.context() as patched:

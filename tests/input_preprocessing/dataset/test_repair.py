@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ import pytest
 from bert.data.format import open_records, write_records
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare, repair
+from input_preprocessing.stage import manifest
 from input_preprocessing.stage.cli import parser_of, run_stage
 from input_preprocessing.verify.verdict import failures, verify
 
@@ -57,6 +59,14 @@ def times(folder: Path) -> dict[Path, int]:
         for path in folder.rglob("*")
         if path.is_file() and path.name != ".lock"
     }
+
+
+def edit_manifest(folder: Path, **tables: dict[str, Any]) -> None:
+    """Changes entries of tables of the manifest, with its own digest."""
+    path = folder / "prepared-packed.json"
+    made = manifest.read(path)
+    changed = {name: {**getattr(made, name), **table} for name, table in tables.items()}
+    manifest.write(path, dataclasses.replace(made, **changed))
 
 
 def swap_for_a_whole_file(folder: Path, name: str = SHARD) -> None:
@@ -232,7 +242,7 @@ def limit(folder: Path) -> None:
     """Records a number of sequences, as earlier versions could be told to make."""
     path = folder / "prepared-packed.json"
     made = json.loads(path.read_text())
-    del made["md5"]  # which earlier versions did not write
+    del made["md5"], made["sources"]  # which earlier versions did not write
     made["recipe"]["sequences"] = 60
     path.write_text(json.dumps(made))
 
@@ -307,21 +317,13 @@ def test_what_cannot_be_repaired_is_a_one_line_error_and_nothing_is_changed(
 
 
 def test_what_comes_out_otherwise_than_prepared_is_an_error(folder: Path) -> None:
-    path = folder / "prepared-packed.json"
-    made = json.loads(path.read_text())
-    del made["md5"]  # which earlier versions did not write
-    made["files"][SHARD] = "0" * 32
-    path.write_text(json.dumps(made))
+    edit_manifest(folder, files={SHARD: "0" * 32})
     with pytest.raises(DataError, match="and cannot be remade as it was"):
         mend(folder)
 
 
 def test_a_lost_checkpoint_without_its_source_is_an_error(folder: Path) -> None:
-    path = folder / "prepared-packed.json"
-    made = json.loads(path.read_text())
-    del made["md5"]  # which earlier versions did not write
-    made["files"]["phase1/model.ckpt-28252.pt"] = "0" * 32
-    path.write_text(json.dumps(made))
+    edit_manifest(folder, files={"phase1/model.ckpt-28252.pt": "0" * 32})
     with pytest.raises(
         DataError, match=r"model\.ckpt-28252\.pt is missing and cannot be remade as it was"
     ):

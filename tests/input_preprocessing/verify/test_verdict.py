@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -63,9 +64,7 @@ def set_at(array: np.ndarray, index: int | np.ndarray, value: int) -> np.ndarray
 
 def edit_manifest(folder: Path, **changes: object) -> None:
     path = folder / "prepared-packed.json"
-    made = json.loads(path.read_text())
-    del made["md5"]  # which earlier versions did not write
-    path.write_text(json.dumps({**made, **changes}))
+    manifest.write(path, dataclasses.replace(manifest.read(path), **changes))
 
 
 def swap(folder: Path) -> None:
@@ -192,6 +191,25 @@ def test_the_published_digest_is_that_of_lists_as_text() -> None:
     )  # fmt: skip
     # echo -n '[101, 7, 102]' | md5sum, and so on; then of "['...', '...']"
     assert verify.published_digest(records) == "e4812af44a7458295207d5d48a5aad58"
+
+
+@pytest.mark.parametrize("how", ["index", "attribute", "stray"])
+def test_what_a_trainer_would_read_beside_the_digests_is_checked_too(
+    packed: Path, tmp_path: Path, how: str
+) -> None:
+    folder = tmp_path / "data"
+    shutil.copytree(packed, folder)
+    if how == "index":
+        flip(folder / "packed_data/index.json")
+    elif how == "stray":
+        shutil.copy(folder / SHARD, folder / "packed_data/part_9.h5")
+    else:
+        with h5py.File(folder / EVALUATION, "r+") as file:
+            file.attrs["source"] = file.attrs["source"].replace("evalset", "Evalset")
+    failed = verify.failures(verify.verify(folder, jobs=1))
+    named = {"index": "index.json", "stray": "part_9.h5", "attribute": "part_eval_10k.hdf5"}[how]
+    assert len(failed) == 1
+    assert named in failed[0]
 
 
 def command(*arguments: object, script: str | None = None) -> subprocess.CompletedProcess[str]:

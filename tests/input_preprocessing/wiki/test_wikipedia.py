@@ -20,7 +20,13 @@ from hypothesis import strategies as st
 
 from bert.data.records import DataError
 from input_preprocessing.dataset import prepare
-from input_preprocessing.stage.manifest import StageFolder, contents_of
+from input_preprocessing.stage.manifest import (
+    StageFolder,
+    contents_of,
+    is_recorded,
+    md5_of,
+    record,
+)
 from input_preprocessing.wiki import wikipedia
 from input_preprocessing.wiki.clean import clean
 from input_preprocessing.wiki.extract import (
@@ -34,7 +40,7 @@ from input_preprocessing.wiki.extract import (
 from input_preprocessing.wiki.split import cut, split
 
 from ... import forked
-from ..conftest import prepare_options
+from ..conftest import flip, prepare_options
 
 pytest.importorskip("mwparserfromhell")
 pytest.importorskip("nupunkt")
@@ -236,6 +242,55 @@ def test_pages_of_the_same_sizes_but_other_content_are_cleaned_again(dump, tmp_p
     assert "Sentence" not in cleaned
 
 
+@pytest.mark.parametrize("stage", ["extract", "clean"])
+def test_a_bit_that_fell_between_two_stages_is_named_and_only_its_file_made_again(
+    dump, tmp_path, stage
+):
+    pages, text, parts = tmp_path / "pages", tmp_path / "text", tmp_path / "parts"
+
+    def run() -> None:
+        extract([dump], pages, jobs=1, chunk_bytes=2000)
+        clean(pages, text, jobs=1)
+
+    run()
+    folder, following = {
+        "extract": (pages, lambda: clean(pages, text, jobs=1)),
+        "clean": (text, lambda: split(text, parts, jobs=1, shards=2)),
+    }[stage]
+    whole = outcome_of(folder)
+    assert len(whole) > 2
+    damaged = sorted(path for path in folder.iterdir() if path.name[0] in "pt")[1]
+    flip(damaged)
+    others = {path: path.stat().st_mtime_ns for path in folder.iterdir() if path.name in whole}
+    with pytest.raises(
+        DataError, match=rf"{damaged.name} is missing or was changed; run .*{stage}"
+    ):
+        following()
+    run()
+    following()
+    assert outcome_of(folder) == whole
+    changed = [path for path, time in others.items() if path.stat().st_mtime_ns != time]
+    assert changed == [damaged]
+
+
+def test_a_file_of_an_interrupted_stage_is_kept_only_if_it_is_as_it_was_written(tmp_path):
+    options = (tmp_path, "clean", ["text-*"], {"a": 1})
+    StageFolder(*options)
+    for name in ("text-1", "text-2", "text-3"):
+        (tmp_path / name).write_text(name)
+        record(tmp_path / name)
+    flip(tmp_path / "text-2")
+    (tmp_path / ".text-3.md5").unlink()
+    folder = StageFolder(*options)
+    assert [n for n in (1, 2, 3) if is_recorded(tmp_path / f"text-{n}")] == [1]
+    with pytest.raises(DataError, match="text-3"):
+        folder.finish(["text-1", "text-3"])
+
+
+def outcome_of(folder):
+    return {path.name: md5_of(path) for path in folder.iterdir() if path.suffix in (".gz", ".txt")}
+
+
 def test_jobs_do_not_matter(made, tmp_path, dump):
     other = tmp_path / "other"
     pages, text = tmp_path / "pages", tmp_path / "text"
@@ -411,6 +466,7 @@ def test_runs_of_documents_keep_order_and_are_never_empty(sizes, data):
 def test_the_folder_of_a_stage_drops_files_of_another_recipe_only_and_says_so(tmp_path, capsys):
     first = StageFolder(tmp_path, "clean", ["text-*"], {"a": 1})
     (tmp_path / "text-1").write_text("x")
+    record(tmp_path / "text-1")
     first.finish(["text-1"])
     assert StageFolder(tmp_path, "clean", ["text-*"], {"a": 1}).finished
     (tmp_path / "mine").write_text("x")
