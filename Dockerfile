@@ -4,8 +4,11 @@
 #   docker build --build-arg DIGEST=sha256:... -t mlperf-bert .
 # Another base with PyTorch, pip and git: --build-arg BASE=IMAGE
 # For Slurm with pyxis: enroot import -o mlperf-bert.sqsh dockerd://mlperf-bert
+# The default is of May 2026, with PyTorch 2.12; the kernels are compiled for Triton 3.5.1 to 3.9.0 (tests/bert/kernels/
+# test_compile.py). Nothing has run in it yet. CUDA 13 knows GPUs from compute capability 7.5 on: for a V100
+# --build-arg TAG=25.04-py3.
 # Sets no variable of the trainer or launcher: in pyxis the image's value would win over the user's.
-ARG TAG=25.04-py3
+ARG TAG=26.05-py3
 ARG DIGEST=
 ARG BASE=nvcr.io/nvidia/pytorch:${TAG}${DIGEST:+@${DIGEST}}
 # hadolint ignore=DL3026

@@ -1,6 +1,7 @@
 """What the tests marked gpu check, in short, for a machine without pytest.
 
-Prints a JSON line after each check, with those before it; the last one has the machine, too.
+Prints a JSON line after each check, with those before it; the last one also has the machine, and "way_down": the
+settings that leave out what was found wrong, to be added one at a time from the first.
 
 usage: python tests/self_check.py [--tiny]
 """
@@ -330,6 +331,29 @@ def finite_steps() -> dict[str, str]:
     return problems
 
 
+CHECKS = (
+    assembly, attention_backends, fused_kernels, fp8_kernels, optimizers, sums_and_masks, whole_step,
+    weight_gradients, graphs, finite_steps,
+)  # fmt: skip
+# What leaves out the part that a check found wrong, in the order of docs/train.md.
+CURES = {
+    "graphs": "CUDA_GRAPH=0",
+    "weight_gradients": "SHARD_OPTIMIZER=0",
+    "fp8_kernels": "PRECISION=bf16",
+    "fused_kernels": "FUSED=none",
+    "optimizers": "FUSED=none",
+    "sums_and_masks": "FUSED=none",
+    "whole_step": "FUSED=none",
+    "attention_backends": "ATTENTION=sdpa_loop CUDA_GRAPH=0",
+    "finite_steps": "FUSED=none CUDA_GRAPH=0 ATTENTION=sdpa_loop",
+}
+
+
+def way_down(failed: list[str]) -> list[str]:
+    """Settings without what failed, the least loss first. The assembly is left out without one."""
+    return list(dict.fromkeys(cure for name, cure in CURES.items() if name in failed))
+
+
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument(
@@ -337,10 +361,7 @@ def main() -> int:
     )
     parser.parse_args()
     result: dict[str, Any] = {}
-    for check in (
-        assembly, attention_backends, fused_kernels, fp8_kernels, optimizers, sums_and_masks, whole_step,
-        weight_gradients, graphs, finite_steps,
-    ):  # fmt: skip
+    for check in CHECKS:
         try:
             result[check.__name__] = check() or "ok"
         except Exception as error:
@@ -354,6 +375,7 @@ def main() -> int:
             for name in failed
             if name != "attention_backends" or result["chosen_attention"] is None
         ]
+    result["way_down"] = way_down(failed)
     emit("self_check", result)
     return int(bool(failed))
 

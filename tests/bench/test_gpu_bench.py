@@ -88,6 +88,7 @@ def test_one_command_checks_and_measures_everything_at_a_tiny_size(repository, t
     assert all(ending[name]["status"] == 0 for name in results), ending
     assert ending["self_check"]["results"] == 11, "a line after each check, and the whole"
     assert results["self_check"]["weight_gradients"] == "ok"
+    assert results["self_check"]["way_down"] == []
     assert results["self_check"]["graphs"] == results["self_check"]["finite_steps"] == "ok"
     assert results["gemm"]["tflops"]["64"]["bf16"]["layer"] > 0
     assert all(pair["overlay"] for pair in results["convergence"]["pairs"].values())
@@ -321,3 +322,15 @@ def test_tables_refuse_a_document_without_markers_and_a_foreign_results_file(
 def test_document_in_the_tree_has_the_markers(repository, bench):
     text = (repository / "docs" / "evidence.md").read_text()
     assert text.count(bench("gpu_all").BEGIN) == text.count(bench("gpu_all").END) == 1
+
+
+def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(repository, monkeypatch):
+    monkeypatch.syspath_prepend(str(repository / "tests"))
+    self_check = importlib.import_module("self_check")
+    checked = {check.__name__ for check in self_check.CHECKS}
+    assert set(self_check.CURES) == checked - {"assembly"}, "the assembly is left out by itself"
+    assert self_check.way_down([]) == []
+    assert self_check.way_down(["whole_step", "fused_kernels", "graphs"]) == [
+        "CUDA_GRAPH=0", "FUSED=none",
+    ]  # fmt: skip
+    assert self_check.way_down(["attention_backends"]) == ["ATTENTION=sdpa_loop CUDA_GRAPH=0"]

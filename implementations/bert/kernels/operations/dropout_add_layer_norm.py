@@ -14,6 +14,10 @@ rounding; the gradients of both results are added up in the same pass.
 With a Target, the forward pass also writes the result in fp8 for the next product, one more byte per element instead of
 four of a separate cast; the backward pass writes x's gradient in fp8 only. Both round to x's type first, and so equal a
 separate cast.
+
+Kept beside libraries: Liger's and TransformerEngine's LayerNorm take neither dropout nor residual, so that the sum is
+written and read once more; torch.compile fuses all of it, but not the cast in both orders, nor the mask's recomputation
+from a seed that a replayed graph changes.
 """
 
 # mypy: allow-untyped-defs

@@ -2,6 +2,9 @@
 
 Fused, the sum is never stored: the backward pass gathers it again. The tables' gradients are summed in a fixed order
 (``scatter``); PyTorch's own may use atomics.
+
+Kept beside libraries: none sums three tables with LayerNorm and dropout in one pass; it is 0.2% of a modelled step, and
+there for the fixed order.
 """
 
 # mypy: allow-untyped-defs

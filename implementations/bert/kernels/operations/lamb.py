@@ -9,6 +9,9 @@ ranks compute the same norms.
 Everything that changes from step to step is on the device, for replayed CUDA graphs: ``scalars``, fp32 [4], holds the
 learning rate, the factor of the gradients (clipping and unscaling), 1 / (1 - beta1^t) and 1 / (1 - beta2^t). A factor
 of nan skips the step: nothing changes.
+
+Kept beside libraries: apex's FusedLAMB takes no bf16 and keeps learning rate and step number on the host, where a graph
+freezes them; its FusedMixedPrecisionLamb (OPTIMIZER=apex_lamb) updates whole parameters on every rank, not its shard.
 """
 
 # mypy: allow-untyped-defs
