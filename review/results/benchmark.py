@@ -69,7 +69,9 @@ def _recorded_departures(
     if number(evaluate.get("target")) != target:
         yield f"target {text(evaluate.get('target'))}, not {target:.3f}"
     logged = tree.read_json(folder / RECORD, "mlperf").get("division")
-    if logged is not None and division is not None and logged != division:
+    if logged is None:
+        yield "division not recorded"
+    elif division is not None and logged != division:
         yield f"run in the {text(logged)} division, not {division}"
     if division == "open" and not any(run.log.first("starting_point") for run in runs):
         # Only a closed run compares its data with the benchmark's.

@@ -83,6 +83,10 @@ def package(request: argparse.Namespace) -> Package:
     result, path = results[0], request.description or Path("systems", f"{system}.json")
     if not result.runs:
         raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
+    if result.departures and result.division == "closed":  # the package leaves their record out
+        raise ReviewError(
+            f"{request.runs}: not the benchmark: {'; '.join(result.departures)}: submit other runs"
+        )
     if not path.exists():
         raise ReviewError(
             f"{path}: no such file; write it on that system: python -m review system -o {path}"

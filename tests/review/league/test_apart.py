@@ -53,6 +53,7 @@ def test_a_run_of_the_benchmark_is_ranked_by_its_own_record(submission, capsys):
         ({"data": {"max_seq_length": 512, "synthetic": True}}, "synthetic true, not false"),
         ({"evaluate": {"target": 0.1, "every_samples": 1}}, "target 0.1, not 0.720"),
         ({"mlperf": {"division": "open"}}, "run in the open division, not closed"),
+        ({"mlperf": {}}, "division not recorded"),
     ],
 )
 def test_another_model_target_or_data_is_neither_ranked_nor_official(

@@ -22,6 +22,8 @@ from review.submission import package as package_module
 from review.submission.package import find_code, package
 from review.verdict.submission_rules import SCRIPTS
 
+from ..mutations import RECORD
+
 CONFIG = "configs/config_BOX_1x8x48x1_pack.sh"
 FILES = {
     **{name: f"content of {name}\n" for name in SCRIPTS},
@@ -74,7 +76,8 @@ def request_(tmp_path, submission):
     (runs / "environment.json").write_text(
         json.dumps({"git_commit": commit, "packages": {"torch": "2.13.0"}})
     )
-    (runs / "config.json").write_text(json.dumps({"mlperf": {"system": "BOX_1x8x48x1_pack"}}))
+    mlperf = {"system": "BOX_1x8x48x1_pack", "division": "closed"}
+    (runs / "config.json").write_text(json.dumps({**RECORD, "mlperf": mlperf}))
     line = [
         "package",
         str(runs),
@@ -438,3 +441,11 @@ def test_the_code_of_another_repository_brings_its_own_instructions(request_, tm
     assert "See `README.md` beside this file" in shown
     assert "run.sub" not in shown
     assert "implementations/bert/training/loop.py" not in shown
+
+
+def test_runs_of_another_model_are_not_packaged_as_closed(request_):
+    path = request_.runs / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model": {"hidden_size": 128}}))
+    with pytest.raises(ReviewError, match="not the benchmark: hidden_size 128, not 1024"):
+        package(request_)
+    assert not request_.output.exists()
