@@ -7,12 +7,13 @@ weights: any difference between ranks or rounds, in time or in results, comes fr
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import mmap
 import os
+import random
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,6 @@ import torch
 from bert.commands import allreduce
 from bert.core import rundir
 from bert.core.dist import World
-from bert.data.loader import Config as DataConfig
 from bert.data.loader import TrainingData, open_source
 from bert.data.sampler import Sampler
 from bert.kernels import fp8
@@ -46,7 +46,7 @@ MIN_BYTES = 1 << 20  # size of an all-reduce
 REDUCTIONS = 3  # back to back: the fastest shows the network, the others what disturbs it
 SIZE, CPU_SIZE = 8192, 256  # rows and columns of a square matrix
 COPY_BYTES, CPU_COPY_BYTES = 1 << 30, 1 << 24
-READ_BYTES = 1 << 24
+READ_BYTES, READS = 1 << 22, 4  # of the data set in a round
 REPEATS = 10
 INTEGERS = {
     1: torch.uint8,
@@ -65,6 +65,7 @@ class Config:
     duration: str = env(
         "DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none"
     )
+    disk: bool = env("CERTIFY_DISK", True, doc="0: no reads of the configured data set")
     flip: str = env(
         "CERTIFY_FLIP",
         "",
@@ -138,11 +139,12 @@ class Load:
                     self._round(trainee, "single", number, count)
             meeting.barrier()
             self._round(trainee, "parallel", number, count, drill=number == rounds - 1)
-        probes = build_probes(self.device, self.trainer.data, meeting.rank)
+        probes = build_probes(self.device)
         for number in range(rounds):
             for name, amount, work in probes:  # on all ranks at once
                 meeting.barrier()
                 self._probe(name, number, measure(work, self.device), amount)
+        self._read_data()
         if len(meeting.nodes) > 1:
             self._group("node", meeting.members(meeting.node), range(rounds))
             found = pairings(len(meeting.nodes), MAX_PAIRINGS)
@@ -153,6 +155,33 @@ class Load:
                 )
                 self._group("pairs", members, [number], len(found), partner)
         self._group("together", range(meeting.size), range(rounds))
+
+    def _read_data(self) -> None:
+        """Reads the configured data set: all ranks at once, then one node at a time. A collective.
+
+        No cache answers: all ranks draw from one shuffled list of blocks, in an order that no test had before, and no
+        block is read twice. A data set with too few blocks is not measured.
+        """
+        meeting, rounds = self.meeting, self.config.rounds
+        turns = [[*range(len(meeting.nodes))], *([node] for node in range(len(meeting.nodes)))]
+        turns = turns if len(meeting.nodes) > 1 else turns[:1]
+        order = int(meeting.exchange(str(int.from_bytes(os.urandom(8), "big")))[0])
+        data = self.trainer.data
+        folder = (data.datadir_packed or data.datadir) if self.config.disk else None
+        blocks = blocks_of(folder, order)[meeting.rank :: meeting.size] if folder else []
+        enough = len(blocks) >= READS * rounds * 2
+        if meeting.max(float(not enough)):
+            return
+        for number in range(rounds):
+            for nodes in turns:
+                meeting.barrier()
+                if meeting.node in nodes:
+                    begin = time.perf_counter()
+                    for _ in range(READS):
+                        read_block(*blocks.pop())
+                    seconds = (time.perf_counter() - begin) / READS
+                    name = "disk" if nodes is turns[0] else "disk_node"
+                    self._probe(name, number, seconds, READ_BYTES)
 
     def check_drill(self, count: int) -> None:
         """Raises ConfigError on all ranks for a drill in a step that no round has. count: steps per round."""
@@ -283,9 +312,7 @@ def measure(work: Callable[[], object], device: torch.device) -> float:
     return (time.perf_counter() - begin) / REPEATS
 
 
-def build_probes(
-    device: torch.device, data: DataConfig, rank: int
-) -> list[tuple[str, float, Callable[[], object]]]:
+def build_probes(device: torch.device) -> list[tuple[str, float, Callable[[], object]]]:
     """(name in the record, operations or bytes, work) on random numbers: zeros draw less power and run faster."""
     cuda = device.type == "cuda"
     size, num_bytes = (SIZE, COPY_BYTES) if cuda else (CPU_SIZE, CPU_COPY_BYTES)
@@ -304,22 +331,33 @@ def build_probes(
     if cuda:
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         found.append(("host_copy", num_bytes, lambda: target.copy_(host, non_blocking=True)))
-    folder: Path | None = data.datadir_packed or data.datadir
-    files = [path for path in folder.glob("*") if path.is_file()] if folder else []
-    if files:
-        largest = max(files, key=os.path.getsize)
-        count = min(READ_BYTES, os.path.getsize(largest))
-        found.append(("disk", count, partial(_read, largest, count, itertools.count(rank + 1))))
     return found
 
 
-def _read(path: Path, count: int, turns: Iterator[int]) -> None:
-    """Reads from disk, past the page cache, at a different offset for each rank and run."""
-    offset = next(turns) * 7919 * READ_BYTES % max(os.path.getsize(path) - count, 1)
-    with open(path, "rb", buffering=0) as file:
-        os.posix_fadvise(file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)
-        file.seek(offset)
-        file.read(count)
+def blocks_of(folder: Path, order: int) -> list[tuple[Path, int]]:
+    """(file, offset) of all whole blocks of READ_BYTES below a folder, shuffled by ``order``."""
+    found = [
+        (path, offset)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        for offset in range(0, path.stat().st_size - READ_BYTES + 1, READ_BYTES)
+    ]
+    random.Random(order).shuffle(found)
+    return found
+
+
+def read_block(path: Path, offset: int) -> None:
+    """Reads a block past the page cache: by O_DIRECT, or where a file system has none after dropping its pages."""
+    with mmap.mmap(-1, READ_BYTES) as buffer:  # page-aligned, as O_DIRECT needs it
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError:
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, offset, READ_BYTES, os.POSIX_FADV_DONTNEED)
+        try:
+            os.preadv(file, [buffer], offset)
+        finally:
+            os.close(file)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ import torch
 from torch.distributed import HashStore
 
 from bert.pretraining.config import Config as Trainer
+from certify import load as load_module
 from certify.__main__ import certify as run_load
 from certify.__main__ import main
 from certify.burn_in import BurnIn
@@ -385,3 +386,42 @@ def test_every_node_meets_a_new_partner_each_round_until_it_has_met_all(nodes):
         busy = [node for pair in pairs for node in pair]
         assert len(busy) == len(set(busy)) == nodes - nodes % 2
     assert pairings(nodes, 2) == rounds[:2]
+
+
+def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(tmp_path, load, monkeypatch):
+    folder = tmp_path / "data" / "part"
+    folder.mkdir(parents=True)
+    for name in "ab":  # sparse: 30 whole blocks, of which a test of three rounds needs 24
+        with open(folder / name, "wb") as file:
+            file.truncate(15 * load_module.READ_BYTES + 7)
+    flags, read = [], []
+    opened, block = os.open, load_module.read_block
+    monkeypatch.setattr(
+        load_module, "read_block", lambda *where: (read.append(where), block(*where))
+    )
+    monkeypatch.setattr(
+        load_module.os,
+        "open",
+        lambda path, how, *more: (flags.append(how), opened(path, how, *more))[1],
+    )
+    made = load(DATADIR_PHASE2=str(tmp_path / "data"))
+    made._read_data()
+    assert [(name, number) for _, name, number, *_ in made.probes] == [
+        (b"disk", n) for n in range(3)
+    ]
+    assert len(read) == len({*read}) == 3 * load_module.READS
+    assert flags.count(os.O_RDONLY | os.O_DIRECT) == len(read)
+    again = load(DATADIR_PHASE2=str(tmp_path / "data"))
+    before = [*read]
+    again._read_data()
+    assert read[len(before) :] != before, "another test reads in another order"
+
+
+@pytest.mark.parametrize("setting", [{"CERTIFY_DISK": "0"}, {"CERTIFY_ROUNDS": "9"}])
+def test_a_data_set_that_is_too_small_or_excluded_is_not_read(tmp_path, load, setting):
+    (tmp_path / "data").mkdir()
+    with open(tmp_path / "data/a", "wb") as file:
+        file.truncate(30 * load_module.READ_BYTES)
+    made = load(DATADIR_PHASE2=str(tmp_path / "data"), **setting)
+    made._read_data()
+    assert made.probes == []

@@ -1,0 +1,14 @@
+"""Outputs that are cut, mutated, reordered or of another locale never pass without what they should hold."""
+
+from __future__ import annotations
+
+from .fuzz import BAD, GOOD, passes, wrong_passes
+
+
+def test_the_originals_are_what_they_should_be():
+    assert all(passes(name, text) for name, text in GOOD.items())
+    assert not any(passes(name, text) for name, text in BAD.items())
+
+
+def test_no_mutant_of_a_tools_output_passes_wrongly():
+    assert wrong_passes(600, seed=0) == []
