@@ -30,6 +30,7 @@ from review.logs.output import ReviewError, write_whole
 from review.report.chart import Axis, Chart, Point, Series
 
 HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}
+SOFTWARE = ": the software only, the test ran on CPUs"
 STYLES = {"pass": "good", "warn": "warn", "fail": "bad"}
 FULL = 0.10  # excess over the median with full colour
 MAX_LINES, MAX_POINTS, MAX_MAPS = 10, 80, 4
@@ -55,11 +56,12 @@ def write_page(found: Certificate, output: Path) -> None:
         title=f"Acceptance test of {records.folder.name}",
         subtitle=f"{len(records.places)} ranks on {len(records.nodes)} nodes · {devices}",
         state=STYLES[found.state],
-        headline=HEADLINES[found.state],
+        headline=HEADLINES[found.state] + SOFTWARE * found.on_cpus,
         reasons=found.reasons(),
         standing=str(found.standing),
         notes=found.notes,
         tested=found.tested,
+        bought=found.bought,
         outliers=[vars(one) | {"style": STYLES[one.state]} for one in found.why()],
         numbers=_numbers(found),
         maps=[

@@ -74,7 +74,7 @@ class Finding:
     def reason(self) -> Reason:
         chance = self.outlier.chance  # per whole test of healthy machines
         tests = "over 1,000,000" if chance < 1e-6 else f"{float(f'{1 / chance:.1g}'):,.0f}"
-        also = f"also: {', '.join(self.also)}" if self.also else ""
+        also = f"also: {', '.join(LABELS[one] for one in self.also)}" if self.also else ""
         words = WORDS[self.what] if self.outlier.state == "fail" else "slower than the fastest"
         return Reason(
             self.name,

@@ -120,3 +120,19 @@ def test_csv_and_json_agree_with_the_text(folder, capsys):
 def test_a_folder_as_output_is_one_line(folder, capsys):
     assert main(["certify", str(folder), "-o", str(folder)]) == 2
     assert "is a folder: name a file" in capsys.readouterr().err
+
+
+def test_the_page_lists_what_the_nodes_have_and_names_cpus(tmp_path):
+    found = make(2, 2, starved={})
+    for node in found.nodes:
+        parts = {
+            "node": {"CPUs": 192, "BIOS": None},
+            "GPU 0": {"name": "H100", "serial": f"1{node}"},
+        }
+        found.hardware[node] = {"parts": parts, "before": {}, "after": {}}
+    write(tmp_path, found)
+    write_page(certify(tmp_path), tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert '<th scope="row">2 x node</th><td>CPUs 192</td>' in page
+    assert "GPU 0 of node0 1node0, GPU 0 of node1 1node1" in page
+    assert "the software only, the test ran on CPUs" in page
