@@ -256,6 +256,22 @@ class Table:
     summary: str  # for people
 
 
+def _with_text(rows: Rows) -> Iterator[tuple[int, dict[str, Any], tuple[str, ...]]]:
+    """Line, columns and texts of each row. Raises DataError at the end for all rows without, or for none at all."""
+    lacking, is_empty = list[int](), True
+    for number, row in rows:
+        is_empty = False
+        if (text := rows.text(row)) is None:
+            lacking.append(number)
+        else:
+            yield number, row, text
+    if lacking:
+        told = f"no text in {lines_told(lacking)}: remove these rows, or fill them"
+        raise DataError(f"{rows.path}: {told}")
+    if is_empty:
+        raise DataError(f"{rows.path}: has no examples")
+
+
 def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     """Reads a table of labelled examples.
 
@@ -263,24 +279,15 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     be a header, texts or labels that are missing, and labels that are unknown or apparently texts.
     """
     rows = Rows(path, layout, labelled=True, num_texts=num_texts)
-    numbers, texts, found, lacking = [], [], [], []
-    for number, row in rows:
-        text, value = rows.text(row), row.get(rows.label, "")
-        if text is None:
-            lacking.append(number)
-            continue
+    numbers, texts, found = [], [], []
+    for number, row, text in _with_text(rows):
+        value = row.get(rows.label, "")
         if isinstance(value, (list, dict)):
             told = f"label {json.dumps(value)[:60]}: several labels an example are not supported"
             raise DataError(f"{path}:{number}: {told}: give one")
         numbers.append(number)
         texts.append(text)
         found.append(value.strip() if isinstance(value, str) else json.dumps(value))
-    if lacking:
-        raise DataError(
-            f"{path}: no text in {lines_told(lacking)}: remove these rows, or fill them"
-        )
-    if not found:
-        raise DataError(f"{path}: has no examples")
     columns = rows.texts if rows.has_header else ()
     label, form = rows.label if rows.has_header else "", f"{path.name}: {rows.describe()}"
     summary = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: "
@@ -339,18 +346,7 @@ def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     num_texts: number of text columns that the model was trained on, 0: unknown.
     """
     rows = Rows(path, layout, labelled=False, num_texts=num_texts)
-    texts, lacking = [], []
-    for number, row in rows:
-        if (text := rows.text(row)) is None:
-            lacking.append(number)
-        else:
-            texts.append(text)
-    if lacking:
-        raise DataError(
-            f"{path}: no text in {lines_told(lacking)}: remove these rows, or fill them"
-        )
-    if not texts:
-        raise DataError(f"{path}: has no examples")
+    texts = [text for _, _, text in _with_text(rows)]
     labels = np.full(len(texts), IGNORE if layout.labels else np.nan)
     summary = f"{len(texts):,} examples, text {' | '.join(rows.texts)}, the first {' | '.join(texts[0])[:60]!r}"
     columns, form = rows.texts if rows.has_header else (), f"{path.name}: {rows.describe()}"

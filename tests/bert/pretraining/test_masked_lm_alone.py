@@ -128,7 +128,7 @@ def test_what_it_trains_is_evaluated_exported_and_continued(
         tmp_path / "mine", output_loading_info=True
     )
     assert not [*info["missing_keys"], *info["unexpected_keys"]]
-    capsys.readouterr()
+    assert "NSP=0 trained no pooler: AutoModel" in capsys.readouterr().err
     evaluated = {name: without_pairs[name] for name in ("EVALDIR", "DEVICE", "OMP_NUM_THREADS")}
     line = ["evaluate", str(run), str(tmp_path / "mine"), "--general", evaluated["EVALDIR"]]
     assert main(line, evaluated) == 0
