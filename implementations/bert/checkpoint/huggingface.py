@@ -113,7 +113,7 @@ def write(
     if vocab_file.resolve() != (folder / "vocab.txt").resolve():
         with whole_file(folder / "vocab.txt") as partial:
             shutil.copyfile(vocab_file, partial)
-    tokenizer = {"tokenizer_class": "BertTokenizer"}
+    tokenizer: dict[str, Any] = {"tokenizer_class": "BertTokenizer"}
     tokenizer["model_max_length"] = config.max_position_embeddings
     # What the vocabulary's owner says of it stays, but for the casing that this model was trained with.
     tokenizer |= object_of(vocab_file.parent / "tokenizer_config.json")
