@@ -221,6 +221,7 @@ class TrainingData:
         self.source, self.config = source, config
         self.batching = make_batching(source, sampler, config)
         self.vocab_size, self.pad_and_pin, self.masks = vocab_size, pad_and_pin, masks
+        # A thread, not a process: NumPy and compiled loops release the lock of the interpreter.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._ready: deque[list[PretrainingBatch] | Exception] = deque()
         self._pending = self._executor.submit(self._prepare, range(first_step, first_step + 1))

@@ -158,7 +158,7 @@ class DeepSpeedStep:
         for batch in batches:
             losses = self.engine(batch.to(self.world.device))
             self.engine.backward(reduce(operator.add, losses))
-            self.engine.step()
+            self.engine.step()  # counts, and updates after the last micro-batch
             totals = totals or [torch.zeros((), device=self.world.device) for _ in losses]
             for total, loss in zip(totals, losses, strict=True):
                 total.add_(loss.detach(), alpha=1 / len(batches))

@@ -98,9 +98,8 @@ class Transform(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [M, D] -> [M, D]."""
-        return self.LayerNorm(
-            self.kernel(F.linear(x, self.dense.weight), self.dense.bias, self.approximation)
-        )
+        projected = F.linear(x, self.dense.weight)  # the kernel adds the bias, with GELU
+        return self.LayerNorm(self.kernel(projected, self.dense.bias, self.approximation))
 
 
 class MaskedLanguageModel(nn.Module):

@@ -249,6 +249,7 @@ class Encoder(nn.Module):
         hidden = Hidden(x, None if self.pre_norm else x, None)
         recomputation = self.recomputation if self.training and torch.is_grad_enabled() else None
         calls = [functools.partial(layer, forward_pass=forward_pass) for layer in self.layer]
+        # The heads read these tokens alone: attention of the last layer needs all keys, the rest does not.
         calls[-1] = functools.partial(calls[-1], rows=rows)
         size = recomputation.layers if recomputation is not None else len(calls)
         for begin in range(0, len(calls), size):

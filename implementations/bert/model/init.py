@@ -57,6 +57,7 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
             for start, end in itertools.pairwise([*starts, size]):
                 is_scale = is_weight and isinstance(module, nn.LayerNorm)
                 values = torch.full((end - start,), float(is_scale))
+                # Drawn in the order of the modules: another order is another model for the same seed.
                 if is_weight and isinstance(module, (nn.Linear, nn.Embedding)):
                     values.normal_(0.0, model.config.initializer_range, generator=generator)
                 if module is words:

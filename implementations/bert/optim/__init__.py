@@ -32,9 +32,10 @@ class Config:
         "SHARD_OPTIMIZER", None, doc="1: shard the optimizer state (ZeRO-1); unset: on GPUs"
     )
     shard_gradients: bool = env(
-        "SHARD_GRADIENTS", False,
+        "SHARD_GRADIENTS",
+        False,
         doc="1: shard gradients too (ZeRO-2): less memory, GRADIENT_STEPS times the communication within a SHARD_GROUP",
-    )  # fmt: skip
+    )
     shard_group: str | None = env(
         "SHARD_GROUP",
         None,
@@ -52,9 +53,11 @@ class Config:
         "MAX_GRAD_NORM", 1.0, above=0, doc="gradient norm above which gradients are scaled down"
     )
     allreduce_dtype: str = env(
-        "ALLREDUCE_DTYPE", "fp32", choices=("fp32", "weights"),
+        "ALLREDUCE_DTYPE",
+        "fp32",
+        choices=("fp32", "weights"),
         doc="type in which accumulated gradients are sent; weights: that of the weights, half the bytes",
-    )  # fmt: skip
+    )
     lamb: rules.LambConfig = field(default_factory=rules.LambConfig)
     adam: rules.AdamConfig = field(default_factory=rules.AdamConfig)
     lans: rules.LansConfig = field(default_factory=rules.LansConfig)
@@ -106,9 +109,8 @@ class Config:
         """Number of ranks that share a copy of the state. Raises ConfigError for an impossible SHARD_GROUP."""
         sizes = {"all": num_ranks, "node": min(ranks_per_node or num_ranks, num_ranks)}
         if self.shard_group is None:
-            return (
-                sizes["node"] if sizes["node"] > 1 and num_ranks % sizes["node"] == 0 else num_ranks
-            )
+            fills_nodes = sizes["node"] > 1 and num_ranks % sizes["node"] == 0
+            return sizes["node"] if fills_nodes else num_ranks
         number = int(self.shard_group) if self.shard_group.isdecimal() else 0
         size = sizes.get(self.shard_group, number)
         if not size or num_ranks % size:

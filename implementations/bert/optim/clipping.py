@@ -74,7 +74,7 @@ class Gradients:
             self.optimizer.weights.start_gather()
         with self.buckets.backward_pass(first=first, reduce=last and not self.clips_each):
             yield
-        self.optimizer.weights.wait()
+        self.optimizer.weights.wait()  # for what no stage of the forward pass has used
         if self.clips_each:
             self._clip(first, last, factor)
 

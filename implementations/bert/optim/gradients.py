@@ -152,6 +152,7 @@ class GradientBuckets:
             self.stream = torch.cuda.Stream(shard_device)
         self.missing = [0] * len(layout.buckets)  # gradients, by bucket, of this backward pass
         for parameter, number in zip(parameters, layout.bucket_of_each(), strict=True):
+            # Called once a backward pass, also for a parameter used twice, as the word embeddings.
             parameter.register_post_accumulate_grad_hook(
                 lambda _, number=number: self._gradient_ready(number)
             )
@@ -170,6 +171,7 @@ class GradientBuckets:
             yield
         finally:
             weight_gradient.set_grad_buffers(self.parameters, nowhere)
+        # Its bucket, and all buckets after it, would never be sent.
         assert not any(self.missing), "a parameter got no gradient"
 
     def _overwrites_received(self, received: Tensor) -> bool:
@@ -214,6 +216,7 @@ class GradientBuckets:
             gradients = list(
                 torch._foreach_mul([gradient.to(dtype) for gradient in gradients], factor)
             )
+        # Memory that the rest of the backward pass can use.
         for index in bucket.parameters:
             self.parameters[index].grad = None
         return gradients

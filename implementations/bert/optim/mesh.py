@@ -25,6 +25,7 @@ class Mesh:
         self.group, self.rank = divmod(world.rank, size)
         self.within: distributed.ProcessGroup | None = None  # None: all ranks
         self.across: distributed.ProcessGroup | None = None
+        # Consecutive ranks share a node, whose links are fast; ranks with the same shard are ``size`` apart.
         if 1 < size < world.size:
             self.within = world.subgroup(range(self.group * size, (self.group + 1) * size))
             self.across = world.subgroup(range(self.rank, world.size, size))

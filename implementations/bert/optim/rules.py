@@ -144,6 +144,7 @@ class MomentRule(Rule):
     def descend(self, directions: list[Tensor], update: Update) -> None:
         """masters -= lr * directions."""
         if update.apply_update is not None:
+            # Replaced, as nan times 0 is nan.
             directions = [torch.where(update.apply_update, d, 0.0) for d in directions]
         torch._foreach_mul_(directions, self.rate(update.lr))
         torch._foreach_sub_(self.shards.masters, directions)
@@ -222,6 +223,7 @@ class LambRule(MomentRule):
 
     def step(self, gradients: list[Tensor], update: Update) -> None:
         masters = self.shards.masters
+        # The gradient is scaled before the moments see it: they outlive this step's scale.
         self.update_moments(scaled(gradients, masters, update.scale), update.apply_update)
         directions = self.directions(self.denominators())
         self.add_decay(directions)

@@ -25,6 +25,7 @@ from bert.optim.mesh import Mesh
 from bert.optim.rules import Scalar, Update
 from bert.optim.weights import WeightBuckets
 
+# Few collectives, each long enough for the full bandwidth, against early ones beside the backward pass.
 BUCKET_BYTES = 64 << 20
 
 

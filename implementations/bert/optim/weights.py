@@ -38,7 +38,7 @@ class WeightBuckets:
             for parameter, view in zip(parameters, views, strict=True):
                 if filled:
                     view.copy_(parameter)
-                parameter.data = view
+                parameter.data = view  # modules and autograd keep their parameter objects
         # Stale: other ranks' shards have changed since the last gather.
         self.stale = not filled and mesh.size > 1
         self.in_flight: dict[int, list[distributed.Work | None]] = {}  # gathers, by bucket

@@ -194,6 +194,7 @@ class Progress:
             self.names = result.losses._fields  # type: ignore[attr-defined]
             self.totals = torch.zeros(len(self.names) + 1, device=self.world.device)
         norm = torch.where(result.finite, result.norm, 0).to(self.totals.dtype)
+        # Added up on the device; only a report reads them.
         self.totals += torch.stack([*result.losses, norm])
         self.span_steps += 1
         self.local_samples += result.finite * sum(batch.num_sequences for batch in batches)

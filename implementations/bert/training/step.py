@@ -120,6 +120,7 @@ class Step:
     ) -> None:
         self.model, self.optimizer, self.world = model, optimizer, world
         self.scaler, self.fp8 = scaler, fp8
+        # On the device, where a captured graph reads it.
         self.lr = torch.zeros((), dtype=torch.float32, device=world.device)
         self.gradients = Gradients(model, optimizer, clipping, world, find_overflow=scaler.enabled)
         # Timing hook, called at the end of a part of the step.
@@ -169,6 +170,7 @@ class Step:
     @contextlib.contextmanager
     def rollback(self) -> Iterator[None]:
         """Undoes the steps taken inside: restores all state bit for bit. A collective."""
+        # Weights of other ranks' shards must be here before they can be kept.
         self.optimizer.gather()
         calibrated = self.fp8 is not None and self.fp8.calibrated
         with preserved(self.state_tensors(), self.world.device):

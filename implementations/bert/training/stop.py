@@ -55,6 +55,7 @@ class Stop:
     def __init__(self, world: World, listen: bool, note: Path | None = None) -> None:
         """listen: False keeps the signals' default handling; note: file for the last step at which the ranks agreed."""
         self.world, self.note = world, note
+        # Python allows handlers in the main thread only.
         self.listen = listen and threading.current_thread() is threading.main_thread()
         self.received_signal = 0
         self.last_agreement, self.next_batch = time.monotonic(), 0
