@@ -5,30 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from typing import Any
 
 import pytest
 
 from review.__main__ import main
 from review.results.score import load_results
 
-LARGE = {
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "vocab_size": 30522,
-}
-BENCHMARK: dict[str, Any] = {
-    "model": LARGE,
-    "data": {"max_seq_length": 512, "synthetic": False},
-    "evaluate": {"target": 0.72, "every_samples": 150_000},
-    "mlperf": {"division": "closed"},
-}
+from ..mutations import LARGE, RECORD
 
 
 def record(folder, **sections):
-    (folder / "config.json").write_text(json.dumps({**BENCHMARK, **sections}))
+    (folder / "config.json").write_text(json.dumps({**RECORD, **sections}))
 
 
 def league(folder, capsys):
