@@ -17,6 +17,7 @@ from bert.model.config import BertConfig
 from common.env import ConfigError
 
 from .. import no_gpu
+from ..ranks import run_ranks
 
 CUDA = torch.device("cuda", 0)
 
@@ -80,6 +81,22 @@ def test_auto_takes_the_fastest_that_works_on_every_rank(monkeypatch):
         ConfigError, match=r"attention triton fails on another rank's GPU \(rank 2\): set ATTENTION"
     ):
         _choose(monkeypatch, good, others=[good, failed], attention="triton")
+
+
+def _agree(world):
+    results = {
+        0: _times(flash=0.5, triton=0.4),
+        1: [Trial(name="triton", problem="illegal access"), *_times(flash=0.9)],
+        2: _times(triton=0.4, flash=0.6),
+    }[world.rank]
+    found = {trial.name: trial for trial in benchmark.agreed(results, world)}
+    assert found["flash"].milliseconds == 0.6, "the median"
+    assert found["triton"].milliseconds is None
+    assert found["triton"].problem
+
+
+def test_real_ranks_agree_on_what_works_and_how_fast_it_is():
+    run_ranks(_agree, 3)
 
 
 def test_what_replaces_a_backend_works_on_every_rank_too(monkeypatch):

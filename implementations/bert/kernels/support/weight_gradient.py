@@ -1,8 +1,9 @@
 """Weight gradients written directly into the optimizer's buffer, and weights of several layers used as one.
 
-During a backward pass an optimizer with a flat buffer offers each parameter its part of it. The product that computes
-the gradient writes there, which saves a copy; other operations (sums, a parameter used twice) ignore the offer and
-return a new tensor, which the optimizer copies as usual.
+During a backward pass an optimizer with a flat buffer sets each parameter's part of it as its gradient buffer. The
+product that computes the gradient pops it and writes there, which saves a copy; other operations (sums, a parameter
+used twice) leave it and return a new tensor, which the optimizer copies as usual. It is an attribute of the parameter,
+since autograd's functions get tensors and no optimizer.
 """
 
 from __future__ import annotations
@@ -14,34 +15,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-OFFER, SOURCES = (
-    "gradient_offer",
-    "gradient_sources",
-)  # attributes of parameters, and of tensors made of them
+# Attributes of parameters, and of tensors made of them.
+BUFFER, PARAMETERS = "gradient_buffer", "gradient_parameters"
 
 
 def set_grad_buffers(parameters: Iterable[Tensor], places: Iterable[Tensor | None]) -> None:
-    """Offers the parameters memory for their gradients, of their shapes and types; None withdraws an offer."""
+    """Sets memory for the parameters' gradients, of their shapes and types; None: there is none any more."""
     for parameter, place in zip(parameters, places, strict=True):
-        setattr(parameter, OFFER, place)
+        setattr(parameter, BUFFER, place)
 
 
 def has_grad_buffer(weight: Tensor) -> bool:
     """Whether there is memory for the gradient of a parameter, or of parameters combined by ``concat_view``."""
-    return all(getattr(source, OFFER, None) is not None for source in parameters_of(weight))
+    return all(getattr(source, BUFFER, None) is not None for source in parameters_of(weight))
 
 
 def parameters_of(weight: Tensor) -> tuple[Tensor, ...]:
     """The parameters of ``weight``: itself, or those that were joined."""
-    return getattr(weight, SOURCES, (weight,))
+    return getattr(weight, PARAMETERS, (weight,))
 
 
 def pop_grad_buffer(parameters: Sequence[Tensor]) -> Tensor | None:
-    """Contiguous memory for the gradients of these parameters; None if none is offered.
+    """Contiguous memory for the gradients of these parameters; None if none is set.
 
-    An offer is taken once: a second product of the same weight gets None, and autograd adds both up elsewhere.
+    A buffer is popped once: a second product of the same weight gets None, and autograd adds both up elsewhere.
     """
-    places = [getattr(parameter, OFFER, None) for parameter in parameters]
+    places = [getattr(parameter, BUFFER, None) for parameter in parameters]
     set_grad_buffers(parameters, [None] * len(places))
     return _in_one_piece(places)
 
@@ -102,7 +101,7 @@ def concat_view(*parameters: Tensor) -> Tensor:
     """torch.cat(parameters), without a copy if they are adjacent in memory."""
     whole = _in_one_piece(parameters)
     made: Tensor = torch.cat(parameters) if whole is None else _Joined.apply(whole, *parameters)
-    setattr(made, SOURCES, parameters)
+    setattr(made, PARAMETERS, parameters)
     return made
 
 
