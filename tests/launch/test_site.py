@@ -36,3 +36,10 @@ def test_the_weights_follow_their_folder_and_a_path_of_ones_own_stays(checkout):
 def test_without_a_later_export_nothing_moves(checkout):
     done = checkout.run(SHOW, DATADIR="/first", EVALDIR="/second")
     assert done.stdout.split()[:2] == ["/first/packed_data", "/second"], done.stderr
+
+
+def test_a_run_script_follows_it(checkout):
+    done = checkout.run("./run_local.sh", after="export DATADIR=/later")
+    assert done.returncode == 0, done.stderr
+    weights = {rank["INIT_CHECKPOINT"] for rank in checkout.ranks()}
+    assert weights == {"/later/phase1/model.ckpt-28252.pt"}
