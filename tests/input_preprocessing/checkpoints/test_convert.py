@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bert.data.records import DataError
-from input_preprocessing.checkpoints import names
+from input_preprocessing.checkpoints import tf_names as names
 from input_preprocessing.checkpoints.convert import convert, read_pytorch, read_tensorflow
 from input_preprocessing.tensorflow_files.bundle import Bundle, masked_crc, prefix_of
 
