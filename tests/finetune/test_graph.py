@@ -73,7 +73,7 @@ def test_padded_steps_train_like_those_without_padding(
     no_gpu.streams(monkeypatch)
     recorded = []
     monkeypatch.setattr(
-        graph, "record", lambda run, *_: recorded.append(Replayed(run)) or recorded[-1]
+        graph, "capture", lambda run, *_: recorded.append(Replayed(run)) or recorded[-1]
     )
     environment = squad_environment | {
         "RUN_DIR": str(tmp_path),
