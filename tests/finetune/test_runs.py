@@ -183,7 +183,7 @@ def test_a_finished_trial_counts_only_for_the_same_settings_and_data(
     for name, value in (others(squad_environment, tmp_path) | other).items():
         capsys.readouterr()
         assert run(environment | {name: value}, check_only=True) == 2
-        (learnt / "error_0.txt").unlink()
+        assert not (learnt / "error_0.txt").exists(), "a check spoils no finished run"
         name = {"SEEDS": "SEED", "DATA": "training data"}.get(name, name)
         said = capsys.readouterr().err.splitlines()[-1]
         assert said.startswith(f"finetune: error: {figures} is of a run with {name} "), said
@@ -323,7 +323,7 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
     assert run(environment | model) == 0
     (tmp_path / "run" / "model_1").rename(tmp_path / "run" / "model_0")
     for table in (
-        "the cat was north\nthe old queen was red\n",
+        "the cat was north.\nthe old queen was red\n",
         "sentence\tlabel\na cat was north\tplace\nred\tcolour",
     ):
         (tmp_path / "dev.tsv").write_text(table)
