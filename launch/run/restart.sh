@@ -13,11 +13,22 @@ declare -i restart_limit=$RESTARTS
 # Does a new start resume the trial?
 restart::resumes() { [[ ${CHECKPOINT_DIR:-} && ${RESUME:-} == [1tyo]* ]]; }
 
-# Step of the newest checkpoint; 0 if there is none.
+# The trial that ran last, by its output; 0 before any.
+restart::trial() {
+  local newest
+  newest=$(find "$LOGDIR/$RUN_NAME" -maxdepth 1 -name 'output_[0-9]*.txt' -printf '%T@ %f\n' 2>/dev/null | sort -n | tail -n 1)
+  newest=${newest##*output_}
+  newest=${newest%.txt}
+  echo "${newest:-0}"
+}
+
+# Step of the newest checkpoint of the trial that ran last; 0 if there is none. The trainer keeps those of trial N > 0 in trial_N.
 restart::checkpoint() {
-  local newest=''
-  if restart::resumes && [[ -d $CHECKPOINT_DIR ]]; then
-    newest=$(find "$CHECKPOINT_DIR" -maxdepth 3 -name 'step_*.pt' -o -path '*/step_*/index.pt' -o -path '*/deepspeed_*/bert.pt' |
+  local newest='' trial folder=${CHECKPOINT_DIR:-}
+  trial=$(restart::trial)
+  if ((trial)); then folder+=/trial_$trial; fi
+  if restart::resumes && [[ -d $folder ]]; then
+    newest=$(find "$folder" -maxdepth 2 -path "$folder/trial_*" -prune -o -name 'step_*.pt' -o -path '*/step_*/index.pt' -o -path '*/deepspeed_*/bert.pt' |
       sed -nE 's/.*_0*([0-9]+)(\.pt|\/[a-z]+\.pt)$/\1/p' | sort -n | tail -n 1)
   fi
   echo "${newest:-0}"

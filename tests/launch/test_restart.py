@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -81,6 +82,22 @@ def test_the_first_rank_that_fails_leaves_its_record_and_one_that_is_killed_repl
     shell(repository, tmp_path, f"{leave} killed 2 n2 9 third")
     assert (tmp_path / "status").read_text() == "killed\t2\tn2\t9\tthird\n"
     assert [path.name for path in tmp_path.iterdir()] == ["status"]
+
+
+def test_progress_is_that_of_the_trial_that_ran_last(repository, tmp_path):
+    """Trial 0 came further; a restart of trial 1 continues from its own checkpoint."""
+    checkpoints, run = tmp_path / "saved", tmp_path / "run"
+    for number, path in enumerate(("step_900.pt", "trial_1/step_40.pt", "trial_2/step_70.pt")):
+        (checkpoints / path).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoints / path).touch()
+        run.mkdir(exist_ok=True)
+        (run / f"output_{number}.txt").touch()
+        os.utime(run / f"output_{number}.txt", (1e9, 1e9 + (number == 1)))
+    (run / "result_0.txt").touch()
+    settings = RESUMES | {"CHECKPOINT_DIR": str(checkpoints)}
+    assert shell(repository, tmp_path, "restart::progress", **settings) == ["1 trials, step 40"]
+    (run / "output_0.txt").touch()
+    assert shell(repository, tmp_path, "restart::progress", **settings) == ["1 trials, step 900"]
 
 
 def test_a_run_gives_up_after_as_many_restarts_without_progress(repository, tmp_path):
