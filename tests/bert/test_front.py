@@ -93,7 +93,7 @@ def test_the_run_and_its_check_are_given_the_options(prepared, capfd):
     assert main(["--check", "--lr", "-1"], prepared) == main(["--max-steps", "many"], prepared) == 2
     said = capfd.readouterr().err.splitlines()
     assert said == [
-        "bert: error: LR='-1': expected a number, above 0",
+        "bert: error: LR='-1': expected a number, at most 10, above 0",
         "bert: error: MAX_STEPS='many': expected an integer, at least 1",
     ]
 

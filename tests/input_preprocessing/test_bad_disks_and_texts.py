@@ -16,13 +16,14 @@ import pytest
 from bert.data import hdf5
 from bert.data.format import multiset_digest, open_records
 from bert.data.records import DataError
+from input_preprocessing.checkpoints.convert import convert
 from input_preprocessing.dataset import prepare
 from input_preprocessing.stage.manifest import STAGE_FILE
 from input_preprocessing.verify import verdict as verify
 
 from .. import disks, forked
 from .conftest import all_records, prepare_options, prepared_digests
-from .test_crash_points import STAGES, contents, make_source
+from .test_crash_points import CHECKPOINT, STAGES, contents, make_source
 from .test_crash_points import small_download as small_download
 
 LIMIT = 1500  # bytes a file may have; every stage writes more
@@ -135,6 +136,13 @@ def test_a_read_only_folder_is_reported(public_folder: Path, name: str) -> None:
         make(Path(other))
         run(Path(other))
     make(public_folder)
+    if name == "convert_checkpoint":  # nobody may not reach the checkout
+        shutil.copytree(CHECKPOINT.parent, public_folder / "tf1_checkpoint")
+        checkpoint = public_folder / "tf1_checkpoint" / CHECKPOINT.name
+
+        def run(folder: Path) -> object:
+            return convert(checkpoint, folder / "out.safetensors", "huggingface")
+
     public_folder.chmod(0o555)
     before = contents(public_folder)
 
@@ -143,13 +151,6 @@ def test_a_read_only_folder_is_reported(public_folder: Path, name: str) -> None:
             hdf5._helper.process = hdf5._start()  # nobody may not reach this Python
             os.setresuid(65534, 65534, 65534)
 
-    if name == "convert_checkpoint":
-        make = shutil.copytree(
-            Path(__file__).parent / "checkpoints" / "tf1_checkpoint",
-            public_folder / "tf1",
-            dirs_exist_ok=True,
-        )
-        before = contents(public_folder)
     message = in_a_process(become_nobody, run, public_folder)
     assert message.startswith("DataError: cannot write "), message
     assert "Permission denied" in message

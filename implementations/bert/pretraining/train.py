@@ -124,9 +124,10 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         progress.summary(ending)
         if config.dist.emulate:
             report_emulation(world, ending.batches, time.monotonic() - run_start)
+        take_step = unprofiled(take_step)
         if config.sustained_minutes and not ending.stopped:
             until = run_start + 60 * config.sustained_minutes
-            sustain(unprofiled(take_step), data, world, until)
+            sustain(take_step, data, world, until)
             log.sustained_stop()
     except BaseException:
         saver.writer.abandoned.set()

@@ -264,7 +264,9 @@ def test_the_command_stops_before_it_reads_data_or_weights(closed, tmp_path, cap
         "bert: error: the closed division does not allow EVAL_ITER_SAMPLES=1 ("
         in capfd.readouterr().err
     )
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["error_0.txt"]
+    # A check leaves nothing in the folder that it judges.
+    left = [] if arguments else ["error_0.txt"]
+    assert [path.name for path in tmp_path.glob("run/*")] == left
 
 
 def test_weights_are_known_by_the_note_of_their_conversion_whatever_their_names_and_padding(

@@ -120,7 +120,7 @@ def test_resumed_run_keeps_the_seed_that_was_drawn_and_refuses_other_data(
 
 
 def test_gradients_that_are_not_finite_stop_the_run(prepared, run_bert, tmp_path):
-    environment = prepared | {"LR": "1e30", "LOG_EVERY_STEPS": "1"}
+    environment = prepared | {"LR": "10", "MAX_STEPS": "90", "LOG_EVERY_STEPS": "1"}
     finished = run_bert(environment)
     assert finished.returncode == 1
     assert (

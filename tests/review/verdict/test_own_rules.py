@@ -223,7 +223,7 @@ def test_the_last_line_counts_what_is_printed_above_it(submission, capsys):
     assert main(["check", str(submission)]) == 0
     shown = capsys.readouterr().out
     assert shown.count("  warning   ") == shown.count("  note   ") == 1
-    assert shown.splitlines()[-1] == "PASS: 1 warning at 10 places, 1 note"
+    assert shown.splitlines()[-1] == "PASS: 1 warning at 10 places, 1 note  unverified by MLCommons"
 
 
 def test_one_bad_file_does_not_hide_the_rest(submission, capsys):
