@@ -66,6 +66,7 @@ class Config:
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError for an optimizer that cannot run on ``device``, and for conflicting settings."""
+        # apex updates whole parameters on every rank, by CUDA kernels alone.
         if self.is_apex:
             if self.sharded:
                 raise ConfigError(
@@ -73,6 +74,7 @@ class Config:
                 )
             if device.type != "cuda":
                 raise ConfigError(f"OPTIMIZER={self.optimizer} needs a GPU: set OPTIMIZER=lamb")
+            # Here, so that a missing package ends the run before anything starts.
             apex.load()
         if not self.is_sharded(device):
             for setting, wanted in (
@@ -109,6 +111,7 @@ class Config:
         """Number of ranks that share a copy of the state. Raises ConfigError for an impossible SHARD_GROUP."""
         sizes = {"all": num_ranks, "node": min(ranks_per_node or num_ranks, num_ranks)}
         if self.shard_group is None:
+            # One rank a node, or a last node that is not full: no group within a node holds a copy.
             fills_nodes = sizes["node"] > 1 and num_ranks % sizes["node"] == 0
             return sizes["node"] if fills_nodes else num_ranks
         number = int(self.shard_group) if self.shard_group.isdecimal() else 0
@@ -133,6 +136,7 @@ class Config:
     def hyperparameters(self) -> dict[str, Any]:
         """The optimizer's settings for the MLPerf log, by MLLOG key."""
         if self.optimizer == "lamb" or self.is_apex:
+            # Two names for eps: the compliance checker requires the first, NVIDIA's logs have both.
             return {
                 "opt_name": "lamb",
                 "opt_lamb_epsilon": self.lamb.eps,
@@ -142,6 +146,7 @@ class Config:
                 "opt_lamb_weight_decay_rate": self.lamb.weight_decay,
             }
         names = {"eps": "epsilon", "beta1": "beta_1", "beta2": "beta_2"}  # MLLOG's
+        # AdamW's settings are Adam's, with decoupled decay.
         settings = vars(getattr(self, self.optimizer.removesuffix("w")))
         return {"opt_name": self.optimizer} | {
             f"opt_{self.optimizer}_{names.get(name, name)}": value
@@ -176,6 +181,7 @@ def build(
     """
     is_sharded, per_node = config.is_sharded(world.device), world.ranks_per_node
     group_size = config.group_size(world.size, per_node) if is_sharded else 1
+    # A group is consecutive ranks: numbered round-robin, it would lie across nodes, on slow links.
     if (
         group_size == per_node < world.size
         and world.joined

@@ -24,6 +24,7 @@ def load() -> Any:
     """apex's class. Raises ConfigError if apex, or its compiled part, is not installed."""
     try:
         fused_lamb = importlib.import_module("apex.optimizers").FusedMixedPrecisionLamb
+        # Without its extensions apex can be imported, and would fail in the first step.
         importlib.import_module("amp_C")
         return fused_lamb
     except (
@@ -41,6 +42,7 @@ class ApexRule(Rule):
         super().__init__(shards, config.weight_decay)
         self.no_overflow = torch.zeros(1, dtype=torch.float32, device=shards.device)
         groups = []
+        # apex takes weight decay by group of parameters.
         for decayed in (True, False):
             chosen = [
                 master
@@ -72,6 +74,7 @@ class ApexRule(Rule):
         for master, gradient in zip(self.shards.masters, gradients, strict=True):
             master.grad = gradient.to(master.dtype)
         for group in self.optimizer.param_groups:
+            # In place, where a captured graph reads them.
             group["lr"].copy_(torch.as_tensor(update.lr))
             group["step"].copy_(self.num_steps)
         overflow = self.no_overflow

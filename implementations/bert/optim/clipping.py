@@ -72,6 +72,7 @@ class Gradients:
         self.loss_factor = factor
         if first:
             self.optimizer.weights.start_gather()
+        # With CLIP=before the norm of the whole gradient must be known before any of it is sent.
         with self.buckets.backward_pass(first=first, reduce=last and not self.clips_each):
             yield
         self.optimizer.weights.wait()  # for what no stage of the forward pass has used
@@ -83,10 +84,12 @@ class Gradients:
         """Adds the clipped gradient of a micro-batch to the sum. A single one is clipped in the update instead."""
         buckets, norm = self.buckets, self.optimizer.norm_received()
         self.norm = norm if first else self.norm + norm
+        # The norm includes the factor of the loss, the bound does not.
         self.coefficient = self.clipping.coefficient(norm / factor)
         if first and last and self.world.size == 1 and buckets.received is buckets.whole:
             return  # the update multiplies by the coefficient anyway: one pass over the gradient less
         buckets.add_received(self.coefficient, first)
+        # Applied now: the update must not do it again.
         self.coefficient = torch.ones_like(self.coefficient)
 
     @torch.no_grad()
@@ -105,6 +108,7 @@ class Gradients:
             norm = self.optimizer.measure() if needs_all_ranks else self.norm
             return norm, self.coefficient / scale
         norm = self.optimizer.measure()
+        # Its buckets are clipped already, so only the loss scale is undone.
         if self.clipping.when == "bucket":
             return norm, 1 / scale
         return norm, self.clipping.coefficient(norm / scale) / scale

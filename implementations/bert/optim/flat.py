@@ -94,6 +94,7 @@ class Layout:
             group = group_of.get(parameter, (parameter,))
             if parameter != max(group):
                 continue  # lies with the last parameter of its group
+            # Before a whole group, never within one: its parameters must be in one bucket.
             if members and filled + sum(sizes[member] for member in group) > bucket_elements:
                 self._close(members, filled)
                 members, filled = [], 0
@@ -107,9 +108,11 @@ class Layout:
     def _close(self, members: list[int], filled: int) -> None:
         """Ends a bucket: as few slices of one size as hold it, each divisible by the ranks."""
         num_slices = -(-filled // self.bucket_elements)
+        # Each rank's part of a slice begins aligned, too.
         size = _round_up(-(-filled // num_slices), ALIGNMENT * self.num_ranks)
         shard_size = size // self.num_ranks
         slices = []
+        # Rounded up, the slices may be fewer than planned.
         for _ in range(-(-filled // size)):
             slices.append(Slice(self.total, size, self.shard_total, shard_size))
             self.total += size
@@ -174,6 +177,7 @@ def fill(
             targets.setdefault(names[segment.parameter], []).append((flat, segment))
     for name, start, values in chunks:
         for flat, segment in targets.get(name, ()):
+            # In elements of the parameter, of which chunk and segment may hold different parts.
             begin = max(start, segment.start)
             end = min(start + len(values), segment.start + segment.size)
             if end > begin:
@@ -256,11 +260,13 @@ class ListRule:
             return squared_norms([self.shard.gradient])
         if self.gradients:
             return self._of_parameters(squared_norms(self.gradients))
+        # Nothing to measure here, but the sum over the ranks is a collective: zeros for it.
         dtype = torch.float64 if self.shard.masters.dtype == torch.float64 else torch.float32
         return torch.zeros(self.num_parameters, dtype=dtype, device=self.device)
 
     def step(self, update: Update) -> None:
         def sum_by_parameter(sums: Tensor) -> Tensor:
+            # A rule sees segments; what is summed over ranks is by whole parameter.
             whole = update.all_reduce_sum(self._of_parameters(sums))
             return whole.index_select(0, self.owners)
 
@@ -271,10 +277,12 @@ class ListRule:
             of_segments = update._replace(grad_sq_norms=sq_norms, all_reduce_sum=sum_by_parameter)
             self.rule.step(self.gradients, of_segments)
         else:
+            # A shard of padding alone has nothing to update, but its step count must agree.
             self.rule.count_step(update.apply_update)
             if num_sums := self.rule.num_sums:  # other ranks wait in the collective
                 dtype = self.shard.masters.dtype
                 sum_by_parameter(torch.zeros(0, num_sums, dtype=dtype, device=self.device))
+        # The model's weights are rounded masters every time, so that no rounding adds up.
         self.shard.weights.copy_(self.shard.masters)
 
 
@@ -298,6 +306,8 @@ class FlatRule:
         # A span is a segment with the zeros after it.
         spans: list[list[tuple[int, int]]] = [[] for _ in shard.names]
         for segment in shard.segments:
+            # The kernels work on whole cache lines; the zeros there stay 0 and add nothing to
+            # norms.
             end = segment.begin + _round_up(segment.size, lamb_kernel.ALIGNMENT)
             spans[segment.parameter].append((segment.begin, end))
         decays = [config.weight_decay if is_decayed(name) else 0.0 for name in shard.names]
@@ -353,6 +363,7 @@ class FlatLans(FlatRule):
         factor = self.begin(update)
         beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
         norms = update.grad_sq_norms.sqrt() * factor
+        # One factor from raw gradient to normalized one: unscaled, clipped, divided by its norm.
         self.factors.copy_(torch.where(norms > 0, factor / (norms + eps), factor))
         buffers = (self.layout, self.factors, *self.buffers)
         sums = lans_kernel.moments(*buffers, self.scalars, beta1, beta2, eps)

@@ -59,6 +59,7 @@ class SliceReduction:
         self.done_on_stream: torch.cuda.Event | None = None
         self.work: distributed.Work | None = None
         self.piece = target
+        # A group of one has its average; only the second level is left.
         if mesh.size == 1:
             self.start_cross_group()
             return
@@ -76,6 +77,7 @@ class SliceReduction:
         self._wait()
         if self.adds:
             self.piece = self.target.add_(self.piece)
+        # Both levels send in the same type, also where sums in the shard are fp32.
         if self.crosses_groups:
             self.piece = self.piece.to(self.communication_dtype)
             self.work = self.mesh.average(self.piece)
@@ -83,6 +85,7 @@ class SliceReduction:
 
     def finish(self) -> None:
         """-> DONE: waits for the average and puts it into the shard. On a GPU the stream waits, with gloo the host."""
+        # A side stream does all of it; this stream waits for that one.
         if self.done_on_stream is not None:
             torch.cuda.current_stream().wait_event(self.done_on_stream)
             return
@@ -94,6 +97,7 @@ class SliceReduction:
 
     def finish_on(self, stream: torch.cuda.Stream) -> None:
         """Has ``stream`` wait for one collective to start the next, while the backward pass goes on."""
+        # Not before the backward pass has written the slice.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             self.finish()
@@ -148,6 +152,7 @@ class GradientBuckets:
         self.num_sent = 0  # buckets, in this backward pass and after it
         self.in_flight: list[SliceReduction] = []  # oldest first
         self.stream: torch.cuda.Stream | None = None
+        # The second level waits for the first: on the main stream that would stop the backward pass.
         if mesh.groups > 1 and shard_device.type == "cuda":
             self.stream = torch.cuda.Stream(shard_device)
         self.missing = [0] * len(layout.buckets)  # gradients, by bucket, of this backward pass
@@ -189,6 +194,7 @@ class GradientBuckets:
             self._receive(self.layout.buckets[number])
         if self.phase is Phase.KEEP:
             return
+        # A full bucket behind one that is not waits: all ranks send in the same order.
         while self.num_sent < len(self.missing) and not self.missing[self.num_sent]:
             self._send_next()
 
@@ -196,6 +202,7 @@ class GradientBuckets:
         assert self.received is not None
         views = [self.views[index] for index in bucket.parameters]
         gradients = self._pop_gradients(bucket, self.received.dtype)
+        # The first micro-batch overwrites, so that nothing has to be zeroed before it.
         if not self.is_first and self.received is self.whole:
             torch._foreach_add_(views, gradients)
             return
@@ -243,6 +250,7 @@ class GradientBuckets:
     def finish(self) -> None:
         """Waits for this rank's shard of the average; on a GPU the stream waits, not the host."""
         self.phase = Phase.REDUCE
+        # What the backward pass left: all buckets, if a micro-batch is clipped whole first.
         while self.num_sent < len(self.layout.buckets):
             self._send_next()
         while self.in_flight:
@@ -259,6 +267,7 @@ class GradientBuckets:
             gradients = dict(zip(bucket.parameters, popped, strict=True))
         for part in bucket.slices:
             is_copy = self.whole is None or self.whole.dtype != self.communication_dtype
+            # A copy lives until its reduction ends, hence only so many.
             if is_copy and len(self.in_flight) >= MAX_IN_FLIGHT:
                 self.in_flight.pop(0).finish()
             if self.whole is not None:

@@ -26,6 +26,7 @@ class Mesh:
         self.within: distributed.ProcessGroup | None = None  # None: all ranks
         self.across: distributed.ProcessGroup | None = None
         # Consecutive ranks share a node, whose links are fast; ranks with the same shard are ``size`` apart.
+        # With groups of 1 or of all, one level is trivial and the other is all ranks.
         if 1 < size < world.size:
             self.within = world.subgroup(range(self.group * size, (self.group + 1) * size))
             self.across = world.subgroup(range(self.rank, world.size, size))
@@ -50,6 +51,7 @@ class Mesh:
         if self.groups == 1:
             return self.world.sum(values)
         if self.size > 1:
+            # Gathered, and added in the order of ranks, which is that of every group.
             gathered = values.new_empty(self.size, values.numel())
             if work := self.all_gather(gathered.view(-1), values.view(-1)):
                 work.wait()

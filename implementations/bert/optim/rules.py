@@ -74,6 +74,7 @@ class Rule:
         self.decayed = [
             i for i, name in enumerate(shards.names) if weight_decay and is_decayed(name)
         ]
+        # On the device: with loss scaling only it knows whether a step counts.
         self.num_steps = torch.zeros((), dtype=torch.int64, device=shards.device)
 
     def step(self, gradients: list[Tensor], update: Update) -> None:
@@ -82,6 +83,7 @@ class Rule:
 
     def count_step(self, apply_update: Tensor | None) -> None:
         """Counts a step, unless it is skipped."""
+        # True adds 1, without the host reading it.
         self.num_steps += 1 if apply_update is None else apply_update
 
     def rate(self, lr: Scalar) -> Tensor:
@@ -121,7 +123,9 @@ class MomentRule(Rule):
     def update_moments(self, gradients: list[Tensor], apply_update: Tensor | None) -> None:
         """Updates the moments by gradients of the masters' type, and counts the step."""
         self.count_step(apply_update)
+        # A skipped step's gradients hold inf or nan, and in a moment these would stay.
         with restored_unless([*self.first, *self.second], apply_update):
+            # m + (1-b1) (g - m), the form of the fused kernels.
             torch._foreach_lerp_(self.first, gradients, 1 - self.beta1)
             torch._foreach_mul_(self.second, self.beta2)
             torch._foreach_addcmul_(self.second, gradients, gradients, 1 - self.beta2)
@@ -163,6 +167,7 @@ def restored_unless(tensors: Sequence[Tensor], apply_update: Tensor | None) -> I
     if apply_update is None:
         yield
         return
+    # A copy of the states, but only for fp16: no other precision skips steps.
     before = [tensor.clone() for tensor in tensors]
     yield
     for tensor, old in zip(tensors, before, strict=True):
@@ -171,6 +176,7 @@ def restored_unless(tensors: Sequence[Tensor], apply_update: Tensor | None) -> I
 
 def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
     """Squared norms of tensors, in fp32 at least: [tensors]."""
+    # Squares of fp16 numbers overflow from 256 on; in bf16 a long sum loses its addends.
     dtype = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
     return torch.stack(torch._foreach_norm(list(tensors), 2, dtype=dtype)).square()
 
@@ -182,6 +188,7 @@ def trust_ratios(p_norms: Tensor, u_norms: Tensor) -> Tensor:
 
 def scaled(gradients: Sequence[Tensor], masters: Sequence[Tensor], scale: Scalar) -> list[Tensor]:
     """The gradients in the masters' type, times ``scale``, as new tensors."""
+    # Cast first: divided by the loss scale in fp16, small gradients would become 0.
     same_type = [g.to(m.dtype) for g, m in zip(gradients, masters, strict=True)]
     if isinstance(scale, Tensor):
         scale = scale.to(same_type[0].dtype)
@@ -219,6 +226,7 @@ class LambRule(MomentRule):
 
     def __init__(self, shards: ParameterShards, config: LambConfig) -> None:
         super().__init__(shards, config)
+        # Made once: a list as an index is copied to the device, which no graph captures.
         self.decayed_index = torch.tensor(self.decayed, dtype=torch.int64, device=shards.device)
 
     def step(self, gradients: list[Tensor], update: Update) -> None:
@@ -329,6 +337,7 @@ class AdamRule(MomentRule):
     def step(self, gradients: list[Tensor], update: Update) -> None:
         directions = scaled(gradients, self.shards.masters, update.scale)
         on_cpu = self.shards.device.type == "cpu"
+        # PyTorch's kernel corrects the bias always, skips no step and takes the rate from the host.
         if self.bias_correction and update.apply_update is None and on_cpu:
             self._step_by_pytorch(directions, float(update.lr))
             return
@@ -344,6 +353,7 @@ class AdamRule(MomentRule):
         """The whole update by PyTorch's fused CPU kernel, 4 times as fast as separate operations."""
         step: Callable[..., None] = adamw if self.decoupled else adam
         tensors = self.shards.masters, gradients, self.first, self.second
+        # Two calls, as one takes a single weight decay for all its tensors.
         for decayed in (True, False):
             chosen = [i for i, name in enumerate(self.shards.names) if is_decayed(name) is decayed]
             if not chosen:
@@ -351,6 +361,7 @@ class AdamRule(MomentRule):
             step(
                 *([each[i] for i in chosen] for each in tensors),
                 [],  # of AMSGrad
+                # A copy each, in fp32: the kernel adds 1 to every step count that it is given.
                 [self.num_steps.float() for _ in chosen],
                 fused=True,
                 amsgrad=False,
@@ -394,6 +405,7 @@ class ACClipRule(MomentRule):
         values = scaled(gradients, masters, update.scale)
         self.update_moments(values, update.apply_update)
         powers = torch._foreach_pow(torch._foreach_abs(values), self.alpha)
+        # Decayed by b2, as the second moment: Samsung's form.
         with restored_unless(self.magnitudes, update.apply_update):
             torch._foreach_lerp_(self.magnitudes, list(powers), 1 - self.beta2)
         del values, powers
@@ -401,6 +413,7 @@ class ACClipRule(MomentRule):
         steps = list(torch._foreach_pow(self.magnitudes, 1 / self.alpha))
         torch._foreach_div_(steps, torch._foreach_add(torch._foreach_abs(self.first), self.eps))
         torch._foreach_clamp_max_(steps, 1.0)
+        # b2 v and not v under the root, also Samsung's.
         correction = (self.beta2 / self.correction(self.beta2)).to(rate.dtype)
         denominators = torch._foreach_mul(self.second, correction)
         torch._foreach_sqrt_(denominators)
@@ -439,13 +452,16 @@ class MadgradRule(Rule):
     def step(self, gradients: list[Tensor], update: Update) -> None:
         masters = self.shards.masters
         gradients = scaled(gradients, masters, update.scale)
+        # eps is added to the rate as well, as in the authors' code.
         rate = self.rate(update.lr) + self.config.eps
+        # k of the formula, the steps done, is on the device.
         weight = rate * (self.num_steps + 1).to(rate.dtype).sqrt()
         with restored_unless([*masters, *self.squares, *self.sums], update.apply_update):
             self.decay_masters(rate)
             weighted = torch._foreach_mul(gradients, weight)
             torch._foreach_add_(self.sums, weighted)
             torch._foreach_addcmul_(self.squares, weighted, gradients)
+            # A sum of squares is never negative, so that this power is the cube root.
             roots = torch._foreach_pow(self.squares, 1 / 3)
             torch._foreach_add_(roots, self.config.eps)
             distances = torch._foreach_div(self.sums, list(roots))

@@ -76,6 +76,7 @@ class Sharded:
             self._fill_shard(masters_flat, masters or named)
         else:
             fill([(masters_flat, self.segments)], self.names, first_weights)
+        # Placeholders have no values: each rank's weights come from its shard, and are gathered.
         filled = first_weights is None
         self.weights = WeightBuckets(self.parameters, stages, self.layout, self.mesh, filled=filled)
         self.weights.shard.copy_(masters_flat)
@@ -119,6 +120,7 @@ class Sharded:
         assert buckets.received is not None
         if not self.norm_per_parameter:
             return self.rule.squared_norm(buckets.received).sqrt()
+        # By parameter and in fp32, since squares of fp16 numbers overflow from 256 on.
         dtype = torch.promote_types(buckets.received.dtype, torch.float32)
         norms = torch._foreach_norm([view.to(dtype) for view in buckets.views])
         return torch.stack(norms).norm()
@@ -126,6 +128,7 @@ class Sharded:
     @torch.no_grad()
     def measure(self) -> Tensor:
         """L2 norm of the averaged gradient (0-d, fp32 at least), the same on every rank. A collective."""
+        # A group of one has the whole average, so there is nothing to sum.
         if self.norm_per_parameter:
             return self.norm_received()
         self.grad_sq_norms = self.mesh.sum(self.rule.measure())
@@ -144,6 +147,7 @@ class Sharded:
 
         With tensors as arguments it does not wait for the device.
         """
+        # Not measured yet: CLIP=before uses each rank's own norm.
         if self.rule.needs_norms and self.grad_sq_norms is None:
             self.grad_sq_norms = self.mesh.sum(self.rule.measure())
         grad_sq_norms, self.grad_sq_norms = self.grad_sq_norms, None
@@ -174,7 +178,9 @@ class Sharded:
         The same as a replicated optimizer's, so that it can be resumed with any number of ranks, or replicated. Other
         ranks get only the step count.
         """
+        # int() waits for the device.
         state: dict[str, Any] = {"num_steps": int(self.rule.num_steps)}
+        # Every group has a full copy: that of one is enough.
         for key, shard in self._parts().items() if self.mesh.group == 0 else ():
             tensors = self._collect(shard)
             if self.mesh.world.is_main:
@@ -210,6 +216,7 @@ class Sharded:
             flats = [part.of_shard(shard) for part in bucket.slices]
             if self.mesh.size > 1:
                 flats = self._gathered(flats)
+            # All take part in the gather, rank 0 alone keeps the result.
             if not self.mesh.world.is_main:
                 continue
             flat = torch.cat([flat.cpu() for flat in flats])
@@ -236,11 +243,14 @@ class Sharded:
 
         Only this rank's shard is read; other ranks' weights are gathered when needed.
         """
+        # In place: rules and captured graphs hold this tensor.
         self.rule.num_steps.fill_(int(state["num_steps"]))
         for key, shard in self._parts().items():
+            # Of all parameters, not of this shard's alone, so that every rank raises.
             if missing := [name for name in self.names if name not in state[key]]:
                 raise KeyError(missing[0])
             self._fill_shard(shard, state[key])
+        # Weights are rounded masters, so that a checkpoint needs none of its own.
         self.weights.shard.copy_(self.shard.masters)
         self.weights.mark_stale()
 

@@ -36,8 +36,10 @@ def axes(
     size, num_slices = layout.num_ranks, len(layout.slices)
     groups, by_axis = num_ranks // size, {}
     if size > 1:
+        # ZeRO-2 reduces every micro-batch within the group, otherwise only their sum is sent.
         sends = gradient_steps if config.shard_gradients else 1
         placeholder, cpu = [torch.zeros(1)], torch.device("cpu")
+        # A rule on one element, only to ask which norms it adds up.
         rule = config.rule(
             ParameterShards(
                 names=["weight"],
@@ -46,11 +48,13 @@ def axes(
                 state=lambda *_, **__: placeholder,
             )
         )
+        # With CLIP=before each rank clips by its own norms, unless the rule needs the average's.
         measures_norms = config.clip != "before" or rule.needs_norms
         norms = measures_norms + bool(rule.num_sums)
         num_bytes = layout.total * (sends * wire + weights) * (size - 1) / size
         by_axis["within"] = Axis(num_slices * (sends + 1) + norms, num_bytes)
     if groups > 1:
+        # Across groups an all-reduce, of one shard.
         num_bytes = layout.shard_total * wire * 2 * (groups - 1) / groups
         by_axis["across"] = Axis(num_slices, num_bytes)
     return by_axis
@@ -66,6 +70,7 @@ def describe(
 ) -> str:
     """Bytes and collectives for the chosen SHARD_GROUP and for its named alternatives."""
     parameters: Sequence[Tensor] = list(model.parameters())
+    # One micro-batch is not added to any other, and so stays in the weights' type.
     sends_low = gradient_steps == 1 or config.allreduce_dtype == "weights"
     weights, wire = dtype.itemsize, dtype.itemsize if sends_low else max(dtype.itemsize, 4)
     chosen, described = config.group_size(num_ranks, ranks_per_node), {}

@@ -30,6 +30,7 @@ class WeightBuckets:
     ) -> None:
         self.layout, self.mesh = layout, mesh
         dtype, device = parameters[0].dtype, parameters[0].device
+        # With a group of one both are the same memory.
         self.shard = self.whole = torch.zeros(layout.total, dtype=dtype, device=device)
         if mesh.size > 1:
             self.shard = torch.zeros(layout.shard_total, dtype=dtype, device=mesh.world.device)
@@ -63,6 +64,7 @@ class WeightBuckets:
             stage.register_forward_pre_hook(
                 lambda _module, _inputs, needed=needed: self.wait(needed)
             )
+        # Buckets that no stage needs come last; start_gather waits for those.
         for number in range(len(self.layout.buckets)):
             if number not in self.gather_order:
                 self.gather_order.append(number)
@@ -92,6 +94,7 @@ class WeightBuckets:
 
     def wait(self, buckets: set[int] | None = None) -> None:
         """Waits for the gathers of these buckets; None: of all. On a GPU the stream waits, not the host."""
+        # A stage that runs again, in a later micro-batch, finds nothing to wait for.
         for number in list(self.in_flight) if buckets is None else buckets:
             for work in self.in_flight.pop(number, ()):
                 if work is not None:
