@@ -45,6 +45,7 @@ def save(
             for left_over in directory.glob(".deepspeed_*.partial"):  # of a killed run
                 shutil.rmtree(left_over, ignore_errors=True)
         world.barrier()
+        # ``latest`` is written below, when the folder is whole.
         trained.engine.save_checkpoint(str(directory), tag=partial, save_latest=False)
         places = [
             [(s.parameter, s.begin, s.size, s.start) for s in shard.segments]
@@ -59,6 +60,7 @@ def save(
                 "shapes": {name: tuple(shape) for name, shape in state.shapes.items()},
                 "parts": state.update.parts(), "num_steps": state.num_steps(), "scaler": trained.scaler.state_dict(),
             }  # fmt: skip
+            # Last: a folder without it is no checkpoint (see ``folders``).
             torch.save({**facts, **index}, directory / partial / INDEX)
             # All data is on the disk before the folder is renamed, and before DeepSpeed's ``latest`` names it.
             for path in [*(directory / partial).iterdir(), directory / partial]:
@@ -124,11 +126,13 @@ def _shards(folder: Path) -> list[Path]:
 
 def _shard(folder: Path, rank: int) -> dict[str, list[Tensor]]:
     """Masters and states of a rank, one flat tensor per partition."""
+    # The star, as with bf16 DeepSpeed begins the names with bf16_.
     (path,) = folder.glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     # Not weights_only, since DeepSpeed pickles its own objects: such a file must be trusted like code.
     saved = torch.load(path, map_location="cpu", weights_only=False, mmap=True)[
         "optimizer_state_dict"
     ]
+    # Stage 3 writes fp32_flat_groups, stages 1 and 2 other keys.
     masters = (
         saved["fp32_flat_groups"]
         if "fp32_flat_groups" in saved
@@ -140,6 +144,7 @@ def _shard(folder: Path, rank: int) -> dict[str, list[Tensor]]:
     found = {MASTERS: [master.detach() for master in masters]}
     for number in sorted(states):
         for name, flat in states[number].items():
+            # The step count is in the index already.
             if name != STEPS:
                 found.setdefault(name, []).append(flat)
     return found

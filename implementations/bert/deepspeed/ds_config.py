@@ -157,6 +157,7 @@ def read(path: Path) -> dict[str, Any]:
 
 def _is(kind: Any, value: Any) -> bool:
     if kind is Stage:
+        # Not isinstance, to which true is an integer.
         return type(value) is int and 0 <= value <= 3
     if kind in (int, float):  # 1e5 is an integer
         is_number = type(value) in (int, float) and math.isfinite(value)
@@ -172,6 +173,7 @@ def flat(section: dict[str, Any], within: str = "") -> Iterator[tuple[str, Any]]
     for name, value in section.items():
         key = f"{within}{name}"
         kind, _ = ENTRIES.get(key, (object, ""))
+        # null is DeepSpeed's word for no offload; no other section may be null.
         if (value is None and "offload_" in key) or (kind is not dict and _is(kind, value)):
             yield key, value
         elif _is(kind, value):
@@ -190,6 +192,7 @@ def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
     key = f"{precision}.enabled" if precision else "neither bf16 nor fp16 is enabled"
     settings.append(Meaning(key, "PRECISION", precision or "fp32", explicit=bool(precision)))
     if "gradient_clipping" in entries:
+        # DeepSpeed clips the average. Not explicit, as Config.check refuses any other CLIP.
         settings.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
     if "zero_optimization" in given:
         key, stage = "zero_optimization.stage", entries.get("zero_optimization.stage", 0)
@@ -227,6 +230,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     """The entries by key, without those of bf16 and fp16 where these are not enabled."""
     entries = dict(flat(given))
     known = DEEPSPEED_ONLY.union(ENTRIES, *FIXED.values())
+    # These flags are Adam's alone.
     if str(entries.get("optimizer.type")).lower() == "lamb":
         known -= {*ADAM_FLAGS}
     free = ("activation_checkpointing.", *FREE)
@@ -244,12 +248,14 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(
             "DEEPSPEED_CONFIG: bf16.enabled and fp16.enabled are both true: enable one of them"
         )
+    # Settings of a precision that is off say nothing about the run.
     off = tuple(f"{name}." for name in ("bf16", "fp16") if not entries.get(f"{name}.enabled"))
     entries = {key: value for key, value in entries.items() if not key.startswith(off)}
     if "scheduler" in given:
         if (kind := entries.get("scheduler.type")) != "WarmupDecayLR":
             expected = "expected WarmupDecayLR; others by LR_SCHEDULE"
             raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: {expected}")
+        # DeepSpeed's default, which FIXED refuses.
         entries.setdefault("scheduler.params.warmup_type", "log")
     for why, fixed in FIXED.items():
         for key in fixed:
@@ -263,6 +269,7 @@ def _batch(entries: dict[str, Any], world_size: int) -> Iterator[Meaning]:
     """Derives the third of the three batch sizes from two; checks all three for consistency."""
     whole, micro, steps = (entries.get(key) for key in BATCH)
     if whole is not None:
+        # Divided with remainder: the product below finds sizes that do not fit.
         micro = micro or whole // ((steps or 1) * world_size)
         steps = steps or (whole // (micro * world_size) if micro else 1)
         if whole != micro * steps * world_size:
@@ -300,6 +307,7 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
 
 def _text(value: float) -> str:
     """A number as the value of a variable, without loss of digits."""
+    # Up to 2^53 every integer is exact in fp64.
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
 
 

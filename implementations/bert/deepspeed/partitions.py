@@ -47,6 +47,7 @@ class ZeroRule(torch.optim.Optimizer):
                 masters=masters,
                 gradient=masters.new_zeros(0),  # ZeRO passes one at each step
                 weights=masters,  # ZeRO casts and gathers them
+                # torch.optim's own dict, from which DeepSpeed writes its checkpoints.
                 states=self.state[flat],
             )
             rule = ListRule(shard, self.make_rule)
@@ -114,6 +115,7 @@ class ZeroState:
         for part in self.update.parts():
             tensors = {}
             for number, (name, shape) in enumerate(self.shapes.items()):
+                # In fp32, as masters and states are.
                 gathered = torch.zeros(shape.numel(), device=self.world.device)
                 for flat, segments in self.flats(part):
                     for segment in segments:
@@ -137,6 +139,7 @@ class ZeroState:
             rule.num_steps.fill_(int(state["num_steps"]))
         for part in self.update.parts():
             flats = self.flats(part)
+            # By this rank's names alone: a checkpoint may be larger than the memory of a rank.
             names = {self.names[segment.parameter] for _, segments in flats for segment in segments}
             spans = (span for name in names for span in spans_of(state[part], name))
             fill(flats, self.names, spans)

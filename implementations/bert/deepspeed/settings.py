@@ -97,6 +97,7 @@ class Config:
         self, optimizer: OptimizerConfig, precision: Precision, batch_size: int, gradient_steps: int
     ) -> dict[str, Any]:
         """The JSON with batch, clipping and precision by our variables; rule, rate and log remain ours."""
+        # The first two are done here; the last follows from the two other sizes.
         ours = {"optimizer", "scheduler", "train_batch_size"}
         given = {key: value for key, value in self.json().items() if key not in ours}
         low = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision.dtype)
@@ -111,6 +112,7 @@ class Config:
             "gradient_clipping": optimizer.max_grad_norm,
             "steps_per_print": NEVER,
             "zero_allow_untested_optimizer": True,
+            # Else DeepSpeed refuses to offload any optimizer but its own.
             "zero_force_ds_cpu_optimizer": False,
         }
 
@@ -123,6 +125,7 @@ def merged(environ: Mapping[str, str]) -> Mapping[str, str]:
 
     def number(text: str) -> float | str:
         try:
+            # 1, 1.0 and true are the same setting.
             return BOOLEANS[text.lower()] if text.lower() in BOOLEANS else float(text)
         except ValueError:
             return text
@@ -136,6 +139,7 @@ def merged(environ: Mapping[str, str]) -> Mapping[str, str]:
     for key, name, value, explicit in ds_config.meanings(ds_config.read(Path(path)), max(ranks, 1)):
         mine = environ.get(name, "").strip()
         if not mine or mine == "auto":
+            # A default of DeepSpeed's gives way to the same setting in another unit.
             if explicit or not environ.get(INSTEAD.get(name, ""), "").strip():
                 filled[name] = value
         elif explicit and number(mine) != number(value):

@@ -130,6 +130,7 @@ class DeepSpeedStep:
         stage = int(settings["zero_optimization"]["stage"])
         self.spare = None  # a copy on the meta device, for ``whole``
         if stage == 3:
+            # For deepcopy's memo: no weights are copied, and tied parameters stay tied.
             empty = {
                 id(p): nn.Parameter(torch.empty_like(p, device="meta", dtype=precision.dtype))
                 for p in named.values()
@@ -137,6 +138,7 @@ class DeepSpeedStep:
             self.spare = copy.deepcopy(model, dict(empty))
         shapes = {name: parameter.shape for name, parameter in named.items()}
         update = ZeroRule(named.values(), optimizer.rule, world)
+        # Before the engine exists: stage 3 expects its parameters partitioned.
         partition = zero_internals.partitioner(deepspeed, settings) if stage == 3 else None
         fill_parameters(named, weights, world.device, partition)
         self.engine, optimizer_of_zero, _, _ = deepspeed.initialize(
@@ -147,6 +149,7 @@ class DeepSpeedStep:
         self.optimizer = ZeroState(zero, update, shapes, world)
         if precision.is_low:  # DeepSpeed took its masters from the weights after the cast
             self.optimizer.begin(partitions, masters())
+        # Last, since until then a step of ZeRO's changes nothing (see ZeroRule).
         update.bind(list(named), partitions)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
@@ -157,6 +160,7 @@ class DeepSpeedStep:
         totals: list[Tensor] = []
         for batch in batches:
             losses = self.engine(batch.to(self.world.device))
+            # The engine multiplies by the loss scale and divides by the number of micro-batches.
             self.engine.backward(reduce(operator.add, losses))
             self.engine.step()  # counts, and updates after the last micro-batch
             totals = totals or [torch.zeros((), device=self.world.device) for _ in losses]
@@ -167,6 +171,7 @@ class DeepSpeedStep:
         if self.scaler.enabled:
             self.scaler.update(finite)
             self.optimizer.zero.set_loss_scale(float(self.scaler.scale))  # waits for the device
+            # The host knows by now: ZeRO decides on the host whether it skips a step.
             if not finite:
                 self.optimizer.zero.after_skipped_step()
         return StepResult(losses._make(totals), norm, finite)
@@ -183,6 +188,7 @@ class DeepSpeedStep:
             return
         whole = self.spare.to_empty(device=self.world.device)
         with torch.no_grad():
+            # One parameter at a time is gathered, into the copy.
             for source, target in zip(
                 self.engine.module.parameters(), whole.parameters(), strict=True
             ):

@@ -44,6 +44,7 @@ class Zero:
             mapping = parameter._hp_mapping  # type: ignore[attr-defined]
             if mapping is None:  # this rank has nothing of it
                 continue
+            # Its place in the partition; lp_fragment_address is that in the parameter.
             in_partition = mapping.get_hp_fragment_address()
             partitions[mapping.param_group_index].segments.append(
                 Segment(
@@ -73,6 +74,7 @@ class Zero3(Zero):
         zero = self.optimizer
         partitions = [Partition(flat, []) for flat in zero.fp32_partitioned_groups_flat]
         for number, parameter in enumerate(parameters):
+            # All ranks have parts of this size, the last ones partly or wholly padding.
             group, begin, size = zero.grad_position[zero.get_param_id(parameter)]
             start = rank * size
             without_padding = min(size, parameter.ds_numel - start)  # type: ignore[attr-defined]
@@ -91,6 +93,7 @@ class Zero3(Zero):
     def after_skipped_step(self) -> None:
         # Small parameters, which stage 3 expects whole after every step; its own skipped step does not gather them.
         if persistent := self.optimizer.persistent_parameters:
+            # A method of any partitioned parameter, which takes the whole list.
             persistent[0].all_gather(persistent)
 
 
@@ -102,5 +105,6 @@ def wrap(optimizer: Any) -> Zero:
 
 def partitioner(deepspeed: Any, settings: dict[str, Any]) -> Callable[[nn.Parameter], None]:
     """A function that partitions a parameter over the ranks as stage 3 does; each call is a collective."""
+    # An empty module, as only its conversion of single parameters is used.
     init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=settings)
     return lambda parameter: init._convert_to_zero_parameters([parameter])

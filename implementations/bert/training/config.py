@@ -42,12 +42,14 @@ class Hardware:
     @property
     def recomputes_in_graph(self) -> bool:
         """Whether every dropout of a layer can be repeated in a CUDA graph."""
+        # These draw masks from a seed and a site, which a second run of a layer can repeat.
         fused = "dropout_add_layer_norm" in self.kernels.names(self.device)
         return self.kernels.attention in ("triton", "cudnn_frontend") and fused
 
     def recomputation(self, *, uses_graph: bool) -> Recomputation | None:
         """Activation recomputation of the model, if any."""
         layers = self.recompute.layers
+        # In a graph a generator's state cannot be read; outside of one PyTorch's dropout needs it.
         return Recomputation(layers, random_state=not uses_graph) if layers else None
 
     def check_device(self, *, uses_graph: bool) -> None:
@@ -55,6 +57,7 @@ class Hardware:
         self.precision.check(self.device)
         dtype = self.numerics.dtype
         self.optim.check(self.device)
+        # For its error alone; the number is computed where it is used.
         self.optim.group_size(self.dist.world_size, self.dist.ranks_per_node)
         attention.check(self.kernels.attention, self.device, dtype, uses_graph)
         if uses_graph and self.recompute.layers and not self.recomputes_in_graph:
@@ -64,5 +67,6 @@ class Hardware:
             return
         if self.device.type != "cuda":
             raise ConfigError("CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU")
+        # auto in fp32 means sdpa_loop, which reads lengths on the host.
         if dtype == torch.float32 and self.kernels.attention == "auto":
             raise ConfigError("CUDA_GRAPH=1 with PRECISION=fp32 needs ATTENTION=triton")

@@ -94,6 +94,7 @@ class CapturedStep:
 
         handles = [self.model.register_forward_pre_hook(next_micro_batch)]
         for name, module in self.model.named_modules():
+            # named_modules() begins with the model, without a name; a ModuleList is never called.
             if name and not isinstance(module, nn.ModuleList):
                 handles.append(module.register_forward_hook(self._hook(name)))
         try:
@@ -102,6 +103,7 @@ class CapturedStep:
             for handle in handles:
                 handle.remove()
         self.folder.mkdir(parents=True, exist_ok=True)
+        # Gradients in the order of the backward pass: the first difference is where two runs part.
         order = [name for name in self.tensors if not name.endswith(".gradient")]
         order += [name for name in reversed(self.tensors) if name.endswith(".gradient")]
         with whole_file(self.folder / f"step_{self.count}_rank_{self.rank}.safetensors") as partial:
@@ -125,6 +127,7 @@ class CapturedStep:
         return keep
 
     def _keep(self, name: str, tensor: Tensor) -> None:
+        # A copy, since kernels write over tensors, such as the logits' gradient over the logits.
         self.tensors[name] = tensor.detach().to("cpu", copy=True).contiguous()
 
 
@@ -143,6 +146,7 @@ def differences(reference: Path, other: Path) -> Iterator[tuple[str, float, floa
         order = [name for file in (a, b) for name in json.loads(file.metadata()[ORDER])]
         names_of = [(file, set(file.keys())) for file in (a, b)]
         for name in dict.fromkeys(order):
+            # In fp64, so that the difference itself is not rounded.
             pair = [file.get_tensor(name).double() for file, names in names_of if name in names]
             if len(pair) == 2 and name.endswith(".gradient"):  # empty: never computed, as 0
                 pair = [x if x.numel() else torch.zeros_like(y) for x, y in (pair, pair[::-1])]

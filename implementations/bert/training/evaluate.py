@@ -82,6 +82,7 @@ def evaluation_steps(config: Config, global_batch_size: int, max_samples: int) -
     """Steps to evaluate after: the first with at least start, start + every, ... nominal samples trained."""
     if not config.every_samples:
         return set()
+    # The rule of the benchmark: none at 0 samples, the first after one interval.
     start = config.start_samples or config.every_samples
     points = range(start, max_samples + 1, config.every_samples)
     return {-(-samples // global_batch_size) for samples in points}
@@ -162,6 +163,7 @@ class EvaluationGraph:
         """Capacity: EVAL_BATCHSIZE times ``max_seq_length`` tokens, about twice as many sequences of Wikipedia."""
         self.room = evaluation_room(config.batch_size, max_seq_length)
         self.capacity = graph_capacity(self.room, config.batch_size)
+        # Any batch of this capacity: replays copy theirs into its memory.
         self.batch = static_batch(dummy_batch(1, max_seq_length, model), self.capacity).to(device)
         self.counts = torch.zeros(NUM_COUNTS, dtype=torch.float64, device=device)
         with torch.no_grad(), model.evaluating(calibrated=True):
@@ -196,6 +198,7 @@ def rehearse(
 
 def evaluation_room(batch_size: int, max_seq_length: int) -> PretrainingCapacity:
     """Capacity of an evaluation batch for a graph."""
+    # Three sequences for each full row; Wikipedia's rows of 512 tokens hold two on average.
     return PretrainingCapacity.of(batch_size * max_seq_length, 3 * batch_size)
 
 
@@ -219,6 +222,7 @@ def fill_batches(
         (masked, room.masked),
         (np.ones(len(ordered)), room.sequences),
     ]
+    # The capacity that is exceeded first sets the least number of batches.
     least = max(size.sum() / limit for size, limit in limits)
     for count in range(max(1, int(np.ceil(least))), len(sequences) + 1):
         turn = np.arange(len(ordered)) % (2 * count)
@@ -226,6 +230,7 @@ def fill_batches(
         fits = all(np.bincount(batch, size, count).max() <= limit for size, limit in limits)
         if fits or count == len(sequences):
             return [ordered[batch == number] for number in range(count)]
+    # More ranks than sequences: this one has none.
     return []
 
 

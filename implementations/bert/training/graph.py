@@ -49,6 +49,7 @@ def static_batch(batch: AnyBatch, capacity: Capacity) -> AnyBatch:
         filled = batch.pad_to(capacity)
     except ValueError as error:
         raise DataError(f"{error}: raise MAX_SEQUENCES_PER_ROW, or set CUDA_GRAPH=0") from None
+    # Padding tokens form sequences of up to full length; the sequences left over are empty.
     ends = batch.num_tokens + batch.max_seqlen * torch.arange(
         1, capacity.sequences - batch.num_sequences + 1, dtype=torch.int32
     )
@@ -103,10 +104,12 @@ class GraphedStep:
         self.stages = [[batch.to(self.device) for batch in examples] for _ in range(NUM_STAGES)]
         self.count = 0
         self.copies = torch.cuda.Stream(self.device)
+        # By stage: its batch is in it, has been copied out of it, and its step is done.
         self.arrived, self.consumed, self.finished = (
             [torch.cuda.Event() for _ in range(NUM_STAGES)] for _ in range(3)
         )
         self.captured: dict[bool, CapturedStep] = {}  # by whether the step measures fp8 scales
+        # The warm-up takes real steps, so that everything a step needs is compiled and allocated.
         with step.rollback():
             stream = warm_stream(lambda: step.run(self.batches), NUM_WARM_UP_STEPS, self.device)
         with step.rollback():
@@ -130,6 +133,7 @@ class GraphedStep:
                     self._start(captured)  # the first launch of a graph is slow
         if failed:
             raise failed
+        # What the first launches do must end before the clock starts.
         torch.cuda.synchronize(self.device)
 
     def __call__(self, batches: Sequence[Batch], lr: float | Tensor) -> StepResult:
@@ -139,10 +143,13 @@ class GraphedStep:
         self.step.world.wait_for(self.finished[stage])  # run at most two steps ahead of the device
         stream = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self.copies):
+            # Not before the step has read this stage's last batch.
             self.copies.wait_event(self.consumed[stage])
             copy_batches(self.stages[stage], batches)
             self.arrived[stage].record(self.copies)
+        # The stream waits, not the host.
         stream.wait_event(self.arrived[stage])
+        # Within the device, behind the graph's last replay, which reads the same memory.
         copy_batches(self.batches, self.stages[stage])
         self.consumed[stage].record(stream)
         self.step.lr.fill_(lr)
@@ -179,6 +186,7 @@ def capture_or_warm_up(
     torch.cuda.empty_cache()  # a failed capture's memory, for the eager steps; nothing without a GPU
     if rehearse:
         with step.rollback():
+            # The step that measures fp8 scales runs other kernels than those after it.
             for _ in range(2 if step.needs_calibration_step else 1):
                 step(examples(), 0.0)
         step.model.zero_grad()

@@ -50,6 +50,7 @@ def train(hooks: LoopHooks) -> Ending:
         with progress.paused():  # evaluation is not training time
             return hooks.evaluate(steps.done, samples)
 
+    # A resumed run was evaluated before its first step already.
     reached = steps.batches == 0 and schedule.after(0).evaluate and evaluate()
     stopped = None
 
@@ -73,6 +74,7 @@ def train(hooks: LoopHooks) -> Ending:
         if due.checkpoint and not due.end and not reached and not stopped:
             hooks.save(steps.done, steps.batches, progress.samples())
 
+    # A target that was reached counts, even if a signal came in the same step.
     reason = TARGET if reached else stopped or LAST_STEP
     return Ending(reason, steps.done, steps.batches, progress.samples())
 
@@ -132,6 +134,7 @@ class StepCounter:
         self.resolved, self.resolved_batches = done, batches
         self.rates: Tensor | None = None
         if scaler.enabled:
+            # All of them in advance, for the device to choose from.
             rates = [rate(step) for step in range(1, last + 1)]
             self.rates = torch.tensor(rates, dtype=torch.float32, device=scaler.scale.device)
 
@@ -151,6 +154,7 @@ class StepCounter:
         """
         if not self.scaler.enabled:
             return True
+        # int() waits for the device.
         expected, self.done = self.done, self.batches - int(self.scaler.num_skipped_steps)
         if self.done > self.resolved:
             self.resolved, self.resolved_batches = self.done, self.batches

@@ -82,6 +82,7 @@ def metrics_file(path: Path, first_step: int) -> MetricSink:
         if line.endswith("}\n") and json.loads(line).get("step", 0) <= first_step
     )
     write_text(path, "".join(lines_before))
+    # Line by line, so that a killed run loses one at most.
     file = path.open("a", encoding="utf-8", buffering=1)
     return lambda kind, values: file.write(json.dumps({"kind": kind, **values}) + "\n")
 
@@ -90,6 +91,7 @@ def tensorboard(folder: Path, first_step: int) -> MetricSink:
     """Scalars train/loss, evaluation/accuracy and so on by step, in an event file."""
     from torch.utils.tensorboard import SummaryWriter
 
+    # Hides the events of steps that a resumed run takes again.
     writer = SummaryWriter(str(folder), purge_step=first_step + 1 if first_step else None)
 
     def write(kind: str, values: Mapping[str, Any]) -> None:
@@ -190,9 +192,11 @@ class Progress:
 
     def add(self, result: StepResult, batches: Sequence[Batch]) -> None:
         """Adds a step; one whose gradient overflowed counts no samples. Does not wait for the device."""
+        # The task's names come with its first result.
         if not self.names:
             self.names = result.losses._fields  # type: ignore[attr-defined]
             self.totals = torch.zeros(len(self.names) + 1, device=self.world.device)
+        # One inf would make the whole sum inf; report() leaves such steps out of the mean.
         norm = torch.where(result.finite, result.norm, 0).to(self.totals.dtype)
         # Added up on the device; only a report reads them.
         self.totals += torch.stack([*result.losses, norm])
@@ -202,6 +206,7 @@ class Progress:
 
     def samples(self) -> int:
         """Sequences trained on by all ranks. A collective."""
+        # A clone, as sum() works in place; item() waits for the device.
         return self.resumed_samples + int(self.world.sum(self.local_samples.clone()).item())
 
     @contextlib.contextmanager
@@ -220,7 +225,9 @@ class Progress:
         broken down.
         """
         span_steps = max(self.span_steps, 1)
+        # Here the host waits for the device.
         means = self.world.sum(self.totals / (span_steps * self.world.size)).tolist()
+        # All ranks skip the same steps, so the sum counts each once per rank.
         overflows = int(self.world.sum(self.overflows.clone()).item()) // self.world.size
         samples, now = self.samples(), time.monotonic()
         seconds = now - self.span_started - self.span_paused_seconds
@@ -228,10 +235,12 @@ class Progress:
         losses = dict(zip(self.names, means[:-1], strict=True))
         loss, lr = sum(losses.values()), self.rate(step)
         if self.world.is_main:
+            # Over all steps of this process, which varies less than a single span.
             per_step = (now - self.started - self.paused_seconds) / max(step - self.first_step, 1)
             parts = ", ".join(f"{name} {value:.4f}" for name, value in losses.items())
             line = f"step {step:>6}/{self.last}  loss {loss:.4f} ({parts})  lr {lr:.3e}  {speed:,.1f} sequences/s  "
             print(f"{line}ETA {clock(per_step * (self.last - step))}", file=sys.stderr, flush=True)
+        # A mean over all ranks, so that all of them raise, and none waits for another.
         if not math.isfinite(loss):
             raise TrainingError(f"the loss is {loss} at step {step}: lower LR, or look at the data")
         # Only loss scaling may skip steps (StepCounter.resolve ends a run that skips all).

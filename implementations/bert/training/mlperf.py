@@ -59,6 +59,7 @@ class MlperfLog:
         self._event: Callable[..., object] = lambda *_: None
         self._start = self._end = self._event
         if is_main:
+            # Outside of logging's tree, so that nothing else filters or repeats these lines.
             logger = logging.Logger("mlperf", logging.INFO)
             handler: logging.Handler = logging.StreamHandler(sys.stdout)
             if path is not None:
@@ -66,11 +67,13 @@ class MlperfLog:
                 handler = logging.FileHandler(path, mode="w", encoding="utf-8")
                 setattr(handler, "handleError", _raise)  # noqa: B010 (else a full disk loses lines, and the run goes on)
             logger.addHandler(handler)
+            # Names of files in the lines are relative to this folder.
             log = mllog.MLLogger(logger, root_dir=str(Path(__file__).resolve().parents[2]))
             self._event, self._start, self._end = log.event, log.start, log.end
 
     def init_start(self) -> None:
         """Logs whether the caches were cleared, and the start of initialisation."""
+        # Before init_start, by the convention of published logs.
         self._event(constants.CACHE_CLEAR, self.config.cache_cleared)
         self._start(constants.INIT_START)
 
@@ -89,6 +92,7 @@ class MlperfLog:
 
     def weights(self, tensor_names: Iterable[str]) -> None:
         """Logs the initialization of each tensor."""
+        # A line for each tensor, as in NVIDIA's logs; the compliance checker does not look.
         for name in tensor_names:
             self._event(constants.WEIGHTS_INITIALIZATION, None, {"tensor": name})
 
@@ -96,6 +100,7 @@ class MlperfLog:
         """Ends the initialisation and starts the clock."""
         self._end(constants.INIT_STOP)
         self._start(constants.RUN_START)
+        # The checker wants an epoch or a block; published logs have both, in this order.
         self._start(constants.EPOCH_START, None, {"epoch_num": 0})
         self._start(constants.BLOCK_START, None, {"first_epoch_num": 1, "epoch_count": 1})
 
@@ -115,11 +120,13 @@ class MlperfLog:
 
     def eval_stop(self, samples: int, accuracy: float) -> None:
         self._end(constants.EVAL_STOP, samples, {"epoch_num": samples})
+        # From the last epoch_num here the checker takes the samples to convergence.
         self._event(constants.EVAL_ACCURACY, accuracy, {"epoch_num": samples})
 
     def stats(self, kind: str, values: Mapping[str, Any]) -> None:
         """A metric sink: logs losses, rate and throughput in samples a second of each report."""
         if kind == "train":
+            # No ruleset fixes the content of tracked_stats; published logs have the throughput.
             losses = {name: value for name, value in values.items() if name.endswith("loss")}
             figures = {"throughput": values["sequences_per_second"], **losses, "lr": values["lr"]}
             self._event("tracked_stats", figures, {"epoch_num": values["samples"]})

@@ -69,6 +69,7 @@ class Config:
             raise ConfigError(
                 "START_WARMUP_STEP without WARMUP_STEPS: set WARMUP_STEPS, or START_WARMUP_STEP=0"
             )
+        # Shares overlap above 1, and nothing is left to decay.
         if RULES[self.schedule][0] is by_share and self.warmup_share + self.constant_proportion > 1:
             shares = f"CONSTANT_PROPORTION={self.constant_proportion:g} and a warm-up of {self.warmup_share:g}"
             raise ConfigError(f"{shares} of the steps: expected a sum of at most 1")
@@ -87,6 +88,7 @@ class Config:
         """(number of warm-up steps, step at which they start), defaults resolved."""
         if self.warmup_steps:
             return self.warmup_steps, self.start_warmup_step
+        # Rounded down, as in NVIDIA's code, so that a closed run has the published rates.
         return int(self.length * self.warmup_proportion), 0
 
     @property
@@ -97,6 +99,7 @@ class Config:
     @property
     def degree(self) -> float:
         """Power of the decay, which the MLPerf log states."""
+        # 1 is the benchmark's opt_lamb_learning_rate_decay_poly_power.
         return 0.5 if self.schedule == "dle" else 1.0
 
 
@@ -110,7 +113,9 @@ def mlperf(step: int, config: Config) -> float:
     """
     warmup, start = config.warmup
     progress = step - 1 if start == 0 else step
+    # With a start far below 0 and a warm-up shorter than that, as published for GB200, never.
     if progress - start < warmup:
+        # 0 before a warm-up that starts later than the run.
         return config.lr * max(0.0, (progress - start) / warmup)
     remaining = max(0.0, 1.0 - progress / config.length)
     return config.end_lr + (config.lr - config.end_lr) * remaining
@@ -169,6 +174,7 @@ def learning_rate(step: int, config: Config) -> float:
 def describe(config: Config) -> str:
     """The rule, and its rate at the first step, at the end of the warm-up, in the middle and at the last step."""
     warmup, start = config.warmup
+    # These warm up over a share of the steps, whose end need not be a whole step.
     if RULES[config.schedule][0] is by_share:
         warmup = round(config.length * config.warmup_share)
     points = [

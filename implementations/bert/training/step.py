@@ -79,6 +79,7 @@ def preserved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[None]
     """Restores tensors (in place) and random states on exit, bit for bit."""
     before = [tensor.detach().clone() for tensor in tensors]
     random_state = torch.get_rng_state()
+    # Dropout on the device draws from a generator of its own.
     device_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     yield
     with torch.no_grad():
@@ -140,6 +141,7 @@ class Step:
         for number, batch in enumerate(batches, start=1):
             with self.gradients.micro_batch(number == 1, number == len(batches), factor):
                 losses = self.gradients.forward(batch)
+                # The losses count equally, as in BERT's paper: the sum of two means.
                 (functools.reduce(operator.add, losses) * factor).backward()
             means = means or [torch.zeros((), device=loss.device) for loss in losses]
             for mean, loss in zip(means, losses, strict=True):
@@ -152,6 +154,7 @@ class Step:
         self.optimizer.step(self.lr, grad_scale, finite if self.scaler.enabled else None)
         self.scaler.update(finite)
         if self.fp8 is not None:
+            # ``and`` would read the tensor on the host, and wait.
             finite = finite & self.fp8.update(self.world)
         self.mark("updated")
         return StepResult(losses._make(means), unscaled, finite)
@@ -175,7 +178,9 @@ class Step:
         calibrated = self.fp8 is not None and self.fp8.calibrated
         with preserved(self.state_tensors(), self.world.device):
             yield
+            # A gather still under way would overwrite what is restored next.
             self.optimizer.gather()
+        # Known to the host alone, so that no tensor restores it.
         if self.fp8 is not None:
             self.fp8.calibrated = calibrated
 

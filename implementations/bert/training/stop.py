@@ -16,6 +16,7 @@ import torch
 from bert.core.dist import World
 
 TARGET, LAST_STEP = "the target was reached", "the last step was reached"
+# SIGUSR1 is what run.sub has Slurm send two minutes before the time limit.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 AGREEMENT_SECONDS = 5.0  # between agreements of the ranks on signals, unless steps are longer
 
@@ -72,6 +73,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        # Only noted: ranks that stopped in the middle of a step would leave others in a collective.
         self.received_signal = number
 
     def agreed(self, batch: int, step: int) -> str | None:
@@ -84,6 +86,7 @@ class Stop:
             num_batches = 1 if self.last_batch is None else batch - self.last_batch
             seconds_per_batch = (now - self.last_agreement) / num_batches
             self.last_agreement, self.last_batch = now, batch
+            # One all-reduce for both: any signal is above 0, and the slowest rank counts.
             mine = [float(received), seconds_per_batch]
             values = torch.tensor(mine, dtype=torch.float64, device=self.world.device)
             number, slowest = self.world.max(values).tolist()  # waits for the device
