@@ -100,12 +100,14 @@ class Config:
                 else "the others compute in bf16 or fp16"
             )
             name, words = "sdpa_loop", f"sdpa_loop ({why})"
+        # A CPU has no graphs, libraries or assembly to try.
         if device.type != "cuda":
             return dataclasses.replace(self, attention=name), words
         heads = benchmark.Heads(
             num_heads=model.num_attention_heads, head_size=model.head_size, dtype=dtype
         )
         results = benchmark.benchmark_backends(device, heads, name)
+        # Two views: all ranks must choose alike, the reason of a failure is this rank's.
         of_all = benchmark.agreed(results, world)
         if name == "auto":
             tried = "; ".join(
@@ -113,6 +115,7 @@ class Config:
                 for one in of_all
                 if one.name != benchmark.ASSEMBLY
             )
+            # sdpa_loop runs everywhere, but reads lengths on the host, so not in a graph.
             name = benchmark.fastest(of_all, in_graph) or "sdpa_loop"
             if name == "sdpa_loop" and in_graph:
                 raise ConfigError(
@@ -125,6 +128,7 @@ class Config:
             )
             raise ConfigError(f"attention {name} {where}: set ATTENTION to another one, or auto")
         wrong = benchmark.problem_of(benchmark.ASSEMBLY, results)
+        # Also a rank whose assembly is right does without it if another's is wrong.
         if world.any(bool(wrong)):
             triton_support.do_without_assembly()
             words += f"; all kernels do without assembly, wrong on this GPU ({wrong or 'no: on another one'})"
@@ -161,5 +165,6 @@ def bind_kernels(config: Config, device: torch.device) -> Kernels:
         name: module.fused if name in fused else module.reference
         for name, module in OPERATIONS.items()
     }
+    # Only a backend that compiles a plan for each size may fail at a run's sizes, and has a second.
     run = attention.with_fallback(name, second) if second else attention.BACKENDS[name]
     return Kernels(attention=run, fp8_cast="fp8_cast" in fused, **bound)

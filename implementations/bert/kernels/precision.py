@@ -73,6 +73,7 @@ class Config:
             scales=self.fp8_recipe, fast_backward=self.fp8_fast_sums == "all",
             output_projection=self.fp8_output_projection,
         )  # fmt: skip
+        # bf16 has fp32's exponents, so that only gradients in fp16 underflow.
         scale = self.init_loss_scale if dtype == torch.float16 else None
         return Precision(
             dtype=dtype, fp8=recipe if name == "fp8" else None, tf32=name == "tf32", init_loss_scale=scale,
@@ -145,6 +146,7 @@ class LossScaler:
     def __init__(self, precision: Precision, device: torch.device | None = None) -> None:
         first = precision.init_loss_scale
         self.enabled = precision.scales_loss
+        # 1.0 without loss scaling, so that a step need not distinguish the two.
         self.scale = torch.tensor(1.0 if first is None else first, device=device)
         self.growth_interval = precision.growth_interval
         self.num_good_steps = torch.zeros((), dtype=torch.int64, device=device)
@@ -155,10 +157,12 @@ class LossScaler:
         """Records whether the last step's gradients were finite (bool, 0-d)."""
         if not self.enabled:
             return
+        # An overflow begins the count anew.
         self.num_good_steps.add_(1).mul_(finite)
         self.num_skipped_steps.add_(~finite)
         grow = self.num_good_steps == self.growth_interval
         self.num_good_steps.mul_(~grow)
+        # Not below 1: what still overflows there is a failure, which StepCounter.resolve reports.
         self.scale.mul_(torch.where(finite, torch.where(grow, 2.0, 1.0), 0.5)).clamp_(min=1.0)
 
     def state_tensors(self) -> list[Tensor]:

@@ -28,6 +28,7 @@ Attention = Callable[[Tensor, ForwardPass, float], Tensor]
 def sdpa_loop(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
     """One scaled_dot_product_attention per sequence: the reference, and the fastest on a CPU (no masked-out work)."""
     offsets = forward_pass.cu_seqlens.tolist()
+    # The last length is that of the tokens beyond all sequences.
     lengths = [end - begin for begin, end in itertools.pairwise([*offsets, qkv.shape[0]])]
     # Split, not sliced: gradients of the parts are concatenated; those of slices would each take a pass over all
     # tokens.
@@ -39,6 +40,7 @@ def sdpa_loop(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
         for q, k, v in zip(query[:-1], key[:-1], value[:-1], strict=True)
         if q.shape[2]
     ]
+    # Undefined by the contract; zeros cannot spread nan.
     if lengths[-1]:
         contexts.append(torch.zeros_like(query[-1]))
     return torch.cat(contexts, dim=2)[0].transpose(0, 1)  # (T, N, H)
@@ -112,6 +114,7 @@ def with_fallback(first: str, second: str) -> Attention:
     def run(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -> Tensor:
         nonlocal failed
         if not failed:
+            # The second backend takes the place of the first in the count of sites, too.
             num_sites = forward_pass.sites.num_sites
             try:
                 return _BACKENDS[first].run(qkv, forward_pass, dropout)

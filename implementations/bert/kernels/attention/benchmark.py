@@ -133,6 +133,7 @@ def fastest(results: list[Trial], in_graph: bool = True) -> str | None:
     Of those within MARGIN of the fastest the first in the table of backends, so that noise changes no run's kernels.
     """
     times = {trial.name: trial.milliseconds for trial in results if trial.milliseconds is not None}
+    # Without a graph every batch has other sizes, for each of which these would compile a plan.
     usable = [name for name in times if in_graph or name not in attention.COMPILING]
     if not usable:
         return None
@@ -149,6 +150,7 @@ def agreed(results: list[Trial], world: World) -> list[Trial]:
     """
     own = {trial.name: trial.milliseconds for trial in results}
     times = [own.get(name) for name in attention.BACKENDS]
+    # A number for every backend, tried or not, as ranks gather lists of equal lengths.
     of_ranks = world.gather([math.inf if time is None else time for time in times])
     by_backend = dict(zip(attention.BACKENDS, zip(*of_ranks, strict=True), strict=True))
     return [_agreed(trial, by_backend.get(trial.name, ())) for trial in results]
@@ -183,6 +185,7 @@ def benchmark_backends(
         if name in attention.TRIABLE
         else []
     )
+    # The list of names is part of the key: another package makes another set of trials.
     path = _cache_file(device, heads, names)
     try:
         found = [Trial(**trial) for trial in json.loads(path.read_text(encoding="utf-8"))]
@@ -256,6 +259,7 @@ def _attempts(asked: dict[str, Any]) -> list[Trial]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
+            # With a group of its own a compiler that it started ends with it.
             start_new_session=True,
         )
         assert process.stdout is not None
@@ -264,6 +268,7 @@ def _attempts(asked: dict[str, Any]) -> list[Trial]:
             if not select.select([process.stdout], [], [], max(deadline - time.monotonic(), 0))[0]:
                 problem = HANGS
                 break
+            # Not by a buffered reader, which could hold lines that select does not see.
             read = os.read(process.stdout.fileno(), 1 << 16)
             if not read:
                 problem = "its process died"
@@ -310,11 +315,13 @@ def main(text: str) -> None:
     if not asked["assembly"]:
         triton_support.do_without_assembly()
     for name in asked["names"]:
+        # Each trial starts the time anew.
         faulthandler.dump_traceback_later(LIMIT, exit=True)  # even if the parent is gone
         trial = attempt(name, device, heads)
         print(f"\n{MARK.decode()}{json.dumps(asdict(trial))}", flush=True)
         if trial.problem:
             break
+    # Teardown may hang or abort in a context that a trial has broken.
     hard_exit(0)
 
 
@@ -360,6 +367,7 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
     upstream = torch.randn(shape[0], *shape[2:], generator=generator, device=device).to(heads.dtype)
     context = run(qkv, forward_pass, 0.0)
     (gradient,) = torch.autograd.grad(context, qkv, upstream)
+    # In fp32 from the same rounded numbers: the difference is the backend's own.
     exact = qkv.detach().float().requires_grad_()
     expected = attention.sdpa_loop(exact, forward_pass, 0.0)
     (expected_gradient,) = torch.autograd.grad(expected, exact, upstream.float())
@@ -372,10 +380,12 @@ def disagreement(run: Attention, device: torch.device, heads: Heads = BERT_LARGE
             return f"its {what} differs from the reference's by {error:.3g}"
     kept = context.detach().float()
     context = run(qkv, forward_pass, DROPOUT)
+    # The context as its own gradient, for the products compared below.
     (gradient,) = torch.autograd.grad(context, qkv, context.detach())
     dropped = context.detach().float()
     if not (dropped - kept).norm() > TOLERANCE * kept.norm():
         return "it drops nothing"
+    # The projection on the context without dropout, 1 if survivors are scaled right.
     share = ((dropped * kept).sum() / kept.square().sum()).item()
     if not abs(share - 1) <= TOLERANCE:
         return f"with dropout its context is on average {share:.3g} of what it is without"
@@ -410,10 +420,12 @@ def _milliseconds(both_passes: Callable[[int], object], device: torch.device) ->
         both_passes(1)
         return (time.perf_counter() - start) * 1e3
     graph = capture(lambda: both_passes(NUM_TIMED), warm_stream(lambda: both_passes(3), 1, device))
+    # The first launch of a graph is slow, and not timed.
     graph.replay()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     graph.replay()
     end.record()
+    # The host waits here; the events alone measure.
     end.synchronize()
     return begin.elapsed_time(end) / NUM_TIMED

@@ -131,6 +131,7 @@ def make_graph(sizes: Sizes, *, backward: bool, **where: Any) -> Graph:
         tensors[name] = tensor
     graph.validate()
     graph.build_operation_graph()
+    # Mode A ranks plans by expected speed; FALLBACK has some where A has none.
     graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
     graph.check_support()
     return Graph(graph, tensors)
@@ -152,9 +153,11 @@ class Plans:
         """Launches a pass on the named tensors, inputs and outputs, on the current stream."""
         device = given["lengths"].device
         if device.type == "cuda":
+            # Within a capture the current stream is another one than the handle was made with.
             importlib.import_module("cudnn").set_stream(
                 self.handle, torch.cuda.current_stream(device).cuda_stream
             )
+        # From PyTorch's allocator: within a capture it belongs to the graph.
         workspace = torch.empty(
             max(1, graph.graph.get_workspace_size()), dtype=torch.uint8, device=device
         )
@@ -203,11 +206,13 @@ def _seeds(forward_pass: ForwardPass, dropout: float) -> dict[str, Tensor]:
     assert seed is not None
 
     def make() -> Tensor:
+        # Four numbers a site, seed first and offset third: 16 bytes apart, the offset 0.
         seeds = torch.zeros(SITES, 4, dtype=torch.int64, device=seed.device)
         numbers = torch.arange(block * SITES, (block + 1) * SITES, device=seed.device)
         seeds[:, 0] = numbers * SEED_STEP + seed
         return seeds
 
+    # One launch for the seeds of many layers.
     seeds = forward_pass.once(("cudnn", "seeds", block), make)[place]
     return {"seed": seeds[:1], "offset": seeds[2:3]}
 
@@ -217,6 +222,7 @@ class _Attention(torch.autograd.Function):
     def forward(ctx: Any, qkv: Tensor, plans: Plans, shared: dict[str, Tensor]) -> Tensor:
         qkv = qkv.contiguous()
         sizes = plans.sizes
+        # Not ragged: (S, N, longest).
         rows = sizes.num_sequences * sizes.num_heads * sizes.longest
         sums = torch.empty(rows, dtype=torch.float32, device=qkv.device)
         context = qkv.new_empty(sizes.num_tokens, sizes.num_heads, sizes.width)

@@ -32,6 +32,7 @@ def needs(
     def missing(device: torch.device) -> str | None:
         if device.type != "cuda":
             return "it needs a GPU"
+        # ROCm also calls itself cuda.
         if torch.version.hip:
             return absent() if on_rocm else "it needs an NVIDIA GPU"
         if torch.cuda.get_device_capability(device) < capability:
@@ -46,6 +47,7 @@ def package(module: str, name: str = "") -> Callable[[], str | None]:
 
     def absent() -> str | None:
         try:
+            # Found, not imported: an import takes seconds, or fails for reasons of its own.
             found = importlib.util.find_spec(module)
         except ModuleNotFoundError:  # for the parent package
             found = None
@@ -105,6 +107,7 @@ class _Parts(torch.autograd.Function):
         num_tokens, num_heads, width = first.shape
         row = num_heads * width
         memory = first.untyped_storage()
+        # As queries, keys and values lie in qkv [T, 3, N, H]: a row apart, three rows a token.
         beside = all(
             part.untyped_storage()._cdata == memory._cdata
             and part.storage_offset() == first.storage_offset() + number * row
@@ -136,6 +139,7 @@ def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -
     """TransformerEngine's attention, which chooses among its fused kernels."""
     _, _, num_heads, head_size = qkv.shape
     offsets, longest = forward_pass.cu_seqlens, forward_pass.max_seqlen
+    # Self-attention: keys have the queries' offsets.
     context: Tensor = _transformer_engine_module(num_heads, head_size, dropout)(
         *parts(qkv),
         cu_seqlens_q=offsets,
@@ -146,6 +150,7 @@ def transformer_engine(qkv: Tensor, forward_pass: ForwardPass, dropout: float) -
     return context.view(-1, num_heads, head_size)
 
 
+# It has no weights: one module serves all layers.
 @functools.cache
 def _transformer_engine_module(num_heads: int, head_size: int, dropout: float) -> Any:
     return importlib.import_module("transformer_engine.pytorch").DotProductAttention(

@@ -27,6 +27,7 @@ from bert.kernels.support.dropout import Dropout, ForwardPass, pair_key, pair_wo
 from bert.kernels.support.launches import Blocks
 from bert.kernels.support.triton_support import constexpr, jit, next_power_of_2, tl
 
+# exp(x) = exp2(x log2(e)): the hardware has only powers of two.
 LOG2_E = 1.4426950408889634
 
 
@@ -70,6 +71,7 @@ def _list_tiles(
     )  # tokens beyond the last sequence form another
     length = tl.where(sequence <= num_sequences, end - begin, 0)
     count = tl.cdiv(length, rows)
+    # Where each sequence's tiles begin in the list: the sum of the counts before it.
     first = tl.cumsum(count, axis=0) - count
     for number in range(tl.max(count, axis=0)):
         slot = tiles + 4 * (first + number)
@@ -77,6 +79,7 @@ def _list_tiles(
         tl.store(slot + 1, length, mask=number < count)
         tl.store(slot + 2, sequence * 0 + number * rows, mask=number < count)
         tl.store(slot + 3, (sequence == num_sequences).to(tl.int32), mask=number < count)
+    # Surplus tiles have length 0, at which a program ends.
     for start in range(tl.sum(count, axis=0), num_tiles, sequences):
         tl.store(
             tiles + 4 * (start + sequence) + 1, sequence * 0, mask=start + sequence < num_tiles
@@ -100,11 +103,14 @@ def _attend(
     place = start + tl.arange(0, block_keys)
     k = _load_tile(key, place, length, stride, width, block, partial)
     scores = tl.dot(query, tl.trans(k), input_precision="ieee")
+    # Keys beyond the sequence were read as 0, whose score of 0 would count.
     if partial:
         scores = tl.where((place < length)[None, :], scores, float("-inf"))
     larger = tl.maximum(maximum, tl.max(scores, axis=1) * log2_scale)
+    # In the first block exp2(-inf) = 0 drops what is not there yet.
     shrink = tl.exp2(maximum - larger)
     p = tl.exp2(scores * log2_scale - larger[:, None])
+    # Of all probabilities: dropout comes after the softmax and must not change its sum.
     total = total * shrink + tl.sum(p, axis=1)
     weights = narrowed(p, value.dtype.element_ty)
     if threshold > 0:
@@ -131,6 +137,7 @@ def _forward(
     row = first + tl.arange(0, block_queries)
     if length > 0:
         target = context + begin.to(tl.int64) * hidden + head * width
+        # Tokens beyond all sequences: written, as the memory is not zeroed before.
         if padding == 1:
             _store_tile(
                 target,
@@ -142,6 +149,7 @@ def _forward(
                 block,
             )
         else:
+            # From token to token: 3 N H elements of qkv, N H of the context.
             stride = 3 * hidden
             query = qkv + begin.to(tl.int64) * stride + head * width
             q = _load_tile(query, row, length, stride, width, block)
@@ -152,6 +160,7 @@ def _forward(
             accumulator = tl.zeros([block_queries, block], tl.float32)
             maximum = tl.full([block_queries], float("-inf"), tl.float32)
             total = tl.zeros([block_queries], tl.float32)
+            # Whole blocks without masks, then at most one with.
             full = length // block_keys * block_keys
             for start in range(0, full, block_keys):
                 accumulator, maximum, total = _attend(
@@ -172,6 +181,7 @@ def _forward(
                 width,
                 block,
             )
+            # To base 2, as the backward pass takes exp2 of scores minus it.
             tl.store(sums + 2 * flat, maximum + tl.log2(total), mask=row < length)
 
 
@@ -187,11 +197,13 @@ def _query_gradient_step(
     v = _load_tile(value, place, length, stride, width, block, partial)
     p = tl.exp2(tl.dot(q, tl.trans(k), input_precision="ieee") * log2_scale - log_sum[:, None])
     if partial:
+        # A score of 0 for a key that is not there would be a probability.
         p = tl.where((place < length)[None, :], p, 0.0)
     dp = tl.dot(gradient, tl.trans(v), input_precision="ieee")
     if threshold > 0:
         row, column = tl.arange(0, block_queries)[:, None], tl.arange(0, block_keys)[None, :]
         dp *= kept(pair_words(philox_key, offset, first, row, start, column), threshold)
+    # The softmax's derivative; delta is the row's sum of p dp.
     ds = p * (dp - delta[:, None])
     return tl.dot(narrowed(ds, k.dtype), k, accumulator, input_precision="ieee")
 
@@ -225,6 +237,7 @@ def _query_gradient(
             o = _load_tile(context + own, row, length, hidden, width, block)
             delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), axis=1) / drop_scale
             flat = head * num_tokens + begin + row
+            # Before the key gradient's kernel, which is launched after this one on the same stream.
             tl.store(sums + 2 * flat + 1, delta, mask=row < length)
             log_sum = tl.load(sums + 2 * flat, mask=row < length, other=0.0)
             philox_key, offset = (
@@ -261,6 +274,7 @@ def _key_gradient(
     stride = 3 * hidden
     begin, length, first, padding = _tile(tiles)
     place = first + tl.arange(0, block_keys)
+    # The query gradient's kernel has zeroed all three parts at padding tokens.
     if (length > 0) & (padding == 0):
         query = qkv + begin.to(tl.int64) * stride + head * width
         do_pointer = gradient + begin.to(tl.int64) * hidden + head * width
@@ -270,6 +284,7 @@ def _key_gradient(
         v_gradient = tl.zeros([block_keys, block], tl.float32)
         philox_key, offset = pair_key(tl.load(seed), site, head, begin) if threshold > 0 else (0, 0)
         down, across = tl.arange(0, block_keys)[:, None], tl.arange(0, block_queries)[None, :]
+        # Keys stay in registers, queries pass by: no additions to memory, and so a fixed order.
         for start in range(0, length, block_queries):
             row = start + tl.arange(0, block_queries)
             q = _load_tile(query, row, length, stride, width, block)
@@ -325,7 +340,9 @@ class _Attention(torch.autograd.Function):
         # For each row the logarithm of its softmax's sum and, set in the backward pass, delta (see _query_gradient).
         sums = torch.empty(num_heads, num_tokens, 2, dtype=torch.float32, device=qkv.device)
         blocks = _blocks("forward", qkv)
+        # Each of the three lists is made by the first layer and read by all others.
         tiles = _tiles(forward_pass, num_tokens, blocks.rows)
+        # Heads are padded to a power of two, and to 16, the least that tl.dot takes.
         _forward[(len(tiles), num_heads)](
             qkv, tiles, context, sums, drop.seed, drop.site, drop.scale, LOG2_E / math.sqrt(width),
             num_tokens, num_heads, drop.threshold, width, max(16, next_power_of_2(width)), blocks.rows, blocks.columns,
@@ -342,8 +359,10 @@ class _Attention(torch.autograd.Function):
         qkv, query_tiles, key_tiles, context, sums = ctx.saved_tensors
         gradient = gradient.contiguous()
         num_tokens, _, num_heads, width = qkv.shape
+        # Not zeroed: the two kernels write every token, padding too.
         qkv_gradient = torch.empty_like(qkv)
         scale, block, drop = 1 / math.sqrt(width), max(16, next_power_of_2(width)), ctx.drop
+        # First, as it stores the delta that the keys' kernel reads.
         blocks = _blocks("query gradient", qkv)
         _query_gradient[(len(query_tiles), num_heads)](
             qkv, query_tiles, context, gradient, sums, qkv_gradient, drop.seed, drop.site, drop.scale,

@@ -89,6 +89,7 @@ class Scaling:
             dtype=FORMATS[which],
             scale=scale,
             inverse=inverse,
+            # An evaluation must leave the scales of training as they are.
             largest=None if self.evaluates else largest,
         )
 
@@ -111,7 +112,9 @@ class Scaling:
         target = self.target(number, which)
         if self.known_in_advance:
             return target
+        # The infinity norm is the largest magnitude, without a copy of abs(x).
         seen = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)
+        # Zeros alone, or an inf, give no scale: 1.
         scale = torch.where((seen > 0) & torch.isfinite(seen), self.maxima[which] / seen, 1.0)
         return Target(dtype=target.dtype, scale=scale, inverse=1 / scale, largest=target.largest)
 
@@ -133,6 +136,7 @@ class Scaling:
         finite = torch.isfinite(seen)
         self.scales.copy_(torch.where((seen > 0) & finite, self.maxima / seen, self.scales))
         self.inverses.copy_(1 / self.scales)
+        # In place: captured kernels raise the numbers in this memory.
         self.largest.zero_()
         self.mark_calibrated()
         return finite.all()
@@ -165,6 +169,7 @@ def product(
 
     ``fast`` lets the tensor cores keep their partial sums at lower precision. out: of ``dtype``, written where given.
     """
+    # cuBLAS on the hardware; elsewhere the exact product of the same fp8 numbers, in fp32.
     if a.is_cuda:
         return torch._scaled_mm(
             a, b, a_inverse, b_inverse, bias=bias, out_dtype=dtype, use_fast_accum=fast, out=out

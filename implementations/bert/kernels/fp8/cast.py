@@ -51,6 +51,7 @@ def store_both_orders(
 ):  # fmt: skip
     """Writes a tile (fp32, 0 outside of the tensor) as fp8 in both orders, and raises the largest magnitude; the
     transposed order and the magnitude only where there is room for them."""
+    # Before scaling: the next step's scale follows from the true magnitude.
     if largest is not None:
         tl.atomic_max(largest, tl.max(magnitude_bits(value)), sem="relaxed")
     value = to_fp8(value, tl.load(scale), maximum, cast.dtype.element_ty)
@@ -59,6 +60,7 @@ def store_both_orders(
     tl.store(cast + by_eights(offset, inside), value, mask=inside)
     if transposed is not None:
         inside_t = (column < num_columns)[:, None] & (row < num_rows)[None, :]
+        # Through tl.trans, so that both stores write along their rows.
         tl.store(
             transposed + column.to(tl.int64)[:, None] * num_rows + row[None, :],
             tl.trans(value),
@@ -79,6 +81,7 @@ def _cast_transpose(
     inside = (row < num_rows)[:, None] & (column < num_columns)[None, :]
     pointers = x + row.to(tl.int64)[:, None] * num_columns + column[None, :]
     value = widened(tl.load(pointers, mask=inside, other=0.0))
+    # A bias gradient costs no pass of its own: the tile is in registers.
     if partials is not None:
         line = partials + tile.to(tl.int64) * num_columns + column
         tl.store(line, tl.sum(value, axis=0), mask=column < num_columns)
@@ -134,6 +137,7 @@ def cast_transpose(
     R and C must be multiples of 16, as for the product.
     Reads 2 bytes an element (bf16) and writes 1 + 1; raises ``target.largest`` to max |x|.
     """
+    # The same numbers in plain PyTorch, for CPUs.
     if not triton_support.supported(x.device):
         if target.largest is not None:
             torch.maximum(target.largest, x.abs().amax().float(), out=target.largest)
@@ -187,6 +191,7 @@ def transpose(x: Tensor) -> Tensor:
     num_rows, num_columns = x.shape
     output = torch.empty(num_columns, num_rows, dtype=x.dtype, device=x.device)
     take = launches.blocks("transpose", x.device)
+    # Four fp8 numbers a word: whole words are loaded and stored.
     words, block = num_columns // 4, take.columns // 4
     grid = (-(-words // block) * -(-num_rows // take.rows),)
     _transpose[grid](

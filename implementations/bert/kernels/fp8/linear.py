@@ -50,6 +50,7 @@ class Fp8Linear:
     def hold(self, weight: Tensor) -> None:
         """Casts the weight [N, K] for the evaluation that begins; each time into the memory where a graph reads it."""
         target = self.scaling.target_for(weight, self.number, WEIGHT)
+        # Allocated once, as a captured evaluation reads the same memory every time.
         if self.held is None:
             self.held = Held(
                 torch.empty_like(weight, dtype=target.dtype), torch.empty_like(target.inverse)
@@ -73,6 +74,7 @@ class Fp8Linear:
         """
         num_rows = x.shape[0]
         missing = -num_rows % ROW_MULTIPLE
+        # The hardware's product takes multiples of 16; rows of zeros change no sum.
         if missing:
             x = F.pad(x, (0, 0, 0, missing))
         if self.scaling.evaluates:
@@ -122,11 +124,14 @@ class _Fp8Product(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x8, x8_t, w8_t, x_inverse, w_inverse = ctx.saved_tensors
         gradient = gradient.contiguous()
+        # e5m2: gradients span more magnitudes than activations, and need fewer digits.
         target = ctx.scaling.target_for(gradient, ctx.number, GRADIENT)
         g8, g8_t, bias_gradient = cast_transpose(gradient, target, column_sums=ctx.sums_bias)
         fast = ctx.scaling.fast_backward
+        # (T, N) times (N, K).
         x_gradient = product(g8, w8_t.t(), target.inverse, w_inverse, None, gradient.dtype, fast)
         x8_t = transpose(x8) if x8_t is None else x8_t
+        # (N, T) times (T, K), written into the optimizer's buffer where it has one.
         operands = g8_t, x8_t.t(), target.inverse, x_inverse, None, gradient.dtype, fast
         weight_gradient = write_into(
             pop_grad_buffer(ctx.sources), lambda out: product(*operands, out)

@@ -91,6 +91,7 @@ def _forward(
     offset = row.to(tl.int64)[:, None] * width + column[None, :]
     b = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
     h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
+    # The compiler drops the slope, which is not used.
     value, _ = _value_and_slope(h, tanh)
     tl.store(output + offset, value.to(output.dtype.element_ty), mask=inside)
 
@@ -112,6 +113,7 @@ def _backward(
     in_column = column < width
     b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
     total = tl.zeros([block], tl.float32)
+    # Down its columns, with the sum for the bias in registers.
     for tile in range(tl.program_id(1), tl.cdiv(num_rows, block_rows), tl.num_programs(1)):
         row = tile * block_rows + tl.arange(0, block_rows)
         inside = (row < num_rows)[:, None] & in_column[None, :]
@@ -150,11 +152,13 @@ class _BiasGelu(torch.autograd.Function):
         take = launches.blocks("bias_gelu", x.device)
         down, num_tiles = take.tiles(num_rows, width)
         num_columns = num_tiles // down
+        # All resident programs, divided among the blocks of columns.
         programs = -(
             -triton_support.num_programs(x.device, take.programs, num_tiles) // num_columns
         )
         partials = torch.empty(programs, width, dtype=torch.float32, device=x.device)
         x_gradient = torch.empty_like(x)
+        # Grid: blocks of columns, and the programs that share the rows of each.
         _backward[(num_columns, programs)](
             gradient,
             x,

@@ -21,6 +21,7 @@ from bert.kernels.support import launches
 from bert.kernels.support.cases import Case, Draw, each_dtype, large
 from bert.kernels.support.triton_support import constexpr, jit, tl
 
+# ignore_index of PyTorch's cross_entropy.
 IGNORE = -100
 
 
@@ -78,6 +79,7 @@ def _forward(
         x = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
         x = tl.where(column < vocab_size, x, float("-inf"))
         larger = tl.maximum(maximum, tl.max(x, axis=0))
+        # A lane that has seen padding alone: -inf minus -inf would be nan.
         shift = tl.where(larger == float("-inf"), 0.0, larger)
         total = total * tl.exp(maximum - shift) + tl.sum(tl.exp(x - shift[None, :]), axis=0)
         maximum = larger
@@ -99,8 +101,10 @@ def _backward(
     column = tl.program_id(1) * block + tl.arange(0, block)
     label = tl.load(labels + row)
     log_sum = tl.load(log_sums + row)
+    # The loss of a row without a label is always 0, whatever gradient arrives.
     upstream = tl.where(label != ignore, tl.load(gradient + row), 0.0)
     x = tl.load(line + column, mask=column < width, other=0.0).to(tl.float32)
+    # 0 for padded columns, so that the decoder's padded rows stay 0.
     dx = tl.where(column < vocab_size, tl.exp(x - log_sum), 0.0)
     dx = tl.where(column == label, dx - 1.0, dx) * upstream
     tl.store(line + column, dx.to(logits.dtype.element_ty), mask=column < width)
@@ -129,6 +133,7 @@ class _CrossEntropy(torch.autograd.Function):
             raise RuntimeError(
                 "the logits of the fused cross-entropy hold their gradient already: one backward pass"
             )
+        # Before the launch: from then on the logits may be half overwritten.
         ctx.consumed = True
         logits, labels, log_sums = ctx.saved_tensors
         num_rows, width = logits.shape
@@ -138,6 +143,7 @@ class _CrossEntropy(torch.autograd.Function):
                 gradient.float().contiguous(), logits, labels, log_sums, width, ctx.vocab_size, IGNORE, take.columns,
                 **take.options,
             )  # fmt: skip
+        # The same memory, which now holds the gradient.
         return logits.detach(), None, None
 
 

@@ -91,6 +91,7 @@ def _forward(
     column = tl.arange(0, block)
     in_column = column < width
     inside = (row < num_rows)[:, None] & in_column[None, :]
+    # In 64 bits: a batch of more than 2^31 elements would wrap around.
     offset = row.to(tl.int64)[:, None] * width + column[None, :]
     b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
     h = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32) + b[None, :]
@@ -100,8 +101,10 @@ def _forward(
     if residual is not None:
         z = tl.load(residual + offset, mask=inside, other=0.0).to(tl.float32) + h
     if sums is not None:
+        # As the backward pass will read it, so that both see one sum.
         z = rounded(z, sums.dtype.element_ty)
         tl.store(sums + offset, z.to(sums.dtype.element_ty), mask=inside)
+    # Mean, then squares around it, all in registers: E[z^2] - E[z]^2 would cancel.
     mean = tl.sum(tl.where(inside, z, 0.0), axis=1) / width
     centered = tl.where(inside, z - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / width + eps)
@@ -113,6 +116,7 @@ def _forward(
     if cast is not None:
         value = tl.where(inside, y.to(tl.float32), 0.0)
         if largest is not None:
+            # Relaxed: a maximum does not depend on the order, and is read by a later kernel.
             tl.atomic_max(largest, tl.max(magnitude_bits(value)), sem="relaxed")
         value = to_fp8(value, tl.load(cast_scale), maximum, cast.dtype.element_ty)
         tl.store(cast + by_eights(offset, inside), value, mask=inside)
@@ -137,15 +141,18 @@ def _backward(
     if largest is not None:
         magnitude = tl.zeros([block], tl.int32)
     num_tiles = tl.cdiv(num_rows, block_rows)
+    # As many programs as are resident, each over many tiles, for few partial sums.
     for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
         row = tile * block_rows + tl.arange(0, block_rows)
         in_row = row < num_rows
         inside = in_row[:, None] & in_column[None, :]
         offset = row.to(tl.int64)[:, None] * width + column[None, :]
         dy = tl.load(gradient_1 + offset, mask=inside, other=0.0).to(tl.float32)
+        # The result was returned twice; of Pre-LN the second one is the sum, which is added below.
         if both and bias is not None:
             dy += tl.load(gradient_2 + offset, mask=inside, other=0.0).to(tl.float32)
         z = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)  # without bias x is the sum
+        # The mask is computed again, not stored.
         keep_scale = tl.full([block_rows, block], 1.0, tl.float32)
         if threshold > 0:
             keep_scale = tl.where(keep_rows(seed, site, row, column, threshold), scale, 0.0)
@@ -155,6 +162,7 @@ def _backward(
         mean = tl.load(mean_in + row, mask=in_row, other=0.0)
         rstd = tl.load(rstd_in + row, mask=in_row, other=0.0)
         normalized = tl.where(inside, (z - mean[:, None]) * rstd[:, None], 0.0)
+        # dz = (w dy - mean(w dy) - n mean(w dy n)) / deviation, n the normalized row.
         weighted = dy * w[None, :]
         mean_1 = tl.sum(weighted, axis=1) / width
         mean_2 = tl.sum(weighted * normalized, axis=1) / width
@@ -166,16 +174,19 @@ def _backward(
             tl.store(
                 residual_gradient + offset, dz.to(residual_gradient.dtype.element_ty), mask=inside
             )
+        # In registers until the end of all tiles; fp32, as thousands of rows are summed.
         bias_sum += tl.sum(dh, axis=0)
         weight_sum += tl.sum(dy * normalized, axis=0)
         norm_bias_sum += tl.sum(dy, axis=0)
         if largest is None:
             tl.store(x_gradient + offset, dh.to(x_gradient.dtype.element_ty), mask=inside)
         else:
+            # Rounded first, as a separate cast would have read it.
             value = dh.to(x.dtype.element_ty).to(tl.float32)
             magnitude = tl.maximum(magnitude, tl.max(magnitude_bits(value), axis=0))
             value = to_fp8(value, tl.load(cast_scale), maximum, x_gradient.dtype.element_ty)
             tl.store(x_gradient + by_eights(offset, inside), value, mask=inside)
+    # Bias, weight and norm_bias: (programs, 3, D).
     line = partials + tl.program_id(0).to(tl.int64) * 3 * width + column
     tl.store(line, bias_sum, mask=in_column)
     tl.store(line + width, weight_sum, mask=in_column)
@@ -248,11 +259,13 @@ def start_backward(
     given = [gradient.contiguous() for gradient in gradients if gradient is not None]
     num_rows, width = x.shape
     take = launches.blocks("layer norm backward", x.device)
+    # A line of partial sums for each program: no more than are resident.
     num_programs = triton_support.num_programs(x.device, take.programs, -(-num_rows // take.rows))
     partials = torch.empty(num_programs, 3, width, dtype=torch.float32, device=x.device)
     x_gradient = torch.empty_like(x, dtype=x.dtype if target is None else target.dtype)
     residual_gradient = None if saved.residual is None else torch.empty_like(saved.residual)
     _backward[(num_programs,)](
+        # With one gradient both names are its memory, and the kernel reads it once.
         gradient_1=given[0], gradient_2=given[-1], both=len(given) == 2,
         x=x, bias=saved.bias, residual=saved.residual, weight=saved.weight, mean_in=saved.mean, rstd_in=saved.rstd,
         seed=drop.seed, site=drop.site, scale=drop.scale, threshold=drop.threshold,
@@ -276,8 +289,10 @@ class _DropoutAddLayerNorm(torch.autograd.Function):
         )
         ctx.save_for_backward(*saved)
         ctx.drop = drop
+        # An unused result then has no gradient, instead of zeros to be read.
         ctx.set_materialize_grads(False)
         if cast is not None:
+            # The first result carries the gradient of both.
             ctx.mark_non_differentiable(cast)
         return output, stream, cast
 

@@ -140,12 +140,14 @@ def _forward(
         in_column,
         width,
     )
+    # Mean first, as in dropout_add_layer_norm: E[x^2] - E[x]^2 would cancel.
     mean = tl.sum(x, axis=1) / width
     centered = tl.where(inside, x - mean[:, None], 0.0)
     rstd = 1.0 / tl.sqrt(tl.sum(centered * centered, axis=1) / width + eps)
     w = tl.load(weight + column, mask=in_column, other=0.0).to(tl.float32)
     b = tl.load(bias + column, mask=in_column, other=0.0).to(tl.float32)
     y = centered * rstd[:, None] * w[None, :] + b[None, :]
+    # Dropout comes after LayerNorm here, before it in the layers, as in Google's BERT.
     if threshold > 0:
         y = tl.where(keep_rows(seed, site, row, column, threshold), y * scale, 0.0)
     offset = row.to(tl.int64)[:, None] * width + column[None, :]
@@ -197,9 +199,11 @@ def _backward(
         tl.store(x_gradient + offset, dx.to(x_gradient.dtype.element_ty), mask=inside)
         weight_sum += tl.sum(dy * normalized, axis=0)
         bias_sum += tl.sum(dy, axis=0)
+        # Segments are 0 or 1: what is not the first one's is the second one's.
         dx_0 = tl.where(side[:, None] == 0, dx, 0.0)
         side_0_sum += tl.sum(dx_0, axis=0)
         side_1_sum += tl.sum(dx - dx_0, axis=0)
+    # weight, bias and the two segments: (programs, 4, D).
     line = partials + tl.program_id(0).to(tl.int64) * 4 * width + column
     tl.store(line, weight_sum, mask=in_column)
     tl.store(line + width, bias_sum, mask=in_column)
@@ -239,6 +243,7 @@ class _Embeddings(torch.autograd.Function):
             num_warps=row_warps(take.num_warps, width),
         )  # fmt: skip
         sums = column_sums(partials, weight.dtype)
+        # A table of more than two rows has no gradient in the others.
         segment_gradient = torch.zeros_like(segment)
         segment_gradient[:2] = sums[2:]
         word_gradient = sum_by_index(x_gradient, input_ids, word.shape[0])

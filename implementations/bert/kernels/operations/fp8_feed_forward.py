@@ -58,6 +58,7 @@ def _gelu_cast(
     b = tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)
     h = widened(tl.load(x + offset, mask=inside, other=0.0)) + b[None, :]
     value, _ = _value_and_slope(h, tanh)
+    # Rows outside hold GELU(bias), which would raise the largest magnitude.
     value = tl.where(inside, rounded(value, x.dtype.element_ty), 0.0)
     store_both_orders(
         value, cast, transposed, scale, largest, row, column, num_rows, width, maximum
@@ -178,6 +179,7 @@ class _FeedForward(torch.autograd.Function):
         first, second = settings.first, settings.second
         weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias = weights
         x_inverse, a_target = first.target(INPUT).inverse, second.target(INPUT)
+        # Weights change every step, and so are cast in each.
         w1_target, w2_target = first.target(WEIGHT), second.target(WEIGHT)
         w1, w1_t, _ = cast_transpose(weight_1, w1_target)
         w2, w2_t, _ = cast_transpose(weight_2, w2_target)
@@ -187,14 +189,17 @@ class _FeedForward(torch.autograd.Function):
         projected = product(
             a8, w2.t(), a_target.inverse, w2_target.inverse, None, x.dtype, fast=True
         )  # (T, D)
+        # Kept for the backward pass, which makes the same mask again.
         ctx.drop = settings.sites.next(settings.dropout)
         operands = norm_kernels.Operands(projected, bias_2, residual, norm_weight, norm_bias)
         output, stream, cast, saved = norm_kernels.start_forward(
             operands, settings.eps, ctx.drop, settings.following, settings.pre_norm
         )
         inverses = (x_inverse, w1_target.inverse, a_target.inverse, w2_target.inverse)
+        # Of each operand the order that the backward pass reads; x8 in the order that is there.
         ctx.save_for_backward(x8, inner, bias_1, a8_t, w1_t, w2_t, *inverses, *saved)
         ctx.settings, ctx.weights = settings, (weight_1, weight_2)
+        # An unused result then has no gradient, instead of zeros to be read.
         ctx.set_materialize_grads(False)
         if cast is not None:
             ctx.mark_non_differentiable(cast)
@@ -216,17 +221,20 @@ class _FeedForward(torch.autograd.Function):
             *saved,
         ) = ctx.saved_tensors
         settings, dtype, fast = ctx.settings, inner.dtype, ctx.settings.first.scaling.fast_backward
+        # Backwards: dropout and LayerNorm, second product, GELU, first product.
         target = settings.second.target(GRADIENT)
         g8, bias_2, residual, norm_weight, norm_bias = norm_kernels.start_backward(
             norm_kernels.Saved(*saved), ctx.drop, gradients[:2], target
         )
         g_inverse = target.inverse
+        # (D, T) times (T, F), the shape of weight_2.
         operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast
         weight_2 = write_into(pop_grad_buffer(ctx.weights[1:]), lambda out: product(*operands, out))
         target = settings.first.target(GRADIENT)
         h8, h8_t, bias_1 = gelu_gradient_of_product(
             g8, w2_t, (g_inverse, w2_inverse), inner, bias_1, settings.approximate, target, fast
         )  # (T, F)
+        # (F, T) times (T, D), the shape of weight_1.
         others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast
         weight_1 = write_into(pop_grad_buffer(ctx.weights[:1]), lambda out: product(*others, out))
         x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast)
@@ -243,6 +251,7 @@ def feed_forward(
     first, second = settings.first, settings.second
     if not first.scaling.evaluates:
         return _FeedForward.apply(settings, x, x8, residual, *weights)
+    # An evaluation: no transposes, and weights cast once (Fp8Linear.hold).
     inner = first.held_product(x8, first.target(INPUT).inverse, None, x.dtype)  # (T, F)
     target = second.target(INPUT)
     a8, _ = gelu_cast(inner, weights.bias_1, settings.approximate, target, rows_alone=True)

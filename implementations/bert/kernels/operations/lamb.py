@@ -67,6 +67,7 @@ def spans_layout(
     device: torch.device,
 ) -> Layout:
     """Layout of a shard of ``size`` elements, which holds parts of each tensor at its spans."""
+    # No chunk holds two tensors, so that its sums are of one.
     chunks = [
         (first, min(CHUNK, stop - first), number)
         for number, parts in enumerate(spans)
@@ -111,7 +112,9 @@ def chunk_of(begins, lengths, scalars):
     """First element and length of this program's chunk; length 0 if the step is skipped."""
     chunk = tl.program_id(0)
     factor = tl.load(scalars + 1)
+    # The compiler reads 16 bytes at a time only if it knows that tensors are aligned.
     begin = tl.multiple_of(tl.load(begins + chunk), 64)
+    # nan differs from itself: the chunks of a skipped step are empty.
     return begin, tl.multiple_of(tl.where(factor == factor, tl.load(lengths + chunk), 0), 64)
 
 
@@ -128,6 +131,7 @@ def _moments(
         tl.load(scalars + 3),
     )
     decay = tl.load(decays + tl.load(tensors + chunk))
+    # By lane, to be added up once after the loop.
     master_sum = tl.zeros([block], tl.float32)
     update_sum = tl.zeros([block], tl.float32)
     for step in range(0, length, block):
@@ -141,6 +145,7 @@ def _moments(
         m += rate_1 * (g - m)
         v += rate_2 * (g * g - v)
         u = (m * correction_1) / (tl.sqrt(v * correction_2) + eps) + decay * p
+        # Moments are stored, u is not: the second pass computes it again from what it reads anyway.
         tl.store(first + element, m, mask=inside)
         tl.store(second + element, v, mask=inside)
         master_sum += p * p
@@ -154,6 +159,7 @@ def _by_tensor(offsets, partials, sums, columns: constexpr, block: constexpr):
     tensor, column = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(offsets + tensor), tl.load(offsets + tensor + 1)
     total = tl.zeros([block], tl.float32)
+    # One program for each tensor, in the order of its chunks.
     for first in range(begin, end, block):
         chunk = first + tl.arange(0, block)
         total += tl.load(partials + columns * chunk + column, mask=chunk < end, other=0.0)
@@ -171,6 +177,7 @@ def _update(
     rate, correction_1, correction_2 = tl.load(scalars), tl.load(scalars + 2), tl.load(scalars + 3)
     master_norm, update_norm = tl.load(norms + 2 * tensor), tl.load(norms + 2 * tensor + 1)
     scaled = (decay > 0.0) & (master_norm > 0.0) & (update_norm > 0.0)
+    # Both branches are computed, so the divisor must not be 0 in either.
     rate *= tl.where(scaled, tl.sqrt(master_norm / tl.where(scaled, update_norm, 1.0)), 1.0)
     for step in range(0, length, block):
         within = step + tl.arange(0, block)
@@ -187,6 +194,7 @@ def _update(
 
 def launch(kernel: Any, layout: Layout, *arguments: Any) -> None:
     """Launches a kernel, whose first arguments are begins, lengths, tensors and decays, with a program per chunk."""
+    # A shard of padding alone has no chunks.
     if layout.begin.numel():
         chunks = layout.begin, layout.length, layout.tensor, layout.decay
         take = launches.blocks("lamb", layout.begin.device)
@@ -208,6 +216,7 @@ def squared_norm(flat: Tensor) -> Tensor:
     output = torch.empty((), dtype=torch.float32, device=flat.device)
     take = launches.blocks("lamb", flat.device)
     _squared_sums[(count,)](flat, partials, flat.numel(), CHUNK, take.columns, **take.options)
+    # A single program, so that the chunks are added in one order.
     _total[(1,)](partials, output, count, 1024, num_warps=8)
     return output
 

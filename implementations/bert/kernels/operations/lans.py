@@ -21,6 +21,7 @@ from bert.kernels.support.triton_support import constexpr, jit, tl
 @jit
 def _squares(begins, lengths, flat, partials, block: constexpr):
     chunk = tl.program_id(0)
+    # Not by chunk_of: these norms decide whether the step is skipped.
     begin = tl.multiple_of(tl.load(begins + chunk), 64)
     length = tl.multiple_of(tl.load(lengths + chunk), 64)
     total = tl.zeros([block], tl.float32)
@@ -88,6 +89,7 @@ def _update(
     current_rate *= tl.where(
         scaled, tl.sqrt(master_norm / tl.where(scaled, current_norm, 1.0)), 1.0
     )
+    # Everything constant is multiplied out of the loop; r and c share denominator and decay.
     decay *= momentum_rate + current_rate
     momentum_rate *= correction_1
     current_rate *= factor
@@ -109,6 +111,7 @@ def squared_norms(layout: Layout, flat: Tensor) -> Tensor:
     num_chunks = layout.begin.numel()
     partials = torch.empty(num_chunks, 1, dtype=torch.float32, device=flat.device)
     if num_chunks:
+        # The same buffers and chunks as LAMB's, and so its settings.
         take = launches.blocks("lamb", flat.device)
         _squares[(num_chunks,)](
             layout.begin, layout.length, flat, partials, take.columns, **take.options

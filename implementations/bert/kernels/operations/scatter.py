@@ -14,6 +14,7 @@ from torch import Tensor
 from bert.kernels.support import launches
 from bert.kernels.support.triton_support import constexpr, jit, tl
 
+# A CHUNK of at least 16: tl.dot takes no smaller matrices.
 CHUNK, GROUP = 16, 16
 
 
@@ -26,16 +27,20 @@ def _sum_runs(
     inside = place < num_rows
     column = tl.program_id(1) * block + tl.arange(0, block)
     in_column = column < width
+    # -1 beyond the end and -2 before the begin match no index, nor each other.
     index = tl.load(indices + place, mask=inside, other=-1)
     following = tl.load(indices + place + 1, mask=place + 1 < num_rows, other=-1)
     across = tl.load(indices + begin + tl.arange(0, chunk), mask=inside, other=-1)
     source = tl.load(order + place, mask=inside, other=0)
     in_tile = inside[:, None] & in_column[None, :]
     tile = tl.load(rows + source[:, None] * width + column[None, :], mask=in_tile, other=0.0)
+    # 1 where two places have one index: each row of the product is the sum of a run.
     same = (index[:, None] == across[None, :]).to(tl.float32).to(tile.dtype)
+    # ieee, since fp32 rows would otherwise be rounded to tf32.
     total = tl.dot(same, tile, input_precision="ieee")
     before = tl.load(indices + begin - 1, mask=begin > 0, other=-2)
     earlier = index == before  # the run began in an earlier chunk
+    # Each place of a run has its sum within the chunk; the last one writes it.
     ends = inside & (following != index)
     last = tl.arange(0, chunk) == chunk - 1
     target = table + index.to(tl.int64)[:, None] * width + column[None, :]
@@ -44,6 +49,7 @@ def _sum_runs(
         total.to(table.dtype.element_ty),
         mask=(ends & (index != before))[:, None] & in_column[None, :],
     )
+    # All places point to the chunk's one partial row; the masks leave one of them at most.
     partial = (
         partials
         + tl.program_id(0).to(tl.int64) * 2 * width
@@ -74,6 +80,7 @@ def _join_runs(
     index = tl.load(indices + end - 1, mask=end <= num_rows, other=-1)
     following = tl.load(indices + end, mask=end < num_rows, other=-2)
     before = tl.load(indices + own * chunk - 1, mask=own > 0, other=-2)
+    # Only where a run begins that goes on: its program adds up the chunks after it.
     if (index == following) & (index != before):
         total = tl.load(
             partials + (2 * own + 1).to(tl.int64) * width + column, mask=in_column, other=0.0
@@ -88,6 +95,7 @@ def _join_runs(
             total += tl.sum(
                 tl.load(heads, mask=member[:, None] & in_column[None, :], other=0.0), axis=0
             )
+            # Until a chunk begins with another index.
             more = tl.min(member.to(tl.int32), axis=0)
             base += group
         tl.store(
@@ -103,9 +111,11 @@ def sum_by_index(rows: Tensor, indices: Tensor, num_indices: int) -> Tensor:
     indices: int [T] in [0, num_indices).
     """
     num_rows, width = rows.shape
+    # Most words of the vocabulary are in no batch, and no program writes their rows.
     table = torch.zeros(num_indices, width, dtype=rows.dtype, device=rows.device)
     if not num_rows:
         return table
+    # Stable: rows of one index keep their order, and their sum its bits.
     sorted_indices, order = torch.sort(indices, stable=True)
     num_chunks = -(-num_rows // CHUNK)
     partials = torch.empty(num_chunks, 2, width, dtype=torch.float32, device=rows.device)

@@ -148,6 +148,7 @@ def native_product(constant: constexpr, word):
 def _column_sums(
     partials, output, num_rows, num_columns, block_rows: constexpr, block_columns: constexpr
 ):
+    # One program for all rows of its columns: the order of additions is that of the loop.
     column = tl.program_id(0) * block_columns + tl.arange(0, block_columns)
     row = tl.arange(0, block_rows)
     total = tl.zeros([block_rows, block_columns], tl.float32)

@@ -64,9 +64,12 @@ def numbers(what: str, device: torch.device) -> Tensor:
     """Inputs of a piece, [COUNT]: all upper halves of a number, each with some lower half; for exp2 its range."""
     bits = torch.arange(COUNT, dtype=torch.int64, device=device)
     if what == "exp2":
+        # -160 to 140: beyond the results' range at both ends, 2^-149 and 2^128.
         return bits.float() / COUNT * 300 - 160
     if what in ("widened", "masked"):
+        # Of 16 bits these are all numbers.
         return bits.to(torch.int16).view(torch.bfloat16)
+    # The upper halves count up; the lower ones need only vary.
     spread = ((bits * 0x10001) ^ ((bits * 40503) & 0xFFFF)).to(torch.int32)
     return spread if what in ("product", "kept") else spread.view(torch.float32)
 
@@ -106,6 +109,7 @@ def wrong(what: str, x: Tensor, y: Tensor, low: Tensor) -> Tensor:
         "narrowed": x.bfloat16,
         "rounded": lambda: x.bfloat16().float(),
     }.get(what, lambda: x)()
+    # Bits, not values, since the conversions must keep the sign of zero, too.
     bits = torch.int16 if what in ("narrowed", "masked") else torch.int32
     return (y.view(bits) != exact.view(bits)) & ~(y.isnan() & exact.isnan())
 

@@ -52,6 +52,7 @@ class Case:
     def arguments(self, device: torch.device, seed: int = 0) -> tuple[Any, ...]:
         """The arguments, floating tensors of ``dtype`` and requiring gradients."""
         return tuple(
+            # Ids and lengths stay integers, and have no gradient.
             value.to(self.dtype).detach().requires_grad_()
             if isinstance(value, Tensor) and value.is_floating_point()
             else value

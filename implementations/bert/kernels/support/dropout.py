@@ -58,10 +58,12 @@ class DropoutSites:
         """The next site. Probability 0 uses neither a site nor random numbers."""
         if not probability:
             return Dropout(None, 0, 0, 1.0)
+        # Drawn on the device: a replayed graph draws anew, and the host does not wait.
         if self.seed is None:
             self.seed = torch.empty(1, dtype=torch.int64, device=self.device).random_()
         site = self.num_sites
         self.num_sites += 1
+        # At 2^15 nothing would survive, and the scale would be infinite.
         threshold = min(round(probability * 2**BITS), 2**BITS - 1)
         return Dropout(self.seed, site, threshold, 1 / (1 - threshold / 2**BITS))
 
@@ -116,6 +118,7 @@ def _keep(seed, column, row, part, site, upper, right, shift, threshold: constex
     """True where an element survives, by 15 bits of the ``upper`` or lower pair of the call's four words, of which the
     ``right`` or left word, of which the high (``shift`` 0) or low half (16). Counters broadcast.
     """
+    # All four words in every element; the compiler keeps one call for those that share it.
     word_0, word_1, word_2, word_3 = philox(seed, column, row, part, site)
     word = tl.where(upper, tl.where(right, word_3, word_2), tl.where(right, word_1, word_0))
     return (word << shift.to(tl.uint32)) >= (threshold << 17)  # lower bits do not matter
@@ -137,6 +140,7 @@ def pair_key(seed, site, head, begin):
 
     seed: the number, not a pointer; head: below 2^16; begin: first token of the sequence.
     """
+    # A key by head and sequence leaves both counters of pair_words to query and key.
     key, offset, _, _ = philox(seed, begin, (site << 16) | head, 0 * head, 0 * head)
     return key, offset
 
@@ -158,4 +162,5 @@ def pair_words(philox_key, offset, first_query, query, first_key, key):
         high, low = _product(0xD256D193, c0, NATIVE and number > 1)
         c0, c1 = high ^ c1 ^ philox_key, low
         philox_key += 0x9E3779B9
+    # The query's bit chooses the high or low half of a word, the key's the word.
     return tl.where((key & 8) != 0, c1, c0) << ((query & 8) << 1).to(tl.uint32)

@@ -17,11 +17,13 @@ class CaptureError(RuntimeError):
 
 def warm_stream(run: Callable[[], object], times: int, device: torch.device) -> torch.cuda.Stream:
     """A stream on which ``run`` has run ``times`` times, so that kernels and communicators are ready for a capture."""
+    # The default stream cannot be captured, and libraries hold workspaces by stream.
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         for _ in range(times):
             run()
+    # What follows on the caller's stream may use what ``run`` wrote.
     torch.cuda.current_stream(device).wait_stream(stream)
     return stream
 

@@ -62,8 +62,10 @@ def missing(device: torch.device) -> str | None:
         return f"the device is a {device.type.upper()}"
     if triton is None:
         return "Triton is not installed"
+    # Assembly and launch settings are for NVIDIA's architectures.
     if device.type == "cuda" and torch.version.cuda is None:
         return "the GPU is AMD's"
+    # 8.0, Ampere: the first with conversions and matrix products in bf16.
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     return None
@@ -102,6 +104,7 @@ def _probe():
 
 # Whether inline assembly is used: not in Triton's interpreter, nor if attention/benchmark.py found it wrong.
 NATIVE: Any = (
+    # Triton's interpreter wraps kernels in another class.
     constexpr(isinstance(_probe, triton.runtime.JITFunction)) if triton is not None else False
 )
 

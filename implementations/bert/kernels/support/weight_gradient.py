@@ -58,6 +58,7 @@ def _in_one_piece(parts: Sequence[Tensor | None]) -> Tensor | None:
     first = parts[0]
     if first is None or len(parts) == 1:
         return first
+    # In elements: where the next part must begin.
     end = first.storage_offset()
     rows = 0
     for part in parts:
@@ -70,6 +71,7 @@ def _in_one_piece(parts: Sequence[Tensor | None]) -> Tensor | None:
             return None
         end, rows = end + part.numel(), rows + part.shape[0]
     shape = (rows, *first.shape[1:])
+    # By set_, not as a view of the first part, which autograd would track as its base.
     return (
         first.detach()
         .new_empty(0)
@@ -94,11 +96,13 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        # The whole shares memory with its parts, which alone are parameters.
         return (None, *gradient.split(ctx.rows))
 
 
 def concat_view(*parameters: Tensor) -> Tensor:
     """torch.cat(parameters), without a copy if they are adjacent in memory."""
+    # As the optimizer lays them out (contiguous_groups); before it exists they are apart.
     whole = _in_one_piece(parameters)
     made: Tensor = torch.cat(parameters) if whole is None else _Joined.apply(whole, *parameters)
     setattr(made, PARAMETERS, parameters)
@@ -116,6 +120,7 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         x_gradient = gradient @ weight if ctx.needs_input_grad[0] else None
+        # (N, T) times (T, K): in the layout of the weight, as the buffer has it.
         weight_gradient = write_into(
             pop_grad_buffer(ctx.sources), lambda out: torch.mm(gradient.t(), x, out=out)
         )
@@ -124,6 +129,7 @@ class _Linear(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """F.linear of x [T, K], weight [N, K], whose gradient is written to the buffer set for it."""
+    # Without a buffer PyTorch's own function does the same with less overhead.
     if torch.is_grad_enabled() and has_grad_buffer(weight):
         return _Linear.apply(x, weight, bias)
     return F.linear(x, weight, bias)
