@@ -306,8 +306,7 @@ class FlatRule:
         # A span is a segment with the zeros after it.
         spans: list[list[tuple[int, int]]] = [[] for _ in shard.names]
         for segment in shard.segments:
-            # The kernels work on whole cache lines; the zeros there stay 0 and add nothing to
-            # norms.
+            # Whole cache lines, as the kernels take them; zeros stay 0 and add nothing.
             end = segment.begin + _round_up(segment.size, lamb_kernel.ALIGNMENT)
             spans[segment.parameter].append((segment.begin, end))
         decays = [config.weight_decay if is_decayed(name) else 0.0 for name in shard.names]

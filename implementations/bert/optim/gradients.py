@@ -152,7 +152,7 @@ class GradientBuckets:
         self.num_sent = 0  # buckets, in this backward pass and after it
         self.in_flight: list[SliceReduction] = []  # oldest first
         self.stream: torch.cuda.Stream | None = None
-        # The second level waits for the first: on the main stream that would stop the backward pass.
+        # The second level waits for the first, which on the main stream would stop the pass.
         if mesh.groups > 1 and shard_device.type == "cuda":
             self.stream = torch.cuda.Stream(shard_device)
         self.missing = [0] * len(layout.buckets)  # gradients, by bucket, of this backward pass

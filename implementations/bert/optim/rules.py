@@ -337,7 +337,7 @@ class AdamRule(MomentRule):
     def step(self, gradients: list[Tensor], update: Update) -> None:
         directions = scaled(gradients, self.shards.masters, update.scale)
         on_cpu = self.shards.device.type == "cpu"
-        # PyTorch's kernel corrects the bias always, skips no step and takes the rate from the host.
+        # PyTorch's kernel always corrects the bias, and as called here skips no step.
         if self.bias_correction and update.apply_update is None and on_cpu:
             self._step_by_pytorch(directions, float(update.lr))
             return
