@@ -111,7 +111,7 @@ class Config:
         """Number of ranks that share a copy of the state. Raises ConfigError for an impossible SHARD_GROUP."""
         sizes = {"all": num_ranks, "node": min(ranks_per_node or num_ranks, num_ranks)}
         if self.shard_group is None:
-            # Not with one rank a node, or a last node that is not full: then all ranks share a copy.
+            # Not with one rank a node, or a last node not full: then all ranks share a copy.
             fills_nodes = sizes["node"] > 1 and num_ranks % sizes["node"] == 0
             return sizes["node"] if fills_nodes else num_ranks
         number = int(self.shard_group) if self.shard_group.isdecimal() else 0
