@@ -76,6 +76,7 @@ class Variable:
 
     def meant(self, text: str) -> str:
         """The choice closest to ``text``, ignoring case and punctuation; empty if none is close."""
+        # Case and punctuation aside: sdpa-loop and SDPA_LOOP are one word.
         plain = {"".join(filter(str.isalnum, choice)).lower(): choice for choice in self.choices}
         plain |= dict(self.synonyms)
         near = difflib.get_close_matches("".join(filter(str.isalnum, text)).lower(), plain, n=1)
@@ -106,6 +107,8 @@ def env(name: str, default: Any = dataclasses.MISSING, **limits: Any) -> Any:
 
     Without a default the variable is required. An empty value counts as unset, so that ``export SEED=`` means "none".
     """
+    # The variable rides in the field's metadata: one declaration gives its name, type, default,
+    # limits and its line in docs/variables.md.
     return dataclasses.field(default=default, metadata={"env": Variable(name=name, **limits)})
 
 
@@ -113,6 +116,7 @@ def variables(config_class: type) -> Iterator[tuple[dataclasses.Field[Any], Vari
     """Yields (field, variable, plain type) for every variable a Config class and its nested Configs read."""
     hints = typing.get_type_hints(config_class)
     for field in dataclasses.fields(config_class):
+        # hints, as with postponed annotations field.type is a string.
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
             yield from variables(typing.cast(type, kind))
@@ -130,6 +134,7 @@ def from_env(config_class: type[ConfigT], environ: Mapping[str, str]) -> ConfigT
     for field in dataclasses.fields(config_class):  # type: ignore[arg-type]
         kind = hints[field.name]
         if dataclasses.is_dataclass(kind):
+            # Nested Configs read the same flat environment: there are no prefixes to know.
             values[field.name] = from_env(typing.cast(type, kind), environ)
         elif "env" in field.metadata:
             values[field.name] = _read(field, kind, environ)
@@ -162,6 +167,7 @@ def announce(name: str, value: str) -> None:
 def _plain_type(hint: Any) -> type:
     """int of ``int | None``, and of ``int``."""
     if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        # Only None beside one type: a union of two has no single way to be read.
         inner = [part for part in typing.get_args(hint) if part is not type(None)]
         assert len(inner) == 1, f"unsupported field type {hint}"
         return typing.cast(type, inner[0])
@@ -178,9 +184,11 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
             raise ConfigError(
                 f"{variable.name} is not set: expected {variable.expectation(kind)}; {cure}"
             )
+        # Not held to the limits: a default may lie outside of them, as None does for "unset".
         return field.default
     if variable.auto and text == "auto":
         return None
+    # KeyError: no word for a boolean; OverflowError: int() of 1e999.
     with contextlib.suppress(KeyError, ValueError, OverflowError):
         value = _parse(text, kind)
         if variable.allows(value):
@@ -192,6 +200,7 @@ def _read(field: dataclasses.Field[Any], hint: Any, environ: Mapping[str, str]) 
 def _parse(text: str, kind: type) -> Any:
     if kind is bool:
         return BOOLEANS[text.lower()]
+    # float() reads nan and inf too, which only a limit would catch.
     if kind is float and not math.isfinite(float(text)):
         raise ValueError
     if kind is int and any(c in text for c in ".eE"):

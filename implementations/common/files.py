@@ -42,14 +42,20 @@ def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
     Raises OSError if it cannot be written: NoSpaceError on a full disk, whatever error a library raises for it.
     num_bytes: expected size, if known.
     """
+    # Beside the target, as a rename is atomic within one file system only; hidden, so that nobody
+    # who lists the folder takes it for a result.
     partial = path.with_name(f".{path.name}.partial")
     unfinished.add(partial)
     try:
         yield partial
+        # Content before name: after a power cut a name without content would look complete.
         sync(partial)
         os.replace(partial, path)
     except BaseException as error:
+        # Of any exception: Ctrl-C and the end by a signal must not leave a partial file either.
         written = partial.stat().st_size if partial.is_file() else 0
+        # HDF5, safetensors and PyTorch report a full disk as errors of their own, so the disk is
+        # asked.
         full = is_full(error) or (isinstance(error, Exception) and has_no_room(partial))
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # on a full disk the next attempt needs its room
@@ -70,6 +76,7 @@ def has_no_room(partial: Path) -> bool:
     """Whether nothing can be appended to a file, which is created if missing."""
     try:
         with partial.open("ab", buffering=0) as file:
+            # 64 KiB, as a disk that is nearly full may still have room for a few bytes.
             return file.write(bytes(1 << 16)) < 1 << 16
     except OSError as error:
         return is_full(error)
@@ -102,6 +109,7 @@ def name_folder(hidden: Path, path: Path) -> None:
     replaced = path.with_name(f".{path.name}.replaced")
     if path.exists():
         shutil.rmtree(replaced, ignore_errors=True)  # left by a run that was killed here
+        # A folder that is not empty cannot be replaced by a rename: the old one steps aside first.
         os.rename(path, replaced)
     os.rename(hidden, path)
     sync(path.parent)
@@ -110,6 +118,8 @@ def name_folder(hidden: Path, path: Path) -> None:
 
 def sync(path: Path) -> None:
     """fsync of a file or folder."""
+    # Reading is the only way to open a folder, and enough for fsync. A rename is durable only when
+    # its folder is synced.
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)

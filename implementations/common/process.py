@@ -58,6 +58,7 @@ def front(
         epilog="commands:\n"
         + "\n".join(f"  {command:<{width}} {text}" for command, text in commands.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        # Else each new option could change what an abbreviation in somebody's script means.
         allow_abbrev=False,
     )
 
@@ -79,6 +80,8 @@ def run_command(
     except BrokenPipeError:
         raise
     except (ValueError, OSError) as error:
+        # Our own ValueErrors carry an exit_status and speak to the user. Any other is a defect,
+        # whose traceback is wanted.
         if not isinstance(error, OSError) and not hasattr(error, "exit_status"):
             raise
         print(f"{program}: error: {error}", file=sys.stderr)
@@ -87,6 +90,7 @@ def run_command(
 
 def root_cause(error: BaseException) -> BaseException:
     """The first error of a chain of causes and contexts."""
+    # "raise ... from None" hides its context on purpose.
     while earlier := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = earlier
     return error

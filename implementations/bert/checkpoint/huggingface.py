@@ -43,6 +43,7 @@ def lower_case(vocab_file: Path) -> bool:
     given = object_of(vocab_file.parent / "tokenizer_config.json").get("do_lower_case")
     if isinstance(given, bool):
         return given
+    # [CLS] and its like are upper case in every vocabulary.
     return all(
         word == word.lower() or (word[0], word[-1]) == ("[", "]") for word in _words(vocab_file)
     )
@@ -104,6 +105,7 @@ def write(
         left.unlink()
     kept = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
     for name in kept.keys() & {WORDS, BIAS}:
+        # transformers compares the rows with vocab_size, which counts words.
         kept[name] = kept[name][: config.vocab_size].clone()
     with whole_file(folder / "model.safetensors") as partial:
         partial.touch()

@@ -80,6 +80,7 @@ class Config:
                 not path.exists()
                 and not path.is_absolute()
                 and not path.suffix
+                # owner/name, or a name alone, is how the Hub names a model.
                 and len(path.parts) < 3
             ):
                 fetch = f"hf download {path} --local-dir {path.name}"
@@ -92,6 +93,8 @@ def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
     assert config.directory is not None
     config.directory.mkdir(parents=True, exist_ok=True)
     path = config.directory / f"step_{step:010d}.pt"
+    # Only when the new one is whole do old ones go: a failed write must not cost the last good
+    # state.
     sharded.save(path, state)
     sharded.prune(config.directory, config.keep, step)
     return path
@@ -109,6 +112,7 @@ class Interval:
     def __init__(self, config: Config, world: World, num_nodes: int, done: int) -> None:
         """done: steps before this run."""
         self.config, self.world, self.num_nodes = config, world, num_nodes
+        # A job fails with the first of its nodes.
         self.seconds = HOURS_BETWEEN_FAILURES * 3600 / num_nodes
         self.next, self.announced = done + self.FIRST, 0
         self.since, self.since_step = time.monotonic(), done
@@ -128,11 +132,13 @@ class Interval:
         save(step, batches, samples)
         end = time.monotonic()
         measured = [end - begin, (begin - self.since) / max(step - self.since_step, 1)]
+        # The slowest rank's, for all: ranks that chose different steps would wait for each other.
         cost, per_step = self.world.max(
             torch.tensor(measured, dtype=torch.float64, device=self.world.device)
         ).tolist()
         steps = max(1, round(math.sqrt(2 * cost * self.seconds) / per_step))
         self.since, self.since_step, self.next = end, step, step + steps
+        # Told again only when it moves by a quarter: the measured cost wavers with the file system.
         if self.world.is_main and not 0.8 * steps < self.announced < 1.25 * steps:
             self.announced = steps
             every = f"bert: a checkpoint every {steps:,} steps, {steps * per_step / 60:,.1f} min"
@@ -162,9 +168,11 @@ class Writer:
 
         part: this rank's share of a sharded checkpoint; None: this rank writes all of it.
         """
+        # One at a time, as the copy goes into the memory of the last one.
         self.wait()
         copy = self._on_host(state, {})
         if torch.cuda.is_initialized():
+            # The host waits for the device: after this the next step may overwrite what was copied.
             torch.cuda.synchronize()
         self._thread = threading.Thread(
             target=self._write, args=(step, copy, part), name="checkpoint"
@@ -182,11 +190,14 @@ class Writer:
 
         Copies from a GPU, to pinned memory, may still be in progress.
         """
+        # The masters are found under two names, model and optimizer: torch.save too writes them
+        # once.
         if id(value) not in copies:
             if isinstance(value, Tensor):
                 number, on_gpu = len(copies), value.device.type == "cuda"
                 memory = self._memory.get(number)
                 if memory is None or memory.shape != value.shape or memory.dtype != value.dtype:
+                    # Pinned for a GPU, without which a copy is not asynchronous.
                     memory = torch.empty_like(
                         value,
                         device="cpu",
@@ -227,6 +238,7 @@ def saved_checkpoints(directory: Path) -> list[Path]:
     if (directory / sharded.INDEX).is_file():
         return [directory / sharded.INDEX]
     found = [*directory.glob("step_*.pt"), *directory.glob(f"step_*/{sharded.INDEX}")]
+    # Ten digits each: by name is by step.
     return sorted(found, key=lambda path: step_path(path).stem)
 
 
@@ -244,6 +256,7 @@ def read_checkpoint(path: Path, mmap: bool = False) -> Any:
     """The content of a PyTorch file, or of the shards of an index. Raises what torch.load raises."""
     if path.name == sharded.INDEX:
         return sharded.read(path.parent)
+    # A pickle can run code. With weights_only a file from elsewhere gives tensors or an error.
     return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
 
 

@@ -48,6 +48,8 @@ class Part:
         state: "shard", of Sharded.shard_state(), and on rank 0 "index", the rest to be saved. Raises ShardError if
         another rank has failed, OSError on a full disk.
         """
+        # The token is in the name: parts that a killed run left for the same step cannot mix with
+        # these.
         hidden, path = (
             directory / f".step_{step:010d}.{self.token:016x}",
             directory / f"step_{step:010d}",
@@ -59,6 +61,8 @@ class Part:
             with suppress(OSError):  # on a full disk the file is created, but empty
                 (hidden / f"failed_{self.rank:05d}").write_text(str(error), encoding="utf-8")
             raise
+        # Files, not a collective, tell rank 0 who is done: this runs on the writer's thread, while
+        # the ranks' collectives belong to the step in progress.
         if self.rank:
             return path
         try:
@@ -77,8 +81,10 @@ class Part:
                     )
                 time.sleep(POLL_SECONDS)
             files = [hidden / _file_name(rank) for rank in range(self.num_ranks)]
+            # In the index: a part of another checkpoint is sound in itself, and only this tells it.
             checksums = {file.name: sums.sum_of(file) for file in files}
             ranks = {"num_ranks": self.num_ranks, "token": self.token, "sums": checksums}
+            # Last, with the rename: who sees step_* sees all of it.
             save(hidden / INDEX, {**state["index"], **ranks})
             name_folder(hidden, path)
         except BaseException:
@@ -147,6 +153,7 @@ def num_bytes(state: Any) -> int:
         if isinstance(value, Mapping):
             values += value.values()
         elif isinstance(value, Tensor):
+            # By address: masters are listed under two names, and written once.
             storages[value.data_ptr()] = value.nbytes
     return sum(storages.values())
 
@@ -221,6 +228,7 @@ def check(path: Path, rank: int, size: int) -> None:
 
     Raises ChecksumError, or what zipfile and torch.load raise for a missing or damaged file.
     """
+    # The index on every rank: what it says of the parts must be sound before they are compared.
     sums.check(path / INDEX)
     index = torch.load(path / INDEX, map_location="cpu", weights_only=True)
     known = index.get("sums", {})  # earlier versions noted none: a file's own tell all but a swap
@@ -235,8 +243,10 @@ def read(path: Path) -> dict[str, Any]:
     """
     index: dict[str, Any] = torch.load(path / INDEX, map_location="cpu", weights_only=True)
     files = [path / _file_name(rank) for rank in range(index["num_ranks"])]
+    # Mapped: a rank that needs a part of the parameters reads no more than that from the files.
     parts = [torch.load(file, map_location="cpu", weights_only=True, mmap=True) for file in files]
     optimizer = assembled(
         index["optimizer"], [(part["parts"], part["segments"]) for part in parts], index["token"]
     )
+    # fp32 masters serve as the weights: those in 16 bits are cast from them.
     return {**index, "optimizer": optimizer, "model": optimizer["masters"]}

@@ -23,7 +23,9 @@ from bert.model.init import Chunk, first_weights
 from common.env import ConfigError
 from common.files import damage
 
+# Of wrappers: DistributedDataParallel's, and those of NVIDIA's model in segments.
 _PREFIXES = re.compile(r"^((module|model|bert_model_segment|heads_only_segment)\.)+")
+# NVIDIA's layer of a product with activation; and LayerNorm's names in TensorFlow.
 _RENAMES = [
     (".dense_act.", ".dense."),
     ("LayerNorm.gamma", "LayerNorm.weight"),
@@ -33,6 +35,7 @@ _TIED = {
     "cls.predictions.decoder.weight": WORDS,
     "cls.predictions.decoder.bias": BIAS,
 }  # in a foreign state dict
+# Buffers of indices, which older versions of transformers saved along.
 _NO_WEIGHTS = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
 _BARE = ("embeddings.", "encoder.", "pooler.")  # of an encoder saved by itself
 _NEW_HEADS = ("cls.", "bert.pooler.")  # may be missing in an encoder's file
@@ -96,6 +99,7 @@ def _read(path: Path) -> Any:
 
 def identity(path: Path) -> str:
     """Digest of a file's weights, independent of format and padding. Reads all of it; raises as read_state_dict."""
+    # Whether tied weights and index buffers are written depends on the format, not on the weights.
     kept = (
         (name, t) for name, t in read_state_dict(path).items() if name not in (*_TIED, *_NO_WEIGHTS)
     )
@@ -164,6 +168,8 @@ def _matched(
         size = model.config.vocab_size
         for name, weight in _TIED.items():
             tied: Tensor | None = tensors.pop(name, None)
+            # A file may hold the decoder's copy alone, which then serves as the embeddings. Rows of
+            # padding may differ.
             if tied is not None and not torch.equal(
                 tied[:size], tensors.setdefault(weight, tied)[:size]
             ):
@@ -174,8 +180,10 @@ def _matched(
     loaded = Loaded([], [])
     is_bert = all(name.startswith(_NEW_HEADS) for name in missing)
     if not model.config.next_sentence:
+        # Masked-LM alone starts from a usual checkpoint too, and leaves its other head behind.
         loaded = Loaded([], [name for name in left_over if name.startswith(_NEXT_SENTENCE)])
     others = (name for name in left_over if name not in loaded.unused)
+    # An encoder's file may lack heads, but leftovers of the model's own names are another model.
     if new_heads and is_bert and not any(name.startswith(("bert.", "cls.")) for name in others):
         loaded = Loaded(missing, left_over)
     problems += misfits(shapes, tensors, model.config.vocab_size, [*loaded.new, *loaded.unused])
@@ -205,6 +213,7 @@ def misfits(
         )
         target, padded = shapes[name], vocab_size and name in (WORDS, BIAS)
         if source != target and not (
+            # (*source, 0)[0]: a tensor without dimensions has no rows.
             padded and source[1:] == target[1:] and vocab_size <= (*source, 0)[0] <= target[0]
         ):
             found.append(f"{name} is {tuple(source)}, expected {tuple(target)}")
@@ -222,6 +231,7 @@ def copy_weights(
             target.zero_()
             target = target[: len(source)]
         target.copy_(source)
+    # After the copy: a number beyond the range of fp16 has become infinite only there.
     check_finite(((name, parameters[name]) for name in parameters.keys() & tensors.keys()), path)
 
 
@@ -241,6 +251,7 @@ class Checksum:
 
     def add(self, name: str, tensor: Tensor) -> None:
         self.value = zlib.crc32(name.encode(), self.value)
+        # As bytes, since NumPy has no bf16.
         numbers = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
         self.value = zlib.crc32(numbers.data, self.value)
 

@@ -21,6 +21,7 @@ from bert.pretraining.memory import meta_model
 from common.env import ConfigError, env, from_env
 from common.process import hard_exit
 
+# Sums stay below 30 x ranks, which fp32 holds exactly up to 2**24: any difference is a fault.
 PERIOD = 31  # of the vectors' elements; prime, so that misplaced chunks are detected
 STRIDE = 7
 MIB = 1 << 20
@@ -78,6 +79,7 @@ def wrong_elements(total: torch.Tensor, world_size: int) -> torch.Tensor:
 
 def bus_bandwidth(num_bytes: int, seconds: float, world_size: int) -> float:
     """GB/s per link in an ideal ring: 2 (n - 1) / n of the bytes, as defined by nccl-tests."""
+    # Reduce-scatter and all-gather each send (n - 1) / n of the bytes over every link.
     return 2 * (world_size - 1) / world_size * num_bytes / seconds / 1e9
 
 
@@ -97,6 +99,8 @@ def roll_call(store: distributed.Store, rank: int, world_size: int, seconds: flo
 
 def measure(num_bytes: int, world: World) -> float:
     """Seconds of an all-reduce of ``num_bytes``, after a verified one. Raises AllReduceError for a wrong sum."""
+    # Whole periods of fp32 numbers, 4 bytes each, so that the sums can be compared period by
+    # period.
     total = world.sum(pattern(num_bytes // 4 // PERIOD * PERIOD, world.rank, world.device))
     wrong = wrong_elements(total, world.size)
     if len(wrong):
@@ -104,8 +108,10 @@ def measure(num_bytes: int, world: World) -> float:
         example = f"element {first} is {total[first]:g} instead of {right[first % PERIOD]:g}"
         count = f"{len(wrong)} of {len(total)} sums of an all-reduce are wrong"
         raise AllReduceError(f"rank {world.rank} on {platform.node()}: {count}, {example}")
+    # Zeros for the timing: sums of sums would grow until they overflow.
     total.zero_()
     world.barrier()
+    # The barriers before and after wait for the device and for all ranks.
     start = time.perf_counter()
     for _ in range(TIMED):
         world.sum(total)
@@ -121,6 +127,7 @@ def connect(config: Config) -> World:
     except (RuntimeError, ValueError) as error:
         failure = f"does not reach rank 0 at {config.master_addr}:{config.master_port}: {str(error).splitlines()[0]}"
         raise AllReduceError(f"rank {rank} on {platform.node()} {failure}") from None
+    # Before the process group, whose own timeout names no rank.
     roll_call(store, rank, size, seconds)
     return World(dataclasses.replace(config.dist, timeout_seconds=seconds), store)
 
@@ -162,8 +169,10 @@ def main(environ: Mapping[str, str]) -> int:
         except Exception as error:
             failure.append(error)
 
+    # A daemon, so that a rank that hangs does not outlive the report.
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
+    # Later than the timeout of the collectives, whose own error says more.
     thread.join(config.timeout_seconds + 5)
     reason = f"rank {config.dist.rank} on {platform.node()}"
     if thread.is_alive():

@@ -30,6 +30,7 @@ def compare_captures(
         return {"": path} if path.is_file() else {}
 
     one, other = files(options.one), files(options.other)
+    # Unequal names would compare different steps, or leave out some without a word.
     if not one or one.keys() != other.keys():
         raise DataError(
             f"{options.one} and {options.other} hold no captures of the same steps and ranks"
@@ -38,6 +39,8 @@ def compare_captures(
     for name, path in one.items():
         for module, absolute, relative in differences(path, other[name]):
             if relative > options.tolerance:
+                # In the order of the computation: what follows the first difference may only
+                # inherit it.
                 first = first or f"{module}{f' of {name}' if name else ''}"
                 print(f"{name}  {module:<60} {absolute:10.3g} {relative:10.3g}".lstrip())
     print(f"the first that differs: {first}" if first else "equal")

@@ -70,6 +70,7 @@ def _exports(path: Path, ranks: int) -> Iterator[str]:
             ("offload_param", "cpu_offload_param"),
         )
     ]
+    # Refused, not translated to less: a model that needs these would not fit without them.
     if zero.get("stage") == 3 or any(offloads):
         missing = "our own engine has no stage 3 and no offload"
         raise ConfigError(f"{path}: zero_optimization: {missing}: set ENGINE=deepspeed")

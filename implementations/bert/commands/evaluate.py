@@ -162,6 +162,8 @@ class CheckpointEvaluator:
     def __call__(self, path: Path) -> dict[str, Any]:
         """The figures of a weights file. Raises ConfigError or DataError."""
         source = trained.describe(path, self.bert_config)
+        # Checkpoints of one run share model, kernels and evaluation sets: only weights are read
+        # anew.
         if self._model is None or self._model.config != source.shape:
             self._model = self.config.model(source.shape, self.world)
             self._evaluators = {}
@@ -196,6 +198,8 @@ class CheckpointEvaluator:
                 own.batches, trained.vocabulary(source)
             )
         if (
+            # Only the published initial weights have a published accuracy: no steps of ours, all
+            # sequences, the benchmark's vocabulary.
             source.steps is None
             and figures["sequences"] == SEQUENCES
             and own.vocab_md5 == VOCAB_MD5
@@ -210,6 +214,7 @@ def tokens_per_word(batches: list[PretrainingBatch], vocab_file: Path) -> float:
     continuing = [number for word, number in vocabulary.ids.items() if word.startswith("##")]
     tokens = words = 0
     for batch in batches:
+        # The masked words are put back: [MASK] would count as a word each.
         ids = batch.input_ids.long().index_copy(
             0, batch.masked_positions.long(), batch.masked_labels
         )

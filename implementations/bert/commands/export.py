@@ -38,12 +38,15 @@ def export(
     options = parser.parse_args(arguments)
     folder = options.output
     try:
+        # A folder with other things in it is not ours to write to; an earlier export is replaced.
         others = not folder.is_dir() or any(path.name[0] != "." for path in folder.iterdir())
         if folder.exists() and others and not huggingface.weights_in(folder):
             raise ConfigError(f"{folder}: exists and holds no model: give a new folder by -o")
+        # The newest of a folder.
         source = trained.describe(trained.find(options.path)[-1], options.bert_config)
         vocab_file, kernels = (
             trained.vocabulary(source, options.vocab),
+            # Only names and shapes matter here: the plainest kernels, which run everywhere.
             Config(fused="none", attention="sdpa_loop"),
         )
         model = BertForPreTraining(source.shape, bind_kernels(kernels, torch.device("cpu")))

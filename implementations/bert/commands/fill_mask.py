@@ -53,6 +53,7 @@ def fill_mask(
     names = tokenizer.names
     for text in options.text:
         batch = batch_of(text, tokenizer, source.shape.max_position_embeddings).to(settings.device)
+        # Scores in fp32: rounded to bf16, close words would be in arbitrary order.
         likeliest = model.scored(batch).mlm.softmax(dim=1).topk(count)
         print(text)
         blocks = (
@@ -68,6 +69,7 @@ def fill_mask(
 
 def batch_of(text: str, tokenizer: WordPiece, longest: int) -> PretrainingBatch:
     """A batch of one sequence, [CLS] text [SEP]. Raises ConfigError for a text without [MASK], or one too long."""
+    # Cut at [MASK], as the tokenizer splits special tokens that are spelled out in a text.
     parts = [pieces.ids.tolist() for pieces in tokenizer(text.split(MASK))]
     ids = [tokenizer.cls, *parts[0]]
     for part in parts[1:]:
@@ -84,6 +86,7 @@ def batch_of(text: str, tokenizer: WordPiece, longest: int) -> PretrainingBatch:
     ends = {"sequence_offsets": len(ids), "masked_lm_offsets": len(positions)}
     records = Records(
         input_ids=np.array(ids, np.int32),
+        # Segment B begins at the end: there is none.
         segment_b_start=np.array([len(ids)], np.int16),
         masked_lm_positions=positions.astype(np.int16),
         masked_lm_ids=none[1:].astype(np.int32),

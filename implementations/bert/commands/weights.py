@@ -92,6 +92,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
     saved: Mapping[str, Any] = {}
     if is_ours(path):
         try:
+            # Mapped: of gigabytes only the small entries are read.
             saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except Exception as error:  # depends on the kind of damage
             raise ConfigError(
@@ -105,6 +106,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
             raise ConfigError(f"{step_path(path)}: bert_config: {error}") from None
     elif beside is not None:
         with _as_command():
+            # By the weights: no config in either layout says whether there is a next-sentence head.
             paired = "cls.seq_relationship.weight" in read_state_dict(path)
         shape = replace(BertConfig.from_json(beside), next_sentence=paired)
     else:
@@ -140,6 +142,8 @@ def vocabulary(trained: Trained, given: Path | None = None) -> Path:
     Raises ConfigError if it is not found, or is not the one they were trained with.
     """
     path = step_path(trained.path)
+    # Beside the weights, and in the run's folder above its folder of checkpoints; links are
+    # followed, as a run may be elsewhere.
     near = [path.parent, *list(path.resolve().parents)[1:3]]
     places = [given] if given else [folder / "vocab.txt" for folder in near]
     if given is None:
@@ -157,4 +161,5 @@ def vocabulary(trained: Trained, given: Path | None = None) -> Path:
 def _settings(folder: Path) -> dict[str, Any]:
     """config.json of a run's folder; empty for other folders."""
     settings = object_of(folder / "config.json")
+    # Hugging Face's models have a config.json too, without this entry.
     return settings if isinstance(settings.get("checkpoint"), dict) else {}

@@ -23,6 +23,8 @@ from common.env import ConfigError, env
 
 BEAT_SECONDS = 5.0
 SILENT_BEATS = 4  # without a beat for so long the writer is dead
+# The file begins with the beat as so many digits, then the maker as JSON: of fixed width, so that a
+# beat overwrites the last one and nothing else.
 _DIGITS = 20
 
 
@@ -65,13 +67,18 @@ class Claim:
     def __enter__(self) -> Claim:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         while self._file < 0:
+            # O_EXCL is the lock: of several newcomers only one creates the file.
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
             try:
                 self._file = os.open(self.path, flags, 0o644)
             except FileExistsError:
                 self._take_over()
+        # The maker before the first beat. A reader that comes in between finds no maker, and
+        # watches.
         os.pwrite(self._file, json.dumps(self.maker).encode(), _DIGITS)
         self._beat(0)
+        # A daemon: a process that ends without leaving its claim must fall silent, not live on for
+        # it.
         threading.Thread(target=self._beats, name="claim", daemon=True).start()
         _held.append(self)
         return self
@@ -79,6 +86,7 @@ class Claim:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         _held.remove(self)
+        # Another writer's claim may stand there by now, and is not ours to remove.
         if self.is_held():
             self.path.unlink(missing_ok=True)
         os.close(self._file)
@@ -113,15 +121,21 @@ class Claim:
             )
         removed = self.path.with_name(f"{self.path.name}.{self.maker['token']}")
         with suppress(FileNotFoundError):  # another newcomer was faster
+            # Moved aside first, under a name of our own: since it was read, a newcomer may have
+            # replaced it, and an unlink would destroy that one's claim unseen.
             os.rename(self.path, removed)
             if _maker(_read(removed)) != _maker(found):  # and has claimed it: give that back
                 with suppress(OSError):
+                    # A link, as it fails where a third has claimed the folder meanwhile; a rename
+                    # would replace it.
                     os.link(removed, self.path)
             removed.unlink()
 
 
 def _process() -> dict[str, Any]:
     """What identifies this process on its machine: pid and start, boot and namespace of pids."""
+    # A pid means something within one namespace of one boot only: containers of a machine have
+    # their own. Elsewhere, also after a restart of the machine, the beats must tell.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     pid = os.getpid()
     return {"pid": pid, "start": _start(pid), "pids": f"{boot} {os.readlink('/proc/self/ns/pid')}"}
@@ -158,6 +172,7 @@ def _lives(path: Path, content: bytes) -> bool:
     """Whether the maker of a claim lives: by its process if that can be seen here, else by its beats."""
     maker = _maker(content)
     if maker.get("pids") == _process()["pids"]:
+        # A pid is given again; together with its start it is one process.
         return bool(_start(maker["pid"])) and _start(maker["pid"]) == maker["start"]
     seconds = BEAT_SECONDS * SILENT_BEATS
     waits = f"bert: {path.parent} is claimed by {_who(maker)}: is it alive? up to {seconds:.0f} s"
@@ -166,5 +181,6 @@ def _lives(path: Path, content: bytes) -> bool:
     while time.monotonic() < until:
         time.sleep(BEAT_SECONDS / 10)
         if (now := _read(path)) != content:
+            # Changed: a beat, or a successor. Empty: the maker has left, and does not live.
             return bool(now)
     return False

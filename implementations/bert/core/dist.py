@@ -29,6 +29,8 @@ _REDUCE_SCATTER = (
 _ALL_GATHER = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 
+# Between two looks at an event of the GPU: far below the tens of ms of a step, and without a core
+# that spins.
 POLL_SECONDS = 1e-4
 PATIENCE = 10.0  # seconds a rank whose collective failed waits for the others to report the same
 
@@ -87,6 +89,7 @@ class Config:
             raise ConfigError(
                 f"EMULATE_RANKS={self.emulate} with WORLD_SIZE={self.world_size}: start one process"
             )
+        # The dataclass is frozen; here its value is still being made.
         object.__setattr__(self, "world_size", self.emulate or self.world_size)
 
     def check(self) -> None:
@@ -115,7 +118,9 @@ class Address:
 
     def store(self, name: str, rank: int, size: int, seconds: int) -> distributed.Store:
         """The ranks' shared store, under a prefix. Raises RuntimeError if rank 0 is not reached within ``seconds``."""
+        # torchrun's agent listens at this port already: rank 0 is then a client like the others.
         here, timeout = rank == 0 and not self.agent_store, datetime.timedelta(seconds=seconds)
+        # Does not wait for the others: who waits by name (roll_call) can say which rank is missing.
         store = distributed.TCPStore(
             self.master_addr, self.master_port, size, here, timeout=timeout, wait_for_workers=False
         )
@@ -164,6 +169,8 @@ class World:
                 seen = f"this node shows {torch.cuda.device_count()} GPUs"
                 cure = "lower DGXNGPU or check CUDA_VISIBLE_DEVICES"
                 raise ConfigError(f"LOCAL_RANK={config.local_rank}, but {seen}: {cure}")
+            # Before the first collective: NCCL takes the current device, else GPU 0 for all ranks
+            # of a node.
             torch.cuda.set_device(config.local_rank)
         elif config.num_threads:
             torch.set_num_threads(config.num_threads)
@@ -182,6 +189,7 @@ class World:
                 backend, store=store, rank=self.rank, world_size=self.size, timeout=timeout
             )
             self.store = distributed.distributed_c10d._get_default_store()
+            # Noted while all live: a rank that hangs cannot be asked for its node any more.
             self.store.set(f"node/{self.rank}", platform.node())
             self.first_node = "its node"
             with suppress(distributed.DistError):  # rank 0 may be done already
@@ -199,10 +207,12 @@ class World:
                 _left.append(distributed.group.WORLD)
             distributed.destroy_process_group()
         elif self.joined and (
+            # gloo raises plain RuntimeErrors; only the source file in their text tells them apart.
             isinstance(error, (HangError, distributed.DistError)) or "/gloo/" in str(error)
         ):
             # No clean shutdown, which would wait for peers that may be gone. The store is asked in a thread: it never
             # answers if its node hangs.
+            # What is known if the store stays silent: its host is the one that is gone.
             known = [([0], f"rank 0 on {self.first_node}, where the store of the ranks is,")]
             asking = threading.Thread(target=lambda: known.insert(0, self._absent()), daemon=True)
             asking.start()
@@ -218,6 +228,7 @@ class World:
         def have_reported(ranks: list[int]) -> bool:
             return bool(self.store.check([f"waits/{rank}" for rank in ranks]))
 
+        # Each rank whose collective failed says so: those that say nothing are the ones waited for.
         self.store.set(f"waits/{self.rank}", "")
         # Rank 0, which may host the store, gives up last.
         deadline, everyone = (
@@ -227,6 +238,7 @@ class World:
         while not have_reported(everyone) and time.monotonic() < deadline:
             time.sleep(0.2)
         absent = [rank for rank in everyone if not have_reported([rank])]
+        # Eight names make a line that can be read; a failed switch can take hundreds of ranks.
         named = [f"rank {rank} on {self.store.get(f'node/{rank}').decode()}" for rank in absent[:8]]
         named += [f"{len(absent) - 8} more"] if absent[8:] else []
         return absent, ", ".join(named) or "each rank waits: the others"
@@ -287,6 +299,7 @@ class World:
             return None
         timeout = datetime.timedelta(seconds=self.timeout_seconds)
         _left.append(
+            # Otherwise new_group is a collective of all ranks, not of the group's alone.
             group := distributed.new_group(
                 [*ranks], timeout=timeout, use_local_synchronization=True
             )
@@ -327,12 +340,15 @@ class World:
         """The value of rank 0 (any 63-bit integer) on every process."""
         if not self.joined:
             return value
+        # An integer, as fp32 holds seeds and steps exactly only up to 2**24.
         tensor = torch.tensor([value], dtype=torch.int64, device=self.device)
         distributed.broadcast(tensor, 0)
+        # The host waits for the device here, as in gather and any below.
         return int(tensor.item())
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
         """Every rank's numbers, equally many, by rank; on every process."""
+        # fp64 holds counts of samples exactly up to 2**53.
         mine = torch.tensor(values, dtype=torch.float64, device=self.device)
         everyones = mine.repeat(self.size)
         if work := self.all_gather(everyones, mine):
@@ -364,6 +380,7 @@ class World:
 
     def peers(self, value: object) -> list[int]:
         """The ranks whose value is this rank's, by its representation; this rank is one. A collective."""
+        # 7 bytes: the digest travels as a positive int64.
         digest = hashlib.blake2b(repr(value).encode(), digest_size=7).digest()
         mine = torch.tensor(
             [int.from_bytes(digest, "little")], dtype=torch.int64, device=self.device

@@ -80,6 +80,7 @@ class Config:
             for folder, name in folders:
                 path = folder / f".writer_{self.trial}"
                 held.enter_context(Claim(path, f"{name}={folder}", job))
+            # All or none: if one folder is occupied, leaving the stack gives the others back.
             return held.pop_all()
         raise AssertionError  # ExitStack does not suppress errors
 
@@ -118,7 +119,9 @@ def shared_facts(tree: Any) -> dict[str, Any]:
     Contents of files are compared where they are read.
     """
     facts = {name: value for name, value in settings(tree).items() if name not in _OWN}
+    # The code's content, not its commit: a checkout may be edited, and an image has no repository.
     root, code = Path(__file__).resolve().parents[2], hashlib.blake2b(digest_size=8)
+    # Sorted, as file systems list a folder in different orders.
     for path in sorted(
         path
         for package in ("bert", "certify", "finetune")
@@ -143,6 +146,8 @@ def write_error(config: Config, reason: str) -> None:
         return
     try:
         config.run_dir.mkdir(parents=True, exist_ok=True)
+        # Created, never overwritten: the first rank to fail knows the cause, those after it only
+        # that a peer is gone.
         with open(config.run_dir / f"error_{config.trial}.txt", "x", encoding="utf-8") as file:
             file.write(reason + "\n")
     except OSError:
@@ -167,6 +172,8 @@ def failed(config: Config, program: str, error: Exception) -> int:
         with contextlib.suppress(OSError):
             name = f"collectives_{config.trial}_rank_{torch.distributed.get_rank()}.json"
             (config.run_dir / name).write_bytes(dist.collectives())
+            # Each rank has its own collectives, but one list of missing ranks is enough for the
+            # launcher.
             with open(config.run_dir / f"hang_{config.trial}.txt", "x", encoding="utf-8") as file:
                 file.writelines([f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)])
     if status := getattr(error, "exit_status", 0):
@@ -174,6 +181,7 @@ def failed(config: Config, program: str, error: Exception) -> int:
     if is_full(error):
         words = error if isinstance(error, NoSpaceError) else no_space(config.run_dir or Path())
         return fail(config, program, str(words), 1)
+    # Nobody foresaw this error, so its place is worth more than a short output.
     traceback.print_exc()
     return fail(config, program, f"{type(error).__name__}: {error}"[:2000], 1)
 
@@ -194,6 +202,7 @@ def environment() -> dict[str, Any]:
         "describe",
         "--always",
         "--dirty",
+        # The whole hash, and -dirty for a tree that is not what the hash says.
         "--abbrev=40",
     ]
     try:

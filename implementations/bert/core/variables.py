@@ -99,12 +99,15 @@ def declared(*roots: Path) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for path in sorted(path for root in roots or ROOTS for path in root.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
+        # Parsing takes most of the time, and few files declare a setting.
         for node in ast.walk(ast.parse(text)) if "= env(" in text else ():
             if (
                 isinstance(node, ast.AnnAssign)
                 and node.value
                 and ast.unparse(node.value).startswith("env(")
             ):
+                # Our own source, and literals only: evaluated, env() itself checks and completes
+                # them.
                 field = eval(ast.unparse(node.value), {"env": env, "Path": Path})
                 name = field.metadata["env"].name
                 found.setdefault(
@@ -220,6 +223,7 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
                 raise ConfigError(
                     f"{option}: {name} is read only by the launch scripts: export it for them"
                 )
+            # Synonyms before likeness: LEARNING_RATE has few letters of LR, and more of others.
             near = [other for other, setting in options.items() if setting == SYNONYMS.get(name)]
             near = near or difflib.get_close_matches(spelt, [*options, *others], n=1)
             hint = (
@@ -228,6 +232,8 @@ def from_options(words: Sequence[str], others: Collection[str] = ()) -> dict[str
                 else "no such setting: docs/variables.md lists them"
             )
             raise ConfigError(f"{option}: {hint}")
+        # The end of the line counts as an option: both mean that the value is missing. One dash is
+        # a sign, as in --start-warmup-step -76.
         if not has_value and (value := next(rest, "--")).startswith("--"):
             raise ConfigError(f"{option}: its value is missing")
         found[options[spelt]] = value
@@ -255,8 +261,10 @@ def _meant(name: str, known: list[str]) -> str | None:
         (distance, ours) for word, ours in SYNONYMS.items() if (distance := _misspelt(name, word))
     ]
     if near:
+        # The fewest edits; among equals the first by alphabet, so that the hint is always the same.
         return min(near)[1]
     if name.startswith(PREFIXES):
+        # Whatever is nearest, however far: by its beginning the name is meant for us.
         return difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
     return None
 

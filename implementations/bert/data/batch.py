@@ -76,6 +76,7 @@ class Batch:
 
         Raises ValueError if the batch exceeds the capacity.
         """
+        # cu_seqlens has S + 1 entries.
         missing = {"sequences": capacity.sequences + 1 - len(self.cu_seqlens)}
         paddings: dict[str, tuple[str, float]] = {}
         for field in dataclasses.fields(self):
@@ -142,6 +143,8 @@ def gather_batch(
     the records, and for token ids of another vocabulary.
     """
     sequences = np.ascontiguousarray(sequences, dtype=np.int64)
+    # Two passes over the sources: the heads give the sizes of the batch, so that tokens are copied
+    # once, to their place.
     heads = np.empty((4, len(sequences)), np.int64)
     starts, masked_starts = np.zeros((2, len(sequences) + 1), np.int64)
     for records, where in zip(sources, indices, strict=True):
@@ -164,10 +167,12 @@ def gather_batch(
             raise DataError(
                 f"training data: offsets beyond their file, or over {max_seqlen} tokens; {cure}"
             )
+    # Lengths, shifted by one, become offsets (S + 1) in place.
     np.cumsum(starts, out=starts)
     np.cumsum(masked_starts, out=masked_starts)
     tokens = np.empty((3, int(starts[-1])), np.int32)  # ids, segments, positions
     masked_positions = np.empty(int(masked_starts[-1]), np.int32)
+    # 64 bits, as PyTorch's cross-entropy takes no narrower labels.
     masked_labels = np.empty(int(masked_starts[-1]), np.int64)
     for records, where in zip(sources, indices, strict=True):
         smallest, largest = _copy_sequences(
@@ -201,6 +206,7 @@ def gather_batch(
     )
 
 
+# Read-only, as the arrays of mapped files are.
 _NARROW, _WIDE = array("int16", readonly=True), array("int32", readonly=True)
 _INT64, _HEADS = array("int64"), array("int64", ndim=2)
 
@@ -254,6 +260,8 @@ def _read_heads(  # type: ignore[no-untyped-def]
 _OTHERS = _INT64, _HEADS, _INT64, _INT64, array("int32", ndim=2), array("int32"), _INT64
 
 
+# A file stores ids in 16 bits, or in 32 for vocabularies above 32,768: each has its own machine
+# code.
 @compiled_for((_NARROW, _NARROW, _NARROW, *_OTHERS), (_WIDE, _NARROW, _WIDE, *_OTHERS))
 def _copy_sequences(  # type: ignore[no-untyped-def]
     input_ids,
@@ -282,6 +290,7 @@ def _copy_sequences(  # type: ignore[no-untyped-def]
         tokens[2, start:end] = np.arange(end - start)
         first, last, begin = masked_starts[i], masked_starts[i + 1], heads[_MASKED_BEGIN, i]
         if first < last:
+            # Relative to the sequence in records, absolute in the batch.
             masked_positions[first:last] = positions[begin : begin + last - first] + start
             answers = labels[begin : begin + last - first]
             smallest, largest = min(smallest, answers.min()), max(largest, answers.max())

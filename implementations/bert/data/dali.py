@@ -42,6 +42,7 @@ class DaliLoader:
         self._error: Exception | None = None  # of the loader, raised at its step: DALI prefetches
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         gpu: Any = None if self._stream is None else device.index or 0
+        # Annotations are postponed, so the type is a string here.
         num_fields = sum(field.type == "Tensor" for field in dataclasses.fields(PretrainingBatch))
 
         @pipeline_def(

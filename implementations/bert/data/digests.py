@@ -46,6 +46,7 @@ def sum_of_hashes(
         (masked_offsets, len(positions)),
         (masked_offsets, len(labels)),
     )
+    # Before the compiled code, which would read beyond the arrays.
     if (lengths < 0).any() or (counts < 0).any() or any(o[0] < 0 or o[-1] > end for o, end in ends):
         raise ValueError("offsets fall or reach beyond the arrays")
     input_ids, labels = (
@@ -66,11 +67,14 @@ def sum_of_hashes(
             heads[some], input_ids, positions, labels, offsets[bounds], masked_offsets[bounds], messages, places
         )  # fmt: skip
         data = messages.data.cast("B")
+        # hashlib in C, a call a sequence, on slices that are not copied.
         hashes = b"".join(
             hashlib.blake2b(data[a:b], digest_size=HASH_BYTES).digest()
             for a, b in itertools.pairwise(places.tolist())
         )
         words = (
+            # Added by 32-bit words in 64 bits, which 2**32 hashes would not overflow: faster than
+            # Python's integers of 128 bits.
             np.frombuffer(hashes, "<u4").reshape(-1, HASH_BYTES // 4).sum(axis=0, dtype=np.uint64)
         )
         total += sum(int(word) << 32 * place for place, word in enumerate(words))
@@ -88,6 +92,7 @@ def digest_of_tensors(tensors: Iterable[tuple[str, Array]]) -> str:
     for name, tensor in tensors:
         numbers = np.ascontiguousarray(tensor, "<f4").tobytes().rstrip(b"\0")
         found = hashlib.blake2b(name.encode() + b"\n" + numbers, digest_size=HASH_BYTES)
+        # A sum, as for sequences, since files of weights list their tensors in different orders.
         total += int.from_bytes(found.digest(), "little")
     return f"{total % (1 << 128):032x}"
 

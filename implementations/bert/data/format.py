@@ -46,6 +46,8 @@ def content_digest(records: Records) -> str:
     """Digest (hex) of every dataset: names, sizes and bytes, order of sequences included."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in _datasets(records).items():
+        # With names and sizes: bytes that moved from one dataset to the next would else go
+        # unnoticed.
         digest.update(f"{name} {len(array)}\n".encode())
         digest.update(array.data)
     return digest.hexdigest()
@@ -116,6 +118,7 @@ def write_records(path: str | os.PathLike[str], records: Records, metadata: Meta
     check_structure(path, records, metadata)
     metadata = _with_digests(records, metadata)
     attributes = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(metadata)}
+    # As JSON, since HDF5 has no simple type for a list of pairs of texts.
     attributes["source"] = json.dumps(metadata.source)
     # Python's generator takes seeds that are too large for an HDF5 integer.
     if not -(2**63) <= metadata.random_seed < 2**63:
@@ -168,6 +171,7 @@ def check_structure(path: str | os.PathLike[str], records: Records, metadata: Me
         array = getattr(records, name)
         if array is None:
             continue
+        # Offsets have at least the one entry 0.
         if len(array) != size or size < (name in ends):
             problem = f"{name} has {len(array)} entries, expected {size}"
         elif name in ends and (array[0] != 0 or array[-1] != ends[name]):
@@ -187,6 +191,7 @@ def _map(file: Hdf5File, mapped: Array, name: str) -> Array:
         shape = f"{dataset.dtype} of {len(dataset.shape)} dimensions"
         raise DataError(f"{path}: dataset {name} is {shape}, expected one of {wanted}")
     if dataset.shape[0] == 0 or dataset.offset is None:
+        # Empty, or chunked by another writer: there is nothing to map, so a copy is made.
         return file.read(name)[0]
     end = dataset.offset + dataset.shape[0] * dataset.dtype.itemsize
     if end > len(mapped):
@@ -199,6 +204,8 @@ def _read_metadata(path: Path, attributes: dict[str, int | str]) -> Metadata:
         if (version := int(attributes.get("version", 0))) != VERSION:
             problem = f"has format version {version}, this program reads {VERSION}"
             raise DataError(f"{path} {problem}; prepare it again")
+        # The attributes of a damaged file may be anything: each is converted, and the errors are
+        # caught below together.
         sources = json.loads(str(attributes["source"]))
         return Metadata(
             max_seq_length=int(attributes["max_seq_length"]),
@@ -234,6 +241,7 @@ def open_records(path: str | os.PathLike[str]) -> tuple[Records, Metadata]:
         names = [name for name in DTYPES if name != "row_offsets" or name in file.datasets]
         mapped = np.memmap(path, np.uint8, "r")
         records = Records(**{name: _map(file, mapped, name) for name in names})
+        # The compiled loops (batch.py) know two cases: both in 16 bits, or both in 32.
         if records.input_ids.dtype != records.masked_lm_ids.dtype:
             raise DataError(
                 f"{path}: input_ids and masked_lm_ids are of two types; prepare it again"
@@ -257,14 +265,17 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
         "masked_lm_offsets fall": counts < 0,
         "segment B outside of the sequence": (records.segment_b_start < 0)
         | (records.segment_b_start > lengths),
+        # All bits but the lowest: also finds negative labels.
         "next_sentence_label is neither 0 nor 1": (records.next_sentence_labels & ~1) != 0,
     }
     if not any(fault.any() for fault in faults.values()):
         # Offsets that do not fall stay within their ends, so these are no larger than the file.
+        # The sequence of each masked token (M).
         owner = np.repeat(np.arange(records.num_sequences), counts)
         positions = records.masked_lm_positions.astype(np.int64)
         outside = (positions < 0) | (positions >= lengths[owner])
         unsorted = np.zeros(len(positions), dtype=bool)
+        # Only within a sequence, as positions are relative and begin again in the next.
         unsorted[1:] = (np.diff(positions) <= 0) & (np.diff(owner) == 0)
         faults["masked position outside of the sequence"] = (
             np.bincount(owner[outside], minlength=len(lengths)) > 0
@@ -283,6 +294,7 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
         fewest = 1 if metadata.content_digest else 0  # others' packers leave rows of no sequence
         bad = per_row < fewest
         if not bad.any():  # or the offsets may point anywhere
+            # Tokens of each row (R): both kinds of offsets are cumulative.
             bad = np.diff(records.sequence_offsets[records.row_offsets]) > metadata.max_seq_length
         if bad.any():
             raise DataError(

@@ -29,6 +29,7 @@ from bert.data.records import DataError
 
 # CPU time for a request, far above what a sound file takes: milliseconds to open it, and a second
 # for 50 MB of values.
+# CPU time, not time on the clock: a slow file system must not look like an endless loop.
 _OPENING_SECONDS, _READING_SECONDS, _BYTES_PER_SECOND = 2, 10, 2_000_000
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
@@ -131,6 +132,7 @@ def _end_of(process: subprocess.Popen[bytes]) -> str:
 def serve() -> None:
     """The helper: answers requests on stdin until it is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for those who ask
+    # Crashes are expected here, and no core file is wanted for one.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     silent = os.open(os.devnull, os.O_WRONLY)
@@ -158,6 +160,7 @@ def serve() -> None:
 def _limit_cpu(seconds: int) -> None:
     """Has the kernel end this process (SIGXCPU) if the next request takes longer."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
+    # The kernel counts whole seconds from the start of the process, over all its requests.
     most = int(usage.ru_utime + usage.ru_stime) + 1 + seconds
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     if hard != resource.RLIM_INFINITY:
@@ -188,6 +191,7 @@ def _values(dataset: h5py.Dataset) -> Values:
     if not entry:
         return values, np.zeros(0, np.int64)
     lengths = np.fromiter(map(len, values), np.int64, len(values))
+    # The empty array gives the type where there is no entry.
     return np.concatenate([np.zeros(0, entry), *values]), lengths
 
 

@@ -109,6 +109,8 @@ class Config:
         capacity = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
         if self.masking == "static":
             return capacity
+        # New masks are drawn per token, so their number varies about 15%: fixed sizes need room
+        # above it.
         return dataclasses.replace(capacity, masked=capacity.masked + margin(capacity.tokens))
 
     @property
@@ -148,6 +150,7 @@ def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSour
         [len(files) for files in bins],
     )
     first = source[0]
+    # Segment B of the first sequence begins at its end: there is none.
     if pairs and first.num_sequences and first.segment_b_start[0] == first.sequence_offsets[1]:
         folder, variable = config.source
         raise DataError(
@@ -161,6 +164,7 @@ def make_batching(
 ) -> RowBatching | OnlineBatching:
     """The micro-batches of each step. Raises DataError or ConfigError if the settings do not fit the data."""
     group = config.exchange_group
+    # Bins and exchange move single sequences, and packed rows are fixed.
     if config.for_unpacked and source[0].row_offsets is not None:
         raise DataError(
             f"{config.for_unpacked} needs records that are not packed, and these are: leave it unset"
@@ -224,12 +228,14 @@ class TrainingData:
         # A thread, not a process: NumPy and compiled loops release the lock of the interpreter.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="data")
         self._ready: deque[list[PretrainingBatch] | Exception] = deque()
+        # One step alone at first: it is waited for on the clock, and several would take longer.
         self._pending = self._executor.submit(self._prepare, range(first_step, first_step + 1))
         self._next = first_step + 1
 
     def next_step(self) -> list[PretrainingBatch]:
         """Micro-batches of the next step, on the CPU. Raises DataError for records that cannot be used."""
         if not self._ready:
+            # The host waits here if the data thread has fallen behind.
             self._ready.extend(self._pending.result())
             self._pending = self._executor.submit(
                 self._prepare, range(self._next, self._next + _STEPS_AT_ONCE)
@@ -262,6 +268,7 @@ class TrainingData:
         files, indices = [int(chosen.files[0])], [np.arange(len(chosen.files))]
         if (chosen.files != files[0]).any():  # rare: the micro-batch crosses the end of a file
             files = np.unique(chosen.files).tolist()
+            # Where each file's sequences go in the batch; their order does not change.
             indices = [np.flatnonzero(chosen.files == file) for file in files]
         sources = [self.source[file] for file in files]
         limits = self.config.max_seq_length, self.vocab_size

@@ -89,17 +89,21 @@ class DynamicMasks:
             keys = _mixed(np.full(len(lengths), self.seed, dtype=np.uint64))
             for part in (chosen.epochs, chosen.files, chosen.sequences):
                 keys = _mixed(keys + part.astype(np.uint64) * _GAMMA)
+            # Each position has _DRAWS states of its own in SplitMix64's sequence, so that no two
+            # draws share one.
             steps = batch.position_ids.numpy().astype(np.uint64) * (_GAMMA * np.uint64(_DRAWS))
             states = np.repeat(keys, lengths) + steps
             is_text = (tokens != self.tokens.cls) & (tokens != self.tokens.sep)
             choice = _uniform(states, 0)
             if self.continues is not None:  # the draw of the word's first token
+                # At each token the index of the latest one that begins a word.
                 first = np.where(self.continues[tokens], 0, np.arange(len(tokens)))
                 choice = choice[np.maximum.accumulate(first)]
             where = np.flatnonzero(is_text & (choice < MASKED_SHARE))[: self.capacity]
             states = states[where]
             replacement, random = _uniform(states, 1), _uniform(states, 2)
         labels = tokens[where].astype(np.int64)
+        # Any of the vocabulary, special tokens included, as the reference draws them.
         random_tokens = (random * self.tokens.size).astype(np.int32)
         unmasked = np.where(replacement < _TO_RANDOM, random_tokens, labels)
         tokens[where] = np.where(replacement < _TO_MASK, self.tokens.mask, unmasked)

@@ -88,6 +88,7 @@ def _read(path: Path, file: Hdf5File) -> tuple[Records, Metadata]:
     # Only shards of export_records record the length limit.
     if len(file.datasets["input_ids"].shape) == 1:
         max_seq_length = int(file.attributes.get("max_seq_length", sequences.width))
+    # These files do not say what they were made of: -1 and 0 stand for unknown.
     metadata = Metadata(max_seq_length=max_seq_length, vocab_md5="", random_seed=-1, dupe_factor=0)
     return _records(sequences), metadata
 
@@ -101,6 +102,8 @@ def _rows_of_tables(
         DataError: sequences of a row that do not follow one another, or counts that disagree.
     """
     real, per_row = mask > 0, mask.max(axis=1, initial=0).astype(np.int64)
+    # The number to the left of each token [R, width], 0 before the first: numbers may stay or rise
+    # by one.
     first = np.concatenate([np.zeros((len(mask), 1), mask.dtype), mask[:, :-1]], axis=1)
     steps = (mask.astype(np.int64) - first)[real]
     padded_inside = (real[:, 1:] & ~real[:, :-1]).any()
@@ -110,6 +113,7 @@ def _rows_of_tables(
         )
     number = offsets_of(per_row)[:-1, None] - 1 + mask  # of each token's sequence in the file
     masked = flat["masked_lm_ids"] != 0
+    # Habana pads ids with 0, which is [PAD] and never a label.
     row, _ = np.nonzero(masked)
     positions = flat["masked_lm_positions"][masked].astype(np.int64)
     outside = (positions < 0) | (positions >= mask.shape[1])
@@ -167,6 +171,7 @@ def _fixed_length(path: Path, file: Hdf5File, flat: Columns) -> _Sequences:
 
 def _without_padding(flat: Columns, positions_of: Array) -> tuple[Columns, Array]:
     """Masked positions that are not padding (0 is [CLS]), and their number in each sequence, which has so many."""
+    # NVIDIA's own loader counts them so; position 0 is [CLS], which is never masked.
     is_masked = flat["masked_lm_positions"] != 0
     count = len(positions_of)
     owner = np.repeat(np.arange(count), positions_of)
@@ -195,6 +200,7 @@ def _records(sequences: _Sequences) -> Records:
     sequence_offsets = offsets_of(sequences.lengths)
     dtype = id_dtype(1 + max(int(flat[name].max(initial=0)) for name in IDS))
     segment_b_start = np.zeros(len(sequences.lengths), np.int16)
+    # Not without a sequence: reduceat needs a first index.
     if len(sequences.lengths):  # the number of tokens of segment A
         is_first = flat["segment_ids"] == 0
         np.add.reduceat(is_first, sequence_offsets[:-1], out=segment_b_start)
@@ -221,6 +227,7 @@ def _numbers(path: Path, file: Hdf5File, name: str, dtype: Any) -> tuple[Array, 
     if values.dtype.kind not in "biu":
         raise DataError(f"{path}: {name} holds no whole numbers; copy or prepare it again")
     if values.size and values.dtype != dtype:
+        # astype would wrap silently: an id beyond the type would become another word.
         low, high = values.min(), values.max()
         if not limits.min <= low <= high <= limits.max:
             odd = high if high > limits.max else low

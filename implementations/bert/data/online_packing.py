@@ -131,6 +131,7 @@ def _pack_rows(  # type: ignore[no-untyped-def]
     size = buffer.shape[0]
     while done < offsets.size - 1:
         while state[_WAITING] < buffer_size and state[_TAKEN] < sequences.size:
+            # The buffer is a ring: a line is free again once all lines before it are packed.
             line, length = state[_END] % size, lengths[state[_TAKEN]]
             buffer[line, _FILE], buffer[line, _SEQUENCE] = file, sequences[state[_TAKEN]]
             buffer[line, _LENGTH] = length
@@ -144,10 +145,14 @@ def _pack_rows(  # type: ignore[no-untyped-def]
             state[_WAITING] += 1
             state[_TAKEN] += 1
         if state[_WAITING] < buffer_size:
+            # Packs from a full buffer only: rows must not depend on where the stream was cut into
+            # pieces.
             return done
+        # Past those that rows of older sequences have taken already.
         while not buffer[state[_OLDEST] % size, _LENGTH]:
             state[_OLDEST] += 1
         end, space, slots = offsets[done], max_tokens, max_sequences
+        # The oldest of all is also the oldest of its length, at the head of that queue.
         length = buffer[state[_OLDEST] % size, _LENGTH]
         while length:
             line = queues[length, _HEAD]

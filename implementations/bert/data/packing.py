@@ -50,6 +50,7 @@ def pack(
     rows = np.repeat(patterns, counts, axis=0)
     slot_sizes = rows.reshape(-1)
     slots = np.argsort(-slot_sizes, kind="stable")[: len(sizes)]
+    # Stable: of sequences of one length the earlier comes first, as promised above.
     by_length = np.argsort(-sizes, kind="stable")
     assert (slot_sizes[slots] >= sizes[by_length]).all()
     row_of = np.empty(len(sizes), dtype=np.int64)
@@ -73,6 +74,7 @@ def plan(
         if not program:
             return simple, np.ones(len(simple), np.int64)
     patterns, amounts = _solve(remaining, max_tokens, max_sequences)
+    # The solver's whole numbers may lie a hair below one.
     counts = np.floor(amounts + 1e-6).astype(np.int64)
     patterns, counts = patterns[counts > 0], counts[counts > 0]
     # The slots take the longest sequences that fit, longest slots first.
@@ -125,6 +127,8 @@ def _solve(
             np.concatenate([np.ones(size), np.zeros(max_tokens)]),
             A_eq=csr_array((factors, (lines, variables)), shape=shape),
             b_eq=histogram[1:] / total,  # scaled: the solver's tolerances are absolute
+            # The dual simplex ends in a basic solution, with at most one fraction for each length.
+            # An interior point has many more, and all are rounded down.
             method="highs-ds",
         )
         if not result.success:
@@ -134,6 +138,7 @@ def _solve(
         # Farley's bound: the duals, made feasible by scaling.
         bound = max(bound, rows / max(1.0, best_value))
         fresh = [pattern for pattern in improving if pattern not in patterns]
+        # Rows are whole: within half a row of the bound there is none to gain.
         if not fresh or rows <= bound + max(_CLOSE_ENOUGH * bound, 0.5):
             break
         patterns.update(fresh)
@@ -159,6 +164,7 @@ def _price(
     patterns = set()
     # Of the best pattern with a slot of length 1, 2, ...
     values = value[1:] + best[-1][max_tokens - 1 :: -1]
+    # A pattern improves the program if its slots are worth more than the one row that it costs.
     for first in np.flatnonzero(values > 1 + 1e-9).tolist():
         first, rest = first + 1, max_tokens - first - 1
         pattern = [first]
@@ -175,6 +181,7 @@ class _Stock:
     def __init__(self, counts: Iterable[int]) -> None:
         self.counts = [int(count) for count in counts]
         bits = (1 << length for length, count in enumerate(self.counts) if count)
+        # Python's integers as bit sets: the longest that fits is one mask and a bit_length.
         self.at_hand = sum(bits) | 1  # bit 0: none fits
 
     def longest(self, space: int) -> int:

@@ -32,6 +32,7 @@ def check(expected: Mapping[Path, str], world: World) -> None:
     Ranks that see the same files share the work. Raises DataError, on every rank, naming the rank and
     the first file that differs. A collective.
     """
+    # Ranks that see the same inodes see the same files: each reads its share of them.
     group = world.peers([_identity(path) for path in expected])
     mine = list(expected.items())[group.index(world.rank) :: len(group)]
     with ThreadPoolExecutor(_THREADS) as executor:
@@ -84,6 +85,7 @@ def _keep(path: Path, text: str) -> None:
         own = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
             own.write_text(text, encoding="ascii")
+            # Whole or not at all, without fsync: a lost entry only costs a second reading.
             os.replace(own, path)
         finally:
             own.unlink(missing_ok=True)

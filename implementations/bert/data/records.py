@@ -87,6 +87,7 @@ class Records:
         """Drops the pages of mapped files from memory; later reads load them again."""
         for field in dataclasses.fields(self):
             memory = getattr(self, field.name)
+            # Down the views to the mapping itself.
             while isinstance(memory, np.ndarray):
                 memory = memory.base
             if isinstance(memory, mmap.mmap):
@@ -142,6 +143,7 @@ def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
 def ragged_indices(starts: Array, lengths: Array) -> Array:
     """Indices [start, start + length) of every ragged row, one row after the other."""
     ends = np.cumsum(lengths, dtype=np.int64)
+    # Without a loop: a counter over all elements, moved in each row to where that begins.
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - ends + lengths, lengths)
 
 
@@ -156,6 +158,7 @@ def concatenate(
     parts: Sequence[Records], copied: Callable[[int], None] = lambda part: None
 ) -> Records:
     """All sequences (and rows, if every part is packed) one after the other. Calls ``copied(i)`` after part i."""
+    # Rows of some parts alone would leave the sequences of others without one.
     packed = bool(parts) and all(part.row_offsets is not None for part in parts)
     names = [name for name in DTYPES if name != "row_offsets" or packed]
     flat = [name for name in names if not name.endswith("_offsets")]

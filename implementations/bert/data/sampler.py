@@ -83,6 +83,8 @@ class Sampler:
         """This rank's endless (epoch, file, rows in it), without steps; no rows are left out."""
         total, epoch = int(self.row_counts.sum()), 0
         while True:
+            # Shares differ by a row at most: online packing fills rows of its own and needs no
+            # equal runs.
             begin, end = (total * rank // self.world_size for rank in (self.rank, self.rank + 1))
             yield from ((epoch, file, rows) for file, rows in self._file_rows(epoch, begin, end))
             epoch += 1
@@ -90,6 +92,7 @@ class Sampler:
     def _file_rows(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
         """Rows [begin, end) of the epoch's order."""
         order, starts = self._order(epoch)
+        # From the right, past files without rows, which begin where the next one does.
         number = int(np.searchsorted(starts, begin, side="right")) - 1  # of the file in the order
         while begin < end:
             start = int(starts[number])
@@ -100,6 +103,8 @@ class Sampler:
             begin, number = stop, number + 1
 
     def _file_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        # Seeded by (seed, epoch), not drawn one after the other: any rank finds any epoch without
+        # those before it.
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.row_counts))
         return order, offsets_of(self.row_counts[order])
 
@@ -158,11 +163,13 @@ class RowBatching:
         bins = zip(source.bins, counts, strict=True) if counts else ()
         for number, (files, count) in enumerate(bins):
             if count:
+                # Bins are shuffled separately, as in Samsung's data.
                 seed = int(np.random.SeedSequence([sampler.seed, number]).generate_state(1)[0])
                 rows = count * (sampler.rows_per_step // batch_size)
                 row_counts = sampler.row_counts[files]
                 of_bin = Sampler(row_counts, rows, seed, sampler.rank, sampler.world_size)
                 self.bins.append((files, of_bin, count))
+        # All bins change epoch at the same step: a micro-batch has one epoch for all its sequences.
         shortest = min(of_bin.steps_per_epoch for _, of_bin, _ in self.bins)
         for _, of_bin, _ in self.bins:
             of_bin.steps_per_epoch = shortest
@@ -183,6 +190,8 @@ class RowBatching:
             lengths[where] = _lengths_of(self.source[file], pool.sequences[where])
         # A line: the next longest sequences, one for each micro-batch of the group; every other line backwards.
         order = np.argsort(-lengths, kind="stable").reshape(-1, len(batches))
+        # Back and forth: dealt in one direction, the first micro-batch would get the longer one of
+        # every line.
         order[1::2] = order[1::2, ::-1]
         mine = order[:, self.rank - first :: self.group]
         return [pool.take(column) for column in mine.T]
@@ -233,6 +242,7 @@ class OnlineBatching:
                 self._packer.rows(min(_ROWS_AT_ONCE, skipped - begin))
         self._next_step = step + 1
         labels, sequences, offsets = self._packer.rows(self.sampler.rows_per_step)
+        # Undoes the label: a row may hold sequences of two epochs, which dynamic masks tell apart.
         epochs, files = np.divmod(labels, self._num_files)
         return Chosen(files, sequences, epochs).cut(offsets[:: self.batch_size])
 
@@ -271,6 +281,7 @@ def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.nd
     begins = records.row_offsets[rows]
     counts = records.row_offsets[rows + 1] - begins
     if not counts.all():
+        # The end of the file is followed by its beginning.
         filled = np.flatnonzero(np.diff(records.row_offsets))
         return row_sequences(records, filled[np.searchsorted(filled, rows) % len(filled)])
     return ragged_indices(begins, counts), counts

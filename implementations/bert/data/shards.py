@@ -89,6 +89,7 @@ def write_index(folder: Path, paths: Sequence[Path]) -> None:
 def is_index_of(folder: Path, paths: Sequence[Path]) -> bool:
     """Whether the folder's index matches these files. Raises DataError if one cannot be read."""
     try:
+        # Compared as bytes: the same files give the same text.
         return (folder / INDEX).read_bytes() == _index_of(paths).encode()
     except OSError:
         return False
@@ -154,6 +155,7 @@ class Shards:
             }
             for path in self.paths:
                 self._entries[path] = indices[path.parent].get(path.name) or Entry(count_rows(path))
+            # Opened for its vocab_md5, with which those of all others are compared.
             _ = self[0]
         return np.array([self._entries[path].rows for path in self.paths], dtype=np.int64)
 
@@ -162,8 +164,10 @@ class Shards:
         self.row_counts()
         facts: dict[str, Any] = {"vocabulary": self.vocab_md5}
         for path, entry in self._entries.items():
+            # Files of two bins may have the same name.
             in_bin = path.parent.name.isdigit()
             name = f"{path.parent.name}/{path.name}" if in_bin else path.name
+            # By name and not by path: nodes may have the data mounted at different places.
             facts[name] = (entry.rows, entry.content_digest or path.stat().st_size)
         return facts
 
@@ -185,6 +189,8 @@ class Shards:
                 f"made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}"
             )
             raise DataError(f"{path}: {problem}: prepare all data with the model's vocab.txt")
+        # The first file that names a vocabulary sets it for the rest; files of other makers name
+        # none.
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
         expected = self._entries.get(path, Entry(records.num_rows))
         same_content = expected.content_digest in ("", metadata.content_digest)

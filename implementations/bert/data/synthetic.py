@@ -45,8 +45,10 @@ def synthetic_records(
         sizes = np.diff(offsets)[rows]
         lengths = lengths[order[ragged_indices(offsets[rows], sizes)]]
         row_offsets = offsets_of(sizes)
+    # The reference's rule (create_pretraining_data.py): at least one, half rounded to even.
     counts = np.maximum(1, np.rint(lengths * 0.15)).astype(np.int64)
     positions = [
+        # From 1 on, as position 0 is [CLS]; sorted, as in prepared records.
         1 + np.sort(generator.choice(length - 1, size=count, replace=False))
         for length, count in zip(lengths.tolist(), counts.tolist(), strict=True)
     ]

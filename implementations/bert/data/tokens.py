@@ -34,6 +34,7 @@ class WordPiece:
 
     def __init__(self, vocab_file: Path, lower_case: bool = True) -> None:
         try:
+            # Not splitlines, which also cuts at U+2028, a word of a vocabulary.
             lines = vocab_file.read_bytes().decode("utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not UTF-8"

@@ -124,6 +124,7 @@ class MaskedLanguageModel(nn.Module):
             return F.linear(x, word_embeddings, self.bias)
         if x.is_cuda and "dtype" in torch.ops.aten.mm.overloads():  # PyTorch 2.8 or later
             return torch.mm(x, word_embeddings.t(), out_dtype=torch.float32).add_(self.bias)
+        # Without such a product the operands are widened: more memory, the same numbers.
         return F.linear(x.float(), word_embeddings.float(), self.bias.float())
 
 
@@ -165,6 +166,8 @@ class BertForPreTraining(Trainable):
 
     def stages(self) -> list[nn.Module]:
         """See Trainable."""
+        # The decoder's weight belongs to the first stage, as the embeddings': its gradient is
+        # complete only at the end of the backward pass.
         stages = [self.bert.embeddings, *self.bert.encoder.layer, self.cls.predictions]
         if self.config.next_sentence:
             stages += [self.bert.pooler, self.cls.seq_relationship]
@@ -205,13 +208,16 @@ class BertForPreTraining(Trainable):
         first = batch.cu_seqlens[:-1].clamp(max=batch.input_ids.shape[0] - 1).to(masked)
         rows = torch.cat([masked, first])
         in_fp8 = self.bert.encoder.fp8_scaling is not None
+        # fp8 products take multiples of 16 rows.
         padding = -len(rows) % ROW_MULTIPLE if in_fp8 else 0
+        # The added rows repeat token 0, and no head reads them.
         hidden = self.bert(batch, F.pad(rows, (0, padding)))  # (M + S + padding, D)
         masked_hidden, first_hidden, _ = hidden.split([len(masked), len(first), padding])
         return masked_hidden, first_hidden
 
     def _padded_logits(self, batch: PretrainingBatch) -> Logits:
         masked, first = self._read(batch)
+        # Tied to the word embeddings, as in the original (Devlin et al. 2019).
         mlm = self.cls.predictions(masked, self.bert.embeddings.word_embeddings.weight)  # (M, V)
         return Logits(mlm, self._next_sentence(first))
 
@@ -238,9 +244,14 @@ class BertForPreTraining(Trainable):
     def forward(self, batch: PretrainingBatch) -> Losses | MaskedLoss:
         """Losses of a batch, in fp32 at least. Labels of -100 are padding and ignored."""
         mlm, nsp = self._padded_logits(batch)
+        # By the true vocabulary: rows that only pad it stay out of the softmax, as in the
+        # reference, which has none.
         token_losses = self.cross_entropy(mlm, batch.masked_labels, self.config.vocab_size)  # (M,)
         # Counted on the device, where padding differs from batch to batch in one graph.
+        # At least 1: a batch without masked tokens has loss 0, not NaN.
         num_masked = (batch.masked_labels != IGNORE).sum().clamp(min=1)
+        # As published: means over this rank's tokens and sequences, and then over ranks with equal
+        # weight, however many tokens each has (as NVIDIA's submissions).
         mlm_loss = token_losses.sum() / num_masked
         if nsp is None:
             return MaskedLoss(mlm_loss)

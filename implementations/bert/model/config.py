@@ -55,6 +55,8 @@ class BertConfig:
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
+    # Out of repr, and so of identity in its usual form: checkpoints older than these keys still
+    # match.
     layer_norm_large_model: bool = field(default=False, repr=False)
     next_sentence: bool = field(default=True, repr=False)
 
@@ -69,7 +71,9 @@ class BertConfig:
                     expected = "probability of at least 0, below 1"
                 raise ConfigError(f"{name}={value!r}: expected a {expected}")
         for name in _COUNTS:
+            # Segment ids are 0 and 1.
             value, low = getattr(self, name), 2 if name == "type_vocab_size" else 1
+            # Not isinstance, by which JSON's true would be the count 1.
             if type(value) is not int or value < low:
                 raise ConfigError(f"{name}={value!r}: expected an integer of at least {low}")
         for name in ("layer_norm_large_model", "next_sentence"):
@@ -99,6 +103,8 @@ class BertConfig:
     @property
     def padded_vocab_size(self) -> int:
         """Rows of the word embedding: the vocabulary rounded up to a multiple of 8, for the GEMMs."""
+        # 30,522 becomes 30,528, as in NVIDIA's checkpoint: tensor cores take multiples of 8 in 16
+        # bits.
         return -(-self.vocab_size // 8) * 8
 
     @property
@@ -114,6 +120,7 @@ class BertConfig:
     @property
     def hugging_face_hidden_act(self) -> str:
         """hidden_act of this GELU in a Hugging Face config.json."""
+        # Under the same word they compute erf.
         return "gelu_new" if self.gelu_approximation == "tanh" else "gelu"
 
     @classmethod
@@ -139,11 +146,13 @@ class BertConfig:
                 raise ConfigError(
                     f"BERT_CONFIG={path}: {key}={values[key]!r}: only {only!r} is supported"
                 )
+        # Refused rather than ignored: a key nobody knows may be another model's.
         known = cls.__dataclass_fields__.keys() | _HARMLESS | _ONLY.keys()
         if unknown := sorted(values.keys() - known):
             raise ConfigError(
                 f"BERT_CONFIG={path}: unknown key {', '.join(unknown)}: remove it if it does not change the model"
             )
+        # Without these any JSON object would pass for BERT-large, by the defaults.
         required = "vocab_size", "hidden_size", "num_hidden_layers"
         if missing := [key for key in required if key not in values]:
             raise ConfigError(

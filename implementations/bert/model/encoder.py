@@ -87,6 +87,7 @@ class SelfAttention(Product):
     def forward(self, hidden: Hidden, forward_pass: ForwardPass) -> Tensor:
         """Context [T, D]."""
         bias = concat_view(self.query.bias, self.key.bias, self.value.bias)
+        # The bias is added by the product here: no kernel of ours reads QKV before attention does.
         qkv = self.project(hidden.x, bias, hidden.x8)  # (T, 3D)
         qkv = qkv.view(-1, 3, self.num_heads, self.head_size)  # (T, 3, N, H)
         dropout = self.dropout if self.training else 0.0
@@ -109,6 +110,7 @@ class Residual(Product):
     def target(self, num_rows: int) -> Target | None:
         """Cast target for the following fp8 product; None if it casts its input itself, or there is none."""
         following = self.following
+        # An evaluation may run in 16 bits while training is in fp8, by the recipe.
         if following is None or not following.runs(self.training):
             return None
         return following.target(INPUT) if following.takes_cast(num_rows) else None
@@ -139,6 +141,8 @@ class Attention(nn.Module):
         """[T, D] -> [T, D], or only the result's ``rows``."""
         context, residual = self.self(hidden, forward_pass), hidden.residual
         if rows is not None:
+            # Keys and values of all tokens are used up here: from here on only rows that the heads
+            # read count.
             context = context.index_select(0, rows)
             residual = None if residual is None else residual.index_select(0, rows)
         return self.output(context, residual, forward_pass)
@@ -173,6 +177,8 @@ class Layer(nn.Module):
         """The previous layer's result [T, D] -> this layer's, or only its ``rows``."""
         hidden = self.attention(hidden, forward_pass, rows)
         first, second = self.intermediate, self.output
+        # Separate functions without a cast input. With one, both products are one function, so that
+        # nothing between them is written in 16 bits (operations/fp8_feed_forward.py).
         if hidden.x8 is None:
             return second(first(hidden.x), hidden.residual, forward_pass)
         assert first.fp8 is not None
@@ -230,6 +236,7 @@ class Encoder(nn.Module):
         if self.cast_in_kernels:
             for layer, next_layer in zip(layers, [*layers[1:], None], strict=True):
                 layer.attention.output.following = layer.intermediate.fp8
+                # The last layer feeds the heads, which are not in fp8.
                 if next_layer is not None:
                     layer.output.following = next_layer.attention.self.fp8
         return self.fp8_scaling
@@ -239,6 +246,7 @@ class Encoder(nn.Module):
         """Evaluates in fp8 inside, if the run does: casts the current weights once. See Scaling.evaluation."""
         scaling = self.fp8_scaling
         with contextlib.nullcontext() if scaling is None else scaling.evaluation(calibrated):
+            # Weights stand still during an evaluation: one cast serves all its batches.
             for user in self.fp8_users if scaling is not None and scaling.evaluates else ():
                 assert user.fp8 is not None
                 user.fp8.hold(user.weight())
@@ -247,6 +255,7 @@ class Encoder(nn.Module):
     def forward(self, x: Tensor, forward_pass: ForwardPass, rows: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D]; with ``rows`` [S] only these tokens' [S, D], which saves most of the last layer."""
         hidden = Hidden(x, None if self.pre_norm else x, None)
+        # Without gradients nothing is kept for a backward pass, so there is nothing to recompute.
         recomputation = self.recomputation if self.training and torch.is_grad_enabled() else None
         calls = [functools.partial(layer, forward_pass=forward_pass) for layer in self.layer]
         # The heads read these tokens alone: attention of the last layer needs all keys, the rest does not.

@@ -34,6 +34,7 @@ def fill(model: nn.Module, chunks: Iterable[Chunk]) -> None:
     """Copies the chunks into the model's parameters; the rest becomes 0."""
     parameters = dict(model.named_parameters())
     for parameter in parameters.values():
+        # A file may have no padding rows of the vocabulary, so that no chunk covers them.
         parameter.zero_()
     for name, start, values in chunks:
         parameters[name].view(-1)[start : start + len(values)].copy_(values)
@@ -60,6 +61,7 @@ def first_weights(model: BertForPreTraining, seed: int) -> Iterator[Chunk]:
                 # Drawn in the order of the modules: another order is another model for the same seed.
                 if is_weight and isinstance(module, (nn.Linear, nn.Embedding)):
                     values.normal_(0.0, model.config.initializer_range, generator=generator)
+                # Padding rows. They stay 0, as no token reads them and the softmax leaves them out.
                 if module is words:
                     values[max(0, size_without_padding - start) :] = 0.0
                 yield Chunk(name, start, values)
@@ -88,5 +90,6 @@ def use_placeholders(model: nn.Module, dtype: torch.dtype, device: torch.device)
     """
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
+            # Strides of 0: the shape of the parameter over one number.
             placeholder = torch.zeros((), dtype=dtype, device=device).expand(parameter.shape)
             setattr(module, name, nn.Parameter(placeholder))

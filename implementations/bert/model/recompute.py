@@ -59,6 +59,7 @@ class Recomputation:
         return checkpoint(
             segment,
             *inputs,
+            # Only this form of checkpoint takes a context_fn, which sets the dropout count back.
             use_reentrant=False,
             preserve_rng_state=self.random_state,
             context_fn=lambda: (contextlib.nullcontext(), again()),
