@@ -25,7 +25,7 @@ from common.files import damage
 
 # Of wrappers: DistributedDataParallel's, and those of NVIDIA's model in segments.
 _PREFIXES = re.compile(r"^((module|model|bert_model_segment|heads_only_segment)\.)+")
-# NVIDIA's layer of a product with activation; and LayerNorm's names in TensorFlow.
+# NVIDIA's dense layer fused with its activation; LayerNorm's names in TensorFlow.
 _RENAMES = [
     (".dense_act.", ".dense."),
     ("LayerNorm.gamma", "LayerNorm.weight"),

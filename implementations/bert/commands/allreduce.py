@@ -21,7 +21,7 @@ from bert.pretraining.memory import meta_model
 from common.env import ConfigError, env, from_env
 from common.process import hard_exit
 
-# Sums stay below 30 x ranks, which fp32 holds exactly up to 2**24: any difference is a fault.
+# Sums are at most 30 x ranks, and fp32 is exact up to 2**24: any difference is a fault.
 PERIOD = 31  # of the vectors' elements; prime, so that misplaced chunks are detected
 STRIDE = 7
 MIB = 1 << 20

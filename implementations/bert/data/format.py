@@ -270,7 +270,7 @@ def check_contents(path: str | os.PathLike[str], records: Records, metadata: Met
     }
     if not any(fault.any() for fault in faults.values()):
         # Offsets that do not fall stay within their ends, so these are no larger than the file.
-        # The sequence of each masked token (M).
+        # owner (M,): the sequence of each masked token.
         owner = np.repeat(np.arange(records.num_sequences), counts)
         positions = records.masked_lm_positions.astype(np.int64)
         outside = (positions < 0) | (positions >= lengths[owner])

@@ -29,7 +29,7 @@ from bert.data.records import DataError
 
 # CPU time for a request, far above what a sound file takes: milliseconds to open it, and a second
 # for 50 MB of values.
-# CPU time, not time on the clock: a slow file system must not look like an endless loop.
+# Not time on the clock: a slow file system must not look like an endless loop.
 _OPENING_SECONDS, _READING_SECONDS, _BYTES_PER_SECOND = 2, 10, 2_000_000
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]

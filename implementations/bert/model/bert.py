@@ -124,7 +124,7 @@ class MaskedLanguageModel(nn.Module):
             return F.linear(x, word_embeddings, self.bias)
         if x.is_cuda and "dtype" in torch.ops.aten.mm.overloads():  # PyTorch 2.8 or later
             return torch.mm(x, word_embeddings.t(), out_dtype=torch.float32).add_(self.bias)
-        # Without such a product the operands are widened: more memory, the same numbers.
+        # Without such a product the operands are widened: more memory, no less exact.
         return F.linear(x.float(), word_embeddings.float(), self.bias.float())
 
 

@@ -51,6 +51,7 @@ def contents(place: Path) -> str:
     ]
     digest = hashlib.sha256(str([(path.name, path.stat().st_size) for path in paths]).encode())
     for folder in sorted({path.parent for path in paths}):
+        # By way of the index the digest covers contents too, without reading the records.
         digest.update((folder / INDEX).read_bytes() if (folder / INDEX).is_file() else b"")
     return digest.hexdigest()[:16]
 
@@ -79,6 +80,7 @@ def report(config: Config) -> str:
         config.checkpoint.init_checkpoint,
         config.dist.world_size,
     )
+    # A check is one process, without the ranks whose run it describes.
     alone = dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0)
     model = memory.meta_model(config.model)
     weights = "random"
@@ -89,6 +91,7 @@ def report(config: Config) -> str:
         weights = f"step {saved['step']:,} of {config.checkpoint.directory}{f'; {changed}' if changed else ''}"
     elif path is not None:
         chunks, loaded = chunks_of(model, path, 0, config.may_have_new_heads, Checksum())
+        # Reads all weights: a NaN in one of them would only show after the start, on all GPUs.
         check_finite(((chunk.name, chunk.values) for chunk in chunks), path)
         weights = f"{path}{f': {loaded}' if any(loaded) else ''}"
         if config.checkpoint.init_optimizer:
@@ -97,6 +100,7 @@ def report(config: Config) -> str:
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     heads = "both heads" if config.nsp else "masked-LM alone"
     data, evaluate, batch = config.data, config.evaluate, config.global_batch_size
+    # The last layer past its attention, and the heads, compute M + S of the T tokens.
     read = (data.capacity.masked + data.capacity.sequences) / data.capacity.tokens
     rows = f"{data.batch_size} rows x {data.gradient_steps} accumulated x {ranks} ranks"
     when = f"every {evaluate.every_samples:,} samples from {evaluate.start_samples or evaluate.every_samples:,}"
@@ -122,6 +126,7 @@ def report(config: Config) -> str:
     if config.mlperf.division == "closed" and path is not None:
         first = closed_division.starting_weights(path)
         weights += f": {first['weights']}, {'not proved' if first['unproved'] else 'proved'} to be model.ckpt-28252"
+    # Records are only read here, and no GPU is taken before the run.
     on_cpu = World(dataclasses.replace(alone, device="cpu"))
     if not config.zero.is_deepspeed and config.optim.is_sharded(device) and ranks > 1:
         layout, steps = (ranks, config.dist.ranks_per_node), config.data.gradient_steps
@@ -175,6 +180,7 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
         )
     row_counts = shards.row_counts()
     resume.check_data(config.checkpoint, saved, shards)
+    # The first file, as another vocabulary shows there; the loader looks at every batch.
     if int(first.input_ids.max()) >= size:
         raise DataError(
             f"{variable}={folder}: token ids beyond vocab_size {size} of bert_config.json"
@@ -186,6 +192,7 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
         closed_division.prove(config, shards, world)
     elif saved is not None:
         proof.check(dict.fromkeys(shards.paths, ""), world)
+    # Seed and rank 0: only whether the rows fill a step matters, and that depends on neither.
     make_batching(
         shards, Sampler(row_counts, data.rows_per_step, 0, 0, config.dist.world_size), data
     )
@@ -207,6 +214,7 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     found += f"{epochs:.3g} epochs"
     if copies > 1:
         found += f" of {copies} copies of the text"
+    # Each copy of the text in the records is another pass over it.
     if config.mlperf.division == "open" and epochs * copies > MOST_PASSES:
         found += f": more than BERT's own {MOST_PASSES} passes: lower MAX_STEPS, or give more text"
     found += "; not proved to be the benchmark's" if unproved else ""

@@ -96,6 +96,7 @@ RECIPE = {
 
 def rule_interval(global_batch_size: int) -> int:
     """Training samples between evaluations: floor(0.05 (230.23 GBS + 3,000,000) / 25,000) 25,000 (training rules)."""
+    # 150,000 for a batch of 768, that of the published runs on 8 GPUs.
     return int(0.05 * (230.23 * global_batch_size + 3_000_000) / 25_000) * 25_000
 
 
@@ -109,18 +110,22 @@ def violations(config: Config) -> Iterator[str]:
     kept |= {
         # Fewer fill rows with fewer sequences than PACKING_FACTOR counts.
         "MAX_SEQUENCES_PER_ROW": (3,) if online else (data.max_sequences_per_row,),
+        # NVIDIA's logs count a packed row as 2 sequences (1.999 on average), an unpacked one as 1.
         "PACKING_FACTOR": (2 if data.packed or online else 1,),
+        # Any path is allowed; the line is there for a path that is missing, which is "" below.
         "INIT_CHECKPOINT": (path,),
     }
     values = settings(config) | {"INIT_CHECKPOINT": path or ""}
     for name, rule in RULES.items():
         if (value := values[name]) not in kept[name]:
             yield f"{name}={int(value) if isinstance(value, bool) else value} ({rule})"
+    # The defaults are BERT-large's, and so the benchmark's.
     reference, model, file = BertConfig(), config.model, config.bert_config_path
     for name in MODEL_FIELDS:
         value, fixed = getattr(model, name), getattr(reference, name)
         if value != fixed:
             yield f"{name}={value} in {file} (the model is BERT-large: {fixed})"
+    # By its form and not its name: "gelu" is tanh in Google's file, erf in Hugging Face's.
     if model.gelu_form != "tanh":
         yield f"hidden_act={model.hidden_act} in {file} (GELU is the tanh form: reference, modeling.py)"
 
@@ -136,6 +141,8 @@ def starting_weights(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"INIT_CHECKPOINT={path}: not the weights that {note} describes: convert them again"
         )
+    # By what the conversion noted of its source files: the tensors alone do not say where they are
+    # from.
     proved = "tensors" in noted and noted.get("source") == SOURCE_MD5
     return {"weights": found, "unproved": [] if proved else ["weights"]}
 
@@ -201,6 +208,7 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
         wrong.append(f"a vocabulary with md5 {source.vocab_md5}, not the benchmark's {VOCAB_MD5}")
     made = manifest_of(folder, files)
     if made:
+        # Manifests older than these keys were made with these values.
         recipe = {"do_lower_case": True, "nsp": True, "sequences": None} | made["recipe"]
         differ = [name for name, value in RECIPE.items() if recipe.get(name) != value]
         wrong += [f"{name} {recipe.get(name)}, not {RECIPE[name]}" for name in differ]
@@ -219,6 +227,7 @@ def data_sets(config: Config, source: RowSource) -> dict[str, Any]:
         ):
             some = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
             wrong.append(f"other record files than the {len(known)} that were prepared: {some}")
+        # In one file, and no other: each evaluation takes all of it.
         if evaluation != [made["digests"].get("part_eval_10k.hdf5")]:
             wrong.append(f"EVALDIR={evaldir} is not the evaluation set that was prepared with it")
     if wrong:
@@ -259,7 +268,9 @@ def check(config: Config, starts: bool) -> None:
     """
     if config.mlperf.division != "closed":
         return
+    # All at once: each attempt may wait hours in a queue.
     found = list(violations(config))
+    # Only at the start: --check runs before the launch scripts have dropped the caches.
     if starts and not config.mlperf.cache_cleared and pick_device(config.dist).type == "cuda":
         how = "the launch scripts do it where DROPCACHE_CMD is allowed and CLEAR_CACHES is not 0"
         found.append(f"CACHE_CLEARED=0 (page caches are dropped before each run; {how})")

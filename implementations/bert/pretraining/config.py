@@ -114,6 +114,7 @@ class Config(ModelFiles, Hardware):
             limit = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             raise ConfigError(f"MAX_SEQ_LENGTH={self.data.max_seq_length} exceeds {limit}")
         if not self.data.synthetic:
+            # Raises if the folder is not given.
             _ = self.data.source
         if not self.data.synthetic and self.evaluate.evaldir is None and self.evaluates:
             raise ConfigError("EVALDIR is not set: give the folder of the evaluation records")
@@ -129,6 +130,8 @@ class Config(ModelFiles, Hardware):
         if self.zero.is_deepspeed:
             return False
         device, fp32 = self.device, self.numerics.dtype == torch.float32
+        # A loop over sequences cannot be recorded, as their number differs from batch to batch; in
+        # fp32 auto chooses it.
         works = self.kernels.attention != "sdpa_loop" and not (
             fp32 and self.kernels.attention == "auto"
         )
@@ -160,6 +163,7 @@ class Config(ModelFiles, Hardware):
     @property
     def global_batch_size(self) -> int:
         """Sequences of one optimizer step, nominally: rows x PACKING_FACTOR over all ranks."""
+        # Nominal, as published: packed Wikipedia has 1.999 sequences a row, and counts as 2.
         return self.data.rows_per_step * self.dist.world_size * self.data.packing_factor
 
     @property
@@ -167,6 +171,7 @@ class Config(ModelFiles, Hardware):
         """Steps after which the run gives up: MAX_STEPS, or fewer by MAX_SAMPLES_TERMINATION."""
         most = self.schedule.max_steps * self.global_batch_size
         samples = self.max_samples or (MAX_SAMPLES if self.evaluate.has_target else most)
+        # Rounded up: the step in which the limit is reached is trained to its end.
         return min(self.schedule.max_steps, -(-samples // self.global_batch_size))
 
     @property
@@ -188,6 +193,7 @@ class Config(ModelFiles, Hardware):
         base = self.checkpoint.directory
         if base is None or not self.run.trial:
             return self
+        # Trial 0, also a run without trials, keeps the folder as it was given.
         own = dataclasses.replace(self.checkpoint, directory=base / f"trial_{self.run.trial}")
         return dataclasses.replace(self, checkpoint=own)
 
@@ -208,7 +214,9 @@ class Config(ModelFiles, Hardware):
         intervals = max(0, -(-(self.rehearsal_samples - start) // every))
         return dataclasses.replace(
             self,
+            # Ends on an evaluation: training beyond the last one would show nothing.
             max_samples=min(self.max_samples or MAX_SAMPLES, start + intervals * every),
+            # Accuracy at sample 0 tells wrong weights at once: published runs have 0.34 there.
             evaluate=dataclasses.replace(self.evaluate, initial=True),
             mlperf=dataclasses.replace(self.mlperf, division="open"),
         )
@@ -232,6 +240,7 @@ class Config(ModelFiles, Hardware):
             "opt_base_learning_rate": self.schedule.lr,
             "opt_learning_rate_training_steps": self.schedule.length,
             "opt_learning_rate_warmup_steps": warmup_steps,
+            # Under both names, as NVIDIA's logs have it.
             "num_warmup_steps": warmup_steps,
             "start_warmup_step": start_warmup_step,
             "opt_lamb_learning_rate_decay_poly_power": self.schedule.degree,

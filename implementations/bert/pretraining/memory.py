@@ -79,6 +79,8 @@ class Plan:
         fp8_copies = 0
         if recipe is not None and config.evaluates:
             attention = (4 if recipe.output_projection else 3) * width * width
+            # A byte a weight: 3 D D of QKV, a fourth with the output projection, and 2 D F of the
+            # feed-forward.
             fp8_copies = config.model.num_hidden_layers * (
                 attention + 2 * width * config.model.intermediate_size
             )
@@ -117,6 +119,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     model = meta_model(plan.model)
     use_placeholders(model, plan.dtype, META)
     settings = (
+        # apex's optimizer cannot be made on the meta device: ours stands in for it.
         plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
     )
     settings.check(torch.device(plan.device_type))
@@ -142,8 +145,10 @@ def estimate(plan: Plan) -> dict[str, int]:
         )
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
     peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the previous micro-batch
+    # Without a kernel of its own an update is a row of operations, whose temporaries count.
     if not (plan.fused and settings.has_fused_update):
         with Peak() as update:
+            # Any learning rate: on the meta device there are sizes and no numbers.
             engine.step(0.1)
         peaks.append(update.most)
     persistent: dict[str, list[Tensor | None]] = {
@@ -167,6 +172,7 @@ def activations(plan: Plan) -> int:
     attention = (
         5 * width * b + 4 * shape.num_attention_heads
     )  # per token: input, QKV, context and softmax
+    # 16: mean and deviation of two LayerNorms for each token, in fp32.
     rest = (3 * width + 2 * shape.intermediate_size + masks + (0 if plan.fused else width)) * b + 16
     joined = 3 * width * width * b  # weights of Q, K and V
     if not plan.fused and shape.attention_probs_dropout_prob:
@@ -179,7 +185,9 @@ def activations(plan: Plan) -> int:
     )  # tokens that the heads read: the last layer's after its attention
     kept = (layers - 1) * layer + tokens * attention + read * (rest + 2 * width * b) + joined
     if k := plan.recompute_layers:
+        # Pre-LN keeps the residual stream beside the input of the segment.
         inputs = (2 if shape.layer_norm_large_model else 1) * tokens * width * b
+        # Inputs of all segments, and all of the one that is being recomputed.
         kept = -(-layers // k) * inputs + min(k, layers) * layer
     # The heads keep the logits and their gradient.
     return (
@@ -233,6 +241,7 @@ def fitted(config: Config) -> Config:
 
 def _largest(config: Config, rows: int) -> Config | None:
     """The config with ``rows`` a step in the fewest micro-batches that fit, if any."""
+    # Divisors from 1 up: the first that fits has the fewest, and so the largest micro-batches.
     for steps in (steps for steps in range(1, rows + 1) if rows % steps == 0):
         divided = replace(
             config, data=replace(config.data, batch_size=rows // steps, gradient_steps=steps)
@@ -331,11 +340,13 @@ class Peak(TorchDispatchMode):
             self._note(tensor)
 
     def _note(self, tensor: Tensor) -> None:
+        # By storage, so that views cost nothing.
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self._known:
             self.now += size
             self.most = max(self.most, self.now)
+            # The only sign of a tensor's end that Python gives.
             self._known[key] = weakref.finalize(storage, self._gone, key, size)
 
     def _gone(self, key: int, size: int) -> None:

@@ -111,6 +111,8 @@ def newest(config: Config, world: World) -> dict[str, Any] | None:
         except Exception as error:
             damaged = save.damaged(found[-1], error)
             problem = str(error if isinstance(error, ConfigError) else damaged)
+    # Ranks may see different folders. One that stopped alone would leave the rest in the next
+    # collective.
     if problem := world.first_text(problem):
         raise ConfigError(problem)
     return saved
@@ -151,8 +153,10 @@ def is_own(config: Config, path: Path) -> bool:
     """Whether a checkpoint is of this very run, which was interrupted: as after a restart by the launcher."""
     index = next((file for name in _INDICES if (file := path / name).is_file()), path)
     try:
+        # Mapped, as only the small entries are looked at.
         saved = torch.load(index, map_location="cpu", weights_only=True, mmap=True)
         mine, noted = owner(config), object_of(path.parent / OWNER)
+        # Without RUN_DIR no run can be told from another one with the same settings.
         if saved["ended"] or mine != {name: noted[name] for name in mine} or not mine["run_dir"]:
             return False
         check_identity(config, pick_seed(config.seed, saved), saved)
@@ -168,6 +172,7 @@ def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
     """SEED; unset: the resumed run's, or one from the system."""
     if seed is not None:
         return seed
+    # 32 bits from the system: the rules want seeds from the clock or the system.
     return int(saved["run"]["SEED"]) if saved else int.from_bytes(os.urandom(4), "little")
 
 
@@ -183,6 +188,7 @@ def restore(
     changed = check_identity(config, seed, saved)
     path = config.checkpoint.init_checkpoint
     noted = object_of(config.checkpoint.directory / OWNER) if config.checkpoint.directory else {}
+    # Settings leave paths out, as they may move: the checksum tells that the weights are the same.
     if path is not None and noted.get("first_weights", first_weights) != first_weights:
         where = f"the checkpoint in CHECKPOINT_DIR={config.checkpoint.directory}"
         cure = "give those it started from, or another CHECKPOINT_DIR"
@@ -262,6 +268,7 @@ def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]
     if saved is None:
         return config.dist.world_size, config.data.rows_per_step
     ranks, rows, steps = (saved["run"][name] for name in _ROWS)
+    # A run that has moved to other ranks keeps the order it began with.
     return saved.get("dealt", (ranks, rows * steps))
 
 
@@ -292,6 +299,7 @@ def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: Row
     if saved is None:
         return
     row_counts, before = data.row_counts().tolist(), saved["row_counts"]
+    # Earlier versions saved no digest: then the rows of the files must do.
     digest = data_digest(data.identity())
     if before != row_counts or saved.get("data_digest", digest) != digest:
         mine = f"{sum(row_counts):,} in {len(row_counts)}{' with other contents' if before == row_counts else ''}"
@@ -359,6 +367,7 @@ class Saver:
             "bert_config": dataclasses.asdict(config.model), "run": run_identity(config, seed),
         }  # fmt: skip
         if world.is_main and (folder := config.checkpoint.directory) is not None:
+            # The claim on the folder is held: nobody else can be writing these.
             sharded.remove_unfinished(folder)
             folder.mkdir(parents=True, exist_ok=True)
             known = {name: self.facts[name] for name in ("run", "data_digest")}
@@ -372,13 +381,16 @@ class Saver:
         """
         config, world = self.config.checkpoint, self.world
         if world.is_main:
+            # A process that was taken for dead must not write over its successor's checkpoints.
             check_held()
+        # A broken state must not push out the last sound one, of which only a few are kept.
         check_finite(self.trained.state_tensors(), world, step)
         facts = {"step": step, "batches": batches, "samples": samples, "ended": ended, **self.facts}
         if config.shards and isinstance(self.trained, DeepSpeedStep):
             assert config.directory is not None
             checkpoints.save(self.trained, config.directory, config.keep, step, facts)
         elif config.shards and isinstance(self.trained, Step):
+            # 7 bytes: broadcast_int takes 63 bits.
             token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
             shard, index = self.trained.shard_state()
             part = sharded.Part(
@@ -420,4 +432,5 @@ def warm_start(path: Path, optimizer: str, shapes: Mapping[str, torch.Size]) -> 
         if isinstance(tensors, Mapping) and (wrong := weights.misfits(shapes, tensors)):
             some = "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
             raise ConfigError(f"INIT_OPTIMIZER=1: {part} of {path} do not fit BERT_CONFIG: {some}")
+    # Bias correction begins anew, as the schedule does.
     return {**found, "num_steps": 0}

@@ -27,12 +27,16 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     try:
         if not check_only:
             run_config = from_env(rundir.Config, environ)
+        # Before values are read: a misspelt name explains an error of the setting that it was meant
+        # for.
         variables.check_names(environ)
+        # GRADIENT_STEPS=auto first, as all else counts with a number.
         config = memory.fitted(from_env(Config, merged(environ)))
         config.check()
         closed_division.check(config, starts=not check_only)
         if not check_only:
             _check_gpu(config)
+        # After the rules: a rehearsal must pass as the closed run whose start it trains.
         config = config.rehearsed().emulated().of_trial()
         if check_only:
             print(check.report(config))
@@ -55,6 +59,7 @@ def _check_gpu(config: Config) -> None:
 
 def _claims(config: Config, job: Job) -> contextlib.ExitStack:
     """Rank 0's claims on the folders that a run writes to."""
+    # One claim for all ranks: the others end with rank 0.
     if config.dist.rank:
         return contextlib.ExitStack()
     folder = config.checkpoint.directory
@@ -66,6 +71,7 @@ def _claims(config: Config, job: Job) -> contextlib.ExitStack:
 def _train(config: Config) -> int:
     is_main = config.dist.rank == 0
     path = config.run.run_dir / f"result_{config.run.trial}.txt" if config.run.run_dir else None
+    # By RANK, as there is no process group yet to ask which rank logs.
     clock, log = StartClock(), MlperfLog(config.mlperf, is_main, path)
     clock.lap("imports")
     log.init_start()
@@ -74,6 +80,7 @@ def _train(config: Config) -> int:
         rundir.write_description(config.run, config, {"model": model})
     with World(config.dist) as world:
         clock.lap("process group")
+        # NCCL connects at the first collective of each kind: here, not in the first timed step.
         world.warm_up()
         clock.lap("communicators")
         ending = pretrain(config, world, log, clock)
@@ -88,4 +95,5 @@ def _train(config: Config) -> int:
     reason = (
         f"the target accuracy {config.evaluate.target} was not reached in {config.max_steps} steps"
     )
+    # All ranks end with the same status, and one gives the reason.
     return rundir.fail(config.run, "bert", reason, NOT_REACHED) if is_main else NOT_REACHED

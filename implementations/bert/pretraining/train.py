@@ -68,11 +68,15 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     the last checkpoint, the proof of the data, the summary.
     """
     saved = resume.newest(config, world)
+    # As early as can be: ranks with different settings would soon take part in different
+    # collectives, and hang.
     resume.check_ranks(config, world, saved)
+    # Where it comes from the system each rank has drawn another: rank 0's counts.
     seed = world.broadcast_int(resume.pick_seed(config.seed, saved))
     hyperparameters, closed = config.hyperparameters(seed), config.mlperf.division == "closed"
     known: dict[str, Any] = {}
     if closed and world.is_main and config.checkpoint.init_checkpoint is not None:
+        # Off the clock: it reads all of the weights.
         known = closed_division.starting_weights(config.checkpoint.init_checkpoint)
     log.submission(hyperparameters)
     clock.lap("checkpoint")
@@ -80,6 +84,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     clock.lap("choice of kernels")
     start = start_of(config, world, seed, saved, clock)
     log.weights(name for name, _ in start.model.named_parameters())
+    # On synthetic data: MLPerf's rules allow no look at the data set before run_start.
     take_step, evaluation_graph = prepare(config, start.model, start.step, world, clock)
     sinks: list[MetricSink] = [log.stats]
     if world.is_main:
@@ -115,11 +120,14 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
                 config, world, seed, start, data, take_step, progress, evaluation, saver, stop
             )
             if not ending.stopped:
+                # A run without a target is run for its length, and succeeds by reaching it.
                 untargeted = not (config.evaluate.has_target or config.dist.emulate)
                 log.run_stop(ending.samples, evaluation.num_sequences, ending.reached or untargeted)
+            # Without a step there is nothing new to save.
             if ending.batches > start.batches and config.checkpoint.directory is not None:
                 save_last(saver, ending, config.evaluate.has_target)
         if closed and not ending.stopped:
+            # After run_stop: it reads all of the data.
             closed_division.prove(config, source, world)
         progress.summary(ending)
         if config.dist.emulate:
@@ -130,6 +138,8 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
             sustain(take_step, data, world, until)
             log.sustained_stop()
     except BaseException:
+        # Other ranks may have ended without writing their parts: rank 0's thread must not wait for
+        # them.
         saver.writer.abandoned.set()
         raise
     finally:
@@ -143,6 +153,8 @@ def start_of(
 ) -> Start:
     """Model and step with the initial weights, moments of a warm start, or the saved state."""
     path, initial = config.checkpoint.init_checkpoint, Checksum()
+    # The initial weights even if a checkpoint follows: their checksum is compared with the one that
+    # it notes.
     model, step = build(config, world, seed, clock, initial)
     if saved is None and config.checkpoint.init_optimizer and path is not None:
         # ds_shape: shape of the whole parameter where ZeRO-3 partitions it.
@@ -245,6 +257,7 @@ def to_the_end(
         save=partial(interval.save, saver.save),
     )  # fmt: skip
     ending = train(hooks)
+    # Not the last step of the run: by another reason it counts as stopped, and RESUME=1 continues.
     if ending.reason == LAST_STEP and last < config.max_steps:
         return replace(ending, reason="STEPS_THIS_RUN")
     return ending
@@ -341,6 +354,7 @@ def build(
         use_placeholders(model, config.numerics.dtype, world.device)
     else:
         fill(model, first)
+        # Of all weights as loaded, which each rank holds anyway.
         checksum = checksum_of(dict(model.named_parameters()))
     if world.is_main and any(loaded):
         print(f"weights of {path}: {loaded}", file=sys.stderr, flush=True)
@@ -381,9 +395,11 @@ def prepare(
         )
         clock.lap("warm-up")
         if config.evaluates and take_step is not step:
+            # Evaluation works without a graph, too.
             with contextlib.suppress(CaptureError):
                 graph = EvaluationGraph(config.evaluate, length, model, world.device)
         if config.evaluates and graph is None and (untimed or config.uses_graph):
+            # Each shard of the weights may lie with another rank.
             with step.gathered():
                 rehearse(config.evaluate, length, model, world.device)
         clock.lap("evaluation's warm-up")
@@ -410,6 +426,7 @@ def pad_and_pin(config: Config, world: World) -> Callable[[PretrainingBatch], Pr
 
     def finish(batch: PretrainingBatch) -> PretrainingBatch:
         if config.uses_graph:
+            # A graph has one size for all batches; without one, padding would only be work.
             batch = static_batch(batch, capacity)
         return batch.pin_memory() if world.device.type == "cuda" else batch
 
@@ -423,6 +440,7 @@ def dummy_batches(config: Config, world: World) -> list[PretrainingBatch]:
     batch = make_batch(
         records, row_sequences(records, np.arange(min(size, records.num_rows)))[0], length
     )
+    # The same batch for each micro-batch: sizes matter here, and the step is undone.
     return [pad_and_pin(config, world)(batch)] * config.data.gradient_steps
 
 
@@ -453,6 +471,7 @@ class Evaluation:
         with self.trained.gathered() as model:
             begin = time.monotonic()
             self.log.eval_start(samples)
+            # On the clock, as the evaluation set too may be opened only after run_start.
             if self.evaluator is None:
                 sizes = self.config.data.max_seq_length, model.config.vocab_size
                 self.evaluator = Evaluator(
@@ -461,6 +480,7 @@ class Evaluation:
             result = self.evaluator(model)
             self.log.eval_stop(samples, result.accuracy)
             seconds, target = time.monotonic() - begin, self.config.evaluate.target
+            # 0: there is no target.
             reached = 0 < target <= result.accuracy
             if self.world.is_main:
                 outcome = "reached" if reached else f"{target:.4f}" if target else "none"
