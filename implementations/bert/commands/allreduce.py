@@ -23,6 +23,7 @@ from common.process import hard_exit
 
 # Sums are at most 30 x ranks, and fp32 is exact up to 2**24: any difference is a fault.
 PERIOD = 31  # of the vectors' elements; prime, so that misplaced chunks are detected
+# Each rank's vector is shifted by so much: among 31 ranks no two are alike.
 STRIDE = 7
 MIB = 1 << 20
 GPU_SIZES, CPU_SIZES = (MIB, 21 * MIB), (MIB, 8 * MIB)
@@ -135,6 +136,8 @@ def connect(config: Config) -> World:
 def run(config: Config) -> None:
     """The test on this rank. Raises AllReduceError."""
     with connect(config) as world:
+        # The model's gradients come last: their bandwidth is what a step has, and what is judged
+        # below.
         sizes = (*GPU_SIZES, gradient_bytes(config)) if world.device.type == "cuda" else CPU_SIZES
         bandwidth = 0.0
         for num_bytes in sizes:
@@ -202,4 +205,5 @@ def allreduce(
 
 
 if __name__ == "__main__":  # as the launch scripts start it, by RANK_MODULE
+    # Without exit handlers, which would wait for ranks that hang.
     hard_exit(main(os.environ))

@@ -63,6 +63,7 @@ def _exports(path: Path, ranks: int) -> Iterator[str]:
         raise ConfigError(f"--ranks is {ranks}: expected at least 1")
     found = ds_config.read(path)
     meanings, zero = ds_config.meanings(found, ranks), found.get("zero_optimization", {})
+    # Both spellings: cpu_offload is that of DeepSpeed's older versions.
     offloads = [
         (zero.get(key) or {}).get("device", "cpu" if zero.get(older) else "none") != "none"
         for key, older in (
@@ -116,6 +117,7 @@ def deepspeed_checkpoint(
 
     def as_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
         """Converts all mappings, such as those that read tensors on access, to dicts."""
+        # The model is the masters again, and is added below as the same tensors.
         found = {name: value for name, value in state.items() if name != "model"}
         return {
             name: as_dicts(value) if isinstance(value, Mapping) else value
@@ -123,6 +125,7 @@ def deepspeed_checkpoint(
         }
 
     try:
+        # As rank 0 of 1: a command alone compares all files, not its share.
         check(options.folder, 0, 1)
     except Exception as error:  # depends on the kind of damage
         raise damaged(options.folder, error) from None

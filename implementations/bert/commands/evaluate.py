@@ -114,6 +114,7 @@ def evaluate(
                 flush=True,
             )
     if len(paths) > 1:
+        # JSON is for a program, so the sentence is left out there and the warning goes to stderr.
         _compare(shown[0], shown[-1], quiet=options.json)
     return 0
 
@@ -211,6 +212,7 @@ class CheckpointEvaluator:
 def tokens_per_word(batches: list[PretrainingBatch], vocab_file: Path) -> float:
     """Tokens per word of the text in the batches, with masked tokens restored."""
     vocabulary = WordPiece(vocab_file)
+    # A piece that continues a word is no word of its own.
     continuing = [number for word, number in vocabulary.ids.items() if word.startswith("##")]
     tokens = words = 0
     for batch in batches:

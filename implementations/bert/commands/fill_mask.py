@@ -58,6 +58,7 @@ def fill_mask(
         print(text)
         blocks = (
             "\n".join(
+                # Rows that only pad the model's vocabulary have no word.
                 f"  {share:.4f}  {names.get(number, f'#{number}')}"
                 for share, number in zip(*row, strict=True)
             )
@@ -85,6 +86,7 @@ def batch_of(text: str, tokenizer: WordPiece, longest: int) -> PretrainingBatch:
     none = np.full(len(positions) + 1, IGNORE)  # labels of masked words and the sequence
     ends = {"sequence_offsets": len(ids), "masked_lm_offsets": len(positions)}
     records = Records(
+        # 32 bits for any vocabulary; both arrays of ids alike, as the compiled loops want them.
         input_ids=np.array(ids, np.int32),
         # Segment B begins at the end: there is none.
         segment_b_start=np.array([len(ids)], np.int16),

@@ -74,6 +74,7 @@ def find(path: Path) -> list[Path]:
     ):
         if found := saved_checkpoints(folder):
             return found
+    # CHECKPOINT_DIR may lie outside of the run's folder, whose config.json names it.
     elsewhere = _settings(path).get("checkpoint", {}).get("directory")
     if elsewhere and (found := saved_checkpoints(Path(elsewhere))):
         return found
@@ -99,6 +100,7 @@ def describe(path: Path, bert_config: Path | None = None) -> Trained:
                 f"{step_path(path)}: not a readable checkpoint ({damage(error)})"
             ) from None
     beside = bert_config or huggingface.config_beside(path)
+    # Our own checkpoints hold the model's shape; a config that was given still wins.
     if bert_config is None and "bert_config" in saved:
         try:
             shape = BertConfig(**saved["bert_config"])
@@ -152,6 +154,7 @@ def vocabulary(trained: Trained, given: Path | None = None) -> Path:
             places += [Path(phase1) / "vocab.txt"] if phase1 else []
             places += [Path(config).parent / "vocab.txt"] if config else []
     for place in places:
+        # A path that was given must hold; the others are only tried.
         if place.is_file() or given:
             huggingface.check_vocabulary(place, trained.shape, trained.vocab_md5)
             return place
