@@ -54,8 +54,7 @@ def whole_file(path: Path, num_bytes: int = 0) -> Iterator[Path]:
     except BaseException as error:
         # Of any exception: Ctrl-C and the end by a signal must not leave a partial file either.
         written = partial.stat().st_size if partial.is_file() else 0
-        # HDF5, safetensors and PyTorch report a full disk as errors of their own, so the disk is
-        # asked.
+        # Libraries report a full disk as errors of their own, so the disk is asked.
         full = is_full(error) or (isinstance(error, Exception) and has_no_room(partial))
         with suppress(OSError):
             partial.unlink(missing_ok=True)  # on a full disk the next attempt needs its room

@@ -93,8 +93,7 @@ def save_checkpoint(config: Config, step: int, state: dict[str, Any]) -> Path:
     assert config.directory is not None
     config.directory.mkdir(parents=True, exist_ok=True)
     path = config.directory / f"step_{step:010d}.pt"
-    # Only when the new one is whole do old ones go: a failed write must not cost the last good
-    # state.
+    # Old ones go only when the new one is whole: a failed write costs no sound state.
     sharded.save(path, state)
     sharded.prune(config.directory, config.keep, step)
     return path
@@ -190,8 +189,7 @@ class Writer:
 
         Copies from a GPU, to pinned memory, may still be in progress.
         """
-        # The masters are found under two names, model and optimizer: torch.save too writes them
-        # once.
+        # The masters have two names, in model and optimizer: torch.save writes them once, too.
         if id(value) not in copies:
             if isinstance(value, Tensor):
                 number, on_gpu = len(copies), value.device.type == "cuda"

@@ -48,8 +48,7 @@ class Part:
         state: "shard", of Sharded.shard_state(), and on rank 0 "index", the rest to be saved. Raises ShardError if
         another rank has failed, OSError on a full disk.
         """
-        # The token is in the name: parts that a killed run left for the same step cannot mix with
-        # these.
+        # With the token: parts that a killed run left for the same step do not mix with these.
         hidden, path = (
             directory / f".step_{step:010d}.{self.token:016x}",
             directory / f"step_{step:010d}",

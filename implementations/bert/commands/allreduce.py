@@ -100,8 +100,7 @@ def roll_call(store: distributed.Store, rank: int, world_size: int, seconds: flo
 
 def measure(num_bytes: int, world: World) -> float:
     """Seconds of an all-reduce of ``num_bytes``, after a verified one. Raises AllReduceError for a wrong sum."""
-    # Whole periods of fp32 numbers, 4 bytes each, so that the sums can be compared period by
-    # period.
+    # fp32 has 4 bytes; whole periods, so that the sums can be compared by them.
     total = world.sum(pattern(num_bytes // 4 // PERIOD * PERIOD, world.rank, world.device))
     wrong = wrong_elements(total, world.size)
     if len(wrong):
@@ -136,8 +135,7 @@ def connect(config: Config) -> World:
 def run(config: Config) -> None:
     """The test on this rank. Raises AllReduceError."""
     with connect(config) as world:
-        # The model's gradients come last: their bandwidth is what a step has, and what is judged
-        # below.
+        # The model's gradients last: theirs is the bandwidth of a step, and is judged below.
         sizes = (*GPU_SIZES, gradient_bytes(config)) if world.device.type == "cuda" else CPU_SIZES
         bandwidth = 0.0
         for num_bytes in sizes:

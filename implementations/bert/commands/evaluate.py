@@ -163,8 +163,7 @@ class CheckpointEvaluator:
     def __call__(self, path: Path) -> dict[str, Any]:
         """The figures of a weights file. Raises ConfigError or DataError."""
         source = trained.describe(path, self.bert_config)
-        # Checkpoints of one run share model, kernels and evaluation sets: only weights are read
-        # anew.
+        # Checkpoints of one run share all but the weights, which alone are read anew.
         if self._model is None or self._model.config != source.shape:
             self._model = self.config.model(source.shape, self.world)
             self._evaluators = {}

@@ -73,12 +73,10 @@ class Claim:
                 self._file = os.open(self.path, flags, 0o644)
             except FileExistsError:
                 self._take_over()
-        # The maker before the first beat. A reader that comes in between finds no maker, and
-        # watches.
+        # The maker before the first beat: who reads in between finds none, and watches.
         os.pwrite(self._file, json.dumps(self.maker).encode(), _DIGITS)
         self._beat(0)
-        # A daemon: a process that ends without leaving its claim must fall silent, not live on for
-        # it.
+        # A daemon: a process that ends without leaving must fall silent, not live on.
         threading.Thread(target=self._beats, name="claim", daemon=True).start()
         _held.append(self)
         return self

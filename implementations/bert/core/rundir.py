@@ -172,8 +172,7 @@ def failed(config: Config, program: str, error: Exception) -> int:
         with contextlib.suppress(OSError):
             name = f"collectives_{config.trial}_rank_{torch.distributed.get_rank()}.json"
             (config.run_dir / name).write_bytes(dist.collectives())
-            # Each rank has its own collectives, but one list of missing ranks is enough for the
-            # launcher.
+            # Each rank has collectives of its own; one list of missing ranks is enough.
             with open(config.run_dir / f"hang_{config.trial}.txt", "x", encoding="utf-8") as file:
                 file.writelines([f"{error}\n", *(f"rank {rank}\n" for rank in error.absent)])
     if status := getattr(error, "exit_status", 0):

@@ -106,8 +106,7 @@ def declared(*roots: Path) -> dict[str, Entry]:
                 and node.value
                 and ast.unparse(node.value).startswith("env(")
             ):
-                # Our own source, and literals only: evaluated, env() itself checks and completes
-                # them.
+                # Our own source, and literals only: evaluated, so that env() itself checks them.
                 field = eval(ast.unparse(node.value), {"env": env, "Path": Path})
                 name = field.metadata["env"].name
                 found.setdefault(

@@ -260,8 +260,7 @@ def _read_heads(  # type: ignore[no-untyped-def]
 _OTHERS = _INT64, _HEADS, _INT64, _INT64, array("int32", ndim=2), array("int32"), _INT64
 
 
-# A file stores ids in 16 bits, or in 32 for vocabularies above 32,768: each has its own machine
-# code.
+# Ids of 16 bits, or of 32 for vocabularies above 32,768: machine code for each.
 @compiled_for((_NARROW, _NARROW, _NARROW, *_OTHERS), (_WIDE, _NARROW, _WIDE, *_OTHERS))
 def _copy_sequences(  # type: ignore[no-untyped-def]
     input_ids,

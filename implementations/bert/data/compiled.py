@@ -39,8 +39,7 @@ def compiled_for(*arguments: Any) -> Callable[[Function], Function]:
             return function
         machine_code: Function
         users_folder = numba.config.CACHE_DIR
-        # numba knows one folder for all functions, read as it compiles: ours is set for this one
-        # alone.
+        # numba has one folder for all, read as it compiles: set for this function alone.
         numba.config.CACHE_DIR = _cache_folder(function, users_folder)
         try:
             # nogil: the data thread must not hold up the thread that launches kernels.
@@ -79,8 +78,7 @@ def array(dtype: str, ndim: int = 1, readonly: bool = False) -> Any:
     """Type of a contiguous array. A read-only one accepts writable and unaligned (memory-mapped) arrays, too."""
     if numba is None:
         return dtype
-    # Mapped datasets begin wherever HDF5 has put them, which need not be a multiple of the item's
-    # size.
+    # Mapped datasets begin wherever HDF5 has put them, not at multiples of an item.
     return numba.types.Array(scalar(dtype), ndim, "C", readonly=readonly, aligned=not readonly)
 
 
@@ -105,6 +103,5 @@ def _cache_folder(function: Function, users_folder: str) -> str:
 @lru_cache
 def _digest(package: Path) -> str:
     texts = (path.read_bytes() for path in sorted(package.rglob("*.py")))
-    # Files without compiled functions are left out: an edit there must not cost a minute of
-    # compiling.
+    # Only files with compiled functions: other edits must not cost a minute of compiling.
     return hashlib.md5(b"".join(text for text in texts if b"compiled" in text)).hexdigest()

@@ -46,8 +46,7 @@ def content_digest(records: Records) -> str:
     """Digest (hex) of every dataset: names, sizes and bytes, order of sequences included."""
     digest = hashlib.blake2b(digest_size=16)
     for name, array in _datasets(records).items():
-        # With names and sizes: bytes that moved from one dataset to the next would else go
-        # unnoticed.
+        # With sizes: bytes that move from one dataset to the next would go unnoticed.
         digest.update(f"{name} {len(array)}\n".encode())
         digest.update(array.data)
     return digest.hexdigest()

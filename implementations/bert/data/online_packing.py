@@ -145,8 +145,7 @@ def _pack_rows(  # type: ignore[no-untyped-def]
             state[_WAITING] += 1
             state[_TAKEN] += 1
         if state[_WAITING] < buffer_size:
-            # Packs from a full buffer only: rows must not depend on where the stream was cut into
-            # pieces.
+            # From a full buffer only: rows must not depend on where the stream was cut.
             return done
         # Past those that rows of older sequences have taken already.
         while not buffer[state[_OLDEST] % size, _LENGTH]:

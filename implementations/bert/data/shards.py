@@ -189,8 +189,7 @@ class Shards:
                 f"made with another vocabulary (md5 {metadata.vocab_md5}) than {self.vocab_md5}"
             )
             raise DataError(f"{path}: {problem}: prepare all data with the model's vocab.txt")
-        # The first file that names a vocabulary sets it for the rest; files of other makers name
-        # none.
+        # The first file that names a vocabulary sets it; others' files name none.
         self.vocab_md5 = self.vocab_md5 or metadata.vocab_md5
         expected = self._entries.get(path, Entry(records.num_rows))
         same_content = expected.content_digest in ("", metadata.content_digest)

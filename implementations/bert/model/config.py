@@ -55,8 +55,7 @@ class BertConfig:
     type_vocab_size: int = 2
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12
-    # Out of repr, and so of identity in its usual form: checkpoints older than these keys still
-    # match.
+    # Out of repr, and so of identity: checkpoints older than these keys still match.
     layer_norm_large_model: bool = field(default=False, repr=False)
     next_sentence: bool = field(default=True, repr=False)
 
@@ -103,8 +102,7 @@ class BertConfig:
     @property
     def padded_vocab_size(self) -> int:
         """Rows of the word embedding: the vocabulary rounded up to a multiple of 8, for the GEMMs."""
-        # 30,522 becomes 30,528, as in NVIDIA's checkpoint: tensor cores take multiples of 8 in 16
-        # bits.
+        # 30,522 becomes 30,528, as in NVIDIA's checkpoint, for 16-bit tensor cores.
         return -(-self.vocab_size // 8) * 8
 
     @property

@@ -141,8 +141,7 @@ def starting_weights(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"INIT_CHECKPOINT={path}: not the weights that {note} describes: convert them again"
         )
-    # By what the conversion noted of its source files: the tensors alone do not say where they are
-    # from.
+    # By what the conversion noted of its sources, of which the tensors tell nothing.
     proved = "tensors" in noted and noted.get("source") == SOURCE_MD5
     return {"weights": found, "unproved": [] if proved else ["weights"]}
 

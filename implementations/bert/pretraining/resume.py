@@ -111,8 +111,7 @@ def newest(config: Config, world: World) -> dict[str, Any] | None:
         except Exception as error:
             damaged = save.damaged(found[-1], error)
             problem = str(error if isinstance(error, ConfigError) else damaged)
-    # Ranks may see different folders. One that stopped alone would leave the rest in the next
-    # collective.
+    # Folders may differ: a rank that stopped alone would leave the rest in a collective.
     if problem := world.first_text(problem):
         raise ConfigError(problem)
     return saved

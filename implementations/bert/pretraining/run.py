@@ -27,8 +27,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
     try:
         if not check_only:
             run_config = from_env(rundir.Config, environ)
-        # Before values are read: a misspelt name explains an error of the setting that it was meant
-        # for.
+        # Before values are read: a misspelt name explains what is missing after it.
         variables.check_names(environ)
         # GRADIENT_STEPS=auto first, as all else counts with a number.
         config = memory.fitted(from_env(Config, merged(environ)))

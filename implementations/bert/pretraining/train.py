@@ -138,8 +138,7 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
             sustain(take_step, data, world, until)
             log.sustained_stop()
     except BaseException:
-        # Other ranks may have ended without writing their parts: rank 0's thread must not wait for
-        # them.
+        # Other ranks may never write their parts: rank 0's thread must not wait for them.
         saver.writer.abandoned.set()
         raise
     finally:
