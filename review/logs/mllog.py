@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TOKEN = ":::MLLOG "
+# raw_decode stops behind the object: text after it is seen as such, and the event kept.
 _DECODE = json.JSONDecoder().raw_decode
 _SNIFFED = 4096  # bytes
 _LONGEST = 250_000  # characters of a line; the official checker takes quadratic time, minutes at this length
@@ -67,6 +68,7 @@ class Log:
 
 def number(value: Any) -> float | None:
     """``value`` if it is a finite number (not a bool), else None."""
+    # In Python True is an integer; a flag is no number of samples and no accuracy.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -79,7 +81,9 @@ def text(value: Any) -> str:
     """A logged value for display: undoes the latin-1 decoding of UTF-8, replaces control characters."""
     string = value if isinstance(value, str) else json.dumps(value, default=str)
     with contextlib.suppress(UnicodeEncodeError, UnicodeDecodeError):
+        # The official parser reads latin-1, so that UTF-8 names arrive here as pairs of characters.
         string = string.encode("latin-1").decode("utf-8")
+    # Logs come from others: their escape sequences must not reach the reader's terminal.
     return "".join(character if character.isprintable() else "?" for character in string)
 
 
@@ -94,6 +98,8 @@ def parse(path: Path, data: bytes) -> Log:
     Unlike it, keeps the event of a line with trailing text after the JSON object, along with the error.
     """
     events, errors, glued = [], [], set()
+    # Not splitlines(): it also ends lines at characters such as \x85, part of many UTF-8 letters,
+    # and every line number below would be another than the official parser's.
     for number, string in enumerate(io.StringIO(data.decode("latin-1"), newline=None), 1):
         start = string.rfind(TOKEN)
         if start < 0:
@@ -118,6 +124,7 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
     try:
         record, end = _DECODE(body)
         if end != len(body):
+            # Only loads() says "Extra data" and where; it always raises here.
             record = json.loads(body)  # for its error message
     except RecursionError:
         return None, LineError(line, "is nested too deeply", full, True)
@@ -128,12 +135,15 @@ def _parse_line(line: int, full: str) -> tuple[Event | None, LineError | None]:
         if record is None:
             return None, error
     if not isinstance(record, dict) or not {"time_ms", "key", "value", "metadata"} <= record.keys():
+        # The official parser reads these four by name and
+        # catches ValueError alone: a KeyError ends it.
         return None, error or LineError(
             line, "lacks one of time_ms, key, value, metadata", full, True
         )
     try:
         time_ms = float(record["time_ms"])
     except (ValueError, TypeError, OverflowError) as wrong:
+        # float() of a list or a huge integer raises what the official parser does not catch.
         crashes = not isinstance(wrong, ValueError)
         return None, error or LineError(line, "has a time_ms that is not a number", full, crashes)
     return Event(line, time_ms, record["key"], record["value"], record["metadata"], full), error

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # importing rich takes 0.1 s, which --json and errors do not 
 State = TypeVar("State")
 
 SEVERITIES = ERROR, WARNING, NOTE = "error", "warning", "note"
+# Characters a line in a file or a pipe, which have no width of their own.
 _PIPED_WIDTH = 200
 
 
@@ -64,6 +65,7 @@ def emit(
     csv: Callable[[], Iterable[Sequence[Any]]] | None = None,
     parts: Callable[[int | None], Sequence[Part]] = lambda width: (),
 ) -> None:
+    # The parts are made late: on a terminal they depend on its width, and rich is slow to import.
     """Prints a result as --json, --csv or --markdown, else as text: by ``text``, or its parts at the console width."""
     if arguments.json:
         print_json(json())
@@ -79,16 +81,19 @@ def emit(
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
+    # Flushed, as `watch --json` is read line by line through a pipe.
     """Prints strict JSON and flushes. ``indent`` None: on one line."""
     print(json_text(value, indent=indent), flush=True)
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
     """Strict JSON: NaN and infinities become null."""
+    # default=str: paths and dates become text.
     return json.dumps(_plain(value), indent=indent, default=str)
 
 
 def _plain(value: Any) -> Any:
+    # A class may say by itself what its JSON is, a dataclass need not.
     if hasattr(value, "as_dict"):
         value = value.as_dict()
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -97,6 +102,7 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(entry) for entry in value]
+    # NaN and infinities are no JSON; parsers of other languages reject them.
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -117,6 +123,7 @@ def pick(value: Any, names: str) -> dict[str, Any]:
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """CSV of rows, headings first; None becomes an empty cell."""
     file = io.StringIO()
+    # The csv module would end lines in \r\n, which shell tools take for part of the last cell.
     writer = csv.writer(file, lineterminator="\n")
     writer.writerows(
         ["" if value is None else value for value in _plain(list(row))] for row in rows
@@ -185,11 +192,13 @@ def print_parts(parts: Sequence[Part], out: Console) -> None:
 def markdown(parts: Sequence[Part]) -> str:
     """The sections as Markdown."""
     blocks: list[str] = []
+    # Lines in a row are one list in Markdown, so each is added to the block before it.
     for before, part in zip([None, *parts], parts, strict=False):
         if isinstance(part, Line):
             line = f"- **{part.label or '…'}** {markdown_text(part.content)}"
             blocks = (
                 [*blocks[:-1], f"{blocks[-1]}\n{line}"]
+                # A blank line would end the list.
                 if isinstance(before, Line)
                 else [*blocks, line]
             )
@@ -221,6 +230,7 @@ def fit(
     ]
     kept = list(range(len(columns)))
     for index in sorted((i for i in kept if columns[i].drop), key=lambda i: columns[i].drop):
+        # Three characters between columns and one at each end, as table() pads them.
         if sum(widths[i] for i in kept) + 3 * (len(kept) - 1) + 2 <= width:
             break
         kept.remove(index)
@@ -235,6 +245,7 @@ def table(
     from rich.text import Text
 
     drawn = table.Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    # Text that cannot wrap is cut with an ellipsis: a fold in the middle of a number misleads.
     for one in columns:
         drawn.add_column(
             one.heading,
@@ -243,13 +254,16 @@ def table(
             overflow="fold" if one.wraps else "ellipsis",
         )
     for row, style in itertools.zip_longest(rows, styles, fillvalue=""):
+        # As Text: in a plain str rich would read [brackets] of file names as its own markup.
         drawn.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row), style=style)
     return drawn
 
 
 def markdown_text(content: str) -> str:
     """Text escaped for Markdown."""
+    # The backslash first, or those added for the others would be doubled.
     content = content.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+    # An underscore within a word is no emphasis in Markdown, and file names are full of them.
     return re.sub(r"[*`<\[]|(?<!\w)_|_(?!\w)", r"\\\g<0>", content)
 
 
@@ -257,6 +271,7 @@ def console() -> Console:
     """A console on stdout; wide if that is not a terminal, so that nothing is cut off in a file."""
     from rich.console import Console
 
+    # Without highlighting: rich would colour every number in the text.
     return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
 
 
@@ -264,6 +279,7 @@ def say(out: Console, *parts: str | tuple[str, str] | Text) -> None:
     """Prints a line of text and (text, style) parts."""
     from rich.text import Text
 
+    # Not wrapped by rich: a path copied from the terminal stays in one piece.
     out.print(Text.assemble(*parts), soft_wrap=True)
 
 
@@ -274,6 +290,7 @@ def number_text(value: float | None, spec: str) -> str:
 
 def rate_text(value: float | None) -> str:
     """A rate with three or more digits."""
+    # Small rates, of one accelerator or a CPU, keep three digits instead of showing 0.
     return number_text(
         value, ",.0f" if value is None or value >= 100 else ".3g" if value < 10 else ".1f"
     )
@@ -290,6 +307,7 @@ def follow(
     while True:
         state = poll(clock())
         yield state
+        # The last state is yielded before the end, so that it is shown, too.
         if ended(state):
             return
         sleep(interval)
@@ -309,10 +327,12 @@ def show_states(
     On a terminal the state is rendered live; otherwise it is reported whenever ``news`` of it changes.
     """
     state = next(states)
+    # A pipe gets a line per change; cursor movements would spoil a log file.
     if not once and not as_json and sys.stdout.isatty():
         from rich.live import Live
 
         out = console()
+        # Drawn when a state arrives, not ten times a second: nothing changes in between.
         with Live(render(state, out), console=out, auto_refresh=False) as live:
             for state in states:
                 live.update(render(state, out), refresh=True)

@@ -23,6 +23,7 @@ _CRASH_NAME = re.compile(r"(?:failed|error)_(\d+)\.txt")
 
 def natural_order(path: Path) -> list[Any]:
     """Sorts result_2 before result_10."""
+    # Pairs, so that a number is never compared with a word: Python refuses to order them.
     return [
         (0, int(part), "") if part.isdigit() else (1, 0, part)
         for part in re.split(r"(\d+)", path.name)
@@ -49,16 +50,21 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
         raise ReviewError(f"{target}: no such file or folder")
 
     def unreadable(error: OSError) -> None:
+        # The folder that the user named must be readable; below
+        # it, one foreign folder stops nothing.
         if error.filename == str(target):
             raise ReviewError(f"{error.filename}: {error.strerror}")
+        # Folders of live runs come and go while the tree is walked: not worth a warning.
         if not isinstance(error, FileNotFoundError):
             print(f"review: warning: skipped {error.filename}: {error.strerror}", file=sys.stderr)
 
     found = []
     for name, folders, files in os.walk(target, onerror=unreadable):
+        # Changed in place: os.walk descends only into the names that are left.
         folders[:] = sorted(
             folder for folder in folders if not folder.startswith((".", "running_"))
         )
+        # A folder whose trials all crashed is a result, too: it must not vanish from the list.
         if any(RESULT_NAME.fullmatch(file) or _CRASH_NAME.fullmatch(file) for file in files):
             with contextlib.suppress(
                 FileNotFoundError
@@ -74,6 +80,7 @@ def find_results(target: Path) -> list[tuple[Path, list[Path]]]:
 def copy_runs(logs: Iterable[Path], target: Path) -> dict[str, str]:
     """Copies logs and their power files, numbered from 0; returns {new name: old name}. Raises OSError."""
     names = {}
+    # The official checkers expect result_0.txt onwards; power files belong to a log by its name.
     for index, log in enumerate(logs):
         names[f"result_{index}.txt"] = log.name
         shutil.copyfile(log, target / f"result_{index}.txt")
@@ -87,11 +94,13 @@ def crashes(folder: Path) -> dict[int, str]:
     """{trial: reason} of every trial that left no result: failed_N.txt, with the reason in error_N.txt."""
     names: list[str] = []
     with contextlib.suppress(OSError):
+        # A folder that cannot be listed has no known crashes; its logs are reported as unreadable.
         names = os.listdir(folder)
     reasons = {}
     for trial in sorted(
         {int(match[1]) for name in names if (match := _CRASH_NAME.fullmatch(name))}
     ):
+        # A trial that was restarted and finished has both files: its result counts.
         if f"result_{trial}.txt" not in names:
             reason = "crashed without a reason; see its failed_ and output_ files"
             with contextlib.suppress(OSError, IndexError):
@@ -100,6 +109,7 @@ def crashes(folder: Path) -> dict[int, str]:
                     .read_text(encoding="utf-8", errors="replace")
                     .strip()
                 )
+                # A terminal shows one line of it; the whole stands in the file.
                 reason = error.splitlines()[0][:300]
             reasons[trial] = reason
     return reasons
@@ -111,6 +121,7 @@ def read_object(path: Path, form: str = "") -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ReviewError(f"{path}: {error.strerror}") from None
+    # A file nested thousands of levels deep makes the parser run out of stack.
     except (ValueError, RecursionError) as error:
         raise ReviewError(f"{path}: is not JSON: {error}") from None
     if not isinstance(content, dict):
@@ -130,6 +141,7 @@ def read_json(path: Path | None, section: str = "") -> dict[str, Any]:
 def system_file(folder: Path) -> Path | None:
     """systems/SYSTEM.json of ORG/results/SYSTEM/BENCHMARK; None outside such a tree."""
     folder = folder.resolve()
+    # Three levels are needed: BENCHMARK in SYSTEM in results in ORG.
     if len(folder.parents) < 3 or folder.parents[1].name != "results":
         return None
     return folder.parents[2] / "systems" / f"{folder.parent.name}.json"
@@ -141,6 +153,8 @@ def description(folder: Path) -> dict[str, Any]:
 
 
 def organization(folder: Path) -> Path | None:
+    # Any folder may be called results: only systems/ beside
+    # it, or the name bert, tell a submission.
     """ORG of ORG/results/SYSTEM/BENCHMARK, recognised by its systems folder or the name bert; else None."""
     system = system_file(folder)
     if system is None or not (system.parent.is_dir() or folder.resolve().name == "bert"):
@@ -151,10 +165,12 @@ def organization(folder: Path) -> Path | None:
 def count_accelerators(folder: Path, rank_starts: int) -> int | None:
     """Accelerators of a result, from its system description, its run's files, or one init_start per rank."""
     content = description(folder)
+    # The submission's own statement first, then the record of this repository's run, then a guess.
     nodes, each = count(content.get("number_of_nodes")), count(content.get("accelerators_per_node"))
     if nodes and each:
         return nodes * each
     ranks, on_gpus = count_ranks(folder)
+    # One init_start is no evidence: many trainers log it on rank 0 alone.
     return ranks if ranks and on_gpus else rank_starts if rank_starts > 1 else None
 
 
@@ -173,6 +189,7 @@ def count(value: Any) -> int | None:
 def run(command: Sequence[str], failure: str, timeout: float = 600) -> bytes:
     """Standard output of a command. Raises ReviewError with ``failure`` and the command's first error line."""
     try:
+        # Without input: a tool that asks for a password must fail, not wait.
         ran = subprocess.run(
             command, capture_output=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL
         )

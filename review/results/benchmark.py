@@ -19,6 +19,7 @@ from review.rulebook.rules import table
 RECORD = "config.json"
 EVAL_SAMPLES = 10_000
 _OWN_FILE = "bert/training/mlperf.py"  # that logs, in the events' metadata
+# The sizes of BERT-large, sequences of 512 tokens, and data that are not made up.
 _SETTINGS: dict[str, dict[str, Any]] = table("benchmark_settings")
 
 
@@ -39,10 +40,12 @@ def departures(
             continue
         best = max((one.accuracy for one in run.evaluations), default=0.0)
         samples = number(run.log.value("eval_samples")) or 0
+        # "success" with a lower target of one's own would be ranked among those who reached 0.720.
         if best < target:
             yield f"{run.name} says success at an accuracy of {best:.4f}, below {target:.3f}"
         if samples < EVAL_SAMPLES:
             yield f"{run.name} evaluates {samples:,.0f} samples, not {EVAL_SAMPLES:,}"
+        # One run is enough to refuse the result; ten equal lines help nobody.
         if best < target or samples < EVAL_SAMPLES:
             return
 
@@ -55,6 +58,7 @@ def _recorded_departures(
     except ReviewError as error:
         yield f"unknown settings: {error}"
         return
+    # Other programs also write a config.json.
     if not any(isinstance(record.get(section), dict) for section in (*_SETTINGS, "mlperf")):
         return  # of another program
     for section, wanted in _SETTINGS.items():
@@ -63,6 +67,7 @@ def _recorded_departures(
             yield f"{RECORD} does not record the {section} settings"
             continue
         for name, value in wanted.items():
+            # Not recorded is not equal: an absent setting proves nothing.
             if name not in values or values[name] != value:
                 yield f"{name} {text(values.get(name, 'not recorded'))}, not {text(value)}"
     evaluate = tree.read_json(folder / RECORD, "evaluate")
@@ -81,5 +86,6 @@ def _recorded_departures(
 def _is_own(run: Run) -> bool:
     """Whether this repository's trainer wrote the log."""
     start = run.log.first("run_start")
+    # The logging library writes the file that called it; a path may be installed anywhere.
     metadata = start.metadata if start is not None else None
     return isinstance(metadata, dict) and str(metadata.get("file")).endswith(_OWN_FILE)

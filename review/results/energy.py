@@ -67,12 +67,14 @@ class PowerFile:
         return 1.0 if event is None else self.value_of(event)
 
     def _last(self, key: str) -> Event | None:
+        # The last of several by time, as the summarizer overwrites what it read before.
         return max(self.log.all(key), key=lambda event: event.time_ms, default=None)
 
     def joules(self, milliseconds: float) -> float:
         """Energy of a run of this length, as the official summarizer computes it. Raises EnergyError."""
         if not self.is_node:
             estimate = self.log.first("interconnect_power_est")
+            # For a switch the factor counts only if it was logged before the estimate.
             known = [
                 event
                 for event in self.log.all("conversion_eff")
@@ -83,7 +85,9 @@ class PowerFile:
         if self.start is None:
             raise EnergyError(f"{self.path.name} lacks power_measurement_start")
         end = math.inf if self.stop is None else self.stop.time_ms
+        # Readings outside the measured span belong to no run.
         taken = [event for event in self.readings if self.start.time_ms <= event.time_ms <= end]
+        # Each reading stands for the time since the one before it, the first since the start.
         times = [self.start.time_ms, *(event.time_ms for event in taken)]
         measured = (times[-1] if self.stop is None else end) - times[0]
         if measured == 0:
@@ -92,6 +96,7 @@ class PowerFile:
             )
         spans = zip(taken, itertools.pairwise(times), strict=True)
         summed = sum(self.value_of(event) * (now - before) for event, (before, now) in spans)
+        # Mean power of the measured span x time to train: the span may be longer than the run.
         return self.efficiency * summed * milliseconds / measured / 1000
 
     def value_of(self, event: Event) -> float:
@@ -125,6 +130,7 @@ def run_energy(folder: Path, run: Run) -> Energy:
             if path.is_file():
                 files.append(PowerFile(path, read_log(path)))
         if not any(file.is_node for file in files):
+            # Switches alone are no measurement: the summarizer asserts that there is a node.
             reason = f"{name} has no node_*.txt"
         elif not run.minutes or run.minutes <= 0:
             reason = "the run has no time"
@@ -134,6 +140,7 @@ def run_energy(folder: Path, run: Run) -> Energy:
                 files=tuple(files), joules=joules, watts=joules / (run.minutes * 60_000) * 1000
             )
     except OSError as error:
+        # Files that changed while they were read are no measurement.
         files, reason = [], f"{error.filename}: {error.strerror}"
     except EnergyError as error:
         reason = f"{name}/{error}"
@@ -146,6 +153,7 @@ Sample = tuple[float, float]  # time in ms since 1970, watts
 def read_samples(path: Path) -> tuple[str, list[Sample]]:
     """Source (ipmi or nvml) and samples of one node, sorted by time. Raises EnergyError."""
     lines = path.read_text(encoding="utf-8").splitlines()
+    # The first line names the source, which decides what the watts cover.
     if not lines or not lines[0].startswith("time_ms,watts_"):
         raise EnergyError(f"{path}: does not begin with time_ms,watts_SOURCE")
     samples = []
@@ -154,6 +162,7 @@ def read_samples(path: Path) -> tuple[str, list[Sample]]:
         try:
             samples.append((float(time_ms), float(watts)))
         except ValueError:
+            # Any other damaged line is an error; energy with a hole would be too low.
             if place == len(lines):
                 break  # the sampler was stopped within its last line
             raise EnergyError(f"{path}:{place}: {line!r} is not time_ms,watts") from None
@@ -190,6 +199,8 @@ def lines(
         }
         return TOKEN + json.dumps({**fields, "metadata": metadata})
 
+    # BMCs measure at the wall (AC), the whole node; NVML the
+    # GPUs alone, which the rules do not accept.
     kind, scope = ("AC", "node") if source == "ipmi" else ("DC", "accelerators only")
     about = {"measurement_type": kind, "source": source, "scope": scope}
     yield event("power_measurement_start", None, start_ms, "INTERVAL_START", {"host": node})
@@ -204,11 +215,13 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
     log = read_log(result)
     start, stop = (
         log.first("run_start"),
+        # The rules want 60 readings, one a second: a run that is faster trains on after its target.
         log.first("sustained_training_stop") or log.first("run_stop"),
     )
     if start is None or stop is None:
         raise EnergyError(f"{result}: has no run_start and run_stop")
     texts, report = [], []
+    # Sorted by host, so that node_0.txt is the same machine in all runs.
     for path in sorted(samples.glob("*.csv")):
         source, found = read_samples(path)
         found = readings(path, found, start.time_ms, stop.time_ms)
@@ -217,10 +230,12 @@ def write(samples: Path, result: Path, output: Path, efficiency: float) -> list[
         energy = sum(
             watts * (time - before) for before, (time, watts) in zip(times, found, strict=False)
         )
+        # Start and stop may fall in the same millisecond.
         mean = energy / max(times[-1] - times[0], 1e-9)
         report.append(f"{path.stem}: {mean:.0f} W ({source}, {len(found)} readings)")
     if not texts:
         raise EnergyError(f"{samples}: holds no samples (*.csv)")
+    # Only when all nodes are known to be sound: a partial set would pass for a smaller system.
     for index, content in enumerate(texts):
         write_whole(output / f"node_{index}.txt", content)
     return report

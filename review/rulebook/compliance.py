@@ -47,12 +47,15 @@ def package_folder() -> Path:
 def rulesets() -> list[str]:
     """Training rulesets with BERT, oldest first."""
     found = []
+    # A rule file alone is not enough: 5.1.0 still ships
+    # closed_bert.yaml, but no longer allows bert.
     for path in (package_folder() / "compliance_checker").glob("training_*/closed_bert.yaml"):
         common = path.with_name("closed_common.yaml")
         if path.with_name("open_bert.yaml").is_file() and "'bert'" in common.read_text(
             encoding="utf-8"
         ):
             found.append(path.parent.name.removeprefix("training_"))
+    # By number: "10.0.0" would come before "2.0.0" as text.
     return sorted(found, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
 
 
@@ -62,6 +65,7 @@ def _rule_file(path: Path) -> _Rules:
     import yaml  # type: ignore[import-untyped]
 
     with open(path, encoding="utf-8") as file:
+        # Every scalar stays text, as in the official checker: "1.0" is Python to be evaluated.
         entries = yaml.load(file, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
     rules: _Rules = {"BEGIN": {}, "END": {}}
     for entry in entries or ():
@@ -80,6 +84,7 @@ def _code(source: str, mode: str) -> CodeType:
 
 def _names(event: Event) -> dict[str, Any]:
     """Variables of a line that snippets use."""
+    # Names that the snippets know: `ll` the line, `v` its value and metadata.
     value = {"value": event.value, "metadata": event.metadata}
     place = {"full_string": event.text, "lineno": event.line, "timestamp": event.time_ms}
     return {"ll": SimpleNamespace(key=event.key, value=value, **place), "v": value}
@@ -89,6 +94,8 @@ class _Check:
     """State of checking one log. ``by_key``: findings that a later file with rules for their key replaces."""
 
     def __init__(self, log: Log, first: str) -> None:
+        # Files of rules still to be applied; the rules of the first one add those of the division
+        # and of the benchmark to the queue.
         self.log, self.queue = log, [first]
         self.by_key: dict[str, list[Finding]] = {}
         self.general: list[Finding] = []
@@ -109,15 +116,18 @@ class _Check:
             for pattern, hint in official()["hints_by_rule"].items()
             if re.search(pattern, rule)
         )
+        # The key's own hint is about its presence, which does not help one whose time is too long.
         by_key = {} if "first_init_start" in rule else official()["hints"]
         hint = by_key.get(key or "") or next(hints, None)
         found = Finding(ERROR, message, "compliance", rule=rule, hint=hint, **place)  # type: ignore[arg-type]
+        # Without a key nothing can be replaced later: the official checker keeps these for good.
         (self.general if key is None else self.by_key.setdefault(key, [])).append(
             replace(found, **more)
         )
 
     def apply(self, rules: _Rules) -> None:
         """Applies one file of rules to every line."""
+        # Fresh for each file: `s`, in which snippets remember lines, does not outlive its file.
         state = self.state = {
             "enqueue_config": self.queue.append,
             "s": {},
@@ -128,14 +138,19 @@ class _Check:
         keys = {key: rule for key, rule in rules.items() if rule is not begin and rule is not end}
         for source in begin.get("CODE", ()):
             exec(_code(source, "exec"), state, {})
+        # As there: what common.yaml found on eval_accuracy goes
+        # where closed_bert.yaml has its own rules.
         for key in keys:
             self.by_key.pop(key, None)
         reported: dict[str, list[Event]] = {key: [] for key in keys}
         for event in self.log.events:
+            # Unknown keys are allowed, and keys that are no text
+            # skipped, as in the official checker.
             if not isinstance(event.key, str) or event.key not in keys:
                 continue
             repeated, names = bool(reported[event.key]), _names(event)
             reported[event.key].append(event)
+            # Only "submission_*" is checked once; all others at each occurrence.
             kinds = () if repeated and "submission_" in event.key else ("PRE", "CHECK", "POST")
             for kind in kinds if repeated else (*kinds, "FIRST_CHECK"):
                 for source in keys[event.key].get(kind, ()):
@@ -145,6 +160,7 @@ class _Check:
                 self._check_at_least_one(key, source, reported[key])
         for key, rule in keys.items():
             self._check_occurrences(key, "".join(rule.get("REQ", ())), reported)
+        # In the state itself, without locals: the checks after it read what this assigns.
         for source in end.get("PRE", ()):
             exec(_code(source, "exec"), state)
         for source in end.get("CHECK", ()):
@@ -156,6 +172,7 @@ class _Check:
         try:
             return bool(eval(_code(source, "eval"), self.state, names))
         except Exception:
+            # The official checker has a bare except here, and its verdict is the same.
             return False
 
     def _check_line(self, event: Event, kind: str, source: str, names: dict[str, Any]) -> None:
@@ -173,8 +190,11 @@ class _Check:
             try:
                 passed = bool(eval(_code(source, "eval"), self.state, _names(event))) or passed
             except Exception as error:
+                # Unlike other rules, this one is evaluated without a
+                # guard there: an exception ends the checker.
                 self.say(f"cannot be evaluated: {error}", source, event=event, crash=True)
         if not passed:
+            # The best accuracy is the line that the reader wants to see.
             best = max(
                 (e for e in events if number(e.value) is not None),
                 key=lambda e: e.value,
@@ -217,10 +237,12 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
     for error in log.errors:
         place = (log.path, error.line, None, _ONE_OBJECT, hint, error.fatal)
         check.general.append(Finding(ERROR, f"the line {error.reason}", "compliance", *place))
+    # The official checker goes on to list every key as missing; one reason says it better.
     if not log.events:
         check.say("no MLLOG lines: it is empty, or no log", _NO_EVENTS)
         return check.general
     benchmark = log.first("submission_benchmark")
+    # The queue would continue with the other benchmark's rules, and report what BERT never logs.
     if benchmark is not None and isinstance(benchmark.value, str) and benchmark.value != BENCHMARK:
         message = f"is {text(benchmark.value)!r}: not a log of BERT, not checked further"
         check.say(message, "submission_benchmark is bert", benchmark.key, benchmark)
@@ -241,6 +263,7 @@ def check_compliance(log: Log, ruleset: str = DEFAULT_RULESET) -> list[Finding]:
             return 0
         return 1 if finding.key == "run_stop" else 2 if finding.key is None else 3
 
+    # The sort is stable: within a weight, findings stay in the order of the rules.
     return sorted(
         [*(one for found in check.by_key.values() for one in found), *check.general], key=weight
     )

@@ -27,6 +27,7 @@ FIELDS = {name: "needed" in field for name, field in TABLE.items() if name not i
 STATUSES, DIVISIONS = (tuple(TABLE[name]["values"]) for name in ("status", "division"))
 # The official checker joins these into a table row and crashes on values that are not strings.
 _STRINGS = tuple(name for name, field in TABLE.items() if "string" in field)
+# What counts as no answer; 0 is one, as a system may have no accelerators.
 BLANK: tuple[object, ...] = (None, "", {}, [])
 COUNTS = tuple(name for name, field in TABLE.items() if "count" in field)
 
@@ -61,6 +62,7 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
         return [broken("description_object", "is not a JSON object", path)]
 
     def say(rule: str, message: str, key: str, **values: str) -> None:
+        # JSON has no line numbers once parsed, so the line is looked up by the quoted name.
         match = re.search(rf'"{re.escape(key)}"\s*:', content)
         line = content.count("\n", 0, match.start()) + 1 if match else None
         found.append(broken(rule, message, path, line, key, **values))
@@ -84,6 +86,7 @@ def check_description(path: Path, ruleset: str) -> list[Finding]:
             say("field_count", f"is {value!r}", key)
     for key in (key for key in ASKED if fields.get(key) in BLANK):
         say("field_asked", "is blank", key)
+    # A missing field was reported above: get() with a default that is not blank skips it here.
     for key in (key for key in FIELDS if fields.get(key, 0) in BLANK):
         if key in COUNTS or FIELDS[key]:
             say("field_count_blank" if key in COUNTS else "field_blank", "is blank", key)

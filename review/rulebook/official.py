@@ -73,14 +73,17 @@ def _fork(call: _Call) -> tuple[Any, tuple[str, ...], str | None]:
     receiver, sender = fork.Pipe(duplex=False)
     process = fork.Process(target=_child, args=(call, sender), daemon=True)
     process.start()
+    # The parent's copy of the writing end: as long as it is open, a dead child gives no EOF.
     sender.close()
     try:
+        # The limit of CPU time ends a busy child; this one is for a child that waits.
         if receiver.poll(_STUCK):
             return receiver.recv()
         crash = f"TimeoutError: no answer within {_STUCK} seconds"
     except EOFError:
         process.join()
         crash = f"exited with status {process.exitcode}"
+        # The kernel's signal at the soft limit; the hard limit ten seconds later is a SIGKILL.
         if process.exitcode == -signal.SIGXCPU:
             crash = f"TimeoutError: no answer within {LIMIT} seconds of CPU time"
     finally:
@@ -96,8 +99,10 @@ def _child(call: _Call, sender: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 10))
     yaml.BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # same loader in C
     root, collector = logging.getLogger(), logging.handlers.BufferingHandler(sys.maxsize)
+    # Of the child only: the checkers log to the root logger, which belongs to the caller.
     root.handlers[:] = [collector]
     root.setLevel(logging.INFO)
+    # logging.disable() of the caller would hide the words that are the verdict.
     logging.disable(logging.NOTSET)
     warnings.simplefilter("ignore")
     sys.stdout, records, found, crash = io.StringIO(), collector.buffer, None, None
@@ -152,6 +157,8 @@ def check_package(organization: Path, ruleset: str, train_samples: bool = False)
     """
     module = _module("package_checker.package_checker")
     _module("compliance_checker.mlp_compliance").enqueued_configs.clear()
+    # quiet, werror, rcp_bypass, train_samples, seed_checker_bypass, log_output: bypasses are for
+    # the committee to grant, so that a result that needs one does not pass here.
     options = (str(organization), USAGE, ruleset, False, False, False, train_samples, False, "")
     return _run(
         "package_checker",
@@ -166,6 +173,7 @@ def check_power(
     """Names of the runs that the power checker rejects, which count as failed runs, and its crash. Writes nothing."""
     checker = _module("package_checker.power_checker").PowerChecker(ruleset)
     rejected, _, crash = _fork(
+        # Its first value the package checker ignores, too: only the names count.
         lambda _: frozenset(checker.check_power(str(folder), list(map(str, logs)))[1])
     )
     return rejected or frozenset(), crash

@@ -22,6 +22,7 @@ from review.rulebook.compliance import DEFAULT_RULESET, package_folder
 RUNS = 10  # of a submission
 _ALPHA = 0.05
 _TOLERANCE = 1e-4  # samples, of the official bisection
+# What the official checker keeps when it finds no batch size in a log.
 NO_BATCH_SIZE = -1
 # Benchmarks that log samples under another key.
 _COUNT_SAMPLES = ("llama2_70b_lora", "llama31_405b", "llama31_8b", "flux1", "stable_diffusion")
@@ -65,6 +66,7 @@ def olympic_mean(values: Sequence[float]) -> float:
     """Mean without the smallest and the largest value. Raises ValueError for fewer than three."""
     if len(values) < 3:
         raise ValueError("an olympic mean needs at least three values")
+    # "Olympic": MLPerf drops the fastest and the slowest, so that one outlier cannot decide.
     kept = sorted(values)[1:-1]
     return math.fsum(kept) / len(kept)
 
@@ -78,7 +80,9 @@ def minimum_mean(mean: float, std: float, reference_runs: int) -> float:
 
     if std == 0:
         return mean
+    # The olympic mean of a submission is over eight of its ten runs.
     counted = RUNS - 2
+    # Pooled degrees of freedom: the checker assumes equal variances (equal_var=True).
     t = float(stdtrit(reference_runs + counted - 2, 1 - _ALPHA))
     threshold = mean - t * std * math.sqrt(1 / reference_runs + 1 / counted)
     low, high = 0.0, mean  # the official bisection, so that the last digits agree
@@ -105,7 +109,9 @@ def points(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
         raise ReviewError(f"mlperf_logging has no BERT reference points for ruleset {ruleset}")
     found = []
     for record in read_object(_path(ruleset)).values():
+        # BERT's "epochs" are training samples (rules, "Epoch reporting").
         runs = record["Epochs to converge"]
+        # The mean leaves out two runs, the deviation none: the official checker's own mixture.
         mean, center = olympic_mean(runs), math.fsum(runs) / len(runs)
         std = math.sqrt(math.fsum((value - center) ** 2 for value in runs) / len(runs))
         point = Rcp(
@@ -125,10 +131,13 @@ def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
     """The points that submissions are tested against."""
     every = points(ruleset)
     fastest = min(every, key=lambda point: point.mean)
+    # So that the smallest batch left converges fastest (the official checker's first step).
     kept = [point for point in every if point.batch_size >= fastest.batch_size]
     i = 1
     while i < len(kept) - 1:
         if kept[i].mean > _interpolate(kept[i].batch_size, kept[i - 1], kept[i + 1]).mean:
+            # The index stays: its new neighbour is compared next, as in the official loop, which by
+            # its own comment is not the lower convex envelope.
             del kept[i]
         else:
             i += 1
@@ -138,6 +147,7 @@ def pruned(ruleset: str = DEFAULT_RULESET) -> tuple[Rcp, ...]:
 def _interpolate(batch_size: int, low: Rcp, high: Rcp) -> Rcp:
     share = (batch_size - low.batch_size) / (high.batch_size - low.batch_size)
     mean, std = low.mean + share * (high.mean - low.mean), low.std + share * (high.std - low.std)
+    # An interpolated point has no runs; the official checker takes twice those of a submission.
     point = Rcp(
         batch_size=batch_size, mean=mean, std=std, minimum=minimum_mean(mean, std, 2 * RUNS)
     )
@@ -160,6 +170,8 @@ def find(batch_size: float, ruleset: str = DEFAULT_RULESET) -> tuple[Rcp | None,
     if len(around) == 2:
         return _interpolate(int(batch_size), *around), "RCP Interpolation"
     if around[0].batch_size > batch_size:
+        # Below the smallest reference there is nothing to
+        # interpolate: its limit must be met as it is.
         return around[0], "RCP not found but slower convergence on smaller batch size"
     return None, f"Missing RCP, please submit RCP with BS = {batch_size:g}"
 
@@ -169,10 +181,13 @@ def judge(batch_size: float, mean_samples: float, ruleset: str = DEFAULT_RULESET
     point, reason = find(batch_size, ruleset)
     if point is None:
         return Verdict(passed=False, reason=reason, scaling_factor=1.0, point=None)
+    # Only faster convergence than the reference lengthens the time; slower is its own penalty.
     factor = max(1.0, point.mean / mean_samples) if mean_samples > 0 else 1.0
     passed = mean_samples >= point.mean / (
         point.mean / point.minimum
     )  # rounded like the official maximal speed-up
+    # Not even slower than the smallest reference: then the
+    # official checker asks for one of its size.
     if not passed and reason.startswith("RCP not found"):
         reason = f"Missing RCP, please submit RCP with BS = {batch_size:g}"
     return Verdict(passed=passed, reason=reason, scaling_factor=factor, point=point)
@@ -200,10 +215,12 @@ def read_rcp(log: Log, train_samples: bool = False) -> Reading:
     batch_size, benchmark, last, samples, crash = NO_BATCH_SIZE, None, None, None, ""
     for event in log.events:
         line, metadata = event.text, event.metadata if isinstance(event.metadata, dict) else {}
+        # By substring of the line: a name inside a value counts, too, as in the official checker.
         if "global_batch_size" in line:
             batch_size = event.value
         if "submission_benchmark" in line:
             benchmark = event.value
+        # The official checker drops the option once the log names another benchmark.
         if train_samples and benchmark in (None, "bert"):
             if "train_samples" in line:
                 last = event.value
@@ -212,8 +229,10 @@ def read_rcp(log: Log, train_samples: bool = False) -> Reading:
             if not isinstance(count, (int, float)):
                 crash = f"line {event.line} has eval_accuracy without a number epoch_num"
                 break
+            # Rounded to three digits like there; matters for logs that count epochs.
             last = round(count, 3)
         if event.key == "run_stop":
+            # Each run_stop replaces the verdict of the one before it.
             samples = None
             if "status" not in metadata:
                 crash = f"line {event.line} has run_stop without a status"

@@ -11,6 +11,7 @@ from review.logs.output import ERROR, Finding
 
 
 @functools.cache
+# Read once: a check of ten logs asks for hundreds of texts.
 def _rules() -> dict[str, dict[str, Any]]:
     return read_table(__file__, "rules.yaml")
 
