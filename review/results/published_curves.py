@@ -155,6 +155,7 @@ def first_deviation(run: Run) -> Deviation | None:
         return None
     for one in run.evaluations:
         samples = one.samples or 0
+        # Between points a curve is not straight, so accuracies are judged near a point only.
         near = any(
             abs(samples - point) <= max(2 * band.batch_size, 0.01 * point)
             for point, _, _ in band.points
@@ -223,11 +224,14 @@ class Rehearsal:
                 f"to {start.high:.3f}: other weights (md5 of model.ckpt-28252), another evaluation set or vocabulary "
                 "(./verify_dataset.sh), or another form of GELU"
             )
+        # A flat curve is told apart first: its causes are not those of a curve that rises wrongly.
         elif wrong and abs(later[-1].accuracy - start.accuracy) < LEAST_MARGIN:
             yield "the accuracy stays at the checkpoint's: no step is taken (learning rate, loss scale), or bad data"
         elif wrong:
             high = wrong[0].verdict == "high"
             yield from likely_causes(wrong[0].samples, high, self.band, self.run, sound_start=True)
+            # Wrong arithmetic makes a model worse; it does not
+            # explain an accuracy that is too high.
             if not high:
                 settings = "FUSED=none, ATTENTION=sdpa_loop, PRECISION=fp32"
                 yield f"a fused kernel, attention or number format: try {settings} in turn"
@@ -272,10 +276,13 @@ def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RUL
         )
     points = []
     for one in (one for one in run.evaluations if one.samples is not None):
+        # Published bands begin at the first evaluation; before
+        # it the checkpoint's accuracy is known.
         if one.samples == 0 and band is None:
             low, high = INITIAL_ACCURACY - INITIAL_TOLERANCE, INITIAL_ACCURACY + INITIAL_TOLERANCE
             points.append(Point(0, one.accuracy, low, high, 0.0))
         elif point := found.compare(one.samples or 0, one.accuracy, LEAST_MARGIN):
+            # Before the first step nothing is random, so the range there needs no margin.
             points.append(point if point.samples else replace(point, margin=0.0))
     if not points:
         raise ReviewError(

@@ -68,6 +68,7 @@ class Run:
         key = key or (at.key if at and isinstance(at.key, str) else None)
         return broken(name, message, self.path, at.line if at else None, key, **values)
 
+    # Computed once: cached_property writes into __dict__, which a frozen dataclass allows.
     @functools.cached_property
     def findings(self) -> list[Finding]:
         """Broken compliance rules."""
@@ -81,6 +82,7 @@ class Run:
     @functools.cached_property
     def _clock(self) -> dict[str, Event]:
         found: dict[str, Event] = {}
+        # The summarizer stops as soon as it has both, and until then keeps the latest of each.
         for event in self.log.events:
             if event.key in ("run_start", "run_stop") and len(found) < 2:
                 found[event.key] = event
@@ -100,6 +102,7 @@ class Run:
         """Status of run_stop, such as success or aborted; incomplete without run_stop, empty without events."""
         if not self.log.events:
             return "empty"
+        # The last one, as in the RCP checker; the clock takes the first.
         stop = next(iter(self.log.all("run_stop")[-1:]), None)
         if stop is None:
             return "incomplete"
@@ -110,6 +113,7 @@ class Run:
     def continued_at(self) -> float | None:
         """Samples at which a run continued after a restart: its clock leaves out the time before."""
         event = self.log.first("clock_not_whole")
+        # Without a count of samples the event still says that the clock is not whole.
         return None if event is None else event.meta("epoch_num") or 0.0
 
     @functools.cached_property
@@ -117,11 +121,13 @@ class Run:
         """Time from run_start to run_stop; None if the clock is not whole."""
         if self.run_start is None or self.run_stop is None or self.continued_at is not None:
             return None
+        # In the summarizer's order, so that the last digits agree.
         return number((self.run_stop.time_ms - self.run_start.time_ms) / 60 / 1000)
 
     @functools.cached_property
     def init_seconds(self) -> float | None:
         """Time from the first init_start to init_stop, or to run_start."""
+        # Ranks start at different moments; the limit of the rules runs from the earliest.
         starts, stop = self.log.all("init_start"), self.log.first("init_stop") or self.run_start
         if not starts or stop is None:
             return None
@@ -153,6 +159,8 @@ class Run:
             for event in self.log.all("eval_accuracy")
             if (found := event.meta("epoch_num")) is not None
         ]
+        # No run evaluates within its first step, so that
+        # counts below one batch are epochs or steps.
         return bool(counts) and max(counts) >= max(self.batch_size or 0, 2)
 
     @functools.cached_property
@@ -162,13 +170,17 @@ class Run:
         start, stop = None, None
         for event in self.log.events:
             if event.key == "eval_start":
+                # Resets the end as well: an evaluation that died leaves no time to the next one.
                 start, stop = event.time_ms, None
             elif event.key == "eval_stop":
                 stop = event.time_ms
             elif event.key == "eval_accuracy" and (accuracy := number(event.value)) is not None:
+                # Logs that count epochs often have the samples under another name beside it.
                 samples = event.meta(
                     *(("epoch_num",) if self.counts_samples else ("samples_count", "samples"))
                 )
+                # Steps are the last resort: a packed batch holds its
+                # number of sequences only on average.
                 steps = (
                     None
                     if self.counts_samples or samples is not None
@@ -176,6 +188,7 @@ class Run:
                 )
                 if steps is not None and self.batch_size:
                     samples = steps * self.batch_size
+                # Without eval_stop, the accuracy is logged when the evaluation is over.
                 end = stop if stop is not None or start is None else event.time_ms
                 one = Evaluation(
                     samples=samples, accuracy=accuracy, time_ms=event.time_ms, line=event.line
@@ -197,6 +210,7 @@ class Run:
 
     @functools.cached_property
     def samples(self) -> float | None:
+        # The last evaluation that counts samples, even if a later one does not.
         """Samples trained at the last evaluation; train_samples if evaluations do not count them."""
         counted = [
             evaluation.samples for evaluation in self.evaluations if evaluation.samples is not None
@@ -204,6 +218,7 @@ class Run:
         if counted:
             return counted[-1]
         trained = number(self.log.value("train_samples"))
+        # Before run_stop it may be a plan: some submitters log the maximum up front.
         return trained if trained and self.run_stop is not None else None
 
     @property
@@ -211,6 +226,7 @@ class Run:
         """Sequences per second from the first to the last evaluation, excluding evaluations; None without times."""
         count, spent = 0.0, 0.0
         for before, after in itertools.pairwise(self.evaluations):
+            # One gap in the times would shift training into evaluation or back.
             if (
                 before.samples is None
                 or before.stop_ms is None
@@ -243,6 +259,7 @@ class Run:
         seconds = [
             evaluation.seconds for evaluation in self.evaluations if evaluation.seconds is not None
         ]
+        # The share of only some evaluations would look too small.
         if (
             not seconds
             or len(seconds) < len(self.evaluations)
@@ -268,6 +285,7 @@ class Run:
         time_ms = self.run_start.time_ms if self.run_start else None
         for evaluation in self.evaluations:
             start, stop, samples = evaluation.start_ms, evaluation.stop_ms, evaluation.samples
+            # Training ends where an evaluation starts, if the log says when.
             end = evaluation.time_ms if start is None else start
             if samples is not None:
                 if time_ms is not None and end > time_ms and samples > before:

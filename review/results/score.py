@@ -43,6 +43,7 @@ class Result:
     ruleset: str = DEFAULT_RULESET
     train_samples: bool = False
 
+    # Computed once: cached_property writes into __dict__, which a frozen dataclass allows.
     @functools.cached_property
     def division(self) -> str | None:
         """closed or open, from the system description like in the official checkers, else from the first log."""
@@ -58,6 +59,8 @@ class Result:
     def other_benchmark(self) -> str:
         """The logged benchmarks if none is BERT; empty for BERT, or if none is logged."""
         named = {text(run.log.value("submission_benchmark") or "") for run in self.runs} - {""}
+        # One log of BERT is enough: in a mixed folder the
+        # others are what is wrong, and are reported.
         return "" if BENCHMARK in named else ", ".join(sorted(named))
 
     @functools.cached_property
@@ -94,6 +97,7 @@ class Result:
     def target(self) -> float:
         """Target accuracy: 0.720, or in the open division that of the run's config.json."""
         if self.division == "open":
+            # A closed run has the target of the rules, whatever its config.json says.
             target = number(tree.read_json(self.folder / "config.json", "evaluate").get("target"))
             if target is not None and 0 < target < 1:
                 return target
@@ -103,8 +107,11 @@ class Result:
     def pretrains(self) -> bool:
         """Whether the runs had no target accuracy, by config.json: runs for weights, not for a score."""
         settings = tree.read_json(self.folder / "config.json", "evaluate")
+        # Logs of others come without config.json; they are
+        # taken for what they say, runs to a target.
         if "target" not in settings:
             return False
+        # A target without any evaluation can never be reached: that, too, is a run for weights.
         return not (
             settings["target"]
             and (settings.get("every_samples", True) or settings.get("initial", True))
@@ -118,6 +125,8 @@ class Result:
 
     @functools.cached_property
     def accelerators(self) -> int | None:
+        # Some trainers log init_start on every rank, so that
+        # the most in a log is the number of ranks.
         starts = max((len(run.log.all("init_start")) for run in self.runs), default=0)
         return tree.count_accelerators(self.folder, starts)
 
@@ -150,6 +159,7 @@ class Result:
         if self.olympic_minutes is not None:
             out[self.counted[0].path] = "best"
             if self.failed_runs == 0:
+                # A failed run is the worst already, and then the slowest that counts is kept.
                 out[self.counted[-1].path] = "worst"
         return out
 
@@ -191,6 +201,7 @@ class Result:
             math.fsum(getattr(one, name) for one in kept) / len(kept)
             for name in ("joules", "watts")
         )
+        # The factor lengthens the time and with it the energy; the power stays what was measured.
         return Energy(runs=found, joules=joules * self.scaling_factor, watts=watts)
 
     def joules(self, run: Run) -> float | None:
@@ -205,6 +216,7 @@ class Result:
     @functools.cached_property
     def median_minutes(self) -> float | None:
         """Median over the compliant runs."""
+        # `or 0.0` is for the type checker: runs that count have a time.
         return (
             statistics.median(run.minutes or 0.0 for run in self.counted) if self.counted else None
         )
@@ -214,6 +226,7 @@ class Result:
         """Olympic mean of samples for the RCP test; one run that did not converge counts as the slowest."""
         if self._rcp_obstacle or len(self.runs) < 3:
             return None
+        # Of all runs, compliant or not: the RCP checker reads every log of the folder.
         samples = (reading.samples for reading in self._rcp_readings)
         return rcp.olympic_mean([_NOT_CONVERGED if value is None else value for value in samples])
 
@@ -228,12 +241,16 @@ class Result:
     def _rcp_obstacle(self) -> str | None:
         readings = self._rcp_readings
         for run, reading in zip(self.runs, readings, strict=True):
+            # Before anything else: what the other logs say does not
+            # matter to a checker that has stopped.
             if reading.crash:
                 return f"the RCP checker crashes on {run.name}: {reading.crash}"
         if any(reading.benchmark != readings[0].benchmark for reading in readings):
             return "submission_benchmark is missing or differs between the logs"
         if self.batch_size is None:
             return "global_batch_size is missing, not a number, or differs between the logs"
+        # One such run counts as 1e9 samples, which the olympic
+        # mean drops; two end the official test.
         if sum(reading.samples is None for reading in readings) > 1:
             return "more than one run did not converge"
         return None
@@ -297,6 +314,7 @@ class Result:
             reasons.append("no submission_division")
         if self.departures:
             reasons.append(f"not the benchmark: {'; '.join(self.departures)}")
+        # A crash fails the whole folder, so that it cannot be the one run of ten that may fail.
         for run in self.runs:
             crashes = [finding.message for finding in run.findings if finding.crash]
             reasons += [
@@ -306,6 +324,7 @@ class Result:
         if self.rcp_test is not None and not self.rcp_test.passed:
             point, mean, why = self.rcp_test.point, self.mean_samples, self.rcp_test.reason
             if point is not None and mean is not None:
+                # The two numbers say more than the checker's phrase.
                 why = f"mean of {mean:,.0f} samples, minimum {point.minimum:,.0f}"
             reasons.append(f"RCP test failed: {why}")
         if self.seed_findings:
@@ -318,6 +337,7 @@ class Result:
     @functools.cached_property
     def other_ruleset(self) -> str | None:
         """Newest ruleset that a run complies with if none complies with this one; else None."""
+        # A log that was cut off complies with no ruleset, so it tells nothing about its round.
         run = next((run for run in self.runs if run.run_stop is not None), None)
         if run is None or any(run.compliant for run in self.runs):
             return None
@@ -338,6 +358,7 @@ def _timed(runs: Iterable[Run]) -> list[Run]:
 
 def _without_best_and_worst(runs: list[Run], failed: int) -> list[Run]:
     """``failed``: number of failed runs, which count as the worst; with more than one, no run is left."""
+    # A failed run is not in the list: with one, only the fastest is taken out.
     return [] if failed > 1 else runs[1 : len(runs) - (1 - failed)]
 
 
@@ -368,6 +389,7 @@ def load_results(
     if target.is_file():
         for path, reason in results[0].unreadable.items():
             raise ReviewError(f"{path} {reason}")
+        # A log given by itself is judged alone: what crashed beside it are other runs.
         return [replace(results[0], crashes={}, unreadable={})]
     return results
 
@@ -383,6 +405,7 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
     for run in runs:
         events = run.log.all("seed")
         places = [_place(event) for event in events]
+        # In the order of the seed checker: it parses a whole log first, then looks for seeds.
         if run.log.errors:
             first = run.log.errors[0]
             message = f"cannot be read, since a line {first.reason}"
@@ -405,6 +428,8 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
             )
         else:
             for event, place in zip(events, places, strict=True):
+                # Also within a run: the seed checker does not ask
+                # which log the earlier seed is from.
                 if place in seen:
                     where = "twice" if seen[place] is run else f"as in {seen[place].path.name}"
                     found.append(run.broken("seed_again", f"is {int(event.value)}, {where}", event))
@@ -415,6 +440,8 @@ def check_seeds(runs: Sequence[Run]) -> list[Finding]:
 def _place(event: Event) -> tuple[Any, ...] | None:
     """Key by which the seed checker compares; None if it cannot."""
     try:
+        # int() like there, so that "7" and 7.0 are seeds; the file and the line may be anything in
+        # JSON, and a list cannot be looked up.
         place = (event.metadata["file"], event.metadata["lineno"], int(event.value))
         hash(place)
     except (TypeError, ValueError, OverflowError, KeyError):

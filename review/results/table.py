@@ -11,6 +11,7 @@ from review.results.run import Run
 from review.results.score import Result
 from review.rulebook import rcp
 
+# Runs that make the mean: the fastest and the slowest are dropped.
 _COUNTED = rcp.RUNS - 2
 
 
@@ -19,6 +20,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def _seed(run: Run) -> str:
+    # By repr: a logged seed may be a list, which no set holds.
     others = len(set(map(repr, run.seeds))) - 1
     return text(run.seeds[0])[:12] + (f" +{others}" if others else "") if run.seeds else "-"
 
@@ -83,6 +85,7 @@ def rcp_lines(result: Result) -> list[str]:
     if point is None and result.batch_size is not None:
         above = f"; the largest is {max(one.batch_size for one in near):,}" if near else ""
         size = f"{result.batch_size:g}"
+        # A new reference point takes twice as many runs as a submission.
         lines.append(
             f"no reference covers batch {size}{above}: run the reference {2 * rcp.RUNS} times at {size}"
         )

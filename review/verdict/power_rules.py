@@ -52,7 +52,9 @@ def check_power(result: Result) -> Iterator[Finding]:
                 message = f"holds {', '.join(sorted(names - wanted))}, not {', '.join(sorted(wanted - names))}"
                 yield _broken("power_names", message, place)
         for file in files:
+            # By content: a copied measurement has the same lines under any name.
             other = known.setdefault("\n".join(event.text for event in file.log.events), file.path)
+            # Not for switches: equal ones have equal estimates.
             if other is not file.path and file.log.events and file.is_node:
                 yield _broken("power_copy", f"is a copy of {other.relative_to(folder)}", file.path)
             estimates = [number(event.value) for event in file.log.all("interconnect_power_est")]
@@ -63,12 +65,14 @@ def check_power(result: Result) -> Iterator[Finding]:
             elif not any(estimates):
                 message = "estimates 0 W" if estimates else "lacks interconnect_power_est"
                 yield _broken("power_of_switches", message, file.path)
+    # Runs without files are named above; they must not count as runs of 0 nodes.
     with_files = [(run.path.stem, files) for run, files in measured if files]
     for label in ("nodes", "switches") if with_files else ():
         counts = {
             name: sum(one.is_node is (label == "nodes") for one in files)
             for name, files in with_files
         }
+        # What most runs have is taken for the system; the odd ones are named.
         common = Counter(counts.values()).most_common(1)[0][0]
         for name, count in counts.items():
             if count != common:
@@ -90,6 +94,7 @@ def _described(result: Result, field: str) -> int:
 
 def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Finding]:
     watts = [number(event.value) for event in file.readings]
+    # From coarse to fine: of a file that is cut off, a mean or a gap would say nothing.
     if not watts or file.start is None or file.stop is None:
         lacks = (
             "readings"
@@ -104,6 +109,7 @@ def _check_node(file: PowerFile, run: Run, accelerators: int) -> Iterator[Findin
         yield _broken("power_drawn", f"has nothing but 0 W in {len(watts)} readings", file.path)
     else:
         try:
+            # For any length of run: the question is only whether the formula can be evaluated.
             file.joules(60_000.0)
         except EnergyError as error:
             yield _broken("power_energy", f"gives no energy: {error}", file.path)
@@ -129,9 +135,11 @@ def _check_readings(file: PowerFile, watts: list[float | None]) -> Iterator[Find
     if count < _LEAST_READINGS:
         yield _broken("power_sixty", f"has {count} readings", file.path, least=_LEAST_READINGS)
     elif len(set(watts)) == 1:
+        # The power of a real node varies; a constant is a stuck sensor, or made up.
         yield _broken(
             "power_constant", f"reads {watts[0]:,.6g} W in all {count} readings", file.path
         )
+    # Over the whole file: one late sample is no slow sampling, and gaps are found below.
     interval = (file.readings[-1].time_ms - file.readings[0].time_ms) / max(count - 1, 1) / 1000
     if interval > _SLOW:
         severity = ERROR if interval > _SLOWEST else WARNING
@@ -152,6 +160,7 @@ def _check_cover(file: PowerFile, run: Run, start_ms: float, stop_ms: float) -> 
     late, early = start_ms - run.run_start.time_ms, run.run_stop.time_ms - stop_ms
     first, last = max(start_ms, run.run_start.time_ms), min(stop_ms, run.run_stop.time_ms)
     within = (event.time_ms for event in file.readings if first < event.time_ms < last)
+    # Both ends count, so that silence after the start or before the end is a gap, too.
     gap = max(b - a for a, b in pairwise([first, *within, last])) / 1000
     if max(late, early) > _SLACK_MS:
         side, what = (

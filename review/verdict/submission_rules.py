@@ -23,6 +23,7 @@ from review.rulebook.compliance import BENCHMARK
 from review.rulebook.description import FIELDS, STATUSES, check_description
 from review.rulebook.rules import broken, table
 
+# Of each implementation, by the submission rules ("Directory structure"); no tool asks for them.
 SCRIPTS = ("README.md", "setup.sh", "init_datasets.sh", "verify_dataset.sh", "run_and_time.sh")
 PARAMETERS = "package_checker_params"
 _BYPASSES = ("rcp-bypass", "seed-checker-bypass")
@@ -40,6 +41,7 @@ def check_folder(result: Result) -> list[Finding]:
             PARAMETERS,
             tree.POWER,
         }
+        # Hidden files are left to the repository checker, which rejects them.
         strays = sorted(
             name for name in os.listdir(folder) if name not in expected and not name.startswith(".")
         )
@@ -57,6 +59,7 @@ def check_folder(result: Result) -> list[Finding]:
     if os.path.lexists(scaling) and (
         factor is None or not math.isclose(factor, result.scaling_factor, rel_tol=1e-9)
     ):
+        # A stale factor is a warning, as the package checker writes the file anew.
         message, severity = "has no scaling_factor that is a number", ERROR
         if factor is not None:
             message, severity = (
@@ -88,6 +91,8 @@ def undescribed(root: Path) -> Iterator[Path]:
     """Folders and links in results/ without a description, on which the package checker crashes."""
     for path in sorted((root / "results").iterdir()):
         try:
+            # The checker opens the description for each benchmark
+            # folder: without one it never looks.
             described = tree.read_json(root / "systems" / f"{path.name}.json")
             if (
                 "division" not in described
@@ -95,6 +100,7 @@ def undescribed(root: Path) -> Iterator[Path]:
                 and any(one.is_dir() for one in path.iterdir())
             ):
                 yield path
+        # A folder that cannot be listed stops the checker as well.
         except OSError:
             yield path
 
@@ -106,6 +112,7 @@ def _check_power_folder(result: Result) -> Iterator[Finding]:
         rejected, crash = official.check_power(
             folder, [run.path for run in result.runs], result.ruleset
         )
+        # There, runs rejected for power and for compliance are one set, of which one may fail.
         failing = rejected | {run.path.stem for run in result.runs if not run.compliant}
         message = f"counts as missing for {', '.join(sorted(rejected))}"
         if crash or (rejected and len(failing) > 1):
@@ -120,8 +127,11 @@ def _check_parameters(path: Path) -> Iterator[Finding]:
     if not path.exists():
         return
     try:
+        # Opening a pipe would wait for its writer.
         if not path.is_file():
             raise OSError("it is not a regular file")
+        # With the ends of lines: the checker compares whole
+        # lines, so that a newline disables an option.
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     except (OSError, ValueError) as error:
         yield broken("parameters", f"cannot be read: {error}", path)
@@ -154,9 +164,11 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
         return
 
     def logged(key: str, runs: Sequence[Run]) -> set[str]:
+        # text() of a missing value is "null".
         return {text(run.log.value(key)) for run in runs} - {"null"}
 
     divisions = logged("submission_division", result.runs)
+    # A description of neither division is an error of its own (check_description).
     if (
         content.get("division") in ("closed", "open")
         and divisions
@@ -166,6 +178,7 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
             f"is {content['division']!r}, in the logs {' and '.join(map(repr, sorted(divisions)))}"
         )
         yield broken("same_division", message, system, key="division")
+    # An empty log has no status; that it is empty is said elsewhere.
     statuses = logged("submission_status", [run for run in result.runs if run.log.events]) - {""}
     wanted = categories(content.get("status"))
     if statuses and wanted and not statuses <= wanted:
@@ -173,8 +186,10 @@ def _check_against_logs(result: Result) -> Iterator[Finding]:
             f"is {content.get('status')!r}, in the logs {' and '.join(map(repr, sorted(statuses)))}"
         )
         yield broken("same_category", message, system, key="status")
+    # From the description alone: 0 starts rule out a guess from the logs it is compared with.
     accelerators = tree.count_accelerators(result.folder, 0)
     ranks = {len(run.log.all("init_start")) for run in result.runs if run.log.events}
+    # One init_start a log is rank 0's, and says nothing about the number of ranks.
     if accelerators and len(ranks) == 1 and (count := ranks.pop()) > 1 and count != accelerators:
         message = f"makes {accelerators} accelerators in all, {count} ranks log init_start"
         yield broken("same_accelerators", message, system, key="accelerators_per_node")
@@ -188,6 +203,7 @@ def check_organization(root: Path) -> list[Finding]:
     """Checks a submission's README, code and descriptions."""
     found = []
     for name in ("README.md", "LICENSE.md"):
+        # "Customary" in the rules, with or without the ending.
         if not (root / name).is_file() and not (root / name.removesuffix(".md")).is_file():
             found.append(broken("customary", "is missing", root / name))
     implementations = root / "benchmarks" / BENCHMARK / "implementations"
@@ -214,6 +230,7 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     the checkers open looks the same to them (files, folders, dangling links), but a pipe, on which they would wait,
     becomes a folder. Raises OSError.
     """
+    # Resolved, or links in the copy would point to nowhere.
     source = result.folder.resolve()
     organization = into / (root.name if root else "organization")
     system = source.parent.name if root else "system"
@@ -221,6 +238,7 @@ def stage(result: Result, root: Path | None, into: Path) -> Path:
     target.mkdir(parents=True)
     (organization / "systems").mkdir()
     opened = {PARAMETERS, tree.POWER} if root else {tree.POWER}  # besides the logs
+    # Links, not copies: logs of thousands of ranks are large, and the checkers only read them.
     for path in source.iterdir():
         if path.name in opened or tree.RESULT_NAME.fullmatch(path.name):
             _link(target / path.name, path)

@@ -25,6 +25,7 @@ from review.rulebook.rules import broken, table
 SUBMISSION = ("submission_org", "submission_platform", "submission_status", "submission_division")
 NOT_SAMPLES = "has an epoch_num that does not count samples"
 _PLACEHOLDERS = (None, "", "unknown", "reference_implementation")
+# As logs have them; descriptions use other words (submission_rules.categories).
 _STATUSES = ("onprem", "cloud", "preview", "research")
 _LIKELY_MADE_UP = {
     0,
@@ -53,6 +54,7 @@ def check_run(run: Run, division: str | None = None) -> list[Finding]:
     if not run.log.events:
         return []  # reported by the compliance rules
     found = [*_check_clock(run), *_check_submission(run)]
+    # The open division fixes none of these.
     if (division or run.log.value("submission_division")) == "closed":
         found += [
             *_check_fixed_values(run),
@@ -79,6 +81,7 @@ def _check_clock(run: Run) -> Iterator[Finding]:
         one for one in clock if one not in undated
     ):  # must be between their neighbours in the log
         at = events.index(event)
+        # At either end of the log an event is its own neighbour.
         before, after = events[max(at - 1, 0)], events[min(at + 1, len(events) - 1)]
         if (early := before.time_ms - event.time_ms) > _SLACK_MS:
             message = f"comes {early / 1000:.1f} s before {before.key} of the line above it"
@@ -86,6 +89,7 @@ def _check_clock(run: Run) -> Iterator[Finding]:
         elif (late := event.time_ms - after.time_ms) > _SLACK_MS:
             message = f"comes {late / 1000:.1f} s after {after.key} of the line below it"
             yield run.broken("neighbours", message, event)
+    # The first event stands for the rest of the log: a wrong clock is wrong all through.
     if not undated and not _EARLIEST_MS <= events[0].time_ms <= _LATEST_MS:
         undated = [events[0]]
     for event in undated:
@@ -98,6 +102,7 @@ def _check_clock(run: Run) -> Iterator[Finding]:
             yield run.broken(
                 "time_order", f"is {seconds:.1f} s earlier than line {latest.line}", event
             )
+            # The first step back is enough; those after it have the same cause.
             break
         latest = event if event.time_ms > latest.time_ms else latest
 
@@ -123,6 +128,7 @@ def _check_submission(run: Run) -> Iterator[Finding]:
             message = "is the last of several events on one line: the checkers miss the others"
             yield run.broken("one_event_a_line", message, event)
     cleared = run.log.first("cache_clear")
+    # By position in the log: clocks are judged above, and here it is the order that matters.
     if cleared is not None and run.run_start is not None and cleared.line > run.run_start.line:
         yield run.broken("cleared_before", "comes after run_start", cleared)
     if cleared is not None and cleared.value is False:  # many logs have null for cleared caches
@@ -134,6 +140,7 @@ def _check_fixed_values(run: Run) -> Iterator[Finding]:
 
     def allowed(value: Any, limits: dict[str, Any]) -> bool:
         if isinstance(limits.get("is"), str):
+            # Vendors write the name in either case.
             return str(value).casefold() == limits["is"]
         found = number(value)
         if found is None or (limits.get("whole") and found != int(found)):
@@ -159,6 +166,7 @@ def _check_evaluations(run: Run) -> Iterator[Finding]:
         rule = "eval_samples" if samples < EVAL_SAMPLES else "eval_samples_padded"
         yield run.broken(rule, f"is {samples:,g}", event, samples=EVAL_SAMPLES)
     first = run.evaluations[0] if run.evaluations else None
+    # The rules skip an evaluation before the first step; if there is one, it is the checkpoint's.
     if (
         first is not None
         and first.samples == 0
@@ -182,6 +190,7 @@ def _check_interval(run: Run) -> Iterator[Finding]:
         return
     expected = evaluation_interval(batch)
     counts = [one.samples or 0 for one in counted]
+    # The first interval begins at 0 samples.
     steps = [
         (now - before, one) for before, now, one in zip([0, *counts], counts, counted, strict=False)
     ]
@@ -191,6 +200,7 @@ def _check_interval(run: Run) -> Iterator[Finding]:
     backwards = [one for step, one in steps if step <= 0]
     if backwards:
         place, message = backwards[0], "does not count more samples than the evaluation before"
+    # Rounding up to whole batches moves an evaluation by less than one.
     elif abs(mean - expected) > batch:
         place, message = counted[0], f"comes every {mean:,.0f} samples on average"
     elif odd:
@@ -236,6 +246,7 @@ def _check_trained(run: Run) -> Iterator[Finding]:
         yield run.broken("success", "says aborted, though the target was reached", stop[0])
     deviation = first_deviation(run)
     if deviation is not None:
+        # With other hyper-parameters another curve is no wonder, only worth knowing.
         severity, recipe = (
             (WARNING, "") if deviation.same_recipe else (NOTE, ", though of other hyper-parameters")
         )
@@ -278,6 +289,7 @@ def _canonical(value: Any) -> str:
 
 def _check_alike(result: Result, keys: Sequence[str], rule: str) -> Iterator[Finding]:
     """Values that differ from those of most runs: a warning for the submitter, else an error."""
+    # The one run that may fail may also differ in its settings.
     runs = [run for run in result.runs if run.log.events and run is not result.accepted_failure]
     for key in keys:
         severity = WARNING if key in SUBMISSION and key != "submission_division" else ERROR
@@ -296,6 +308,7 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
     seeds: list[int] = []
     for run in result.runs:
         events = run.log.all("seed")
+        # Reversed, so that of equal seeds the first line is the one named.
         values = {_canonical(event.value): event for event in reversed(events)}
         if len(values) > 1:
             yield run.broken(
@@ -306,6 +319,7 @@ def _check_seeds(result: Result) -> Iterator[Finding]:
             if other is not run:
                 yield run.broken("shared_seed", f"is {value}, as in {other.path.name}", event)
         seeds += [int(event.value) for event in events[:1] if number(event.value) is not None]
+    # Such as 1, 2, 3: counted, not drawn. Two neighbours alone may be chance.
     ordered = sorted(set(seeds))
     if len(ordered) > 2 and all(b - a == 1 for a, b in itertools.pairwise(ordered)):
         message = f"runs from {ordered[0]} to {ordered[-1]} without a gap"
@@ -324,6 +338,7 @@ def _check_copies(result: Result) -> Iterator[Finding]:
             yield run.broken(
                 "copied_clock", f"is that of {other.path.name}, and so is run_stop", run.run_start
             )
+    # Accuracies, unlike times, survive an edited clock.
     for run in result.runs:
         series = tuple(evaluation.accuracy for evaluation in run.evaluations)
         other = accuracies.setdefault(series, run) if len(series) >= _LEAST_SERIES else run
@@ -337,6 +352,7 @@ def _check_overlap(result: Result) -> Iterator[Finding]:
         run for run in result.runs if run.run_start and run.run_stop and (run.minutes or 0) > 0
     ]
     spans = sorted((run.run_start.time_ms, run.run_stop.time_ms, run.path.name) for run in timed)  # type: ignore[union-attr]
+    # Sorted by start: if any two overlap, so do two neighbours.
     pairs = [(a[2], b[2]) for a, b in itertools.pairwise(spans) if b[0] < a[1]]
     if pairs:
         message = f"{pairs[0][1]} starts while {pairs[0][0]} is running; {len(pairs)} such pairs"
@@ -353,6 +369,7 @@ def rcp_findings(result: Result) -> list[Finding]:
         if factor == 1.0 or point is None or mean is None:
             return []
         message = f"mean of {mean:,.0f} samples is below the reference's {point.mean:,.0f}"
+    # Nothing can be compared: the reason is a missing number, not a small one.
     elif point is None or mean is None:
         failing = [run.path.name for run in result.runs if not run.converged]
         names = f": {', '.join(failing)}" if failing and result.batch_size is not None else ""
