@@ -30,6 +30,7 @@ from review.verdict import checking
 
 def _results(target: Path, arguments: argparse.Namespace) -> list[Result]:
     """BERT results; others are skipped with a message. Raises ReviewError if there are only others."""
+    # Not every command has the option.
     results = load_results(target, arguments.ruleset, getattr(arguments, "train_samples", False))
     others = [result.other_benchmark for result in results if result.other_benchmark]
     named = ", ".join(sorted(set(others)))
@@ -84,6 +85,7 @@ def _select(arguments: argparse.Namespace) -> int:
             f"{arguments.target}: give the one folder that holds all runs of a system"
         )
     selection = select.select(results[0])
+    # Written before anything is printed: a full disk must not leave a table that says "written".
     if arguments.output is not None:
         select.write(selection, arguments.output)
     emit(
@@ -200,6 +202,7 @@ def _system(arguments: argparse.Namespace) -> int:
         if arguments.run_folder
         else []
     )
+    # Without a terminal nobody answers: blanks are reported instead.
     asks = sys.stdin.isatty() and not arguments.no_input
     described = system.describe(given, system.Machine(), system.ask_user if asks else None)
     system.write(described, output, arguments.ruleset)
@@ -285,6 +288,7 @@ def main(argv: list[str] | None = None) -> int:
             )  # a terminal without UTF-8 gets a question mark, not a traceback
     try:
         arguments = parser().parse_args(argv)
+        # The default is not looked up, so that commands without rules work without mlperf_logging.
         if arguments.ruleset != DEFAULT_RULESET and arguments.ruleset not in rulesets():
             raise ReviewError(
                 f"--ruleset {arguments.ruleset}: unknown or without BERT; choose {', '.join(rulesets())}"

@@ -109,6 +109,7 @@ def ratio(above: Mean, below: Mean) -> Ratio:
     if above.error2 is None or below.error2 is None or value <= 0:
         return Ratio(value=value)
     a, b = above.error2 / above.value**2, below.error2 / below.value**2
+    # Runs that agree to the last digit have no deviation to test against.
     if a + b == 0:
         return Ratio(value=value, low=value, high=value, p=1.0 if value == 1 else 0.0)
     dof = (a + b) ** 2 / (a * a / (above.counted - 1) + b * b / (below.counted - 1))
@@ -141,11 +142,13 @@ def means(result: Result) -> dict[str, Mean | None]:
     for measure, logged in values.items():
         sane = [value for value in logged if value is not None and 0 < value < _LARGEST]
         complete = bool(sane) and len(sane) == len(logged)
+        # The failed run is the slowest; its samples and its rate say nothing.
         if (
             measure in ("time", "energy")
             and result.failed_runs == 1
             and len(sane) >= _LEAST_TRIMMED - 1
         ):
+            # Only where it is trimmed off again: nothing can be averaged with infinity.
             sane.append(math.inf)
         found[measure] = (
             trimmed_mean(sane, 1 if len(sane) >= _LEAST_TRIMMED else 0) if complete else None
@@ -177,6 +180,7 @@ class Comparison:
         found = {}
         enough = min(len(self.baseline.counted), len(self.other.counted)) >= _LEAST_TRIMMED
         for measure, (other, baseline) in self.means.items():
+            # Above 1 is better in every measure, so times and samples are inverted.
             one = ratio(other, baseline) if measure in _MORE_IS_BETTER else ratio(baseline, other)
             found[measure] = one if enough else Ratio(value=one.value)
         return found
@@ -185,6 +189,7 @@ class Comparison:
     def unlike(self) -> list[str]:
         """Task properties in which the results differ, so that their times are not comparable."""
         first, second = _task(self.baseline), _task(self.other)
+        # What one of them has not recorded is not called different.
         return [name for name in first if name in second and first[name] != second[name]]
 
     def verdict(self) -> str:
@@ -309,6 +314,7 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
     from rich.text import Text
 
     names, comparisons = _names(results), compare(results)
+    # Letters head the columns; names of systems are too long for that.
     letters = [chr(ord("A") + i) if len(results) <= 26 else str(i + 1) for i in range(len(results))]
     columns = [
         Column("", wraps=True),

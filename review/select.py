@@ -81,6 +81,7 @@ class Selection:
             return None
         return min(
             self.sets,
+            # Rounded, so that a tie is not decided by the last bits.
             key=lambda one: (round(abs(one.score - self.median), 9), -one.score, one.first),
         )
 
@@ -104,6 +105,7 @@ def select(result: Result) -> Selection:
         raise ReviewError(f"{path} {reason}: every run counts, so each log must be readable")
     if len(result.runs) < REQUIRED_RUNS:
         raise ReviewError(f"{result.folder}: {len(result.runs)} logs, a set needs {REQUIRED_RUNS}")
+    # By time of start, as the rule says "consecutive"; the numbers in names may be another order.
     runs = tuple(sorted(result.runs, key=_start))
     starts = range(len(runs) - REQUIRED_RUNS + 1)
     sets = (
@@ -115,6 +117,7 @@ def select(result: Result) -> Selection:
 
 def _start(run: Run) -> float:
     """Start time in ms: run_start, or the first event of a run that did not get that far."""
+    # A run that failed before run_start still has its place among the others.
     event = run.run_start or next(iter(run.log.events), None)
     if event is None:
         raise ReviewError(f"{run.path}: has no events, so its position among the runs is unknown")
@@ -138,6 +141,7 @@ def write(selection: Selection, output: Path) -> None:
         raise ReviewError(f"{output} exists: give another folder with -o")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the output: a rename works within one file system only.
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as scratch:
             folder = Path(scratch) / "selected"
             folder.mkdir()

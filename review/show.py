@@ -33,6 +33,7 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
     for result in results:
         made.append(Heading(text(result.name), result.subtitle, str(result.folder)))
         made += [_table(result), *summary(result)]
+        # Runs without a target are not meant to comply.
         runs = [] if result.pretrains else [run for run in result.runs if not run.compliant]
         failing = [(text(run.path.name), first_reason(run.findings)) for run in runs]
         failing += [(text(path.name), reason) for path, reason in result.unreadable.items()]
@@ -64,6 +65,7 @@ def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
             shared | {name: run[name] for name in run if name != "findings"}
             for run in whole["runs"]
         ]
+    # All records have the same keys, so that those of the last are the headings.
     return [list(records[-1] if records else ()), *(list(record.values()) for record in records)]
 
 
@@ -83,6 +85,7 @@ def _table(result: Result) -> Table:
         records.append(record | {"compliance": verdict})
     for number in result.crashes:
         records.append({"run": f"failed_{number}.txt", "status": "crashed", "compliance": "fails"})
+    # A failed trial has no log, but belongs to the story of the ten.
     styles = ["dim" if run.path in result.dropped else "" for run in result.runs] + ["red"] * len(
         result.crashes
     )
@@ -113,6 +116,7 @@ def summary(result: Result) -> list[Line]:
     elif result.reached_minutes is not None:
         about = "not checked: olympic mean of the runs that report success"
         lines.append(Line("raw", f"{result.reached_minutes:.4f} min, {about}", "yellow"))
+    # Wherever a time is shown, MLCommons' guidelines want this beside it.
     if lines:
         lines.append(Line("", UNVERIFIED, "dim"))
     if not official:
@@ -156,6 +160,7 @@ def _rcp_lines(result: Result) -> list[Line]:
         lines.append(Line("RCP", point.describe(result.batch_size)))
         if mean is not None:
             margin = mean - point.minimum
+            # Deviations of single reference runs, to give the margin a scale.
             sigma = f", {margin / point.std:+.2f} sigma" if point.std else ""
             verdict, style = ("passed", "green") if test and test.passed else ("FAILED", "red")
             short = "" if len(result.runs) == REQUIRED_RUNS else f" on {len(result.runs)} runs"

@@ -38,6 +38,7 @@ from review.rulebook.compliance import DEFAULT_RULESET
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+# Folders of live trials; the launcher moves the log up one level when the trial ends.
 _RUNNING = re.compile(r"running_\d+(_\d+)?")
 NO_LOG = "no result_*.txt here or below"
 _IDLE_SECONDS = 60.0  # to wait for another trial after the last run ended
@@ -104,6 +105,7 @@ class Standing:
         start, stop = self.run.run_start, self.run.run_stop
         if start is None:
             return None
+        # The clocks of the cluster and of this machine may differ: time does not run backwards.
         return number(
             ((stop.time_ms if stop else max(self.now_ms, start.time_ms)) - start.time_ms) / 1000
         )
@@ -121,6 +123,7 @@ class Standing:
     def stalled(self) -> bool:
         """Whether the log has been silent for more than a minute and three times its longest silence so far."""
         times = [event.time_ms for event in self.run.log.events]
+        # Logs are silent during an evaluation; how long, the log's past tells.
         longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0) / 1000
         return self.silent is not None and self.silent > max(_STALLED_SECONDS, 3 * longest)
 
@@ -137,6 +140,7 @@ class Standing:
     @functools.cached_property
     def interval(self) -> float | None:
         """Samples between evaluations."""
+        # The mean, as an evaluation comes at the first whole step after its count.
         return self._counted[-1][0] / len(self._counted) if self._counted else None
 
     @functools.cached_property
@@ -173,12 +177,14 @@ class Standing:
             return (steps * self.run.batch_size, 0.0) if steps and self.run.batch_size else None
         if self.reached and self.run.samples:
             return self.run.samples, 0.0
+        # The curve below is of runs to 0.720 only.
         if self.target != TARGET_ACCURACY:
             return _extrapolate(self._counted[-_FITTED:], self.target)
         guesses = (
             [] if self.result.rcp_point is None else [(self.result.rcp_point.mean, _RCP_ERROR)]
         )
         shares = [(samples, curve_share(accuracy)) for samples, accuracy in self._counted[-2:]]
+        # Below its first point the curve says nothing about the end.
         if shares and all(share > 0 for _, share in shares):
             by_curve = sum(samples / share for samples, share in shares) / len(shares)
             guesses.append(
@@ -187,6 +193,7 @@ class Standing:
         if not guesses:
             return None
         weight = sum(error**-2 for _, error in guesses)
+        # The errors are relative, so it is the logarithms that are averaged.
         projected = math.exp(sum(math.log(guess) * error**-2 for guess, error in guesses) / weight)
         return max(projected, self.samples or 0.0), projected * weight**-0.5
 
@@ -285,6 +292,7 @@ def _extrapolate(counted: list[tuple[float, float]], target: float) -> tuple[flo
     None if accuracy does not rise.
     """
     x, y = [math.log(samples) for samples, _ in counted], [accuracy for _, accuracy in counted]
+    # Evaluations at one and the same count make no line.
     if len(set(x)) < 2:
         return None
     rise, start = statistics.linear_regression(x, y)
@@ -315,6 +323,7 @@ def find_log(target: Path) -> Path:
     if not target.exists():
         raise ReviewError(f"{target}: no such file or folder")
 
+    # Tuples compare in this order: live trials first, then the newest.
     logs = []
     for path in find_logs(target):
         with contextlib.suppress(OSError):  # removed meanwhile
@@ -335,6 +344,7 @@ def wait_for_log(
         try:
             return find_log(target)
         except ReviewError:
+            # In a folder a log may still appear; a missing file will not.
             if not target.is_dir():
                 raise
         if not announced:
@@ -362,6 +372,7 @@ class Follower:
         """State at ``now``, Unix seconds, from the log's complete lines. Raises ReviewError if the log is gone."""
         try:
             stat = self.path.stat()
+            # With the inode: another trial's log may have the same name and size.
             found = (self.path, stat.st_ino, stat.st_size, stat.st_mtime_ns)
             if self._run is None or self._read != found:
                 data = self.path.read_bytes()
@@ -369,6 +380,7 @@ class Follower:
                 self._run, self._read = Run(parse(self.path, whole), self.ruleset), found
         except FileNotFoundError:
             folder, name = self.path.parent, self.path.name
+            # One level up, and renamed if the trial failed.
             moved = [folder.parent / one for one in (name, name.replace("result_", "failed_", 1))]
             if not _RUNNING.fullmatch(folder.name) or not any(path.is_file() for path in moved):
                 raise ReviewError(
@@ -379,6 +391,7 @@ class Follower:
         except OSError as error:
             raise ReviewError(f"{self.path}: {error.strerror}") from None
         result = Result(self.path.parent, (self._run,), ruleset=self.ruleset)
+        # A target from the command line wins over that of config.json.
         return Standing(result, 1000 * now, result.target if self.target is None else self.target)
 
     def broken(self) -> str | None:
@@ -426,6 +439,7 @@ class Runs:
         )
         look([Follower(path, self.ruleset, self.target) for path in new])
         self._followers = [follower for follower, _ in found]
+        # No log yet is not idle: the first trial is still to come.
         idle = found and all(follower.ended(standing) for follower, standing in found)
         self._now, self._idle_since = now, min(self._idle_since, now) if idle else math.inf
         return sorted(
@@ -439,10 +453,12 @@ class Runs:
 
 def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
     """Shows the runs until they have ended. Returns 1 if one ended without reaching the target, else 0."""
+    # By the path at first sight, as logs move when their trials end.
     shown: dict[Path, object] = {}
 
     def report(found: list[Watched]) -> None:
         for follower, standing in found:
+            # Only these are worth a new line; samples and times change with every poll.
             news = (
                 len(standing.run.evaluations),
                 standing.stalled,
@@ -470,6 +486,7 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
             )
     return (
         1
+        # Every state is news to show_states(); report() decides run by run.
         if any(
             follower.ended(standing) and not standing.run.converged for follower, standing in found
         )

@@ -112,6 +112,7 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
             described.get("status") or (run.log.value("submission_status") if run else None) or ""
         ),
         nodes=nodes,
+        # A CPU has processes, but no accelerators to divide by.
         accelerators=None
         if tree.count(described.get("accelerators_per_node")) == 0
         else result.accelerators,
@@ -119,10 +120,12 @@ def entry_of(result: Result, label: str, root: Path) -> Entry:
         batch_size=result.batch_size,
         runs=len(result.runs),
         minutes=result.score if result.score is not None else result.reached_minutes,
+        # The package checker leaves no scaling.json where the factor is 1.
         published_minutes=None
         if mean is None
         else mean * (1.0 if committed is None else committed),
         checked=result.official,
+        # Of the runs that make the minutes, so that samples, rate and time fit each other.
         samples=_mean([_samples(one) for one in kept]),
         sequences_per_second=_mean([_samples(one) and one.sequences_per_second for one in kept]),
         training_rate=_mean([_samples(one) and one.training_rate for one in kept]),
@@ -154,6 +157,7 @@ def _samples(run: Run) -> float | None:
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
+    # A mean of only some runs would be of another set than the minutes.
     return math.fsum(known) / len(known) if known and len(known) == len(values) else None
 
 
@@ -201,6 +205,7 @@ def read_digest(path: Path = PUBLISHED) -> list[Entry]:
     """Entries of a CSV written by `league --csv`."""
     found = []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    # The lines with # name the commits, see update().
     for row in csv.DictReader(line for line in lines if not line.startswith("#")):
         known: dict[str, Any] = {name: row.get(name) or "" for name in COLUMNS}
         known |= {name: float(known[name]) if known[name] else None for name in _FORMATS}
@@ -231,7 +236,9 @@ def same_hyperparameters(result: Result) -> list[Entry]:
         return close and all(key in both for key, required in _BORROWED.items() if required)
 
     found = [one for one in published() if same(one.hyperparameters)]
+    # A published result must not be told that it borrowed from itself.
     others = [one for one in found if (one.submitter.casefold(), one.system) != itself]
+    # False sorts first: those of the same batch size.
     return sorted(others, key=lambda entry: (entry.batch_size != result.batch_size, entry.round))
 
 
@@ -284,19 +291,23 @@ def _read(checkout: Path, round_: str) -> tuple[str, list[Entry]]:
         failure = f"{checkout}: a git checkout is expected"
         return tree.run(["git", "-C", str(checkout), *words], failure).decode("utf-8", "replace")
 
+    # In a folder that is no checkout, git finds the repository around it, and its commit.
     if Path(git("rev-parse", "--show-toplevel").strip()).resolve() != checkout.resolve():
         raise ReviewError(f"{checkout}: is inside another repository: a git checkout is expected")
     parts = [f":(glob,icase)*/results/*/{BENCHMARK}/**", ":(glob)*/systems/*.json"]
+    # The table is a function of the commits: changed and additional files would be, too.
     changed = git("status", "--porcelain", "--untracked-files=all", "--", *parts).splitlines()
     if changed:
         raise ReviewError(
             f"{checkout}: {changed[0][3:]} and {len(changed) - 1} others differ from the commit"
         )
+    # With -z, as git quotes unusual names otherwise.
     logs = [
         log
         for name in git("ls-files", "-z", "--", *parts).split("\0")
         if (log := _LOG.fullmatch(name))
     ]
+    # A sparse checkout lists files that are not there.
     absent = [log[0] for log in logs if not (checkout / log[0]).is_file()]
     if absent:
         raise ReviewError(

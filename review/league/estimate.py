@@ -95,12 +95,15 @@ def estimate(
         return "nothing to compare: the training rate was not measured"
     _, places, _ = _data()
     meant = learning_rate > 0 and (learning_rate, steps) != PLACEHOLDERS
+    # Fewer samples than any published run: the steps of a short test, not of a recipe.
     recipe = meant and steps * batch_size >= math.exp(places[:, 1].min())
     place = np.log([batch_size, steps * batch_size, learning_rate] if recipe else [batch_size])
     doubts = dict([*_outside(place, places), *_beyond(rate, accelerators)])
     minutes, spread = time_to_train(*_samples(place), rate, batch_size)
+    # Independent errors add in squares.
     spread = math.hypot(spread, error, *doubts.values())
     low, high = (minutes * math.exp(side * DEVIATIONS * spread) for side in (-1, 1))
+    # The league has resubmissions in one row, so that no result counts twice.
     ranked = League((), published()).ranked
     peers = [
         one
@@ -128,8 +131,10 @@ def estimate(
 def _outside(place: np.ndarray, places: np.ndarray) -> Iterator[tuple[str, float]]:
     """What lies outside the published range, and how far in logarithms."""
     names = ("batch size", "samples until the learning rate has decayed", "learning rate")
+    # Without a recipe, only the batch size has a range to be outside of.
     for name, value, column in zip(names, place, places.T, strict=False):
         low, high = column.min(), column.max()
+        # Slack for the rounding of logarithms.
         if (distance := max(low - value, value - high)) > 1e-9:
             ends = f"{math.exp(low):.3g} to {math.exp(high):.3g}"
             yield f"{name} {math.exp(value):.3g} is outside the published {ends}", float(distance)
@@ -170,6 +175,7 @@ def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
     decayed, learning rate) [results, 3], and of minutes times sequences per minute, with the RCP factor [results]."""
     found, places, samples = [], [], []
     for one in League((), published()).ranked:
+        # Runs without a schedule in their logs cannot be placed.
         steps, rate = (one.hyperparameters.get(key, 0.0) for key in (_STEPS, _RATE))
         if _trained_alike(one) and one.minutes and one.logs and steps and one.batch_size:
             found.append(one)
@@ -181,7 +187,9 @@ def _data() -> tuple[list[Entry], np.ndarray, np.ndarray]:
 def _equations(places: np.ndarray) -> np.ndarray:
     """Kriging equations of results at these places [results + 1, results + 1]; last row: the weights sum to 1."""
     slope, nugget = BY_RECIPE if places.shape[1] > 1 else BY_BATCH
+    # Distances in logarithms [results, results].
     distances = np.sqrt(((places[:, None] - places[None]) ** 2).sum(axis=-1))
+    # The row and column of ones are the constraint on the weights, its multiplier the last unknown.
     equations = np.pad(
         nugget**2 * np.eye(len(places)) - slope * distances, (0, 1), constant_values=1.0
     )
@@ -192,6 +200,7 @@ def _equations(places: np.ndarray) -> np.ndarray:
 def _samples(place: np.ndarray) -> tuple[float, float]:
     """Logarithm of the samples predicted at a place, and its standard deviation."""
     _, places, samples = _data()
+    # Row 0 is the place asked for, the others are the published results.
     every = _equations(np.vstack([place, places[:, : len(place)]]))
     weights = np.linalg.solve(every[1:, 1:], every[1:, 0])
     return float(weights[:-1] @ samples), math.sqrt(every[0, 0] - float(weights @ every[1:, 0]))

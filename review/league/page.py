@@ -37,6 +37,7 @@ def _scaling(league: League) -> Chart | None:
     for name in dict.fromkeys(_short_name(one) for one in closed if one.accelerator):
         same = [one for one in closed if one.accelerator and _short_name(one) == name]
         curves.append((False, name, _best_by_size(same)))
+    # Only what at least doubles in size shows how a system scales.
     curves = [one for one in curves if max(one[2], default=0) >= 2 * min(one[2], default=1)]
     curves.sort(key=lambda one: (one[0], max(one[2]) / min(one[2])), reverse=True)
     if not curves:
@@ -92,6 +93,7 @@ def _trend(league: League) -> Chart | None:
     """The fastest closed result of each published round, of any size and of a single node."""
     closed = [entry for entry in league.others if entry.division == "closed" and entry.minutes]
     rounds = tuple(sorted({entry.round for entry in league.others if entry.division == "closed"}))
+    # One round is no trend.
     if len(rounds) < 2 or not closed:
         return None
     lines = []
@@ -134,6 +136,7 @@ def charts(league: League) -> list[Chart]:
 def build_page(league: League) -> str:
     """The page, own results on top. Raises ReviewError if jinja2 is missing."""
     drawn = charts(league)
+    # One's own rows first, whatever their rank: that is what the reader looks for.
     own = [one for one in league.ranked if league.is_own(one)]
     entries = [*own, *(one for one in league.ranked if not league.is_own(one))]
     rounds = sorted({entry.round for entry in league.others})

@@ -36,11 +36,13 @@ class Axis:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Equal ends would divide by zero in share().
         least = (
             1.01 * self.low
             if self.log
             else self.low + 1e-9 * max(abs(self.low), abs(self.high), 1e-3)
         )
+        # The class is frozen, for its own methods, too.
         object.__setattr__(self, "high", max(self.high, least))
 
     @classmethod
@@ -67,8 +69,10 @@ class Axis:
         if self.log:  # powers of ten, with values in between if there is room
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             ticks: list[float] = []
+            # More steps per power of ten only while they fit.
             for steps in ((1,), (1, 3), (1, 2, 5)):
                 found = [step * 10.0**power for power in powers for step in steps]
+                # With slack for rounding, so that an end that is a tick has its label.
                 within = [
                     value for value in found if self.low * 0.999 <= value <= self.high * 1.001
                 ]
@@ -76,6 +80,7 @@ class Axis:
             return ticks
         if self.names:
             every = math.ceil(len(self.names) / count)
+            # Counted from the end, so that the last name, the newest round, always has its label.
             return [
                 float(i) for i in range(len(self.names)) if (len(self.names) - 1 - i) % every == 0
             ]
@@ -92,6 +97,7 @@ class Axis:
         if self.names:
             return self.names[round(value)]
         if abs(value) < 1e5:
+            # Multiples of a step carry rounding errors, which would be printed.
             return f"{round(value, 6):,g}"
         return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}k"
 
@@ -225,6 +231,7 @@ def _tag(name: str, content: str | None = None, **attributes: object) -> str:
     for key, value in attributes.items():
         if value != "":
             shown = f"{value:.1f}" if isinstance(value, float) else escape(str(value))
+            # class_ is Python's spelling of class, text_anchor that of text-anchor.
             parts.append(f'{key.rstrip("_").replace("_", "-")}="{shown}"')
     return f"<{' '.join(parts)}/>" if content is None else f"<{' '.join(parts)}>{content}</{name}>"
 
@@ -251,6 +258,7 @@ def _x_axis(axis: Axis, left: float, right: float, bottom: float, size: Size) ->
     for value in axis.ticks(size.ticks):
         x, label = left + axis.share(value) * (right - left), axis.text(value)
         yield _line(x, bottom, x, bottom + 4, "axis")
+        # Moved in from the edges, where it would be cut off.
         middle = min(max(x, _width(label) / 2), size.width - _width(label) / 2)
         yield _text(middle, bottom + 18, label, "middle", "tick")
     yield _text(right, bottom + 36, axis.label, "end", "label")
@@ -269,6 +277,7 @@ def _lines(chart: Chart, y_axis: Axis, size: Size, identifier: str) -> tuple[flo
         body.append(_line(left, y(value), right, y(value), "grid"))
         body.append(_text(left - 7, y(value) + 4, label, "end", "tick"))
     body += _x_axis(chart.x, left, right, bottom, size)
+    # Four pixels more on each side, for the dots on the frame.
     frame = _tag("rect", x=left - 4, y=top - 4, width=right - left + 8, height=bottom - top + 8)
     body.append(_tag("clipPath", frame, id=f"{identifier}-clip"))
     body += [
@@ -294,6 +303,7 @@ def _lines(chart: Chart, y_axis: Axis, size: Size, identifier: str) -> tuple[flo
     body.append(_tag("g", "\n".join(curves), clip_path=f"url(#{identifier}-clip)"))
     notes = [(left + 6, y(mark.value) - 6, mark) for mark in chart.marks]
     covered = [(x + _width(mark.label) / 2, _width(mark.label) / 2, at) for x, at, mark in notes]
+    # What comes later lies on top: no curve may cross a label.
     body += _end_labels(ends, covered, size)
     body += [_text(x, at, mark.label, style=f"note {mark.role}") for x, at, mark in notes]
     return size.height, body
@@ -314,6 +324,7 @@ def _end_labels(
             groups[-1][3].append(one)
         else:
             groups.append((x, y, falls, [one]))
+    # From the bottom up, as labels give way upwards; y grows downwards in SVG.
     for x, y, falls, series in sorted(groups, key=lambda group: -group[1]):
         label = ", ".join(one.label for one in sorted(series, key=lambda one: one.run))
         half = 0.58 * _width(label)  # bold
@@ -322,6 +333,7 @@ def _end_labels(
         for at, step in ((y - 8, -13), (y + 16, 13)):  # below the end if there is no room above
             while covered := [other for other in near if abs(other - at) < 13]:
                 at = (max if step > 0 else min)(covered) + step
+            # Higher up the text would leave the drawing.
             if at >= 10:
                 break
         y = at
@@ -366,6 +378,7 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
                 parts.append(_line(left, middle, right, middle, "grid"))
                 parts.append(_tag("circle", class_="dot", cx=x(span.start), cy=middle, r=5))
             else:
+                # A short evaluation stays visible.
                 width = max(x(span.stop) - x(span.start), 0.8)
                 style = f"part {span.part}"
                 parts.append(
@@ -385,6 +398,7 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
     for index, mark in enumerate(sorted(chart.marks, key=lambda mark: mark.value)):
         at, y = x(mark.value), 12 + _MARK_ROW * index
         body.append(_line(at, y - 9, at, bottom, f"mark {mark.role}"))
+        # Else to the left of its line.
         fits = at + 6 + _width(mark.label) <= size.width
         body.append(
             _text(
@@ -415,6 +429,7 @@ def svg(chart: Chart, subject: str) -> str:
 def style_sheet() -> str:
     """chart.css with the page's light colours instead of variables, which SVG renderers do not support."""
     colours = (_TEMPLATES / "colours.css").read_text(encoding="utf-8")
+    # The light colours stand before the media query with the dark ones.
     light = dict(re.findall(r"--([\w-]+): (#\w+);", colours.partition("@media")[0]))
     runs = " ".join(re.findall(r"\.run-\d+ \{[^}]*\}", colours))
     css = f"{runs}\n{(_TEMPLATES / 'chart.css').read_text(encoding='utf-8')}"

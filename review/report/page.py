@@ -50,6 +50,7 @@ def render(template: str, script: str = "", **values: object) -> str:
         raise ReviewError("the page needs jinja2: pip install jinja2") from None
     markup = Environment(
         loader=PackageLoader("review.report"),
+        # Style sheets are included as they are; names and logs of others are escaped.
         autoescape=lambda name: name is None or name.endswith(".html"),
         trim_blocks=True,
     )
@@ -65,6 +66,7 @@ def render(template: str, script: str = "", **values: object) -> str:
     )  # already escaped
     markup.filters |= {"text": text, "shortened": shortened}
     if script:
+        # The page's security policy allows this script alone, by its hash: logs may hold markup.
         code = Path(__file__).with_name("templates").joinpath(script).read_text(encoding="utf-8")
         digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
         values |= {"script": Markup(code), "script_hash": Markup(f"sha256-{digest}")}
@@ -87,6 +89,7 @@ def build_page(results: Sequence[Result], checked: Sequence[Checked] = ()) -> st
         "report.html",
         title=f"{text(results[0].name) if len(pages) == 1 else f'{len(pages)} results'}: MLPerf Training BERT",
         pages=pages,
+        # What no result took are checks of whole submissions.
         submissions=list(by_path.values()),
         most_runs=max((len(result.runs) for result in results), default=0),
         colours=COLOURS,
@@ -179,6 +182,7 @@ def _verdict(result: Result, checked: Checked | None) -> dict[str, Any]:
     ]
     if len(broken) > _MOST_REASONS:
         reasons.append(f"and {len(broken) - _MOST_REASONS} more, see the findings")
+    # Too few runs is no fault: the others may be on their way.
     failed = any(finding.source != "runs" for finding in errors) or result.failed_runs > 1
     state, headline = ("bad", "Does not count") if failed else ("warn", "Not official yet")
     return {"state": state, "headline": headline, "detail": detail, "reasons": reasons}
@@ -202,6 +206,7 @@ def _cards(result: Result) -> list[dict[str, str]]:
 
     point, mean = result.rcp_point, result.mean_samples
     samples = [run.samples for run in result.runs if run.converged and run.samples is not None]
+    # A mean above that includes the 1e9 of a run that did not converge.
     if mean is not None and mean < UNCONVERGED:
         detail, state = "olympic mean", ""
         if point is not None:
@@ -336,6 +341,7 @@ def _facts(result: Result) -> list[tuple[str, str, list[_Group]]]:
     described: dict[str, Any] = {}
     for name in _SOFTWARE:
         value = system.get(name)
+        # The software stack is an object in some descriptions and text in others.
         described |= value if isinstance(value, dict) else {name: value}
     logged = {
         name: environment.get(name) for name in ("python", "cuda", "cudnn", "nccl", "git_commit")
@@ -372,6 +378,7 @@ def _group(title: str, values: dict[str, Any]) -> _Group:
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
+        # A foreign file may nest deeper than Python recurses.
         nested = isinstance(value, dict) and len(prefix) < 200
         flat |= _flat(value, f"{prefix}{name} ") if nested else {f"{prefix}{name}": value}
     return flat

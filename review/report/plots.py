@@ -81,6 +81,7 @@ def _accuracies(result: Result) -> tuple[str, tuple[Series, ...]]:
     def points(run: Run) -> Iterable[Point]:
         for one in run.evaluations:
             minutes = _minutes(run, one.time_ms)
+            # Runs that do not count samples are left out then, rather than drawn on another axis.
             x = one.samples if counts else minutes
             if x is not None and plausible(x) and 0 <= one.accuracy <= 1:
                 tip = f"{run.name}: accuracy {one.accuracy:.4f}"
@@ -121,6 +122,7 @@ def close_to_target_chart(result: Result) -> Chart | None:
             shown.append(_curve(result, curve.run, curve.points[max(first - 1, 0) :]))
     close = [point for curve in shown for point in curve.points if point.y >= low]
     xs, high = [point.x for point in close], max([target, *(point.y for point in close)])
+    # If no curve enters from below, the first chart shows the same.
     if len(set(xs)) < 2 or not any(curve.points[0].y < low for curve in shown):
         return None
     alt = f"The same curves from {low:.3f} on, where {count(shown)} cross {target:.3f} one after another."
@@ -207,6 +209,7 @@ def time_chart(result: Result) -> Chart | None:
     shares = [run.evaluation_share for run in result.runs if run.evaluation_share is not None]
     alt = f"Timeline of {count(bars)}: between {min(minutes):,.2f} and {max(minutes):,.2f} minutes from run_start."
     alt += f" Evaluations take {min(shares):.1%} to {max(shares):.1%} of it." if shares else ""
+    # The mean of fewer runs is no score.
     mean = result.olympic_minutes if len(result.runs) == REQUIRED_RUNS else None
     return Chart(
         key="time",
@@ -238,6 +241,7 @@ def _spans_of_time(run: Run) -> list[Span]:
     for one in run.evaluations:
         if one.start_ms is not None and one.stop_ms is not None:
             start, stop = _minutes(run, one.start_ms), _minutes(run, one.stop_ms)
+            # Times of a damaged log that overlap or run backwards are drawn as training.
             if start is not None and stop is not None and now <= start <= stop <= end:
                 spans += [Span(now, start, TRAINING), Span(start, stop, EVALUATION)]
                 now = stop
@@ -248,6 +252,7 @@ def throughput_chart(result: Result) -> Chart | None:
     """Sequences per second of each span over time."""
 
     def points(run: Run) -> Iterable[Point]:
+        # Rates are logged at samples; evaluations, which have both, translate them into minutes.
         known, minutes = [0.0], [0.0]
         for one in run.evaluations:
             at = _minutes(run, one.time_ms if one.start_ms is None else one.start_ms)
@@ -255,6 +260,7 @@ def throughput_chart(result: Result) -> Chart | None:
                 known.append(one.samples)
                 minutes.append(at)
         for samples, rate in run.throughput:
+            # After the last evaluation nothing says when a count was reached.
             if samples <= known[-1] and rate > 0 and plausible(rate):
                 at = float(np.interp(samples, known, minutes))
                 yield Point(at, rate, f"{run.name}: {rate:,.0f} sequences/s at {at:.2f} min")
@@ -307,6 +313,7 @@ def power_chart(result: Result) -> Chart | None:
     alt = f"Power of all nodes and switches of {count(curves)} together: between {min(watts):,.0f} and "
     alt += f"{max(watts):,.0f} W, {mean:,.0f} W on average."
     y = Axis.around("watts", watts, 0.06, max(watts) / 6, floor=0)
+    # The measurement may begin before run_start.
     low = min(0.0, *(point.x for curve in curves for point in curve.points))
     return _lines("power", "Power over time", alt, _MINUTES, curves, y, low=low)
 
@@ -326,9 +333,12 @@ def _power(run: Run, energy: Energy | None) -> Iterable[Point]:
         return
     low, high = max(times[0] for times, _ in nodes), min(times[-1] for times, _ in nodes)
     if low < high:
+        # No more intervals than readings: the curve shows no detail that was not measured.
         edges = np.linspace(
             low, high, 1 + min(MOST_POINTS, max(len(times) - 1 for times, _ in nodes))
         )
+        # Differences of energy, not samples of power: the area
+        # under the curve is what was measured.
         spent = sum(np.interp(edges, times, spent) for times, spent in nodes)
         for at, watts in zip(
             (edges[1:] + edges[:-1]) / 2, constant + np.diff(spent) / np.diff(edges), strict=True

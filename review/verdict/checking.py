@@ -28,6 +28,7 @@ from review.verdict import submission_rules, training_rules
 from review.verdict.power_rules import KEY as POWER
 from review.verdict.power_rules import check_power
 
+# Sources of findings that repeat what an official tool tests, and that it may overrule.
 _OFFICIAL = ("compliance", "runs", "seeds", "rcp", "system", "package", "repository")
 _STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 _MOST_PLACES = 6
@@ -81,6 +82,7 @@ def check(
             )
         ]
     checked: list[Checked] = []
+    # A dict, for its order, and to have each submission once.
     roots: dict[Path, None] = {}
     for result in results:
         root = tree.organization(result.folder)
@@ -91,6 +93,7 @@ def check(
             message = f"cannot be checked: {error.filename}: {error.strerror}"
             gone = Finding(ERROR, message, file=result.folder, hint="check again")
             checked.append(Checked(result.folder, result.name, (), (gone,)))
+        # A submission that lies around the target is not what was asked about.
         if root is not None and root.is_relative_to(target.resolve()):
             roots[root] = None
     for root in roots:
@@ -115,6 +118,7 @@ def own_findings(result: Result) -> list[Finding]:
     def accepted(run: Run, findings: list[Finding]) -> Iterator[Finding]:
         """Turns errors of the single failing run, which counts as the slowest, into warnings."""
         for one in findings:
+            # A crash of the checker takes all runs of the folder with it.
             if run is result.accepted_failure and one.severity == ERROR and not one.crash:
                 one = replace(
                     one, severity=WARNING, message=f"{one.message}; one run of ten may fail"
@@ -151,6 +155,7 @@ def obstacles(result: Result) -> list[str]:
     Includes errors in the description, the folder and the logs by rules that no tool tests, but not in power files,
     which invalidate the energy only.
     """
+    # What the other sources find is in result.obstacles.
     errors = [
         f
         for f in own_findings(result)
@@ -225,14 +230,17 @@ def _check_result(result: Result, root: Path | None) -> Checked:
         outcomes = [official.check_compliance(run.path, run.ruleset) for run in result.runs]
         messages = tuple(message for one in outcomes for message in one.messages)
         crash = next((one.crash for one in outcomes if one.crash), None)
+        # No run at all is no pass.
         passed = bool(outcomes) and all(one.passed for one in outcomes)
         outcome = official.Outcome(
             tool="compliance_checker", passed=passed, messages=messages, crash=crash
         )
         return _checked(result.folder, result.name, (outcome,), findings)
+    # On a copy: the checker writes scaling.json into the tree that it checks.
     with tempfile.TemporaryDirectory(prefix="review-check-") as folder:
         copy = submission_rules.stage(result, root, Path(folder))
         outcome = official.check_package(copy, result.ruleset, result.train_samples)
+    # The checker speaks of the copy; its words are about the original.
     old, new = (copy, root) if root else (copy / "results" / "system" / "bert", result.folder)
     messages = tuple(said.replace(str(old), str(new)) for said in outcome.messages)
     crash = outcome.crash and outcome.crash.replace(str(old), str(new))
@@ -249,6 +257,7 @@ def _checked(
         "the official checkers pass",
         [outcome for outcome in outcomes if not outcome.passed],
     )
+    # The official verdict stands: a failure that nothing of ours explains is told in its words.
     if failing and ERROR not in official_ones:
         tree_of = str((tree.organization(path) or path).absolute())
         for one in failing:
@@ -264,6 +273,7 @@ def _checked(
                 Finding(ERROR, message, source, path, rule=rule, hint="its own words"),
             ]
     elif not failing:
+        # And an error of ours that the checkers do not share is no more than a warning.
         wrong = [one for one in findings if one.source in _OFFICIAL and one.severity == ERROR]
         hint = "the official checker accepts it"
         findings = [
@@ -297,6 +307,8 @@ def _check_count(result: Result) -> Iterator[Finding]:
             other=other,
         )
     if count != REQUIRED_RUNS:
+        # One's own run in the open division may have any number
+        # of trials; only a submission needs ten.
         alone = result.division == "open" and tree.organization(folder) is None
         rule = (
             "ten_runs_to_submit"
@@ -329,6 +341,7 @@ def groups(findings: Sequence[Finding]) -> list[list[Finding]]:
     """Findings grouped by rule and message, in order of first occurrence."""
     found: dict[tuple[str | None, ...], list[Finding]] = {}
     for one in findings:
+        # Ten logs with one fault make one entry with ten places.
         found.setdefault((one.severity, one.source, one.message, one.rule, one.hint), []).append(
             one
         )
@@ -373,6 +386,7 @@ def _file(finding: Finding, base: Path) -> str:
     if finding.file is None or finding.file == base:
         return ""
     file, base = finding.file.absolute(), base.absolute()
+    # Three levels above BENCHMARK is ORG, in which the description and the README lie.
     above = next(
         (one for one in (base, *base.parents[:3]) if one.is_dir() and file.is_relative_to(one)),
         None,
