@@ -89,6 +89,7 @@ def measure(records: Records, name: str) -> Baseline:
         tables[WHOLE] = _by_rank(records.seconds("together", whole=True))
     tables |= {probe: records.probe(probe) for probe in records.probed}
     rounds: dict[str, list[Any]] = {
+        # Ranks that rested in a round are left out of it.
         name: [own for times in table.T if len(own := known(times))]
         for name, table in tables.items()
     }
@@ -113,9 +114,11 @@ def _typical(rounds: Sequence[Sequence[float]]) -> tuple[float, float]:
 
 def save(records: Records, name: str, folder: Path) -> Path:
     """Writes FOLDER/NAME.json. Raises ReviewError for a name that is invalid or taken."""
+    # A name must not lead out of the folder, nor be hidden in it.
     if not re.fullmatch(r"[\w.+-]+", name) or name.startswith("."):
         raise ReviewError(f"--name {name}: letters, digits, '.', '_', '+' and '-' expected")
     path = folder / f"{name}.json"
+    # Never overwritten: other tests were judged by it.
     if path.exists():
         raise ReviewError(f"{path} exists: choose another name, such as {name}-2")
     write_whole(path, json.dumps(asdict(measure(records, name)), indent=2) + "\n")
@@ -170,6 +173,7 @@ def check(now: Baseline, before: Baseline) -> list[Change]:
         if name in before.metrics and not (other_size and name in _SEVERAL_NODES):
             old, old_error = before.metrics[name]
             change = value / old - 1
+            # Relative errors of a quotient add in squares.
             noise = ((error / value) ** 2 + (old_error / old) ** 2) ** 0.5
             found.append(Change(name, old, value, change, noise, state_of(change, noise)))
     return found
@@ -266,6 +270,7 @@ def compare(a: Certificate, b: Certificate) -> Comparison:
     parts = [usual_parts(one.records.hardware) for one in (a, b)]
     facts = []
     for test, machine, devices in zip((a, b), machines, parts, strict=True):
+        # Flattened, so that a difference is named by the one value that differs.
         model = {f"model's {name}": value for name, value in machine.pop("model").items()}
         hardware = {
             f"{device}: {name}": value

@@ -35,6 +35,7 @@ def _certify(arguments: argparse.Namespace) -> int:
             raise ReviewError(
                 "--expected only prints figures for a config: remove --csv, --output and --expect"
             )
+        # Figures of a sick machine would declare the next sick one healthy.
         _refuse_failed(certify(arguments.target), "a config would expect them")
         figures = exports(read(arguments.target))
         lines = [
@@ -89,6 +90,7 @@ def _check(arguments: argparse.Namespace) -> int:
     now = measure(found.records, arguments.target.name)
     before = choose(now, arguments.folder, arguments.name)
     changes, failed = check(now, before), [one.text() for one in found.why() if one.state == "fail"]
+    # Of the test itself only a failure counts: warnings are not about change.
     state = "fail" if failed else worst(change.state for change in changes)
     emit(
         arguments,

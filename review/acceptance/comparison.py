@@ -78,8 +78,10 @@ def slow(
     """
     from scipy.stats import t  # slow to import, and only needed here
 
+    # behind() divides round by round, which only rounds of the same time allow.
     if len(values) < MIN_PEERS:
         return behind(values, comparisons, min_excess=min_excess, spread=spread) if paired else []
+    # [names, rounds], [names]
     table, level = relative(np.array([*values.values()], np.float64), paired)
     if table.shape[1] < MIN_ROUNDS:
         return []
@@ -91,6 +93,7 @@ def slow(
         deviations = (value - 1) / math.sqrt(between + error)
         sum_freedom = (between + error) ** 2 / (between**2 / freedom + error**2 / of_rounds)
         chance = float(t.sf(deviations, sum_freedom)) * comparisons
+        # Surely above the others, and by enough to matter.
         if chance < FALSE_ALARMS and value - 1 > min_excess:
             found.append(Outlier(name, value - 1, f"{deviations:.0f} deviations", chance))
     return sorted(found, key=lambda one: -one.excess)
@@ -131,6 +134,7 @@ class _Noise:
         correlated rounds that is too much, which makes up for an autocorrelation that few rounds show badly.
         """
         count = int(self.rounds[number])
+        # One round tells nothing about its noise: an error of 100%, which nobody exceeds.
         if count == 1:
             return 1.0, 1.0
         kept = (1 - self.correlation) / (1 + self.correlation)  # independent rounds for each one
@@ -172,6 +176,7 @@ def groups(
         return []
     freedom = PRIOR_FREEDOM + count - 2
     noise = _Noise(table - level[:, None], 0.0)
+    # The noisiest one's, since its level may lie on either side by chance.
     prior = spread**2 + max(noise.of_level(number)[0] for number in range(count))
     deviation = math.sqrt((PRIOR_FREEDOM * prior + within) / freedom)
     distance = float(np.mean(slow_ones) - np.mean(fast)) / deviation
@@ -214,6 +219,7 @@ def behind(
         rounds, excess = known(ratios), float(np.nanmedian(ratios)) - 1
         if len(rounds) >= MIN_ROUNDS and excess > min_excess:
             repeats = (OF_MEDIAN * float(np.std(rounds, ddof=1))) ** 2 / len(rounds)
+            # Both differ from a typical one, each by its own deviation.
             between = 2 * spread**2
             freedom = (between + repeats) ** 2 * (len(rounds) - 1) / max(repeats**2, 1e-30)
             error = math.sqrt(between + repeats)
@@ -230,6 +236,7 @@ def relative(table: np.ndarray, paired: bool = True) -> tuple[np.ndarray, np.nda
     if paired:
         table = table / np.nanmedian(table, axis=0)
     level = np.nanmedian(table, axis=1)
+    # Again by the median of the levels, which need not be 1 after the first division.
     return table / np.median(level), level / np.median(level)
 
 
@@ -249,6 +256,7 @@ def hesitating(
     table = np.array([*lost.values()], np.float64)
     table = table - np.nanmedian(table, axis=0)
     rounds, hit = np.sum(~np.isnan(table), axis=1), np.sum(table > least, axis=1)
+    # sf(k) is the chance of more than k.
     chances = hypergeom.sf(hit - 1, rounds.sum(), hit.sum(), rounds) * comparisons
     found = [
         Outlier(name, excess, f"in {own} of {count} rounds", chance)
@@ -283,6 +291,8 @@ def autocorrelation(errors: np.ndarray) -> float:
 @functools.cache
 def _expected(rounds: int) -> np.ndarray:
     """Autocorrelation that a series of ``rounds`` shows about its own mean, for each of AUTOCORRELATIONS."""
+    # Takes the mean off a series [rounds, rounds]; from what remains, the traces give the
+    # covariance at lag 1 and the variance.
     centered = np.eye(rounds) - 1 / rounds
     apart = np.abs(np.subtract.outer(np.arange(rounds), np.arange(rounds)))
     shown = [centered @ correlation**apart @ centered for correlation in AUTOCORRELATIONS]
@@ -362,6 +372,7 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         if (
             records.on_cpus and stage in ALONE
         ):  # CPU time of a GPU's process says nothing about the GPU
+            # A short step may take less CPU time than is measurable.
             per_cpu_second = records.by_step(stage, *PARTS) / np.maximum(
                 records.by_step(stage, "cpu"), 1e-6
             )
@@ -376,6 +387,8 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         for what in correlation:
             if stage in everywhere[what]:
                 yield from _ask(records, what, {stage: everywhere[what][stage]}, correlation[what])
+    # A product is compute and nothing else, as most of a step:
+    # it joins the comparison over all stages.
     if "matmul" in records.probed:
         product = records.probe("matmul")
         everywhere["slow"]["matmul"] = product / np.nanmedian(product)
@@ -387,6 +400,8 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         else:
             what = "network" if probe in VARYING else "slow"
             yield from _ask(records, what, {probe: records.probe(probe)})
+        # Latency and bandwidth fail separately: an almost empty
+        # message shows the one, the largest the other.
         if probe in COLLECTIVES:
             small = records.probe(probe, largest=SMALL_MESSAGE)
             yield from _ask(records, "network", {probe: small})
@@ -395,13 +410,16 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
     for pair, seconds in pairs.items():
         for node in pair:
             meetings.setdefault(f"node {records.nodes[node]}", []).append(min(seconds))
+    # Nodes meet different numbers of others: the shorter rows are filled with nan.
     most = max(map(len, meetings.values()), default=0)
     filled = {node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()}
+    # Not paired: meetings of two nodes are at different times.
     yield Question("network", "node", filled, ("pairs",) * most, paired=False)
     links = {
         f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()
     }
     yield Question("network", "link", links, ("pairs",), paired=False)
+    # Of all ranks or none: a missing rank would not be missed among the others.
     if set(burn_in) >= set(records.places):
         yield from _ask(
             records, "slow", {BURN_IN: np.array([burn_in[rank] for rank in records.places])}
@@ -436,6 +454,7 @@ def _of_gpu_pairs(records: Records, probe: str) -> Iterator[Question]:
             for one in (rank, *([peer.rank] if peer else [])):
                 of_gpu.setdefault(one, []).append(pairs[name])
         pairs[name][number] = seconds
+    # The lower median of each round [pairs, rounds]: nan, for a copy not made, sorts last.
     typical = {
         records.places[rank].name: np.sort(own, axis=0)[(len(own) - 1) // 2]
         for rank, own in sorted(of_gpu.items())

@@ -34,6 +34,7 @@ def _has_gpus(records: Records, node: str, table: str) -> bool:
 
 def _inventory(records: Records, node: str) -> str:
     parts = records.hardware.get(node, {}).get("parts", {})
+    # Older records have no parts.
     if not parts:
         return "not recorded"
     return "" if records.on_cpus or parts.get(NODE, {}).get("GPUs") else NO_NVML
@@ -42,6 +43,7 @@ def _inventory(records: Records, node: str) -> str:
 def _health(records: Records, node: str) -> str:
     if records.on_cpus:
         return NO_GPU
+    # The counts before alone cannot show what the test itself did.
     return "" if _has_gpus(records, node, "after") else NO_NVML
 
 
@@ -50,6 +52,8 @@ def _kernel_log(records: Records, node: str) -> str:
     log = hardware.get("kernel_log", {})
     if log.get("lines") is None:
         return "this user may not read it"
+    # Seconds since boot. The log was read after the test began, in the same boot, and its first
+    # line is later still: the kernel's buffer has gone round.
     cut_off = log["read"] >= hardware.get("uptime", 0.0) < log["first"]
     return "its lines of the test are overwritten" if cut_off else ""
 
@@ -58,6 +62,7 @@ def _telemetry(records: Records, node: str) -> str:
     if records.on_cpus:
         return NO_GPU
     table = records.telemetry.get(node, {"device": np.empty(0)})
+    # A node's CPUs are device -1.
     of_gpus = table["device"] >= 0
     heard = any((~np.isnan(table[field][of_gpus])).any() for field in FIELDS if field in table)
     return "" if heard else NO_NVML
@@ -85,6 +90,7 @@ def _disk(records: Records, node: str) -> str:
 def _tool(name: str) -> Callable[[Records, str], str]:
     def untested(records: Records, node: str) -> str:
         ran = [one["name"] for one in records.tools.get(node, [])]
+        # A program counts as run if it left any record, of whatever test.
         return "" if any(program(one) == name for one in ran) else NOT_RUN
 
     return untested
@@ -131,6 +137,7 @@ def lines(records: Records) -> list[str]:
 
 def short(records: Records) -> str:
     """Areas that were not tested, by reason; on CPUs without those of GPUs."""
+    # Grouped by reason, as this is for one line.
     labels: dict[str, list[str]] = {}
     for label, why in _areas(records):
         if why != NO_GPU:

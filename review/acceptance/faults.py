@@ -83,12 +83,15 @@ def _groups(records: Records) -> list[list[tuple[str, int, int, list[int]]]]:
     groups: list[list[tuple[str, int, int, list[int]]]] = [[]]
     for stage in records.stages:
         checksums = records.by_step(stage, "checksum", missing=0)
+        # nan marks the steps that a rank did not take.
         steps = np.sum(~np.isnan(records.by_step(stage, "data")), axis=2)
         by_rank: list[list[tuple[str, int, int, list[int]]]] = [[] for _ in records.places]
         for rank, number in np.argwhere(steps).tolist():
             checks = checksums[rank, number, : steps[rank, number]].tolist()
             by_rank[rank].append((stage, rank, number, checks))
         everyone = [one for rounds in by_rank for one in rounds]
+        # Alone, ranks take the same steps from the same weights
+        # in all rounds: one group over both stages.
         if stage in ALONE:
             groups[0] += everyone
         else:
@@ -117,6 +120,7 @@ def faults(records: Records) -> Iterator[Reason]:
                 which = "" if np.isnan(last) else f", the last Xid {last:.0f}"
                 yield Reason(name, f"{more:.0f} {words} during the test{which}", state)
         for field, words in (("pcie_generation", "PCIe generation"), ("pcie_width", "PCIe lanes")):
+            # An idle bus is slower to save power, so that the highest value seen counts.
             now, most = (
                 max(known(samples[column]), default=np.nan) for column in (field, f"{field}_most")
             )
@@ -128,6 +132,7 @@ def faults(records: Records) -> Iterator[Reason]:
 
 def _silent(name: str, samples: Columns, read: set[str]) -> Iterator[Reason]:
     """A GPU that stopped reporting, or does not report what others do. read: fields that some GPU reports."""
+    # No GPU tells anything: then the library is missing, which coverage says.
     if not read:
         return
     heard = np.any([~np.isnan(samples[field]) for field in ASKED], axis=0)
@@ -194,6 +199,7 @@ def _counted(where: str, device: str, name: str, old: Any, now: Any) -> Iterator
             yield Reason(where, f"{name} can no longer be read")
         return
     more = 0 if old is None else now - old
+    # Nothing is known to be new in a counter that could not be read before.
     more = now if more < 0 else more  # a counter restarts with its driver
     if not device.startswith("GPU "):
         if more:
@@ -234,6 +240,7 @@ def _meaning(line: str) -> tuple[str, str]:
     for pattern, (what, state) in TABLES["kernel_log"].items():
         if re.search(pattern, line):
             return what, state
+    # Only lines of known faults are recorded: this one is from another version.
     return line, "fail"
 
 
@@ -258,6 +265,7 @@ def usual_parts(hardware: Mapping[str, Mapping[str, Facts]]) -> Facts:
     found: Facts = {}
     for (kind, name), given in values.items():
         common, count = Counter(given).most_common(1)[0]
+        # Floats within 1% are one value; and what most nodes lack is not usual.
         if 2 * max(count, sum(_same(common, one) for one in given)) > max(
             len(given), len(hardware)
         ):
@@ -291,6 +299,7 @@ def _differences(records: Records, usual: Facts, words: str) -> Iterator[Reason]
     """words: where the facts of ``usual`` are from."""
     for node, hardware in records.hardware.items():
         parts = hardware.get("parts", {})
+        # GPUs are counted by a fact of their node; a missing port or disk is only seen here.
         missing: Facts = {kind: {} for kind in usual if kind != "GPU" and kind not in parts}
         for device, facts in (parts | missing).items():
             for name, wanted in usual.get(_kind(device), {}).items():

@@ -31,6 +31,7 @@ from review.acceptance.schema import (
 from review.logs.output import ReviewError
 
 WARN, FAIL = 0.03, 0.05  # slower by this fraction, and by more than noise explains
+# Standard errors that noise may explain.
 DEVIATIONS = 3.0
 EVERYONE = "all ranks"
 PEERS = "peers"  # source of a limit
@@ -98,6 +99,7 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[
         found = {name: float(figures[name]) for name in FIGURES if figures.get(name)}
         seconds, parts = float(config.get("burn_in_seconds", 0)), config.get("expected_parts")
         required = [area for area in config.get("required_tests", "").split(",") if area]
+        # A test whose name is mistyped would never be missed.
         if not {*required} <= {*AREAS}:
             raise ValueError
         return found, seconds, parts, required
@@ -118,6 +120,8 @@ def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached
         if not judged:
             setting = f"{FIGURES[name].variable}={f'{name}=' * (name in TOOLS)}{value:g}"
             notes.append(f"{setting}: not measured in this test ({FIGURES[name].label})")
+        # If most fall short, one line for all says more: the
+        # cause is common, or the figure is wrong.
         elif short and 2 * len(short) <= len(judged):
             found += short
         else:
@@ -141,6 +145,7 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
         if name == "together":
             return {EVERYONE: rates.sum(axis=0).tolist()}
         return dict(zip(records.names, rates.tolist(), strict=True))
+    # The largest size, at which probe() has the times.
     amount = records.measured(name)["amount"].max(initial=0)
     if not amount:
         return {}
@@ -172,6 +177,7 @@ def floors(records: Records) -> dict[str, float]:
         name: [least(name, node.get("parts", {})) for node in records.hardware.values()]
         for name in PROBES
     }
+    # Of the slowest model where a test mixes several: what no healthy GPU is below.
     return {
         name: min(known) for name, own in rates.items() if (known := [one for one in own if one])
     }
@@ -190,6 +196,8 @@ def below(records: Records, limits: Mapping[str, float]) -> list[Reason]:
 
 def bus_bandwidth(records: Records, name: str, size: int) -> float:
     """Bus GB moved by an all-reduce of ``size`` ranks; over its seconds, the bus bandwidth of nccl-tests."""
+    # A ring all-reduce moves 2 (n - 1) / n of its bytes over
+    # each link (nccl-tests, PERFORMANCE.md).
     return 2 * (size - 1) / size * float(records.measured(name)["amount"][0]) / _UNITS[GBPS]
 
 
@@ -221,6 +229,7 @@ def exports(records: Records) -> dict[str, float | str]:
     """Figures of this test as a config's variables: medians over ranks and rounds, to four digits."""
     found: dict[str, float | str] = {}
     for name, figure in FIGURES.items():
+        # All ranks and rounds alike: the median is what a typical rank reaches.
         if rounds := [one for own in measure(records, name).values() for one in own]:
             value = float(f"{np.median(rounds):.4g}")
             tools = f"{found.get(TOOLS_VARIABLE, '')} {name}={value:.10g}".lstrip()
@@ -291,6 +300,7 @@ def figures(
         if values:
             add(name, figure.unit, values, limits)
     between = (words.format(MIN_EXCESS["network"], "more time"), PEERS)
+    # Nodes that take part: one, or the two of a pair.
     for name, nodes in (("reduce_node", 1), ("reduce_pairs", 2)):
         times = [one for groups in records.reductions(name).values() for one in groups]
         if times:

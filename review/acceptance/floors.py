@@ -34,6 +34,7 @@ def below_floors(node: str, parts: Facts, on_cpus: bool) -> Iterator[Reason]:
     on_cpus: the user asked for a test of the CPUs.
     """
     of_node = parts.get(NODE, {})
+    # The PCI bus knows GPUs that a dead driver does not.
     on_bus, seen = of_node.get("GPUs on the PCI bus") or 0, of_node.get("GPUs")
     if not on_cpus and on_bus > (seen or 0):
         words = f"the driver runs {seen or 0} of the {on_bus} GPUs on the PCI bus"
@@ -41,6 +42,7 @@ def below_floors(node: str, parts: Facts, on_cpus: bool) -> Iterator[Reason]:
     for device, facts in parts.items():
         if device.startswith("GPU "):
             yield from _of_gpu(f"{device} of {node}", facts)
+        # Only InfiniBand and RoCE ports have a rate.
         elif "rate" in facts:
             yield from _of_port(f"{device} of {node}", facts, parts)
 
@@ -49,9 +51,11 @@ def _of_gpu(name: str, facts: Mapping[str, Any]) -> Iterator[Reason]:
     floor = floor_of(facts.get("name"))
     for fact, (column, may_be_meant) in _FACTS.items() if floor else ():
         value = facts.get(fact)
+        # A fact that the driver does not tell is not judged; coverage says so.
         if value is not None and value < floor[column]:
             words = f"{fact} {value}, at least {floor[column]} expected ({floor['source']})"
             yield Reason(name, words, "warn" if may_be_meant else "fail")
+    # 0, as None is not known.
     if floor and facts.get("ECC") == 0:
         yield Reason(name, f"ECC is off, on expected ({floor['source']})")
 
@@ -64,6 +68,7 @@ def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reas
     ]
     if state == "DOWN" and not any(one.get("state") == "ACTIVE" for one in peers):
         yield Reason(name, "is down, as is every port of its type", "warn")
+    # DOWN beside ports of its type that work, or up half-way (INIT, ARMED).
     elif state not in ("ACTIVE", None):
         yield Reason(name, f"state {state}, ACTIVE expected")
     rated = TABLE["ports"].get(facts.get("type"))
@@ -87,4 +92,5 @@ def least(name: str, parts: Facts) -> float:
                 "host_copy": bus,
             }
             floors.append(share * peaks.get(name, 0.0))
+    # One GPU without figures leaves the node without a floor.
     return float(min(floors, default=0.0))

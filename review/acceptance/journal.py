@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from review.acceptance.schema import Place
 
 EXIT = {"pass": 0, "warn": 3, "fail": 1}  # exit status by state, the best first
+# Even, since two rounds become one when all are full.
 MAX_ROUNDS = 64
 
 
 def worst(states: Iterable[str]) -> str:
     """The worst state; pass if there are none."""
+    # By position in EXIT, which begins with the best.
     return max(states, key=[*EXIT].index, default="pass")
 
 
@@ -103,6 +105,8 @@ class Rounds:
         while (repeat - 1) // self.width >= MAX_ROUNDS:
             self.width *= 2
             for one, sums in self._sums.items():
+                # [MAX_ROUNDS, 2] -> [MAX_ROUNDS / 2, 2, 2]: neighbours
+                # are added, the upper half is free again.
                 self._sums[one] = np.pad(
                     sums.reshape(-1, 2, 2).sum(axis=1), ((0, MAX_ROUNDS // 2), (0, 0))
                 )
@@ -116,6 +120,7 @@ class Rounds:
         most = max(
             (int(np.flatnonzero(sums[:, 1])[-1]) + 1 for sums in self._sums.values()), default=0
         )
+        # 0 / 0 of a round that a rank has not reached gives the nan that is wanted.
         with np.errstate(invalid="ignore"):
             return {
                 rank: (sums[:most, 0] / sums[:most, 1]).tolist()
@@ -152,11 +157,13 @@ class Journal:
                 with open(path, "rb") as file:
                     file.seek(self._read.get(path, 0))
                     for line in file:
+                        # The next call begins at this line again.
                         if not line.endswith(b"\n"):
                             break  # being written
                         self._parse(json.loads(line))
                         self._read[path] = self._read.get(path, 0) + len(line)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            # From the start next time: a file read by half would be counted twice.
             self._reset(())
             raise ReviewError(f"{path}: not a record of a burn-in, or truncated") from None
         different = [

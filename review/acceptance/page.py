@@ -132,6 +132,7 @@ def _map(records: Records, stage: str, seconds: np.ndarray, rate: str) -> dict[s
     for rank, place in records.places.items():
         excess = float(seconds[rank] / center - 1)
         if not math.isnan(excess):
+            # No sign before a zero.
             shown = f"{100 * excess:+.1f}".replace("-0.0", "0.0").replace("+0.0", "0.0")
             rows[place.node].append(
                 _cell(shown, excess, f"{place.name}: {seconds[rank] * 1e3:,.2f} ms, {excess:+.1%}")
@@ -169,6 +170,7 @@ def pairs(records: Records) -> list[dict[str, Any]]:
                 own = rows["rank"] == rank
                 gpu = records.places[rank].local_rank
                 for peer in range(max(int(rows["partner"][nodes == node].max()), gpu) + 1):
+                    # A GPU has no copy to itself: an empty cell.
                     rate = median(rates[own & (rows["partner"] == peer)])
                     text, heat = (
                         ("", 0.0) if math.isnan(rate) else (f"{rate:.0f}", typical / rate - 1)
@@ -200,6 +202,7 @@ def curves(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
                 lines.setdefault(who, []).append(
                     (size, rate, f"{who}: {rate:,.4g} GB/s at {size:,.0f} bytes")
                 )
+        # At the largest size, which comes last.
         peaks = {who: points[-1][1] for who, points in lines.items()}
         words = f"Bus bandwidth by size, median of the rounds. {_extremes(peaks)}"
         title = LABELS[name][0].upper() + LABELS[name][1:]
@@ -215,6 +218,7 @@ def _chosen(levels: Mapping[str, float], accused: Sequence[str]) -> list[str]:
     if len(levels) <= MAX_LINES:
         return [*levels]
     others = [name for name in sorted(levels, key=lambda name: levels[name]) if name not in accused]
+    # The accused are always drawn; the others share the room that is left, at least two of them.
     room = max(MAX_LINES - len(levels) + len(others), 2)
     return [
         name
@@ -260,6 +264,7 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
         lines = []
         for name in _chosen(level, accused):
             one = series[name]
+            # Every n-th sample: a burn-in of days has no more points than a short test.
             step = max(1, math.ceil(len(one["time"]) / MAX_POINTS))
             minutes, values = (one["time"][::step] - begin) / 60, one[field][::step]
             tips = (
@@ -281,6 +286,7 @@ def drift(baselines: Sequence[Baseline]) -> Chart:
         for place, one in enumerate(baselines, 1):
             if name in one.metrics:
                 seconds = one.metrics[name][0]
+                # Of the first baseline that has it, as older ones may lack a probe.
                 first = first or seconds
                 points.append(
                     (
@@ -317,6 +323,7 @@ def _chart(
         for run, (name, points) in enumerate(series)
     )
     xs, ys = ([getattr(point, axis) for line in lines for point in line.points] for axis in "xy")
+    # Equal values still need an axis with a height.
     room = 0.08 * (max(ys) - min(ys)) or max(abs(max(ys)), 1) * 0.05
     return Chart(
         key=key,

@@ -63,6 +63,8 @@ class Records:
 
     def by_step(self, stage: str, *columns: str, missing: float = np.nan) -> np.ndarray:
         """Sum of the columns in their dtype [ranks, rounds, steps]; ``missing`` for a step that was not taken."""
+        # Sparse: a rank has no row for a step that it did not
+        # take, such as in a round in which it rests.
         chosen = self.steps["stage"] == list(STAGES).index(stage)
         place = tuple(self.steps[name][chosen] for name in ("rank", "round", "step"))
         values: np.ndarray = sum(self.steps[name][chosen] for name in columns)
@@ -80,6 +82,7 @@ class Records:
     def relative(self, stage: str) -> np.ndarray:
         """``seconds``, each over the median of that step over all ranks and rounds, because steps differ."""
         seconds = self.seconds(stage).astype(np.float64)
+        # [ranks, rounds, steps] over [steps]
         return seconds / np.nanmedian(seconds, axis=(0, 1))
 
     def measured(self, name: str) -> Columns:
@@ -96,11 +99,13 @@ class Records:
             yield number, rank, nodes[rank], partner, seconds
 
     def probe(self, name: str, largest: float = np.inf) -> np.ndarray:
+        # At the largest size: smaller ones measure latency, not the rate.
         """Seconds of a probe at its largest size up to ``largest``, with the slowest partner [ranks, rounds]."""
         rows = self.measured(name)
         sizes = rows["amount"][rows["amount"] <= largest]
         chosen = rows["amount"] == sizes.max(initial=0)
         table = np.full((len(self.places), 1 + rows["round"].max(initial=-1)), np.nan)
+        # fmax ignores the nan of cells not set yet; .at takes each row, also of equal places.
         np.fmax.at(table, (rows["rank"][chosen], rows["round"][chosen]), rows["seconds"][chosen])
         return table
 
@@ -108,6 +113,7 @@ class Records:
         """Seconds of an all-reduce by round: the fastest in each group of ranks, since the others were disturbed."""
         found: dict[int, dict[frozenset[int], float]] = {}
         for number, _, node, partner, seconds in self._by_node(name):
+            # All ranks are one group; else those of a node, or of a pair of nodes.
             group = frozenset() if name == "reduce_together" else frozenset({node, partner})
             best = found.setdefault(number, {})
             best[group] = min(best.get(group, seconds), seconds)
@@ -117,6 +123,7 @@ class Records:
         """Seconds of each all-reduce between two nodes, of its fastest rank, by the numbers of the nodes."""
         found: dict[tuple[int, int], dict[int, list[float]]] = {}
         for _, rank, node, partner, seconds in self._by_node("reduce_pairs"):
+            # Both nodes of a pair report it, each with the other as partner.
             pair = min(node, partner), max(node, partner)
             found.setdefault(pair, {}).setdefault(rank, []).append(seconds)
         return {
@@ -150,6 +157,7 @@ def read(folder: Path) -> Records:
             for one in about["ranks"]
         ]
     tools = {about["node"]: about.get("tools", []) for about, _ in files}
+    # Every record names all nodes of its test, so that a lost one is missed.
     missing = [node for node in first["nodes"] if node not in tools]
     if missing or len(ranks) != first["size"]:
         raise ReviewError(
@@ -176,6 +184,7 @@ def read(folder: Path) -> Records:
             except UNREADABLE:
                 raise ReviewError(f"{path}: not a burn-in's telemetry, or truncated") from None
         telemetry[node] = samples
+        # The burn-in comes last: its counts of faults are those after the test.
         if facts:
             hardware[node] = facts | {
                 name: later[name] for name in ("after", "kernel_log") if name in later
@@ -190,6 +199,7 @@ def read(folder: Path) -> Records:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
     try:
         about, tables = schema.read(path)
+        # A record that was cut off, or of another version, lacks some of what readers rely on.
         whole = (
             about["version"] == VERSION and about["ranks"] and about["nodes"] and about["size"] > 0
         )

@@ -155,7 +155,9 @@ def write(path: Path, about: Mapping[str, Any], tables: Mapping[str, np.ndarray]
         for name, rows in tables.items()
         for column in rows.dtype.names or ()
     }
+    # An open file, since savez adds .npz to a name without it.
     with whole_file(path) as partial, open(partial, "wb") as file:
+        # JSON as text: np.load does not read pickled objects by default, and should not.
         np.savez_compressed(
             file, about=np.array(json.dumps({"version": VERSION, **about})), **columns
         )
@@ -167,6 +169,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Columns]]:
     with np.load(path) as file:
         about: dict[str, Any] = json.loads(str(file["about"]))
         for name in file.files:
+            # ``about`` is the one name without a dot.
             table, _, column = name.partition(".")
             if column:
                 tables.setdefault(table, {})[column] = file[name]

@@ -114,6 +114,7 @@ class Certificate:
     @cached_property
     def tools(self) -> dict[str, set[str]]:
         """Versions of the external programs that ran."""
+        # Nodes may have different versions, which is worth seeing.
         found: dict[str, set[str]] = {}
         for tool in (tool for tools in self.records.tools.values() for tool in tools):
             found.setdefault(coverage.program(tool["name"]), set()).update({tool["version"]} - {""})
@@ -178,6 +179,7 @@ class Certificate:
         groups: dict[tuple[str, str], list[str]] = {}
         for node, hardware in self.records.hardware.items():
             for device, facts in hardware.get("parts", {}).items():
+                # Serial numbers differ between devices that are alike; they are listed below.
                 said = [
                     f"{name} {value}"
                     for name, value in facts.items()
@@ -264,6 +266,7 @@ def certify(folder: Path) -> Certificate:
     """Judges the records in a test's folder. Raises ReviewError for missing or invalid files."""
     records = read(folder)
     expected, seconds, parts, required = figures.settings(folder)
+    # A burn-in that was asked for and never began is reported as 0 seconds of it.
     burnt = Journal(folder).read(records.places) or (
         BurnIn(0, 0.0, seconds, []) if seconds else None
     )
@@ -282,6 +285,7 @@ def judge(
     broken, repeats = corrupt(records)
     notes = []
     if len(records.places) < MIN_PEERS:
+        # On shared CPUs behind() accuses nobody, see _findings().
         few = f"fewer than {MIN_PEERS} ranks: too few to single out a slow one"
         alone = records.on_cpus or len(records.places) == 1
         notes.append(few if alone else f"{few}; compared with the fastest")
@@ -341,6 +345,7 @@ def _findings(records: Records, compared: list[Question]) -> list[Finding]:
                 also = dict.fromkeys(
                     other for other in (*first.also, stage, *others) if other != first.stage
                 )
+                # Another kind of slowness of the same culprit is evidence, not a second finding.
                 evidence = first.evidence
                 if question.what != first.what and WORDS[question.what] not in evidence:
                     evidence = "; ".join(
@@ -361,6 +366,7 @@ def _explained(records: Records, name: str, kind: str, found: Mapping[str, Findi
     nodes = {one.removeprefix("node ") for one in named["node"]}
     if kind == "rank":
         return all(one.partition(" on ")[2] in nodes for one in members(name))
+    # A slow GPU makes all its pairs slow, and a slow node all its links.
     if kind == "pair":
         of_ranks = [place for place in records.places.values() if place.name in named["rank"]]
         gpus = {(place.node, f"GPU {place.local_rank}") for place in of_ranks}
@@ -391,6 +397,7 @@ def _evidence(records: Records, stage: str, name: str) -> Iterator[str]:
         and stage in (*ALONE, "node", BURN_IN)
     ):
         waits = np.nanmedian(records.by_step("together", "wait"), axis=(1, 2))  # [ranks]
+        # Who is waited for waits least: the gap is what it costs the others.
         gap = np.median(np.delete(waits, own)) - np.median(waits[own])
         if gap > 0:
             yield f"the others wait {gap * 1e3:.1f} ms per step longer than it does"
@@ -411,8 +418,10 @@ def standing(records: Records) -> Estimate | str:
         return "nothing to compare with: published results are of BERT-large at 512 tokens, this was another model"
     rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))  # seconds per step
     step, ranks = float(np.median(rounds)), len(records.places)
+    # Sequences per step over all ranks.
     batch = data["batch_size"] * data["gradient_steps"] * data["packing_factor"] * ranks
     error = OF_MEDIAN * float(np.std(rounds, ddof=1)) / len(rounds) ** 0.5 / step
+    # Until the learning rate has decayed; without such a setting, that is the last step.
     steps = schedule.get("decay_steps") or schedule.get("max_steps") or 0
     return estimate(batch / step, error, batch, ranks, schedule.get("lr") or 0, steps)
 
@@ -483,11 +492,13 @@ def _drains(found: Certificate) -> list[str]:
     failing = [one for one in found.why() if one.state == "fail"]
     of_nodes: dict[str, list[str]] = {}
     for node in found.records.nodes:
+        # As a whole word: n1 must not drain n10.
         own = [one for one in failing if node in one.name.replace(",", " ").split()]
         if own:
             of_nodes.setdefault(own[0].text(), []).append(node)
     if failing and not of_nodes:
         of_nodes[failing[0].text()] = found.records.nodes
+    # Quoted: reasons have spaces, and the line is made to be pasted.
     return [
         shlex.join(
             [

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BROKEN = 2
 SILENT_SECONDS, SILENT_REPEATS = 60.0, 10  # a burn-in without news for longer than both has stalled
+# The load prints such a line as a stage begins; the last one is where it is.
 _STAGE = re.compile(r"certify: ([\w, ]+):")
 
 
@@ -87,6 +88,7 @@ class Watched:
 
     def poll(self, now: float) -> State:
         """State at ``now`` (seconds since the epoch). Raises ReviewError for invalid files."""
+        # Late, as it imports scipy, and `watch` should start at once.
         from review.acceptance.verdict import certify
 
         config = read_json(self.folder / "config.json")
@@ -97,6 +99,7 @@ class Watched:
                 self._found = certify(self.folder)
             except ReviewError:  # files of other nodes are still to come
                 self._found = None
+            # Without a verdict, another attempt at the next poll.
             self._judged = judged if self._found else []
         burn = self._journal.read(self._found.records.places if self._found else {})
         seconds = float(config.get("burn_in_seconds", burn.duration if burn else 0.0))
@@ -110,6 +113,7 @@ class Watched:
         if stage == "starting":  # not during a burn-in: the load's output grows with each repeat
             stage = [stage, *_STAGE.findall(text_of(self.folder / "output.txt"))][-1]
         state = State(stage, found, burn, now - max(changed, default=now), error or None, done)
+        # As long as it moves, a burn-in has not ended early.
         if found is not None and burn is not None and not state.stands_still:
             state = replace(state, found=replace(found, burn_in=replace(burn, running=True)))
         return state

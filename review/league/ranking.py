@@ -66,6 +66,7 @@ class League:
     def _order(self, entry: Entry) -> tuple[Any, ...]:
         _, value, sign = BY[self.by]
         found = value(entry)
+        # The names decide among equals, so that the table comes out the same each time.
         return (found is None, sign * (found or 0.0), entry.round, entry.submitter, entry.system)
 
     @functools.cached_property
@@ -73,6 +74,7 @@ class League:
         """Groups of equal logs: the user's own or first submission, then resubmissions. By energy, per measurement."""
         found: dict[Any, list[Entry]] = {}
         for entry in [*self.own, *sorted(self.others, key=lambda one: one.round)]:
+            # Logs too little known to recognise are taken for logs of their own.
             key = (entry.logs or id(entry), entry.joules if self.by == "energy" else None)
             found.setdefault(key, []).append(entry)
         return found
@@ -83,6 +85,7 @@ class League:
         return list(dict.fromkeys(one.round for one in ones))
 
     def is_own(self, entry: Entry) -> bool:
+        # By identity: one's own result may equal a published one in every value.
         return any(entry is one for one in self.own)
 
     def rank(self, entry: Entry, among: Sequence[Entry] | None = None) -> int | None:
@@ -106,6 +109,7 @@ class League:
         """Results of several sizes by round, submitter, division and accelerator, the smallest first."""
         found: dict[tuple[str, str, str, str], list[Entry]] = {}
         known = [one for one in (*self.own, *self.others) if one.per_accelerator]
+        # Of equal sizes, the fastest is the one that others are measured by.
         for entry in sorted(
             known, key=lambda one: (one.accelerators or 0.0, -(one.per_accelerator or 0.0))
         ):
@@ -225,6 +229,7 @@ def parts(league: League, top: int | None, width: int | None = None) -> list[Par
         system = [column.heading for column in COLUMNS].index("system")
         for one, row in zip(entries, made, strict=True):
             row[system] += f" ({UNVERIFIED})" * league.is_own(one)
+    # On a terminal, figures that no row has are left out; the first eight columns name the result.
     known = [
         i
         for i in range(len(COLUMNS))

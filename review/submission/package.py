@@ -101,6 +101,7 @@ def package(request: argparse.Namespace) -> Package:
     code = find_code(repository, result.folder, request.commit, request.config)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the output: a rename works within one file system only.
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.") as folder:
             whole = Path(folder) / "whole"
             root = whole / organization
@@ -112,10 +113,12 @@ def package(request: argparse.Namespace) -> Package:
                 return Package(checked, (), None)
             archive = whole / f"{organization}.tar.gz"
             _archive(root, archive)
+            # As sha256sum -c reads it.
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
             _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
             os.chmod(whole, 0o755)
             if output.exists():  # replaced at the last moment
+                # A rename does not replace a folder that holds something.
                 os.rename(output, Path(folder) / "old")
             os.rename(whole, output)
     except OSError as error:
@@ -137,6 +140,7 @@ def _build(
     copy_runs((run.path for run in result.runs), results)
     implementation = root / "benchmarks" / BENCHMARK / "implementations" / request.implementation
     name = f"{request.system}_{request.implementation}.json"
+    # Systems share an implementation only if the same commit ran on them.
     for path in sorted(implementation.glob(f"*_{request.implementation}.json")):
         commit = read_json(path).get("commit")
         if commit != code.commit:
@@ -196,6 +200,7 @@ def _archive(root: Path, path: Path) -> None:
     """Writes a reproducible archive."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        # The same tree gives the same archive, whoever packs it and when.
         member.uid = member.gid = member.mtime = 0
         member.uname = member.gname = "root"
         member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
@@ -203,8 +208,10 @@ def _archive(root: Path, path: Path) -> None:
 
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        # rglob has the order of the file system.
         for member in [root, *sorted(root.rglob("*"))]:
             tar.add(member, member.relative_to(root.parent), recursive=False, filter=plain)
+    # gzip would store the time as well.
     path.write_bytes(gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0))
 
 
@@ -294,6 +301,7 @@ class Code:
             members = [
                 member for member in tar.getmembers() if not re.search(r"(^|/)\.", member.name)
             ]
+            # The rules name these files, at the top of the implementation.
             missing = sorted(set(SCRIPTS) - {member.name for member in members})
             if missing:
                 raise ReviewError(
@@ -317,6 +325,7 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
     """
     wanted = commit or _recorded_commit(repository, runs)
     try:
+        # ^{commit} follows a tag to its commit, and refuses files and trees.
         full = (
             _git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
             .decode()
@@ -325,6 +334,7 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
     except ReviewError:
         what = "fetch it, or give another with --commit"
         raise ReviewError(f"{repository} has no commit {text(wanted)}: {what}") from None
+    # With -z, as git quotes unusual names otherwise.
     files = (
         _git(repository, "ls-tree", "-r", "--name-only", "-z", full)
         .decode("utf-8", "replace")
@@ -358,6 +368,7 @@ def _recorded_commit(repository: Path, runs: Path) -> str:
         raise ReviewError(
             f"{runs / 'environment.json'}: {text(commit)!r} is not a commit: give it with --commit"
         )
+    # In full, since a branch may have the same name.
     return f"refs/tags/{commit}"
 
 

@@ -71,6 +71,7 @@ def describe(
 
     def add(source: str, values: Mapping[str, Any]) -> None:
         for name in (*FIELDS, *ASKED):
+            # A blank in one source does not hide what a later one knows.
             if name not in fields and values.get(name) not in (None, "", {}):
                 fields[name], sources[name] = _value(name, values[name]), source
 
@@ -88,6 +89,7 @@ def describe(
                 },
             )
     add("default", _DEFAULTS)
+    # The official checker requires these fields of systems without accelerators as well.
     if fields["accelerators_per_node"] == "0":
         add("no accelerator", {name: "N/A" for name in FIELDS if name.startswith("accelerator_")})
     if isinstance(fields.get("other_software_stack"), dict):  # merged over all sources, by priority
@@ -98,6 +100,8 @@ def describe(
         ]
         merged = {name: version for stack in reversed(stacks) for name, version in stack.items()}
         fields["other_software_stack"] = _value("other_software_stack", merged)
+    # Fields of other tools in the file that is updated are kept;
+    # reversed, so that the first source of a field wins.
     own = {
         name: value
         for _, values in reversed(given)
@@ -130,9 +134,11 @@ def from_run(folder: Path) -> dict[str, Any]:
     stack = {
         f"{name}_version": environment.get(name) for name in ("cuda", "cudnn", "nccl", "python")
     }
+    # PyTorch is the framework, not part of the stack.
     stack |= {f"{name}_version": packages[name] for name in packages if name != "torch"}
     stack["kernel_version"] = environment.get("platform")
     found: dict[str, Any] = {
+        # The trainer's default, which is no answer.
         "submitter": None
         if mlperf.get("organization") == "unknown"
         else mlperf.get("organization"),
@@ -182,6 +188,7 @@ def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) 
             f"{path}: the official checkers allow neither spaces nor a leading dot in the name"
         )
     content = json.dumps(description.fields, indent=2) + "\n"
+    # On a draft: a mistake must not replace a description that was right.
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
         draft = Path(folder) / path.name
         draft.write_text(content, encoding="utf-8")
@@ -206,6 +213,7 @@ class Machine:
     def run(self, *command: str) -> str:
         """Output of a command; empty if it is missing, fails or hangs."""
         with contextlib.suppress(ReviewError):
+            # lscpu and others translate their labels otherwise.
             return run(["env", "LC_ALL=C", *command], "", _TIMEOUT).decode("utf-8", "replace")
         return ""
 
@@ -229,6 +237,7 @@ class Machine:
 def probe(machine: Machine) -> dict[str, Any]:
     """All fields that can be probed, without blank ones."""
     accelerators, software = _accelerators(machine), _software(machine)
+    # Found along with the GPUs, but part of the software.
     if driver := accelerators.pop("nvidia_kernel_driver", ""):
         software["other_software_stack"]["nvidia_kernel_driver"] = driver
     found = {
@@ -269,9 +278,11 @@ def _host(machine: Machine) -> dict[str, str]:
     ]
     running = re.findall(r"^cpu MHz\s*:\s*([\d.]+)", machine.read("/proc/cpuinfo"), re.MULTILINE)
     frequency = f"{max(map(float, running)) / 1000:.2f} GHz" if running else ""
+    # The maximum, where lscpu knows it; else the highest clock of the moment.
     with contextlib.suppress(ValueError):
         frequency = f"{float(listed.get('CPU max MHz', '').replace(',', '.')) / 1000:.2f} GHz max"
     return {
+        # Boards without a name call themselves "To Be Filled By O.E.M.".
         "system_name": " ".join(word for word in words if word and "To Be Filled" not in word),
         "host_processor_model_name": listed.get("Model name", ""),
         "host_processors_per_node": str(sockets or ""),
@@ -295,6 +306,7 @@ def _memory(machine: Machine) -> dict[str, str]:
             modules.append(f"{gigabytes:g} GB {kind}{speed and '-'}{speed}")
             total += gigabytes
     kilobytes = _search(r"^MemTotal:\s*(\d+) kB", machine.read("/proc/meminfo"))
+    # Somewhat less than is installed, as the kernel keeps a part.
     total = total or int(kilobytes or 0) / 2**20
     capacity = (
         f"{total / 1024:.3g} TB"
@@ -317,6 +329,7 @@ def _storage(machine: Machine) -> dict[str, str]:
         )
         for disk in listed["blockdevices"]:
             name, size, link = str(disk["name"]), int(disk["size"]), disk.get("tran") or ""
+            # Disks in memory and drives without a medium store no data set.
             if (
                 disk["type"] != "disk"
                 or size <= 0
@@ -338,6 +351,7 @@ def _storage(machine: Machine) -> dict[str, str]:
             kinds.append(kind)
             disks.append(f"{capacity} {kind}")
     except (ValueError, KeyError, TypeError, AttributeError):
+        # An older lsblk has no -J, or lacks a field: then the fields stay blank.
         return {}
     return {
         "host_storage_type": ", ".join(dict.fromkeys(kinds)),
@@ -354,6 +368,7 @@ def _network(machine: Machine) -> dict[str, str]:
             for name in ("rate", "link_layer", "state")
         )
         speed = re.match(r"(\d+) Gb/sec", rate)
+        # A port without a cable is no network of the run.
         if speed and "ACTIVE" in state:
             ports.append(
                 f"{'RoCE' if layer == 'Ethernet' else layer or 'InfiniBand'} {speed[1]} Gb/s"
@@ -364,6 +379,7 @@ def _network(machine: Machine) -> dict[str, str]:
         megabits, state = (
             machine.read(str(Path(path).with_name(name))) for name in ("speed", "operstate")
         )
+        # Some drivers do not know the state of a port that works.
         if state in ("up", "unknown"):
             known = megabits.isdigit() and int(megabits) > 0
             ports.append(f"Ethernet {int(megabits) / 1000:g} Gb/s" if known else "Ethernet")
@@ -373,6 +389,7 @@ def _network(machine: Machine) -> dict[str, str]:
 def _accelerators(machine: Machine) -> dict[str, str]:
     query = ("nvidia-smi", f"--query-gpu={','.join(_GPU_QUERY)}", "--format=csv,noheader,nounits")
     rows = [[cell.strip() for cell in line.split(",")] for line in machine.run(*query).splitlines()]
+    # Anything else is a message of nvidia-smi.
     rows = [row for row in rows if len(row) == len(_GPU_QUERY)]
     if not rows:
         return {"accelerators_per_node": "0"}
