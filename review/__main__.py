@@ -112,6 +112,7 @@ def _league(arguments: argparse.Namespace) -> int:
         (result, target) for target in arguments.target for result in _results(target, arguments)
     ]
     own = [entries.entry_of(result, arguments.label, target) for result, target in given]
+    # Without --round every round counts: an entry is then looked for in its own.
     others = [
         entry
         for entry in (entries.published() if arguments.published else ())
@@ -120,6 +121,7 @@ def _league(arguments: argparse.Namespace) -> int:
         and arguments.accelerator.casefold() in entry.accelerator.casefold()
         and arguments.accelerators in (None, entry.accelerators)
     ]
+    # --top 0 shows all.
     league, top = ranking.League.of(own, others, arguments.by), arguments.top or None
     if arguments.output is not None:
         write_whole(arguments.output, page.build_page(league))
@@ -143,10 +145,12 @@ def _watch(arguments: argparse.Namespace) -> int:
     targets: list[Path] = arguments.target
     if not arguments.all and len(targets) == 1:
         log = watch.find_log(targets[0]) if once else watch.wait_for_log(targets[0], interval)
+        # The folder of an acceptance test, which writes no log.
         if log.is_dir():
             return acceptance_watch.watch(acceptance_watch.Watched(log), interval, as_json, once)
         targets = [log]
     runs = watch.Runs(targets, arguments.ruleset, arguments.accuracy)
+    # Without --once the first log may still come.
     if once and not runs.poll(0):
         raise ReviewError(f"{targets[0]}: {watch.NO_LOG}; give the logs of runs, or their folder")
     return watch.watch(runs, interval, as_json=as_json, once=once)
@@ -160,6 +164,7 @@ def _rcp(arguments: argparse.Namespace) -> int:
             json=lambda: list(map(table.rcp_dict, results)),
             parts=lambda _: show.rcp_parts(results),
         )
+        # In the open division there is no test to fail.
         return 0 if all(one.rcp_test is None or one.rcp_test.passed for one in results) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
@@ -188,6 +193,7 @@ def _system(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     if output.exists() and not arguments.update:
         raise ReviewError(f"{output} exists: --update fills in its blank fields")
+    # By priority: what the user says, then the file being updated, then the run.
     given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
     if arguments.answers:
         given.append(
@@ -265,6 +271,7 @@ def parser() -> argparse.ArgumentParser:
 
     def add_options(made: Any, options: dict[str, Any]) -> None:
         for flags, how in options.items():
+            # Options that several commands share stand once in commands.yaml.
             if how == "included":
                 add_options(made, options_of["shared"][flags])
             elif flags in ("either", "at most one"):
@@ -298,6 +305,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"review: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        # As a shell reports a process that an interrupt has ended.
         return 130
 
 

@@ -128,6 +128,7 @@ def means(result: Result) -> dict[str, Mean | None]:
     """
     factor, point = result.scaling_factor, result.rcp_point
     found: dict[str, Mean | None] = {}
+    # Of the runs that count; a failed one is added below, where it matters.
     values: dict[str, list[float | None]] = {
         "time": [run.minutes and run.minutes * factor for run in result.counted],
         "normalized_time": [
@@ -238,6 +239,7 @@ def compare(results: Sequence[Result]) -> list[Comparison]:
 
 def differing_hyperparameters(results: Sequence[Result]) -> dict[str, list[Any]]:
     """Logged hyper-parameters that differ between the results' first logs."""
+    # One log stands for its result: `check` reports runs that differ among themselves.
     logged = [result.runs[0].hyperparameters if result.runs else {} for result in results]
     every = {
         key: [hyperparameters.get(key) for hyperparameters in logged] for key in HYPERPARAMETERS

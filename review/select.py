@@ -108,6 +108,7 @@ def select(result: Result) -> Selection:
     # By time of start, as the rule says "consecutive"; the numbers in names may be another order.
     runs = tuple(sorted(result.runs, key=_start))
     starts = range(len(runs) - REQUIRED_RUNS + 1)
+    # Without crashes, which are of the folder and not of a set.
     sets = (
         RunSet(i, Result(result.folder, runs[i : i + REQUIRED_RUNS], ruleset=result.ruleset))
         for i in starts

@@ -85,7 +85,6 @@ def _table(result: Result) -> Table:
         records.append(record | {"compliance": verdict})
     for number in result.crashes:
         records.append({"run": f"failed_{number}.txt", "status": "crashed", "compliance": "fails"})
-    # A failed trial has no log, but belongs to the story of the ten.
     styles = ["dim" if run.path in result.dropped else "" for run in result.runs] + ["red"] * len(
         result.crashes
     )
@@ -105,6 +104,7 @@ def summary(result: Result) -> list[Line]:
     lines, reasons, energy = [], checking.obstacles(result), result.energy
     official = ", official" if result.score is not None and not reasons else ""
     good = "bold green" if official else ""
+    # The best that is known: the score, a median, or the mean of logs that no rules accept.
     if result.score is not None:
         score = f"{result.score:.4f} min"
         if result.scaling_factor != 1:
@@ -138,6 +138,7 @@ def summary(result: Result) -> list[Line]:
         if against := checking.energy_obstacles(result):
             lines += [Line("energy", line), Line("", f"unofficial: {'; '.join(against)}", "yellow")]
         else:
+            # Energy counts only with a time that counts.
             lines.append(Line("energy", line + official, good))
     lines += _rcp_lines(result)
     if borrowed := describe_same(result):

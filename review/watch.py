@@ -475,6 +475,7 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
                 print(name, ", ".join(standing.parts()), sep="", flush=True)
 
     states = output.follow(runs.poll, runs.ended, interval)
+    # Every state is news to show_states(); report() decides run by run.
     found = output.show_states(
         states, report, lambda _: object(), render, as_json=as_json, once=once
     )
@@ -486,7 +487,6 @@ def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
             )
     return (
         1
-        # Every state is news to show_states(); report() decides run by run.
         if any(
             follower.ended(standing) and not standing.run.converged for follower, standing in found
         )

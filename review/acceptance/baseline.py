@@ -23,14 +23,17 @@ from review.acceptance.verdict import Certificate
 from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, write_whole
 from review.logs.tree import read_object
 
+# The time of a step as training sees it.
 WHOLE = "together_whole"
 LABELS = schema.LABELS | {WHOLE: f"{schema.LABELS['together']}, with the wait"}
 # Facts that must match for times to be comparable.
 _DATA = ("batch_size", "gradient_steps", "max_seq_length", "packed")
 LOAD = ("model", "precision", "optimizer", *_DATA)
 _SAME = ("devices", "ranks_per_node", *LOAD)
+# Their times depend on the number of nodes.
 _SEVERAL_NODES = ("pairs", "together", WHOLE, "reduce_pairs", "reduce_together")
 INTERVAL = 2.0  # standard errors to either side: 95%
+# Units of figures that depend on the model and the batch.
 _SAME_LOAD_ONLY = (STEP, "sequences/s")
 
 
@@ -151,6 +154,7 @@ def load_all(folder: Path) -> list[Baseline]:
 def choose(now: Baseline, folder: Path, name: str | None) -> Baseline:
     """The named baseline, else the newest of the same system and load. Raises ReviewError."""
     baselines = load_all(folder) if name is None else [load(folder / f"{name}.json")]
+    # The newest first.
     for one in reversed(baselines):
         other = next((key for key in _SAME if one.machine.get(key) != now.machine.get(key)), None)
         if other is None:
@@ -261,6 +265,7 @@ def compare(a: Certificate, b: Certificate) -> Comparison:
             times = [of.metrics.get(one.name) for of in both]
             error = None
             if all(times):
+                # Of the ratio itself, not relative to it.
                 error = (
                     now
                     / before

@@ -372,7 +372,6 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         if (
             records.on_cpus and stage in ALONE
         ):  # CPU time of a GPU's process says nothing about the GPU
-            # A short step may take less CPU time than is measurable.
             per_cpu_second = records.by_step(stage, *PARTS) / np.maximum(
                 records.by_step(stage, "cpu"), 1e-6
             )
@@ -387,9 +386,7 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         for what in correlation:
             if stage in everywhere[what]:
                 yield from _ask(records, what, {stage: everywhere[what][stage]}, correlation[what])
-    # A product is compute and nothing else, as most of a step:
-    # it joins the comparison over all stages.
-    if "matmul" in records.probed:
+    if "matmul" in records.probed:  # compute like most of a step, so its rounds join
         product = records.probe("matmul")
         everywhere["slow"]["matmul"] = product / np.nanmedian(product)
     for what, by_stage in everywhere.items():
@@ -400,9 +397,7 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
         else:
             what = "network" if probe in VARYING else "slow"
             yield from _ask(records, what, {probe: records.probe(probe)})
-        # Latency and bandwidth fail separately: an almost empty
-        # message shows the one, the largest the other.
-        if probe in COLLECTIVES:
+        if probe in COLLECTIVES:  # latency may be bad where bandwidth is not
             small = records.probe(probe, largest=SMALL_MESSAGE)
             yield from _ask(records, "network", {probe: small})
     pairs = records.pairs()
@@ -410,17 +405,14 @@ def questions(records: Records, burn_in: Mapping[int, Sequence[float]]) -> Itera
     for pair, seconds in pairs.items():
         for node in pair:
             meetings.setdefault(f"node {records.nodes[node]}", []).append(min(seconds))
-    # Nodes meet different numbers of others: the shorter rows are filled with nan.
-    most = max(map(len, meetings.values()), default=0)
+    most = max(map(len, meetings.values()), default=0)  # nodes meet different numbers
     filled = {node: times + [np.nan] * (most - len(times)) for node, times in meetings.items()}
-    # Not paired: meetings of two nodes are at different times.
-    yield Question("network", "node", filled, ("pairs",) * most, paired=False)
+    yield Question("network", "node", filled, ("pairs",) * most, paired=False)  # at other times
     links = {
         f"link {records.nodes[a]} - {records.nodes[b]}": times for (a, b), times in pairs.items()
     }
     yield Question("network", "link", links, ("pairs",), paired=False)
-    # Of all ranks or none: a missing rank would not be missed among the others.
-    if set(burn_in) >= set(records.places):
+    if set(burn_in) >= set(records.places):  # else the missing one would not be missed
         yield from _ask(
             records, "slow", {BURN_IN: np.array([burn_in[rank] for rank in records.places])}
         )

@@ -198,8 +198,8 @@ def _counted(where: str, device: str, name: str, old: Any, now: Any) -> Iterator
         if old is not None:
             yield Reason(where, f"{name} can no longer be read")
         return
-    more = 0 if old is None else now - old
     # Nothing is known to be new in a counter that could not be read before.
+    more = 0 if old is None else now - old
     more = now if more < 0 else more  # a counter restarts with its driver
     if not device.startswith("GPU "):
         if more:

@@ -120,11 +120,11 @@ def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached
         if not judged:
             setting = f"{FIGURES[name].variable}={f'{name}=' * (name in TOOLS)}{value:g}"
             notes.append(f"{setting}: not measured in this test ({FIGURES[name].label})")
-        # If most fall short, one line for all says more: the
-        # cause is common, or the figure is wrong.
         elif short and 2 * len(short) <= len(judged):
             found += short
         else:
+            # If most fall short, one line for all says more: the
+            # cause is common, or the figure is wrong.
             everyone = [float(np.median(rounds)) for rounds in zip(*measured.values())]  # noqa: B905  # rounds may differ
             found.append(_judge(EVERYONE, name, value, everyone))
     return found, notes

@@ -55,7 +55,7 @@ def _of_gpu(name: str, facts: Mapping[str, Any]) -> Iterator[Reason]:
         if value is not None and value < floor[column]:
             words = f"{fact} {value}, at least {floor[column]} expected ({floor['source']})"
             yield Reason(name, words, "warn" if may_be_meant else "fail")
-    # 0, as None is not known.
+    # Not any falsehood: None is unknown, and what is unknown is no fault.
     if floor and facts.get("ECC") == 0:
         yield Reason(name, f"ECC is off, on expected ({floor['source']})")
 

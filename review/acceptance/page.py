@@ -33,6 +33,7 @@ HEADLINES = {"pass": "Pass", "warn": "Pass, with warnings", "fail": "Fail"}
 SOFTWARE = ": the software only, the test ran on CPUs"
 STYLES = {"pass": "good", "warn": "warn", "fail": "bad"}
 FULL = 0.10  # excess over the median with full colour
+# Lines of a chart, points of a line, maps of each kind of copy.
 MAX_LINES, MAX_POINTS, MAX_MAPS = 10, 80, 4
 CLOCKS = TABLES["timelines"]
 
@@ -50,6 +51,7 @@ def write_page(found: Certificate, output: Path) -> None:
     probes = {
         name: np.array([median(rounds) for rounds in records.probe(name)]) for name in of_ranks
     }
+    # Charts of too many lines keep those of the accused.
     accused = [one.name for one in found.why()]
     _write(
         output,
@@ -172,6 +174,7 @@ def pairs(records: Records) -> list[dict[str, Any]]:
                 for peer in range(max(int(rows["partner"][nodes == node].max()), gpu) + 1):
                     # A GPU has no copy to itself: an empty cell.
                     rate = median(rates[own & (rows["partner"] == peer)])
+                    # The excess of the time, as in the other maps, though rates are shown.
                     text, heat = (
                         ("", 0.0) if math.isnan(rate) else (f"{rate:.0f}", typical / rate - 1)
                     )
@@ -195,6 +198,7 @@ def curves(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
             continue
         rates = rows["amount"] / rows["seconds"] / 1e9
         lines: dict[str, list[tuple[float, float, str]]] = {}
+        # Of a collective, one rank has the rows of its node.
         for rank in np.unique(rows["rank"]).tolist():
             who = "all ranks" if name.endswith(ALL_NODES) else f"node {records.places[rank].node}"
             for size in np.unique(rows["amount"][rows["rank"] == rank]).tolist():

@@ -99,8 +99,8 @@ class Records:
             yield number, rank, nodes[rank], partner, seconds
 
     def probe(self, name: str, largest: float = np.inf) -> np.ndarray:
-        # At the largest size: smaller ones measure latency, not the rate.
         """Seconds of a probe at its largest size up to ``largest``, with the slowest partner [ranks, rounds]."""
+        # At the largest size: smaller ones measure latency, not the rate.
         rows = self.measured(name)
         sizes = rows["amount"][rows["amount"] <= largest]
         chosen = rows["amount"] == sizes.max(initial=0)

@@ -215,6 +215,7 @@ class Certificate:
 
     def why(self) -> list[Reason]:
         """Why the test does not pass: corruption, slowness, missed figures, device faults, an incomplete burn-in."""
+        # Wrong results first: a node is drained with the first reason that names it.
         burnt = self.burn_in.reasons(self.records.folder.resolve().name) if self.burn_in else []
         return [
             *(one.reason() for one in self.corrupt),
@@ -285,8 +286,8 @@ def judge(
     broken, repeats = corrupt(records)
     notes = []
     if len(records.places) < MIN_PEERS:
-        # On shared CPUs behind() accuses nobody, see _findings().
         few = f"fewer than {MIN_PEERS} ranks: too few to single out a slow one"
+        # On shared CPUs behind() accuses nobody, see _findings().
         alone = records.on_cpus or len(records.places) == 1
         notes.append(few if alone else f"{few}; compared with the fastest")
     if 1 < len(records.nodes) < MIN_PEERS:
@@ -416,6 +417,7 @@ def standing(records: Records) -> Estimate | str:
         "max_seq_length"
     ) != 512:
         return "nothing to compare with: published results are of BERT-large at 512 tokens, this was another model"
+    # With the wait, as a step of training has it.
     rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))  # seconds per step
     step, ranks = float(np.median(rounds)), len(records.places)
     # Sequences per step over all ranks.
@@ -433,6 +435,7 @@ def write_csv(found: Certificate, path: Path) -> None:
     places = found.records.places
     for stage, seconds in found.seconds.items():
         center = float(np.median(seconds))
+        # Stable, so that equal ranks keep their order.
         for rank in np.argsort(-seconds, kind="stable").tolist():
             where = [stage, places[rank].node, rank, places[rank].local_rank, places[rank].device]
             rows.append(

@@ -125,6 +125,7 @@ def _trend(league: League) -> Chart | None:
         x=Axis(label="round", low=-0.2, high=len(rounds) - 0.8, names=rounds),
         y=Axis(label="minutes", low=min(drawn) / 1.3, high=max(drawn) * 1.3, log=True),
         series=tuple(lines),
+        # The fastest stands for all of one's own.
         marks=(Mark(min(own), own[min(own)], "own"),) if own else (),
     )
 

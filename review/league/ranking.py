@@ -19,7 +19,7 @@ BY: dict[
     "per-accelerator": ("sequences/s and accelerator", lambda entry: entry.per_accelerator, -1),
     "energy": ("joules", lambda entry: entry.joules, 1),
 }
-_LONGEST = 36
+_LONGEST = 36  # characters of a cell
 NOT_CHECKED = "*"
 EXPLAINED = (
     "minutes: the score by the installed rules of the round, with their factor for fast convergence; published: the "
@@ -142,6 +142,7 @@ class League:
                 "own": self.is_own(one),
                 UNVERIFIED: self.is_own(one),
             }
+            # The first of its rounds is its own.
             results.append({**one.as_dict(), **about, "resubmitted": self.rounds(one)[1:]})
         standing = [
             {

@@ -65,8 +65,8 @@ def emit(
     csv: Callable[[], Iterable[Sequence[Any]]] | None = None,
     parts: Callable[[int | None], Sequence[Part]] = lambda width: (),
 ) -> None:
-    # The parts are made late: on a terminal they depend on its width, and rich is slow to import.
     """Prints a result as --json, --csv or --markdown, else as text: by ``text``, or its parts at the console width."""
+    # The parts are made late: on a terminal they depend on its width, and rich is slow to import.
     if arguments.json:
         print_json(json())
     elif csv and arguments.csv:
@@ -81,8 +81,8 @@ def emit(
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
-    # Flushed, as `watch --json` is read line by line through a pipe.
     """Prints strict JSON and flushes. ``indent`` None: on one line."""
+    # Flushed, as `watch --json` is read line by line through a pipe.
     print(json_text(value, indent=indent), flush=True)
 
 

@@ -153,10 +153,10 @@ def description(folder: Path) -> dict[str, Any]:
 
 
 def organization(folder: Path) -> Path | None:
-    # Any folder may be called results: only systems/ beside
-    # it, or the name bert, tell a submission.
     """ORG of ORG/results/SYSTEM/BENCHMARK, recognised by its systems folder or the name bert; else None."""
     system = system_file(folder)
+    # Any folder may be called results: only systems/ beside
+    # it, or the name bert, tell a submission.
     if system is None or not (system.parent.is_dir() or folder.resolve().name == "bert"):
         return None
     return system.parent.parent

@@ -378,8 +378,7 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
                 parts.append(_line(left, middle, right, middle, "grid"))
                 parts.append(_tag("circle", class_="dot", cx=x(span.start), cy=middle, r=5))
             else:
-                # A short evaluation stays visible.
-                width = max(x(span.stop) - x(span.start), 0.8)
+                width = max(x(span.stop) - x(span.start), 0.8)  # a short evaluation stays visible
                 style = f"part {span.part}"
                 parts.append(
                     _tag(
@@ -398,7 +397,6 @@ def _bars(chart: Chart, size: Size) -> tuple[float, list[str]]:
     for index, mark in enumerate(sorted(chart.marks, key=lambda mark: mark.value)):
         at, y = x(mark.value), 12 + _MARK_ROW * index
         body.append(_line(at, y - 9, at, bottom, f"mark {mark.role}"))
-        # Else to the left of its line.
         fits = at + 6 + _width(mark.label) <= size.width
         body.append(
             _text(

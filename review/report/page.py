@@ -300,6 +300,7 @@ def excerpt(run: Run) -> list[dict[str, Any]]:
     deciding = [
         *map(run.log.first, keys),
         *accuracies[:1],
+        # The evaluation that reached the target, and the one before it.
         *accuracies[-2:],
         *run.log.all("run_stop")[-1:],
     ]

@@ -58,7 +58,6 @@ def _recorded_departures(
     except ReviewError as error:
         yield f"unknown settings: {error}"
         return
-    # Other programs also write a config.json.
     if not any(isinstance(record.get(section), dict) for section in (*_SETTINGS, "mlperf")):
         return  # of another program
     for section, wanted in _SETTINGS.items():
@@ -86,6 +85,6 @@ def _recorded_departures(
 def _is_own(run: Run) -> bool:
     """Whether this repository's trainer wrote the log."""
     start = run.log.first("run_start")
-    # The logging library writes the file that called it; a path may be installed anywhere.
     metadata = start.metadata if start is not None else None
+    # The logging library writes the file that called it; a path may be installed anywhere.
     return isinstance(metadata, dict) and str(metadata.get("file")).endswith(_OWN_FILE)

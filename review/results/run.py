@@ -210,8 +210,8 @@ class Run:
 
     @functools.cached_property
     def samples(self) -> float | None:
-        # The last evaluation that counts samples, even if a later one does not.
         """Samples trained at the last evaluation; train_samples if evaluations do not count them."""
+        # The last evaluation that counts samples, even if a later one does not.
         counted = [
             evaluation.samples for evaluation in self.evaluations if evaluation.samples is not None
         ]

@@ -96,8 +96,8 @@ class Result:
     @functools.cached_property
     def target(self) -> float:
         """Target accuracy: 0.720, or in the open division that of the run's config.json."""
+        # A closed run has the target of the rules, whatever its config.json says.
         if self.division == "open":
-            # A closed run has the target of the rules, whatever its config.json says.
             target = number(tree.read_json(self.folder / "config.json", "evaluate").get("target"))
             if target is not None and 0 < target < 1:
                 return target

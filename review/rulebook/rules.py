@@ -10,8 +10,8 @@ from common.tables import read_table
 from review.logs.output import ERROR, Finding
 
 
-@functools.cache
 # Read once: a check of ten logs asks for hundreds of texts.
+@functools.cache
 def _rules() -> dict[str, dict[str, Any]]:
     return read_table(__file__, "rules.yaml")
 

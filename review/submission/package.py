@@ -113,8 +113,8 @@ def package(request: argparse.Namespace) -> Package:
                 return Package(checked, (), None)
             archive = whole / f"{organization}.tar.gz"
             _archive(root, archive)
-            # As sha256sum -c reads it.
             digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+            # As sha256sum -c reads it.
             _write(archive.with_name(f"{archive.name}.sha256"), f"{digest}  {archive.name}\n")
             os.chmod(whole, 0o755)
             if output.exists():  # replaced at the last moment
