@@ -31,6 +31,7 @@ def main() -> None:
             else "python -m input_preprocessing --help lists them"
         )
         print(f"python -m input_preprocessing: no stage {name!r}; {hint}", file=sys.stderr)
+        # Like argparse for wrong usage; errors of a stage itself end with 1.
         sys.exit(2)
     else:
         del sys.argv[1]

@@ -27,6 +27,7 @@ def main(options: argparse.Namespace) -> None:
 
     words = vocabulary.load(options.vocab_file)
     words.check_case(config.do_lower_case)
+    # Says that it compiles: on the first run that takes longer than a small text.
     compile_first(words, config)
     records, metadata = instances_of(options.input_file, words, config)
     if options.format == "tfrecord":

@@ -23,6 +23,8 @@ import numpy.typing as npt
 
 from bert.data.compiled import compiled
 
+# Words of MT19937's state, and the distance of the word that each new one is mixed with
+# (Matsumoto and Nishimura, 1998).
 _N, _M = 624, 397
 _AHEAD = 4  # numbers that may be drawn without another check after one against ENOUGH
 INDEX, _NUMBERS = _N, _N + 1 + _AHEAD
@@ -32,6 +34,7 @@ ENOUGH = END - _AHEAD
 
 def initial_state(seed: int) -> npt.NDArray[np.uint32]:
     """State of random.Random(seed)."""
+    # CPython does the seeding, since a seed may have any number of bits.
     words = random.Random(seed).getstate()[1]
     assert words[_N] == _N  # a new generator has used none of its words
     state = np.zeros(END, dtype=np.uint32)
@@ -52,11 +55,13 @@ def refill(state, at):  # type: ignore[no-untyped-def]
     left = END - at
     for k in range(left):
         state[_NUMBERS - left + k] = state[at + k]
+    # The recurrence in two runs, so that no index needs a remainder: k + _M wraps around at _N.
     for k in range(_N - _M):
         state[k] = _mixed(state[k], state[k + 1], state[k + _M])
     for k in range(_N - _M, _N - 1):
         state[k] = _mixed(state[k], state[k + 1], state[k + _M - _N])
     state[_N - 1] = _mixed(state[_N - 1], state[0], state[_M - 1])
+    # The tempering of MT19937, in a loop of its own, which is free of dependencies and vectorised.
     for k in range(_N):
         y = state[k]
         y ^= y >> np.uint32(11)
@@ -69,6 +74,7 @@ def refill(state, at):  # type: ignore[no-untyped-def]
 @compiled
 def next_bits(state, at):  # type: ignore[no-untyped-def]
     """The 53 bits of random() (which is bits / 2^53) from the next two numbers, and the index after them."""
+    # 27 bits of one number and 26 of the next, as in CPython's random().
     high = np.int64(state[at] >> np.uint32(5))
     low = np.int64(state[at + 1] >> np.uint32(6))
     return (high << 26) | low, at + 2
@@ -82,6 +88,7 @@ def next_float(state):  # type: ignore[no-untyped-def]
         at = refill(state, at)
     bits, at = next_bits(state, at)
     state[INDEX] = np.uint32(at)
+    # 1 / 2^53: a power of two, so the product is exact.
     return np.float64(bits) * (1.0 / 9007199254740992.0)
 
 
@@ -89,6 +96,8 @@ def next_float(state):  # type: ignore[no-untyped-def]
 def next_below(state, limit):  # type: ignore[no-untyped-def]
     """randrange(limit), limit from 1 to 2^32 - 1: draws as many bits as the limit has until they are below it."""
     bits = 0
+    # CPython's _randbelow takes the bits of limit itself, not of limit - 1, which decides how many
+    # draws are rejected; getrandbits() are the top bits of a number.
     while (limit >> bits) > 0:
         bits += 1
     shift = np.uint32(32 - bits)
@@ -132,6 +141,7 @@ def shuffle_with(state, values, partners):  # type: ignore[no-untyped-def]
             partners[i] = j
             i -= np.int64(j <= i)
     state[INDEX] = np.uint32(at)
+    # Swaps in the order of the draws, from the end, as CPython's shuffle() makes them.
     for i in range(values.size - 1, 0, -1):
         j = partners[i]
         value = values[i]

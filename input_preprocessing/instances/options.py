@@ -9,6 +9,7 @@ import hashlib
 from bert.data.records import DataError
 from input_preprocessing.stage.cli import UNRECORDED, parser_of
 
+# A default exists once, in options.yaml.
 _default = parser_of("sampling").get_default
 
 
@@ -32,6 +33,7 @@ class SamplingConfig:
     )  # sentence pairs for next-sentence prediction; else full sequences of a document
 
     def __post_init__(self) -> None:
+        # 5: [CLS], two [SEP] and a token for each segment. 32,767: positions are int16.
         for name, low, high in (
             ("max_seq_length", 5, 32767), ("max_predictions_per_seq", 1, 32767), ("masked_lm_prob", 0, 1),
             ("short_seq_prob", 0, 1), ("dupe_factor", 1, 1000),

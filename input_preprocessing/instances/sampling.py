@@ -34,6 +34,7 @@ def instances_of(
     """Instances of a text file and their metadata. Raises DataError if it cannot be read."""
     data, md5 = read_text(source, "--input-file")
     text = tokenize(data, words, config.do_lower_case)
+    # Not needed beside the instances, several times its size: memory limits the workers.
     del data
     return make_instances(text, words, config), metadata_of(source, md5, words, config)
 
@@ -68,15 +69,20 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     most, share = config.max_predictions_per_seq, config.masked_lm_prob
     segment_offsets, document_offsets = text.segment_offsets, text.document_offsets
     if not config.nsp:
+        # [CLS] and one [SEP] leave this many tokens to a run.
         segment_offsets, document_offsets = _runs(
             segment_offsets[document_offsets], config.max_seq_length - 2
         )
+    # Masked tokens by length n of a sequence, [CLS] and [SEP] included. Made in Python, whose
+    # round() the reference uses: halves go to the even neighbour.
     num_predictions = np.array(
         [min(most, max(1, round(n * share))) for n in range(config.max_seq_length + 1)]
     )
+    # In this order the compiled functions take them: special[0], [1] and [2].
     special = np.array(
         [vocabulary.ids[token] for token in ("[CLS]", "[SEP]", "[MASK]")], dtype=text.tokens.dtype
     )
+    # An id of 15 bits above a position of 16 fits int32; ids of a larger vocabulary need int64.
     mask_type = np.empty(
         0, dtype=np.int32 if text.tokens.itemsize == 2 else np.int64
     )  # holds a position and an id
@@ -85,10 +91,12 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
         state, text.tokens, segment_offsets, document_offsets, special, len(vocabulary), mask_type,
         config.max_seq_length, config.short_seq_prob, config.dupe_factor, num_predictions, config.nsp,
     )  # fmt: skip
+    # The reference's last draw, over the instances of all passes; here their numbers are shuffled.
     order = np.arange(len(pairs))
     mersenne.shuffle(state, order)
     chosen = pairs[order]
     lengths_a = chosen[:, 1] - chosen[:, 0]
+    # With [CLS] and the [SEP] after each segment.
     lengths = lengths_a + chosen[:, 3] - chosen[:, 2] + (3 if config.nsp else 2)
     sequence_offsets = np.concatenate([[0], np.cumsum(lengths)])
     new_masked_offsets = np.concatenate([[0], np.cumsum(np.diff(masked_offsets)[order])])
@@ -98,6 +106,7 @@ def make_instances(text: TokenizedText, vocabulary: Vocabulary, config: Sampling
     _write_sequences(
         text.tokens, special, pairs, masked_offsets, masked, order, input_ids, positions, labels
     )
+    # Segment B starts after [CLS], segment A and its [SEP].
     return Records(
         input_ids=input_ids, sequence_offsets=sequence_offsets, segment_b_start=(lengths_a + 2).astype(np.int16),
         masked_lm_positions=positions, masked_lm_ids=labels, masked_lm_offsets=new_masked_offsets,
@@ -131,6 +140,7 @@ def _write_sequences(  # type: ignore[no-untyped-def]
         for side in range(2):
             begin = pairs[i, 2 * side]
             length = pairs[i, 2 * side + 1] - begin
+            # Without next-sentence prediction there is one segment, and no second [SEP].
             if side == 1 and length == 0:
                 break
             input_ids[at : at + length] = tokens[begin : begin + length]
@@ -140,6 +150,7 @@ def _write_sequences(  # type: ignore[no-untyped-def]
         for j in range(masked_offsets[i], masked_offsets[i + 1]):
             position = masked[j] & 0xFFFF
             positions[masked_at] = position
+            # The label is the token that the mask then replaces.
             labels[masked_at] = input_ids[start + position]
             input_ids[start + position] = masked[j] >> 16
             masked_at += 1
@@ -156,6 +167,7 @@ def _truncate(state, pair, max_num_tokens):  # type: ignore[no-untyped-def]
             at = mersenne.refill(state, at)
         bits, at = mersenne.next_bits(state, at)
         front = np.int64(bits < _HALF)  # a number instead of an unpredictable branch
+        # Of two equal runs the reference cuts B.
         longer_a = np.int64(length_a > length_b)
         side = 2 - 2 * longer_a
         pair[side] += front
@@ -177,6 +189,7 @@ def _mask(  # type: ignore[no-untyped-def]
     num_candidates = (
         length_a + pair[3] - pair[2]
     )  # text holds neither [CLS] nor [SEP]: the tokenizer splits them
+    # All positions but those of [CLS] (0), the first [SEP] (length_a + 1) and the last one.
     for i in range(length_a):
         candidates[i] = i + 1
     for i in range(length_a, num_candidates):
@@ -190,6 +203,7 @@ def _mask(  # type: ignore[no-untyped-def]
         if at > mersenne.ENOUGH:  # at most four numbers are drawn here
             at = mersenne.refill(state, at)
         bits, at = mersenne.next_bits(state, at)
+        # 80% become [MASK], 10% stay, 10% become any entry of the vocabulary (BERT's paper, 3.1).
         if bits >= _FOUR_FIFTHS:
             bits, at = mersenne.next_bits(state, at)
             if bits < _HALF:
@@ -201,10 +215,12 @@ def _mask(  # type: ignore[no-untyped-def]
                 new = np.int64(tokens[source])
             else:
                 state[mersenne.INDEX] = np.uint32(at)
+                # The index was stored, since next_below() reads it from the state.
                 new = mersenne.next_below(state, vocabulary_size)
                 at = np.int64(state[mersenne.INDEX])
         replaced[position] = (new << 16) | position
     state[mersenne.INDEX] = np.uint32(at)
+    # Drawn in random order, stored by position, as the reference sorts them at last.
     for i in range(1, num_candidates + 2):
         masked[end] = replaced[i]
         end += np.int64(replaced[i] >= 0)
@@ -214,6 +230,8 @@ def _mask(  # type: ignore[no-untyped-def]
 @compiled
 def _random_run(state, segment_offsets, document_offsets, order, document_index, target, pair):  # type: ignore[no-untyped-def]
     """Fills pair[2:4] with segments of another document (ten tries), from a random one on, up to the target length."""
+    # After ten draws of this same document the reference takes it all the same, as it must where
+    # a file holds no other.
     other = 0
     for _ in range(10):
         other = mersenne.next_below(state, order.size)
@@ -237,6 +255,7 @@ def _next_pair(  # type: ignore[no-untyped-def]
     """Makes the pair of the chunk that starts at segment `start`; returns the first unused segment."""
     last = document_offsets[order[document_index] + 1]
     end = start + 1
+    # A chunk ends with the document, or with the segment that reaches the target length.
     while end < last and segment_offsets[end] - segment_offsets[start] < target:
         end += 1
     chunk = end - start
@@ -245,6 +264,7 @@ def _next_pair(  # type: ignore[no-untyped-def]
         middle = start + 1 + mersenne.next_below(state, chunk - 1)
     pair[0] = segment_offsets[start]
     pair[1] = segment_offsets[middle]
+    # A chunk of one segment draws no random(), like the reference's `or`.
     if chunk == 1 or mersenne.next_float(state) < 0.5:
         pair[4] = 1
         target_b = target - (pair[1] - pair[0])
@@ -265,9 +285,12 @@ def sample(  # type: ignore[no-untyped-def]
 
     mask_type: an empty array with the dtype of the masks. nsp: make pairs; else each segment is a sequence.
     """
+    # Documents are shuffled once, before all passes.
     order = np.arange(document_offsets.size - 1)
     mersenne.shuffle(state, order)
     max_num_tokens = max_seq_length - 3
+    # Sizes to begin with, doubled when exceeded: sequences of full length, and 15% of the tokens
+    # masked, for which a sixth is enough.
     pairs = np.empty((max(16, dupe_factor * tokens.size // max_num_tokens), 5), dtype=np.int64)
     masked_offsets = np.zeros(pairs.shape[0] + 1, dtype=np.int64)
     masked = np.empty(max(max_seq_length, dupe_factor * tokens.size // 6), dtype=mask_type.dtype)
@@ -280,6 +303,8 @@ def sample(  # type: ignore[no-untyped-def]
     for _ in range(dupe_factor):
         for document_index in range(order.size):
             target = max_num_tokens
+            # Some targets are short, as fine-tuning sees short texts, too:
+            # randint(2, max_num_tokens).
             if nsp and mersenne.next_float(state) < short_seq_prob:
                 target = 2 + mersenne.next_below(state, max_num_tokens - 1)
             start = document_offsets[order[document_index]]
@@ -288,6 +313,7 @@ def sample(  # type: ignore[no-untyped-def]
                 if count + 1 >= pairs.shape[0]:
                     pairs = grown(pairs)
                     masked_offsets = grown(masked_offsets)
+                # _mask() writes an entry for every token before it keeps the masked ones.
                 if at + max_seq_length > masked.shape[0]:
                     masked = grown(masked)
                 pair = pairs[count]

@@ -35,6 +35,7 @@ from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 SEQUENCES_PER_GROUP = 1_000_000  # at most; 0.7 GB at the mean length of Wikipedia
 SEQUENCES_PER_SHARD = 500  # at least, unless the user sets the number of shards
 SEQUENCES_OF_SMALLEST_SHARD = 16
+# NVIDIA's default for its training shards.
 MOST_SHARDS = 4320
 _SOURCE = " files of instances"  # in the shards' metadata, after the number
 
@@ -92,12 +93,14 @@ def plan_shards(
         raise DataError(f"no {what} in {sources[0].parent if sources else 'the source folder'}")
     first = opened[0][1]
     for path, (_, metadata) in zip(sources, opened, strict=True):
+        # A shard mixes sequences of all files and states these once.
         for name in ("vocab_md5", "max_seq_length", "random_seed", "dupe_factor"):
             if getattr(metadata, name) != getattr(first, name):
                 raise DataError(
                     f"{path} and {sources[0]} differ in {name}; prepare both with the same options"
                 )
     shards = num_shards(sum(sizes), shards)
+    # A shard is made by one group, so there are at most as many groups.
     groups = min(shards, -(-sum(sizes) // group_size))
     shard_offsets = tuple(shards * g // groups for g in range(groups + 1))
     contents = _contents([metadata for _, metadata in opened])
@@ -110,6 +113,7 @@ def plan_shards(
         initial_state(seed),
         np.repeat(np.arange(groups), np.diff(shard_offsets)),
     )
+    # Column 0 stays zero, so that the sums along a row are offsets.
     counts = np.zeros((len(sizes), groups + 1), dtype=np.int64)
     for row, size in zip(counts, sizes, strict=True):
         _draw_groups(state, size, group_of_shard, row[1:])
@@ -159,6 +163,7 @@ def _draw_groups(state, size, group_of_shard, counts):  # type: ignore[no-untype
 def random_order(count: int, seed: int, group: int, use: int) -> Integers:
     """A random permutation of range(count) for a group; ``use`` distinguishes several of a group."""
     order = np.arange(count)
+    # A generator of its own for each group and use: workers and nodes make groups in any order.
     shuffle(initial_state((seed << 64) + (group << 8) + use), order)
     return order
 
@@ -195,6 +200,7 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
             kept.release()
             if without_digests(metadata) == plan.metadata:
                 found[i] = metadata.multiset_digest
+    # The sources need not be opened, which takes a while for hundreds of files.
     if all(found):
         return [digest for digest in found if digest]
     sources = _open_all(plan.sources, plan.metadata.source[0][1])
@@ -213,6 +219,7 @@ def _make_group(plan: ShardPlan, arrange: Arrange, group: int) -> list[str]:
     num_rows = len(order) if row_offsets is None else len(row_offsets) - 1
     for i, shard in enumerate(shards):
         if found[i] is None:
+            # Rows are dealt evenly to the group's shards; there is one offset more than rows.
             rows = slice(num_rows * i // len(shards), num_rows * (i + 1) // len(shards) + 1)
             offsets = np.arange(num_rows + 1)[rows] if row_offsets is None else row_offsets[rows]
             chosen = records.select(order[offsets[0] : offsets[-1]])
@@ -266,6 +273,7 @@ def make_shards(
     """
     check_target(plan.target, plan.sources)
     plan.target.mkdir(parents=True, exist_ok=True)
+    # A run that is killed below must not leave the index of other shards behind.
     (plan.target / INDEX).unlink(missing_ok=True)
     groups = range(part[0], len(plan.shard_offsets) - 1, part[1])
     weights = [float(plan.shard_offsets[group + 1] - plan.shard_offsets[group]) for group in groups]
@@ -275,12 +283,14 @@ def make_shards(
     made = add_multiset_digests([digest for group in digests for digest in group])
     if part[1] > 1:
         return made
+    # With --part that is left to the last run, which has the shards of all nodes.
     if plan.lengths is None and made != plan.multiset:
         raise DataError(
             f"{plan.target} does not hold exactly the sequences of its source; remove it and run again"
         )
     wanted = {plan.shard_path(shard) for shard in range(plan.num_shards)}
     for path in plan.target.iterdir():
+        # Shards of an earlier plan, and hidden unfinished ones (.part_...) of a killed run.
         if path not in wanted and path.name.lstrip(".").startswith("part_"):
             path.unlink()
     write_index(plan.target, sorted(wanted))
@@ -323,11 +333,14 @@ def _packed(
     seed: int, max_tokens: int, max_sequences: int, records: Records, group: int
 ) -> tuple[Integers, Integers]:
     """Packs a group's sequences in random order into rows, and shuffles the rows."""
+    # Before: pack() takes sequences of one length in the order given. After: it leaves rows of one
+    # pattern side by side.
     mixed = random_order(records.num_sequences, seed, group, use=0)
     order, row_offsets = pack(records.sequence_lengths[mixed], max_tokens, max_sequences)
     rows = random_order(len(row_offsets) - 1, seed, group, use=1)
     sizes = np.diff(row_offsets)[rows]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
+    # Of each sequence (S,), row by row: its index in `order`, the row's start plus its place in it.
     where = np.repeat(row_offsets[rows] - offsets[:-1], sizes) + np.arange(offsets[-1])
     return mixed[order[where]], offsets
 
@@ -371,6 +384,7 @@ def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int,
     """
     if wanted is None:
         return tuple(max_seq_length * quarter // 4 for quarter in (1, 2, 3, 4))
+    # The last bin must reach the maximum, the one before must not, or the last would be empty.
     if not (0, *wanted)[-2] < max_seq_length <= wanted[-1]:
         text = ",".join(map(str, wanted))
         raise DataError(
@@ -413,6 +427,7 @@ def bin_records(
     made = add_multiset_digests(digests)
     if part[1] > 1:
         return made
+    # Any plan's digest is that of all sequences, of which each bin holds some: compared at the end.
     if made != plan.multiset:
         reason = f"the bins up to {edges[-1]} tokens do not hold exactly the sequences of {source}"
         raise DataError(f"{target}: {reason}; remove it and run again")
@@ -437,6 +452,7 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
     count = records.num_sequences
     if not count:
         raise DataError(f"{source} has no sequences to evaluate on; check the evaluation text")
+    # The reference's pick_eval_samples.py, in its order of operations: the quotient is rounded.
     chosen = (
         range(count)
         if count <= num_samples
@@ -452,6 +468,8 @@ def pick_samples(source: Path, target: Path, num_samples: int = NUM_EVAL_SAMPLES
 def _run(options: argparse.Namespace, make: Callable[..., str]) -> None:
     """Calls `make` with the options of the stage, and prints the number of shards."""
     files, target = source_files(options.source), options.target
+    # In a stage run by hand another source is more likely a wrong --target than a new text, so its
+    # shards are refused; `prepare` replaces them.
     contents = _contents([open_records(path)[1] for path in files])
     for folder in (target, *target.glob("[0-9]*")):  # including those of bins
         check_target(folder, files, contents)

@@ -32,6 +32,7 @@ from input_preprocessing.text import vocabulary
 SUFFIXES = {"tfrecord": ".tfrecord", "nvidia": ".hdf5"}
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SUFFIXES = (".hdf5", ".hdf", ".h5", ".tfrecord", ".tfrecords")
+# Found beside shards: NVIDIA's shard lists (.lst) and checksums (.chk), manifests, vocabularies.
 NOT_RECORDS = (".lst", ".json", ".txt", ".md5", ".chk")
 
 
@@ -41,6 +42,7 @@ def read_third_party(path: Path) -> tuple[Records, Metadata]:
     Raises:
         DataError: unreadable, damaged or in another format.
     """
+    # By content, since NVIDIA's packing script writes shards without a suffix.
     with readable(path, "check --source"), open(path, "rb") as file:
         start = file.read(len(_HDF5_SIGNATURE))
     if not start:
@@ -65,6 +67,7 @@ def import_file(
     else:
         if metadata.source == origin and metadata.vocab_md5 == vocab_md5:
             return records.num_sequences, records.num_rows, 0
+        # Made of something else, which this import does not own.
         if [name for name, _ in metadata.source] != [source.name]:
             raise DataError(
                 f"{target} was not made by import_records of {source.name}; give another --target"
@@ -84,6 +87,7 @@ def import_file(
         records = dataclasses.replace(records, **ids)
     empty = records.num_empty_rows
     if records.row_offsets is not None:
+        # An empty row repeats an offset. NVIDIA's packer writes some, with nothing to train on.
         records = records.with_rows(np.unique(records.row_offsets))
     write_records(target, records, metadata)
     return records.num_sequences, records.num_rows, empty
@@ -126,6 +130,7 @@ def import_main(options: argparse.Namespace) -> None:
     words = vocabulary.load(options.vocab_file) if options.vocab_file else None
     files = plan_files(options.source, options.target)
     options.target.mkdir(parents=True, exist_ok=True)
+    # A file that is missing is reported by its task.
     weights = [path.stat().st_size if path.exists() else 0 for path, _ in files]
     counts = run_tasks(
         "import", partial(import_file, words), files, jobs=options.jobs, weights=weights
@@ -180,6 +185,7 @@ def export_folder(
         num_rows += records.num_rows if packed else records.num_sequences
     if len(are_packed) > 1:
         raise DataError(f"{source} holds packed and unpacked records; give a folder with one kind")
+    # All files of a folder get the same widths: TensorFlow's reader expects features of one size.
     widths = (
         tfrecord.Widths(0, 0)
         if kind == "nvidia"
@@ -232,6 +238,7 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
         DataError: a masked token that the layout cannot tell from padding, or the file cannot be written.
     """
     packed = records.row_offsets is not None
+    # NVIDIA's loader counts positions other than 0 as masked: at 0 it expects [CLS].
     if not packed and len(zeros := np.flatnonzero(records.masked_lm_positions == 0)):
         sequence = int(np.searchsorted(records.masked_lm_offsets, zeros[0], "right")) - 1
         raise DataError(
@@ -246,6 +253,7 @@ def write_nvidia_shard(path: Path, records: Records, max_seq_length: int) -> Non
                 file[name] = values
                 continue
             values, ends = np.asarray(values), offsets.tolist()
+            # Filled one by one: NumPy would make a matrix of entries that are equally long.
             entries = np.empty(len(ends) - 1, dtype=object)
             for i in range(len(entries)):
                 entries[i] = values[ends[i] : ends[i + 1]]

@@ -73,11 +73,13 @@ def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: boo
         for path in paths:
             with open(path, encoding="utf-8") as file:
                 while block := file.readlines(1 << 20):
+                    # By our tokenizer, so that the words counted are those that instances have.
                     yield from normalise("".join(block), lower_case).split("\n")
 
     characters: Counter[str] = Counter()
     for line in lines():
         characters.update(line.replace(" ", ""))
+    # Each takes two entries, alone and after ##: at most a quarter of the vocabulary together.
     common = sorted(character for character, _ in characters.most_common(size // 8))
     named = [
         "[PAD]",
@@ -120,6 +122,7 @@ def _write(
     tables = [np.load(part.with_suffix(".npy"), mmap_mode="r") for part in parts]
     starts = np.cumsum([0, *map(len, tables)])  # number of the first document of each part
     # Of each document only a hash of 8 bytes is held; where it is, its part's table says.
+    # Of equal documents the first is kept, and the order stays that of the input.
     kept = np.sort(
         np.unique(np.concatenate([table[:, 2] for table in tables]), return_index=True)[1]
     )
@@ -131,17 +134,20 @@ def _write(
     step = max(2, round(1 / options.eval_share))  # every n-th document is for evaluation
     held_out = np.arange(len(kept)) % step == step // 2
     training, evaluation = kept[~held_out], kept[held_out]
+    # Characters of the training documents.
     size = 0
     for table, first, last in zip(tables, starts, starts[1:], strict=False):
         begin, end = np.searchsorted(training, (first, last))
         size += int(table[training[begin:end] - first, 1].sum())
     # Documents go round-robin to part files of at least two documents.
+    # Two, since a random next sentence comes from another document of the same file.
     count = (
         min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(training) // 2) or 1
     )
     text = download / "results4"
     text.mkdir(parents=True, exist_ok=True)
     shards = [text / f"part-{i:05d}-of-{count:05d}" for i in range(count)]
+    # What an interrupted run with this recipe finished is kept; files of any other are removed.
     for old in (*text.glob("part-*"), text / "eval.txt"):
         if not begun or old not in (*shards, text / "eval.txt"):
             old.unlink(missing_ok=True)
@@ -219,6 +225,7 @@ def _places(parts: list[Path], starts: Numbers, chosen: Numbers) -> Numbers:
             ends = np.load(parts[number].with_suffix(".npy"), mmap_mode="r")[:, 0]
             inside = chosen[low:high] - starts[number]
             places[low:high, 0] = number
+            # A document begins where the one before it in its part ends.
             places[low:high, 1] = np.where(inside > 0, ends[inside - 1], 0)
             places[low:high, 2] = ends[inside]
     return places
@@ -258,11 +265,13 @@ def make(options: argparse.Namespace, download: Path) -> None:
     md5 = digests[0] if len(digests) == 1 else hashlib.md5(" ".join(digests).encode()).hexdigest()
     named = {name: getattr(options, name) for name in (*TEXT_OPTIONS, "max_seq_length")}
     recipe = {"text": md5, "vocab_file": vocab_md5, **named, "documents": "different"}
+    # Named only if cased: recipes from before there was a choice must still be equal.
     if not options.do_lower_case:
         recipe["do_lower_case"] = False
     note, made = download / NOTE, None
     with suppress(OSError, ValueError):
         made = json.loads(note.read_text(encoding="utf-8"))
+    # Compared with the files as they are: one that was changed since makes the corpus again.
     if made == {"recipe": recipe, "files": _files(download)} and made["files"]:
         shutil.rmtree(work, ignore_errors=True)
         print(
@@ -276,6 +285,7 @@ def make(options: argparse.Namespace, download: Path) -> None:
         )
     parts = sources.split(found, options.text_key, work, options.jobs)
     unfinished = {"recipe": recipe, "files": {}}
+    # Before the first file: it claims the folder, and tells the next run whose files are in it.
     write_text(note, json.dumps(unfinished, indent=1) + "\n")
     kinds = list(dict.fromkeys(source.kind for source in found))
     summary = _write(options, parts, kinds, download, begun=made == unfinished)

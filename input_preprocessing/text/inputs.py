@@ -48,6 +48,7 @@ def files_in(folder: Path) -> Iterator[Path | LeftOut]:
                 hidden.add(top)
                 yield LeftOut(top, "hidden")
         elif path.is_dir() and not path.is_symlink():
+            # rglob() passes over such a folder in silence.
             if not os.access(path, os.R_OK | os.X_OK):
                 yield LeftOut(path, "a folder that cannot be read", is_error=True)
         elif not path.is_file():
@@ -61,6 +62,7 @@ def files_in(folder: Path) -> Iterator[Path | LeftOut]:
 
 def check_prose(path: Path, start: bytes) -> None:
     """Raises NoText for a file that starts like mark-up or a binary format."""
+    # The bytes are a byte order mark and white space, which JSON files begin with at times.
     if path.suffix == ".json" and not start.lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
         raise NoText(f"{path} is named .json and is no JSON")
     if _MARK_UP.match(start.removeprefix(b"\xef\xbb\xbf")) or path.suffix in _MARK_UP_SUFFIXES:
@@ -89,6 +91,7 @@ def report(left_out: Sequence[LeftOut], used: int, folder: Path, named: str) -> 
         more = len(errors) - _SHOWN_ERRORS
         told = "; ".join(errors[:_SHOWN_ERRORS])
         raise DataError(told + (f"; and {more} more files, all in {path}" if more > 0 else ""))
+    # Counted by kind: reasons begin with their file's name, and have advice after a colon.
     kinds = Counter(
         left.reason.replace(f"{left.path} is ", "").partition(":")[0] for left in left_out
     )
