@@ -107,6 +107,7 @@ def find(
                 else:
                     files.append((found, True))
             continue
+        # A pipe can be read only once, but its kind, digest and parts are each read from the file.
         with suppress(OSError):  # reported when it is read
             if name != PYDOC and not stat.S_ISREG(os.stat(path).st_mode):
                 with open(path, "rb") as pipe:
@@ -170,12 +171,14 @@ def _source(layout: str, text_key: str, name: Path, unpacked: Path, is_found: bo
                 file.metadata.row_group(number).total_byte_size
                 for number in range(file.num_row_groups)
             ]
+        # Row groups are the smallest units of Parquet that can be read alone: cut between them.
         parts = np.searchsorted(np.cumsum([0, *sizes]), np.arange(0, sum(sizes), PART_BYTES))
         found = _layout_of(_parquet(path, text_key, 0, len(sizes)), layout)
         cuts = [*np.unique(parts).tolist(), len(sizes)]
         return Source(path, PARQUET, found, cuts, md5_of(path), stamp, name)
     check_prose(name, beginning)
     opened, md5 = open_text(path, "--input")
+    # utf-8-sig: a byte order mark is no part of the first word.
     with io.TextIOWrapper(opened, encoding="utf-8-sig", errors="ignore", newline="") as text:
         start_of_text = text.read(_DETECTED_ON)
     if start_of_text.startswith("<doc "):
@@ -184,6 +187,7 @@ def _source(layout: str, text_key: str, name: Path, unpacked: Path, is_found: bo
         if kind == JSON_FILE:
             found = _layout_of(_json_file(path, text_key), layout)
             return Source(path, kind, found, [0, stamp[0]], md5, stamp, name)
+        # JSON Lines end at line feeds alone; other line ends may stand within a record.
         with open(path, encoding="utf-8-sig", errors="ignore", newline="\n") as lines:
             found = _layout_of(_json_lines(path, lines, text_key, 0), layout)
     else:
@@ -197,6 +201,7 @@ def _cuts(path: Path, kind: str, size: int) -> list[int]:
     cuts = [0]
     with open(path, "rb") as content:
         while cuts[-1] + PART_BYTES < size:
+            # Mostly in the middle of a line, whose rest stays in the part before.
             content.seek(cuts[-1] + PART_BYTES)
             if kind == JSON:
                 if len(content.readline(_MOST_RECORD)) == _MOST_RECORD:
@@ -207,12 +212,15 @@ def _cuts(path: Path, kind: str, size: int) -> list[int]:
             else:
                 _to_document_end(content, kind)
             cuts.append(content.tell())
+    # A cut at the very end would make a part without content.
     return [*cuts[: -1 if cuts[-1] == size > 0 else None], size]
 
 
 def _to_document_end(content: BinaryIO, kind: str) -> None:
     """Moves to the next end of a document of plain text; if none is near, of a paragraph, a line or a sentence."""
     is_prose = kind == LAYOUTS["prose"]
+    # Prose is cut into documents of MOST_SENTENCES anyhow, so the end of a paragraph will soon do;
+    # the documents of other text are to stay whole.
     end = content.tell() + (_PATIENCE if is_prose else _MOST_RECORD)
     blank = 0
     line = content.readline(_PATIENCE)
@@ -236,16 +244,19 @@ def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1)
     Raises:
         DataError: sources are invalid, or changed: all of them.
     """
+    # Without paths: a text that was moved is the same text.
     recipe = {"texts": [(*source[1:4], source.md5) for source in sources], "text_key": text_key}
     recipe["tables"] = "ends"  # earlier versions had lengths
     StageFolder(folder, "corpus", ["part-*"], recipe)
     tasks = [(source, *ends) for source in sources for ends in pairwise(source.cuts)]
     parts = [folder / f"part-{number:06d}.txt" for number in range(len(tasks))]
+    # A part's table is written after it, so where there is a table the part is complete.
     left = [
         (*task, part)
         for task, part in zip(tasks, parts, strict=True)
         if not part.with_suffix(".npy").is_file()
     ]
+    # The cuts of Parquet are numbers of row groups, not bytes.
     weights = [
         PART_BYTES if source.kind == PARQUET else end - begin for source, begin, end, _ in left
     ]
@@ -266,6 +277,7 @@ def _split(text_key: str, task: tuple[Source, int, int, Path]) -> str:
     """Writes a part and its table; returns what is wrong with the source, if anything."""
     source = task[0]
     try:
+        # Errors are returned, not raised, so that one run tells the problems of all sources.
         _write_part(text_key, *task)
     except DataError as error:
         return str(error).replace(str(source.path), str(source.name))
@@ -278,6 +290,7 @@ def _write_part(text_key: str, source: Source, begin: int, end: int, part: Path)
     with atomic_file(part) as partial_file, open(partial_file, "wb") as output:
         for document in _documents(source, text_key, begin, end):
             data = ("\n".join(document) + "\n\n").encode("utf-8", "ignore")
+            # 8 bytes: two of 100 million different documents collide with a chance of 0.03%.
             digest = hashlib.blake2b(data, digest_size=8).digest()
             size += len(data)
             rows.append(
@@ -288,6 +301,7 @@ def _write_part(text_key: str, source: Source, begin: int, end: int, part: Path)
                 )
             )
             output.write(data)
+    # Before the table, which would make the part count as complete.
     if source.stamp is not None and stamp_of(os.stat(source.path)) != source.stamp:
         raise changed(source.name)
     with atomic_file(part.with_suffix(".npy")) as partial_file, open(partial_file, "wb") as output:
@@ -304,6 +318,7 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
     elif kind == JSON_FILE:
         yield from _of_records(_json_file(path, text_key), layout)
     else:
+        # Line ends: of JSON Lines only \n, of WikiExtractor's files as written, of plain text any.
         newline = {JSON: "\n", WIKI: ""}.get(kind)
         with open(path, "rb") as file:
             file.seek(begin)
@@ -312,6 +327,7 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
         if kind == JSON:
             yield from _of_records(_json_lines(path, text, text_key, begin), layout)
         elif kind == WIKI:  # articles without their titles
+            # WikiExtractor escapes < and & in the text.
             articles = (
                 html.unescape(found[1]).partition("\n")[2]
                 for found in _EXTRACTED.finditer(text.read())
@@ -368,9 +384,11 @@ def documents_of(lines: Iterable[str], layout: str) -> Iterator[Document]:
         blank = (
             0  # consecutive blank lines: one ends a paragraph; two, or a form feed, end a document
         )
+        # A form feed after the last line ends the last paragraph and document like any other.
         for line in chain(lines, "\f"):
             if _RULE.fullmatch(line):
                 continue
+            # Every piece but the first (number > 0) begins after a form feed.
             for number, piece in enumerate(line.split("\f")):
                 blank = 0 if piece.strip() else blank + 1
                 if number or blank:
@@ -403,6 +421,7 @@ def _layout_of(texts: Iterable[str], layout: str) -> str:
 def _of_records(texts: Iterable[str], layout: str) -> Iterator[Document]:
     """One document per non-empty text."""
     for text in texts:
+        # Not splitlines(), which would also cut at form feeds and at U+2028 within a sentence.
         lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
         if document := [line for part in documents_of(lines, layout) for line in part]:
             yield document
@@ -413,6 +432,7 @@ def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Itera
 
     def wrong(what: str) -> DataError:
         with open(path, "rb") as file:
+            # The lines of the parts before are counted only here, for the message.
             before = sum(
                 file.read(min(CHUNK, begin - at)).count(b"\n") for at in range(0, begin, CHUNK)
             )
@@ -436,16 +456,20 @@ def _json_kind(path: Path, start: str, key: str, may_be_other: bool) -> str:
     first = start.lstrip().partition("\n")[0]
     if not first.startswith(("{", "[")):
         return ""
+    # Counts as a record with text until more of the file is known.
     record: Any = {key: ""}
     try:
         record = json.loads(first)
         is_lines = isinstance(record, dict)
     except ValueError:  # it goes on in the next line, or beyond what was read
+        # A file that is too large to be read as one value can only be JSON Lines.
         is_lines = path.stat().st_size > _MOST_RECORD or len(first) == len(start.lstrip())
     if not is_lines:
         try:
             record = _json_content(path)
         except ValueError:
+            # The reader of JSON Lines tells what is wrong with a broken record; a bracket may
+            # also begin prose.
             return JSON if first.startswith("{") else ""
     if isinstance(record, list):
         record = next(iter(record), None)
@@ -501,6 +525,7 @@ def _parquet(path: Path, key: str, begin: int, end: int) -> Iterator[str]:
             for batch in file.iter_batches(
                 columns=[key], row_groups=range(begin, end), batch_size=1024
             ):
+                # A null of the column comes as None and is no document.
                 yield from (
                     value for value in batch.column(0).to_pylist() if isinstance(value, str)
                 )

@@ -26,6 +26,7 @@ from bert.data.compiled import compiled
 from bert.data.records import id_dtype
 from input_preprocessing.text.vocabulary import NODE_MASK, Vocabulary, slot_of
 
+# Of the reference's WordpieceTokenizer: a longer word is one [UNK].
 MAX_CHARACTERS_PER_WORD = 200
 
 # Byte classes of the compiled loop.
@@ -33,6 +34,8 @@ _LETTER, _SPACE, _PUNCTUATION, _NEWLINE, _NOT_BLANK = range(5)
 _MARKER = "\x01"  # replaces a word that normalises to nothing
 _BLOCK = 1 << 16
 _CONTROLS = bytes(b for b in [*range(32), 127] if b not in b"\t\n\r")
+# The reference's blocks of ideographs, each of which is a word. Hangul and kana are not among
+# them: they are written in words.
 _CJK = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B820, 0x2CEAF),
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
@@ -220,6 +223,7 @@ def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> To
     """Token ids of a text: a line is a segment, a blank line ends a document; empty ones are dropped."""
     text = np.frombuffer(prepare(data, lower_case), dtype=np.uint8)
     tokens = np.empty(text.size, dtype=id_dtype(len(vocabulary)))  # a token has at least one byte
+    # The last line need not end with a line feed, hence one more.
     num_lines = int(np.count_nonzero(text == ord("\n"))) + 1
     segment_offsets = np.zeros(num_lines + 1, dtype=np.int64)
     document_offsets = np.zeros(num_lines + 1, dtype=np.int64)
@@ -232,11 +236,14 @@ def tokenize(data: bytes, vocabulary: Vocabulary, lower_case: bool = True) -> To
         segment_offsets[: num_segments + 1],
         document_offsets[: num_documents + 1],
     )
+    # Copied to free the rest: the array has room for a token a byte, and a token takes about three.
     return TokenizedText(tokens[:num_tokens].copy(), segment_offsets, document_offsets)
 
 
+# Bytes above 127, of UTF-8, are letters here: prepare() has set all other characters apart.
 _BYTE_CLASS = np.full(256, _LETTER, dtype=np.uint8)
 _BYTE_CLASS[[ord(" "), ord("\t")]] = _SPACE
+# All ASCII symbols, also $ + < = > ^ ` | ~, which Unicode does not call punctuation but BERT does.
 _BYTE_CLASS[33:48] = _BYTE_CLASS[58:65] = _BYTE_CLASS[91:97] = _BYTE_CLASS[123:127] = _PUNCTUATION
 _BYTE_CLASS[ord("\n")] = _NEWLINE
 _BYTE_CLASS[ord(_MARKER)] = _NOT_BLANK
@@ -250,6 +257,7 @@ def _split_word(text, start, end, case, entries, ids, unknown, tokens, num_token
     """Appends the pieces of the word text[start:end], or `unknown` if it cannot be split; returns the new count."""
     first = num_tokens
     i = start
+    # The vocabulary's trie has two roots: 0 for a token that starts a word, 1 for one after ##.
     root = 0
     while i < end:
         node = root
@@ -261,10 +269,12 @@ def _split_word(text, start, end, case, entries, ids, unknown, tokens, num_token
             if entry == -1:
                 break
             node = (entry >> 1) & NODE_MASK
+            # A token ends here, and a longer one may follow: the longest match counts.
             if entry & 1:
                 best = node
                 best_end = j + 1
         if best == 0:  # the root: no token matched
+            # One [UNK] for the whole word, in place of the pieces found so far, like the reference.
             tokens[first] = unknown
             return first + 1
         tokens[num_tokens] = ids[best]
@@ -283,8 +293,10 @@ def _tokenize(  # type: ignore[no-untyped-def]
     i = 0
     size = text.size
     while i <= size:
+        # The end of the text ends its last line, and below its last document.
         kind = byte_class[text[i]] if i < size else _NEWLINE
         if kind == _NEWLINE:
+            # A line without tokens makes no segment, but ends the document only if it is blank.
             if num_tokens > segment_offsets[num_segments]:
                 num_segments += 1
                 segment_offsets[num_segments] = num_tokens
@@ -303,6 +315,7 @@ def _tokenize(  # type: ignore[no-untyped-def]
             start = i
             characters = 0
             i += 1
+            # A punctuation mark is a word of its own and has no more bytes.
             if kind == _LETTER:
                 characters = 1
                 while i < size and byte_class[text[i]] == _LETTER:

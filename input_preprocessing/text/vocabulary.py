@@ -16,9 +16,12 @@ from bert.data.records import DataError
 from input_preprocessing.stage.reading import readable
 
 SPECIAL_TOKENS = ("[UNK]", "[CLS]", "[SEP]", "[MASK]")
+# An entry of the trie has 63 bits: 27 and 8 for the edge's source node and byte, 27 for its
+# target, 1 for the end of a token. The sign is left for -1, an empty slot.
 NODE_BITS = 27
 NODE_MASK = (1 << NODE_BITS) - 1
 _EDGE_SHIFT = NODE_BITS + 1
+# Fibonacci hashing: the first 60 bits of 2^64 divided by the golden ratio.
 _MULTIPLIER = 0x9E3779B97F4A7C1
 
 
@@ -69,6 +72,8 @@ class Vocabulary:
                 f"the vocabulary's tokens have {len(data):,} bytes; at most {NODE_MASK - 1:,} are allowed"
             )
         ids = np.zeros(len(data) + 2, dtype=np.int32)
+        # Tokens share beginnings, so there are fewer nodes than bytes. They are counted in a first
+        # table, so that the second is no larger than it must be; both are at least half empty.
         size = 1 << int(2 * len(data)).bit_length()
         num_nodes = _insert_tokens(data, ends, np.full(size, -1, dtype=np.int64), ids)
         entries = np.full(1 << int(2 * num_nodes).bit_length(), -1, dtype=np.int64)
@@ -126,6 +131,7 @@ def _insert_tokens(data, ends, entries, ids):  # type: ignore[no-untyped-def]
                 entries[slot] = (edge << _EDGE_SHIFT) | (num_nodes << 1)
                 num_nodes += 1
             node = (entries[slot] >> 1) & NODE_MASK
+        # A blank line of vocab.txt has an id, which keeps the later ones right, and never matches.
         if end > start:
             entries[slot] |= 1
             ids[node] = token

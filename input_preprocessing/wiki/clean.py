@@ -90,10 +90,12 @@ def paragraphs_of(text: str) -> list[str]:
         line = _MAGIC_WORD.sub("", raw).strip()
         if not line or _LIST in line or _LIST_LINE.match(line) or _TABLE_LINE.match(line):
             continue
+        # Mark-up that the parser left as text was broken: the line is lost rather than trained on.
         if any(mark in line for mark in _UNPARSED):
             continue
         for pattern, replacement in _REPAIRS:
             line = pattern.sub(replacement, line)
+        # Last, or what nowiki protects would have been taken for mark-up above.
         line = line.translate(_AS_WRITTEN).strip()
         if _WORD.search(line) and (_ENDED.search(line) or len(line.split()) >= _FEWEST_WORDS):
             kept.append(line)
@@ -122,6 +124,7 @@ class _Text:
         dropped_level = 0
         for node in code.nodes if code is not None else ():
             if isinstance(node, self.heading):
+                # A dropped section has its subsections with it: only a heading as high ends it.
                 if not dropped_level or node.level <= dropped_level:
                     title = self.of(node.title).strip().lower()
                     dropped_level = node.level if title in _TABLE["dropped_sections"] else 0
@@ -138,8 +141,10 @@ class _Text:
 
     def _link(self, node: Any) -> str:
         title = str(node.title).strip()
+        # With a colon in front, [[:File:x]] and [[:fr:x]] are links in the text like others.
         if not title.startswith(":") and ":" in title:
             namespace = title.split(":", 1)[0].strip().lower()
+            # [[fr:Titre]] stands beside the article, as a link to another Wikipedia.
             of_language = node.text is None and re.fullmatch("[a-z]{2,3}(-[a-z]+)*", namespace)
             if namespace in _TABLE["dropped_namespaces"] or of_language:
                 return ""
@@ -184,6 +189,7 @@ def clean(source: Path, target: Path, *, jobs: int) -> tuple[int, int]:
     """
     require()
     pages = finished_files(source, "extract", jobs)
+    # Another version may parse or split otherwise, and its text is not mixed with this one's.
     libraries = [f"{name} {importlib.metadata.version(name)}" for name in MODULES]
     recipe = {
         "pages": {path.name: md5 for path, md5 in pages.items()},

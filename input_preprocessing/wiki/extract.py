@@ -77,6 +77,7 @@ def extract(sources: list[Path], target: Path, *, jobs: int, chunk_bytes: int = 
     )
     files = [target / f"pages-{number:05d}.jsonl.gz" for number in range(len(ranges))]
     if not folder.finished:
+        # All are looked at first: extraction takes long.
         for path in dumps:
             with open(path, "rb") as file:
                 if not _STREAM.match(file.read(10)):
@@ -155,6 +156,7 @@ def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[by
     start = begin
     if end is not None:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            # A header has ten bytes and is of the range in which its first byte lies.
             found = _STREAM.search(data, begin, min(len(data), end + 9))
         if found is None:
             return
@@ -168,10 +170,12 @@ def read_dump(path: Path, begin: int = 0, end: int | None = None) -> Iterator[by
         done = 0
         while True:
             page = buffer.find(_OPEN, done)
+            # The next page starts in a stream of the next range, which has it.
             if own is not None and not 0 <= page < own:
                 return
             close = buffer.find(_CLOSE, page) if page >= 0 else -1
             if close < 0:
+                # An unfinished page, or as many bytes as the beginning of a <page> tag may have.
                 keep = page if page >= 0 else max(done, len(buffer) - len(_OPEN) + 1)
                 break
             done = close + len(_CLOSE)
@@ -195,6 +199,7 @@ def _blocks(path: Path, start: int) -> Iterator[tuple[int, bytes]]:
                 data, started = b"", True
                 if decompressor.eof:
                     data = decompressor.unused_data
+                    # What is left over begins the next stream; none begins at the end of the file.
                     stream, started = file.tell() - len(data), bool(data)
                     decompressor = bz2.BZ2Decompressor()
                 data = data or file.read(_READ)

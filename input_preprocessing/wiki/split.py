@@ -54,6 +54,7 @@ SENTENCES = (
     "??/wiki_??.3"  # written by the scripts for WikiExtractor's ??/wiki_??, one sentence per line
 )
 SEED_STEP = 13  # between the seeds of consecutive files
+# 26.92 MiB: the --block_size of the reference's do_gather.py is in MiB, too.
 BLOCK_BYTES = int(26.92 * (1 << 20))  # maximal bytes of WikiExtractor's files per part
 FILE_BYTES = 1 << 20  # maximal size of WikiExtractor's files
 
@@ -105,6 +106,7 @@ def split(
     places = [(number, path, is_reference) for number, path in enumerate(texts)]
     documents = np.concatenate(run_tasks("split: documents", _documents, places, jobs=jobs))
     if not is_reference:
+        # Empty documents count in the reference's files alone, where they take part in the draws.
         documents = documents[documents[:, 2] > documents[:, 1]]
         num_eval_documents = min(
             num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION))

@@ -24,6 +24,7 @@ def text_is_wanted(download: Path, jobs: int = 1) -> bool:
     if not dumps:
         return False
     if not (results / STAGE_FILE).is_file():
+        # Text without a record of a stage is the user's, for example the downloaded one: it stays.
         return not any(results.glob("part-*"))
     recipe = finished_recipe(results, jobs)
     if recipe is None:
@@ -44,6 +45,7 @@ def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = Non
     Raises:
         DataError: a library is missing, or a dump is damaged or has too little text.
     """
+    # Before the dumps are extracted, which takes long.
     require()
     target = download / "results4"
     dumps = find_dumps(download / "wiki")
@@ -58,4 +60,5 @@ def make_text(download: Path, work: Path, *, jobs: int, shards: int | None = Non
     )
     if not made.is_benchmarks:
         print(f"{target}: {made.note}: {NOT_THE_BENCHMARK}", file=sys.stderr)
+    # Not before the text is complete: until then a second run goes on with these files.
     shutil.rmtree(work)
