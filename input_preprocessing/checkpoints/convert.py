@@ -45,6 +45,7 @@ def read_tensorflow(prefix: Path) -> Source:
     bundle = Bundle(prefix)
     others = {name: what for name in bundle.entries if (what := parameters.left_out_as(name))}
     wanted = [name for name in bundle.entries if name not in others]
+    # Only TensorFlow 2 saves a graph of objects; the keys of TensorFlow 1 are the variables' names.
     if OBJECT_GRAPH not in bundle.entries:
         tensors = dict(parameters.from_tf1(name, bundle.read(name)) for name in wanted)
         return Source(tensors=tensors, left_out=Counter(others.values()))
@@ -71,6 +72,7 @@ def read_pytorch(path: Path) -> parameters.Tensors:
 
         loaded = torch.load(path, map_location="cpu", weights_only=True)
         state = loaded.get("model", loaded)
+        # To fp32, in which the trainer keeps its master weights; NumPy has no bfloat16.
         return parameters.from_pytorch(
             {name: tensor.float().numpy() for name, tensor in state.items()}
         )
@@ -102,6 +104,7 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
         else:
             import torch
 
+            # PyTorch warns of read-only arrays, as those of a safetensors file are.
             made = {
                 id(array): torch.from_numpy(np.require(array, requirements="W"))
                 for array in arrays.values()
@@ -149,6 +152,7 @@ def convert(
         raise DataError(f"--vocab-size {size}: {source} has only {shape.vocabulary} words")
     if bert_config:
         parameters.check_config(replace(shape, vocabulary=size), read.heads, bert_config)
+    # 30,522 words become 30,528 rows: tensor cores want sizes that are multiples of 8.
     tensors = parameters.resize_vocabulary(read.tensors, size + -size % multiple)
     write_pytorch(target, NAMES[names](tensors))
     return parameters.check_complete(tensors, str(target)), read.left_out

@@ -122,6 +122,8 @@ def check_complete(tensors: Tensors, where: str) -> Shape:
     problems += [f"{name} is unknown" for name in tensors.keys() - both]
     problems += [f"{name} is {tensors[name].shape}, not {wanted[name]}" for name in both
                  if tensors[name].shape != wanted[name]]  # fmt: skip
+    # A checkpoint without a head (Google's TensorFlow 2 encoders have none) is told so in one
+    # phrase instead of by the names of its parameters.
     for head, prefix in (
         ("masked-LM", "cls.predictions."),
         ("next-sentence", "cls.seq_relationship."),
@@ -188,6 +190,7 @@ def from_pytorch(tensors: Tensors) -> Tensors:
     renamed = {re.sub(r"dense_act\.", "dense.", name): tensor for name, tensor in tensors.items()}
     for tied, original in ((DECODER, WORDS), ("cls.predictions.decoder.bias", BIAS)):
         copy = renamed.pop(tied, None)
+        # A state dict may hold either of the tied tensors, or both.
         if copy is not None and original not in renamed:
             renamed[original] = copy
         elif copy is not None and not np.array_equal(copy, renamed[original]):
@@ -201,6 +204,7 @@ def parameter_of(full_name: str) -> str | None:
     if match is None:
         return None
     *layer, module, leaf = match.groups()
+    # TensorFlow numbers layers that share a name (dense_1); the tables have the plain names.
     module = re.sub(r"_\d+(?=/|$)", "", module)
     prefix = (
         f"bert.encoder.layer.{layer[0]}.{_TABLE['layer_modules'][module]}"
@@ -213,10 +217,13 @@ def parameter_of(full_name: str) -> str | None:
 def merge_heads(name: str, tensor: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], int | None]:
     """A variable in PyTorch's shape, and the number of heads if its shape shows it. name: Hugging Face's."""
     heads, is_weight = None, name.endswith("weight")
+    # Query, key, value: kernels (D, N, H) and biases (N, H) become (D, N * H) and (N * H).
     if ".attention.self." in name and tensor.ndim == (3 if is_weight else 2):
         heads, tensor = tensor.shape[-2], tensor.reshape(*tensor.shape[:-2], -1)
+    # Output: (N, H, D) becomes (N * H, D).
     elif ".attention.output.dense.weight" in name and tensor.ndim == 3:
         heads, tensor = tensor.shape[0], tensor.reshape(-1, tensor.shape[-1])
+    # TensorFlow multiplies x W, PyTorch x W^T; tables of embeddings are alike in both.
     return (tensor.T if is_weight and "embeddings" not in name else tensor), heads
 
 

@@ -27,6 +27,7 @@ UNRECORDED = {
 def run_stage(stage: str) -> None:
     """Runs a stage with the options in sys.argv; user errors become one line on stderr and exit code 1."""
     module_name, _, function = STAGES[stage][0].rpartition(".")
+    # Of all stages only this one is imported, with the libraries that it needs.
     module = importlib.import_module(f"input_preprocessing.{module_name}")
     main = getattr(module, function)
     parser = parser_of(
@@ -127,6 +128,7 @@ def parser_of(stage: str, **about: Any) -> argparse.ArgumentParser:
 
 
 def _add_options(parser: argparse._ActionsContainer, options: dict[str, Any]) -> None:
+    # The CPUs of this process: under Slurm or taskset fewer than the machine has.
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for flags, how in options.items():
         if how == "included":
@@ -158,6 +160,7 @@ def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
         ) from error
     with file:
         try:
+            # Nodes that each make a part share the lock; a run of all steps has it alone.
             fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DataError(

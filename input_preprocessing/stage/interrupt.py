@@ -29,6 +29,7 @@ def install(program: str | None) -> None:
     Exit status: 128 + signal, as in the shell. program: named in the line; None (for workers): no line.
     """
     reader, writer = os.pipe()
+    # set_wakeup_fd() demands it.
     os.set_blocking(writer, False)
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # ignored under nohup and in background jobs
@@ -52,6 +53,7 @@ def held() -> Iterator[None]:
         yield
     finally:
         _held.clear()
+        # A signal came meanwhile: wait for the thread to end the process, and start no work.
         while _received.is_set():
             time.sleep(1)
 
@@ -68,6 +70,7 @@ def end(workers: Iterable[Any]) -> None:
 
 def _end(reader: int, program: str | None) -> None:
     """Waits for a signal, reports it, and ends the workers and the process."""
+    # Python writes the numbers of all signals that it handles to the pipe.
     while (number := os.read(reader, 1)[0]) not in SIGNALS:
         pass
     word = "interrupted" if number == signal.SIGINT else "terminated"
@@ -78,10 +81,12 @@ def _end(reader: int, program: str | None) -> None:
     until = time.monotonic() + _LONGEST_HOLD
     while _held.is_set() and time.monotonic() < until:
         time.sleep(0.02)
+    # Looked up, not imported: where nobody has imported it there are no workers to end.
     if multiprocessing := sys.modules.get("multiprocessing"):
         end(multiprocessing.active_children())
     if files := sys.modules.get("common.files"):
         for path in list(files.unfinished):
             with suppress(OSError):
                 path.unlink(missing_ok=True)
+    # sys.exit() would end this thread alone.
     os._exit(128 + number)

@@ -70,6 +70,7 @@ class Manifest:
     @property
     def benchmark_text(self) -> tuple[bool | None, str]:
         """Whether the text is the benchmark's (False: partly, None: not at all), and the same in words."""
+        # The evaluation text is among the texts, but is no part.
         count, wrong = (
             len(self.texts) - 1,
             [name for name, md5 in TEXT_MD5.items() if self.texts.get(name) != md5],
@@ -168,6 +169,7 @@ def read(path: Path) -> Manifest:
         raise DataError(f"{path} is damaged ({error}); {again}") from error
     fields = {field.name: field for field in dataclasses.fields(Manifest)}
     needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
+    # Fields with a default factory look as if they had no default.
     needed -= {"versions", "sources"}
     if not isinstance(entries, dict) or (missing := sorted(needed - entries.keys())):
         lacks = f"has no entry {missing[0]}" if isinstance(entries, dict) else "is no table"
@@ -196,6 +198,7 @@ def _malformed(entries: dict[str, Any]) -> str:
         if not isinstance(entries.get(name, {}), dict):
             return f"{name} is no table"
     for name in ("sequences", "rows", "tokens", "eval_samples"):
+        # Not isinstance(), for which true is an integer.
         if type(entries[name]) is not int or entries[name] < 0:
             return f"{name} is no count"
     for name in _NUMBERS:
@@ -204,6 +207,7 @@ def _malformed(entries: dict[str, Any]) -> str:
     names = (*entries["files"], *entries["files"].values(), *entries["texts"].values())
     if not all(isinstance(one, str) for one in names):
         return "files and texts are not digests by name"
+    # --repair removes and moves files by these names.
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in entries["files"]):
         return "a file is outside of the folder"
     return ""
@@ -243,6 +247,7 @@ class StageFolder:
             DataError: there are files of these names not made by this stage, or made from another source.
         """
         self.folder, self.stage = folder, stage
+        # As it will be read back, to be comparable: tuples become lists.
         self.patterns, self.recipe = patterns, json.loads(json.dumps(recipe))
         folder.mkdir(parents=True, exist_ok=True)
         made = _read_stage(folder)
@@ -273,6 +278,7 @@ class StageFolder:
         if self.finished:
             self._remove_hidden()
         else:
+            # The sound files of a finished set become finished files of an unfinished one.
             for name, md5 in (made.get("files") or {}).items():
                 if (folder / name).is_file():  # and not changed
                     write_text(_md5_file(folder / name), md5)

@@ -35,6 +35,7 @@ class Progress:
         self.started = time.monotonic()
         self.live = self.stream.isatty()
         self.interval = 0.2 if self.live else 10.0
+        # A step that takes less than two seconds shows nothing in a log.
         self.next_line = self.started + min(self.interval, 2.0)
         self.shown = False
         self.complete = False  # the last line showed 100%
@@ -100,6 +101,7 @@ def _work(pipe: Connection, parent: int) -> None:
     It ends with its parent, even on kill -9 during a task (Linux only), or it would keep writing while the next run
     does. It ignores Ctrl-C, which the parent handles, or ignores in the background.
     """
+    # Before interrupt.install(), which leaves an ignored signal ignored.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     interrupt.install(None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupt.SIGNALS)
@@ -108,6 +110,7 @@ def _work(pipe: Connection, parent: int) -> None:
         if os.getppid() != parent:  # already dead
             os._exit(1)
     with suppress(EOFError, ConnectionError):
+        # Ready: from now on a signal ends this process without a traceback.
         pipe.send(None)
         function = pipe.recv()
         while True:
@@ -144,6 +147,7 @@ def _run_pool(
                     target=_work, args=(theirs, os.getpid()), daemon=True
                 )
                 workers[ours].start()
+                # An end left open here would keep the pipe from closing when the worker dies.
                 theirs.close()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -154,6 +158,7 @@ def _run_pool(
     pipe: Any
     try:
         while awaited:
+            # 0.2 s: to redraw the progress line while tasks run.
             for pipe in wait(list(awaited), timeout=0.2):
                 result, i = pipe.recv(), awaited.pop(pipe)
                 if i is None:
@@ -163,11 +168,13 @@ def _run_pool(
                 else:
                     results[i] = result
                     progress.advance(costs[i])
+                # After a failure the running tasks go on to their end, and no others begin.
                 if left and not failure:
                     awaited[pipe] = i = left.pop()
                     pipe.send(tasks[i])
             progress.refresh()
     except (EOFError, OSError) as error:
+        # The pipe closes a moment before the exit status is known.
         workers[pipe].join(10)
         if (status := workers[pipe].exitcode) is None:
             raise

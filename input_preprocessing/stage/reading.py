@@ -91,6 +91,7 @@ def slices(paths: Sequence[Path], places: npt.NDArray[np.int64]) -> Iterator[lis
 
 def _check(path: Path, chunks: Iterable[bytes]) -> str:
     """md5 of a text's bytes. Warns about bytes that will be dropped; raises DataError if too many are not UTF-8."""
+    # Incremental: a character may be cut between two chunks.
     digest, decoder = hashlib.md5(), codecs.getincrementaldecoder("utf-8")("ignore")
     size = kept = zeros = 0
     for chunk in chunks:
@@ -98,6 +99,7 @@ def _check(path: Path, chunks: Iterable[bytes]) -> str:
             check_is_text(path, chunk)
         digest.update(chunk)
         size += len(chunk)
+        # The bytes that are left after decoding as the instance maker does.
         kept += len(decoder.decode(chunk).encode())
         zeros += chunk.count(0)
     share = f"{path}: {size - kept:,} of {size:,} bytes are not UTF-8"

@@ -20,8 +20,10 @@ import numpy.typing as npt
 from bert.data.records import DataError
 from input_preprocessing.stage.reading import readable
 
+# The last 48 bytes of a LevelDB table: two block handles, padded to 40 bytes, and this number.
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
+# Numbers of tensorflow.DataType.
 _DTYPES: dict[int, Any] = {
     1: np.float32,
     2: np.float64,
@@ -109,6 +111,7 @@ class Bundle:
             data = index.read_bytes()
         try:
             table = dict(_read_table(data))
+            # The empty key has the BundleHeaderProto, whose field 1 is the number of data files.
             shards = dict(fields(table.pop(b""))).get(1, 1)
             self.num_shards = shards if isinstance(shards, int) else 1
             self.entries = {str(key, "utf-8"): _parse_entry(value) for key, value in table.items()}
@@ -129,6 +132,7 @@ class Bundle:
             raise DataError(f"{self.prefix}: tensor {name} {kind}, which is not supported")
         raw = self.read_bytes(name)
         if _DTYPES[entry.dtype] == "bfloat16":
+            # A bfloat16 is the upper half of a float32.
             array = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
         else:
             array = raw.view(np.dtype(_DTYPES[entry.dtype]).newbyteorder("<"))
@@ -199,6 +203,8 @@ def _parse_entry(data: bytes) -> Entry:
     dimensions = [dim for n, dim in fields(values.get(2, b"")) if n == 2 and isinstance(dim, bytes)]
     sizes = (dict(fields(dim)).get(1, 0) for dim in dimensions)
     shape = tuple(size for size in sizes if isinstance(size, int))
+    # BundleEntryProto: 1 dtype, 2 shape, 3 shard, 4 offset, 5 size, 6 checksum, 7 slices. Zeros are
+    # not stored.
     dtype, shard, offset, size, crc = (values.get(n, 0) for n in (1, 3, 4, 5, 6))
     return Entry(dtype, shape, shard, offset, size, crc, 7 in values)
 
@@ -208,8 +214,10 @@ def _read_table(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     if len(data) < _FOOTER or struct.unpack("<Q", data[-8:])[0] != _MAGIC:
         raise ValueError("wrong magic number")
     footer = data[-_FOOTER:]
+    # The handle of the metaindex block (two numbers) is skipped; the index block's follows it.
     _, at = read_varint(footer, 0)
     _, at = read_varint(footer, at)
+    # The index has a record for each data block, whose value is the block's handle.
     for _, handle in _read_block(data, *_handle(footer, at)):
         yield from _read_block(data, *_handle(handle, 0))
 
@@ -221,6 +229,7 @@ def _handle(data: bytes, at: int) -> tuple[int, int]:
 
 def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Records of a block: each key shares a prefix with the previous one."""
+    # The trailer is a byte for the compression and the checksum, which covers this byte as well.
     block, trailer = data[offset : offset + size], data[offset + size : offset + size + 5]
     if len(trailer) != 5 or size < 4:
         raise ValueError("truncated block")
@@ -230,6 +239,7 @@ def _read_block(data: bytes, offset: int, size: int) -> Iterator[tuple[bytes, by
         raise ValueError(f"unknown compression {trailer[0]}")
     if trailer[0] == 1:
         block = bytes(cramjam.snappy.decompress_raw(block))
+    # Restart points, for binary searches, follow the records, and their number is last.
     end = len(block) - 4 - 4 * struct.unpack("<I", block[-4:])[0]
     at = 0
     key = b""

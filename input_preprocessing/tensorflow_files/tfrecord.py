@@ -68,6 +68,7 @@ def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
     rows = _rows_of(records)
     lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
     tokens, masked = records.sequence_offsets[rows], records.masked_lm_offsets[rows]
+    # Place of each token within its sequence (T,).
     in_sequence = np.arange(len(records.input_ids)) - np.repeat(
         records.sequence_offsets[:-1], lengths
     )
@@ -107,6 +108,8 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
             raise DataError(
                 f"{path}: an Example would hold {most} {what}, at most {limit} were asked for; allow more"
             )
+    # No Example has more bytes than `room`: varints take at most three each, weights four, and the
+    # rest is for names and heads.
     rows, room = (
         _rows_of(records),
         11 * widths.tokens + 12 * widths.masks + 12 * widths.sequences + 640,
@@ -118,6 +121,7 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
             part = records.select(np.arange(block[0], block[-1]))
             features = row_features(part.with_rows(block - block[0] if widths.sequences else None))
             features["input_mask"] = np.ones(len(part.input_ids), np.int8), features["input_ids"][1]
+            # Without values: _encode() writes ones in their place.
             features[_WEIGHTS] = np.ones(0, np.int8), features["masked_lm_ids"][1]
             names = sorted(features)
             prefixes = [b"\x0a" + bytes([len(name)]) + name.encode() for name in names]
@@ -193,6 +197,8 @@ def _encode(out, bounds, scratch, values, places, widths, prefixes, prefix_ends,
             scratch[size : size + missing] = 0
             size += missing
             prefix = prefixes[prefix_ends[f] : prefix_ends[f + 1]]
+            # From the inside: packed values (tag 0x0A) in an Int64List (0x1A) or FloatList
+            # (0x12), in a Feature (0x12) beside its name, both in an entry of the map (0x0A).
             list_size = 1 + _varint_size(size) + size
             feature_size = 1 + _varint_size(list_size) + list_size
             at = _put_head(
@@ -221,6 +227,7 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
     rows, packed = [0], False
     at = width = 0
     while at < data.size:
+        # The length, 8 bytes, and its checksum.
         head = data[at : at + 12].tobytes()
         end = at + 12 + int.from_bytes(head[:8], "little")
         number, what = len(rows) - 1, ""
@@ -259,6 +266,7 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
         masked_lm_positions=positions.astype(np.int16), masked_lm_ids=labels.astype(dtype), masked_lm_offsets=ends[1],
         next_sentence_labels=next_labels.astype(np.int8),
     ).with_rows(rows if packed else None)  # fmt: skip
+    # -1 and 0: a TFRecord file does not tell seed and dupe_factor.
     return records, Metadata(
         max_seq_length=max(width, 1), vocab_md5="", random_seed=-1, dupe_factor=0
     )
@@ -293,6 +301,7 @@ def _numbers(part: int | bytes, kind: int) -> Integers:
         raw = part.to_bytes(4, "little") if isinstance(part, int) else part
         return (np.frombuffer(raw, dtype="<f4") != 0).astype(np.int64)
     if isinstance(part, int):
+        # Cut to what fits int64 and is still refused as too large.
         return np.array([min(part, _LARGEST_ID + 1)])
     out = np.empty(len(part), dtype=np.int64)
     count = _decode(np.frombuffer(part, dtype=np.uint8), out)
@@ -306,6 +315,7 @@ def _decode(data, out):  # type: ignore[no-untyped-def]
     """Decodes packed varints; returns their number, -1 if one is unfinished or too large."""
     count = value = shift = 0
     for byte in data:
+        # A fourth byte: the number has over 21 bits, or is negative, which takes ten bytes.
         if shift > 14:
             return -1
         value |= np.int64(byte & 127) << shift
@@ -322,6 +332,7 @@ def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
     missing = [name for name in NAMES if name not in features and name not in PACKED_NAMES]
     if missing:
         raise ValueError(f"it has no {', '.join(missing)}")
+    # Padding has input_mask 0 and weight 0, so that the sums count tokens and masked tokens.
     total, masks = (int(features[name].sum()) for name in ("input_mask", "masked_lm_weights"))
     packed = [features[name] for name in PACKED_NAMES if name in features]
     if not packed:
@@ -342,6 +353,7 @@ def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
         largest = _LARGEST_ID if name in IDS else _LARGEST
         if name in NAMES and int(values.max(initial=0)) > largest:
             raise ValueError(f"a number is above {largest}")
+    # A row of fewer sequences has zeros after its lengths.
     count = int(np.count_nonzero(packed[0]))
     if packed[0][count:].any() or [int(lengths[:count].sum()) for lengths in packed] != [
         total,
