@@ -102,6 +102,7 @@ def main(options: argparse.Namespace) -> None:
     sets = read_sets(folder)
     with lock_folder(folder, exclusive=True):
         if options.license is not None:
+            # Read again, under the lock: a preparation may have finished in between.
             for kind, made in read_sets(folder).items():
                 sets[kind] = dataclasses.replace(made, license=options.license)
                 manifest.write(folder / f"prepared-{kind}.json", sets[kind])

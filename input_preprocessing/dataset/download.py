@@ -26,9 +26,11 @@ from input_preprocessing.stage.manifest import NUM_PARTS, PUBLISHED, TEXT_MD5, h
 from input_preprocessing.stage.parallel import Progress, run_tasks
 
 MLCOMMONS = "https://training.mlcommons-storage.org/metadata"
+# confirm=t: without it Drive answers for large files with a page on missing virus scans.
 _DRIVE = "https://drive.usercontent.google.com/download?export=download&confirm=t&id="
 _ATTEMPTS = 6
 RETRY_SECONDS = 1.0  # before the second attempt; doubles with each
+# Seconds for a connection and for each read, not for a whole file.
 _TIMEOUT = 60.0
 _CHUNK = 1 << 20
 
@@ -77,12 +79,14 @@ def fetch_url(url: str, partial: Path, label: str) -> None:
         except urllib.error.HTTPError as error:
             if error.code == 416 and before:  # range not satisfiable: already complete
                 return
+            # Time-outs (408), too many requests (429) and errors of the server pass; others do not.
             if error.code < 500 and error.code not in (408, 429):
                 raise SourceError(f"{url} answers {error.code} {error.reason}") from error
             reason = f"{error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         after = partial.stat().st_size if partial.exists() else 0
+        # Only attempts without progress count: 13 GB may take many connections.
         failures = 0 if after > before else failures + 1
         if failures:
             time.sleep(min(30.0, RETRY_SECONDS * 2 ** (failures - 1)))
@@ -97,6 +101,7 @@ def _fetch_rest(url: str, partial: Path, have: int, label: str) -> bool:
             raise SourceError(
                 f"{url.split('&id=')[0]} answers with a web page (over its quota, or a login is needed)"
             )
+        # A server that ignores the range sends the whole file, which replaces what is there.
         start = have if response.status == 206 else 0  # 206: partial content
         expected = int(response.headers.get("Content-Length") or 0)
         progress = Progress(label, float(start + expected) if expected else 0.0)
@@ -122,6 +127,7 @@ def _mlcommons_url(file: PublicFile) -> str:
     for line in listing.splitlines():
         md5, _, name = line.partition(" ")
         path = name.strip().lstrip("*").removeprefix("./")
+        # By content; by name the archive of the text, of which no md5 is recorded.
         if f"md5 {md5}" == file.digest or path.rpartition("/")[2] == file.name:
             return f"{folder.rstrip('/')}/{urllib.parse.quote(path)}"
     raise SourceError(f"{base}.md5 does not list {file.name}")
@@ -149,6 +155,7 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
             else str(Path(mirror) / file.name)
         ]
     else:
+        # "" stands for MLCommons' storage, whose URL is asked for only when it is needed.
         sources = [file.url] if file.url else ["", _DRIVE + file.drive_id]
     for source in sources:
         # A partial file of an earlier run may be from another version: then try the source again from the start.
@@ -167,6 +174,7 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
                 partial.unlink(missing_ok=True)
                 reason = f"cannot write {partial}: {error.strerror}"
                 raise DataError(f"{reason}; check space and permissions, run again") from error
+            # Both are empty for the archive of the text: its contents are compared later.
             found = file.digest_of(partial)
             if found == file.digest:
                 os.replace(partial, target)
@@ -194,6 +202,7 @@ def unpack_text(archive: Path, folder: Path) -> None:
             for member in tar:
                 content = tar.extractfile(member)
                 if member.isfile() and content is not None:
+                    # By the bare name: no path in the archive leads out of the folder.
                     with open(partial / Path(member.name).name, "wb") as file:
                         shutil.copyfileobj(content, file, _CHUNK)
                 progress.done = float(raw.tell())
@@ -218,6 +227,7 @@ def unpack_text(archive: Path, folder: Path) -> None:
         if md5 != wanted[path.name]:
             wrong = f"has md5 {md5}, not {wanted[path.name]}"
             raise DataError(f"{path.name} of the text {wrong}; download results_text.tar.gz again")
+    # Only now does results4 exist, so that where it exists it was checked.
     os.replace(partial, folder)
 
 
@@ -233,6 +243,7 @@ def download(folder: Path, mirror: str | None = None) -> None:
         fetch_file(file, folder, mirror)
     if not (folder / "results4").is_dir():
         unpack_text(fetch_file(archive, folder, mirror), folder / "results4")
+    # Also when an earlier run was killed between unpacking and this line.
     (folder / archive.name).unlink(missing_ok=True)
 
 

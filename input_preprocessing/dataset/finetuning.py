@@ -30,6 +30,7 @@ _UNLABELLED = (
     "test_matched.tsv",
     "test_mismatched.tsv",
 )  # only needed for GLUE's server
+# MNLI's is the last: its tables have different numbers of columns.
 _LABEL = {"MRPC": 0, "SST-2": 1, "CoLA": 1, "MNLI": -1}  # column of the label
 
 
@@ -88,6 +89,7 @@ def check(task: str, folder: Path) -> None:
     for name, wanted in TABLES.get(task, {}).items():
         if not (folder / name).is_file():
             continue
+        # CoLA's labelled tables begin with an example.
         headers = 1 if task != "CoLA" or name in _UNLABELLED else 0
         rows = [line.split("\t") for line in _lines(folder / name)[headers:]]
         counts_all = "" in wanted

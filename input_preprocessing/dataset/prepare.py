@@ -54,11 +54,13 @@ def start(options: argparse.Namespace) -> steps.Job | None:
     outputdir: Path = options.outputdir
     folder = steps.download_folder(options)
     share = 1 + options.phases_after / 2  # the shards of each later phase take half the disk
+    # On a cluster `--only start` makes the text, once for all nodes.
     if options.only in (None, "start") and wikipedia.text_is_wanted(folder, options.jobs):
         wikipedia.make_text(folder, outputdir / "work" / "wiki", jobs=options.jobs)
     if not (options.skip_download or options.input):
         if not (folder / "results4").is_dir():
             outputdir.mkdir(parents=True, exist_ok=True)
+            # By the published sizes, before hours of downloading.
             needs = steps.needs_of(
                 steps.PUBLIC_SIZES, config, options.jobs, share=share, download=steps.PUBLIC_BYTES
             )
@@ -111,10 +113,12 @@ def finish(job: steps.Job) -> None:
     """Makes everything that is missing, checks the result and writes the manifest."""
     started = time.monotonic()
     options = job.options
+    # First what takes little time and may fail, such as a checkpoint of another model.
     others = job.fill_phase1()
     texts = steps.make_instances(job)
     eval_file, picked = steps.make_evaluation_set(job)
     target, digest = steps.make_training_files(job)
+    # A text that was still being copied must not be recorded as prepared.
     job.inputs.check_unchanged()
     files = {str(path.relative_to(job.outputdir)): manifest.md5_of(path) for path in others}
     sources: dict[str, list[list[str]]] = {}
@@ -205,9 +209,11 @@ def main(options: argparse.Namespace) -> None:
             if given:
                 raise DataError(f"--{given[0].replace('_', '-')} requires --input")
         elif whole:
+            # The phases share text and model, which needs positions for the longest.
             longest = options.phases[-1][0] if options.phases else options.max_seq_length
             text = argparse.Namespace(**{**vars(options), "max_seq_length": longest})
             corpus.make(text, steps.download_folder(options))
+        # All phases are checked before the first one works for hours.
         for part, job in zip(parts, [start(part) for part in parts], strict=True):
             if job and only == "start":
                 job.fill_phase1()

@@ -56,6 +56,7 @@ def examine(
         DataError: every file is as listed, but the manifest says other numbers: it is not theirs.
     """
     faults, read = examine_files(folder, made, list(made.files), jobs=jobs)
+    # Numbers are compared only where every file is as listed: of damaged ones they differ anyhow.
     if not faults and (problem := other_counts(made, read)):
         path = folder / f"prepared-{made.option('kind')}.json"
         raise DataError(f"{path} does not describe its files: {problem}{_AGAIN}")
@@ -219,6 +220,7 @@ def repair(options: argparse.Namespace) -> dict[str, Any]:
                 folder / parent,
                 sorted(folder / name for name in made.records if Path(name).parent == parent),
             )
+        # Everything is read once more: what was remade must be what the manifest lists.
         if wrong and (left := examine(folder, made, others, options.jobs)):
             reason = "cannot be remade as it was: its inputs are missing or changed, or this is another version"
             raise DataError(
@@ -292,6 +294,7 @@ def _job(
                 raise DataError(f"{path} is another configuration{again}")
     training = any(name in made.records for name in wrong)
     evaluation = any(name in made.evaluation for name in wrong)
+    # With the training instances those of the evaluation text are made, too.
     texts = [
         *(inputs.texts if training else ()),
         *([inputs.eval_text] if training or evaluation else []),
@@ -302,6 +305,7 @@ def _job(
                 f"{name} in {inputs.eval_text.parent} is another text (md5 {md5}){again}"
             )
     if training:
+        # 0.5: the instances alone, since most of the shards are there.
         steps.check_needs(
             steps.needs_of(inputs.sizes, job.config, options.jobs, share=0.5), folder, "work"
         )

@@ -116,6 +116,7 @@ def find_inputs(download: Path, phase1: Path, vocab_file: Path | None) -> Inputs
             f"no evaluation text {folder}/eval.txt; download it, or see `corpus` to make it from your text"
         )
     texts.append(eval_text)
+    # Archives and UTF-16 are told by their first bytes, before anything is made.
     for path in texts:
         with open(path, "rb") as file:
             check_is_text(path, file.read(8))
@@ -187,8 +188,10 @@ def needs_of(
     """
     total, workers = sum(sizes), min(jobs, -(-len(sizes) // nodes))
     records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
+    # A worker has either one text or one group of records at a time.
     worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
     seconds = 10 + total * config.dupe_factor / 10 / _TEXT_BYTES_PER_SECOND / (workers * nodes)
+    # 2 * records: the instances stay until all shards are made.
     return Needs(
         text_bytes=total, num_files=len(sizes), disk=share * (2 * records + 10_000_000) + download, download=download,
         memory=workers * worker, seconds=seconds, workers=workers,
@@ -220,6 +223,7 @@ def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
         f"{text} of text in {needs.num_files} files: {takes} with {needs.workers} jobs{fetched}",
         file=sys.stderr,
     )
+    # What an earlier run made counts as room: it is used, or replaced.
     if free + present < needs.disk:
         lacking = f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needs.disk - present)} are needed"
         raise DataError(f"{lacking}; make room or choose another --outputdir")
@@ -310,6 +314,7 @@ class Job:
         texts = self.inputs.all_texts
         if {path.name for path in texts} != set(made.texts):
             return False
+        # Last, since it reads every text.
         return manifest.contents_of(texts, "check text", self.options.jobs) == made.texts
 
     def fill_phase1(self) -> list[Path]:
@@ -333,6 +338,7 @@ class Job:
                 print(f"{target} is replaced by {source}, which differs", file=sys.stderr)
             with atomic_file(target) as unfinished:
                 shutil.copyfile(source, unfinished)
+        # Another vocabulary was put there since this run read it.
         if manifest.md5_of(targets[0]) != self.words.md5:
             raise changed(self.inputs.vocab)
         cased, text = phase1 / "tokenizer_config.json", json.dumps({"do_lower_case": False}) + "\n"
@@ -361,6 +367,7 @@ class Job:
                 "source": source_md5,
                 "target": manifest.md5_of(converted) if converted.is_file() else "",
             }
+            # As long as source and target are those noted, so are the tensors.
             if not isinstance(noted, dict) or noted != made | {"tensors": noted.get("tensors", "")}:
                 print(f"converting {prefix} to {converted}", file=sys.stderr)
                 convert(prefix, converted, "mlperf", bert_config=config)
@@ -401,6 +408,7 @@ def make_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
     targets = [*job.instances_of_texts, job.eval_instances]
     for folder in (job.instances, job.eval_instances.parent):
         folder.mkdir(parents=True, exist_ok=True)
+    # The next stage takes every file in the folder, so those of other texts must go.
     for stale in set(job.instances.glob("*.hdf5")) - set(targets):
         stale.unlink(missing_ok=True)
     tasks = list(zip(job.inputs.all_texts, targets, strict=True))[part[0] :: part[1]]
@@ -410,6 +418,7 @@ def make_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
         [text.stat().st_size for text, _ in tasks],
     )
     made = run_tasks("instances", make, tasks, jobs=job.options.jobs, weights=weights)
+    # One node of several may have texts without words.
     if part[1] == 1 and not sum(count for count, _ in made[:-1]):
         raise DataError(
             f"the text in {job.inputs.texts[0].parent} has no words; check the part files"
@@ -432,6 +441,7 @@ def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path,
     Raises:
         DataError: instances are missing, or too few for the shards wanted.
     """
+    # Those of the evaluation text lie in another folder and are not among them.
     sources = job.instances_of_texts
     if missing := [path for path in sources if not path.is_file()]:
         raise DataError(f"{missing[0]} is missing; run --only instances for every part first")

@@ -68,6 +68,7 @@ def rules_of(words: Vocabulary, recipe: dict[str, object] | None) -> Rules:
         return Rules(special=special, vocab_size=len(words))
     longest, most = int(str(recipe["max_seq_length"])), int(str(recipe["max_predictions_per_seq"]))
     share = float(str(recipe["masked_lm_prob"]))
+    # As the instance maker counts; [CLS] and two [SEP] among n tokens are never masked.
     counts = tuple(min(most, max(1, round(n * share)), max(0, n - 3)) for n in range(longest + 1))
     return Rules(special=special, vocab_size=len(words), num_masked=counts)
 
@@ -96,6 +97,8 @@ def audit(path: Path, rules: Rules, known: Hashes | None = None) -> Audit:
     telling = np.diff(records.masked_lm_offsets) >= TELLING_MASKS
     originals = originals[telling]
     seen = 0 if known is None else int(np.isin(originals, known).sum())
+    # Originals are kept of the evaluation set alone (known is None): those of 157 million training
+    # sequences would take 1.3 GB, and are only looked up.
     return Audit(
         path=path, metadata=metadata, sequences=records.num_sequences, rows=records.num_rows,
         empty_rows=records.num_empty_rows, tokens=len(records.input_ids), masked=len(records.masked_lm_ids),
@@ -164,6 +167,7 @@ def _check(  # type: ignore[no-untyped-def]
                 ids, start, end, b_starts[i], positions, labels, at, last, special, vocab_size, wanted
             )  # fmt: skip
             where = i
+        # `state` tells two maskings of a text apart, `original` has the text as it was before.
         state = np.uint64(end - start)
         original = state
         for j in range(start, end):

@@ -41,6 +41,7 @@ _MOST_SEEN = 0.01  # share of evaluation samples in the training data, since som
 _FEW_SEEN = (
     10  # training sequences; a single duplicated text makes several, a large share of few samples
 )
+# Half of the pairs, and all whose chunk has one segment: more where documents are short.
 _USUAL_RANDOM_NEXT = (0.3, 0.8)
 _MARKS = {True: "ok", False: "FAILED", None: "note"}
 
@@ -176,6 +177,7 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     present = {folder / name for name in made.files if (folder / name).is_file()}
     evaluation = [folder / name for name in made.evaluation if folder / name in present]
     training = [folder / name for name in made.records if folder / name in present]
+    # First the evaluation set, whose texts are then looked for in the training data.
     eval_audits, eval_errors = _audit_all(evaluation, rules, None, "read evaluation set", 1)
     known = np.unique(eval_audits[0].originals) if eval_audits else None
     audits, errors = _audit_all(training, rules, known, "read training records", jobs)
@@ -289,6 +291,7 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
     wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
     wanted["vocab_md5"] = manifest.VOCAB_MD5
     same_options = all(made.option(name) == value for name, value in wanted.items())
+    # The published digest is that of the benchmark's own text, vocabulary and options.
     if not same_options or made.texts.get("eval.txt") != manifest.TEXT_MD5["eval.txt"]:
         return Check("evaluation", True, text)
     digest = published_digest(open_records(audit.path)[0])
