@@ -104,7 +104,7 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
         else:
             import torch
 
-            # PyTorch warns of read-only arrays, as those of a safetensors file are.
+            # torch.from_numpy() warns of read-only arrays.
             made = {
                 id(array): torch.from_numpy(np.require(array, requirements="W"))
                 for array in arrays.values()
