@@ -49,6 +49,7 @@ class Config(Address):
     )
 
     def __post_init__(self) -> None:
+        # A misspelt area would be required of no node, and its absence would pass.
         unknown = [area for area in self.required.split(",") if area and area not in AREAS]
         if unknown:
             raise ConfigError(
@@ -61,6 +62,7 @@ class Config(Address):
             found = (
                 json.loads(self.inventory.read_text(encoding="utf-8")) if self.inventory else None
             )
+            # {**found} raises TypeError for a list or a number, which is JSON and no inventory.
             if found is not None and not all(
                 isinstance(facts, dict) for facts in {**found}.values()
             ):
@@ -81,11 +83,14 @@ def certify(
     measure: runs external tools first, while the GPUs are idle; returns rows of ``probes`` and entries of ``about``.
     """
     meeting, seconds = load.meeting, load.config.burn_in_seconds
+    # burn_in.json is written after the record of the stages.
     done = bool(seconds) and (folder / burn_in.FIRST).exists()
     meeting.barrier()  # every rank has checked before any writes
     if not done:
         about: dict[str, Any] = {}
         if meeting.leads_node:
+            # Faults are counted before and after: what grew in between fails, what is older warns.
+            # hardware asks NVML by index, so these Gpus need no handles.
             about["hardware"] = {
                 "parts": hardware.inventory(Gpus([])),
                 "before": hardware.health(Gpus([])),
@@ -96,6 +101,7 @@ def certify(
         sampler = telemetry(meeting)
         load.run()
         write(folder, load, sampler, about)
+        # A burn-in takes hours, and the rows of the stages are in the record now.
         load.rows.clear()
     if seconds:
         repeats = BurnIn(load, folder, seconds)
@@ -108,6 +114,7 @@ def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | 
     if not meeting.leads_node:
         return None
     count = len(meeting.node_ranks) if torch.cuda.is_available() else 0
+    # CUDA and NVML may number the GPUs differently; the UUID is the same in both.
     uuids = [
         str(getattr(torch.cuda.get_device_properties(number), "uuid", ""))
         for number in range(count)
@@ -120,6 +127,7 @@ def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | 
 def write(folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str, Any]) -> None:
     """Writes the measurements of a node's ranks, on its first rank. A collective. about: hardware and tools."""
     meeting = load.meeting
+    # Through the store: a process group over all ranks exists only within a stage.
     own = {"steps": np.concatenate(load.rows), "probes": np.array(load.probes, schema.PROBE)}
     for name, rows in own.items():
         meeting.store.set(f"{name}/{meeting.rank}", rows.tobytes())  # type: ignore[arg-type]  # bytes work too
@@ -154,6 +162,7 @@ def write(folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str,
             "kernel_log": hardware.kernel_log(),
         }
         schema.write(folder / f"certify_{node}.npz", record, tables)
+    # Every node has read its rows; left in the store, they would stay in rank 0's memory.
     meeting.barrier()
     for name in own:
         meeting.store.delete_key(f"{name}/{meeting.rank}")
@@ -185,6 +194,8 @@ def main(environ: Mapping[str, str]) -> int:
             raise ConfigError("RUN_DIR is not set: start it with certify.sh")
         store = config.store("certify", ranks.rank, ranks.world_size, ranks.timeout_seconds)
         meeting = Meeting(ranks, store, config.node or platform.node())  # waits for all ranks
+        # Rank 0 compares, and its reason is raised on all ranks. The kernels are compared later:
+        # their choice is measured when Load is made.
         if load.burn_in_seconds:
             burn_in.refuse_other(
                 run.run_dir, meeting, burn_in.facts(trainer, meeting) if meeting.rank == 0 else {}

@@ -61,7 +61,9 @@ def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
     ):
         found |= settings(group)
     found |= {"PRECISION": described["settled_precision"], **described["model"]}
+    # The number of threads determines the order of a CPU's sums, and so their rounding.
     found |= {"OMP_NUM_THREADS": trainer.dist.num_threads, "device": device_name(trainer.device)}
+    # Another version of a library or driver may choose other kernels, which round differently.
     found |= environment["packages"] | {
         name: environment[name] for name in ("cuda", "cudnn", "nccl", "python")
     }
@@ -86,6 +88,7 @@ def refuse_other(folder: Path, meeting: Meeting, facts: Mapping[str, Any]) -> No
     reason, path = "", folder / FIRST
     if meeting.rank == 0 and path.exists():
         earlier = json.loads(path.read_text(encoding="utf-8")).get("facts", {})
+        # The default, a dictionary that no value equals, makes a fact that was not recorded differ.
         name = next(
             (name for name, value in facts.items() if earlier.get(name, facts) != value), None
         )
@@ -110,6 +113,7 @@ class BurnIn:
         self.folder, self.first = folder, folder / FIRST
         self.facts: dict[str, Any] = {}
         if self.meeting.rank == 0:
+            # Load has resolved ATTENTION=auto by now; another backend rounds differently.
             self.facts = facts(load.trainer, self.meeting) | settings(load.trainer.kernels)
         self.node = self.meeting.nodes[self.meeting.node]
         self.journal, self.samples = (
@@ -128,21 +132,25 @@ class BurnIn:
 
     def run(self, sampler: Sampler | None = None) -> None:
         """Repeats until the time is over. sampler: already started; stopped here."""
+        # Again, now with the kernels among the facts.
         refuse_other(self.folder, self.meeting, self.facts)
         saved = time.monotonic()
         trainee = self.load.trainee(self.load.alone)
         count = self.load.count_steps(trainee, self.load.config.rounds)
         # All ranks resume from the same repeat, with the checksums of the first.
         reference, repeat, elapsed = self._progress()
+        # A resumed test takes the steps of the first repeat, however fast the machine is today.
         count = len(reference) or count
         self.load.check_drill(count)
         started = time.monotonic() - elapsed
         # All ranks agree on elapsed: one that stopped by its own clock would leave the others waiting.
         while not reference or elapsed < self.duration:
             self.meeting.barrier()
+            # From the initial weights. The drill spares the first repeat, the reference.
             with trainee.step.rollback():
                 checksums = self.load.take_steps(trainee, count, drill=bool(reference)).tolist()
                 seconds = statistics.median(trainee.recorder.take().sum(axis=1).tolist())
+            # A rank that is wrong in its first repeat must not become the reference of the others.
             if not reference:  # the first repeat of most ranks
                 reference = json.loads(
                     Counter(self.meeting.exchange(json.dumps(checksums))).most_common(1)[0][0]
@@ -153,6 +161,7 @@ class BurnIn:
             repeat += 1
             elapsed = self.meeting.max(time.monotonic() - started)
             self._report(repeat, elapsed, seconds, different)
+            # A burn-in may end with the machine: what was sampled until then is evidence.
             if sampler is not None and time.monotonic() - saved >= SAVE_SECONDS:
                 self._save(sampler.rows())
                 saved = time.monotonic()
@@ -183,6 +192,7 @@ class BurnIn:
             write_text(self.journal, whole)
         if self.meeting.rank == 0 and self.first.exists():
             checksums = json.loads(self.first.read_text(encoding="utf-8"))["checksums"]
+            # DURATION may differ from before; other facts would have been refused.
             self._write_first(checksums)
             last = json.loads(whole.splitlines()[-1]) if whole else {}
             done = checksums, last.get("repeat", 0), last.get("elapsed", 0.0)
@@ -211,6 +221,8 @@ class BurnIn:
             with open(self.journal, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
                 file.flush()
+                # A machine that loses power is what the test looks
+                # for: these lines must survive it.
                 os.fsync(file.fileno())
         wrong = [rank for rank, (_, step) in enumerate(answers) if step >= 0]
         words = (

@@ -36,7 +36,10 @@ _GPU: dict[str, Callable[[Any, Any], Any]] = {
     "SM MHz": lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM),
     "serial": lambda nvml, gpu: nvml.nvmlDeviceGetSerial(gpu),
 }
+# Ampere and later remap rows, older GPUs retire pages: of the two kinds one answers None.
+# nvmlDeviceGetRemappedRows: after corrected errors, after uncorrected ones, pending, failed.
 FAULTS: dict[str, Callable[[Any, Any], int]] = {
+    # Aggregate: of the GPU's lifetime. Telemetry counts since the driver was loaded.
     "uncorrected memory errors": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEccErrors(
         gpu, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_AGGREGATE_ECC
     ),
@@ -67,9 +70,11 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
         "system": f"{text_of(board / 'sys_vendor')} {text_of(board / 'product_name')}".strip(),
         "BIOS": text_of(board / "bios_version"),
         "kernel": platform.release(),
+        # ARM's /proc/cpuinfo names no models.
         "CPUs": len(models) or os.cpu_count(),
         "CPU": (models or [""])[0],
         "memory GiB": round(int(memory[1]) / 2**20, 1) if memory else None,
+        # Firmware reserves memory, and not the same on equal machines; the modules tell more.
         "memory modules": _modules(root),
         "GPUs on the PCI bus": on_bus,
     }
@@ -79,16 +84,19 @@ def inventory(gpus: Gpus, root: Path = Path("/")) -> Facts:
         facts["driver"] = gpus.ask(lambda nvml: nvml.nvmlSystemGetDriverVersion())
         facts["GPUs"] = len(devices)
         found |= devices
+    # GPUs that no driver runs are unknown, not absent: the verdict fails.
     elif on_bus:
         facts |= {"driver": None, "GPUs": None}
     for port in sorted((root / "sys/class/infiniband").glob("*/ports/*")):
         card = port.parents[1]
         words: dict[str, Any] = {
+            # The state reads "4: ACTIVE".
             name: text_of(port / name).rpartition(": ")[2]
             for name in ("state", "rate", "link_layer")
         }
         words |= {"type": text_of(card / "hca_type"), "firmware": text_of(card / "fw_ver")}
         found[f"{card.name}/{port.name}"] = words
+    # Only physical interfaces have a device: no loopback, bridge or tunnel.
     for card in sorted((root / "sys/class/net").glob("*/device")):
         found[card.parent.name] = {
             "state": text_of(card.parent / "operstate"),
@@ -139,6 +147,7 @@ def kernel_log(root: Path = Path("/")) -> dict[str, Any]:
     stamped = re.findall(r"^\[ *(\d+\.\d+)\] (.*)$", _dmesg(), re.MULTILINE)
     known = [re.compile(pattern) for pattern in (XID, *TABLES["kernel_log"])]
     lines = [[float(at), line] for at, line in stamped if any(one.search(line) for one in known)]
+    # The log is a ring: what came before its first line is lost, and the verdict must know.
     first = float(stamped[0][0]) if stamped else 0.0
     return {"read": uptime(root), "first": first, "lines": lines if stamped else None}
 
@@ -156,6 +165,7 @@ def _gpu_facts(gpus: Gpus, questions: dict[str, Callable[[Any, Any], Any]]) -> F
     count = gpus.ask(lambda nvml: nvml.nvmlDeviceGetCount()) if gpus.nvml else 0
     found: Facts = {}
     for number in range(count or 0):
+        # A GPU that fell off the bus has no handle: all of its facts are unknown.
         gpu = gpus.ask(lambda nvml, number: nvml.nvmlDeviceGetHandleByIndex(number), number)
         found[f"GPU {number}"] = _answers(
             {
@@ -169,6 +179,7 @@ def _gpu_facts(gpus: Gpus, questions: dict[str, Callable[[Any, Any], Any]]) -> F
 def _count_nvlinks(nvml: Any, gpu: Any) -> int:
     up = 0
     for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+        # A link that the GPU does not have raises; one that is down counts 0.
         with contextlib.suppress(nvml.NVMLError):
             up += nvml.nvmlDeviceGetNvLinkState(gpu, link)
     return up
@@ -181,6 +192,7 @@ def _count(path: Path) -> int | None:
 
 def _answers(facts: dict[str, Any]) -> dict[str, Any]:
     """Facts with None for an empty answer; bytes decoded."""
+    # Older versions of nvidia-ml-py return bytes.
     texts = {
         name: value.decode() if isinstance(value, bytes) else value for name, value in facts.items()
     }

@@ -41,6 +41,7 @@ SEED = 0  # the same for all ranks and rounds: the same work, bit for bit
 LEARNING_RATE = 1e-4
 WARM_UP_STEPS = 3
 MIN_STEPS = 4  # per round
+# Each pairing costs a process group, a model and its warm-up.
 MAX_PAIRINGS = 7
 MIN_BYTES = 1 << 20  # size of an all-reduce
 REDUCTIONS = 3  # back to back: the fastest shows the network, the others what disturbs it
@@ -118,6 +119,8 @@ class Load:
             everyone.agree(facts, "give all ranks the same settings and code")
             self.source = open_source(trainer.data, trainer.model.vocab_size)
             everyone.agree(self.source.identity(), "are the training data the same on every node?")
+            # One backend for all: a rank with another one
+            # rounds differently and would look corrupt.
             self.trainer = train.resolve_kernels(trainer, everyone)
             meeting.barrier()  # a rank that leaves the group while another still joins would break it
         self.device = self.alone.device
@@ -133,11 +136,14 @@ class Load:
         self.check_drill(count)
         meeting.say(f"certify: single, parallel: {count} steps in each round")
         for number in range(rounds):
+            # By local rank, so that one rank of each node is at
+            # work, and all nodes take as many turns.
             for turn in range(1 + max(place.local_rank for place in meeting.places)):
                 meeting.barrier()
                 if turn == meeting.places[meeting.rank].local_rank:
                     self._round(trainee, "single", number, count)
             meeting.barrier()
+            # The drill spares the other rounds: most must agree for the odd one to be named.
             self._round(trainee, "parallel", number, count, drill=number == rounds - 1)
         probes = build_probes(self.device)
         for number in range(rounds):
@@ -150,6 +156,7 @@ class Load:
             found = pairings(len(meeting.nodes), MAX_PAIRINGS)
             for number, pairs in enumerate(found):  # all pairs at once
                 partner = (dict(pairs) | {b: a for a, b in pairs}).get(meeting.node, NOBODY)
+                # The ranks of a node that rests are a group each: creating a trainee needs one.
                 members = (
                     [meeting.rank] if partner == NOBODY else meeting.members(meeting.node, partner)
                 )
@@ -164,12 +171,15 @@ class Load:
         """
         meeting, rounds = self.meeting, self.config.rounds
         turns = [[*range(len(meeting.nodes))], *([node] for node in range(len(meeting.nodes)))]
+        # With one node, its own turn would be that of all again.
         turns = turns if len(meeting.nodes) > 1 else turns[:1]
         order = int(meeting.exchange(str(int.from_bytes(os.urandom(8), "big")))[0])
         data = self.trainer.data
         folder = (data.datadir_packed or data.datadir) if self.config.disk else None
         blocks = blocks_of(folder, order)[meeting.rank :: meeting.size] if folder else []
+        # Two turns of READS blocks in each round: of all nodes, and of the own one.
         enough = len(blocks) >= READS * rounds * 2
+        # All ranks or none: the barriers below count every rank.
         if meeting.max(float(not enough)):
             return
         for number in range(rounds):
@@ -200,6 +210,8 @@ class Load:
         partner: int = NOBODY,
     ) -> None:
         """Runs rounds of a process group of these ranks. A rank that rests joins the barriers only."""
+        # A group's keys in the store bear the number of the
+        # last barrier, so its ranks must share it.
         self.meeting.barrier()
         with self.meeting.world(ranks) as world:
             trainee = self.trainee(world)
@@ -227,6 +239,7 @@ class Load:
         model, step = train.build(self.trainer, world, SEED)
         assert isinstance(step, Step)
         recorder = Recorder(self.device)
+        # A graph replays kernels alone: hooks and marks would run once, at its capture.
         if not graphed:
             step.mark = recorder.mark
             recorder.watch(model)
@@ -242,10 +255,12 @@ class Load:
     def count_steps(self, trainee: Trainee, rounds: int) -> int:
         """Steps per round: as many as the slowest rank takes in its time. A collective."""
         with trainee.step.rollback():
+            # This step shows which parameter's gradient comes last, and compiles.
             self.take_steps(trainee, 1)
             trainee.recorder.watch_last()
             self.take_steps(trainee, WARM_UP_STEPS)
             parts = trainee.recorder.take()
+        # All take equally many steps, or the ranks of a group would wait for one another in vain.
         slowest = self.meeting.max(statistics.median(parts.sum(axis=1).tolist()))
         return max(MIN_STEPS, int(self.config.seconds / rounds / slowest))
 
@@ -274,6 +289,8 @@ class Load:
     def take_steps(self, trainee: Trainee, count: int, drill: bool = False) -> torch.Tensor:
         """Takes steps; returns the checksum of the weights after each, int64 [count], on the device."""
         data = self.trainer.data
+        # As the only rank of one, from the first row, so that
+        # all ranks and rounds take the same batches.
         sampler = Sampler(self.source.row_counts(), data.rows_per_step, SEED, 0, 1)
         finish = train.pad_and_pin(self.trainer, self.alone)
         batches = TrainingData(self.source, sampler, data, self.trainer.model.vocab_size, 1, finish)
@@ -281,15 +298,19 @@ class Load:
         weights = list(trainee.model.parameters())
         try:
             for number in range(count):
+                # Dropout's masks depend on the step alone, so that
+                # rounds can be compared bit for bit.
                 torch.manual_seed(SEED + number)
                 trainee.recorder.begin()
                 batch = batches.next_step()
                 trainee.recorder.mark("data")
                 trainee.take_step(batch, LEARNING_RATE)
+                # Before the checksum, which is no part of the step.
                 trainee.recorder.end(whole=trainee.graphed)
                 self.sequences[number] = sum(one.num_sequences for one in batch)
                 if drill and self.config.flipped == (self.meeting.rank, number):
                     flip(weights[0])
+                # Stays on the device: reading it here would stop the host in every step.
                 checksums[number] = checksum(weights)
         finally:
             batches.close()
@@ -307,6 +328,7 @@ def measure(work: Callable[[], object], device: torch.device) -> float:
         begin = time.perf_counter()
         for _ in range(repeats):
             work()
+        # Kernels are only queued by now; the clock must not stop before they end.
         if device.type == "cuda":
             torch.cuda.synchronize(device)
     return (time.perf_counter() - begin) / REPEATS
@@ -321,6 +343,7 @@ def build_probes(device: torch.device) -> list[tuple[str, float, Callable[[], ob
         for _ in range(2)
     )
     found: list[tuple[str, float, Callable[[], object]]] = [("matmul", 2 * size**3, lambda: a @ b)]
+    # fp8 products need Ada (8.9) or Hopper.
     if cuda and torch.cuda.get_device_capability(device) >= (8, 9):
         one = torch.ones((), device=device)
         left, right = a.to(fp8.FORWARD), b.to(fp8.FORWARD).t()
@@ -329,6 +352,7 @@ def build_probes(device: torch.device) -> list[tuple[str, float, Callable[[], ob
     source, target = (torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2))
     found.append(("copy", 2 * num_bytes, lambda: target.copy_(source)))  # read and written
     if cuda:
+        # Page-locked, since a copy from pageable memory would measure the host's own copying.
         host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
         found.append(("host_copy", num_bytes, lambda: target.copy_(host, non_blocking=True)))
     return found

@@ -23,6 +23,7 @@ class Meeting:
         """store: shared by all ranks; node: name of this rank's node."""
         self.config, self.store = config, store
         self.rank, self.size = config.rank, config.world_size
+        # A rank that died must end the wait of the others.
         store.set_timeout(datetime.timedelta(seconds=config.timeout_seconds))
         self._number = 0
         answers = [one.rsplit(" ", 1) for one in self.exchange(f"{node} {config.local_rank}")]
@@ -46,12 +47,14 @@ class Meeting:
     def _meet(self, keys: list[str]) -> list[str]:
         """Waits for every rank; returns the values of the keys, read only by the last to arrive: N reads, not N x N."""
         now, before = f"{self._number}", f"{self._number - 1}"
+        # An atomic counter: exactly one rank is the last.
         if self.store.add(f"{now}/came", 1) == self.size:
             found = [one.decode() for one in self.store.multi_get(keys)] if keys else []
             self.store.set(f"{now}/all", json.dumps(found))
             for name in ("came", "all"):  # every rank has read the previous answers
                 self.store.delete_key(f"{before}/{name}")
         answers: list[str] = json.loads(self.store.get(f"{now}/all"))
+        # A burn-in exchanges for hours; what was read must not stay in rank 0's memory.
         self.store.delete_key(f"{now}/{self.rank}")
         return answers
 
@@ -71,6 +74,7 @@ class Meeting:
         """Raises rank 0's reason, if any, as a ConfigError on all ranks, so that none waits for another."""
         message: str = json.loads(self.exchange(json.dumps(reason))[0])
         if message:
+            # Rank 0 must not take the store away while others still read the reason.
             self.leave()
             raise ConfigError(message)
 
@@ -87,6 +91,8 @@ class Meeting:
         config = dataclasses.replace(
             self.config, rank=list(ranks).index(self.rank), world_size=len(ranks)
         )
+        # Groups of the same moment differ in their first rank,
+        # and those of later ones in the number.
         return World(
             config, distributed.PrefixStore(f"{self._number}/world/{ranks[0]}", self.store)
         )
@@ -99,6 +105,7 @@ def pairings(count: int, most: int) -> list[list[tuple[int, int]]]:
     """
     seats: list[int | None] = [*range(count)]
     if count % 2:
+        # Who meets the empty seat rests.
         seats.append(None)
     rounds = []
     for _ in range(min(len(seats) - 1, most)):

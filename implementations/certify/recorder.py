@@ -32,6 +32,7 @@ class Recorder:
         )  # CPU seconds of this process in each step last taken
         self._steps: list[list[Any]] = []
         self._cpu: list[list[float]] = []
+        # Events are used again: a burn-in would create millions.
         self._free: list[torch.cuda.Event] = []
         self._hooks: dict[nn.Parameter, torch.utils.hooks.RemovableHandle] = {}
         self._last: torch.Tensor | None = None
@@ -49,6 +50,7 @@ class Recorder:
 
     def watch_last(self) -> None:
         """Keeps only the hook of the parameter whose gradient comes last: the order is the same in every step."""
+        # A hook for each of hundreds of parameters would take time that is then measured.
         for parameter, hook in self._hooks.items():
             if parameter is not self._last:
                 hook.remove()
@@ -57,6 +59,8 @@ class Recorder:
     def begin(self) -> None:
         """Begins a step."""
         self._steps.append([None] * len(_MARKS))
+        # Of all threads of the process; the verdict tells a
+        # starved rank by time without CPU seconds.
         self._cpu.append([time.process_time()] * 2)
         self.mark("start")
 
@@ -68,6 +72,7 @@ class Recorder:
         if self.device.type != "cuda":
             step[place] = time.perf_counter()
             return
+        # Each micro-batch marks its gradients: the same event is recorded again.
         if step[place] is None:
             step[place] = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)
         step[place].record()
@@ -75,6 +80,7 @@ class Recorder:
     def end(self, whole: bool = False) -> None:
         """Ends a step on the host. whole: it was one CUDA graph, which has no marks inside and counts as compute."""
         if whole:
+            # Marks after the graph fall together, so wait and update take no time.
             for name in _MARKS[2:]:
                 self.mark(name)
         if self._cpu:
@@ -83,11 +89,13 @@ class Recorder:
     def take(self) -> np.ndarray:
         """Returns and clears the seconds by step and part, float32 [steps, 4]. Waits for the device."""
         taken = np.empty((len(self._steps), len(PARTS)), np.float32)
+        # The only place where the host waits for the device.
         if cuda := self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for number, marks in enumerate(self._steps):
             for part, (begin, end) in enumerate(pairwise(marks)):
                 taken[number, part] = begin.elapsed_time(end) / 1e3 if cuda else end - begin
+            # elapsed_time has been read, so they may be recorded anew.
             self._free += marks if cuda else []
         self.cpu = np.array([end - begin for begin, end in self._cpu], np.float32)
         self._clear()

@@ -20,7 +20,9 @@ import numpy as np
 
 from review.acceptance.schema import CPUS, FIELDS, SAMPLE
 
+# At one a second, samples are first thinned after 11 hours.
 MAX_SAMPLES = 20_000  # at twice as many, every other sample is dropped and the interval doubles
+# Links of an H100; errors of a link: replay, recovery, CRC of flits and of data.
 _NVLINKS, _NVLINK_COUNTERS = 18, 4
 _NAN = float("nan")
 
@@ -32,10 +34,12 @@ class Gpus:
         """uuids: of each local rank's GPU, as PyTorch writes them, without NVML's prefix GPU-."""
         self.nvml: Any = None
         with contextlib.suppress(ImportError):
+            # The module of the package nvidia-ml-py.
             nvml = importlib.import_module("pynvml")
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlInit()
                 self.nvml = nvml
+        # One handle for each local rank, in its order, which may differ from NVML's.
         handles = (f"GPU-{uuid}".encode() for uuid in uuids if self.nvml)
         self.devices = [
             self.ask(lambda nvml, one: nvml.nvmlDeviceGetHandleByUUID(one), one) for one in handles
@@ -63,6 +67,7 @@ class Gpus:
                     for name, answer in answers.items()
                 }
                 events = self._events[number]
+                # Waits 0 ms, so that the loop ends at the first time-out with all that has come.
                 while events is not None and (event := self.ask(_next_event, events)) is not None:
                     self._xid[number] = [self._xid[number][0] + 1, float(event.eventData)]
                 row["xid_count"], row["xid_last"] = (
@@ -143,6 +148,7 @@ class Cpus:
     def sample(self) -> Iterator[dict[str, float]]:
         before, self._before = self._before, self._times()
         idle, total = (now - then for now, then in zip(self._before, before, strict=True))
+        # In thousandths of a degree; servers without thermal zones have hwmon's sensors.
         celsius = self._numbers("class/thermal/thermal_zone*/temp") or self._numbers(
             "class/hwmon/hwmon*/temp*_input"
         )
@@ -150,6 +156,7 @@ class Cpus:
             kilohertz / 1e3
             for kilohertz in self._numbers("devices/system/cpu/cpu*/cpufreq/scaling_cur_freq")
         ]
+        # Without a driver of cpufreq, as in most virtual machines.
         if not clocks:
             with contextlib.suppress(OSError, ValueError):
                 lines = (self.proc / "cpuinfo").read_text().splitlines()
@@ -174,6 +181,8 @@ class Cpus:
         """Jiffies (idle, total) since boot."""
         try:
             with open(self.proc / "stat", encoding="ascii") as file:
+                # user nice system idle iowait irq softirq steal;
+                # guest time is part of user already.
                 times = [float(word) for word in file.readline().split()[1:9]]
             return times[3] + times[4], sum(times)
         except (OSError, ValueError, IndexError):
@@ -193,6 +202,7 @@ class Sampler:
         self.sources, self.interval = sources, interval
         self._samples: list[np.ndarray] = []
         if earlier is not None and len(earlier):
+            # Sample by sample again, so that thinning treats old and new rows alike.
             self._samples = np.split(earlier, np.flatnonzero(np.diff(earlier["time"])) + 1)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
@@ -203,6 +213,7 @@ class Sampler:
     def stop(self) -> np.ndarray:
         """Ends the thread; returns all rows (SAMPLE)."""
         self._over.set()
+        # A driver that hangs must not hold up the record; the thread is a daemon.
         self._thread.join(self.interval + 30)
         return self.rows()
 

@@ -61,6 +61,7 @@ class Config:
 
     def programs(self, on_gpus: bool) -> dict[str, str]:
         """Path of each tool by name. Raises ConfigError for a requested tool that cannot run."""
+        # Unasked, a missing tool is no fault; asked for by name, it is.
         if not self.tools:
             return {name: path for name in KNOWN if on_gpus and (path := shutil.which(name))}
         found = {}
@@ -90,8 +91,10 @@ class Config:
                 yield name, [path, "-j", "-t", *COPIES]
             else:
                 test = name.removesuffix(ALL_NODES)
+                # A collective of one GPU moves nothing.
                 if name == test and gpus > 1:
                     yield test, [path, *SIZES, "-g", str(gpus)]
+                # The program of that name, built with MPI, has precedence over the plain one.
                 if self.mpi and (name != test or test + ALL_NODES not in programs):
                     yield test + ALL_NODES, [*shlex.split(self.mpi), path, *SIZES, "-g", "1"]
 
@@ -126,10 +129,12 @@ def run(
     Returns rows of ``probes``, and for ``about`` the name, version, faults and skipped tests of each tool.
     """
     commands = dict(config.commands(programs, len(meeting.node_ranks)))
+    # Meanwhile the other ranks wait in the store, longer than its usual limit allows.
     patience = meeting.config.timeout_seconds + ROUNDS * TOOL_SECONDS * len(commands)
     meeting.store.set_timeout(datetime.timedelta(seconds=patience))
     rows: list[tuple[Any, ...]] = []
     reports: list[dict[str, Any]] = []
+    # One after the other: a test of a node would take bandwidth from one over all nodes.
     for over_all in (False, True):
         ranks = range(meeting.size) if over_all else meeting.node_ranks
         # With the launcher's variables of this rank, a tool would take itself for a rank of the job.
@@ -141,6 +146,7 @@ def run(
                 about, rates = test(name, command, len(ranks), path, TOOL_SECONDS, own)
                 reports.append(about)
                 for number, what, gpu, peer, amount, rate in rates:
+                    # Tools see every GPU of the node, also those that the job has no rank for.
                     if gpu < len(ranks):
                         rows.append(
                             (ranks[gpu], what.encode(), number, peer, amount / rate / 1e9, amount)
@@ -161,6 +167,7 @@ def test(
     """Runs a tool's rounds; its name, version, faults and skipped tests, and (round, *rate) of each of its rates."""
     about: dict[str, Any] = {"name": name, "version": "", "faults": [], "skipped": []}
     rates: list[tuple[Any, ...]] = []
+    # A diagnosis is a verdict, not a rate with noise.
     for number in range(1 if name == DIAGNOSTIC else ROUNDS):
         try:
             found = read(
@@ -185,12 +192,14 @@ def execute(
     errors = path.with_suffix(".err")
     with open(path, "wb") as out, open(errors, "wb") as err:
         try:
+            # Into files, not pipes: what a tool printed before it hung is kept.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 env=dict(environ),
+                # A process group of its own, to kill it with its children.
                 start_new_session=True,
             )
         except OSError as error:
@@ -203,6 +212,7 @@ def execute(
             raise ToolError(f"did not end in {seconds:g} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError):
+                # Also after a normal end: a child that is left would disturb the load.
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     return status, "\n".join(
@@ -228,6 +238,7 @@ def read(name: str, status: int, text: str, ranks: int) -> Reading:
             found = read_nvbandwidth(text, ranks)
         else:
             found = read_nccl_tests(name, text, ranks)
+    # RecursionError is json's answer to brackets nested thousands deep.
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError):
         short = "its output is truncated or has an unknown format"
         raise ToolError(": ".join([ended if status else short, *lines[-1:]])) from None
@@ -254,6 +265,7 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
     algorithm to bus bandwidth that the largest size shows.
     """
     version = re.search(r"nccl-tests version (\S+)(?:.*nccl-library=(\d+))?", text)
+    # Printed after the table: where the output was cut off, this raises IndexError.
     wrong = int(re.findall(r"Out of bounds values *: *(\d+)", text)[-1])
     took_part = len({*re.findall(r"^# +Rank +(\d+)", text, re.M)})
     if took_part != ranks:
@@ -265,6 +277,7 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
         code = int(version[2])
         found.version += f" with NCCL {code // 10000}.{code // 100 % 100}.{code % 100}"
     rows = [words for words in map(str.split, text.splitlines()) if words and words[0].isdigit()]
+    # A row that was cut off must not count as a size with fewer columns.
     if any(len(words) != 13 for words in rows):
         raise ValueError(name)
     wrong = max(wrong, *(int(words[8]) for words in rows), 0)
@@ -276,10 +289,12 @@ def read_nccl_tests(name: str, text: str, ranks: int) -> Reading:
         found.fail(f"measured {len(table)} of {NUM_SIZES} sizes, the largest {largest:,} bytes")
     factor = bus / algorithm if is_positive(algorithm) else math.nan
     for size, microseconds, _, rate in table:
+        # `not >=` is true of nan too.
         if not rate >= 1 and size < SURE_SIZE:  # too few digits
             rate = size / microseconds / 1e3 * factor if microseconds else math.nan
         if is_positive(rate):
             found.rates.append((name, 0, NOBODY, float(size), rate))
+        # Sizes are rounded down to multiples of the ranks: the smallest may be 0 bytes.
         elif size:
             found.fail(f"{rate:g} GB/s at {size:,} bytes")
     if wrong:
@@ -296,6 +311,7 @@ def read_nvbandwidth(text: str, gpus: int) -> Reading:
     if warning := report.get("warning"):
         found.faults.append(("", "warn", _one_line(warning)))
     cases = {case["name"]: case for case in report["testcases"]}
+    # By the names asked for, so that a test that is missing in the report is a fault.
     for name in COPIES:
         case = cases.get(name, {"status": "Not Found"})
         status = case["status"]
@@ -323,6 +339,7 @@ def _read_matrix(found: Reading, name: str, matrix: Sequence[Sequence[Any]], gpu
             gpu, peer = (row, column) if in_pairs else (column, NOBODY)
             rate = math.nan if cell == "N/A" else float(cell)
             if is_positive(rate):
+                # nvbandwidth prints rates only; of 1e9 nominal bytes they become seconds.
                 found.rates.append((name, gpu, peer, 1e9, rate))
             else:
                 who = f"GPU {gpu} from GPU {peer}" if in_pairs else f"GPU {gpu}"
@@ -350,12 +367,14 @@ def _read_diagnosis(found: Reading, test: Mapping[str, Any]) -> None:
     """Adds the faults of one test: those of its results, and of its summary where that says more."""
     name, results, summary = str(test["name"]), test.get("results", []), test.get("test_summary")
     for result in results:
+        # A GPU that no result names was not tested.
         if (device := _device(result)).startswith("GPU"):
             found.gpus.add(device)
     given = [*results, *([summary] if summary else [])]
     if not given:
         found.fail(f"{name}: no result")
         return
+    # Some tests have only a summary.
     skipped = [result for result in results or given if _status(result) in ("skip", "not run")]
     if len(skipped) == len(results or given):
         found.skipped.append(name)
@@ -407,6 +426,7 @@ def _fault(name: str, result: Mapping[str, Any]) -> tuple[str, str, str] | None:
     status, warnings = _status(result), _warnings(result)
     if status in ("pass", "skip", "not run") and not result.get("warnings"):
         return None
+    # A status that is not known here fails.
     known_good = status in ("pass", "skip", "not run", "warn") or _is_setting(result)
     message = f"{name}: {'; '.join(warnings) or status}"
     return _device(result), "warn" if known_good else "fail", message
