@@ -46,12 +46,14 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
         if (
             words
             and not words[0].startswith("-")
+            # A word close to a command is told so by from_options.
             and not difflib.get_close_matches(words[0], COMMANDS)
         ):
             raise ConfigError(
                 f"{words[0]}: no such command; training takes only settings (--task squad ...)"
             )
         given = variables.from_options(words, [*COMMANDS, "--check", "--help"])
+        # Only now: PyTorch comes with it.
         from bert.training import schedule
         from finetune.train import Config, run
 

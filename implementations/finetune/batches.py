@@ -18,6 +18,7 @@ from bert.data.batch import Batch, Capacity, padded
 from bert.data.tokens import Integers
 from bert.training.graph import graph_capacity, static_batch
 
+# The default ignore_index of F.cross_entropy.
 IGNORE = -100
 
 
@@ -74,9 +75,11 @@ class Samples:
             [self.sequences[i] for i in chosen],
             self.lengths[chosen].astype(np.int64),
         )
+        # Sequences end to end: S+1 offsets, and T positions that restart in each sequence.
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         second = np.repeat([begin for _, begin in sequences], lengths)
+        # The name of its first label field tells the kind of task.
         kind = {"starts": SpanBatch, "labels": LabelledBatch, "numbers": NumberBatch}[
             next(iter(self.labels))
         ]
@@ -115,6 +118,8 @@ class Order:
     def step(self, step: int) -> list[np.ndarray]:
         """Sample indices of each micro-batch of a step (counted from 1) on this rank."""
         count = self.batch_size * self.num_micro_batches * self.world_size
+        # Places in an endless row of epochs. Ranks take turns: a global batch holds the same
+        # samples on any number of ranks.
         places = np.arange((step - 1) * count + self.rank, step * count, self.world_size)
         epochs, within = np.divmod(places, self.num_samples)
         chosen = np.empty(len(places), dtype=np.int64)
@@ -125,6 +130,7 @@ class Order:
         return np.split(chosen, self.num_micro_batches)
 
 
+# Two: a step may lie across the end of an epoch.
 @lru_cache(maxsize=2)
 def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
@@ -141,6 +147,8 @@ class Room:
     @classmethod
     def of(cls, lengths: Integers, order: Order, num_steps: int) -> Room:
         """Size for the first ``num_steps`` steps; tokens are rounded up to a multiple of 16 for the tensor cores."""
+        # The order is known in advance, so every micro-batch of
+        # the run can be weighed before the capture.
         steps = range(1, num_steps + 1)
         sums = np.array(
             [lengths[chosen].sum(dtype=np.int64) for step in steps for chosen in order.step(step)]
@@ -156,6 +164,7 @@ class Room:
 
     def fill(self, batch: Batch) -> Batch:
         """Pads the batch to this size; losses and gradients do not change."""
+        # A graph keeps the max_seqlen of its capture, so it must hold for every batch.
         return static_batch(dataclasses.replace(batch, max_seqlen=self.longest), self.capacity)
 
     def __str__(self) -> str:
@@ -182,6 +191,7 @@ class Source:
         batches: list[Batch] = [
             self.samples.batch(chosen) for chosen in self.order.step(self.number)
         ]
+        # Counted on even if a step of fp16 overflows: it is retried on the next batch.
         self.number += 1
         if self.room is not None:
             batches = [self.room.fill(batch) for batch in batches]

@@ -17,6 +17,7 @@ from finetune import files, saved
 from finetune.batches import Samples
 from finetune.dialect import Reading
 
+# Not timed: the first ones compile kernels and fill the allocator's caches.
 WARM_UP_BATCHES = 3
 
 
@@ -48,6 +49,7 @@ def predict(
         "--n-best", type=natural, default=3, help="answers to show (default %(default)s)"
     )
     options = parser.parse_args(arguments)
+    # Before the model is loaded, which takes seconds.
     if (options.input is None) != (options.output is None):
         raise ConfigError("--input needs --output, and --output needs --input")
     model = saved.load(options.folder, options.device)
@@ -104,6 +106,8 @@ def benchmark(
     length = min(options.length or model.facts["max_seq_length"], shape.max_position_embeddings)
     ids = (
         np.random.default_rng(0)
+        # Below 1,000 BERT's vocabulary holds special and
+        # unused entries; the remainder serves tiny ones.
         .integers(1000 % shape.vocab_size, shape.vocab_size, length)
         .astype(np.int32)
     )
@@ -113,6 +117,7 @@ def benchmark(
         if not (texts := [text for _, _, text in rows if text is not None]):
             raise ConfigError(f"{options.input}: has no rows")
     for size in options.batch_sizes:
+        # The labels are never read; their name makes it a batch of classes.
         samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
         for number in range(WARM_UP_BATCHES + options.batches):
             chosen = [texts[(number * size + i) % len(texts)] for i in range(size)] if texts else []
@@ -147,10 +152,12 @@ def seeds(
     """Table of the metrics of a run's trials, with mean and standard deviation."""
     parser.add_argument("folder", type=Path, help="folder of the run, results/<RUN_NAME>")
     folder = parser.parse_args(arguments).folder
+    # By number, as model_10 sorts before model_2.
     paths = sorted(folder.glob("model_*/figures.json"), key=lambda path: int(path.parent.name[6:]))
     if not paths:
         raise ConfigError(f"{folder}: no model_N/figures.json: give the folder of a run")
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    # The seed alone may differ: a mean over other settings or data means nothing.
     settings = [
         {name: value for name, value in row.get("settings", {}).items() if name != "SEED"}
         for row in rows

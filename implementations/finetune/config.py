@@ -21,6 +21,7 @@ from bert.training.config import Hardware
 from common.env import ConfigError, env, from_env
 
 # Fine-tuning's own defaults.
+# As in the fine-tuning of the BERT paper: Adam with decay, 10% of warm-up, then linear to 0.
 DEFAULTS = {"OPTIMIZER": "adamw", "LR_SCHEDULE": "linear", "WARMUP_PROPORTION": "0.1"}
 
 # What a resumed run may change, besides rundir.OUTPUT. Paths are compared by the content of their files.
@@ -141,6 +142,7 @@ class Config(Hardware):
         self.checkpoint.check()
         self.observers.check(self.run)
         self.check_device(uses_graph=self.uses_graph)
+        # These raise for what is missing or malformed.
         _ = self.trial_seed
         _ = self.weights_folder
         if self.keep_best and self.mode != "train-eval":
@@ -162,6 +164,8 @@ class Config(Hardware):
                 else "no such folder"
             )
             raise ConfigError(f"DATA={self.data}: {problem}")
+        # A head answers only what it was trained for; training
+        # starts a new one where it does not fit.
         task = self.described.get("task", self.task)
         if task != self.task and not self.trains:
             raise ConfigError(
@@ -184,8 +188,11 @@ class Config(Hardware):
     @property
     def length(self) -> int:
         """Maximum tokens per sequence: MAX_SEQ_LENGTH, else as fine-tuned, else 384 for SQuAD and 128 for others."""
+        # 384 and 128 tokens are those of the published run_squad.py and run_classifier.py.
         usual = min(384 if self.task == "squad" else 128, self.model.max_position_embeddings)
         return self.max_seq_length or int(
+            # A fine-tuned model predicts with the length of its
+            # training, since its windows depend on it.
             (not self.trains and self.described.get("max_seq_length")) or usual
         )
 
@@ -235,6 +242,7 @@ class Config(Hardware):
     def trial_seed(self) -> int:
         """Seed of this trial. Raises ConfigError for invalid or too few SEEDS."""
         if not self.seeds:
+            # Trials differ without any setting, and a repeated run gives the same results.
             return 1 + self.run.trial if self.seed is None else self.seed
         seeds = self.seeds.split(",")
         if not all(seed.strip().isdecimal() for seed in seeds):
@@ -277,6 +285,7 @@ def read(environ: Mapping[str, str]) -> Config:
     base = config.checkpoint.directory
     if base is None or saved_checkpoints(base):  # of an earlier version, without a folder per seed
         return config
+    # A folder per seed, so that no trial resumes from another's checkpoint.
     own = dataclasses.replace(config.checkpoint, directory=base / f"seed_{config.trial_seed}")
     return dataclasses.replace(config, checkpoint=own)
 

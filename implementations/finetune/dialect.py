@@ -24,6 +24,7 @@ KINDS = ("tsv", "csv", "jsonl")
 SEPARATORS = {",": "','", ";": "';'", "|": "'|'", "\t": "tab"}
 SPELLINGS = {"tab": "\t", "\\t": "\t", "none": ""}  # of --separator, besides the character
 HEAD = 1 << 20  # characters in which the dialect is looked for: quoted cells may be long
+# First bytes of the files that people give by mistake.
 _FOREIGN = {
     b"PK\x03\x04": ("an Excel workbook or a zip archive", "save the sheet as CSV (UTF-8)"),
     b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save the sheet as CSV (UTF-8)"),
@@ -32,6 +33,7 @@ _FOREIGN = {
     b"\xfd7zXZ\x00": ("xz", "unpack it, or pack it with gzip"),
     b"\x28\xb5\x2f\xfd": ("zstd", "unpack it, or pack it with gzip"),
 }
+# csv refuses cells above 131,072 characters otherwise.
 csv.field_size_limit(1 << 30)  # cells may be long
 
 Row = list[str] | dict[str, Any]
@@ -62,8 +64,10 @@ class RowFile:
 
         A blank line is a row of a table with one column, where it is an empty text, but not at its end.
         """
+        # In a table of several columns a blank line is no row.
         one_column = self.kind != "jsonl" and len(self.head[0] if self.head else ()) == 1
         blank: list[int] = []
+        # csv finds the ends of lines itself; outside of CSV only a line feed ends a row.
         with opened(self.path, self.encoding, "" if self.quoted else "\n") as file:
             for number, row in self._parsed(file):
                 if row:
@@ -79,9 +83,12 @@ class RowFile:
         lines = self._lines(file)
         try:
             if self.quoted:
+                # strict: a quotation mark that does not close is an
+                # error, not the rest of the file in one cell.
                 reader = csv.reader(lines, delimiter=self.separator or ",", strict=True)
                 for cells in reader:
                     yield number, cells
+                    # A row may have several lines: the next one begins after its last.
                     number = reader.line_num + 1
                 return
             for number, line in enumerate(lines, 1):
@@ -121,6 +128,7 @@ def unpacked(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, unpacked if it is gzip. Raises DataError for a file that cannot be read."""
     try:
         with open(path, "rb") as file:
+            # By content, as the name may lack .gz.
             if not file.peek(2).startswith(b"\x1f\x8b"):
                 yield file
                 return
@@ -151,6 +159,7 @@ def row_file(
     encoding = reading.encoding or _encoding_of(path)
     try:
         with opened(path, encoding) as file:
+            # One character more tells whether this is the whole file.
             text, is_cut = file.read(HEAD), bool(file.read(1))
     except UnicodeError:
         raise DataError(f"{path}: {_undecodable(path, encoding)}") from None
@@ -173,6 +182,7 @@ def row_file(
         # Only in TSV are quotation marks usually text; in CSV one that does not close is an error.
         quoted = enclosed or (separator not in ("", "\t") and not plain_quotes)
         found = RowFile(path, "csv" if quoted else kind or "csv", encoding, separator, quoted)
+    # What Rows needs to tell the header and the types of the columns.
     head, size = list[Row](), 0
     for _, row in found:
         head.append(row)
@@ -194,6 +204,7 @@ class _Parse(NamedTuple):
 
     @property
     def is_rectangular(self) -> bool:
+        # A wrong separator seldom passes: texts and prices have unequal numbers of commas.
         return not self.problem and len(self.widths) == 1
 
 
@@ -208,8 +219,10 @@ def _parse(text: str, separator: str, is_cut: bool) -> _Parse:
                 rows.append((line, cells))
             line = reader.line_num + 1
     except csv.Error as error:
+        # A quoted cell that the cut left open.
         within_last = is_cut and "unexpected end" in str(error)
         return _Parse(rows, "" if within_last else f":{line}: not CSV ({error}): {_QUOTES}")
+    # The last row may be cut off.
     return _Parse(rows[: -1 if is_cut else None], "")
 
 
@@ -225,11 +238,13 @@ def _separator(
     if kind == "tsv":
         return "\t"
     parses = {mark: _parse(text, mark, is_cut) for mark in SEPARATORS}
+    # No separator occurs: a text per line.
     if all(parse.is_rectangular and set(parse.widths) == {1} for parse in parses.values()):
         return ""
     right = [
         mark for mark, parse in parses.items() if parse.is_rectangular and max(parse.widths) > 1
     ]
+    # Where several fit, the one that gives the wanted columns; "a,b;c" can be split at either.
     named = [
         mark for mark in right if set(wanted) <= {cell.strip() for cell in parses[mark].rows[0][1]}
     ]
@@ -281,8 +296,10 @@ def _encoding_of(path: Path) -> str:
     for signature, (what, cure) in _FOREIGN.items():
         if start.startswith(signature):
             raise DataError(f"{path}: is {what}: {cure}")
+    # Before UTF-16, whose mark is the beginning of this one.
     if start.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")):
         return "utf-32"
+    # utf-8-sig also reads files without a mark.
     return "utf-16" if start.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
 
 

@@ -23,6 +23,7 @@ from finetune.saved import Saved
 from finetune.tables import Layout, Rows, lines_told
 from finetune.tasks import digest
 
+# A killed prediction loses at most one.
 CHUNK = 4096  # rows sorted by length and written together
 SECONDS = 10  # between progress lines
 
@@ -64,19 +65,23 @@ def _predict(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(source)
         if source == "-":
+            # It is read several times: to find the dialect, to check every row, to predict.
             path = Path(folder, "standard input")
             with open(path, "wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
         elif target.exists() and path.exists() and target.samefile(path):
             raise ConfigError(f"--output {target} is the input file: give another name")
         table = read_rows(model, path, columns, reading)
+        # Every row is checked first, so that a bad one at the end does not show after hours.
         names, total = _check(path, table, kind)
         added = _added(model, names)
+        # Rows are taken over only if all that determines them is the same, by content.
         about = {"texts": table.texts, "batch_size": batch_size, "input": digest(path)}
         about |= {"added": added, "reading": vars(reading)}
         about["model"] = [
             digest(model.folder / name) for name in ("model.safetensors", "task.json")
         ]
+        # Beside the output, where the same command finds it again.
         kept = target.with_name(
             f".{target.name}.rows"
         )  # predictions so far: ``about``, then a JSON row per line
@@ -101,6 +106,7 @@ def _predict(
                         f"finetune: {count:,} of {total:,} rows, {speed:,.0f} rows/s, {left}",
                         file=sys.stderr,
                     )
+            # The output appears whole; until then its rows are kept beside it.
             _write_output(file, target, kind, names, added, model.facts.get("labels", ()))
         kept.unlink()
 
@@ -127,6 +133,7 @@ def _with_predictions(
     predictions = iter(model.predict(present, batch_size) if present else [])
     for _, row, texts in chunk:
         found = {"prediction": None} if texts is None else next(predictions)
+        # A context would be repeated for each of its questions.
         row.pop(table.hidden, None)
         yield row | {added[name]: value for name, value in found.items() if name in added}
 
@@ -155,6 +162,7 @@ def _check(path: Path, table: Texts, kind: str) -> tuple[list[str], int]:
         names |= dict.fromkeys(row)
         if texts is None:
             lacking.append(line)
+        # TSV is written without quotation marks, as GLUE's files are.
         if kind == "tsv" and any(
             isinstance(cell, str) and set("\t\n") & set(cell)
             for name, cell in row.items()
@@ -187,6 +195,7 @@ def read_rows(model: Saved, path: Path, columns: tuple[str, ...], reading: Readi
                 yield number, row, (question.text, context)
 
         return Texts(("question", "context"), "SQuAD", questions, hidden="context")
+    # A table of questions has these columns, whatever the names in training.
     usual = ("question", "context") if model.answers else tuple(model.facts.get("columns", ()))
     layout = Layout(
         texts=columns, usual=usual, labels=tuple(model.facts.get("labels", ())),
@@ -208,8 +217,11 @@ def _resume(file: Any, about: dict[str, Any]) -> int:
     if file.readline() == (first := json.dumps(about) + "\n"):
         end = file.tell()
         for count, line in enumerate(iter(file.readline, ""), 1):
+            # A line that was cut off when the process was killed.
             if not line.endswith("}\n"):
                 break
+            # Only whole chunks: sequences of a chunk are batched by
+            # length, so others would round differently.
             if count % CHUNK == 0:
                 done, end = count, file.tell()
     file.seek(end)
@@ -236,6 +248,7 @@ def _write_output(
             return
         rows = map(json.loads, file)
         if kind == "json":
+            # The official script counts an empty text as "no answer".
             answers = {row["id"]: row[added["prediction"]] or "" for row in rows}
             output.write(json.dumps(answers, indent=4, ensure_ascii=False) + "\n")
             return

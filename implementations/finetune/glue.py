@@ -45,6 +45,7 @@ def matthews(predicted: Labels, true: Labels) -> float:
 
 def pearson(predicted: Labels, true: Labels) -> float:
     """Pearson correlation, -1 to 1; 0 if either series is constant."""
+    # In fp64: of series with a large mean, little would be left in fp32.
     x, y = (
         np.asarray(values, np.float64) - np.mean(values, dtype=np.float64)
         for values in (predicted, true)
@@ -64,6 +65,7 @@ def pearson_and_spearman(predicted: Labels, true: Labels) -> float:
 
 def probabilities(scores: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
     """Softmax."""
+    # Less the maximum, as exp overflows above 88 in fp32.
     shares = np.exp(scores - scores.max(), dtype=np.float64)
     return np.asarray(shares / shares.sum())
 
@@ -73,6 +75,7 @@ def prediction(
 ) -> tuple[str | float, dict[str, float]]:
     """Predicted label and the probability of each, from a sequence's scores; a number if there are no labels."""
     if not labels:
+        # More digits than fp32 has would be noise.
         return round(float(scores[0]), 6), {}
     return labels[int(scores.argmax())], dict(
         zip(labels, probabilities(scores).tolist(), strict=True)
@@ -92,6 +95,7 @@ class Task:
 
 
 CLASSES, NUMBERS = (accuracy,), (pearson, spearman, pearson_and_spearman)  # default metrics
+# The metrics that GLUE's leaderboard reports.
 _PAIR, _TWO = (accuracy, f1, accuracy_and_f1), ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 
@@ -106,6 +110,7 @@ def _task(
         texts=tuple(texts.split(", ")), label=label, labels=labels, names=names, numbers=not labels,
         published=True,
     )  # fmt: skip
+    # GLUE scores MNLI twice: on the genres of its training, and on others.
     mnli = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
     return Task(layout=layout, metrics=metrics, parts=mnli if answers == "MNLI" else {"": answers})
 
@@ -126,6 +131,7 @@ TASKS: dict[str, Task] = {
         _task("QQP", "question1, question2", "is_duplicate", _TWO, _PAIR),
         _task("QNLI", "question, sentence", "label", _ENTAILED, CLASSES),
         _task("RTE", "sentence1, sentence2", "label", _ENTAILED, CLASSES),
+        # A similarity from 0 to 5, predicted as a number.
         _task("STS-B", "sentence1, sentence2", "score", (), NUMBERS),
         _task("WNLI", "sentence1, sentence2", "label", _TWO, CLASSES),
     )
@@ -144,16 +150,19 @@ def encode(
     sequences = []
     for text, a, b in zip(texts, first, second, strict=True):
         pair = len(text) == 2
+        # Special tokens: [CLS] and [SEP], for a pair one more [SEP].
         keep_a, keep_b = kept(len(a.ids), len(b.ids), max_seq_length - 2 - pair)
         parts: list[npt.ArrayLike] = [[tokenizer.cls], a.ids[:keep_a], [tokenizer.sep]]
         parts += [b.ids[:keep_b], [tokenizer.sep]] if pair else []
         ids = np.concatenate(parts).astype(np.int32)
+        # The second segment starts after [CLS] a [SEP]; without one, past the end.
         sequences.append((ids, keep_a + 2 if pair else len(ids)))
     return sequences
 
 
 def kept(a: int, b: int, room: int) -> tuple[int, int]:
     """Tokens kept of each text of a pair: the longer one is truncated until both fit, b if they are equal."""
+    # The result of Google's _truncate_seq_pair, which removes tokens in a loop.
     surplus = max(a + b - room, 0)
     from_longer = min(surplus, abs(a - b))
     a, b = (a - from_longer, b) if a > b else (a, b - from_longer)

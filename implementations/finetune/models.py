@@ -69,6 +69,7 @@ class SpanPrediction(FineTuned):
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
 
     def stages(self) -> list[nn.Module]:
+        # In the order of the forward pass, by which gradients are reduced and parameters gathered.
         return [self.bert.embeddings, *self.bert.encoder.layer, self.qa_outputs]
 
     def scores(self, batch: Batch) -> Tensor:
@@ -78,21 +79,28 @@ class SpanPrediction(FineTuned):
         """-log softmax over the tokens of each sequence, at its start and end."""
         scores = self.scores(batch)
         num_sequences, device = len(batch.starts), scores.device
+        # searchsorted wants the type of cu_seqlens, int32.
         tokens = torch.arange(len(scores), dtype=torch.int32, device=device)
         # Tokens past the last sequence of a padded batch belong to an additional sequence without labels.
         sequence = torch.searchsorted(batch.cu_seqlens[1:].contiguous(), tokens, right=True)
+        # [T, 2]: the sequence of each token, for its start and its end score.
         index = sequence[:, None].expand(-1, 2)
+        # Without the maximum, exp would overflow. It cancels out, so no gradient flows through it.
         floor = scores.new_full((num_sequences + 1, 2), torch.finfo(scores.dtype).min)
         largest = floor.scatter_reduce(0, index, scores.detach(), "amax")
         sums = scores.new_zeros(num_sequences + 1, 2).scatter_add(
             0, index, (scores - largest[sequence]).exp()
         )
+        # A padding sequence may have no tokens: the log of 0 would be -inf, and its gradient nan.
         log_sums = (
             largest[:-1] + sums[:-1].clamp(min=torch.finfo(scores.dtype).tiny).log()
         )  # [S, 2]
         labels = torch.stack([batch.starts, batch.ends], dim=1)  # [S, 2]
         known = labels != IGNORE
+        # Labels count from the start of the sequence; unknown ones
+        # point anywhere, and where() drops them.
         places = torch.where(known, labels + batch.cu_seqlens[:-1, None], 0)
+        # At least 1: a micro-batch without any known answer has a loss of 0, not nan.
         return SpanLosses(
             torch.where(known, log_sums - scores.gather(0, places), 0).sum()
             / known.sum().clamp(min=1)
@@ -112,6 +120,7 @@ class Classification(FineTuned):
     def scores(self, batch: Batch) -> Tensor:
         # A padding sequence may start at T, one past the last token; its label is ignored.
         first = batch.cu_seqlens[:-1].clamp(max=len(batch.input_ids) - 1)
+        # As in Hugging Face's BertForSequenceClassification and in Google's run_classifier.py.
         pooled = F.dropout(
             self.bert.pooler(self.bert(batch, first)),
             self.config.hidden_dropout_prob,
@@ -122,15 +131,18 @@ class Classification(FineTuned):
     def forward(self, batch: LabelledBatch | NumberBatch) -> LabelLosses:
         scores = self.scores(batch)
         if isinstance(batch, NumberBatch):
+            # where() drops nan from the sum, but the gradient of what it drops would be 0 x nan.
             known = ~batch.numbers.isnan()
             errors = torch.where(known, scores[:, 0] - batch.numbers.nan_to_num(), 0)
             return LabelLosses(errors.square().sum() / known.sum().clamp(min=1))
+        # Its own mean is nan where no label is known.
         total = F.cross_entropy(scores, batch.labels, ignore_index=IGNORE, reduction="sum")
         return LabelLosses(total / (batch.labels != IGNORE).sum().clamp(min=1))
 
 
 def initialize(model: FineTuned, seed: int) -> None:
     """Initializes all parameters, for those that no checkpoint has: weights N(0, initializer_range), biases 0."""
+    # On the CPU and apart from the global generator: the same head on any device.
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for module in model.modules():
@@ -152,6 +164,7 @@ def load(model: FineTuned, path: Path) -> Loaded:
     tensors = read_state_dict(path)
     parameters = dict(model.named_parameters())
     lacking = [name for name in parameters if name not in tensors]
+    # The encoder must be there; a head or pooler may be new, as pretrained weights have another.
     heads = [
         name for name in lacking if not name.startswith("bert.") or name.startswith("bert.pooler.")
     ]
@@ -163,6 +176,7 @@ def load(model: FineTuned, path: Path) -> Loaded:
             f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
         )
     copy_weights(parameters, tensors, path)
+    # Buffers that older versions of transformers saved.
     positions = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
     return Loaded(
         lacking,

@@ -28,6 +28,7 @@ from finetune.tasks import samples_of
 @torch.no_grad()
 def batch_scores(model: FineTuned, batch: Batch) -> list[np.ndarray]:
     """Scores of each sequence of a batch: (tokens, 2) or (classes,). The batch is on the model's device."""
+    # The host waits here for the device.
     scores = model.scores(batch).cpu().numpy()
     return (
         np.split(scores, batch.cu_seqlens.cpu().numpy()[1:-1])
@@ -56,12 +57,15 @@ def by_length(samples: Samples) -> np.ndarray:
 
 def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -> list[np.ndarray]:
     """Scores of every sample, in order, on rank 0; empty elsewhere. A collective: each rank computes its share."""
+    # KEEP_BEST predicts between the steps of training.
     was_training = model.training
     model.eval()
+    # Dealt by length, so that all ranks have nearly as many tokens.
     found = scores_of(
         model, samples, by_length(samples)[world.rank :: world.size], batch_size, world.device
     )
     model.train(was_training)
+    # Of objects, as a rank's windows have different lengths.
     gathered: list[Any] = [found] * world.size
     if world.size > 1:
         distributed.all_gather_object(gathered, found)
@@ -106,6 +110,7 @@ class Saved(NamedTuple):
                 {"prediction": one, **({"probabilities": each} if each else {})}
                 for one, each in predictions
             ]
+        # A context is tokenized once for all of its questions.
         contexts = list(dict.fromkeys(context for _, context in texts))
         number_of = {context: number for number, context in enumerate(contexts)}
         questions = [
@@ -152,7 +157,9 @@ def load(folder: Path, device: str = "auto") -> Saved:
     place = torch.device(
         "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
     )
+    # PRECISION's default on this device: prediction does not read the run's environment.
     numerics = precision.Config().resolve(place)
+    # The fast backends need 16 bits.
     bound = kernels.bind_kernels(
         kernels.Config(attention="auto" if numerics.is_low else "sdpa_loop"), place
     )
@@ -164,6 +171,7 @@ def load(folder: Path, device: str = "auto") -> Saved:
     )
     huggingface.check_vocabulary(folder / "vocab.txt", shape)
     lacking, _ = models.load(model, folder / "model.safetensors")
+    # A head drawn at random would predict noise without a word.
     if lacking:
         raise ConfigError(f"{folder}: model.safetensors lacks {', '.join(lacking)}")
     model.to(place, numerics.dtype).eval()

@@ -29,6 +29,7 @@ from common.files import write_text
 from finetune.glue import probabilities
 
 PUNCTUATION = str.maketrans("", "", string.punctuation)
+# Those of the published run_squad.py: str.split() has more, and would count other words.
 WHITESPACE = " \t\r\n\u202f"  # separates words
 _WHITESPACE_CODES = np.array([ord(character) for character in WHITESPACE], dtype=np.uint32)
 _TO_SPACES = str.maketrans(dict.fromkeys(WHITESPACE, " "))
@@ -64,7 +65,9 @@ def is_squad(path: Path) -> bool:
     try:
         with open(path, encoding="utf-8-sig", errors="replace") as file:
             first = file.readline().lstrip()
+        # JSON Lines of ``datasets`` begin with { as well, but have no "data".
         return first.startswith("[") or (first.startswith("{") and "data" in json.loads(first))
+    # The first line is no whole document: SQuAD's JSON written over several lines.
     except ValueError:
         return True
     except OSError as error:
@@ -109,6 +112,7 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
             raise DataError(
                 f"{path}: {where} ({name}) has no answer, which training and evaluation need"
             )
+        # A context is tokenized once, however many questions it has.
         number = contexts.setdefault(context, len(contexts))
         questions[name] = Question(name, text, number, tuple(answers), impossible)
     if not questions:
@@ -126,6 +130,7 @@ def _json(path: Path) -> Any:
         return json.loads(data)
     except ValueError as error:
         try:
+            # ``datasets`` exports one record per line.
             return [json.loads(line) for line in data.splitlines() if line.strip()]
         except ValueError:
             raise DataError(f"{path}: not JSON ({error})") from None
@@ -133,6 +138,7 @@ def _json(path: Path) -> Any:
 
 def _part(path: Path, holder: Any, name: str, kind: type, where: str) -> Any:
     value = holder.get(name) if isinstance(holder, dict) else None
+    # In Python True is an integer too.
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         words = {list: "list", str: "string", int: "integer", bool: "boolean"}[kind]
         raise DataError(f"{path}: {where} has no {words} {name!r}: is this a SQuAD file?")
@@ -251,14 +257,17 @@ def make_features(
         if training and question.answers:
             answer, text = question.answers[0], dataset.contexts[question.context]
             span = answer_tokens(text, words[question.context], pieces, answer, answers[number].ids)
+            # The published code leaves out what it cannot find, too.
             if span is None:
                 left_out.append(question.id)
                 continue
         for begin, length in windows(len(pieces.ids), len(query), limits):
+            # 0 is [CLS]: this window has no answer, or not all of it.
             start = end = 0
             if span is not None and begin <= span[0] and span[1] < begin + length:
                 start, end = (token - begin + len(query) + 2 for token in span)
             rows.append((number, begin, length, start, end))
+    # reshape: without any window the array would have no columns to unpack.
     numbers, begins, lengths, starts, ends = np.array(rows, dtype=np.int32).reshape(-1, 5).T
     return Features(
         dataset, contexts, queries, numbers, begins, lengths, starts, ends, tokenizer
@@ -267,12 +276,14 @@ def make_features(
 
 def windows(num_tokens: int, query_length: int, limits: Limits) -> list[tuple[int, int]]:
     """(start, length) of the windows of a context; a context without tokens has one empty window."""
+    # [CLS] and two [SEP].
     room = limits.max_seq_length - query_length - 3
     if room < 1:
         problem = f"MAX_SEQ_LENGTH={limits.max_seq_length} leaves no room for a context after a question of"
         raise DataError(f"{problem} {query_length} tokens: raise it, or lower MAX_QUERY_LENGTH")
     found, start = [(0, min(num_tokens, room))], 0
     while start + found[-1][1] < num_tokens:
+        # A stride above the window would leave tokens out.
         start += min(found[-1][1], limits.doc_stride)
         found.append((start, min(num_tokens - start, room)))
     return found
@@ -280,6 +291,7 @@ def windows(num_tokens: int, query_length: int, limits: Limits) -> list[tuple[in
 
 def word_numbers(text: str) -> Integers:
     """Index of the word that each character belongs to or follows, -1 before the first word, int32."""
+    # Four bytes a character, so that indices are those of the text.
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     blank = np.isin(codes, _WHITESPACE_CODES)
     return (np.cumsum(~blank & np.concatenate([[True], blank[:-1]])) - 1).astype(np.int32)
@@ -298,11 +310,14 @@ def answer_tokens(
     first, last = words[answer.start], words[last_character]
     if first < 0 and last == words[-1]:
         first = last  # before the first word, the published code's index -1 is the last word
+    # Words are numbered in order: the characters of words first to last.
     begin, stop = np.searchsorted(words, [first, last + 1])
     if first < 0 or " ".join(answer.text.split()) not in collapse(text[begin:stop]):
         return None
     first_token = int(np.searchsorted(pieces.begins, begin))
     last_token = int(np.searchsorted(pieces.begins, stop)) - 1
+    # As _improve_answer_span of the published code: the first tokens that spell the answer, if any
+    # do, such as 1895 in the word (1895-1943).
     size = len(answer_ids)
     if size:
         for start in range(first_token, last_token - size + 2):
@@ -396,6 +411,7 @@ def predict(features: Features, logits: Iterable[Logits], rules: Rules) -> Predi
         nulls = [
             Candidate("", float(window.start[0]), float(window.end[0])) for window in of_windows
         ]
+        # As published: the window that is least sure of "no answer" speaks for all.
         null = min(nulls, key=lambda candidate: candidate.score)
 
         best = _best(features, spans, rows[0], null if rules.version_2 else None, rules.n_best)
@@ -433,16 +449,19 @@ def _spans(features: Features, row: int, logits: Logits, mine: np.ndarray, rules
         features.offset(row),
     )
     # Positions of the n best scores in the window, the largest first, the first of equals.
+    # Positions in the context from here on: those of [CLS] and the question fall out below.
     starts, ends = (
         np.argsort(-values, kind="stable")[: rules.n_best] - offset for values in logits
     )
     starts = starts[(starts >= 0) & (starts < length)]
+    # A start belongs to one window only, or overlapping windows would propose it twice.
     starts = starts[mine[starts + begin]]
     ends = ends[(ends >= 0) & (ends < length)]
     first, last = (grid.ravel() for grid in np.meshgrid(starts, ends, indexing="ij"))
     valid = (first <= last) & (last - first < rules.max_answer_length)
     first, last = first[valid], last[valid]
     start, end = (
+        # fp32 scores are summed as Python sums them in the published code, in fp64.
         logits.start[first + offset].astype(np.float64),
         logits.end[last + offset].astype(np.float64),
     )
@@ -461,6 +480,7 @@ def _best(
     for i in np.argsort(-scores, kind="stable").tolist():
         if len(found) == n_best:
             break
+        # The last place of the sorted scores is that of "no answer".
         candidate = null
         if i < len(first):
             answer = answer_text(
@@ -487,7 +507,10 @@ def answer_text(
     whole = collapse(text[begin:stop])
     names = (tokenizer.names[i] for i in pieces.ids[first : last + 1].tolist())
     spelt = " ".join(" ".join(names).replace(" ##", "").replace("##", "").split())
+    # Words as the tokenizer splits and normalizes them: lower case, without accents.
     normal = " ".join(tokenizer.words(whole))
+    # The k-th visible character before normalization is
+    # the k-th after it, if they are equally many.
     places = [i for i, character in enumerate(whole) if character != " "]
     rank = {i: n for n, i in enumerate(i for i, character in enumerate(normal) if character != " ")}
     at = normal.find(spelt)
@@ -498,12 +521,14 @@ def answer_text(
 
 def normalise(text: str) -> str:
     """Lower-cased text without punctuation and articles, words joined by single spaces."""
+    # Order and rules of the official evaluation script.
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text.lower().translate(PUNCTUATION)).split())
 
 
 def f1(prediction: str, answer: str, version_2: bool = False) -> float:
     """Harmonic mean of precision and recall of the words. An empty answer (2.0) matches only an empty one."""
     found, wanted = normalise(prediction).split(), normalise(answer).split()
+    # As evaluate-v2.0.py: without words on one side, F1 is 1 or 0.
     if version_2 and not (found and wanted):
         return float(found == wanted)
     common = sum((Counter(found) & Counter(wanted)).values())
@@ -514,6 +539,8 @@ def _agreement(question: Question, answer: str | None, version_2: bool) -> tuple
     """Exact match and F1 of an answer."""
     given = [answer.text for answer in question.answers]
     if version_2:
+        # evaluate-v2.0.py: answers that normalize to nothing do
+        # not count; none left means "no answer".
         given = [text for text in given if normalise(text)] or [""]
     if answer is None or not given:
         return 0.0, 0.0
@@ -524,6 +551,7 @@ def _agreement(question: Question, answer: str | None, version_2: bool) -> tuple
 def best_threshold(questions: Sequence[Question], found: Predictions) -> tuple[float, float]:
     """The NULL_SCORE_DIFF_THRESHOLD with the best F1 on these questions (SQuAD 2.0), and that F1 in percent."""
     odds = np.array([found.null_odds[question.id] for question in questions])
+    # The best answer that is not empty: the threshold lets it through or not.
     spans = [
         next((str(entry["text"]) for entry in found.n_best[q.id] if entry["text"]), "")
         for q in questions
@@ -537,6 +565,7 @@ def best_threshold(questions: Sequence[Question], found: Predictions) -> tuple[f
     sums = none.sum() + np.cumsum((some - none)[order])
     last = np.append(np.diff(odds[order]) > 0, True)
     best = int(np.where(last, sums, -1).argmax())
+    # "No answer" for all is best: a threshold below all odds.
     if none.sum() >= sums[best]:
         return float(odds.min()) - 1, 100 * float(none.mean())
     return float(odds[order][best]), 100 * float(sums[best]) / len(questions)

@@ -55,6 +55,7 @@ class Rows:
         """labelled: a label column is required; num_texts: required number of text columns, 0: one or two."""
         self.path, self.layout, self.labelled = path, layout, labelled
         self.wanted = [*layout.texts, *([layout.label] if labelled and layout.label else [])]
+        # Published files of GLUE have quotation marks in their texts that enclose nothing.
         self.file = row_file(
             path, layout.reading, self.wanted or layout.usual, plain_quotes=layout.published
         )
@@ -86,9 +87,11 @@ class Rows:
             return set(layout.texts) <= set(names)
         if layout.published or self.wanted or (layout.usual and set(layout.usual) <= set(names)):
             return True
+        # From here on by evidence, the strongest first: names that headers have.
         lower = [name.lower() for name in names]
         if {"label", "labels"} & set(lower) or all(map(_USUAL.fullmatch, lower)):
             return True
+        # A column of numbers: a number on top is one more, a word on top is its name.
         numeric = [self._is_numeric(column) for column in range(len(names))]
         if any(
             is_numeric and _is_number(name) for is_numeric, name in zip(numeric, names, strict=True)
@@ -96,12 +99,14 @@ class Rows:
             return False
         if any(numeric):
             return True
+        # A label on top that recurs below makes the first line a row.
         last = Counter(row[-1].strip() for row in self.others if isinstance(row, list) and row)
         known = set(layout.labels) or (set(last) if self.labelled else set())
         if len(names) > 1 and names[-1] in known:
             return False
         if len(names) > 1 and layout.labels and set(last) and set(last) <= known:
             return True
+        # A sentence is no name of a column; a short text may be one.
         return False if any(map(_PROSE.fullmatch, names)) else None
 
     def _is_numeric(self, column: int) -> bool:
@@ -113,12 +118,14 @@ class Rows:
         layout, path = self.layout, self.path
         if not self.has_header:
             self.names = list(layout.names)
+        # A dictionary of the row would keep only one of them.
         if repeated := [name for name, count in Counter(self.names).items() if count > 1]:
             raise DataError(f"{path}: two columns are called {repeated[0]!r}: rename one")
         if missing := [name for name in self.wanted if name not in self.names]:
             raise DataError(
                 f"{path}: no column {missing[0]!r} (it has {some(self.names)}): {_COLUMNS_CURE}"
             )
+        # Unless the user, or the training, calls that column a text.
         usual_labels = (
             name
             for name in self.names
@@ -155,6 +162,7 @@ class Rows:
         """Of a table without a header: the label is the last column, texts are those that are not numbers."""
         cells, known = self.names, self.layout.labels
         width = len(cells)
+        # A file to predict may have labels: a known one in the last column tells.
         has_label = self.labelled or (width > 1 and cells[-1] in known)
         texts = [
             column
@@ -189,6 +197,7 @@ class Rows:
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Line number and row. Raises DataError for a line without the texts, or with a wrong number of columns."""
+        # The last column that is needed: MNLI's published lines vary in what follows.
         last = max(self.names.index(name) for name in (*self.texts, *filter(None, [self.label])))
         skip_header = self.has_header and self.file.kind != "jsonl"
         for number, line in self.file:
@@ -219,6 +228,7 @@ class Rows:
     def text(self, row: dict[str, Any]) -> tuple[str, ...] | None:
         """The texts of a row; None if one is missing."""
         texts = tuple(row[name] for name in self.texts)
+        # GLUE's own texts may be empty or read like a missing value.
         return texts if self.layout.published or not any(map(is_missing, texts)) else None
 
 
@@ -234,6 +244,7 @@ def is_missing(value: Any) -> bool:
     """Whether a cell is empty, null or NaN."""
     if isinstance(value, str):
         return value.strip().lower() in MISSING
+    # JSON's NaN differs from itself.
     return value is None or value != value
 
 
@@ -265,6 +276,7 @@ def _with_text(rows: Rows) -> Iterator[tuple[int, dict[str, Any], tuple[str, ...
             lacking.append(number)
         else:
             yield number, row, text
+    # At the end, so that one message names all of the rows.
     if lacking:
         told = f"no text in {lines_told(lacking)}: remove these rows, or fill them"
         raise DataError(f"{rows.path}: {told}")
@@ -294,6 +306,7 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     as_numbers = layout.numbers
     if as_numbers is None and not layout.labels:
         values = [_number(label) for label in found if not is_missing(label)]
+        # Integers may be grades or classes, so they are classes unless REGRESSION=1.
         as_numbers = None not in values and any("." in label for label in found)
         if all(_DECIMAL_COMMA.fullmatch(label) for label in found):
             raise DataError(
@@ -310,6 +323,7 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
         return Table(texts, labels, (), columns, label, form, summary)
     counts = Counter(found)
     if not layout.labels:
+        # Nearly every line has another label: those are texts, identifiers or numbers.
         if len(counts) - 1 > max(3, len(found) / 2):
             problem = (
                 f"{len(counts):,} different labels in {len(found):,} lines ({some(sorted(counts))})"
@@ -321,6 +335,7 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
             raise DataError(
                 f"{path}:1: is it a header? No other line has the label {found[0]!r:.60}: {cure}"
             )
+    # Sorted, so that a label's number does not depend on the order of the rows.
     known = layout.labels or tuple(sorted(name for name in counts if not is_missing(name)))
     ids = {name: number for number, name in enumerate(known)}
     if wrong := [number for number, name in zip(numbers, found, strict=True) if name not in ids]:
@@ -335,6 +350,7 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
         )
     each = [f"{count:,} {name:.30}" for name, count in counts.most_common()]
     summary += f"{len(known)} classes: {', '.join(each[:10])}{', ...' if len(each) > 10 else ''} "
+    # What a model scores that always says the most frequent class.
     summary += f"({max(counts.values()) / len(found):.2%} the first)"
     ids_found = np.array([ids[name] for name in found], dtype=np.int64)
     return Table(texts, ids_found, known, columns, label, form, summary)
@@ -363,6 +379,7 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
+    # float() also reads "nan" and "inf", which are words in a text.
     return value if np.isfinite(value) else None
 
 
@@ -376,6 +393,7 @@ def table_in(folder: Path, *stems: str) -> Path:
     for stem in stems:
         names = [f"{stem}.{kind}{packed}" for kind in KINDS for packed in ("", ".gz")]
         found = [path for name in names if (path := folder / name).is_file()]
+        # One of the two would be ignored, perhaps the newer one.
         if len(found) > 1:
             raise DataError(
                 f"{folder}: {found[0].name} and {found[1].name}: which one? remove the other"

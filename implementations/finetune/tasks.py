@@ -30,6 +30,7 @@ def build(config: Config, tokenizer: WordPiece) -> Squad | Glue:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, 16 digits."""
+    # Block by block: files to predict and weights may be large.
     found = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
@@ -77,9 +78,11 @@ class Squad(TaskData):
                 )
         if config.mode != "train":
             path = config.data / f"test-v{version}.json"
+            # Answers of the test set are not published: only MODE=prediction can use it.
             if config.mode != "prediction" or not path.is_file():
                 path = config.data / f"dev-v{version}.json"
             dataset = squad.read(path, version, needs_answers=config.mode != "prediction")
+            # Needed again to turn scores into texts.
             self.features, _ = squad.make_features(dataset, tokenizer, limits, training=False)
             self.test, self.digests["test data"] = (
                 samples_of(self.features, known=False),
@@ -137,9 +140,13 @@ class Glue(TaskData):
                 separator=config.separator, encoding=config.encoding, no_header=config.no_header
             ),
         )  # fmt: skip
+        # Scores are numbered by the labels of the training, not
+        # by those that this file happens to hold.
         labels = None if config.trains else labels_of(facts, config.bert_config_path)
         if labels is not None:
             self.layout = replace(self.layout, labels=labels, numbers=not labels)
+        # A model of Hugging Face without label names: they are
+        # taken from the table it was trained on.
         if config.trains or (labels is None and not self.task.layout):
             path = tables.table_in(config.data, "train")
             table = tables.read(path, self.layout)
@@ -155,6 +162,7 @@ class Glue(TaskData):
             stems = (
                 (f"test{part}", f"dev{part}") if config.mode == "prediction" else (f"dev{part}",)
             )
+            # Asked only for parts after the first, which must be there.
             if tests and not any((config.data / f"{stem}.tsv").is_file() for stem in stems):
                 break  # MNLI's mismatched examples are optional
             path = tables.table_in(config.data, *stems)
@@ -169,6 +177,7 @@ class Glue(TaskData):
         if tests:
             (name,) = tests[0].labels
             sequences = [sequence for part in tests for sequence in part.sequences]
+            # All parts as one, so that their predictions are batched together.
             self.test = Samples(
                 sequences, {name: np.concatenate([part.labels[name] for part in tests])}
             )
@@ -204,12 +213,14 @@ class Glue(TaskData):
                 )
             suffix = "_mismatched" if part == "_mismatched" else ""
             files = [(f"predictions{suffix}", rows)]
+            # GLUE's server takes index and prediction, and no other columns.
             if self.config.mode == "prediction":
                 files += [(answers, [row[:2] for row in rows])] if answers else []
             else:
                 values = [scores[i].argmax() if names else scores[i][0] for i in range(begin, end)]
                 prefix = f"{suffix[1:]}_" if suffix else ""
                 for metric in self.task.metrics or (glue.CLASSES if names else glue.NUMBERS):
+                    # Of MNLI's second part, "mismatched_accuracy".
                     metrics[prefix + metric.__name__] = metric(np.array(values), true[begin:end])
             for name, lines in files:
                 write_text(
@@ -238,6 +249,8 @@ def labels_of(facts: Mapping[str, Any], config_file: Path) -> tuple[str, ...] | 
         return tuple(facts["labels"])
     known = json.loads(config_file.read_text(encoding="utf-8")).get("id2label", {})
     names = tuple(str(known[number]) for number in sorted(known, key=int))
+    # Hugging Face's regression has one output, LABEL_0.
     if len(names) == 1:
         return ()
+    # Placeholders of transformers, which say nothing.
     return None if all(name.startswith("LABEL_") for name in names) else names

@@ -74,6 +74,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         rundir.check_same(
             path, json.loads(path.read_text(encoding="utf-8")).get("settings"), identity
         )
+    # --check is one process and must not wait for the other ranks.
     alone = World(dataclasses.replace(config.dist, world_size=1, rank=0, local_rank=0))
     num_parameters, form = sum(p.numel() for p in model.parameters()), config.model.gelu_form
     batch = f"{config.batch_size} x {config.gradient_steps} accumulated x {config.dist.world_size} ranks"
@@ -121,6 +122,7 @@ class Run(NamedTuple):
 
 def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[str, Any]:
     """Trains, predicts and scores, depending on the mode; returns the run's figures. A collective."""
+    # Before anything is drawn; each step seeds dropout anew in the loop.
     torch.manual_seed(config.trial_seed)
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
     for note in task.notes:
@@ -139,11 +141,14 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
             _say(world, reason)
             return figures
         figures |= trained
+        # A model with nan predicts without a word, so it is not saved.
         check_finite(run.step.state_tensors(), world, ending.step)
         if not config.keep_best:
             save_model(run)
     if task.test is not None:
+        # A sharded optimizer leaves the weights of other ranks' shards a step behind.
         run.step.optimizer.gather()
+        # Scored as it will be used: the weights that were kept, not those of the last step.
         if config.keep_best:
             models.load(run.model, config.folder() / "model.safetensors")
         begin = time.monotonic()
@@ -157,6 +162,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         }
     if world.is_main:
         config.folder().mkdir(parents=True, exist_ok=True)
+        # Last: where this file is, the trial is done, and the launcher does not repeat it.
         write_text(
             config.folder() / "figures.json",
             json.dumps(figures | {"settings": run.identity}, indent=2) + "\n",
@@ -172,6 +178,7 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
 
 def save_model(run: Run) -> None:
     """Writes the current model's folder. A collective."""
+    # In fp32: the weights of a model in bf16 have lost digits.
     masters = run.step.state_dict()["optimizer"].get("masters", {})
     if run.world.is_main:
         models.save(
@@ -198,8 +205,10 @@ class Best:
         """Scores the model after ``steps``; never ends the training. A collective."""
         self.run.step.optimizer.gather()
         metrics = scored(self.run)
+        # A task's main metric comes first.
         name = "f1" if self.run.config.task == "squad" else next(iter(metrics), "")
         better = self.run.world.is_main and metrics[name] > self.record.get(name, -math.inf)
+        # Only rank 0 has metrics, but all ranks must enter save_model.
         if self.run.world.any(better):
             save_model(self.run)
             self.record = {"best_step": steps, name: metrics.get(name)}
@@ -227,6 +236,7 @@ def build(
     if any(loaded):
         _say(world, f"weights: {loaded}")
     identity = identity_of(config, environ, task, model, loaded)
+    # Before the first step: ranks with different data would train a mixture without a word.
     if world.joined:
         facts = rundir.shared_facts(config) | {
             "BERT_CONFIG": config.model,
@@ -239,6 +249,7 @@ def build(
     if recomputation := config.recomputation(uses_graph=config.uses_graph):
         model.recompute(recomputation)
     model.to(world.device)
+    # One of the fused kernels is the whole update.
     fused = "lamb" in choice.names(world.device)
     accumulate = config.gradient_steps > 1
     step = build_step(
@@ -251,6 +262,8 @@ def load_weights(config: Config, model: FineTuned) -> Loaded:
     """Sets the initial weights. Raises ConfigError for weights that do not fit."""
     path = config.checkpoint.init_checkpoint
     assert path is not None
+    # First all, then those that the checkpoint has: what
+    # remains is new, and depends on the seed alone.
     models.initialize(model, config.trial_seed)
     loaded = models.load(model, path)
     if loaded.new and not config.trains:
@@ -273,6 +286,7 @@ def identity_of(
     if task.train is not None:
         facts |= {"training sequences": len(task.train.lengths)}
         facts |= env.settings(learning_rates(environ, num_steps(config, len(task.train.lengths))))
+    # A new head follows from the seed, which is compared already.
     read = {name: tensor for name, tensor in model.named_parameters() if name not in loaded.new}
     facts |= {
         "SEED": config.trial_seed,
@@ -285,6 +299,7 @@ def identity_of(
         **task.digests,
     }
     facts |= {"vocabulary": tasks.digest(config.vocabulary)}
+    # What changes outputs or only the rounding may differ; SEEDS is compared as this trial's seed.
     free = {*rundir.OUTPUT, "SEEDS", *settings.ROUNDING}
     return {name: value for name, value in facts.items() if name not in free}
 
@@ -315,6 +330,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     config, world, step = run.config, run.world, run.step
     num_samples, seed = len(samples.lengths), config.trial_seed
     last, order, room = plan(config, samples)
+    # How a model predicts does not matter to its training, so it may change before RESUME=1.
     identity = {
         name: value
         for name, value in run.identity.items()
@@ -335,6 +351,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
             _say(world, f"{where} is of an earlier version: not compared: {', '.join(unknown)}")
         if difference := rundir.difference(found.get("rounding", {}), rounding):
             _say(world, f"{where} is {difference}: from here on sums are rounded differently")
+        # Before the capture, which keeps weights and moments as they are.
         step.load_state_dict(found)
         done, batches, trained = (int(found[name]) for name in ("step", "batches", "samples"))
         before = float(found.get("seconds", 0.0))
@@ -353,6 +370,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
 
     def save(steps: int, batches: int, samples: int) -> None:
         check_finite(step.state_tensors(), world, steps)
+        # A collective: each rank gives its shard.
         state = step.state_dict()
         if world.is_main:
             state |= {
@@ -369,6 +387,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     interval = Interval(config.checkpoint, world, 1, done)
     best = Best(run, resumed=found is not None) if config.keep_best else None
     each = num_samples / config.samples_per_step  # steps per epoch
+    # An epoch may end within a step: it counts from the step that completes it.
     ends = {min(last, math.ceil(epoch * each)) for epoch in range(1, math.ceil(config.epochs) + 1)}
     due = StepSchedule(
         last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
@@ -388,6 +407,7 @@ def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     if ending.stopped:
         save(ending.step, ending.batches, ending.samples)
     progress.summary(ending)
+    # seconds include earlier processes if their checkpoint had them: then so do the samples.
     speed = (ending.samples - (0 if before else trained)) / seconds if seconds else 0.0
     figures = {"steps": last, "e2e_train_time": seconds, "training_sequences_per_second": speed}
     return ending, figures | (
