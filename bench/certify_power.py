@@ -30,12 +30,14 @@ def named(
     num_slow: int = 1,
 ) -> set[str]:
     """Ranks that one test names; the first ``num_slow`` are slower by ``excess``."""
+    # [ranks, 1]: a rank's own level, [ranks, rounds]: its noise.
     level = 1 + BETWEEN * generator.standard_normal((ranks, 1))
     level[:num_slow] *= 1 + excess
     # First-order autoregressive process.
     noise = deviation * generator.standard_normal((ranks, STAGES * ROUNDS))
     for number in range(1, STAGES * ROUNDS):
         noise[:, number] = (
+            # The root keeps the deviation the same for any correlation.
             correlation * noise[:, number - 1] + (1 - correlation**2) ** 0.5 * noise[:, number]
         )
     table = level * (1 + noise)
@@ -67,6 +69,7 @@ def main() -> None:
         case = (generator, ranks, deviation, correlation)
         counts = dict.fromkeys(("false_alarms", "slow_rank_named", "slow_half_named"), 0)
         for _ in range(options.tests):
+            # Exactly the slow half must be named, and none of the others.
             half = {str(rank) for rank in range(ranks // 2)}
             counts["false_alarms"] += bool(named(*case, 0.0))
             counts["slow_rank_named"] += "0" in named(*case, SLOW)

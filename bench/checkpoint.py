@@ -25,6 +25,7 @@ from bert.model.config import BertConfig
 
 def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
     """Median seconds of each part; GB of the state."""
+    # fp32: weights and two moments of 4 bytes each are written.
     step = new_step(new_model(config).to(device()), PrecisionConfig(precision="fp32"))
     short = dataclasses.replace(config, max_position_embeddings=128)
     batches = [batch.to(device()) for batch in packed_batches(1, 1, short)]
@@ -49,6 +50,7 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
             "two_steps_while_it_is_written": take_steps,
             "pause": start_writing,
         }.items():
+            # Outside of the timing: the pause is a figure of its own.
             if name == "two_steps_while_it_is_written":
                 start_writing()
             times.setdefault(name, []).append(wall_seconds(run))
@@ -59,6 +61,7 @@ def measure(config: BertConfig, folder: Path, repeats: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = Parser(__doc__)
+    # Fewer layers of the full width: times are proportional to bytes.
     parser.add_argument(
         "--layers", type=integer, default=1, help="of BERT-1.5B's 48 (default 1: 5 GB of memory)"
     )

@@ -70,6 +70,7 @@ from bert.training.graph import GraphedStep, graph_capacity, static_batch
 from bert.training.loop import step_seed
 
 WINDOW = 25
+# Of another seed than the training data.
 HELD_OUT = 500  # sequences
 VOCABULARY, LENGTH, ROWS = 64, 64, 8
 MASK = 1  # id of the masked word
@@ -113,6 +114,7 @@ def emulated_fast_sums() -> Iterator[None]:
         for rows, columns in zip(
             a.float().split(32, dim=1), b.float().split(32, dim=0), strict=True
         ):
+            # fp32 has 24 significant bits: the lowest 10 are cleared, 14 stay.
             total = (total.addmm(rows, columns).view(torch.int32) & -(1 << (24 - 14))).view(
                 torch.float32
             )
@@ -121,6 +123,7 @@ def emulated_fast_sums() -> Iterator[None]:
         return y if out is None else out.copy_(y)
 
     with (
+        # Both modules have imported the name, so each is patched.
         mock.patch.object(fp8_feed_forward, "product", product),
         mock.patch.object(fp8_linear, "product", product),
     ):
@@ -142,6 +145,7 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
         "GELU by tanh against erf": (fp32, dataclasses.replace(fp32, hidden_act="gelu_erf"), 0.1),
     }
     if on_gpu:
+        # Kernels and graphs need a GPU; the other pairs also run on a CPU.
         fused, graphed = (
             dataclasses.replace(bf16, fused="auto", graph=graph) for graph in (False, True)
         )
@@ -164,8 +168,10 @@ def records(num_sequences: int, seed: int) -> Records:
     positions, labels, counts = [], [], []
     topics = generator.integers(0, NUM_TOPICS, num_sequences)
     for number, (begin, length) in enumerate(zip(starts[:-1], lengths, strict=True)):
+        # Ids 0 and 1 are padding and the masked word.
         own = 2 + TOPIC_WORDS * topics[number] + generator.integers(0, TOPIC_WORDS, length)
         masked = np.sort(
+            # The first token is spared: the next-sentence head reads it, as it does [CLS].
             generator.choice(np.arange(1, length), max(1, round(0.15 * length)), replace=False)
         )
         positions.append(masked)
@@ -186,6 +192,7 @@ def records(num_sequences: int, seed: int) -> Records:
 
 def batches(steps: int, data: Records) -> list[PretrainingBatch]:
     """One batch of ROWS rows per step, padded to a fixed size."""
+    # Short sequences round 15% up to 20% of masked words.
     tokens, sequences = ROWS * LENGTH, 3 * ROWS
     room = graph_capacity(
         PretrainingCapacity(tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)), ROWS
@@ -203,8 +210,10 @@ def train(
     step: Any, data: list[PretrainingBatch], rates: list[float], seeds: Iterable[int]
 ) -> Iterator[Tensor]:
     """Yields the loss of each step."""
+    # seeds may be endless.
     for batch, lr, seed in zip(data, rates, seeds, strict=False):
         torch.manual_seed(seed)
+        # Stays on the device: the host would wait in every step.
         yield sum(step([batch], lr).losses).detach()
 
 
@@ -215,6 +224,7 @@ def windows(losses: Iterable[Tensor]) -> np.ndarray:
 
 def curve(variant: Variant, data: list[PretrainingBatch], seed: int = 0) -> np.ndarray:
     on_gpu = device().type == "cuda"
+    # The fast backends need 16 bits.
     attention = "auto" if on_gpu and variant.precision != FP32 else "sdpa_loop"
     choice = kernels.Config(fused=variant.fused, attention=attention)
     model = new_model(dataclasses.replace(MODEL, hidden_act=variant.hidden_act), choice, seed).to(
@@ -235,6 +245,7 @@ def compare(steps: int, only: str = "", seed: int = 0) -> dict[str, Any]:
     data = batches(steps, records(2 * ROWS * steps, seed=1))
     wanted = {name: pair for name, pair in pairs(torch.cuda.is_available()).items() if only in name}
     with emulated_fast_sums():
+        # Each variant trains once, though several pairs have it.
         variants = dict.fromkeys(
             variant for fast, plain, _ in wanted.values() for variant in (fast, plain)
         )
@@ -258,6 +269,7 @@ class Trial:
     """
 
     steps: int
+    # In fp64 rounding is so small that a gap shows other mathematics.
     dtype: torch.dtype = torch.float64
     peak_lr: float = PEAK_LR / 4
     dropout: float = 0.0
@@ -275,6 +287,7 @@ class Trial:
         made = new_model(dataclasses.replace(MODEL, **dropout), seed=self.seed).to(self.dtype)
         with torch.no_grad():
             for parameter in made.parameters():
+                # A neighbour whose distance grows with training as rounding errors do.
                 parameter.mul_(1 + self.away)
         return made
 
@@ -323,6 +336,7 @@ class PlainLamb:
         norm = float(torch.sqrt(sum((g**2).sum() for g in gradients)))
         beta1, beta2 = self.betas
         for (p, adapted), g, m, v in zip(self.parameters, gradients, self.m, self.v, strict=True):
+            # All gradients by one norm, before the moments, as CLIP=after.
             g = g / max(norm, 1.0)
             m.copy_(beta1 * m + (1 - beta1) * g)
             v.copy_(beta2 * v + (1 - beta2) * g**2)
@@ -333,6 +347,7 @@ class PlainLamb:
             if adapted:
                 update = update + self.decay * p
                 weight_norm, update_norm = float(p.norm()), float(update.norm())
+                # A tensor of zeros has no direction, and moves at the plain rate.
                 ratio = weight_norm / update_norm if weight_norm and update_norm else 1.0
             p.sub_(lr * ratio * update)
 
@@ -355,6 +370,7 @@ def peer_of(model: BertForPreTraining, architecture: str) -> Any:
         huggingface.write(
             folder, weights, model.config, values, folder / "vocab.txt", lower_case=True
         )
+        # eager: attention is written out in their code, so it shares no function with ours.
         return getattr(transformers, architecture).from_pretrained(
             folder, attn_implementation="eager"
         )
@@ -365,6 +381,7 @@ def hugging_faces(trial: Trial) -> Trained:
     model = peer_of(trial.model(), "BertForPreTraining").to(trial.dtype).train()
     torch.manual_seed(trial.seed)
     data, rates, settings = trial.data, rates_of(trial.steps, trial.peak_lr), optim.Config().lamb
+    # The names of the parameters decide which are decayed.
     lamb = PlainLamb(
         model.named_parameters(), (settings.beta1, settings.beta2), settings.weight_decay
     )
@@ -414,6 +431,7 @@ def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trai
     step: Any = new_step(model, FP32, sharded=False, optimizer="adamw")
     decayed, others = [], []
     for name, p in peer.named_parameters():
+        # As ours: biases and LayerNorms are not decayed.
         (others if name.endswith("bias") or "LayerNorm" in name else decayed).append(p)
     groups = [
         {"params": decayed, "weight_decay": adam.weight_decay},
@@ -431,6 +449,7 @@ def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trai
         )
 
     points: list[tuple[float, float, float, float]] = []  # loss and accuracy of ours, then theirs
+    # One place more than steps, to evaluate after the last one.
     for number, lr in enumerate([*rates_of(steps, peak_lr), 0.0]):
         if number % WINDOW == 0:
             model.eval(), peer.eval()
@@ -450,6 +469,7 @@ def continued(folder: Path, steps: int, peak_lr: float, seed: int) -> tuple[Trai
         if number < steps:
             (batch,) = data.batches(number + 1)
             torch.manual_seed(step_seed(seed, number + 1, 0))
+            # Both sides see this batch; only their masks of dropout differ.
             step([batch], lr)
             plain.zero_grad()
             theirs(batch).loss.backward()
@@ -485,6 +505,7 @@ def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
     """
     sides = [np.array([run.windows for run in runs]) for runs in (mine, theirs)]
     apart = np.abs(sides[0].mean(axis=0) - sides[1].mean(axis=0))
+    # The larger range of the two: seeds of one side differ that much by themselves.
     spread = np.maximum(*(np.ptp(side, axis=0) for side in sides))
     figures: dict[str, Any] = {
         "difference_of_means": apart.round(4).tolist(),
@@ -514,6 +535,7 @@ def evaluated(model: BertForPreTraining, held_out: list[PretrainingBatch]) -> tu
 def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
     """Accuracy and loss of the same weights in each precision, and differences, after every WINDOW steps."""
     held = records(sequences, seed=2)
+    # In parts of at most 500, to bound the memory of the logits.
     order = np.array_split(np.arange(sequences), -(-sequences // 500))
     held_out = [make_batch(held, chosen, LENGTH).to(device()) for chosen in order]
     model = new_model(MODEL, seed=seed).to(device())
@@ -531,6 +553,7 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
                 found = {"fp8": evaluated(model, held_out)}
             model.eval()
             found["bf16"] = evaluated(model, held_out)
+            # A copy, as the model itself goes on training.
             found["fp32"] = evaluated(copy.deepcopy(model).float(), held_out)
             model.train()
             point = {
@@ -542,6 +565,7 @@ def evaluations(steps: int, sequences: int, seed: int = 0) -> dict[str, Any]:
             }
             for pair in EVALUATED:
                 (a, a_loss), (b, b_loss) = (found[name] for name in pair.split(" against "))
+                # Words that both or neither predict say nothing about the difference.
                 gained, lost = (a & ~b).sum().item(), (b & ~a).sum().item()
                 point[pair] = {
                     "accuracy": round((gained - lost) / len(a), 6),
@@ -600,6 +624,7 @@ def main() -> None:
         help="of weights; with --evaluation of data too (default 0)",
     )
     options = parser.parse_args()
+    # A window is 25 steps, and losses are reshaped to whole windows.
     if (options.steps or 0) % 25:
         parser.error(f"--steps {options.steps}: expected a multiple of 25")
     if options.text and not (options.against and (options.text / "finetune" / "weights").is_dir()):

@@ -58,11 +58,14 @@ from bert.model.recompute import Recomputation
 from bert.optim.sharded import Sharded
 from bert.training.step import Step
 
+# BERT-1.5B's width, and its LayerNorm before each block (configs/models/bert_1.5b.json).
 WIDE = SMALL | {
     "hidden_size": 1600, "num_attention_heads": 25, "intermediate_size": 6400, "max_position_embeddings": 128,
     "layer_norm_large_model": True,
 }  # fmt: skip
+# A small model must have several buckets, or the backward pass could hide nothing.
 SMALL_BUCKET = 4 << 20
+# Of <sched.h>; Python's os has it from 3.12 on.
 CLONE_NEWNET = 0x40000000
 
 
@@ -72,6 +75,7 @@ def transformers(options: argparse.Namespace, config: BertConfig) -> dict[str, A
     )  # their tanh GELU is many operations
     (batch,) = packed_batches(options.rows, 1, config)
     ours = new_step(new_model(config), PrecisionConfig(precision="fp32"))
+    # Sequences in a micro-batch; both ways, so that the faster one is the opponent.
     peers = {"hugging_face_padded": 4, "hugging_face_padded_one_batch": batch.num_sequences}
     steps: dict[str, Callable[[], object]] = {"ours_packed": lambda: ours([batch], 1e-4)}
     for name, size in peers.items():
@@ -99,11 +103,13 @@ def recompute(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]
 
     def both_passes(layers: int) -> None:
         model.bert.encoder.recomputation = (
+            # The random state is restored, so that dropout repeats its masks.
             Recomputation(layers, random_state=True) if layers else None
         )
         model.zero_grad()
         sum(model(batch)).backward()
 
+    # 0: none, the base of the ratios.
     runs = {f"recompute_{layers}": partial(both_passes, layers) for layers in (0, 1, 2, 4)}
     in_turns(runs, 1)
     times = in_turns(runs, options.repeats, cpu_seconds)
@@ -154,6 +160,7 @@ def slow_nodes(megabits: float) -> Iterator[list[Node]]:
         for number in range(2)
     ]
     try:
+        # In a namespace each, since packets to an address of one's own never pass the limit.
         for node in nodes:
             ip("netns", "add", node.name)
         one, other = nodes
@@ -171,6 +178,7 @@ def slow_nodes(megabits: float) -> Iterator[list[Node]]:
             other.name,
         ]
         ip("link", "add", *ends)
+        # Packets may queue for 2 s, so that TCP sees a slow link and not a lossy one.
         limit = ["root", "tbf", "rate", f"{megabits:g}mbit", "burst", "256kb", "latency", "2s"]
         for node in nodes:
             ip("-n", node.name, "address", "add", f"{node.address}/24", "dev", node.card)
@@ -180,6 +188,7 @@ def slow_nodes(megabits: float) -> Iterator[list[Node]]:
         yield nodes
     finally:
         for node in nodes:
+            # Its interface goes with it; an error here would hide the one that led here.
             subprocess.run(["ip", "netns", "delete", node.name], check=False, capture_output=True)
 
 
@@ -194,11 +203,13 @@ def network_rank(
     """Measures both groupings in turns; rank 0 writes the slowest rank's figures."""
     node = nodes[rank // ranks_per_node]
     with open(f"/run/netns/{node.name}", encoding="utf-8") as namespace:
+        # Of this thread and those it starts, so before gloo and PyTorch start any.
         if ctypes.CDLL(None).setns(namespace.fileno(), CLONE_NEWNET):
             raise OSError(f"cannot enter {node.name}")
     os.environ.update(
         MASTER_ADDR=nodes[0].address, MASTER_PORT="29500", GLOO_SOCKET_IFNAME=node.card
     )
+    # The ranks share this machine's CPUs.
     torch.set_num_threads(1)
     layout = DistConfig(
         rank=rank, local_rank=rank % ranks_per_node, world_size=len(nodes) * ranks_per_node,
@@ -213,6 +224,7 @@ def network_rank(
         spent: dict[str, list[list[float]]] = {name: [] for name in groups}
 
         def timed(run: Callable[[], object]) -> float:
+            # All begin together: a rank that waits for another would time that.
             world.barrier()
             return wall_seconds(run)
 
@@ -231,7 +243,9 @@ def network_rank(
 
             with mock.patch.object(buckets, "finish", watched):
                 whole = timed(lambda: step([batch], 1e-4))
+            # The reduction alone, of the same gradients, is what the backward pass could hide.
             buckets.num_sent = 0  # send all again
+            # A step ends when its slowest rank does.
             most = world.max(
                 torch.tensor([whole, *moments, timed(buckets.finish)], dtype=torch.float64)
             ).tolist()
@@ -248,6 +262,7 @@ def network_rank(
             )
         in_turns(turns, 1)
         for times in spent.values():
+            # The first turn warmed up.
             times.clear()
         in_turns(turns, options.repeats)
         if world.is_main:
@@ -272,6 +287,7 @@ def network(options: argparse.Namespace, config: BertConfig) -> dict[str, Any]:
             "seconds": {name: [round(span, 3) for span in spans] for name, spans in steps.items()},
             "reduction_seconds": {name: round(seconds, 3) for name, seconds in alone.items()},
             "hidden": {
+                # The part of the reduction that did not remain after the backward pass.
                 name: round(statistics.median(1 - after / alone for _, after, alone in turns), 3)
                 for name, turns in spent.items()
             },

@@ -63,6 +63,7 @@ class HuggingFace:
             folder, num_labels=len(task.labels)
         ).train()
         self.task = task
+        # Biases and LayerNorms are vectors.
         decayed = [p for p in self.model.parameters() if p.ndim > 1]
         others = [p for p in self.model.parameters() if p.ndim <= 1]
         groups = [
@@ -89,6 +90,7 @@ class HuggingFace:
         self.model(**self.padded(self.task.train, chosen), labels=labels).loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
+        # After the step, as in the loops of its documentation.
         self.optimizer.zero_grad()
 
     @torch.no_grad()
@@ -96,6 +98,7 @@ class HuggingFace:
         """Predicted labels; batches in the order of the samples, or sorted by length."""
         self.model.eval()
         count = len(samples.sequences)
+        # Equal lengths together have little padding; it is the fairer opponent.
         order = np.argsort(-samples.lengths, kind="stable") if by_length else np.arange(count)
         found = np.empty(count, dtype=np.int64)
         for begin in range(0, count, 32):
@@ -133,6 +136,7 @@ def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Our
     torch.manual_seed(seed)
     run = train.build(settings, environment, World(settings.dist), task)
     run.model.train()
+    # Hugging Face draws its new head from the global generator.
     torch.manual_seed(seed)
     return Ours(run), HuggingFace(folder / "weights", task)
 
@@ -146,9 +150,11 @@ def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[
         Order(len(ours.task.train.lengths), options.batch_size, 1, 1),
         options.steps * options.batch_size,
     )
+    # As many as a round of training takes.
     samples = some_of(ours.task.test, sequences)
 
     def take_steps(loop: Ours | HuggingFace, numbers: Iterator[int]) -> None:
+        # Goes on where the last round stopped: no batch is seen twice in a row.
         for number in itertools.islice(numbers, options.steps):
             loop.step(order.step(number)[0], _LR)
 
@@ -185,6 +191,7 @@ def accuracies(options: argparse.Namespace) -> dict[str, list[float]]:
     for seed, number in itertools.product(range(1, options.seeds + 1), range(len(NAMES))):
         loop = build(options.folder, options.batch_size, seed, options.sentences)[number]
         count = len(loop.task.train.lengths)
+        # Rounded up: the last step may go beyond the epoch.
         last = -(-count * _EPOCHS // options.batch_size)
         rates, order = (
             config.learning_rates({"LR": str(_LR)}, last),
@@ -226,6 +233,7 @@ def main() -> None:
         labels = build(options.folder, options.batch_size, 1, options.sentences)[
             0
         ].task.test.labels["labels"]
+        # What a model scores that always gives the most frequent label.
         most = float(np.bincount(labels).max() / len(labels))
         figures |= {"accuracy": accuracies(options), "accuracy_of_the_majority": round(most, 4)}
     emit(

@@ -43,6 +43,7 @@ from lib import ROOT, Parser, emit, explain, file, new_folder, output_of, positi
 from common.files import write_text
 
 BENCH = Path(__file__).resolve().parent
+# As timeout(1) has it.
 KILLED = 124  # exit status of an item that exceeded its limit
 LAST = 25  # seconds before its limit at which a step benchmark starts nothing more
 BEFORE = 5  # seconds before the limit at which stacks are dumped
@@ -71,6 +72,7 @@ class Item:
 
 def _steps(name: str, group: str, seconds: float, tiny: bool = False, unless: str = "") -> Item:
     once = ("--tiny", "--rounds", "1", "--steps", "1") if tiny else None
+    # The limit is known only at the start, when other items have used their time.
     command = ("train_step.py", "--groups", group, "--deadline", "{deadline}")
     return Item(name=name, command=command, seconds=seconds, tiny=once, unless=unless)
 
@@ -89,6 +91,7 @@ PYTEST = (
     "-m",
     "gpu",
 )
+# In this order as time allows: what runs, then whether it is right, then how fast.
 ITEMS = [
     Item(
         name="machine", command=("gpu_all.py", "machine"), seconds=45, tiny=()
@@ -133,6 +136,7 @@ class Recorder:
 
     def __init__(self, folder: Path, defaults: dict[str, str] | None = None) -> None:
         self.defaults, self.results = defaults or {}, list[dict[str, Any]]()
+        # Without a buffer, since the items write into the same file.
         self.log = open(folder / "stages.log", "w+b", buffering=0)  # noqa: SIM115 (open until the process ends)
         self.file = open(folder / "results.jsonl", "w", encoding="utf-8", buffering=1)  # noqa: SIM115
 
@@ -156,6 +160,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
     script, *arguments = item.command
     arguments = [argument.format(deadline=max(round(limit - LAST), 1)) for argument in arguments]
+    # faulthandler also prints the stacks of a segmentation fault.
     command = [sys.executable, "-X", "faulthandler", __file__, "guard", f"{limit:.0f}"]
     command.append(script if script == "-m" else str(BENCH / script))
     return [*command, *arguments, *((item.tiny if tiny else None) or ())]
@@ -164,6 +169,7 @@ def command_of(item: Item, limit: float, tiny: bool) -> list[str]:
 def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, Any]:
     """Runs an item until it ends or exceeds its limit; returns how it ended."""
     paths = [str(ROOT / "implementations"), os.environ.get("PYTHONPATH", "")]
+    # Unbuffered, so that lines are here before a kill.
     environment = recorder.defaults | os.environ | {"PYTHONUNBUFFERED": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     begin, before, cut, over = time.monotonic(), len(recorder.results), False, threading.Event()
@@ -173,9 +179,11 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
     def read(stream: IO[bytes]) -> None:
         nonlocal cut
         for raw in stream:
+            # A grandchild that still writes into the pipe must not mix into the next item.
             if over.is_set():
                 return
             recorder.log.write(raw)
+            # Other lines of its output are for the log only.
             if raw.startswith(b"{"):
                 try:
                     values = json.loads(raw)
@@ -191,10 +199,12 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
 
     try:
         process = subprocess.Popen(
+            # A session of its own, to kill an item together with its children.
             command_of(item, limit, tiny), cwd=ROOT, env=environment, start_new_session=True,
             stdout=subprocess.PIPE, stderr=recorder.log,
         )  # fmt: skip
     except OSError as error:
+        # As a shell has it for a command that it cannot start.
         status, reason = 127, f"cannot start: {error}"
     else:
         thread = threading.Thread(target=read, args=(process.stdout,), daemon=True)
@@ -215,6 +225,7 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
         thread.join(5)  # a process in another session may hold the pipe: its further output is lost
         over.set()
         output = Path(recorder.log.name).read_bytes()[start:].decode(errors="replace").splitlines()
+        # The last lines of its output: usually the error.
         reason = " | ".join(
             [line.strip() for line in output if line.strip() and not line.startswith("{")][-3:]
         )
@@ -228,6 +239,7 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
             reason = f"killed by {signal.Signals(-status).name}: {reason}"
         elif status:
             reason = reason or f"exit status {status}"
+        # An item may end well although a variant could not be measured.
         elif faults:
             status, reason = 1, "; ".join(faults)[:200]
         else:
@@ -259,6 +271,7 @@ STEP_COLUMNS = ("ms", "sequences/s", "tokens/s", "TFLOP/s", "of the ceiling", "p
 
 def doubt(results: list[dict[str, Any]]) -> str:
     """Why figures of our kernels do not count: what self_check found wrong, or that it did not finish; else empty."""
+    # Fast and wrong is not a figure: until self_check has passed, our kernels have none.
     checks = [result for result in results if result["stage"] == "self_check"]
     ended = next((result for result in checks if result.get("ended")), None)
     if ended is not None and not ended["status"]:
@@ -280,6 +293,7 @@ def figures_of(step: dict[str, Any], doubts: str = "") -> list[str]:
         reason = reason or (doubts if step["variant"].startswith("ours") else "")
         if not math.isfinite(step["milliseconds"]):
             reason = f"{step['milliseconds']} ms"
+    # A word instead of a number: a table must not show what was not measured whole.
     if reason or "milliseconds" not in step:
         return [
             f"unmeasured{f' ({reason[:80]})' if reason else ''}",
@@ -324,6 +338,7 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
     for item in items:
         if recorder.signum:
             break
+        # The plain variants are there for the case that the fused ones do not run.
         replaced = steps_in(
             [result for result in recorder.results if result["stage"] == item.unless]
         )
@@ -333,6 +348,7 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
         limit = min(patience * item.seconds, end - time.monotonic())
         absent = [package for package in item.needs if importlib.util.find_spec(package) is None]
         ending: dict[str, Any] = {"ended": True, "seconds": 0}
+        # Less than 10 s would only import PyTorch.
         if limit < min(10, item.seconds):
             ending |= {"status": KILLED, "reason": "no time left"}
         elif absent:
@@ -342,6 +358,7 @@ def run_all(items: list[Item], end: float, tiny: bool, recorder: Recorder) -> in
             ending = run(item, limit, tiny, recorder)
         recorder.result(item.name, ending)
         failed += bool(ending["status"])
+        # Told by the item machine, the first: the others would all fail for the same reason.
         for result in recorder.results:
             if result.get("no_gpu") and not tiny:
                 seen = f"; nvidia-smi sees {result['driver']}" if result.get("driver") else ""
@@ -380,6 +397,7 @@ def document(results: list[dict[str, Any]]) -> str:
         row("step of BERT-large", "rows", *STEP_COLUMNS),
         "|---" * (2 + len(STEP_COLUMNS)) + "|",
     ]
+    # Expected rows keep their place even without a figure.
     for key in dict.fromkeys([*expected, *(key for key in measured if key[0] != "kernels")]):
         group, variant, count = key
         label = variant if key in expected else f"{variant} ({group})"
@@ -387,6 +405,7 @@ def document(results: list[dict[str, Any]]) -> str:
     # Step without each fused kernel, relative to the full step of the same group.
     fused = {variant: one for (group, variant, _), one in measured.items() if group == "kernels"}
     timed = {name: figures_of(one, doubts)[0] for name, one in fused.items()}
+    # Only turns of the same group share the chip's temperature and clocks.
     whole = fused["ours"]["milliseconds"] if timed.get("ours", "u")[0] != "u" else None
     lines += ["", row("step of BERT-large, 24 rows, in turns", "ms", "of ours"), "|---|---|---|"]
     for name in dict.fromkeys([*(variant.name for variant in known["kernels"]), *fused]):
@@ -399,6 +418,7 @@ def document(results: list[dict[str, Any]]) -> str:
 def write_tables(results: list[dict[str, Any]], target: Path) -> None:
     """Replaces the text between the markers of ``target``. Raises ValueError if they are missing."""
     text = target.read_text(encoding="utf-8")
+    # With the markers damaged, replacing would delete text of the page.
     if text.count(BEGIN) != 1 or text.count(END) != 1:
         raise ValueError(f"{target}: expected the lines '{BEGIN}' and '{END}' once each")
     before, _, rest = text.partition(BEGIN)
@@ -424,6 +444,7 @@ def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
         )
         if variant and not variant.peer and not figures_of(step, doubts)[0].startswith("u"):
             rates[key] = step["sequences_per_second"], variant
+    # Other fp8 arithmetic might not converge, which speed does not show.
     kept = {key: found for key, found in rates.items() if not found[1].fp8}
     if not kept:
         raise ValueError(
@@ -436,6 +457,7 @@ def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
         for one in result.get("tried_attention", [])
         if one["milliseconds"]
     ]
+    # A fixed backend saves every run the trials; the fastest here is the fastest there.
     backend = best.attention
     if backend == "auto" and tried:
         backend = min(tried, key=lambda one: one["milliseconds"])["name"]
@@ -471,6 +493,7 @@ def config_of(results: list[dict[str, Any]]) -> str:
     begin, batch, common = (
         f'# shellcheck source=configs/{part}\nsource {here}/{part}"' for part in CONFIG_PARTS
     )
+    # A global batch of 768 sequences is 384 rows of two (PACKING_FACTOR).
     return f"""#!/usr/bin/env bash
 # {gpu}: 1 node, 1 GPU, {rows} packed rows x {384 // rows} accumulated, global batch 768 sequences.
 # Measured by bench/gpu_all.py: {words}.
@@ -506,6 +529,7 @@ def machine() -> int:
 
 def guard() -> int:
     limit, what, *arguments = sys.argv[1:]
+    # The stacks show where it hangs; afterwards there would be no process to ask.
     faulthandler.dump_traceback_later(max(float(limit) - BEFORE, 1), exit=False)
     try:
         if what == "-m":
@@ -514,6 +538,7 @@ def guard() -> int:
         else:
             sys.argv, sys.path[0] = [what, *arguments], str(Path(what).parent)
             runpy.run_path(what, run_name="__main__")
+    # The cause in one line at the end, where the parent looks for the reason.
     except Exception as error:
         print(f"{Path(sys.argv[0]).name}: {explain(error)}", file=sys.stderr, flush=True)
         return 1
@@ -567,6 +592,7 @@ def main() -> int:
             chosen = [
                 item
                 for item in ITEMS
+                # machine always runs: it says what the figures were measured on.
                 if not options.only or item.name in (*options.only, "machine")
             ]
             items = [item for item in chosen if item.tiny is not None or not options.tiny]
@@ -575,6 +601,7 @@ def main() -> int:
                 # Triton needs a writable cache: without a home, use a temporary one.
                 homeless = not os.access(Path.home(), os.W_OK)
                 recorder = Recorder(options.output, {"TRITON_CACHE_DIR": cache} if homeless else {})
+                # The machine may be taken away at any moment: what was measured is still shown.
                 ends = signal.SIGTERM, signal.SIGINT
                 before = [signal.signal(number, recorder.end) for number in ends]
                 end = time.monotonic() + options.seconds

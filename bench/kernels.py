@@ -51,11 +51,17 @@ from bert.model.config import BertConfig
 from bert.optim.rules import is_decayed
 
 ROWS, LENGTH, HIDDEN, FEED_FORWARD, HEADS, HEAD_SIZE, DROPOUT = 48, 512, 1024, 4096, 16, 64, 0.1
+# 15% of 24,576 tokens are 3,686; 30,522 words are padded to a multiple of 8.
 TOKENS, MASKED, VOCABULARY = ROWS * LENGTH, 4_096, 30_528
+# NVIDIA's in MLPerf v4.1, for a global batch of 768 sequences (DGXH100_1x8x48x1_pack).
 BETA1, BETA2, EPS, DECAY = 0.60466, 0.85437, 1e-6, 0.1
+# Used in turn, since one set of inputs would stay in the L2 cache.
 NUM_SETS = 4  # of inputs
+# fp8 products need Ada (8.9) or Hopper.
 HAS_FP8 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
 # Minimum bytes that an operation moves in bf16, forward and backward.
+# Factors: tensors read or written, 2 bytes an element.
+# LayerNorm's backward pass takes six, GELU's three.
 OPERATION_BYTES = {
     "embeddings": (TOKENS * 2 * 2 * HIDDEN, TOKENS * 2 * 2 * HIDDEN),
     "dropout_add_layer_norm": (TOKENS * 3 * 2 * HIDDEN, TOKENS * 6 * 2 * HIDDEN),
@@ -77,6 +83,7 @@ def with_backward(forward: Call, leaves: Callable[[int], Any]) -> dict[str, Call
         result: Any = forward(number)
         return result if isinstance(result, tuple) else (result,)
 
+    # Drawn once: it is an input of the backward pass, not a part of it.
     upstream = [torch.randn_like(tensor) for tensor in results(0)]
     return {
         "forward": forward,
@@ -114,8 +121,10 @@ def measure_attention(options: argparse.Namespace) -> dict[str, Any]:
         calls = with_backward(partial(forward, run, dropout), lambda number: inputs[number % 2])
         functions |= {f"{name} dropout={dropout:g} {what}": call for what, call in calls.items()}
     figures, ceiling = spread(graphs_in_turns(functions, repeats=options.repeats)), matmul_ceiling()
+    # Two products, and 2 operations for each multiply-add.
     operations = 4 * HEADS * HEAD_SIZE * sum(length**2 for length in lengths)
     for name, figure in figures.items():
+        # Two products forward and five backward: 3.5 times the forward pass.
         rate = operations * (3.5 if name.endswith("backward") else 1) / figure["us"] / 1e6
         figure |= {"tflop_per_s": round(rate, 1), "share_of_gemm": round(rate / ceiling, 3)}
     sizes = {"tokens": sum(lengths), "sequences": len(lengths), "gemm_tflop_per_s": round(ceiling)}
@@ -137,6 +146,7 @@ def product_rate(m: int, k: int, n: int, kind: str, precision: str) -> float:
         a = normal(k, m).t() if kind == "weight_gradient" else normal(m, k)
         b = normal(n, k).t() if kind == "forward" else normal(k, n)
         return 2 * m * k * n / median_milliseconds(lambda: a @ b) / 1e9
+    # Gradients are wider in range and less exact (e5m2) than weights and activations (e4m3).
     a_target, b_target = (
         unit_target(FORWARD if kind == "forward" else BACKWARD),
         unit_target(FORWARD),
@@ -144,12 +154,14 @@ def product_rate(m: int, k: int, n: int, kind: str, precision: str) -> float:
     a, _, _ = fp8_cast.cast_transpose(torch.randn(m, k, device=device()), a_target)
     b, _, _ = fp8_cast.cast_transpose(torch.randn(n, k, device=device()), b_target)
     fast = kind == "forward" or precision == "fp8_fast"
+    # cuBLASLt multiplies fp8 row-major by column-major only.
     operands = a, b.t(), a_target.inverse, b_target.inverse, None, torch.bfloat16, fast
     return 2 * m * k * n / median_milliseconds(lambda: product(*operands)) / 1e9
 
 
 def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
     """TFLOP/s of every product of a layer, and of the whole layer."""
+    # Inputs and outputs of the layer's products; a shape is (m, k, n), the product m x k by k x n.
     layers = {
         "qkv": (width, 3 * width), "output": (width, width), "intermediate": (width, inner),
         "feed_forward_output": (inner, width),
@@ -163,6 +175,7 @@ def layer_rates(tokens: int, width: int, inner: int) -> dict[str, Any]:
     for precision in ("bf16", "fp8", "fp8_fast"):
         rates = {key: product_rate(*shape, key[1], precision) for key, shape in shapes.items()}
         operations = {key: 2.0 * math.prod(shape) for key, shape in shapes.items()}
+        # Times add up, so the rate of the layer is the harmonic mean by operations.
         layer = sum(operations.values()) / sum(
             operations[key] / rate for key, rate in rates.items()
         )
@@ -188,6 +201,7 @@ def measure_gemm(options: argparse.Namespace) -> dict[str, Any]:
 
 def lamb_update() -> tuple[Call, float]:
     """Gradient norm and both passes of LAMB on flat buffers of BERT-large's sizes, and the bytes they move."""
+    # Only the sizes of the parameters are needed.
     with torch.device("meta"):
         bound = kernels.bind_kernels(
             kernels.Config(fused="none", attention="sdpa_loop"), torch.device("cpu")
@@ -203,6 +217,7 @@ def lamb_update() -> tuple[Call, float]:
     scalars = torch.tensor([1e-6, 1.0, 1 / (1 - BETA1), 1 / (1 - BETA2)], device=device())
 
     def step(_: int) -> None:
+        # The factor of clipping to norm 1, on the device: the host does not wait for the norm.
         scalars[1] = (1.0 / (lamb.squared_norm(gradient).sqrt() + 1e-6)).clamp(max=1.0)
         norms = lamb.moments(layout, gradient, master, first, second, scalars, BETA1, BETA2, EPS)
         lamb.update(layout, master, first, second, low, norms, scalars, EPS)
@@ -216,6 +231,7 @@ def operation_inputs(name: str) -> list[tuple[Any, ...]]:
     case = next(case for case in OPERATIONS[name].CASES if case.name == "48_rows_of_bert_large")
     sets = [case.arguments(device(), seed) for seed in range(NUM_SETS)]
     return [
+        # The cases are without dropout, as tests compare them with the reference.
         tuple(DROPOUT if isinstance(a, float) and a == 0 else a for a in arguments)
         for arguments in sets
     ]
@@ -240,6 +256,7 @@ def fp8_calls() -> dict[str, tuple[Call, float]]:
     """Kernels fused with the cast, the cast alone and the transpose, and the bytes they move."""
     inner, upstream = ([normal(TOKENS, FEED_FORWARD) for _ in range(NUM_SETS)] for _ in range(2))
     bias, norms = normal(FEED_FORWARD), operation_inputs("dropout_add_layer_norm")
+    # Casts to e4m3 forward and to e5m2 backward.
     forward, backward = unit_target(FORWARD), unit_target(BACKWARD)
     narrow = [fp8_cast.cast_transpose(arguments[0].detach(), forward)[0] for arguments in norms]
 
@@ -253,6 +270,7 @@ def fp8_calls() -> dict[str, tuple[Call, float]]:
         gradient, x = upstream[n % NUM_SETS], inner[n % NUM_SETS]
         return fp8_feed_forward.gelu_backward_cast(gradient, x, bias, "tanh", backward)
 
+    # Bytes a token: bf16 has 2, fp8 1; a cast writes its result twice, the second time transposed.
     functions: dict[str, tuple[Call, int]] = {
         "gelu with cast": (
             lambda n: fp8_feed_forward.gelu_cast(inner[n % NUM_SETS], bias, "tanh", forward), 4 * FEED_FORWARD
@@ -279,6 +297,7 @@ def measure_operations(options: argparse.Namespace) -> dict[str, Any]:
         figures[name] = bandwidths(functions, ceiling, repeats=options.repeats)
     if HAS_FP8:
         figures["fp8"] = bandwidths(fp8_calls(), ceiling, repeats=options.repeats)
+    # Three calls in a graph suffice: each moves 14 GB.
     figures["lamb"] = bandwidths(
         {"triton": lamb_update()}, ceiling, num_calls=3, repeats=options.repeats
     )["triton"]

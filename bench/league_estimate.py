@@ -24,12 +24,15 @@ def table() -> dict[str, dict[str, Any]]:
     results, by_recipe, recipe_spread = estimate.predicted(recipe=True)
     _, by_batch, batch_spread = estimate.predicted(recipe=False)
     minutes = np.array([one.minutes for one in results])
+    # Samples to the target: the result's own minutes at its own rate.
     true = np.log(60 * minutes * np.array([one.sequences_per_second for one in results]))
+    # Without the result itself: it would predict itself.
     same = [
         [o.samples for o in results if o is not one and o.batch_size == one.batch_size]
         for one in results
     ]
     naive = [np.mean(samples) if samples else 0 for samples in same]
+    # A batch size that nobody else used has no naive prediction.
     peers = np.array(naive) > 0
     alone = [
         (*estimate.time_to_train(samples, spread, one.training_rate, one.batch_size), one.minutes)
@@ -49,6 +52,7 @@ def table() -> dict[str, dict[str, Any]]:
 def _row(errors: Iterable[float], spreads: Iterable[float] | None = None) -> dict[str, Any]:
     """errors, spreads: of logarithms."""
     wrong = np.array(errors)
+    # expm1 turns a difference of logarithms into a relative error.
     median, ninth, worst = np.quantile(np.abs(np.expm1(wrong)), (0.5, 0.9, 1.0)).round(4).tolist()
     row = {"results": len(wrong), "median": median, "ninth_decile": ninth, "worst": worst}
     if spreads is not None:

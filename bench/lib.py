@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
+# Before installed packages, so that the checkout's own code is measured.
 sys.path[1:1] = [str(ROOT / "implementations"), str(ROOT)]  # so that a plain checkout suffices
 PACKAGES = (
     "torch", "numpy", "numba", "scipy", "h5py", "tokenizers", "triton", "transformers", "mlperf-logging",
@@ -108,8 +109,10 @@ def explain(error: BaseException) -> str:
         and isinstance(cause, torch.OutOfMemoryError)
         and torch.cuda.is_available()
     ):
+        # What else held the GPU's memory.
         print(torch.cuda.memory_summary(), file=sys.stderr)
     sys.stderr.flush()
+    # A problem is one field of a JSON line, so it is short; stderr has the rest.
     return f"{type(cause).__name__}: {' '.join(str(cause).split())}"[:300]
 
 
@@ -117,6 +120,7 @@ def cpu_seconds(function: Callable[[], object]) -> float:
     """User and system CPU seconds of a call, including child processes; wall time misleads on a shared machine."""
 
     def spent() -> float:
+        # Children count from the moment that they are waited for.
         usages = [
             resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
         ]
@@ -155,6 +159,7 @@ def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
 
 def ratios(times: list[float], others: list[float], digits: int = 3) -> list[float]:
     """Median, minimum and maximum of the ratios of times taken in the same turns."""
+    # Of the same turn, so that a slow moment of the machine cancels out.
     found = [a / b for a, b in zip(times, others, strict=True)]
     return [round(pick(found), digits) for pick in (statistics.median, min, max)]
 
@@ -177,10 +182,12 @@ def machine() -> dict[str, Any]:
         "cpu": model[1] if model else platform.machine(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        # A reader should see that others were using the machine.
         "load_average": round(os.getloadavg()[0], 1),
         "gpu": "none",
     }
     torch = sys.modules.get("torch")
+    # A benchmark without torch must not wait seconds for its import.
     if torch is not None and torch.cuda.is_available():
         found["gpu"] = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
         found |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
@@ -199,6 +206,7 @@ def emit(benchmark: str, figures: Mapping[str, Any], *, data: str = "") -> None:
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join(["python", os.path.relpath(sys.argv[0], ROOT), *sys.argv[1:]]),
     }
+    # At once, since the process may be killed at its time limit.
     print(
         json.dumps(
             line | ({"data": data} if data else {}) | dict(figures) | {"machine": machine()}

@@ -23,6 +23,7 @@ from bert.data.shards import INDEX, list_shards, write_index
 from bert.data.synthetic import synthetic_records
 
 _LENGTH, _VOCABULARY = 512, 30_522
+# No vocabulary has this digest: the token ids are made up.
 _METADATA = Metadata(max_seq_length=_LENGTH, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
 _FILES, _ROWS_PER_FILE = 8, 18_149  # rows of one of the 4,320 real shards
 
@@ -33,6 +34,7 @@ def write_files(folder: Path, records: Records, count: int) -> None:
     first = folder / f"part_{0:05d}_of_{count:05d}.hdf5"
     write_records(first, records, _METADATA)
     for number in range(1, count):
+        # Copies, as only number and size of the files matter here.
         shutil.copyfile(first, folder / f"part_{number:05d}_of_{count:05d}.hdf5")
     write_index(folder, sorted(folder.glob("part_*")))
 
@@ -41,6 +43,7 @@ def rate(config: Config, steps: int) -> dict[str, float]:
     """Sequences per CPU second and tokens per row over steps in random order, after a first pass."""
     source = open_source(config, _VOCABULARY)
     sampler = Sampler(source.row_counts(), config.rows_per_step, 1, 0, 1)
+    # Without padding and page-locked memory, which are the trainer's.
     data = TrainingData(source, sampler, config, _VOCABULARY, 1, lambda batch: batch)
     taken: list[tuple[int, int]] = []  # (sequences, tokens) of each batch
 
@@ -49,6 +52,7 @@ def rate(config: Config, steps: int) -> dict[str, float]:
         for _ in range(steps):
             taken.extend((batch.num_sequences, batch.num_tokens) for batch in data.next_step())
 
+    # Brings the files into the page cache.
     run()
     seconds = cpu_seconds(run)
     data.close()
@@ -93,6 +97,7 @@ def main() -> None:
         figures: dict[str, object] = {
             kind: rate(config, options.steps) for kind, config in configs.items()
         }
+        # Small files: at startup only their number counts.
         write_files(
             folder / "many", synthetic_records(60, _LENGTH, _VOCABULARY, True, 0), options.shards
         )
@@ -104,6 +109,7 @@ def main() -> None:
             figures[figure] = round(
                 statistics.median(measure(lambda: start(many)) for _ in range(5)), 3
             )
+        # Then the number of rows is read from the header of each file.
         (folder / "many" / INDEX).unlink()
         figures["start_cpu_seconds_without_index"] = round(cpu_seconds(lambda: start(many)), 3)
         assert len(list_shards(folder / "many", "")) == options.shards

@@ -67,7 +67,9 @@ from input_preprocessing.text import vocabulary
 from input_preprocessing.text.corpus import bert_config, train_vocabulary
 from input_preprocessing.text.sources import pydoc_documents
 
+# A shard of the real text: 13.2 GB in 500 files.
 SHARD_BYTES = 27_000_000
+# Of MLCommons' Wikipedia of 2020-01-01, with its evaluation text, in 4,320 packed shards.
 REAL_BYTES, REAL_FILES, REAL_SEQUENCES, REAL_SHARDS, CORES = 13_233e6, 501, 156_726_829, 4320, 64
 SEQUENCES_PER_GROUP = 1_200_000  # input_preprocessing.deal
 LENGTH = 512
@@ -83,8 +85,11 @@ def documents(generator: np.random.Generator, bank: np.ndarray) -> str:
     """A hundred documents with words of the bank: one sentence per line, a blank line after each document."""
     counts = np.maximum(1, generator.lognormal(np.log(9.0), 1.1, 100).astype(int))  # sentences
     lengths = np.maximum(3, generator.poisson(20.0, counts.sum()))  # words
+    # In Zipf's law the logarithm of the rank is uniform; a
+    # power above 1 favours the frequent words.
     ranks = generator.random(lengths.sum()) ** SKEW * np.log(len(bank))
     chosen = bank[np.minimum(np.exp(ranks).astype(np.int64) - 1, len(bank) - 1)]
+    # Non-ASCII text takes the slow path of the tokenizer.
     beyond = generator.random(len(lengths)) < 1 / 8
     sentences, at = [], 0
     for length, odd in zip(lengths.tolist(), beyond.tolist(), strict=True):
@@ -114,6 +119,7 @@ def make_corpus(outputdir: Path, size: int) -> None:
     ]
     picked = generator.integers(0, len(syllables), (WORDS - len(real), 4)).tolist()
     lengths = generator.integers(2, 5, len(picked)).tolist()
+    # Rare words break into several tokens, as Wikipedia's do.
     made = ["".join(syllables[i] for i in row[:n]) for row, n in zip(picked, lengths, strict=True)]
     bank, files = np.array(real + made, dtype=object), max(1, round(size / SHARD_BYTES))
 
@@ -125,6 +131,7 @@ def make_corpus(outputdir: Path, size: int) -> None:
 
     for number in range(files):
         write(folder / f"part-{number:05d}-of-{files:05d}", size // files, number)
+    # The real eval.txt has 32.9 MB.
     write(folder / "eval.txt", max(200_000, min(33_000_000, size // 50)), files)
     sample = outputdir / "vocabulary.txt"
     write(sample, min(size, 6_000_000), files + 1)
@@ -163,6 +170,7 @@ def measure_all(options: argparse.Namespace) -> None:
         command += ["--shards", str(max(2, round(REAL_SHARDS / scale)))]
         most, ended = [0], threading.Event()
 
+        # Steps delete what the next one does not need, so the peak lies in between.
         def watch() -> None:
             while not ended.wait(0.5):
                 most[0] = max(most[0], size_of(outputdir))
@@ -170,6 +178,7 @@ def measure_all(options: argparse.Namespace) -> None:
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         started, cpu = time.perf_counter(), {}
+        # Each step by itself, to extrapolate it by itself; the last command does what remains.
         for step in ("start", "instances", "shards", "finish"):
             only = [] if step == "finish" else ["--only", step]
             run = functools.partial(
@@ -181,6 +190,7 @@ def measure_all(options: argparse.Namespace) -> None:
         watcher.join()
         output = size_of(outputdir)
     num_groups = REAL_SEQUENCES / SEQUENCES_PER_GROUP
+    # 501 files on 64 cores take 8 rounds, the last of them nearly empty.
     files = math.ceil(REAL_FILES / CORES) * cpu["instances"] / REAL_FILES
     groups = math.ceil(num_groups / CORES) * cpu["shards"] / num_groups
     figures = {
@@ -188,6 +198,7 @@ def measure_all(options: argparse.Namespace) -> None:
         "bytes_of_text": size,
         "cpu_seconds": {step: round(seconds, 1) for step, seconds in cpu.items()},
         "wall_seconds": round(wall, 1),
+        # ru_maxrss is in kilobytes.
         "peak_gigabytes_of_a_worker": round(
             resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6, 2
         ),
@@ -224,11 +235,13 @@ def measure_instances(options: argparse.Namespace) -> None:
                 folder / "instances.hdf5",
             ],
         )
+        # A process of its own, as its peak memory is a figure.
         subprocess.run(line, check=True, capture_output=True)
         memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1e6
         words, config = vocabulary.load(vocab), SamplingConfig()
         write = functools.partial(write_instances, text, folder / "instances.hdf5", words, config)
         sequences, _ = write()  # compiles, warms the file cache
+        # In this process, without its startup.
         times = in_turns({"ours": write}, options.repeats)
         figures = {
             "megabytes_of_text": round(len(data) / 1e6, 2),
@@ -240,6 +253,7 @@ def measure_instances(options: argparse.Namespace) -> None:
             },
         }
         if options.reference:
+            # Whole documents; without a blank line find returns -1, and all of the text is taken.
             end = data.find(b"\n\n", int(options.sample_kilobytes * 1000)) + 2
             (folder / "piece").write_bytes(data[: end if end > 1 else len(data)])
             figures |= against_reference(folder / "piece", vocab, folder, options)
@@ -264,6 +278,7 @@ def against_reference(
         reference = json.loads(done.stdout.splitlines()[-1])
         mine = cpu_seconds(lambda: instances_of(text, words, config))
         write = cpu_seconds(lambda: write_tfrecord(ours, records, widths))
+        # Of the same turn, so that a slow moment of the machine cancels out.
         made.append(reference["instances"] / mine)
         both.append((reference["instances"] + reference["write"]) / (mine + write))
     return {
@@ -284,16 +299,19 @@ def measure_packing(options: argparse.Namespace) -> None:
 
     def online(max_sequences: int, buffer_size: int) -> dict[str, float]:
         """Fill rate, speed and longest wait of the online packer over one epoch."""
+        # Endless: near the end of an epoch rows are filled from the next one.
         epochs: Iterator[tuple[int, np.ndarray]] = (
             (epoch, np.arange(len(lengths))) for epoch in itertools.count()
         )
         packer = OnlinePacker(
             epochs, lambda _, numbers: lengths[numbers], LENGTH, max_sequences, buffer_size
         )
+        # As many full rows as the epoch has tokens for.
         rows_wanted = int(lengths.sum() / LENGTH)
         found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         seconds = cpu_seconds(lambda: found.append(packer.rows(rows_wanted)))
         files, numbers, _ = found[0]
+        # Place of each sequence in the endless row of epochs.
         arrived = files * len(lengths) + numbers
         return {
             "fullness": round(float(lengths[numbers].sum() / (rows_wanted * LENGTH)), 6),

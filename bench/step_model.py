@@ -102,6 +102,7 @@ class Rates:
 # clocks, as its exponentials are no faster. An A100 has no fp8.
 GPUS = {
     "h100": Rates(memory=0.9 * 3.0e12),
+    # The H200 is an H100 with faster memory.
     "h200": Rates(memory=0.9 * 4.3e12),
     "a100": Rates(
         bf16=0.9 * 243e12, attention=0.897 * 0.9 * 243e12, memory=0.9 * 1.8e12, nvlink=0.8 * 300e9, nic=0.8 * 25e9,
@@ -118,6 +119,7 @@ IN_PLACE = {  # operands that are both read and written
     ("LAMB", "_update"): ("master",),
     ("head, loss", "_backward"): ("logits",),
 }
+# These allocate or rename memory, and launch no kernel.
 NOTHING_MOVED = ("aten::empty", "aten::new_empty", "aten::detach", "aten::set_")
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm"}
 
@@ -136,6 +138,8 @@ class Launch:
     def seconds(self, rates: Rates) -> float:
         """The longest of its costs. Few tiles of a product are rounded up to whole waves."""
         product = self.operations / getattr(rates, self.precision) if self.precision else 0.0
+        # A product of few tiles leaves multiprocessors idle
+        # in its last wave, as weight gradients do.
         waves = self.tiles / rates.multiprocessors
         if 0 < waves < FEW_WAVES:
             product *= math.ceil(waves) / waves
@@ -165,6 +169,7 @@ class Recording(TorchDispatchMode):
         moved = _tensors((args, kwargs, result))
         name = function._schema.name
         if name in PRODUCTS:
+            # addmm has a bias before its two factors.
             a, b = [tensor for tensor in _tensors(args) if tensor.ndim >= 2][-2:]
             self.product(a, b, "bf16", _bytes(moved))
         elif not function.is_view and not name.startswith(NOTHING_MOVED):
@@ -173,6 +178,7 @@ class Recording(TorchDispatchMode):
 
     def product(self, a: Tensor, b: Tensor, precision: str, num_bytes: float) -> None:
         """Records a matrix product over the last two dimensions."""
+        # Only the decoder has the vocabulary's width.
         part = "head, loss" if self.config.padded_vocab_size in (*a.shape, *b.shape) else "products"
         operations, tiles = 2.0 * a.numel() * b.shape[-1], 1
         for size, tile in zip((*a.shape[-2:], b.shape[-1]), TILE, strict=True):
@@ -189,6 +195,7 @@ class Recording(TorchDispatchMode):
     ) -> None:
         """Records a Triton kernel instead of launching it."""
         part = PARTS[function.fn.__module__.rpartition(".")[2]]
+        # Every operand is read or written once; IN_PLACE ones twice.
         moved = _bytes(_tensors((positional, named)))
         given = dict(zip(function.arg_names, positional, strict=False)) | named
         moved += _bytes(
@@ -222,6 +229,7 @@ def _tensors(values: Any) -> list[Tensor]:
 def _bytes(tensors: list[Tensor]) -> float:
     """Bytes of distinct tensors."""
     return float(
+        # A tensor given twice is read once.
         sum({id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}.values())
     )
 
@@ -239,6 +247,7 @@ def recipe() -> Recipe:
 
 def attention_operations(config: BertConfig, lengths: Any) -> dict[str, float]:
     """Operations of the attention kernels of a layer, for sequences of these lengths in whole blocks."""
+    # Programs work on whole blocks, and mask what is beyond the end of the sequence.
     blocks = np.ceil(lengths / ATTENTION_BLOCK) * ATTENTION_BLOCK
     product = 2.0 * config.hidden_size * float((blocks * blocks).sum())
     return {kernel: count * product for kernel, count in ATTENTION_PRODUCTS.items()}
@@ -271,21 +280,25 @@ def record(
         model = BertForPreTraining(config, chosen)
         model.to(torch.bfloat16)
         if precision == "fp8":
+            # As after the first step, which measures the scales by additional work.
             model.use_fp8(recipe(), META).calibrated = True
         if whole:
             model.bert.forward = whole_last_layer(model.bert.forward)  # type: ignore[method-assign]
         data = batch.to(META)
         world = World(DistConfig(device="cpu"))
+        # On one rank, and without a GPU; the buffers are on the meta device as well.
         world.device = META
         sharded = Sharded(  # for its flat buffers of weights and gradients
             model.named_parameters(), lambda shard: optim.Config().flat_rule(shard, fused=True), world,
             stages=model.stages(), contiguous_groups=optim.contiguous_groups(model),
         )  # fmt: skip
+        # Recorded from here on, as building the model is no part of a step.
         with recording, sharded.buckets.backward_pass(first=True, reduce=False):
             losses = model(data)
             recording.phase = "backward"
             torch.autograd.backward([losses.mlm + losses.nsp])
         recording.phase = "update"  # clipping and LAMB on flat buffers
+        # The flat buffers of one rank; predict divides LAMB by the ranks that share it.
         sizes = [parameter.numel() for parameter in model.parameters()]
         layout = lamb.make_layout(sizes, [0.01] * len(sizes), META)
         gradient, low = (
@@ -307,6 +320,7 @@ def exposed_seconds(transfers: list[tuple[float, ...]], spans: list[float]) -> f
     """
     sent, now = [0.0, 0.0], 0.0
     for parts, span in zip(transfers, spans, strict=True):
+        # A link sends one transfer at a time, in the order in which they are ready.
         ready = now = now + span
         for link, seconds in enumerate(parts):
             ready = sent[link] = max(sent[link], ready) + seconds
@@ -326,10 +340,12 @@ def transfer_seconds(
     if layout == "flat":
         rate = rates.nvlink if nodes == 1 else min(rates.nvlink, between)
         latency = rates.hop * (ranks - 1) if nodes > 1 else rates.latency * math.log2(ranks)
+        # A ring: each rank sends all shards but one.
         return num_bytes * (ranks - 1) / ranks / rate + latency, 0.0
     within = num_bytes * (local - 1) / local / rates.nvlink + rates.latency * math.log2(
         max(local, 2)
     )
+    # An all-reduce is a reduce-scatter and an all-gather.
     return within, 2 * (
         num_bytes * (nodes - 1) / nodes / between + rates.latency * math.log2(nodes)
     )
@@ -353,6 +369,7 @@ def recorded_step(
 ) -> tuple[list[Launch], int]:
     """Launches of a step on packed rows, and the number of sequences."""
     batch = packed_batches(rows, 1, config)[0]
+    # Padded as in a graph, which computes on padding, too.
     room = capacity(rows, config.max_position_embeddings)
     launched = record(config, static_batch(batch, room), precision, architecture, whole)
     return launched, batch.num_sequences
@@ -387,6 +404,7 @@ def predict(
         again = recompute and launch.phase == "forward"
         spent = launch.seconds(rates) * (1 + again)
         name = f"products {launch.phase}" if launch.part == "products" else launch.part
+        # The repeated forward pass is spent in the backward pass, where it hides communication.
         parts[name] = parts.get(name, 0.0) + spent
         phases[launch.phase] += spent / (1 + again)
         phases["backward"] += spent / 2 * again
@@ -396,6 +414,7 @@ def predict(
     parts = {name: spent if name == "LAMB" else accumulate * spent for name, spent in parts.items()}
     parts["communication"] = 0.0
     if ranks > 1:
+        # Bytes of a gradient: accumulated ones are sent in fp32. Parameters are gathered in bf16.
         sent, numbers = buckets(config, sharers), 4 if accumulate > 1 else 2
         count = sum(is_first for _, is_first in sent)
         for phase, width in (("backward", numbers), ("forward", 2)):
@@ -405,6 +424,7 @@ def predict(
             ]
             if phase == "forward":
                 transfers = [(gather,) for gather, _ in transfers]
+            # A bucket's slices are ready together, so its time counts with the first.
             spans = [phases[phase] / count * is_first for _, is_first in sent]
             parts["communication"] += exposed_seconds(transfers, spans)
         parts["communication"] += 2 * rates.latency * math.log2(sharers)  # sums of norms
@@ -478,6 +498,7 @@ def systems() -> list[System]:
             or float(one.round) < 1.1
         ):
             continue
+        # The rate between evaluations where a log has it, as the model has no evaluations.
         rate, nodes, batch = (
             one.training_rate or one.sequences_per_second,
             one.nodes,
@@ -515,6 +536,8 @@ def published() -> str:
 
     latency = min(
         (step * 1e-6 for step in range(1, 200)),
+        # A common factor moves all logarithms alike, so the variance
+        # fits the latency, and the mean then the factor.
         key=lambda latency: statistics.pvariance(errors(latency)),
     )
     share = math.exp(-statistics.mean(errors(latency)))
@@ -549,9 +572,12 @@ def large() -> str:
         for layout, words in (("node", "groups of 8"), ("flat", "one group")):
             clusters = [Cluster(count, count // 8, layout) for count in gpus]
             steps = (
+                # A global batch of 12,288 rows in micro-batches of 32, as Habana trains these
+                # models.
                 predict(config, 32, "bf16", GPUS["h100"], one, 384 // one.ranks, recompute)
                 for one in clusters
             )
+            # Relative to 8 GPUs, so that only the share that communication costs counts.
             rates = [step["sequences_per_second"] for step in steps]
             cells = " | ".join(f"{rate / rates[0]:.1%}" for rate in rates[1:])
             lines.append(f"| BERT-{name.upper()}, {words} | {rates[0]:,.0f} | {cells} |")
@@ -574,6 +600,7 @@ def main() -> None:
     parser.add_argument(
         "--layout", choices=("flat", "node"), default="flat", help="sharding group (default flat)"
     )
+    # Rates may be replaced by measured ones; the other two are no rates.
     given = [
         rate.name
         for rate in dataclasses.fields(Rates)

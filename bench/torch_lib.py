@@ -66,6 +66,7 @@ def new_step(
     **optimizer: Any,
 ) -> Step:  # fmt: skip
     """A step of the trainer, on one rank unless a world is given; ``optimizer``: settings of optim.Config."""
+    # A step needs a world even on one rank: it joins no process group then.
     world = world or World(DistConfig(device=next(model.parameters()).device.type))
     rules, resolved = optim.Config(**optimizer), precision.resolve(world.device)
     return build_step(model, resolved, rules, world, accumulate=False, fused_update=fused_update)
@@ -91,10 +92,14 @@ def model_flops(config: BertConfig, batch: PretrainingBatch) -> float:
     """
     width, inner = config.hidden_size, config.intermediate_size
     lengths = np.diff(batch.cu_seqlens.numpy()[: batch.num_sequences + 1]).astype(np.float64)
+    # Query, key, value and output projections; two products of the feed-forward layers.
     per_token = 2 * (4 * width * width + 2 * width * inner)
+    # Queries by keys and probabilities by values, 2 operations each.
     attention = 4 * width * float((lengths**2).sum())
     encoder = config.num_hidden_layers * (per_token * float(lengths.sum()) + attention)
+    # Transform and decoder, of the M masked tokens only.
     masked = 2 * batch.num_masked * (width * width + width * config.vocab_size)
+    # Pooler, and the next-sentence head with its two classes.
     sequences = 2 * batch.num_sequences * (width * width + 2 * width)
     return 3 * (encoder + masked + sequences)
 
@@ -116,6 +121,7 @@ def milliseconds(run: Callable[[], object], repeats: int) -> float:
     for _ in range(repeats):
         run()
     stop.record()
+    # The host waits here, after all calls, so that launches overlap with kernels as in training.
     stop.synchronize()
     return float(start.elapsed_time(stop)) / repeats
 
@@ -129,12 +135,14 @@ def median_milliseconds(run: Callable[[], object], rounds: int = 5, repeats: int
 def matmul_ceiling(size: int = 8192) -> float:
     """TFLOP/s of a large bf16 product of random numbers: what the chip reaches within its power limit."""
     dtype, size = (torch.bfloat16, size) if torch.cuda.is_available() else (torch.float32, 128)
+    # Random: zeros toggle fewer transistors and ran 13% faster on a power-limited H200.
     a, b = (torch.randn(size, size, device=device(), dtype=dtype) for _ in range(2))
     return 2 * size**3 / median_milliseconds(lambda: a @ b) / 1e9
 
 
 def copy_bandwidth() -> float:
     """GB/s of a 2 GiB copy on the GPU, bytes read plus written: what memory-bound kernels can reach."""
+    # Far above the L2 cache of 50 MB, so that every byte comes from memory.
     source = torch.randint(0, 127, (2**31,), dtype=torch.int8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / median_milliseconds(lambda: target.copy_(source), repeats=2) / 1e6
@@ -160,6 +168,7 @@ def graphs_in_turns(
 
     A function that fails is reported on stderr and left out.
     """
+    # In a graph of many calls, the gaps of launches from Python do not count.
     graphs = {}
 
     def calls(function: Call, count: int) -> None:
@@ -175,6 +184,7 @@ def graphs_in_turns(
         except Exception as error:
             print(f"{name}: left out: {explain(error)}", file=sys.stderr)
         gc.collect()
+    # Every other turn runs backwards, so two turns warm up each graph once in either order.
     times = in_turns(graphs, repeats + 2, lambda replay: milliseconds(replay, 1) * 1e3 / num_calls)
     return {name: spans[2:] for name, spans in times.items()}
 

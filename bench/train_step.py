@@ -73,15 +73,18 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
         settings = {"packed": kind == "packed", "compiled": mode == "compiled"}
         return Variant(name=f"Hugging Face {kind}, {mode}", peer=settings)
 
+    # Padded is what most users run; packed does nearly the same work as ours.
     eager = [peer("padded", "eager"), peer("packed", "eager")]
     small = {"peers": [ours(), *eager], "rows 48": [ours(rows=48), fp8(rows=48)]}
     if not on_gpu:
         return {"main": [ours(), fp8()], **small}
+    # On a CPU compiling takes longer than the steps that it would save.
     small["peers"] += [peer("packed", "compiled"), peer("padded", "compiled")]
     backends = [
         Variant(name=f"ours, {name} attention", attention=name)
         for name in attention.candidates(device())
     ]
+    # Casts to fp8 occur in none of this group's variants; "fp8 48" measures them.
     fusable = [name for name in kernels.FUSABLE if name != "fp8_cast"]
     return {
         "main": [ours(), fp8(), Variant(name="ours, eager", graph=False), unfused],
@@ -131,6 +134,7 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
                 parameter.normal_(0.0, 0.02)
             else:
                 parameter.fill_(float(name.endswith("LayerNorm.weight")))
+    # bf16 is slower than fp32 on a CPU.
     precision = variant.precision if on_gpu or variant.precision == "fp8" else "fp32"
     fused_update = "lamb" in choice.names(device())
     step: Any = new_step(
@@ -143,6 +147,7 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
             step = GraphedStep(step, batches[:1])
 
     def on_batch(number: int) -> object:
+        # As the training loop does before each step, so that its cost is included.
         torch.manual_seed(number)
         return step([batches[number % len(batches)]], 1e-4)
 
@@ -164,6 +169,7 @@ def inputs_of(
     work than ours.
     """
     lengths = batch.cu_seqlens.diff()[: batch.num_sequences].long()
+    # As if a row were full, so that the first sequence begins one. T tokens go to [R, length].
     rows, begins, used = [-1], [], length
     for size in lengths.tolist():
         begins.append(used if packed and used + size <= length else 0)
@@ -171,6 +177,7 @@ def inputs_of(
         used = begins[-1] + size
     num_tokens = int(lengths.sum())
     positions = batch.position_ids[:num_tokens].long()
+    # [T]: row and column of each token.
     row = torch.tensor(rows[1:]).repeat_interleave(lengths)
     column = torch.tensor(begins).repeat_interleave(lengths) + positions
 
@@ -183,8 +190,10 @@ def inputs_of(
     labels[batch.masked_positions.long()[: batch.num_masked]] = batch.masked_labels[
         : batch.num_masked
     ]
+    # [R, length]: number of the sequence of each place, -1 at padding.
     sequence = table(torch.arange(batch.num_sequences).repeat_interleave(lengths), -1)
     if packed:  # padding attends to itself, so that no row is without keys
+        # [R, 1, length, length], for all heads.
         mask = (sequence[:, None, :, None] == sequence[:, None, None, :]) & (
             sequence[:, None, None, :] >= 0
         )
@@ -194,6 +203,7 @@ def inputs_of(
     made = {
         "input_ids": table(batch.input_ids), "token_type_ids": table(batch.segment_ids),
         "position_ids": table(positions), "labels": table(labels, IGNORE), "attention_mask": mask,
+        # Of the sequence that begins the row, whose first token is pooled.
         "next_sentence_label": batch.next_sentence_labels[: batch.num_sequences][torch.tensor(begins) == 0],
     }  # fmt: skip
     return {name: tensor.to(device) for name, tensor in made.items()}
@@ -220,6 +230,7 @@ def build_peer(
     )
     model = (
         transformers.BertForPreTraining(theirs)
+        # Moments are in bf16 too then: less to move than our fp32 masters and moments.
         .to(device(), torch.bfloat16 if on_gpu else torch.float32)
         .train()
     )
@@ -231,6 +242,7 @@ def build_peer(
 
     def step(number: int) -> None:
         optimizer.zero_grad(set_to_none=True)
+        # Gradients of micro-batches add up without a weight, as only time counts here.
         parts = {
             name: value.split(micro_batch or len(value))
             for name, value in inputs[number % len(inputs)].items()
@@ -248,6 +260,7 @@ def prepare(
 ) -> Call:
     """Builds and warms up a variant; records the time and memory that takes."""
     on_gpu, begin = torch.cuda.is_available(), time.monotonic()
+    # The other variant of the pair is in memory already.
     used = torch.cuda.memory_allocated() if on_gpu else 0
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -274,6 +287,7 @@ def measure_together(
 
     report: called with the figures of the variants that have taken their first steps, before the next one is built.
     """
+    # The same for all variants, so that only code differs.
     batches = packed_batches(variants[0].rows, NUM_BATCHES, config)
     sequences = sum(batch.num_sequences for batch in batches) / NUM_BATCHES
     tokens = sum(batch.num_tokens for batch in batches) / NUM_BATCHES
@@ -307,12 +321,14 @@ def measure_together(
             continue
         try:
             run = prepare(variant, config, batches, lines[variant.name])
+            # Something to show, should the process be killed before its turns.
             early.append(timed(variant.name, [turn(run, 1)]) | {"early": True})
         except Exception as error:  # out of memory, no such backend, a library's errors
             lines[variant.name]["problem"] = explain(error)
         else:
             runs[variant.name] = run
             report(early)
+        # A reference left here would keep a failed variant's memory from the next one.
         run = None
         gc.collect()
     times: dict[str, list[float]] = {}
@@ -320,6 +336,8 @@ def measure_together(
         name = ""
         try:
             for number in range(rounds):
+                # Every other round runs backwards, so that neither
+                # variant always follows the hotter one.
                 for name in list(runs)[:: -1 if number % 2 else 1]:
                     times.setdefault(name, []).append(turn(runs[name], steps))
             break
@@ -328,6 +346,7 @@ def measure_together(
             del runs[name]
             times.clear()
             gc.collect()
+    # Read while the GPU is still warm.
     clocks = gpu_state()
     runs.clear()
     gc.collect()
@@ -374,6 +393,7 @@ def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:
 
     variant = Variant(name=f"ours, {precision}", rows=rows, precision=precision)
     run = build_ours(variant, config, packed_batches(rows, NUM_BATCHES, config))
+    # Compiles, and measures the fp8 scales, before the profile begins.
     for number in range(NUM_BATCHES):
         run(number)
     synchronize()
@@ -387,6 +407,7 @@ def profiled(precision: str, rows: int, config: BertConfig) -> dict[str, Any]:
     kernels = [
         (
             event.key,
+            # Microseconds of two steps become milliseconds of one.
             (event.self_device_time_total if on_gpu else event.self_cpu_time_total) / 2e3,
             event.count / 2,
         )
@@ -439,6 +460,7 @@ def main() -> None:
         return
     ceiling = matmul_ceiling()
     result: dict[str, Any] = {"ceiling_tflops": round(ceiling, 4)}
+    # The trials of ATTENTION=auto are figures as well: config and tables use the fastest.
     chosen = {
         variant.attention
         for name in options.groups
@@ -457,6 +479,7 @@ def main() -> None:
             ]
         measured: list[dict[str, Any]] = []
 
+        # The defaults bind group and earlier lines now, since both change in the loop.
         def report(
             lines: list[dict[str, Any]], before: list[dict[str, Any]] = measured, group: str = name
         ) -> None:
