@@ -204,7 +204,7 @@ def run(item: Item, limit: float, tiny: bool, recorder: Recorder) -> dict[str, A
             stdout=subprocess.PIPE, stderr=recorder.log,
         )  # fmt: skip
     except OSError as error:
-        # As a shell has it for a command that it cannot start.
+        # As a shell has it for a command that it does not find.
         status, reason = 127, f"cannot start: {error}"
     else:
         thread = threading.Thread(target=read, args=(process.stdout,), daemon=True)

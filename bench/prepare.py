@@ -170,7 +170,7 @@ def measure_all(options: argparse.Namespace) -> None:
         command += ["--shards", str(max(2, round(REAL_SHARDS / scale)))]
         most, ended = [0], threading.Event()
 
-        # Steps delete what the next one does not need, so the peak lies in between.
+        # The peak lies between: unfinished files are removed before the end.
         def watch() -> None:
             while not ended.wait(0.5):
                 most[0] = max(most[0], size_of(outputdir))
