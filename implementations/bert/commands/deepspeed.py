@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from bert.checkpoint.save import damaged
 from bert.core import variables
 from bert.deepspeed import ds_config
-from bert.deepspeed.checkpoints import INDEX, check, read
+from bert.deepspeed.checkpoints import INDEX, check, read, unreadable
 from common.env import ConfigError
 from common.files import whole_file
 
@@ -128,7 +127,7 @@ def deepspeed_checkpoint(
         # As rank 0 of 1: a command alone compares all files, not its share.
         check(options.folder, 0, 1)
     except Exception as error:  # depends on the kind of damage
-        raise damaged(options.folder, error) from None
+        raise unreadable(options.folder, error) from None
     state = as_dicts(read(options.folder))
     state["model"] = state["optimizer"]["masters"]  # the same tensors, written once
     with whole_file(options.file) as partial, open(partial, "wb") as file:

@@ -16,12 +16,12 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from bert.checkpoint import sums
-from bert.checkpoint.save import damaged
 from bert.checkpoint.sharded import assembled, num_bytes, prune
 from bert.deepspeed.partitions import MASTERS, STEPS
 from bert.deepspeed.step import DeepSpeedStep, load
 from bert.training.stop import TrainingError
-from common.files import has_no_room, is_full, name_folder, no_space, sync, whole_file
+from common.env import ConfigError
+from common.files import damage, has_no_room, is_full, name_folder, no_space, sync, whole_file
 
 INDEX = "bert.pt"
 
@@ -104,7 +104,7 @@ def read(folder: Path) -> dict[str, Any]:
         index = torch.load(folder / INDEX, map_location="cpu", weights_only=True)
         shards = [_shard(folder, rank) for rank in range(len(index["segments"]))]
     except Exception as error:  # depends on the kind of damage
-        raise damaged(folder, error) from None
+        raise unreadable(folder, error) from None
     names = list(index["shapes"])
     held = [
         (
@@ -118,6 +118,11 @@ def read(folder: Path) -> dict[str, Any]:
     ours = {"sums", "segments", "shapes", "parts", "num_steps"}
     facts = {key: index[key] for key in index.keys() - ours}
     return {**facts, "optimizer": optimizer, "model": optimizer[MASTERS]}
+
+
+def unreadable(folder: Path, error: Exception) -> ConfigError:
+    """The error for a damaged checkpoint that a command was given."""
+    return ConfigError(f"{folder}: damaged checkpoint ({damage(error)}): give another")
 
 
 def _shards(folder: Path) -> list[Path]:
