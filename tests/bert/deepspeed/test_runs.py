@@ -170,5 +170,8 @@ def test_a_folder_that_is_no_checkpoint_of_deepspeeds_is_one_line(tmp_path, caps
     (tmp_path / "bert.pt").write_bytes(b"damaged")
     assert main(["deepspeed-checkpoint", str(tmp_path), str(tmp_path / "out.pt")], {}) == 2
     said = capsys.readouterr().err
-    assert "damaged checkpoint (bert.pt is not what torch.save writes, or cut off): give another" in said
+    assert (
+        "damaged checkpoint (bert.pt is not what torch.save writes, or cut off): give another"
+        in said
+    )
     assert "weights_only" not in said
