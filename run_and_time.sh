@@ -5,8 +5,6 @@ set -euo pipefail
 REPO_DIR=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 # shellcheck source=launch/node/binding.sh
 source "$REPO_DIR/launch/node/binding.sh"
-# shellcheck source=launch/run/profile.sh
-source "$REPO_DIR/launch/run/profile.sh"
 # shellcheck source=launch/run/kernel_cache.sh
 source "$REPO_DIR/launch/run/kernel_cache.sh"
 if [[ -z ${RANK:-} && -n ${SLURM_PROCID:-} ]]; then
@@ -26,6 +24,4 @@ export PYTHONPATH=$REPO_DIR/implementations:$REPO_DIR${PYTHONPATH:+:$PYTHONPATH}
 # When NCCL aborts ranks on a timeout, PyTorch dumps their last collectives here.
 export TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=${RUN_DIR:-.}/nccl_${TRIAL:-0}_rank_
 export TORCH_NCCL_DEBUG_INFO_TEMP_FILE=$TORCH_FR_DUMP_TEMP_FILE # its older name
-declare -a profile=()
-profile::command "${RANK:-0}"
-exec "${profile[@]}" "${PYTHON:-python}" -u -m "${RANK_MODULE:-bert}"
+exec "${PYTHON:-python}" -u -m "${RANK_MODULE:-bert}"

@@ -31,11 +31,27 @@ NOT_FOR_USERS = {
         "NUMBA_CACHE_DIR",
     ),  # the compilers' own
     *(
+        "CUDA_DEVICE_ORDER",
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "PYTHONPATH",
+        "SBATCH_PARTITION",
+        "SBATCH_TIMELIMIT",
+    ),  # of CUDA, gloo, NCCL, Python and Slurm, by their own documentation
+    *(
+        "ENROOT_CONF",
         "PROC_STATUS",
         "PROC_SYS",
         "SYSFS",
         "TOPOLOGY_GPUS",
-        *("ATTEMPT", "ATTEMPT_NAME", "ATTEMPT_STATUS", "CERTIFY_LINE", "CONTAINER_NAME"),
+        *(
+            "ATTEMPT",
+            "ATTEMPT_NAME",
+            "ATTEMPT_STATUS",
+            "CERTIFY_LINE",
+            "CONTAINER_NAME",
+            "CONTINUED_BY",
+        ),
         "STAGED",
         "SLURM_NTASKS",
         "SLURM_STEP_NUM_TASKS",

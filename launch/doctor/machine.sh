@@ -52,11 +52,10 @@ doctor::infiniband() {
 
 # Could the page caches be dropped? Does not drop them.
 doctor::drop_caches() {
-  local -a command
-  read -ra command <<<"${DROPCACHE_CMD:-sudo -n /sbin/sysctl -q vm.drop_caches=3}"
+  local -ra command=(sudo -n /sbin/sysctl -q vm.drop_caches=3) # as node/drop_caches.sh
   if [[ -w $PROC_SYS/vm/drop_caches ]]; then
     doctor::row pass 'drop caches' 'as this user'
-  elif [[ ${command[0]:-} == sudo ]] && sudo -n -l "${command[@]:2}" >/dev/null 2>&1; then
+  elif sudo -n -l "${command[@]:2}" >/dev/null 2>&1; then
     doctor::row pass 'drop caches' "${command[*]}"
   else
     doctor::row "$([[ ${CLEAR_CACHES:-1} == require ]] && echo fail || echo warn)" 'drop caches' \

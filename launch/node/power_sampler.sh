@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # Samples the power of this node. Usage: power_sampler.sh FOLDER | check
 # Writes lines TIME_MS,WATTS to FOLDER/NODE.csv until FOLDER/stop appears, its folder goes, or its parent ends.
-#   POWER_SOURCE=ipmi  the whole node, at the wall, from its power supplies (ipmitool dcmi; as root or by sudo)
-#   POWER_SOURCE=nvml  the GPUs only: not valid for a submission
-#   POWER_SOURCE=auto  ipmi if it works, else nvml
+#   ipmi  the whole node, at the wall, from its power supplies (ipmitool dcmi; as root or by sudo)
+#   nvml  if that does not work, the GPUs only: not valid for a submission
 set -uo pipefail
-readonly FOLDER=${1:?folder or check} SOURCE=${POWER_SOURCE:?} INTERVAL_MS=1000 # the power rules ask for a sample a second
+readonly FOLDER=${1:?folder or check} INTERVAL_MS=1000 # the power rules ask for a sample a second
 
 sampler::ipmi() {
   { ipmitool dcmi power reading || sudo -n ipmitool dcmi power reading; } 2>/dev/null </dev/null |
@@ -20,12 +19,12 @@ sampler::nvml() {
 sampler::choose() {
   local name
   for name in ipmi nvml; do
-    if [[ $SOURCE == auto || $SOURCE == "$name" ]] && "sampler::$name" >/dev/null; then
+    if "sampler::$name" >/dev/null; then
       echo "$name"
       return
     fi
   done
-  echo "${SLURMD_NODENAME:-$(uname -n)}: POWER_SOURCE=$SOURCE: neither ipmitool dcmi power reading (as root or by sudo -n)" \
+  echo "${SLURMD_NODENAME:-$(uname -n)}: neither ipmitool dcmi power reading (as root or by sudo -n)" \
     'nor nvidia-smi reports watts' >&2
   return 1
 }

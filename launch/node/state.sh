@@ -52,11 +52,11 @@ node_state::drop_caches() {
     0) return 1 ;;
     require)
       answers::everywhere "$REPO_DIR/launch/node/drop_caches.sh" || log::die "CLEAR_CACHES=require, and the page caches were not dropped:" \
-        "allow '$DROPCACHE_CMD' without a password, or set CLEAR_CACHES=1"
+        "allow 'sudo sysctl' as launch/doctor.sh says, or set CLEAR_CACHES=1"
       ;;
     1)
       answers::everywhere "$REPO_DIR/launch/node/drop_caches.sh" && return
-      log::warn "page caches not dropped ('$DROPCACHE_CMD' is not allowed here): a closed run on GPUs will not start"
+      log::warn "page caches not dropped (launch/doctor.sh says what sudo must allow): a closed run on GPUs will not start"
       return 1
       ;;
   esac

@@ -3,6 +3,10 @@
 # or node within a minute, rather than in the middle of a timed run. Sourced by trial.sh.
 # shellcheck disable=SC2154 # RUN_DIR, the variables' defaults and trial::ranks are of the other files
 
+# The ranks have a limit of their own (LIMIT_SECONDS of bert/commands/allreduce.py), and know which rank is missing; this one is for
+# ranks that hang.
+readonly NCCL_TEST_SECONDS=360
+
 nccl_test::run() {
   if [[ $NCCL_TEST != 1 ]] || ((WORLD_SIZE == 1)); then return 0; fi
   local -r folder=$RUN_DIR/running_nccl_test
@@ -10,9 +14,8 @@ nccl_test::run() {
   local reason='' status=0
   rm -rf -- "$folder"
   mkdir -- "$folder"
-  log::info "all-reduce test of $WORLD_SIZE ranks, at most $NCCL_TEST_TIMEOUT s"
-  # The ranks enforce the limit too, and know which rank is missing; the launcher's limit is for ranks that hang.
-  local -r limit=$((NCCL_TEST_TIMEOUT + 60)) start=$SECONDS output=$RUN_DIR/nccl_test.txt
+  log::info "all-reduce test of $WORLD_SIZE ranks, at most $((NCCL_TEST_SECONDS - 60)) s"
+  local -r limit=$NCCL_TEST_SECONDS start=$SECONDS output=$RUN_DIR/nccl_test.txt
   rm -f -- "$output"
   trial::ranks "$folder" "$output" "$limit" || status=$?
   if [[ -s $folder/status ]]; then status=1; fi

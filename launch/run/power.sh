@@ -43,7 +43,7 @@ power::stop() {
 # Writes the power rules' files of trial $1. A failure here does not affect the trial.
 power::report() {
   if [[ $POWER != 1 || ! -f $RUN_DIR/result_$1.txt ]]; then return 0; fi
-  runner::python -m review.results.energy --efficiency "$POWER_CONVERSION_EFF" "$RUN_DIR/power_$1" "$RUN_DIR/result_$1.txt" \
+  runner::python -m review.results.energy "$RUN_DIR/power_$1" "$RUN_DIR/result_$1.txt" \
     "$RUN_DIR/power/result_$1" ||
     log::warn "trial $1 has no power result, see above"
 }

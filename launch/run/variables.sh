@@ -43,18 +43,13 @@ variables::load() {
   variables::default NEXP 1
   variables::default LOGDIR results
   variables::default CLEAR_CACHES 1
-  variables::default DROPCACHE_CMD 'sudo -n /sbin/sysctl -q vm.drop_caches=3'
   variables::default CHECK_COMPLIANCE 1
   variables::default MLPERF_RULESET 5.0.0
   variables::default NCCL_TEST 0
-  variables::default NCCL_TEST_TIMEOUT 300
   variables::default START_TEST 0
   variables::default NCCL_TEST_MIN_GBPS 0
   variables::default REHEARSAL 0
   variables::default POWER 0
-  variables::default POWER_SOURCE auto
-  variables::default POWER_CONVERSION_EFF 1.0
-  variables::default NVTX_FLAG 0
   variables::default PYTHON python
   variables::default BINDING numa
   variables::default NIC_BINDING none
@@ -67,7 +62,7 @@ variables::check() {
   local name
   [[ -n ${DGXSYSTEM:-} && -n ${DGXNGPU:-} ]] ||
     log::die 'DGXSYSTEM or DGXNGPU is not set: source configs/config_<SYSTEM>_....sh first'
-  for name in DGXNNODES DGXNGPU NEXP NCCL_TEST_TIMEOUT; do
+  for name in DGXNNODES DGXNGPU NEXP; do
     [[ ${!name} =~ ^[1-9][0-9]*$ ]] || log::die "$name='${!name}': expected an integer, at least 1"
   done
   [[ $SPARE_NODES =~ ^[0-9]+$ ]] || log::die "SPARE_NODES='$SPARE_NODES': expected an integer, at least 0"
@@ -78,11 +73,6 @@ variables::check() {
   variables::one_of START_TEST 0 1
   variables::one_of REHEARSAL 0 1
   variables::one_of POWER 0 1
-  variables::one_of POWER_SOURCE auto ipmi nvml
-  variables::one_of NVTX_FLAG 0 1
-  [[ $NVTX_FLAG == 0 || -z ${PROFILE_STEPS:-} ]] || log::die 'NVTX_FLAG=1 and PROFILE_STEPS: one profiler at a time; unset one'
-  [[ $POWER_CONVERSION_EFF =~ ^[0-9]*[.]?[0-9]+$ && $POWER_CONVERSION_EFF =~ [1-9] ]] ||
-    log::die "POWER_CONVERSION_EFF='$POWER_CONVERSION_EFF': expected a number above 0"
   [[ $NCCL_TEST_MIN_GBPS =~ ^[0-9]*[.]?[0-9]+$ ]] || log::die "NCCL_TEST_MIN_GBPS='$NCCL_TEST_MIN_GBPS': expected a number"
   variables::one_of BINDING numa exclusive none
   variables::one_of NIC_BINDING nearest none

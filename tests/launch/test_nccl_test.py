@@ -16,9 +16,9 @@ def last_line(text: str) -> str:
 
 
 def test_it_runs_once_on_all_ranks_before_the_trials(checkout):
-    done = checkout.run(LOCAL, after="export NCCL_TEST=1 NEXP=2 NCCL_TEST_TIMEOUT=77")
+    done = checkout.run(LOCAL, after="export NCCL_TEST=1 NEXP=2")
     assert done.returncode == 0, done.stderr
-    assert sorted(checkout.calls("allreduce")) == ["0 77", "1 77"]
+    assert sorted(checkout.calls("allreduce")) == ["0", "1"]
     assert (checkout.run_dir / "nccl_test.txt").read_text().count("all sums right") == 2
     kinds = [line.partition(" ")[0] for line in checkout.calls_file.read_text().splitlines()]
     assert kinds.index("allreduce") < kinds.index("rank")
@@ -46,21 +46,12 @@ def test_ranks_that_hang_are_ended_by_the_launcher(checkout):
     (checkout.root / "launch" / "run" / "nccl_test.sh").write_text(
         (checkout.root / "launch" / "run" / "nccl_test.sh")
         .read_text()
-        .replace("NCCL_TEST_TIMEOUT + 60", "NCCL_TEST_TIMEOUT")
+        .replace("NCCL_TEST_SECONDS=360", "NCCL_TEST_SECONDS=2")
     )
-    done = checkout.run(LOCAL, after="export NCCL_TEST=1 NCCL_TEST_TIMEOUT=2", ALLREDUCE="hang")
+    done = checkout.run(LOCAL, after="export NCCL_TEST=1", ALLREDUCE="hang")
     assert done.returncode == 1
     assert "the all-reduce test failed: it did not end in 2 s; see " in last_line(done.stderr)
     assert not checkout.ranks()
-
-
-def test_a_wrong_timeout_is_one_line(checkout):
-    done = checkout.run(LOCAL, after="export NCCL_TEST_TIMEOUT=soon")
-    assert done.returncode == 2
-    assert (
-        last_line(done.stderr)
-        == "run: error: NCCL_TEST_TIMEOUT='soon': expected an integer, at least 1"
-    )
 
 
 def test_a_signal_ends_it_and_leaves_nothing_half_done(checkout):

@@ -30,13 +30,11 @@ GPU_SIZES, CPU_SIZES = (MIB, 21 * MIB), (MIB, 8 * MIB)
 BERT_LARGE_BYTES = 672_464_516  # of its gradients in 16 bits
 PROGRAM = "bert allreduce"
 TIMED = 5
+LIMIT_SECONDS = 300  # of the whole test; DIST_TIMEOUT if that is less
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelFiles, dist.Address):
-    timeout_seconds: int = env(
-        "NCCL_TEST_TIMEOUT", at_least=1, doc="seconds the test may take; set by the launcher"
-    )
     min_bandwidth: float = env(
         "NCCL_TEST_MIN_GBPS",
         at_least=0,
@@ -44,6 +42,11 @@ class Config(ModelFiles, dist.Address):
     )
     dist: dist.Config = field(default_factory=dist.Config)
     run: rundir.Config = field(default_factory=rundir.Config)
+
+    @property
+    def seconds(self) -> int:
+        """Seconds the test may take."""
+        return min(LIMIT_SECONDS, self.dist.timeout_seconds)
 
 
 def gradient_bytes(config: Config) -> int:
@@ -94,7 +97,7 @@ def roll_call(store: distributed.Store, rank: int, world_size: int, seconds: flo
                 ", ..." if len(missing) > 20 else ""
             )
             late = f"{len(missing)} of {world_size} ranks did not arrive in {seconds:.0f} s: rank {names}"
-            raise AllReduceError(f"{late}; see their output, or raise NCCL_TEST_TIMEOUT")
+            raise AllReduceError(f"{late}; see their output, or raise DIST_TIMEOUT")
         time.sleep(0.05)
 
 
@@ -121,7 +124,7 @@ def measure(num_bytes: int, world: World) -> float:
 
 def connect(config: Config) -> World:
     """Roll call, then the process group on the same store."""
-    rank, size, seconds = config.dist.rank, config.dist.world_size, config.timeout_seconds
+    rank, size, seconds = config.dist.rank, config.dist.world_size, config.seconds
     try:
         store = config.store("allreduce", rank, size, seconds)
     except (RuntimeError, ValueError) as error:
@@ -174,10 +177,10 @@ def main(environ: Mapping[str, str]) -> int:
     thread = threading.Thread(target=body, daemon=True)
     thread.start()
     # Later than the timeout of the collectives, whose own error says more.
-    thread.join(config.timeout_seconds + 5)
+    thread.join(config.seconds + 5)
     reason = f"rank {config.dist.rank} on {platform.node()}"
     if thread.is_alive():
-        reason += f" hangs in an all-reduce after {config.timeout_seconds} s; NCCL_DEBUG=INFO shows its interfaces"
+        reason += f" hangs in an all-reduce after {config.seconds} s; NCCL_DEBUG=INFO shows its interfaces"
     elif not failure:
         return 0
     else:

@@ -271,7 +271,7 @@ def check(config: Config, starts: bool) -> None:
     found = list(violations(config))
     # Only at the start: --check runs before the launch scripts have dropped the caches.
     if starts and not config.mlperf.cache_cleared and pick_device(config.dist).type == "cuda":
-        how = "the launch scripts do it where DROPCACHE_CMD is allowed and CLEAR_CACHES is not 0"
+        how = "the launch scripts do it where sudo allows it and CLEAR_CACHES is not 0"
         found.append(f"CACHE_CLEARED=0 (page caches are dropped before each run; {how})")
     if found:
         listed = "; ".join(found)

@@ -27,7 +27,7 @@ SETTINGS = {
     "DEVICE": "cpu",
     "OMP_NUM_THREADS": "1",
 }
-SETTINGS |= {"NCCL_TEST_TIMEOUT": "200", "NCCL_TEST_MIN_GBPS": "0"}
+SETTINGS |= {"DIST_TIMEOUT": "200", "NCCL_TEST_MIN_GBPS": "0"}
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 31, 3472])
@@ -140,10 +140,10 @@ def test_under_torchrun_the_ranks_meet_at_the_store_that_it_has_opened(free_port
 
 
 def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path):
-    second = start(1, NCCL_TEST_TIMEOUT="1", STANDS_AT=str(tmp_path))
+    second = start(1, DIST_TIMEOUT="1", STANDS_AT=str(tmp_path))
     wait_until(lambda: state(second.pid) == "T")
     try:
-        first = start(0, NCCL_TEST_TIMEOUT="1").finish()
+        first = start(0, DIST_TIMEOUT="1").finish()
     finally:
         second.kill()
     assert first.returncode == 1
@@ -152,7 +152,7 @@ def test_a_rank_that_stops_makes_the_others_fail_by_the_timeout(start, tmp_path)
 
 
 def test_an_address_where_nobody_listens_is_named(tmp_path, capsys, free_port):
-    environ = SETTINGS | {"RANK": "1", "MASTER_PORT": str(free_port), "NCCL_TEST_TIMEOUT": "1"}
+    environ = SETTINGS | {"RANK": "1", "MASTER_PORT": str(free_port), "DIST_TIMEOUT": "1"}
     assert main(["allreduce"], environ | {"RUN_DIR": str(tmp_path)}) == 1
     reason = f"does not reach rank 0 at 127.0.0.1:{free_port}: "
     assert reason in capsys.readouterr().err

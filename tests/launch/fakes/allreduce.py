@@ -7,7 +7,7 @@ from pathlib import Path
 
 outcome, _, culprit = os.environ.get("ALLREDUCE", "success").partition(":")
 with open(os.environ["FAKE_CALLS"], "a") as file:
-    file.write(f"allreduce {os.environ['RANK']} {os.environ['NCCL_TEST_TIMEOUT']}\n")
+    file.write(f"allreduce {os.environ['RANK']}\n")
 print("all sums right" if outcome == "success" else outcome, flush=True)
 if outcome == "hang":
     time.sleep(600)
