@@ -133,15 +133,9 @@ def emulated_fast_sums() -> Iterator[None]:
 def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
     """name -> (fast, plain, largest allowed gap between their windows, in nats; the loss starts at 5.3)."""
     fp32, bf16, fp8 = (Variant(precision=precision) for precision in (FP32, BF16, FP8))
-    projected, fast_sums = (
-        Variant(precision=dataclasses.replace(FP8, **more))
-        for more in ({"fp8_output_projection": True}, {"fp8_fast_sums": "all"})
-    )
     found = {
         "bf16 against fp32": (bf16, fp32, 0.1),
         "fp8 against bf16": (fp8, bf16, 0.15),
-        "fp8 with the output projection against bf16": (projected, bf16, 0.15),
-        "fp8 with fast sums against bf16": (fast_sums, bf16, 0.15),
         "GELU by tanh against erf": (fp32, dataclasses.replace(fp32, hidden_act="gelu_erf"), 0.1),
     }
     if on_gpu:

@@ -428,7 +428,7 @@ def write_tables(results: list[dict[str, Any]], target: Path) -> None:
 def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
     """Exports for the fastest of our fully timed variants, and its description.
 
-    Variants with other fp8 arithmetic are mentioned but not chosen. Raises ValueError if nothing was timed.
+    Raises ValueError if nothing was timed.
     """
     from train_step import Variant, groups
 
@@ -444,13 +444,11 @@ def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
         )
         if variant and not variant.peer and not figures_of(step, doubts)[0].startswith("u"):
             rates[key] = step["sequences_per_second"], variant
-    # Other fp8 arithmetic might not converge, which speed does not show.
-    kept = {key: found for key, found in rates.items() if not found[1].fp8}
-    if not kept:
+    if not rates:
         raise ValueError(
             f"no step of ours was fully timed: no settings to choose{f' ({doubts})' if doubts else ''}"
         )
-    rate, best = max(kept.values(), key=lambda found: found[0])
+    rate, best = max(rates.values(), key=lambda found: found[0])
     tried = [
         one
         for result in results
@@ -470,15 +468,6 @@ def best_settings(results: list[dict[str, Any]]) -> tuple[dict[str, str], str]:
     if not best.graph:
         chosen["CUDA_GRAPH"] = "0"
     words = f"{rate:,.0f} sequences/s, {best.name}"
-    faster = {
-        " ".join(
-            f"{name.upper()}={int(value) if value is True else value}"
-            for name, value in variant.fp8.items()
-        ): one
-        for one, variant in rates.values()
-        if variant.fp8 and one > rate and variant.rows == best.rows
-    }
-    words += "".join(f"; {one:,.0f} with {names}, if it converges" for names, one in faster.items())
     return {name: value for name, value in chosen.items() if value != "auto"}, words
 
 

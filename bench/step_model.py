@@ -9,8 +9,7 @@ A model, not a measurement.
 
 Prints one JSON line; with --markdown a table of both precisions on both GPUs; with --published one of the league's
 systems, for which two constants are fitted: the fraction of the modelled rate that they reach, and the latency of a
-collective; with --large one of the large models on 8 to 128 H100. FP8_FAST_SUMS and FP8_OUTPUT_PROJECTION apply as in
-a run.
+collective; with --large one of the large models on 8 to 128 H100.
 
 usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat]
        python bench/step_model.py [--rows 48] --markdown
@@ -23,7 +22,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import os
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,17 +42,14 @@ from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.data.batch import PretrainingBatch
-from bert.kernels.fp8 import Recipe
 from bert.kernels.fp8 import linear as fp8_linear
 from bert.kernels.operations import fp8_feed_forward, lamb
-from bert.kernels.precision import Config as PrecisionConfig
 from bert.kernels.support import launches, triton_support
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.optim.sharded import BUCKET_BYTES, Sharded, layout_of
 from bert.pretraining.memory import meta_model
 from bert.training.graph import static_batch
-from common.env import from_env
 from review.league import entries
 
 META = torch.device("meta")
@@ -234,17 +229,6 @@ def _bytes(tensors: list[Tensor]) -> float:
     )
 
 
-def recipe() -> Recipe:
-    """The fp8 recipe of a run with this environment."""
-    found = (
-        dataclasses.replace(from_env(PrecisionConfig, os.environ), precision="fp8")
-        .resolve(META)
-        .fp8
-    )
-    assert found is not None
-    return found
-
-
 def attention_operations(config: BertConfig, lengths: Any) -> dict[str, float]:
     """Operations of the attention kernels of a layer, for sequences of these lengths in whole blocks."""
     # Programs work on whole blocks, and mask what is beyond the end of the sequence.
@@ -281,7 +265,7 @@ def record(
         model.to(torch.bfloat16)
         if precision == "fp8":
             # As after the first step, which measures the scales by additional work.
-            model.use_fp8(recipe(), META).calibrated = True
+            model.use_fp8(META).calibrated = True
         if whole:
             model.bert.forward = whole_last_layer(model.bert.forward)  # type: ignore[method-assign]
         data = batch.to(META)
@@ -647,8 +631,6 @@ def main() -> None:
     )
     names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout", "accumulate")
     settings = {name: getattr(options, name) for name in names}
-    if options.precision == "fp8":
-        settings["fp8"] = dataclasses.asdict(recipe())
     emit("step_model", settings | found)
 
 

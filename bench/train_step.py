@@ -19,7 +19,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -60,7 +60,6 @@ class Variant:
     fused: str = "auto"
     attention: str = "auto"
     graph: bool = True
-    fp8: dict[str, Any] = field(default_factory=dict)  # settings of precision.py
     peer: dict[str, bool] | None = None  # of Hugging Face's: packed, compiled
 
 
@@ -102,8 +101,6 @@ def groups(on_gpu: bool) -> dict[str, list[Variant]]:
         ],
         "fp8 48": [
             fp8(rows=48),
-            fp8(name="ours, fp8, fast sums", rows=48, fp8={"fp8_fast_sums": "all"}),
-            fp8(name="ours, fp8, output too", rows=48, fp8={"fp8_output_projection": True}),
             fp8(name="ours, fp8, separate casts", rows=48, fused=without("fp8_cast")),
         ],
     }
@@ -137,9 +134,7 @@ def build_ours(variant: Variant, config: BertConfig, batches: list[PretrainingBa
     # bf16 is slower than fp32 on a CPU.
     precision = variant.precision if on_gpu or variant.precision == "fp8" else "fp32"
     fused_update = "lamb" in choice.names(device())
-    step: Any = new_step(
-        model, PrecisionConfig(precision=precision, **variant.fp8), fused_update=fused_update
-    )
+    step: Any = new_step(model, PrecisionConfig(precision=precision), fused_update=fused_update)
     if on_gpu:
         room = capacity(variant.rows, config.max_position_embeddings)
         batches = [(static_batch(b, room) if variant.graph else b).pin_memory() for b in batches]

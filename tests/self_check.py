@@ -30,7 +30,7 @@ from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.kernels.attention import benchmark
-from bert.kernels.fp8 import Recipe, Scaling
+from bert.kernels.fp8 import Scaling
 from bert.kernels.fp8.linear import Fp8Linear
 from bert.kernels.operations import scatter
 from bert.kernels.precision import Config as PrecisionConfig
@@ -127,7 +127,7 @@ def weight_gradients() -> dict[str, str]:
         "bf16": lambda: weight_gradient.linear(x, weight, None)
     }
     if device().type != "cuda" or torch.cuda.get_device_capability() >= (8, 9):
-        fp8 = Fp8Linear(Scaling(Recipe(), 1, device()), 0)
+        fp8 = Fp8Linear(Scaling(1, device()), 0)
         runs["fp8"] = lambda: fp8(x, weight, None)
     problems = {}
     for name, run in runs.items():

@@ -19,7 +19,7 @@ from bert.checkpoint import huggingface
 from bert.checkpoint.weights import Loaded, copy_weights, misfits, read_state_dict
 from bert.data.batch import Batch
 from bert.kernels import Kernels
-from bert.kernels.fp8 import Recipe, Scaling
+from bert.kernels.fp8 import Scaling
 from bert.model.bert import BertModel, fp32_at_least
 from bert.model.config import BertConfig
 from bert.model.recompute import Recomputation
@@ -49,8 +49,8 @@ class FineTuned(Trainable):
         self.config = config
         self.bert = BertModel(config, kernels)
 
-    def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
-        return self.bert.encoder.use_fp8(recipe, device)
+    def use_fp8(self, device: torch.device) -> Scaling:
+        return self.bert.encoder.use_fp8(device)
 
     def recompute(self, recomputation: Recomputation) -> None:
         self.bert.encoder.recomputation = recomputation

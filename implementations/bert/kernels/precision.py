@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bert.kernels.fp8 import Recipe
 from common.env import ConfigError, env
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -29,21 +28,6 @@ class Config:
     )
     init_loss_scale: float = env(
         "INIT_LOSS_SCALE", 65536.0, above=0, doc="initial loss scale of fp16"
-    )
-    fp8_recipe: str = env(
-        "FP8_RECIPE",
-        "delayed",
-        choices=("delayed", "current"),
-        doc="fp8 scales from the last step, or the tensor itself (one more pass)",
-    )
-    fp8_fast_sums: str = env(
-        "FP8_FAST_SUMS",
-        "forward",
-        choices=("forward", "all"),
-        doc="passes whose fp8 products accumulate faster, less precisely",
-    )
-    fp8_output_projection: bool = env(
-        "FP8_OUTPUT_PROJECTION", False, doc="1: attention's output projection in fp8"
     )
 
     def check(self, device: torch.device) -> None:
@@ -69,15 +53,9 @@ class Config:
         """Resolves the settings for ``device``."""
         name = resolved(self.precision, device)
         dtype = DTYPES[name]
-        recipe = Recipe(
-            scales=self.fp8_recipe, fast_backward=self.fp8_fast_sums == "all",
-            output_projection=self.fp8_output_projection,
-        )  # fmt: skip
         # bf16 has fp32's exponents, so that only gradients in fp16 underflow.
         scale = self.init_loss_scale if dtype == torch.float16 else None
-        return Precision(
-            dtype=dtype, fp8=recipe if name == "fp8" else None, tf32=name == "tf32", init_loss_scale=scale,
-        )  # fmt: skip
+        return Precision(dtype=dtype, fp8=name == "fp8", tf32=name == "tf32", init_loss_scale=scale)
 
 
 def resolved(name: str, device: torch.device) -> str:
@@ -96,13 +74,13 @@ def _is_ampere(device: torch.device) -> bool:
 class Precision:
     """The numeric precision of a run on its device.
 
-    dtype: of weights and activations; tf32: for products of fp32 matrices; fp8: None without products in fp8;
+    dtype: of weights and activations; tf32: for products of fp32 matrices; fp8: for the encoder's products;
     init_loss_scale: None without loss scaling.
     """
 
     dtype: torch.dtype
     tf32: bool = False
-    fp8: Recipe | None = None
+    fp8: bool = False
     init_loss_scale: float | None = None
     growth_interval: int = (
         2000  # good steps before the scale doubles: the default of torch.amp and of apex

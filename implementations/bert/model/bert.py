@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bert.data.batch import Batch, PretrainingBatch
 from bert.kernels import Kernels
-from bert.kernels.fp8 import ROW_MULTIPLE, Recipe, Scaling
+from bert.kernels.fp8 import ROW_MULTIPLE, Scaling
 from bert.kernels.operations.cross_entropy import IGNORE
 from bert.kernels.precision import LOW_PRECISION
 from bert.kernels.support.dropout import ForwardPass
@@ -173,9 +173,9 @@ class BertForPreTraining(Trainable):
             stages += [self.bert.pooler, self.cls.seq_relationship]
         return stages
 
-    def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
+    def use_fp8(self, device: torch.device) -> Scaling:
         """See Trainable."""
-        return self.bert.encoder.use_fp8(recipe, device)
+        return self.bert.encoder.use_fp8(device)
 
     @contextlib.contextmanager
     def evaluating(self, calibrated: bool = False) -> Iterator[None]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from bert.kernels import Kernels
-from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Recipe, Scaling, Target
+from bert.kernels.fp8 import INPUT, ROW_MULTIPLE, Scaling, Target
 from bert.kernels.fp8.linear import Fp8Linear
 from bert.kernels.operations import fp8_feed_forward
 from bert.kernels.operations.dropout_add_layer_norm import Operands, fused_with_cast
@@ -110,7 +110,7 @@ class Residual(Product):
     def target(self, num_rows: int) -> Target | None:
         """Cast target for the following fp8 product; None if it casts its input itself, or there is none."""
         following = self.following
-        # An evaluation may run in 16 bits while training is in fp8, by the recipe.
+        # An evaluation before the first step runs in 16 bits.
         if following is None or not following.runs(self.training):
             return None
         return following.target(INPUT) if following.takes_cast(num_rows) else None
@@ -214,8 +214,8 @@ class Encoder(nn.Module):
         self.fp8_users: list[Product] = []
         self.recomputation: Recomputation | None = None
 
-    def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
-        """Runs the products in fp8, the attention output projection by the recipe. Returns their scales.
+    def use_fp8(self, device: torch.device) -> Scaling:
+        """Runs the products in fp8, except attention's output projection. Returns their scales.
 
         Raises ConfigError for sizes that a GPU's fp8 products do not take.
         """
@@ -228,9 +228,7 @@ class Encoder(nn.Module):
         users: list[Product] = []
         for layer in layers:
             users += [layer.attention.self, layer.intermediate, layer.output]
-        if recipe.output_projection:
-            users += [layer.attention.output for layer in layers]
-        self.fp8_users, self.fp8_scaling = users, Scaling(recipe, len(users), device)
+        self.fp8_users, self.fp8_scaling = users, Scaling(len(users), device)
         for number, user in enumerate(users):
             user.fp8 = Fp8Linear(self.fp8_scaling, number)
         if self.cast_in_kernels:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bert.kernels.fp8 import Recipe, Scaling
+from bert.kernels.fp8 import Scaling
 from bert.model.recompute import Recomputation
 from common.env import ConfigError
 
@@ -28,7 +28,7 @@ class Trainable(nn.Module, ABC):
     def forward(self, batch: Any) -> tuple[Tensor, ...]:
         """A NamedTuple of mean losses (0-d, fp32 at least). Their sum is minimized; their names are reported."""
 
-    def use_fp8(self, recipe: Recipe, device: torch.device) -> Scaling:
+    def use_fp8(self, device: torch.device) -> Scaling:
         """Runs matrix products in fp8 from now on; returns their scales. Raises ConfigError if unsupported."""
         raise ConfigError(
             f"PRECISION=fp8: {type(self).__name__} has no products in fp8: use PRECISION=bf16"

@@ -67,23 +67,15 @@ class Plan:
     @classmethod
     def of(cls, config: Config) -> Plan:
         """Plan of a run on this machine's device."""
-        device, data, recipe, width = (
-            config.device,
-            config.data,
-            config.numerics.fp8,
-            config.model.hidden_size,
-        )
+        device, data, width = config.device, config.data, config.model.hidden_size
         num_ranks, sharded, group = config.dist.world_size, config.optim.is_sharded(device), None
         if sharded:
             group = str(config.optim.group_size(num_ranks, config.dist.ranks_per_node))
         fp8_copies = 0
-        if recipe is not None and config.evaluates:
-            attention = (4 if recipe.output_projection else 3) * width * width
-            # A byte a weight: 3 D D of QKV, a fourth with the output projection, and 2 D F of the
-            # feed-forward.
-            fp8_copies = config.model.num_hidden_layers * (
-                attention + 2 * width * config.model.intermediate_size
-            )
+        if config.numerics.fp8 and config.evaluates:
+            # A byte a weight: 3 D D of QKV, and 2 D F of the feed-forward.
+            of_layer = (3 * width + 2 * config.model.intermediate_size) * width
+            fp8_copies = config.model.num_hidden_layers * of_layer
         return cls(
             model=config.model,
             optimizer=replace(config.optim, sharded=sharded, shard_group=group),

@@ -89,7 +89,7 @@ CONSTANTS: dict[str, Any] = {
     "OPT_MADGRAD_WEIGHT_DECAY": 0.0, "OPT_ACCLIP_BETA_1": 0.9, "OPT_ACCLIP_BETA_2": 0.99,
     "OPT_ACCLIP_EPSILON": 1e-5, "OPT_ACCLIP_WEIGHT_DECAY": 1e-5, "OPT_ACCLIP_ALPHA": 1.0,
     "OPT_LANS_BETA_1": 0.9, "OPT_LANS_BETA_2": 0.999, "OPT_LANS_EPSILON": 1e-6,
-    "OPT_LANS_WEIGHT_DECAY": 0.01,
+    "OPT_LANS_WEIGHT_DECAY": 0.01, "FP8_FAST_SUMS": None, "FP8_OUTPUT_PROJECTION": None,
 }  # fmt: skip
 
 
@@ -253,9 +253,6 @@ def _kept(config: Config) -> dict[str, Any]:
     resolved_elsewhere = {
         "SEED",
         "PRECISION",
-        "FP8_RECIPE",
-        "FP8_FAST_SUMS",
-        "FP8_OUTPUT_PROJECTION",
         "MASKING",
     }
     others = ROUNDING.difference(_ROWS) | FREE | resolved_elsewhere | {"LR_DECAY_STEPS"}
@@ -279,13 +276,8 @@ def run_identity(config: Config, seed: int) -> dict[str, Any]:
         "SEED": seed,
         "MASKING": None if data.masking == "static" else data.masking,
         "PRECISION": resolved(precision.precision, config.device),
-        "FP8_RECIPE": precision.fp8_recipe if precision.precision == "fp8" else None,
-        # None for what earlier versions did, which had no such setting.
-        "FP8_FAST_SUMS": precision.fp8_fast_sums if precision.fp8_fast_sums != "forward" else None,
-        "FP8_OUTPUT_PROJECTION": int(
-            config.numerics.fp8 is not None and config.numerics.fp8.output_projection
-        )
-        or None,
+        # Earlier versions had another recipe, too.
+        "FP8_RECIPE": "delayed" if precision.precision == "fp8" else None,
         # The run may become longer if the schedule's length is set separately.
         "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,
         "BERT_CONFIG": config.model.identity,

@@ -59,7 +59,7 @@ def build_step(
     """
     precision.apply()
     masters = cast_with_masters(model, precision.dtype) if first_weights is None else None
-    fp8 = model.use_fp8(precision.fp8, world.device) if precision.fp8 is not None else None
+    fp8 = model.use_fp8(world.device) if precision.fp8 else None
     sharded_optimizer = optim.build(
         optimizer,
         model,

@@ -149,7 +149,7 @@ def _fp8_evaluation() -> None:
 
 
 def _scaling() -> fp8.Scaling:
-    scaling = fp8.Scaling(fp8.Recipe(), 3, META)
+    scaling = fp8.Scaling(3, META)
     scaling.calibrated = True
     return scaling
 

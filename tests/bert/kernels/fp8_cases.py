@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels.fp8 import BACKWARD, FORWARD, INPUT, Recipe, Scaling, Target
+from bert.kernels.fp8 import BACKWARD, FORWARD, INPUT, Scaling, Target
 from bert.kernels.fp8.cast import cast_rows, cast_transpose, transpose
 from bert.kernels.fp8.linear import Fp8Linear
 from bert.kernels.operations import bias_gelu, dropout_add_layer_norm
@@ -124,14 +124,14 @@ class _Chain:
             (1e-4 * draw.normal(tokens, size)).bfloat16() for size in (3 * width, width)
         ]
         self.device, self.approximate, self.dropout = device, approximate, dropout
-        scaling = Scaling(Recipe(), 3, self.device)
+        scaling = Scaling(3, self.device)
         self._trained(scaling, in_kernels=False)
         scaling.update(World(DistConfig(device="cpu")))
         self.measured = scaling.state_dict()  # by a first step
 
     def run(self, in_kernels: bool, evaluates: bool = False) -> dict[str, Tensor]:
         """Results, and of training gradients and the magnitudes seen; an evaluation casts in the kernels."""
-        scaling = Scaling(Recipe(), 3, self.device)
+        scaling = Scaling(3, self.device)
         scaling.load_state_dict(self.measured)
         if not evaluates:
             return self._trained(scaling, in_kernels)

@@ -12,7 +12,7 @@ from bert import kernels
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
 from bert.kernels import fp8
-from bert.kernels.fp8 import BACKWARD, FORWARD, Recipe
+from bert.kernels.fp8 import BACKWARD, FORWARD
 from bert.kernels.fp8 import linear as fp8_linear
 from bert.kernels.operations import dropout_add_layer_norm, fp8_feed_forward
 from bert.kernels.support import launches, triton_support
@@ -64,7 +64,7 @@ def test_casts_in_kernels_equal_separate_ones_at_real_size(gpu):
     assert max(found.values()) <= fp8_cases.TOLERANCE, found
 
 
-def _encoder(fused, device, recipe="delayed", config=CONFIG, **settings):
+def _encoder(fused, device, config=CONFIG):
     encoder = Encoder(
         config, kernels.bind_kernels(kernels.Config(fused=fused, attention="sdpa_loop"), device)
     )
@@ -77,7 +77,7 @@ def _encoder(fused, device, recipe="delayed", config=CONFIG, **settings):
                 + (".LayerNorm.w" in name)
             )
     encoder.to(device, torch.bfloat16)
-    encoder.use_fp8(Recipe(scales=recipe, **settings), device)
+    encoder.use_fp8(device)
     return encoder
 
 
@@ -117,30 +117,20 @@ def scales():
 
 
 @pytest.mark.parametrize(
-    ("fused", "recipe", "tokens", "projection", "separate_casts"),  # of activations, in both passes
+    ("fused", "tokens", "separate_casts"),  # of activations, in both passes
     [
-        ("none", "delayed", 13, True, 16),
-        ("none", "current", 16, False, 12),
-        (
-            CASTS_IN_KERNELS,
-            "delayed",
-            16,
-            False,
-            1 + 3,
-        ),  # of the embeddings, and of the last layer's few rows
-        (CASTS_IN_KERNELS, "delayed", 13, True, 16),
+        ("none", 13, 12),
+        ("none", 16, 12),
+        (CASTS_IN_KERNELS, 16, 1 + 3),  # of the embeddings, and of the last layer's few rows
+        (CASTS_IN_KERNELS, 13, 12),
     ],
 )
 def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_bit(
-    fused, recipe, tokens, projection, separate_casts, scales, device, monkeypatch
+    fused, tokens, separate_casts, scales, device, monkeypatch
 ):
     config = dataclasses.replace(CONFIG, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    encoder = _encoder(fused, device, recipe, config, output_projection=projection)
-    if not projection:
-        encoder.fp8_scaling.load_state_dict(scales)
-    else:
-        _run(encoder, device)
-        encoder.fp8_scaling.update(ALONE)
+    encoder = _encoder(fused, device, config)
+    encoder.fp8_scaling.load_state_dict(scales)
     expected = _run(encoder, device, tokens)["result"]
     encoder.fp8_scaling.largest.zero_()
     before = [tensor.clone() for tensor in encoder.fp8_scaling.state_tensors()]
@@ -164,8 +154,7 @@ def test_an_evaluation_is_the_forward_pass_of_training_without_dropout_bit_for_b
             *_input(device, tokens), torch.tensor([1, 4, 9], device=device)
         )  # no multiple of 16 at the end
     assert torch.equal(found, expected)
-    # The current recipe measures these rows alone.
-    assert fp8_cases.relative_difference(some, expected[[1, 4, 9]]) < 0.1
+    assert torch.equal(some, expected[[1, 4, 9]])
     assert casts.count({}) == separate_casts
     assert all(
         torch.equal(a, b) for a, b in zip(before, encoder.fp8_scaling.state_tensors(), strict=True)
@@ -204,11 +193,8 @@ def test_encoder_with_casts_in_kernels_is_the_one_with_separate_casts_bit_for_bi
 
 
 @pytest.mark.parametrize("fused", ["none", CASTS_IN_KERNELS])
-@pytest.mark.parametrize(("fast", "projection"), [(False, False), (True, True)])
-def test_sums_are_fast_forward_and_by_the_setting_backward_in_every_product(
-    fused, fast, projection, device, monkeypatch
-):
-    encoder = _encoder(fused, device, fast_backward=fast, output_projection=projection)
+def test_sums_are_fast_forward_and_exact_backward_in_every_product(fused, device, monkeypatch):
+    encoder = _encoder(fused, device)
     encoder.fp8_scaling.calibrated = True
     found: dict[bool, list[bool]] = {
         True: [],
@@ -224,19 +210,16 @@ def test_sums_are_fast_forward_and_by_the_setting_backward_in_every_product(
     for module in (fp8_linear, fp8_feed_forward):
         monkeypatch.setattr(module, "product", recorded)
     _run(encoder, device)
-    each = CONFIG.num_hidden_layers * (
-        4 if projection else 3
-    )  # QKV, two of the feed-forward, the output projection
-    assert found == {True: [True] * each, False: [fast] * 2 * each}
+    each = CONFIG.num_hidden_layers * 3  # QKV, two of the feed-forward
+    assert found == {True: [True] * each, False: [False] * 2 * each}
 
 
 @pytest.mark.parametrize(
-    "why",
-    ["first step", "current recipe", "rows no multiple of 16", "evaluation", "GELU not fused"],
+    "why", ["first step", "rows no multiple of 16", "evaluation", "GELU not fused"]
 )
 def test_where_kernels_cannot_cast_the_casts_are_separate(why, scales, device, monkeypatch):
     fused = "embeddings,dropout_add_layer_norm" if why == "GELU not fused" else CASTS_IN_KERNELS
-    encoder = _encoder(fused, device, "current" if why == "current recipe" else "delayed")
+    encoder = _encoder(fused, device)
     if why != "first step":
         encoder.fp8_scaling.load_state_dict(scales)
     # Only the choice is looked at: whatever runs, runs on plain operations.

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import World
-from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Recipe, Scaling
+from bert.kernels.fp8 import GRADIENT, INPUT, WEIGHT, Scaling
 from bert.kernels.fp8.linear import Fp8Linear
 
 CPU = torch.device("cpu")
@@ -17,7 +17,7 @@ ALONE = World(DistConfig(device="cpu"))
 FORWARD_ERROR, BACKWARD_ERROR = 0.045, 0.075
 
 
-def _product(recipe, rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, dtype=torch.float32):
+def _product(rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, dtype=torch.float32):
     generator = torch.Generator().manual_seed(0)
     x = (
         (magnitude * torch.randn(rows, width, generator=generator))
@@ -29,7 +29,7 @@ def _product(recipe, rows=48, width=32, outputs=64, magnitude=1.0, device=CPU, d
     )
     bias = torch.randn(outputs, generator=generator).to(device, dtype).requires_grad_()
     upstream = (1e-6 * torch.randn(rows, outputs, generator=generator)).to(device, dtype)
-    return Scaling(Recipe(scales=recipe), 2, device), x, weight, bias, upstream
+    return Scaling(2, device), x, weight, bias, upstream
 
 
 def _relative(value, reference):
@@ -52,18 +52,17 @@ def _check(results, x, weight, bias, upstream):
     torch.testing.assert_close(bias_gradient, upstream.sum(0))
 
 
-@pytest.mark.parametrize("recipe", ["current", "delayed"])
 @pytest.mark.parametrize("rows", [48, 37], ids=["multiple-of-16", "padded"])
-def test_product_and_gradients_are_those_of_linear_within_fp8(recipe, rows):
-    scaling, *tensors = _product(recipe, rows=rows)
-    _check(_run(scaling, *tensors), *tensors)  # the first step measures, whatever the recipe
+def test_product_and_gradients_are_those_of_linear_within_fp8(rows):
+    scaling, *tensors = _product(rows=rows)
+    _check(_run(scaling, *tensors), *tensors)  # the first step measures
     scaling.calibrated = True
     scaling.update(ALONE)
     _check(_run(scaling, *tensors), *tensors)
 
 
-def test_delayed_scales_come_from_the_step_before_and_saturate():
-    scaling, x, weight, bias, upstream = _product("delayed")
+def test_scales_come_from_the_step_before_and_saturate():
+    scaling, x, weight, bias, upstream = _product()
     scaling.calibrated = True
     _run(scaling, x, weight, bias, upstream)
     assert scaling.largest[1, INPUT] == x.abs().max()
@@ -84,14 +83,14 @@ def test_delayed_scales_come_from_the_step_before_and_saturate():
 
 
 def test_several_micro_batches_leave_the_largest_magnitude_of_all():
-    scaling, x, weight, bias, _ = _product("delayed")
+    scaling, x, weight, bias, _ = _product()
     for factor in (1.0, 8.0, 2.0):
         Fp8Linear(scaling, 0)(x * factor, weight, bias)
     assert scaling.largest[0, INPUT].item() == pytest.approx(8 * x.abs().max().item())
 
 
 def test_overflow_does_not_spoil_the_scales():
-    scaling, x, weight, bias, _ = _product("delayed")
+    scaling, x, weight, bias, _ = _product()
     before = scaling.scales.clone()
     with torch.no_grad():
         x[0, 0] = float("inf")
@@ -102,10 +101,10 @@ def test_overflow_does_not_spoil_the_scales():
 
 
 def test_state_restores_scales():
-    scaling, *tensors = _product("delayed")
+    scaling, *tensors = _product()
     _run(scaling, *tensors)
     scaling.update(ALONE)
-    again = Scaling(Recipe(), 2, CPU)
+    again = Scaling(2, CPU)
     again.load_state_dict({**scaling.state_dict(), "calibrated": True})
     assert all(
         torch.equal(a, b)
@@ -117,18 +116,17 @@ def test_state_restores_scales():
 
 
 @pytest.mark.parametrize("largest", [0.0, float("inf"), float("nan")])
-def test_without_a_largest_number_the_current_recipe_does_not_scale(largest):
-    scaling = Scaling(Recipe(scales="current"), 1, CPU)
+def test_a_tensor_without_a_largest_number_is_not_scaled_in_the_first_step(largest):
+    scaling = Scaling(1, CPU)
     target = scaling.target_for(torch.tensor([[0.0, largest]]), 0, INPUT)
     assert (target.scale, target.inverse) == (1, 1)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("recipe", ["current", "delayed"])
-def test_hardware_product_equals_the_emulated_one(recipe, gpu):
+def test_hardware_product_equals_the_emulated_one(gpu):
     shape = {"rows": 256, "width": 1024, "outputs": 512}
-    on_gpu, *tensors = _product(recipe, **shape, device=gpu, dtype=torch.bfloat16)
-    on_cpu, *copies = _product(recipe, **shape, dtype=torch.bfloat16)
+    on_gpu, *tensors = _product(**shape, device=gpu, dtype=torch.bfloat16)
+    on_cpu, *copies = _product(**shape, dtype=torch.bfloat16)
     for _ in range(2):
         for ours, reference in zip(_run(on_gpu, *tensors), _run(on_cpu, *copies), strict=True):
             assert _relative(ours.cpu(), reference) < 5e-3

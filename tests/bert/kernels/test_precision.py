@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bert.kernels.fp8 import Recipe
 from bert.kernels.precision import Config
 from bert.pretraining.config import Config as RunConfig
 from bert.pretraining.resume import restore, run_identity
@@ -46,22 +45,19 @@ def test_tf32_is_refused_where_no_hardware_has_it(monkeypatch):
             Config(precision="tf32").check(device)
 
 
-def test_settings_of_fp8_reach_its_recipe_and_a_resumed_run_must_keep_them(prepared):
-    settings = {"PRECISION": "fp8", "FP8_FAST_SUMS": "all", "FP8_OUTPUT_PROJECTION": "1"}
-    plain, other, bf16 = (
-        from_env(RunConfig, prepared | extra)
-        for extra in ({"PRECISION": "fp8"}, settings, {"PRECISION": "bf16"})
-    )
-    assert plain.numerics.fp8 == Recipe(
-        scales="delayed", fast_backward=False, output_projection=False
-    )
-    assert other.numerics.fp8 == Recipe(
-        scales="delayed", fast_backward=True, output_projection=True
-    )
-    assert bf16.numerics.fp8 is None
-    identities = [run_identity(config, 0) for config in (plain, other, bf16)]
-    assert [one["FP8_FAST_SUMS"] for one in identities] == [None, "all", None]
-    assert [one["FP8_OUTPUT_PROJECTION"] for one in identities] == [None, 1, None]
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [("FP8_RECIPE", "current"), ("FP8_FAST_SUMS", "all"), ("FP8_OUTPUT_PROJECTION", 1)],
+)
+def test_a_run_of_an_earlier_version_with_other_fp8_arithmetic_is_not_continued(
+    name, before, prepared
+):
+    config = from_env(RunConfig, prepared | {"PRECISION": "fp8"})
+    saved = {"run": run_identity(config, 7), "step": 4, "batches": 5, "samples": 6}
+    usual = {"FP8_RECIPE": "delayed", "FP8_FAST_SUMS": None, "FP8_OUTPUT_PROJECTION": None}
+    restore(config, Trained(), 7, saved | {"run": saved["run"] | usual})
+    with pytest.raises(ConfigError, match=f"is of a run with {name} {before}, this one has"):
+        restore(config, Trained(), 7, saved | {"run": saved["run"] | usual | {name: before}})
 
 
 def test_auto_is_resumed_by_the_name_of_what_it_was_and_as_earlier_versions_saved_it(prepared):

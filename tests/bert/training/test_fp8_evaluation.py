@@ -32,9 +32,9 @@ LENGTH, RATE = 48, 0.02
 class _Run:
     """A tiny model, its step, and its evaluation set."""
 
-    def __init__(self, model, prepared, graphed=False, **settings):
+    def __init__(self, model, prepared, graphed=False):
         self.model = model
-        precision = PrecisionConfig(precision="fp8", **settings).resolve(CPU)
+        precision = PrecisionConfig(precision="fp8").resolve(CPU)
         self.step = build_step(
             model,
             precision,
@@ -66,10 +66,8 @@ class _Run:
 
 @pytest.fixture
 def run(tiny, make_model, prepared):
-    """run(**settings of fp8): a run that has taken no step; the same weights each time."""
-    return lambda graphed=False, **settings: _Run(
-        make_model(tiny, dtype=torch.float32), prepared, graphed, **settings
-    )
+    """run(): a run that has taken no step; the same weights each time."""
+    return lambda graphed=False: _Run(make_model(tiny, dtype=torch.float32), prepared, graphed)
 
 
 @pytest.fixture
@@ -78,11 +76,10 @@ def batches(make_records, batch_of):
     return [batch_of(make_records(6), range(begin, begin + 4)) for begin in range(4)]
 
 
-@pytest.mark.parametrize("recipe", ["delayed", "current"])
 def test_training_with_evaluations_between_is_the_training_without_also_from_a_checkpoint(
-    recipe, run, batches
+    run, batches
 ):
-    plain, evaluated = run(fp8_recipe=recipe), run(fp8_recipe=recipe)
+    plain, evaluated = run(), run()
     losses = plain.train(batches, range(4))
     found = []
     for number in range(4):
@@ -92,7 +89,7 @@ def test_training_with_evaluations_between_is_the_training_without_also_from_a_c
         assert torch.equal(torch.get_rng_state(), random_state)
         assert evaluated.step.needs_calibration_step == (number == 0)
         if number == 2:
-            saved, evaluated = copy.deepcopy(evaluated.step.state_dict()), run(fp8_recipe=recipe)
+            saved, evaluated = copy.deepcopy(evaluated.step.state_dict()), run()
             evaluated.step.load_state_dict(saved)
             evaluated.evaluate()
         found += evaluated.train(batches, [number])
@@ -218,11 +215,11 @@ def test_a_rehearsal_computes_in_fp8_and_leaves_no_trace(run, monkeypatch):
 
 
 def test_the_memory_estimate_counts_the_weights_that_are_held(run, prepared, batches):
-    ours = run(fp8_output_projection=True)
+    ours = run()
     ours.train(batches, [0])
     ours.evaluate()
     held = sum(user.fp8.held.cast.numel() for user in ours.model.bert.encoder.fp8_users)
-    settings = prepared | {"PRECISION": "fp8", "FP8_OUTPUT_PROJECTION": "1"}
+    settings = prepared | {"PRECISION": "fp8"}
     weights = {
         value: memory.estimate(
             memory.Plan.of(from_env(RunConfig, settings | {"EVAL_ITER_SAMPLES": value}))

@@ -11,7 +11,7 @@ import torch.distributed as distributed
 from bert import kernels, optim
 from bert.data.batch import make_batch
 from bert.data.synthetic import synthetic_records
-from bert.kernels.fp8 import GRADIENT, INPUT, Recipe, Scaling
+from bert.kernels.fp8 import GRADIENT, INPUT, Scaling
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
@@ -67,7 +67,7 @@ def _check_scales_and_resumption(world, sharded):
 
 
 def _check_the_largest_of_all_ranks_counts(world):
-    scaling = Scaling(Recipe(), 1, torch.device("cpu"))
+    scaling = Scaling(1, torch.device("cpu"))
     scaling.largest[0, INPUT] = 2.0 + world.rank
     scaling.largest[0, GRADIENT] = float("nan") if world.rank == 0 else 5.0
     assert not scaling.update(world)  # on every rank, whichever saw it

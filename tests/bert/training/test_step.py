@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bert import kernels, optim
 from bert.core.dist import Config as DistConfig
 from bert.core.dist import HangError, World
-from bert.kernels.fp8 import Recipe
 from bert.kernels.precision import Config as PrecisionConfig
 from bert.kernels.precision import LossScaler
 from bert.model.bert import BertForPreTraining
@@ -168,7 +167,7 @@ def test_fp8_refuses_sizes_that_no_hardware_takes(tiny):
     with pytest.raises(
         ConfigError, match="fp8 takes multiples of 16, not hidden_size=24, intermedi"
     ):
-        model.bert.encoder.use_fp8(Recipe(), torch.device("cuda"))
+        model.bert.encoder.use_fp8(torch.device("cuda"))
 
 
 def test_the_rate_of_a_step_after_overflows_is_computed_without_waiting_for_the_device(

@@ -1,9 +1,9 @@
 """fp8 numbers: their formats, the scales of a model's products, and the product itself.
 
 Activations and weights are cast to e4m3, gradients to e5m2 (Micikevicius et al. 2022, arXiv 2209.05433). A tensor is
-multiplied by its scale, cast with saturation, and the product is divided by both scales. With the current recipe the
-scale brings the tensor's own largest magnitude to the largest number of the format; with the delayed one, that of the
-step before, so that the tensor is read once. The first step always measures its own.
+multiplied by its scale, cast with saturation, and the product is divided by both scales. The scale brings the largest
+magnitude of the step before to the largest number of the format, so that a tensor is read once; the first step measures
+each tensor itself. In the forward pass the tensor cores keep partial sums at lower precision, in the backward pass not.
 
 What is not a number must not be hidden by the saturation: NaN stays NaN, and a largest magnitude that is inf or NaN
 makes the step count as not finite, which stops the run.
@@ -25,19 +25,6 @@ FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 INPUT, WEIGHT, GRADIENT = 0, 1, 2  # which tensor of a product
 FORMATS = (FORWARD, FORWARD, BACKWARD)
 ROW_MULTIPLE = 16  # what the hardware's product wants of every dimension
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """How a model's products are done in fp8.
-
-    scales: "delayed" or "current", see above; fast_backward: products of the backward pass too let the tensor cores
-    keep partial sums at lower precision; output_projection: attention's output projection is one of the products.
-    """
-
-    scales: str = "delayed"
-    fast_backward: bool = False
-    output_projection: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,22 +50,15 @@ class Scaling:
     """Scales of all fp8 products of a model, and the largest magnitudes seen in the step in progress.
 
     scales, inverses, largest: fp32 [products, 3] on the device, by INPUT, WEIGHT and GRADIENT. ``calibrated``: a step
-    has measured them. ``evaluates``: an evaluation in fp8 is under way, which changes nothing here. Both are known on
-    the host, because they decide which kernels run.
+    has measured them, so that a scale is known before its tensor is computed. ``evaluates``: an evaluation in fp8 is
+    under way, which changes nothing here. Both are known on the host, because they decide which kernels run.
     """
 
-    def __init__(self, recipe: Recipe, num_products: int, device: torch.device) -> None:
-        self.delayed_recipe = recipe.scales == "delayed"
-        self.fast_backward = recipe.fast_backward
+    def __init__(self, num_products: int, device: torch.device) -> None:
         self.calibrated = self.evaluates = False
         self.scales, self.inverses = torch.ones(2, num_products, 3, device=device)
         self.largest = torch.zeros(num_products, 3, device=device)
         self.maxima = torch.tensor([torch.finfo(dtype).max for dtype in FORMATS], device=device)
-
-    @property
-    def known_in_advance(self) -> bool:
-        """Whether the scale is known before the tensor is computed: it is the previous step's."""
-        return self.delayed_recipe and self.calibrated
 
     def target(self, number: int, which: int) -> Target:
         """Cast target of one tensor of a product, with the scale known in advance."""
@@ -108,9 +88,9 @@ class Scaling:
             self.calibrated, self.evaluates = before, False
 
     def target_for(self, x: Tensor, number: int, which: int) -> Target:
-        """Cast target of x; where the scale is not known in advance, x is read for it."""
+        """Cast target of x, which before the first step is read for its scale."""
         target = self.target(number, which)
-        if self.known_in_advance:
+        if self.calibrated:
             return target
         # The infinity norm is the largest magnitude, without a copy of abs(x).
         seen = torch.linalg.vector_norm(x, float("inf"), dtype=torch.float32)
@@ -129,9 +109,8 @@ class Scaling:
 
         Returns whether all magnitudes were finite (bool, 0-d).
         """
-        if self.delayed_recipe:
-            # As integers: the order of magnitudes is that of their bits, with NaN on top, which a maximum might drop.
-            world.max(self.largest.view(torch.int32))
+        # As integers: the order of magnitudes is that of their bits, with NaN on top, which a maximum might drop.
+        world.max(self.largest.view(torch.int32))
         seen = self.largest
         finite = torch.isfinite(seen)
         self.scales.copy_(torch.where((seen > 0) & finite, self.maxima / seen, self.scales))
@@ -150,7 +129,7 @@ class Scaling:
         return [self.scales, self.inverses, self.largest]
 
     def state_dict(self) -> dict[str, Any]:
-        """State for resuming; equal on all ranks with the delayed recipe."""
+        """State for resuming, equal on all ranks."""
         return {"scales": self.scales.clone(), "calibrated": self.calibrated}
 
     @torch.no_grad()

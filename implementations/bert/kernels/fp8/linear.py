@@ -1,4 +1,4 @@
-"""A linear layer in fp8: x W^T forward, dy W and dy^T x backward, each operand with one scale a tensor (see fp8.py).
+"""A linear layer in fp8: x W^T forward, dy W and dy^T x backward, each operand with one scale a tensor.
 
 Its input comes in fp8 from the kernel that computed it, or is cast here, in both orders in one pass, as the weight and
 the gradient are. Where there is no such hardware the product is done in fp32 on the same fp8 numbers.
@@ -35,12 +35,12 @@ class Fp8Linear:
         self.held: Held | None = None
 
     def runs(self, training: bool) -> bool:
-        """True where the product is done in fp8: in training, and in evaluations by the recipe."""
+        """Whether the product is done in fp8: in training, and in evaluations once there are scales."""
         return training or self.scaling.evaluates
 
     def takes_cast(self, num_rows: int) -> bool:
         """Whether the kernel that computes an input of ``num_rows`` rows can cast it, too."""
-        return self.scaling.known_in_advance and num_rows % ROW_MULTIPLE == 0
+        return self.scaling.calibrated and num_rows % ROW_MULTIPLE == 0
 
     def target(self, which: int) -> Target:
         """Cast target of one of its tensors; only where ``takes_cast``."""
@@ -127,13 +127,13 @@ class _Fp8Product(torch.autograd.Function):
         # e5m2: gradients span more magnitudes than activations, and need fewer digits.
         target = ctx.scaling.target_for(gradient, ctx.number, GRADIENT)
         g8, g8_t, bias_gradient = cast_transpose(gradient, target, column_sums=ctx.sums_bias)
-        fast = ctx.scaling.fast_backward
         # (T, N) times (N, K).
-        x_gradient = product(g8, w8_t.t(), target.inverse, w_inverse, None, gradient.dtype, fast)
+        dtype = gradient.dtype
+        x_gradient = product(g8, w8_t.t(), target.inverse, w_inverse, None, dtype, fast=False)
         x8_t = transpose(x8) if x8_t is None else x8_t
         # (N, T) times (T, K), written into the optimizer's buffer where it has one.
-        operands = g8_t, x8_t.t(), target.inverse, x_inverse, None, gradient.dtype, fast
+        operands = g8_t, x8_t.t(), target.inverse, x_inverse, None, dtype
         weight_gradient = write_into(
-            pop_grad_buffer(ctx.sources), lambda out: product(*operands, out)
+            pop_grad_buffer(ctx.sources), lambda out: product(*operands, fast=False, out=out)
         )
         return x_gradient, None, weight_gradient, bias_gradient, None, None

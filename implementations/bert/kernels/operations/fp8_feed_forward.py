@@ -2,7 +2,7 @@
 
 Being one, nothing between its two products exists in bf16 that only a cast would read: GELU leaves its result in fp8,
 in both orders, and its backward pass the gradient; the backward pass of dropout_add_layer_norm leaves that of the
-second product. The scales must be known in advance: the delayed recipe, calibrated.
+second product. The scales must be known in advance: calibrated.
 
 Bytes that the kernels around the fp8 products of a layer move, for each element [T, D] of a hidden state, F = 4 D:
 
@@ -138,11 +138,11 @@ def gelu_of_product(
 
 def gelu_gradient_of_product(
     g8: Tensor, weight: Tensor, inverses: tuple[Tensor, Tensor], inner: Tensor, bias: Tensor, approximate: str,
-    target: Target, fast: bool,
+    target: Target,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """g8 [R, D], the gradient of what GELU's result is multiplied into, and that weight transposed [F, D], both fp8:
     the gradient of ``inner`` in fp8 [R, F] and transposed [F, R], and that of the bias [F]."""
-    gradient = product(g8, weight.t(), *inverses, None, inner.dtype, fast)
+    gradient = product(g8, weight.t(), *inverses, None, inner.dtype, fast=False)
     return gelu_backward_cast(gradient, inner, bias, approximate, target)
 
 
@@ -220,7 +220,7 @@ class _FeedForward(torch.autograd.Function):
             w2_inverse,
             *saved,
         ) = ctx.saved_tensors
-        settings, dtype, fast = ctx.settings, inner.dtype, ctx.settings.first.scaling.fast_backward
+        settings, dtype = ctx.settings, inner.dtype
         # Backwards: dropout and LayerNorm, second product, GELU, first product.
         target = settings.second.target(GRADIENT)
         g8, bias_2, residual, norm_weight, norm_bias = norm_kernels.start_backward(
@@ -228,16 +228,16 @@ class _FeedForward(torch.autograd.Function):
         )
         g_inverse = target.inverse
         # (D, T) times (T, F), the shape of weight_2.
-        operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, fast
+        operands = transpose(g8), a8_t.t(), g_inverse, a_inverse, None, dtype, False
         weight_2 = write_into(pop_grad_buffer(ctx.weights[1:]), lambda out: product(*operands, out))
         target = settings.first.target(GRADIENT)
         h8, h8_t, bias_1 = gelu_gradient_of_product(
-            g8, w2_t, (g_inverse, w2_inverse), inner, bias_1, settings.approximate, target, fast
+            g8, w2_t, (g_inverse, w2_inverse), inner, bias_1, settings.approximate, target
         )  # (T, F)
         # (F, T) times (T, D), the shape of weight_1.
-        others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, fast
+        others = h8_t, transpose(x8).t(), target.inverse, x_inverse, None, dtype, False
         weight_1 = write_into(pop_grad_buffer(ctx.weights[:1]), lambda out: product(*others, out))
-        x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast)
+        x = product(h8, w1_t.t(), target.inverse, w1_inverse, None, dtype, fast=False)
         return None, x, None, residual, weight_1, bias_1, weight_2, bias_2, norm_weight, norm_bias
 
 
