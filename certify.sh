@@ -22,7 +22,6 @@ if (($# > 1)) || [[ $quick && $quick != --quick ]]; then log::die "certify.sh $*
 if [[ -z ${PYTHON:-} && -x $REPO_DIR/.venv/bin/python ]]; then export PYTHON=$REPO_DIR/.venv/bin/python; fi
 if [[ $quick ]]; then
   variables::default CERTIFY_SECONDS 2
-  variables::default CERTIFY_ROUNDS 6
   variables::default CERTIFY_TOOLS none
 fi
 certify::require_gpus ''

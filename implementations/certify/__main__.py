@@ -209,7 +209,9 @@ def main(environ: Mapping[str, str]) -> int:
             }
             rundir.write_description(run, trainer, derived | burn_in.derived(trainer))
         meeting.barrier()
-        measure = partial(tools.run, wanted, programs, meeting, run.run_dir, environ)
+        # A burn-in of half an hour or more has the time that a thorough diagnosis takes.
+        thorough = load.burn_in_seconds >= 1800
+        measure = partial(tools.run, wanted, programs, meeting, run.run_dir, environ, thorough)
         certify(Load(load, trainer, meeting), run.run_dir, measure)
     except Exception as error:
         return rundir.failed(run, "certify", error)

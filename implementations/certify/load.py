@@ -41,6 +41,8 @@ SEED = 0  # the same for all ranks and rounds: the same work, bit for bit
 LEARNING_RATE = 1e-4
 WARM_UP_STEPS = 3
 MIN_STEPS = 4  # per round
+ROUNDS = 16  # of a stage; each is compared
+QUICK_SECONDS, QUICK_ROUNDS = 2.0, 6  # of a stage of `certify.sh --quick` and of START_TEST
 # Each pairing costs a process group, a model and its warm-up.
 MAX_PAIRINGS = 7
 MIN_BYTES = 1 << 20  # size of an all-reduce
@@ -62,11 +64,9 @@ class Config:
     """Length of the test, and a drill that it must detect."""
 
     seconds: float = env("CERTIFY_SECONDS", above=0, doc="seconds per stage; set by the launcher")
-    rounds: int = env("CERTIFY_ROUNDS", 16, at_least=3, doc="rounds per stage; each is compared")
     duration: str = env(
         "DURATION", "", doc="burn-in after the stages, such as 24h, 30m or 90s; unset: none"
     )
-    disk: bool = env("CERTIFY_DISK", True, doc="0: no reads of the configured data set")
     flip: str = env(
         "CERTIFY_FLIP",
         "",
@@ -82,6 +82,10 @@ class Config:
             raise ConfigError(
                 f"DURATION={self.duration!r}: expected a number and s, m, h or d, such as 24h"
             )
+
+    @property
+    def rounds(self) -> int:
+        return ROUNDS if self.seconds > QUICK_SECONDS else QUICK_ROUNDS
 
     @property
     def burn_in_seconds(self) -> float:
@@ -174,8 +178,7 @@ class Load:
         # With one node, its own turn would be that of all again.
         turns = turns if len(meeting.nodes) > 1 else turns[:1]
         order = int(meeting.exchange(str(int.from_bytes(os.urandom(8), "big")))[0])
-        data = self.trainer.data
-        folder = (data.datadir_packed or data.datadir) if self.config.disk else None
+        folder = self.trainer.data.datadir_packed or self.trainer.data.datadir
         blocks = blocks_of(folder, order)[meeting.rank :: meeting.size] if folder else []
         # Two turns of READS blocks in each round: of all nodes, and of the own one.
         enough = len(blocks) >= READS * rounds * 2

@@ -27,7 +27,8 @@ from common.env import ConfigError, env
 from review.acceptance.schema import ALL_NODES, COLLECTIVES, COPIES, DIAGNOSTIC, NOBODY, NVBANDWIDTH
 
 ROUNDS = 3  # of each bandwidth test, to know how well it repeats
-TOOL_SECONDS = 600.0  # time limit of a round; the longest, `dcgmi diag -r 2`, takes a few minutes
+# Level of `dcgmi diag -r` and the time limit of a tool's round: it takes a few minutes, at level 3 half an hour.
+BRIEF, THOROUGH = (2, 600.0), (3, 3600.0)
 SIZES = ("-b", "1K", "-e", "1G", "-f", "2")  # message sizes of a collective
 NUM_SIZES, LARGEST = 21, 1 << 30  # what SIZES asks for
 SURE_SIZE = 1 << 20  # from here on a printed bandwidth of 0.00 is no rounding
@@ -50,13 +51,6 @@ class Config:
     )
     mpi: str = env(
         "CERTIFY_MPI", "", doc="launches nccl-tests on all GPUs: `srun --overlap --mpi=pmix -n 16`"
-    )
-    level: int = env(
-        "CERTIFY_DCGM_LEVEL",
-        2,
-        at_least=1,
-        at_most=4,
-        doc="`dcgmi diag -r`: 1: seconds, 3: half an hour",
     )
 
     def programs(self, on_gpus: bool) -> dict[str, str]:
@@ -82,11 +76,13 @@ class Config:
             found[name] = path
         return found
 
-    def commands(self, programs: Mapping[str, str], gpus: int) -> Iterator[tuple[str, list[str]]]:
+    def commands(
+        self, programs: Mapping[str, str], gpus: int, level: int
+    ) -> Iterator[tuple[str, list[str]]]:
         """(test name, command) for a node with ``gpus`` GPUs; names of tests over all nodes end in ALL_NODES."""
         for name, path in programs.items():
             if name == DIAGNOSTIC:
-                yield name, [path, "diag", "-j", "-r", str(self.level)]
+                yield name, [path, "diag", "-j", "-r", str(level)]
             elif name == NVBANDWIDTH:
                 yield name, [path, "-j", "-t", *COPIES]
             else:
@@ -123,14 +119,16 @@ def run(
     meeting: Meeting,
     folder: Path,
     environ: Mapping[str, str],
+    thorough: bool = False,
 ) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]]]:
     """Runs the tools that this rank is responsible for. A collective. programs: the same on all nodes.
 
     Returns rows of ``probes``, and for ``about`` the name, version, faults and skipped tests of each tool.
     """
-    commands = dict(config.commands(programs, len(meeting.node_ranks)))
+    level, limit = THOROUGH if thorough else BRIEF
+    commands = dict(config.commands(programs, len(meeting.node_ranks), level))
     # Meanwhile the other ranks wait in the store, longer than its usual limit allows.
-    patience = meeting.config.timeout_seconds + ROUNDS * TOOL_SECONDS * len(commands)
+    patience = meeting.config.timeout_seconds + ROUNDS * limit * len(commands)
     meeting.store.set_timeout(datetime.timedelta(seconds=patience))
     rows: list[tuple[Any, ...]] = []
     reports: list[dict[str, Any]] = []
@@ -143,7 +141,7 @@ def run(
         for name, command in commands.items():
             if name.endswith(ALL_NODES) == over_all and meeting.rank == ranks[0]:
                 path = folder / f"tools_{meeting.nodes[meeting.node]}" / name
-                about, rates = test(name, command, len(ranks), path, TOOL_SECONDS, own)
+                about, rates = test(name, command, len(ranks), path, limit, own)
                 reports.append(about)
                 for number, what, gpu, peer, amount, rate in rates:
                     # Tools see every GPU of the node, also those that the job has no rank for.

@@ -15,12 +15,10 @@ import numpy as np
 
 from review.acceptance import schema
 from review.acceptance.comparison import OF_MEDIAN
-from review.acceptance.faults import usual_parts
-from review.acceptance.figures import STEP, digits, state_of
+from review.acceptance.figures import state_of
 from review.acceptance.records import Records, known, median
 from review.acceptance.schema import REDUCTIONS
-from review.acceptance.verdict import Certificate
-from review.logs.output import Column, Heading, Line, Part, ReviewError, Table, write_whole
+from review.logs.output import ReviewError, write_whole
 from review.logs.tree import read_object
 
 # The time of a step as training sees it.
@@ -28,13 +26,9 @@ WHOLE = "together_whole"
 LABELS = schema.LABELS | {WHOLE: f"{schema.LABELS['together']}, with the wait"}
 # Facts that must match for times to be comparable.
 _DATA = ("batch_size", "gradient_steps", "max_seq_length", "packed")
-LOAD = ("model", "precision", "optimizer", *_DATA)
-_SAME = ("devices", "ranks_per_node", *LOAD)
+_SAME = ("devices", "ranks_per_node", "model", "precision", "optimizer", *_DATA)
 # Their times depend on the number of nodes.
 _SEVERAL_NODES = ("pairs", "together", WHOLE, "reduce_pairs", "reduce_together")
-INTERVAL = 2.0  # standard errors to either side: 95%
-# Units of figures that depend on the model and the batch.
-_SAME_LOAD_ONLY = (STEP, "sequences/s")
 
 
 @dataclass(frozen=True)
@@ -143,19 +137,10 @@ def load(path: Path) -> Baseline:
         ) from None
 
 
-def load_all(folder: Path) -> list[Baseline]:
-    """All baselines of a folder, the oldest first. Raises ReviewError if there are none."""
-    found = sorted((load(path) for path in folder.glob("*.json")), key=lambda one: one.saved)
-    if not found:
-        raise ReviewError(f"{folder}: no baselines; save one with: python -m review baseline save")
-    return found
-
-
 def choose(now: Baseline, folder: Path, name: str | None) -> Baseline:
     """The named baseline, else the newest of the same system and load. Raises ReviewError."""
-    baselines = load_all(folder) if name is None else [load(folder / f"{name}.json")]
-    # The newest first.
-    for one in reversed(baselines):
+    paths = folder.glob("*.json") if name is None else [folder / f"{name}.json"]
+    for one in sorted(map(load, paths), key=lambda one: one.saved, reverse=True):
         other = next((key for key in _SAME if one.machine.get(key) != now.machine.get(key)), None)
         if other is None:
             return one
@@ -197,100 +182,3 @@ def print_changes(
     for reason in failed:
         print(f"  the test itself failed: {reason}")
     print(state)
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A figure of both tests: medians over ranks, B over A, and its standard error; None for a single round."""
-
-    name: str
-    label: str
-    unit: str
-    a: float
-    b: float
-    ratio: float
-    error: float | None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """names, states, ended: of A and B; differences: (fact, A, B); left_out: what cannot be compared, and why."""
-
-    names: tuple[str, str]
-    states: tuple[str, str]
-    ended: tuple[str, str]
-    figures: list[Pair]
-    differences: list[tuple[str, Any, Any]]
-    left_out: str
-
-    def parts(self, _: int | None) -> list[Part]:
-        """Tables for a terminal or Markdown."""
-        columns = [
-            Column("figure", wraps=True),
-            *(Column(name, right=True) for name in "AB"),
-            Column("unit", drop=1),
-        ]
-        rows = []
-        for one in self.figures:
-            error = "" if one.error is None else f" ± {INTERVAL * one.error:.3f}"
-            rows.append(
-                (one.label, digits(one.a), digits(one.b), one.unit, f"{one.ratio:.3f}{error}")
-            )
-        facts = [("verdict", *self.states), ("ended", *self.ended), *self.differences]
-        differing = [
-            tuple("unknown" if one is None else str(one) for one in row)
-            for row in facts
-            if row[1] != row[2]
-        ]
-        return [
-            Heading("Two acceptance tests", f"A: {self.names[0]}, B: {self.names[1]}"),
-            Table([*columns, Column("B / A, 95%", right=True)], rows),
-            *([Line("left out", self.left_out)] if self.left_out else []),
-            Heading("What differs"),
-            Table([Column("what"), Column("A", wraps=True), Column("B", wraps=True)], differing),
-        ]
-
-
-def compare(a: Certificate, b: Certificate) -> Comparison:
-    """Compares figures that both tests have; training steps only if both had the same load. Raises ReviewError."""
-    both = [measure(one.records, one.records.folder.resolve().name) for one in (a, b)]
-    machines = [one.machine for one in both]
-    other_load = [name for name in LOAD if machines[0][name] != machines[1][name]]
-    others = {(one.name, one.unit): one for one in b.figures}
-    found = []
-    for one in a.figures:
-        other = others.get((one.name, one.unit))
-        if other is not None and not (other_load and one.unit in _SAME_LOAD_ONLY):
-            before, now = (statistics.median(figure.values.values()) for figure in (one, other))
-            times = [of.metrics.get(one.name) for of in both]
-            error = None
-            if all(times):
-                # Of the ratio itself, not relative to it.
-                error = (
-                    now
-                    / before
-                    * sum((off / seconds) ** 2 for seconds, off in filter(None, times)) ** 0.5
-                )
-            found.append(Pair(one.name, one.label, one.unit, before, now, now / before, error))
-    parts = [usual_parts(one.records.hardware) for one in (a, b)]
-    facts = []
-    for test, machine, devices in zip((a, b), machines, parts, strict=True):
-        # Flattened, so that a difference is named by the one value that differs.
-        model = {f"model's {name}": value for name, value in machine.pop("model").items()}
-        hardware = {
-            f"{device}: {name}": value
-            for device, own in devices.items()
-            for name, value in own.items()
-        }
-        facts.append(machine | model | test.versions | {"commit": test.tested["commit"]} | hardware)
-    names = dict.fromkeys([*facts[0], *facts[1]])
-    return Comparison(
-        names=(both[0].name, both[1].name),
-        states=(a.state, b.state),
-        ended=(a.tested["ended"], b.tested["ended"]),
-        figures=found,
-        differences=[
-            (name, x, y) for name in names if (x := facts[0].get(name)) != (y := facts[1].get(name))
-        ],
-        left_out=f"the training step: different {', '.join(other_load)}" if other_load else "",
-    )

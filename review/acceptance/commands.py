@@ -3,58 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
 from typing import TYPE_CHECKING
 
 from review.acceptance.journal import EXIT, worst
-from review.logs.output import ReviewError, emit, write_whole
+from review.logs.output import ReviewError, emit
 
 if TYPE_CHECKING:
     from review.acceptance.verdict import Certificate
 
 
 def _certify(arguments: argparse.Namespace) -> int:
-    from review.acceptance.faults import usual_parts
-    from review.acceptance.figures import exports
-    from review.acceptance.records import read
-    from review.acceptance.verdict import certify, line, print_certificate, write_csv
+    from review.acceptance.figures import write_expectations
+    from review.acceptance.verdict import certify, line, print_certificate
 
-    if arguments.other:
-        if any(
-            (arguments.output, arguments.csv, arguments.line, arguments.expected, arguments.expect)
-        ):
-            raise ReviewError("two tests are compared, which takes no option but --json")
-        from review.acceptance.baseline import compare
-
-        both = compare(certify(arguments.target), certify(arguments.other))
-        emit(arguments, parts=both.parts, json=lambda: both)
-        return 0
-    if arguments.expected:
-        if arguments.csv or arguments.output or arguments.expect:
-            raise ReviewError(
-                "--expected only prints figures for a config: remove --csv, --output and --expect"
-            )
-        # Figures of a sick machine would declare the next sick one healthy.
-        _refuse_failed(certify(arguments.target), "a config would expect them")
-        figures = exports(read(arguments.target))
-        lines = [
-            f"export {name}={shlex.quote(f'{value:.10g}' if isinstance(value, float) else value)}"
-            for name, value in figures.items()
-        ]
-        emit(arguments, text=lambda: print("\n".join(lines)), json=lambda: figures)
-        return 0
     found = certify(arguments.target)
     if arguments.output:
         from review.acceptance.page import write_page
 
         write_page(found, arguments.output)
-    if arguments.csv:
-        write_csv(found, arguments.csv)
     if arguments.expect:
-        write_whole(
-            arguments.expect, json.dumps(usual_parts(found.records.hardware), indent=2) + "\n"
-        )
+        _refuse_failed(found, "a config would expect its figures")
+        write_expectations(found.records, arguments.expect)
     emit(
         arguments,
         text=lambda: print(line(found)) if arguments.line else print_certificate(found),
@@ -105,19 +74,8 @@ def _check(arguments: argparse.Namespace) -> int:
     return EXIT[state]
 
 
-def _drift(arguments: argparse.Namespace) -> int:
-    from review.acceptance.baseline import load_all
-    from review.acceptance.page import write_drift
-
-    found, output = load_all(arguments.folder), arguments.output
-    write_drift(found, output)
-    emit(arguments, text=lambda: print(output), json=lambda: {"file": output, "baselines": found})
-    return 0
-
-
 COMMANDS = {
     "certify": _certify,
     "baseline save": _save,
     "baseline check": _check,
-    "baseline drift": _drift,
 }

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
 
 import numpy as np
 
 from review.acceptance.comparison import MIN_EXCESS, MIN_PEERS, OF_MEDIAN
 from review.acceptance.coverage import AREAS
+from review.acceptance.faults import usual_parts
 from review.acceptance.floors import least
 from review.acceptance.journal import Reason
 from review.acceptance.records import Records, known
@@ -24,11 +25,10 @@ from review.acceptance.schema import (
     LABELS,
     PARTS,
     PROBES,
-    TOOLS,
-    Expected,
+    UNITS,
     Facts,
 )
-from review.logs.output import ReviewError
+from review.logs.output import ReviewError, write_whole
 
 WARN, FAIL = 0.03, 0.05  # slower by this fraction, and by more than noise explains
 # Standard errors that noise may explain.
@@ -38,27 +38,7 @@ PEERS = "peers"  # source of a limit
 STEP, GBPS = "ms a step", "GB/s"
 
 
-class Figure(NamedTuple):
-    """A rate that a config may expect, in ``variable``."""
-
-    variable: str
-    label: str
-    unit: str
-
-
-_UNIT_OF = {
-    "parallel": "sequences/s",
-    "together": "sequences/s",
-    "matmul": "Tflop/s",
-    "matmul_fp8": "Tflop/s",
-}
-_VARIABLES = {field.name: field.metadata["env"].name for field in fields(Expected)}
-TOOLS_VARIABLE = _VARIABLES.pop("tools")
-FIGURES = {
-    name: Figure(variable, LABELS[name], _UNIT_OF.get(name, GBPS))
-    for name, variable in (_VARIABLES | dict.fromkeys(TOOLS, TOOLS_VARIABLE)).items()
-}
-_UNITS = {"Tflop/s": 1e12, GBPS: 1e9}
+_PER_UNIT = {"Tflop/s": 1e12, GBPS: 1e9}
 
 
 @dataclass(frozen=True)
@@ -74,12 +54,9 @@ class Reached:
     state: str
 
     def reason(self) -> Reason:
-        figure = FIGURES[self.figure]
         missing = "" if self.state == "pass" else f", {self.short:.1%} ± {self.error:.1%} below"
-        words = (
-            f"{digits(self.measured)} of {digits(self.expected)} {figure.unit} expected{missing}"
-        )
-        return Reason(self.name, words, self.state, figure.label)
+        words = f"{digits(self.measured)} of {digits(self.expected)} {UNITS[self.figure]} expected{missing}"
+        return Reason(self.name, words, self.state, LABELS[self.figure])
 
 
 def digits(value: float) -> str:
@@ -96,7 +73,7 @@ def settings(folder: Path) -> tuple[dict[str, float], float, Facts | None, list[
     try:
         config = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         figures = config.get("expected", {})
-        found = {name: float(figures[name]) for name in FIGURES if figures.get(name)}
+        found = {name: float(figures[name]) for name in UNITS if figures.get(name)}
         seconds, parts = float(config.get("burn_in_seconds", 0)), config.get("expected_parts")
         required = [area for area in config.get("required_tests", "").split(",") if area]
         # A test whose name is mistyped would never be missed.
@@ -118,8 +95,7 @@ def check(records: Records, expected: Mapping[str, float]) -> tuple[list[Reached
         judged = [_judge(who, name, value, rounds) for who, rounds in measured.items()]
         short = [one for one in judged if one.state != "pass"]
         if not judged:
-            setting = f"{FIGURES[name].variable}={f'{name}=' * (name in TOOLS)}{value:g}"
-            notes.append(f"{setting}: not measured in this test ({FIGURES[name].label})")
+            notes.append(f"{name}={value:g}: not measured in this test ({LABELS[name]})")
         elif short and 2 * len(short) <= len(judged):
             found += short
         else:
@@ -155,7 +131,7 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
         work = bus_bandwidth(records, name, len(records.places))
         return {EVERYONE: [work / min(times) for times in records.reductions(name).values()]}
     found = {}
-    table = amount / records.probe(name) / _UNITS[FIGURES[name].unit]
+    table = amount / records.probe(name) / _PER_UNIT[UNITS[name]]
     for place, rates in zip(records.places.values(), table, strict=True):
         if len(kept := known(rates)):
             who = (
@@ -189,8 +165,8 @@ def below(records: Records, limits: Mapping[str, float]) -> list[Reason]:
     for name, limit in limits.items():
         for who, rounds in measure(records, name).items():
             if (rate := statistics.median(rounds)) < limit:
-                words = f"{digits(rate)} {FIGURES[name].unit}, at least {digits(limit)} by its datasheet"
-                found.append(Reason(who, words, stage=FIGURES[name].label))
+                words = f"{digits(rate)} {UNITS[name]}, at least {digits(limit)} by its datasheet"
+                found.append(Reason(who, words, stage=LABELS[name]))
     return found
 
 
@@ -198,7 +174,7 @@ def bus_bandwidth(records: Records, name: str, size: int) -> float:
     """Bus GB moved by an all-reduce of ``size`` ranks; over its seconds, the bus bandwidth of nccl-tests."""
     # A ring all-reduce moves 2 (n - 1) / n of its bytes over
     # each link (nccl-tests, PERFORMANCE.md).
-    return 2 * (size - 1) / size * float(records.measured(name)["amount"][0]) / _UNITS[GBPS]
+    return 2 * (size - 1) / size * float(records.measured(name)["amount"][0]) / _PER_UNIT[GBPS]
 
 
 def _judge(who: str, name: str, expected: float, rounds: Sequence[float]) -> Reached:
@@ -225,16 +201,27 @@ def state_of(share: float, error: float) -> str:
     )
 
 
-def exports(records: Records) -> dict[str, float | str]:
-    """Figures of this test as a config's variables: medians over ranks and rounds, to four digits."""
-    found: dict[str, float | str] = {}
-    for name, figure in FIGURES.items():
+def write_expectations(records: Records, path: Path) -> None:
+    """Writes FILE.json, the parts of a node, and FILE.sh, which makes a test expect them and this one's figures."""
+    parts = path.with_suffix(".json")
+    write_whole(parts, json.dumps(usual_parts(records.hardware), indent=2) + "\n")
+    variables = {"EXPECTED_INVENTORY": parts.resolve(), "EXPECTED_FIGURES": expectations(records)}
+    lines = [f"export {name}={shlex.quote(str(value))}\n" for name, value in variables.items()]
+    write_whole(path.with_suffix(".sh"), "".join(lines))
+
+
+def expectations(records: Records) -> str:
+    """Figures of this test for EXPECTED_FIGURES: medians over ranks and rounds, to four digits."""
+    rates = {
         # All ranks and rounds alike: the median is what a typical rank reaches.
-        if rounds := [one for own in measure(records, name).values() for one in own]:
-            value = float(f"{np.median(rounds):.4g}")
-            tools = f"{found.get(TOOLS_VARIABLE, '')} {name}={value:.10g}".lstrip()
-            found[figure.variable] = tools if name in TOOLS else value
-    return found
+        name: [one for rounds in measure(records, name).values() for one in rounds]
+        for name in UNITS
+    }
+    return " ".join(
+        f"{name}={float(f'{np.median(rounds):.4g}'):.10g}"
+        for name, rounds in rates.items()
+        if rounds
+    )
 
 
 @dataclass(frozen=True)
@@ -288,17 +275,17 @@ def figures(
     for stage, own in seconds.items():
         values = dict(zip(records.names, (1e3 * own).tolist(), strict=True))
         add(stage, STEP, values, compared if stage != "pairs" else ())
-    for name, figure in FIGURES.items():
+    for name, unit in UNITS.items():
         values = {who: statistics.median(rounds) for who, rounds in measure(records, name).items()}
         of_nodes = name in COLLECTIVES and len(records.nodes) >= MIN_PEERS
         limits = compared if of_nodes or name in PROBES or name in COPIES else ()
         if name in expected:
             least = f"at least {digits((1 - FAIL) * expected[name])} ({digits(expected[name])} expected)"
-            limits = ((least, f"config, {figure.variable}"), *limits)
+            limits = ((least, "config, EXPECTED_FIGURES"), *limits)
         if name in lowest:
             limits = (*limits, (f"at least {digits(lowest[name])}", "datasheet of the model"))
         if values:
-            add(name, figure.unit, values, limits)
+            add(name, unit, values, limits)
     between = (words.format(MIN_EXCESS["network"], "more time"), PEERS)
     # Nodes that take part: one, or the two of a pair.
     for name, nodes in (("reduce_node", 1), ("reduce_pairs", 2)):

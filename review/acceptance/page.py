@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from review.acceptance.baseline import LABELS as BASELINE_LABELS
-from review.acceptance.baseline import Baseline
-from review.acceptance.figures import FIGURES, STEP, digits
+from review.acceptance.figures import STEP, digits
 from review.acceptance.records import Records, median
 from review.acceptance.schema import (
     ALL_NODES,
@@ -23,6 +21,7 @@ from review.acceptance.schema import (
     PROBES,
     TABLES,
     TOOLS,
+    UNITS,
     Columns,
 )
 from review.acceptance.verdict import Certificate
@@ -40,6 +39,10 @@ CLOCKS = TABLES["timelines"]
 
 def write_page(found: Certificate, output: Path) -> None:
     """Raises ReviewError."""
+    from review.report.page import render
+
+    if output.is_dir():
+        raise ReviewError(f"{output} is a folder: name a file, such as {output / 'certify.html'}")
     records = found.records
     devices = ", ".join(sorted({place.device for place in records.places.values()}))
     rates = {
@@ -53,8 +56,9 @@ def write_page(found: Certificate, output: Path) -> None:
     }
     # Charts of too many lines keep those of the accused.
     accused = [one.name for one in found.why()]
-    _write(
-        output,
+    charts = curves(records, accused) + timelines(records, accused)
+    page = render(
+        "certify.html",
         title=f"Acceptance test of {records.folder.name}",
         subtitle=f"{len(records.places)} ranks on {len(records.nodes)} nodes · {devices}",
         state=STYLES[found.state],
@@ -71,30 +75,10 @@ def write_page(found: Certificate, output: Path) -> None:
             for name, seconds in (found.seconds | probes).items()
         ]
         + pairs(records),
-        figures=curves(records, accused) + timelines(records, accused),
+        figures=charts,
+        most_lines=max((len(chart.series) for chart in charts), default=0),
     )
-
-
-def write_drift(baselines: Sequence[Baseline], output: Path) -> None:
-    """Writes the page on the drift of baselines. Raises ReviewError."""
-    _write(
-        output,
-        title="Baselines",
-        subtitle=" · ".join(f"{one.name} ({one.saved[:10]})" for one in baselines),
-        state="good",
-        headline=f"{len(baselines)} baselines",
-        figures=[drift(baselines)],
-    )
-
-
-def _write(output: Path, *, figures: Sequence[Chart], **content: Any) -> None:
-    """Renders the template. Raises ReviewError if jinja2 is missing or the file cannot be written."""
-    from review.report.page import render
-
-    if output.is_dir():
-        raise ReviewError(f"{output} is a folder: name a file, such as {output / 'certify.html'}")
-    most = max((len(chart.series) for chart in figures), default=0)
-    write_whole(output, render("certify.html", figures=figures, most_lines=most, **content))
+    write_whole(output, page)
 
 
 def _numbers(found: Certificate) -> list[dict[str, str]]:
@@ -108,7 +92,7 @@ def _numbers(found: Certificate) -> list[dict[str, str]]:
     rows = []
     for one in found.figures:
         low, high = one.shown
-        compared = one.unit == STEP or one.name in PROBES | TOOLS or one.name not in FIGURES
+        compared = one.unit == STEP or one.name in PROBES | TOOLS or one.name not in UNITS
         state = (slow.get(one.name, "") if compared else "") or (
             "" if one.unit == STEP else short.get(one.name, "")
         )
@@ -280,32 +264,6 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
             words = f"{title} of each device, in {unit}. {_extremes(level)}"
             charts.append(_chart(key, title, words, "minutes", unit, lines))
     return charts
-
-
-def drift(baselines: Sequence[Baseline]) -> Chart:
-    """Every figure over the baselines, oldest first, relative to the first that has it."""
-    lines = []
-    for name in dict.fromkeys(name for one in baselines for name in one.metrics):
-        label, points, first = BASELINE_LABELS[name], [], 0.0
-        for place, one in enumerate(baselines, 1):
-            if name in one.metrics:
-                seconds = one.metrics[name][0]
-                # Of the first baseline that has it, as older ones may lack a probe.
-                first = first or seconds
-                points.append(
-                    (
-                        place,
-                        100 * (seconds / first - 1),
-                        f"{one.name}: {label} {seconds * 1e3:,.3f} ms",
-                    )
-                )
-        lines.append((label, points))
-    change, which = max((points[-1][1], label) for label, points in lines)
-    words = f"From {baselines[0].name} to {baselines[-1].name}; the largest change is {which}, {change:+.1f}%."
-    title = "Time of the same work over baselines"
-    return _chart(
-        "drift", title, words, "baseline, the oldest first", "% slower than the first", lines
-    )
 
 
 def _chart(

@@ -6,6 +6,7 @@ certify_<node>.npz holds the tables ``steps``, ``probes`` and ``telemetry`` of a
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import zipfile
@@ -38,6 +39,10 @@ TOOLS = (
     | COPIES
 )
 BURN_IN = "burn-in"
+# Unit of each rate that a config may expect.
+UNITS = {"parallel": "sequences/s", "together": "sequences/s"}
+UNITS |= {"matmul": "Tflop/s", "matmul_fp8": "Tflop/s"}
+UNITS |= dict.fromkeys(("copy", "host_copy", "disk", "reduce_together", *TOOLS), "GB/s")
 LABELS = STAGES | PROBES | TOOLS | REDUCTIONS | {BURN_IN: "burn-in"}
 PARTS = ("data", "compute", "wait", "update")  # of a step
 NOBODY = -1  # partner of a node without one
@@ -102,48 +107,24 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """Figures that a healthy system reaches, set by a config; 0: none. Named as stages and probes."""
+    """Figures that a healthy system reaches, set by a config."""
 
-    parallel: float = env(
-        "EXPECTED_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of each rank alone, all ranks busy"
-    )
-    together: float = env(
-        "EXPECTED_TOGETHER_SEQUENCES_PER_SECOND", 0.0, at_least=0, doc="of all ranks on one model"
-    )
-    matmul: float = env(
-        "EXPECTED_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product; bf16 on GPUs"
-    )
-    matmul_fp8: float = env(
-        "EXPECTED_FP8_TFLOPS", 0.0, at_least=0, doc="Tflop/s of a rank's matrix product in fp8"
-    )
-    copy: float = env(
-        "EXPECTED_MEMORY_GBPS",
-        0.0,
-        at_least=0,
-        doc="GB/s of a rank's copy in memory, read plus write",
-    )
-    host_copy: float = env(
-        "EXPECTED_HOST_GBPS", 0.0, at_least=0, doc="GB/s of a rank's copy from the host"
-    )
-    disk: float = env(
-        "EXPECTED_DISK_GBPS", 0.0, at_least=0, doc="GB/s of a rank's reads of the data set"
-    )
-    reduce_together: float = env(
-        "EXPECTED_ALLREDUCE_GBPS", 0.0, at_least=0, doc="GB/s of bus bandwidth, all ranks"
-    )
-    tools: str = env(
-        "EXPECTED_TOOLS", "", doc="GB/s by test: `all_reduce_perf=480 host_to_device_memcpy_ce=55`"
+    text: str = env(
+        "EXPECTED_FIGURES", "", doc="rates of a good machine: `parallel=90 copy=2900`, by --expect"
     )
 
     def figures(self) -> dict[str, float]:
-        """Expected figures by name. Raises ConfigError for an invalid EXPECTED_TOOLS."""
-        found = {name: value for name, value in vars(self).items() if name != "tools" and value}
-        for word in self.tools.split():
+        """Expected figures by name. Raises ConfigError."""
+        found: dict[str, float] = {}
+        for word in self.text.replace(",", " ").split():
             name, _, value = word.partition("=")
-            if name not in TOOLS or not re.fullmatch(r"\d+(\.\d+)?", value) or not float(value):
-                raise ConfigError(
-                    f"EXPECTED_TOOLS: {word}: expected NAME=GB/s, with NAME one of {', '.join(TOOLS)}"
-                )
+            if name not in UNITS:
+                near = difflib.get_close_matches(name, UNITS, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(UNITS)}"
+                raise ConfigError(f"EXPECTED_FIGURES: {word}: no figure is called {name!r}: {hint}")
+            # Neither nan nor infinity, which float() reads too.
+            if not re.fullmatch(r"\d+(\.\d+)?", value) or not float(value):
+                raise ConfigError(f"EXPECTED_FIGURES: {word}: expected {name}= a number above 0")
             found[name] = float(value)
         return found
 

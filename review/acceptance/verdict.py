@@ -33,7 +33,7 @@ from review.acceptance.faults import (
     throttled,
     tool_faults,
 )
-from review.acceptance.figures import STEP, Measured, Reached
+from review.acceptance.figures import Measured, Reached
 from review.acceptance.journal import BurnIn, Journal, Reason, worst
 from review.acceptance.records import Records, read
 from review.acceptance.schema import (
@@ -48,10 +48,9 @@ from review.acceptance.schema import (
     Facts,
 )
 from review.league.estimate import Estimate, estimate
-from review.logs.output import csv_text, write_whole
 from review.logs.tree import read_json
 
-SHOWN = 4  # entries of a ranking; --json has all, --csv the ranks of every stage
+SHOWN = 4  # entries of a ranking; --json has all
 WORDS = schema.TABLES["slowness"]
 BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096}
 
@@ -426,31 +425,6 @@ def standing(records: Records) -> Estimate | str:
     # Until the learning rate has decayed; without such a setting, that is the last step.
     steps = schedule.get("decay_steps") or schedule.get("max_steps") or 0
     return estimate(batch / step, error, batch, ranks, schedule.get("lr") or 0, steps)
-
-
-def write_csv(found: Certificate, path: Path) -> None:
-    """Writes a row per stage and rank, the slowest first, then one per figure and rank. Raises ReviewError."""
-    headings = "stage,node,rank,local_rank,device,seconds_per_step,slower_than_median,figure,unit"
-    rows: list[list[Any]] = [headings.split(",")]
-    places = found.records.places
-    for stage, seconds in found.seconds.items():
-        center = float(np.median(seconds))
-        # Stable, so that equal ranks keep their order.
-        for rank in np.argsort(-seconds, kind="stable").tolist():
-            where = [stage, places[rank].node, rank, places[rank].local_rank, places[rank].device]
-            rows.append(
-                [*where, f"{seconds[rank]:.6f}", f"{seconds[rank] / center - 1:.4f}", "", ""]
-            )
-    ranks: dict[str, list[Any]] = {
-        place.name: [place.node, place.rank, place.local_rank] for place in places.values()
-    }
-    for one in found.figures:
-        if one.unit != STEP:
-            for who, value in sorted(one.values.items(), key=lambda item: item[1]):
-                rows.append(
-                    [one.name, *ranks.get(who, [who, "", ""]), "", "", "", f"{value:.6g}", one.unit]
-                )
-    write_whole(path, csv_text(rows))
 
 
 def print_certificate(found: Certificate) -> None:

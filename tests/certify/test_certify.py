@@ -40,7 +40,11 @@ SETTINGS = {
     "DEVICE": "cpu",
     "OMP_NUM_THREADS": "1",
 }
-SETTINGS["CERTIFY_ROUNDS"] = "3"
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch):
+    monkeypatch.setattr(load_module, "QUICK_ROUNDS", 3)  # of the tests within this process
 
 
 def start(repository: Path, folder: Path, *words: str, **env: str | Path) -> subprocess.Popen[str]:
@@ -417,11 +421,10 @@ def test_the_data_set_is_read_past_the_page_cache_and_no_block_twice(tmp_path, l
     assert read[len(before) :] != before, "another test reads in another order"
 
 
-@pytest.mark.parametrize("setting", [{"CERTIFY_DISK": "0"}, {"CERTIFY_ROUNDS": "9"}])
-def test_a_data_set_that_is_too_small_or_excluded_is_not_read(tmp_path, load, setting):
+def test_a_data_set_that_is_too_small_is_not_read(tmp_path, load):
     (tmp_path / "data").mkdir()
     with open(tmp_path / "data/a", "wb") as file:
-        file.truncate(30 * load_module.READ_BYTES)
-    made = load(DATADIR_PHASE2=str(tmp_path / "data"), **setting)
+        file.truncate(23 * load_module.READ_BYTES)
+    made = load(DATADIR_PHASE2=str(tmp_path / "data"))
     made._read_data()
     assert made.probes == []

@@ -93,6 +93,7 @@ def test_a_machine_is_compared_with_a_good_machines_parts(tmp_path, capsys):
     assert main(["certify", str(tmp_path), "--expect", str(tmp_path / "good.json")]) == 0
     capsys.readouterr()
     good = json.loads((tmp_path / "good.json").read_text())
+    assert f"EXPECTED_INVENTORY={tmp_path / 'good.json'}\n" in (tmp_path / "good.sh").read_text()
     assert good == {"node": NODE, "GPU": GPU, "mlx5_0/1": PORT}
     good["node"]["GPUs"] = 8
     (tmp_path / "config.json").write_text(json.dumps({"expected_parts": good}))

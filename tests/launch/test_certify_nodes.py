@@ -430,7 +430,6 @@ def test_as_a_prolog_a_quick_test_keeps_jobs_off_a_node_with_unexpected_parts(no
     }
     settings |= {
         "CERTIFY_SECONDS": "0.2",
-        "CERTIFY_ROUNDS": "3",
         "BINDING": "none",
         "PATH": os.environ["PATH"],
     }

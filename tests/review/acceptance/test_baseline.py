@@ -1,10 +1,9 @@
-"""Baselines: figures of a test by name, comparison of later tests with them, and drift."""
+"""Baselines: figures of a test by name, and comparison of later tests with them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 
 import pytest
 
@@ -13,7 +12,7 @@ from certify.burn_in import derived
 from common.env import from_env
 from review.__main__ import main
 
-from .made_up import STEP_SECONDS, WAIT_SECONDS, make, write
+from .made_up import make, write
 
 STAGES = ("single", "parallel", "node", "pairs", "together")
 ALL_REDUCES = ("reduce_node", "reduce_together")
@@ -213,14 +212,6 @@ def test_with_another_number_of_nodes_only_independent_figures_are_compared(save
     assert names == ["single", "parallel", "node", "reduce_node"]
 
 
-def test_drift_writes_a_page_with_a_chart_over_all_baselines(saved, tmp_path, capsys):
-    assert main(["baseline", "save", saved("later", 1.2), "--name", "second"]) == 0
-    assert main(["baseline", "drift"]) == 0
-    page = (tmp_path / "drift.html").read_text()
-    assert "the largest change is" in page
-    assert page.count("<polyline") >= 3 * len(STAGES)
-
-
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
@@ -231,60 +222,8 @@ def test_drift_writes_a_page_with_a_chart_over_all_baselines(saved, tmp_path, ca
         (["save", "good", "--name", "../up"], "--name ../up: letters, digits"),
         (["check", "good", "--name", "none"], "none.json: not a baseline"),
         (["check", "nowhere"], "nowhere: no certify_<node>.npz"),
-        (["drift", "--folder", "empty"], "empty: no baselines"),
     ],
 )
 def test_bad_input_is_one_line(saved, capsys, command, reason):
     assert main(["baseline", *command]) == 2
     assert reason in capsys.readouterr().err
-
-
-def figures(said: str) -> dict[str, list[str]]:
-    """Cells of each row of a printed table, by the first cell."""
-    rows = [re.split(r"\s{2,}", line.strip()) for line in said.splitlines()]
-    return {row[0]: row[1:] for row in rows if len(row) > 2}
-
-
-def test_two_tests_are_compared_by_ratio_with_its_interval(saved, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    assert main(["certify", "good", saved("later", 1.1)]) == 0
-    rows = figures(capsys.readouterr().out)
-    a, b, unit, ratio = rows["one rank at a time"]
-    assert unit == "ms a step"
-    slower = (1.1 * STEP_SECONDS + WAIT_SECONDS) / (STEP_SECONDS + WAIT_SECONDS)
-    assert float(b) / float(a) == pytest.approx(slower, rel=2e-3)
-    value, off = map(float, ratio.split(" ± "))
-    assert abs(value - slower) <= off < 0.02
-    assert "torch" not in rows, "of what differs alone"
-    assert main(["certify", "good", "later", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["names"] == ["good", "later"]
-    (one,) = [
-        one for one in found["figures"] if (one["name"], one["unit"]) == ("single", "ms a step")
-    ]
-    assert one["ratio"] == pytest.approx(value, abs=1e-3)
-    (rate,) = [
-        one for one in found["figures"] if (one["name"], one["unit"]) == ("parallel", "sequences/s")
-    ]
-    assert rate["ratio"] == pytest.approx(1 / slower, rel=0.02)
-
-
-def test_differing_facts_are_listed_and_steps_of_another_load_left_out(
-    saved, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setenv("COLUMNS", "160")
-    saved("other", of={"LAYERS": "2"})
-    about = json.loads((tmp_path / "other/environment.json").read_text())
-    (tmp_path / "other/environment.json").write_text(
-        json.dumps(about | {"host": "node9", "cuda": "12.8"})
-    )
-    assert main(["certify", "good", "other"]) == 0
-    said = capsys.readouterr().out
-    rows = figures(said)
-    assert (rows["host"], rows["cuda"]) == (["node0", "node9"], ["13.0", "12.8"])
-    assert rows["model's num_hidden_layers"] == ["1", "2"]
-    assert "the training step: different model" in said
-    assert "one rank at a time" not in rows
-    assert "all-reduce of all ranks" in rows
-    assert main(["certify", "good", "other", "--line"]) == 2
-    assert "takes no option but --json" in capsys.readouterr().err

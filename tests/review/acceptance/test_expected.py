@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
+import subprocess
 
 import numpy as np
 import pytest
 
+from common.env import from_env
 from review.__main__ import main
+from review.acceptance.schema import Expected
 
 from .made_up import REDUCE_SECONDS, ROUNDS, SEQUENCES, STEP_SECONDS, WAIT_SECONDS, make, write
 
@@ -146,36 +148,32 @@ def test_with_too_few_ranks_only_the_configs_limit_applies(judged):
     ]
 
 
-def test_json_and_csv_have_the_parts_of_the_load(judged, tmp_path):
-    _, said = judged(
-        with_probe("matmul", 0.5, 3e14),
-        "--json",
-        "--csv",
-        str(tmp_path / "ranks.csv"),
-        matmul=650.0,
-    )
+def test_json_has_the_parts_of_the_load(judged):
+    _, said = judged(with_probe("matmul", 0.5, 3e14), "--json", matmul=650.0)
     (found,) = [one for one in json.loads(said)["figures"] if one["name"] == "matmul"]
     assert found["values"] == {
         "rank 0 on node0": pytest.approx(600),
         "rank 1 on node0": pytest.approx(600),
     }
     assert (found["unit"], found["limits"]) == ("Tflop/s", ["at least 617.5 (650 expected)"])
-    assert found["sources"] == ["config, EXPECTED_TFLOPS"]
-    rows = [
-        row for row in csv.DictReader((tmp_path / "ranks.csv").open()) if row["stage"] == "matmul"
-    ]
-    assert [(row["rank"], row["figure"], row["unit"]) for row in rows] == [
-        ("0", "600", "Tflop/s"),
-        ("1", "600", "Tflop/s"),
-    ]
+    assert found["sources"] == ["config, EXPECTED_FIGURES"]
 
 
-@pytest.mark.parametrize("option", ["--csv", "--output"])
-def test_figures_for_a_config_write_no_page_and_say_so(tmp_path, capsys, option):
-    write(tmp_path, make(1, 2))
-    assert main(["certify", str(tmp_path), "--expected", option, str(tmp_path / "file")]) == 2
-    assert "remove --csv, --output and --expect" in capsys.readouterr().err
-    assert not (tmp_path / "file").exists()
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_figures_of_a_good_machine_are_expected_by_a_file_to_source(judged, tmp_path, factor):
+    records = make(1, 4, between=0, step=0, slow=slower(factor, 1))
+    status, said = judged(records, "--expect", str(tmp_path / "good.json"))
+    if factor > 1:
+        assert (status, said) == (2, "")
+        assert not (tmp_path / "good.sh").exists()
+        return
+    assert status == 0
+    command = ["bash", "-c", f"source {tmp_path}/good.sh; echo $EXPECTED_FIGURES"]
+    written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = from_env(Expected, {"EXPECTED_FIGURES": written}).figures()
+    assert [*found] == ["parallel", "together", "reduce_together"]
+    assert found["parallel"] == pytest.approx(RATE, rel=1e-3)
+    assert found["together"] == pytest.approx(4 * RATE, rel=1e-3)
 
 
 def test_the_fastest_all_reduce_counts(judged):
@@ -187,19 +185,4 @@ def test_the_fastest_all_reduce_counts(judged):
 def test_unmeasured_figures_are_noted_and_do_not_fail(judged):
     status, said = judged(make(1, 2), disk=3.0)
     assert status == 0
-    assert "EXPECTED_DISK_GBPS=3: not measured in this test" in said
-
-
-def test_a_test_prints_its_figures_as_exports_for_a_config(judged):
-    status, said = judged(make(1, 2, between=0, step=0), "--expected")
-    assert status == 0
-    assert said.splitlines() == [
-        f"export EXPECTED_SEQUENCES_PER_SECOND={RATE:.4g}",
-        f"export EXPECTED_TOGETHER_SEQUENCES_PER_SECOND={2 * RATE:.4g}",
-        said.splitlines()[-1],
-    ]
-    assert (
-        0.95 * 1e6 / REDUCE_SECONDS
-        < float(said.rpartition("EXPECTED_ALLREDUCE_GBPS=")[2]) * 1e9
-        <= 1e6 / REDUCE_SECONDS
-    )
+    assert "disk=3: not measured in this test" in said
