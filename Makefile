@@ -55,7 +55,7 @@ test-slow: $(DEEPSPEED)
 
 ## make test-slurm        run.sub on a real Slurm of two node daemons on this machine (root, Debian packages)
 test-slurm: $(DEEPSPEED)
-	@$(VENV)/bin/python -m pytest -m 'slurm and not slow' -o timeout=900 tests/launch tests/input_preprocessing
+	@$(VENV)/bin/python -m pytest -m 'slurm and not slow' -o timeout=900 tests/launch
 
 ## make test-deepspeed    ENGINE=deepspeed on two processes; installs DeepSpeed into VENV
 test-deepspeed: $(DEEPSPEED)

@@ -40,7 +40,6 @@ STAGES = {
         "checkpoints.convert.main",
         "convert TensorFlow and PyTorch checkpoints",
     ),
-    "data_card": ("dataset.data_card.main", "write DATA_CARD.md of a prepared data set"),
     "verify": ("verify.verdict.main", "check a prepared data set"),
 }
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from bert.data.digests import digest_of_tensors
 from bert.data.format import atomic_file, open_records, verify_records, without_digests
 from bert.data.records import DataError
-from common.durations import duration
 from input_preprocessing.checkpoints.convert import convert, read_pytorch
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.instances.sampling import compile_first, metadata_of, write_instances
@@ -27,24 +26,13 @@ from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import Stamp, changed, check_is_text, read_text, stamp_of
 from input_preprocessing.text.vocabulary import Vocabulary
 
-# Measured with the benchmark's options, for estimates.
-_RECORD_BYTES_PER_TEXT_BYTE = 0.9  # per dupe_factor
-_TEXT_BYTES_PER_SECOND = 2.5e6  # all steps, one process, dupe_factor 10
-_PROCESS_BYTES = 200e6
-_BYTES_PER_TEXT_BYTE = 15  # memory per byte of a text file while its instances are made
-_GROUP_BYTES = (
-    shards.SEQUENCES_PER_GROUP * 700
-)  # records of a group, which a packing worker holds twice
-
-# The benchmark's public files: 13.2 GB of text in 501 files, its archive, the TensorFlow and the converted checkpoint.
-_TEXT_BYTES = 13_200_000_000
-_LARGEST_TEXT = 32_851_144
-PUBLIC_SIZES = [
-    _LARGEST_TEXT,
-    *[(_TEXT_BYTES - _LARGEST_TEXT) // manifest.NUM_PARTS] * manifest.NUM_PARTS,
-]
+_RECORD_BYTES_PER_TEXT_BYTE = 0.9  # per dupe_factor; measured with the benchmark's options
+# The benchmark's public files: the text, then with its archive, the TensorFlow and the converted checkpoint.
+PUBLIC_TEXT = 13_200_000_000
 CHECKPOINT = "model.ckpt-28252"
-PUBLIC_BYTES = float(_TEXT_BYTES + 5_500_000_000 + 4_035_000_000 + 1_350_000_000)
+PUBLIC_BYTES = PUBLIC_TEXT + 5_500_000_000 + 4_035_000_000 + 1_350_000_000
+# Of unpacked shards with --phases, whatever their number, since configs refer to it.
+UNPACKED_FOLDER = "training"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,87 +139,39 @@ def check_config(inputs: Inputs, words: Vocabulary, config: SamplingConfig) -> N
             raise DataError(f"{path} has {reason}; lower the latter or replace the file")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Needs:
-    """Estimated cost of a preparation, in bytes and seconds.
-
-    disk: in addition to existing input files, including the download.
-    """
-
-    text_bytes: int
-    num_files: int
-    disk: float
-    download: float = 0.0
-    memory: float
-    seconds: float
-    workers: int
-
-
-def needs_of(
-    sizes: list[int],
+def check_disk(
+    outputdir: Path,
+    text_bytes: int,
     config: SamplingConfig,
-    jobs: int,
-    nodes: int = 1,
     *,
     share: float = 1.0,
-    download: float = 0.0,
-) -> Needs:
-    """Needs for text files of these sizes in bytes.
+    download: int = 0,
+) -> None:
+    """Prints the disk that a preparation takes, and raises DataError if there is less.
 
     Args:
-        sizes: of the text files, bytes.
+        outputdir: where it writes; made if need be.
+        text_bytes: of all texts.
         config: options of the instances.
-        jobs: processes per node.
-        nodes: machines that share the work.
-        share: of the disk for instances and shards that is needed.
-        download: bytes to download first; not in the time.
+        share: of the instances and shards that are yet to be made.
+        download: bytes to download first.
     """
-    total, workers = sum(sizes), min(jobs, -(-len(sizes) // nodes))
-    records = total * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
-    # A worker has either one text or one group of records at a time.
-    worker = _PROCESS_BYTES + max(_BYTES_PER_TEXT_BYTE * max(sizes), 2 * min(records, _GROUP_BYTES))
-    seconds = 10 + total * config.dupe_factor / 10 / _TEXT_BYTES_PER_SECOND / (workers * nodes)
-    # 2 * records: the instances stay until all shards are made.
-    return Needs(
-        text_bytes=total, num_files=len(sizes), disk=share * (2 * records + 10_000_000) + download, download=download,
-        memory=workers * worker, seconds=seconds, workers=workers,
-    )  # fmt: skip
-
-
-def check_needs(needs: Needs, outputdir: Path, *folders: str) -> None:
-    """Prints the needs of a run and checks the disk.
-
-    Args:
-        needs: of the run.
-        outputdir: where it writes.
-        folders: names in `outputdir` with files that an earlier run made.
-
-    Raises:
-        DataError: the disk is too small.
-    """
-    files = (path for folder in folders for path in (outputdir / folder).rglob("*"))
-    present = sum(path.stat().st_size for path in files if path.is_file())
+    outputdir.mkdir(parents=True, exist_ok=True)
+    # Twice: the instances stay until all shards are made.
+    records = 2 * text_bytes * config.dupe_factor * _RECORD_BYTES_PER_TEXT_BYTE
+    needed = share * (records + 10_000_000) + download
     free = shutil.disk_usage(outputdir).free
-    fetched = f", after a download of {human_bytes(needs.download)}" if needs.download else ""
-    text, disk, memory = (
-        human_bytes(needs.text_bytes),
-        human_bytes(needs.disk),
-        human_bytes(needs.memory),
-    )
-    takes = f"about {disk} of disk ({human_bytes(free)} free), {memory} of memory and {duration(needs.seconds)}"
-    print(
-        f"{text} of text in {needs.num_files} files: {takes} with {needs.workers} jobs{fetched}",
-        file=sys.stderr,
-    )
+    takes = f"about {human_bytes(needed)} of disk ({human_bytes(free)} free)"
+    print(f"{human_bytes(text_bytes)} of text: {takes}", file=sys.stderr)
     # What an earlier run made counts as room: it is used, or replaced.
-    if free + present < needs.disk:
-        lacking = f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needs.disk - present)} are needed"
+    folders = ("work", "packed_data", "hdf5", "eval", *(["download"] if download else []))
+    files = (path for folder in folders for path in (outputdir / folder).rglob("*"))
+    needed -= sum(path.stat().st_size for path in files if path.is_file())
+    if free < needed:
+        lacking = (
+            f"{outputdir} has {human_bytes(free)} free, about {human_bytes(needed)} are needed"
+        )
         raise DataError(f"{lacking}; make room or choose another --outputdir")
-
-
-UNPACKED_FOLDER = (
-    "training"  # of unpacked shards with --phases, whatever their number, since configs refer to it
-)
 
 
 def download_folder(options: argparse.Namespace) -> Path:
@@ -266,13 +206,9 @@ class Job:
 
     @property
     def kind(self) -> str:
-        return (
-            "packed"
-            if self.options.packed_data
-            else "binned"
-            if self.options.binned_data
-            else "unpacked"
-        )
+        if self.options.packed_data:
+            return "packed"
+        return "binned" if self.options.binned_data else "unpacked"
 
     @property
     def manifest(self) -> Path:
@@ -281,11 +217,13 @@ class Job:
     @property
     def edges(self) -> tuple[int, ...]:
         """Maximal tokens of each bin of binned data."""
-        return (
-            shards.edges_for(self.config.max_seq_length, self.options.edges)
-            if self.kind == "binned"
-            else ()
-        )
+        if self.kind != "binned":
+            return ()
+        return shards.edges_for(self.config.max_seq_length, self.options.edges)
+
+    def digests_of(self, paths: list[Path]) -> dict[str, str]:
+        """md5 of files of the data set, by their path in it."""
+        return {str(path.relative_to(self.outputdir)): manifest.md5_of(path) for path in paths}
 
     def recipe(self) -> dict[str, object]:
         """Everything that determines the result, except the text."""
@@ -302,7 +240,7 @@ class Job:
         """Whether an earlier run made these files from this text with this recipe, and they still exist."""
         try:
             made = manifest.read(self.manifest)
-            if any(made.option(name) != value for name, value in self.recipe().items()):
+            if made.recipe != self.recipe():
                 return False
             for path in (self.outputdir / name for name in made.files):
                 if path.suffix == ".hdf5":
@@ -395,12 +333,8 @@ def _make_instances_of(
     return count, metadata.source[0][1]
 
 
-def make_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
-    """Makes the instances of all texts, the evaluation text last; returns the md5 of each text.
-
-    Args:
-        job: the preparation.
-        part: (i, n): only every n-th text from the i-th on.
+def make_instances(job: Job, *, only_evaluation: bool = False) -> dict[str, str]:
+    """Makes the instances of all texts, or of the evaluation text; returns the md5 of each text.
 
     Raises:
         DataError: the text is empty.
@@ -411,15 +345,14 @@ def make_instances(job: Job, part: tuple[int, int] = (0, 1)) -> dict[str, str]:
     # The next stage takes every file in the folder, so those of other texts must go.
     for stale in set(job.instances.glob("*.hdf5")) - set(targets):
         stale.unlink(missing_ok=True)
-    tasks = list(zip(job.inputs.all_texts, targets, strict=True))[part[0] :: part[1]]
+    tasks = list(zip(job.inputs.all_texts, targets, strict=True))
+    if only_evaluation:
+        tasks = tasks[-1:]
     compile_first(job.words, job.config)
-    make, weights = (
-        partial(_make_instances_of, job.words, job.config),
-        [text.stat().st_size for text, _ in tasks],
-    )
+    make = partial(_make_instances_of, job.words, job.config)
+    weights = [text.stat().st_size for text, _ in tasks]
     made = run_tasks("instances", make, tasks, jobs=job.options.jobs, weights=weights)
-    # One node of several may have texts without words.
-    if part[1] == 1 and not sum(count for count, _ in made[:-1]):
+    if not only_evaluation and not sum(count for count, _ in made[:-1]):
         raise DataError(
             f"the text in {job.inputs.texts[0].parent} has no words; check the part files"
         )
@@ -435,24 +368,21 @@ def make_evaluation_set(job: Job) -> tuple[Path, int]:
     )
 
 
-def make_training_files(job: Job, part: tuple[int, int] = (0, 1)) -> tuple[Path, str]:
+def make_training_files(job: Job) -> tuple[Path, str]:
     """Makes packed, binned or shuffled shards of all instances; returns their folder and multiset digest.
 
     Raises:
-        DataError: instances are missing, or too few for the shards wanted.
+        DataError: too few instances for the shards wanted.
     """
-    # Those of the evaluation text lie in another folder and are not among them.
-    sources = job.instances_of_texts
-    if missing := [path for path in sources if not path.is_file()]:
-        raise DataError(f"{missing[0]} is missing; run --only instances for every part first")
     options, target = job.options, job.outputdir / "hdf5" / "bins"
-    given = {"seed": job.config.random_seed, "jobs": options.jobs, "part": part}
+    given = {"seed": job.config.random_seed, "jobs": options.jobs}
     if job.kind == "binned":
         return target, shards.bin_records(
             job.instances, target, edges=job.edges, shards=options.shards, **given
         )
     given["shards"] = shards.num_shards(
-        sum(open_records(path)[0].num_sequences for path in sources), options.shards
+        sum(open_records(path)[0].num_sequences for path in job.instances_of_texts),
+        options.shards,
     )
     if job.kind == "unpacked":
         target = target.with_name(

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -253,9 +252,7 @@ def check_target(target: Path, sources: Sequence[Path] = (), contents: str = "")
             )
 
 
-def make_shards(
-    plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int, part: tuple[int, int] = (0, 1)
-) -> str:
+def make_shards(plan: ShardPlan, arrange: Arrange, *, label: str, jobs: int) -> str:
     """Writes all shards and an index, and returns the multiset digest of their sequences.
 
     Keeps undamaged shards of an interrupted run with the same plan, and removes other shards of this preparation.
@@ -265,7 +262,6 @@ def make_shards(
         arrange: arrange(records, group) returns the order of a group's sequences, and the row offsets if packed.
         label: of the progress line.
         jobs: worker processes.
-        part: (i, n): only every n-th group from the i-th on, without index, final check and removal.
 
     Raises:
         DataError: a shard cannot be written, the target holds other files or the source, or the shards are not exactly
@@ -275,15 +271,12 @@ def make_shards(
     plan.target.mkdir(parents=True, exist_ok=True)
     # A run that is killed below must not leave the index of other shards behind.
     (plan.target / INDEX).unlink(missing_ok=True)
-    groups = range(part[0], len(plan.shard_offsets) - 1, part[1])
-    weights = [float(plan.shard_offsets[group + 1] - plan.shard_offsets[group]) for group in groups]
+    groups = range(len(plan.shard_offsets) - 1)
+    weights = np.diff(plan.shard_offsets).tolist()
     digests = run_tasks(
         label, partial(_make_group, plan, arrange), groups, jobs=jobs, weights=weights
     )
     made = add_multiset_digests([digest for group in digests for digest in group])
-    if part[1] > 1:
-        return made
-    # With --part that is left to the last run, which has the shards of all nodes.
     if plan.lengths is None and made != plan.multiset:
         raise DataError(
             f"{plan.target} does not hold exactly the sequences of its source; remove it and run again"
@@ -345,13 +338,11 @@ def _packed(
     return mixed[order[where]], offsets
 
 
-def shuffle_records(
-    source: Path, target: Path, *, shards: int | None, seed: int, jobs: int, **how: Any
-) -> str:
+def shuffle_records(source: Path, target: Path, *, shards: int | None, seed: int, jobs: int) -> str:
     """Writes the sequences of the files in `source`, shuffled, as shards to `target`; returns their multiset digest."""
     files = verified_files(source, jobs)
     plan = plan_shards(files, target, stage="shuffle", shards=shards, seed=seed)
-    return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs, **how)
+    return make_shards(plan, partial(_shuffled, seed), label="shuffle", jobs=jobs)
 
 
 def pack_records(
@@ -362,7 +353,6 @@ def pack_records(
     seed: int,
     max_sequences_per_row: int,
     jobs: int,
-    **how: Any,
 ) -> str:
     """Writes the sequences of the files in `source`, packed, as shards to `target`; returns their multiset digest."""
     plan = plan_shards(
@@ -373,7 +363,7 @@ def pack_records(
         seed=seed,
     )
     arrange = partial(_packed, seed, plan.metadata.max_seq_length, max_sequences_per_row)
-    return make_shards(plan, arrange, label="pack", jobs=jobs, **how)
+    return make_shards(plan, arrange, label="pack", jobs=jobs)
 
 
 def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int, ...]:
@@ -394,9 +384,14 @@ def edges_for(max_seq_length: int, wanted: tuple[int, ...] | None) -> tuple[int,
 
 
 def bin_records(
-    source: Path, target: Path, *, edges: tuple[int, ...] | None, shards: int | None, seed: int, jobs: int,
-    part: tuple[int, int] = (0, 1),
-) -> str:  # fmt: skip
+    source: Path,
+    target: Path,
+    *,
+    edges: tuple[int, ...] | None,
+    shards: int | None,
+    seed: int,
+    jobs: int,
+) -> str:
     """Writes the sequences of the files in `source` to one folder per bin; returns their multiset digest.
 
     Args:
@@ -406,7 +401,6 @@ def bin_records(
         shards: of each bin; None: by its size.
         seed: of the shuffle.
         jobs: worker processes.
-        part: see `make_shards`.
 
     Raises:
         DataError: a bin is empty, a sequence exceeds the last edge, or the bins do not hold all sequences.
@@ -419,14 +413,9 @@ def bin_records(
         plan = plan_shards(
             files, folder, stage=stage, shards=shards, seed=seed, lengths=(low, high)
         )
-        digests.append(
-            make_shards(
-                plan, partial(_shuffled, seed), label=f"bin {low + 1}-{high}", jobs=jobs, part=part
-            )
-        )
+        label = f"bin {low + 1}-{high}"
+        digests.append(make_shards(plan, partial(_shuffled, seed), label=label, jobs=jobs))
     made = add_multiset_digests(digests)
-    if part[1] > 1:
-        return made
     # Any plan's digest is that of all sequences, of which each bin holds some: compared at the end.
     if made != plan.multiset:
         reason = f"the bins up to {edges[-1]} tokens do not hold exactly the sequences of {source}"

@@ -18,11 +18,6 @@ from bert.data.records import DataError
 from common.tables import read_table
 from input_preprocessing import STAGES
 
-UNRECORDED = {
-    "do_lower_case": True,
-    "nsp": True,
-}  # values in data sets made before these options existed
-
 
 def run_stage(stage: str) -> None:
     """Runs a stage with the options in sys.argv; user errors become one line on stderr and exit code 1."""
@@ -98,14 +93,6 @@ def parse_phases(text: str) -> tuple[tuple[int, int], ...]:
     return tuple(phases)
 
 
-def parse_part(text: str) -> tuple[int, int]:
-    """argparse type: '1/4' -> (1, 4), the second of four parts."""
-    number, _, count = text.partition("/")
-    if not number.isdecimal() or not count.isdecimal() or int(number) >= int(count):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a part; give I/N with I from 0 to N - 1")
-    return int(number), int(count)
-
-
 def parse_share(text: str) -> float:
     """argparse type: above 0 and at most 0.5."""
     if not 0 < float(text) <= 0.5:
@@ -116,7 +103,7 @@ def parse_share(text: str) -> float:
 OPTIONS = read_table(__file__, "options.yaml")
 _TYPES: dict[str, Callable[[str], Any]] = {
     "path": Path, "folder": named_folder, "positive": positive, "int": int, "float": float, "switch": yes_or_no,
-    "edges": parse_edges, "phases": parse_phases, "part": parse_part, "share": parse_share,
+    "edges": parse_edges, "phases": parse_phases, "share": parse_share,
 }  # fmt: skip
 
 
@@ -145,7 +132,7 @@ def _add_options(parser: argparse._ActionsContainer, options: dict[str, Any]) ->
 
 
 @contextmanager
-def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
+def lock_folder(folder: Path) -> Iterator[None]:
     """Keeps two runs from writing to the same folder; the lock ends with the process, even on kill -9.
 
     Raises:
@@ -160,8 +147,7 @@ def lock_folder(folder: Path, *, exclusive: bool) -> Iterator[None]:
         ) from error
     with file:
         try:
-            # Nodes that each make a part share the lock; a run of all steps has it alone.
-            fcntl.flock(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise DataError(
                 f"another run is writing to {folder}; wait for it or stop it"

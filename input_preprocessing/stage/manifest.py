@@ -22,9 +22,9 @@ import numpy as np
 
 from bert.data.format import VERSION, atomic_file
 from bert.data.records import SUFFIXES, DataError, Metadata
+from bert.data.shards import is_index_of
 from common.files import object_of, text_of
 from common.tables import read_table
-from input_preprocessing.stage.cli import UNRECORDED
 from input_preprocessing.stage.parallel import WORTH_WORKERS, run_tasks
 from input_preprocessing.stage.reading import readable
 
@@ -50,12 +50,11 @@ class Manifest:
     eval_samples: int
     multiset_digest: str  # of the training instances, in any order
     texts: dict[str, str]  # md5 of each text file
-    recipe: dict[str, object]  # all options that determine the result
+    recipe: dict[str, Any]  # all options that determine the result
     files: dict[str, str]  # digest_of each file, by path in the folder
-    license: str = ""  # of the texts, as given by the user
-    versions: dict[str, str] = dataclasses.field(default_factory=dict)  # of the software used
-    # What the records of each folder say they were made of; empty in manifests of earlier versions.
-    sources: dict[str, list[list[str]]] = dataclasses.field(default_factory=dict)
+    license: str = ""  # of the texts, in manifests of earlier versions
+    versions: dict[str, str]  # of the software used
+    sources: dict[str, list[list[str]]]  # what the records of each folder say they were made of
 
     @property
     def records(self) -> list[str]:  # training files
@@ -87,10 +86,6 @@ class Manifest:
             )
         return None, f"not the benchmark's: {count} training files of another corpus"
 
-    def option(self, name: str) -> Any:
-        """An option of the recipe, or its value before it existed."""
-        return {**UNRECORDED, **self.recipe}.get(name)
-
     def difference(self, name: str, metadata: Metadata) -> str:
         """The attribute in which a record file is not as prepared, with both values; empty if none.
 
@@ -98,17 +93,17 @@ class Manifest:
         """
         wanted = {key: value for key, value in self.recipe.items() if hasattr(metadata, key)}
         found = {key: getattr(metadata, key) for key in wanted}
-        if self.sources:
-            wanted["source"] = self.sources.get(str(Path(name).parent))
-            found["source"] = [list(each) for each in metadata.source]
+        wanted["source"] = self.sources.get(str(Path(name).parent))
+        found["source"] = [list(each) for each in metadata.source]
         for key, value in wanted.items():
             if found[key] != value:
                 return f"another {key} than prepared ({found[key]}, not {value})"
         return ""
 
 
-def strays(folder: Path, manifests: Iterable[Manifest]) -> list[Path]:
+def strays(folder: Path) -> list[Path]:
     """Files beside the listed records of a folder that a trainer would read, or a killed run left."""
+    manifests = map(read, folder.glob("prepared-*.json"))
     known = {folder / name for each in manifests for name in each.files}
     parents = {path.parent for path in known if path.suffix == ".hdf5" and path.parent.is_dir()}
     found = []
@@ -119,8 +114,15 @@ def strays(folder: Path, manifests: Iterable[Manifest]) -> list[Path]:
     return found
 
 
-_NUMBERS = {"max_seq_length", "max_predictions_per_seq", "masked_lm_prob"}
-_NUMBERS |= {"random_seed", "dupe_factor", "max_sequences_per_row"}  # in every recipe
+def odd_indices(folder: Path, made: Manifest, wrong: Iterable[str]) -> list[Path]:
+    """Folders of records whose index is missing or is of others; not those with wrong records."""
+    found = []
+    for parent in sorted({Path(name).parent for name in made.records}):
+        names = [name for name in made.records if Path(name).parent == parent]
+        shards = sorted(folder / name for name in names)
+        if not set(names) & set(wrong) and not is_index_of(folder / parent, shards):
+            found.append(parent)
+    return found
 
 
 def write_text(path: Path, text: str) -> None:
@@ -156,74 +158,20 @@ def write(path: Path, manifest: Manifest) -> None:
 
 
 def read(path: Path) -> Manifest:
-    """A manifest that holds what was written; those of earlier versions have no md5, and only their form is checked.
-
-    Raises DataError if the file is unreadable, damaged, of another version or lacks a shard.
-    """
-    again = "restore it, or prepare the data again"
-    with readable(path, again):
-        content = path.read_bytes()
-    try:
-        entries = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is damaged ({error}); {again}") from error
-    fields = {field.name: field for field in dataclasses.fields(Manifest)}
-    needed = {name for name, field in fields.items() if field.default is dataclasses.MISSING}
-    # Fields with a default factory look as if they had no default.
-    needed -= {"versions", "sources"}
-    if not isinstance(entries, dict) or (missing := sorted(needed - entries.keys())):
-        lacks = f"has no entry {missing[0]}" if isinstance(entries, dict) else "is no table"
-        raise DataError(f"{path} {lacks}; {again}")
+    """A manifest as it was written. Raises DataError if it was not, or by another version."""
+    entries = object_of(path)
     recorded = entries.pop("md5", None)
-    if unknown := sorted(entries.keys() - fields):
-        raise DataError(f"{path} has an entry {unknown[0]}, of a later version or none; {again}")
-    # Earlier versions wrote neither sources nor a digest.
-    is_whole = recorded == _md5_of_entries(entries) if "sources" in entries else recorded is None
-    problem = "" if is_whole else "its md5 is another"
-    if not (problem := problem or _malformed(entries)):
-        manifest = Manifest(**entries)
-        problem = _missing_shard(manifest)
-    if problem:
-        raise DataError(f"{path} was changed after it was written ({problem}); {again}")
-    return manifest
+    wanted = {field.name for field in dataclasses.fields(Manifest)}
+    if recorded != _md5_of_entries(entries) or entries.keys() != wanted:
+        raise DataError(
+            f"{path} is unreadable, was changed after it was written or is of another version; "
+            "restore it, or prepare the data again"
+        )
+    return Manifest(**entries)
 
 
 def _md5_of_entries(entries: dict[str, Any]) -> str:
     return hashlib.md5(json.dumps(entries, sort_keys=True).encode()).hexdigest()
-
-
-def _malformed(entries: dict[str, Any]) -> str:
-    """The first entry of another type or range than written, in words."""
-    for name in ("recipe", "files", "texts", "versions", "sources"):
-        if not isinstance(entries.get(name, {}), dict):
-            return f"{name} is no table"
-    for name in ("sequences", "rows", "tokens", "eval_samples"):
-        # Not isinstance(), for which true is an integer.
-        if type(entries[name]) is not int or entries[name] < 0:
-            return f"{name} is no count"
-    for name in _NUMBERS:
-        if not isinstance(entries["recipe"].get(name), (int, float)):
-            return f"its recipe has no number {name}"
-    names = (*entries["files"], *entries["files"].values(), *entries["texts"].values())
-    if not all(isinstance(one, str) for one in names):
-        return "files and texts are not digests by name"
-    # --repair removes and moves files by these names.
-    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in entries["files"]):
-        return "a file is outside of the folder"
-    return ""
-
-
-def _missing_shard(manifest: Manifest) -> str:
-    """The shard that a manifest should list and does not, in words; shards are numbered part_I_of_N."""
-    names = set(manifest.records)
-    for name in sorted(names):
-        stem, _, total = name.removesuffix(".hdf5").rpartition("_of_")
-        if total.isdecimal():
-            prefix = stem.rpartition("_")[0]
-            wanted = {f"{prefix}_{i:05d}_of_{total}.hdf5" for i in range(int(total))}
-            if missing := sorted(wanted - names):
-                return f"it does not list {missing[0]}"
-    return "" if names else "it lists no records"
 
 
 class StageFolder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -60,16 +61,20 @@ class Audit:
     seen: int  # sequences whose original text is among the known ones
 
 
-def rules_of(words: Vocabulary, recipe: dict[str, object] | None) -> Rules:
+def rules_of(words: Vocabulary, recipe: dict[str, Any] | None) -> Rules:
     """Rules for a vocabulary and, if known, the options of a preparation."""
     names = ("[CLS]", "[SEP]", "[MASK]", "[PAD]")
     special = tuple(words.ids[name] for name in names if name in words.ids)
     if not recipe:
         return Rules(special=special, vocab_size=len(words))
-    longest, most = int(str(recipe["max_seq_length"])), int(str(recipe["max_predictions_per_seq"]))
-    share = float(str(recipe["masked_lm_prob"]))
-    # As the instance maker counts; [CLS] and two [SEP] among n tokens are never masked.
-    counts = tuple(min(most, max(1, round(n * share)), max(0, n - 3)) for n in range(longest + 1))
+    longest, most = recipe["max_seq_length"], recipe["max_predictions_per_seq"]
+    share = recipe["masked_lm_prob"]
+    # As the instance maker counts: [CLS] and [SEP] among n tokens are never masked. Without
+    # next-sentence prediction there is one segment, and one [SEP].
+    fixed = 3 if recipe["nsp"] else 2
+    counts = tuple(
+        min(most, max(1, round(n * share)), max(0, n - fixed)) for n in range(longest + 1)
+    )
     return Rules(special=special, vocab_size=len(words), num_masked=counts)
 
 

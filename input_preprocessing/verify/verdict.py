@@ -22,7 +22,7 @@ import numpy as np
 from bert.data.digests import add_multiset_digests
 from bert.data.format import open_records
 from bert.data.records import DataError, Records
-from bert.data.shards import INDEX, is_index_of
+from bert.data.shards import INDEX
 from input_preprocessing.instances.options import SamplingConfig
 from input_preprocessing.records.shards import NUM_EVAL_SAMPLES
 from input_preprocessing.records.tfrecord_nvidia import NOT_RECORDS
@@ -187,20 +187,14 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
     )
 
     # All files are present with their indices, and no others that a trainer would read.
-    folders = {path.parent for path in training}
     problem = ""
     if missing := [name for name in made.files if folder / name not in present]:
         problem = f"{len(missing)} of {len(made.files)} are missing: {missing[0]}"
-    elif strays := manifest.strays(folder, map(manifest.read, folder.glob("prepared-*.json"))):
+    elif strays := manifest.strays(folder):
         problem = f"{len(strays)} more than were prepared: {strays[0].relative_to(folder)}"
-    elif not errors:
-        odd_indices = [
-            parent / INDEX
-            for parent in sorted(folders)
-            if not is_index_of(parent, [path for path in sorted(training) if path.parent == parent])
-        ]
-        if odd_indices:
-            problem = f"{odd_indices[0]} is missing or does not match the shards; use --repair"
+    elif not errors and (unindexed := manifest.odd_indices(folder, made, ())):
+        index = folder / unindexed[0] / INDEX
+        problem = f"{index} is missing or does not match the shards; use --repair"
     files = _check("files", f"all {len(made.files):,} that were prepared, no others", problem)
 
     # Vocabulary, model sizes and checkpoint are unchanged, by md5.
@@ -275,7 +269,7 @@ def _verify_prepared(folder: Path, path: Path, jobs: int) -> list[Check]:
 
 def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check:
     """Whether the evaluation set is valid, of the prepared size and, for the benchmark's text, the published one."""
-    name = f"prepared-{made.option('kind')}.json"
+    name = f"prepared-{made.recipe['kind']}.json"
     if len(audits) != 1:
         return Check("evaluation", False, f"{len(audits)} readable files of {name}, expected one")
     audit = audits[0]
@@ -290,7 +284,7 @@ def _check_evaluation(audits: Sequence[Audit], made: manifest.Manifest) -> Check
     text = f"{audit.sequences:,} samples, {audit.masked:,} masked tokens"
     wanted = {"num_eval_samples": NUM_EVAL_SAMPLES, **dataclasses.asdict(SamplingConfig())}
     wanted["vocab_md5"] = manifest.VOCAB_MD5
-    same_options = all(made.option(name) == value for name, value in wanted.items())
+    same_options = all(made.recipe[name] == value for name, value in wanted.items())
     # The published digest is that of the benchmark's own text, vocabulary and options.
     if not same_options or made.texts.get("eval.txt") != manifest.TEXT_MD5["eval.txt"]:
         return Check("evaluation", True, text)

@@ -94,14 +94,9 @@ def test_options_have_their_kinds_and_defaults() -> None:
     )
     assert options.jobs == len(os.sched_getaffinity(0))
     options = parser_of("prepare").parse_args(
-        ["--outputdir", "a", "--part", "1/4", "--edges", "64,128", "--nsp", "0", "--phases"]
+        ["--outputdir", "a", "--edges", "64,128", "--nsp", "0", "--phases"]
     )
-    assert (options.part, options.edges, options.nsp, options.do_lower_case) == (
-        (1, 4),
-        (64, 128),
-        False,
-        True,
-    )
+    assert (options.edges, options.nsp, options.do_lower_case) == ((64, 128), False, True)
     assert options.phases == ((128, 20), (512, 80))
     assert SamplingConfig() == SamplingConfig(
         max_seq_length=512, max_predictions_per_seq=76, masked_lm_prob=0.15, short_seq_prob=0.1, random_seed=12345,

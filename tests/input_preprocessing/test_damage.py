@@ -60,7 +60,7 @@ def test_the_reader_of_files_does_not_keep_a_folder_locked(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(2):
-        with prepare.cli.lock_folder(tmp_path, exclusive=True):
+        with prepare.cli.lock_folder(tmp_path):
             monkeypatch.setattr(hdf5, "_helper", hdf5._Helper())  # started while it is locked
             open_records(path)
 
@@ -147,41 +147,31 @@ def test_a_stage_reads_what_the_one_before_wrote_and_makes_only_a_damaged_file_a
 def edited(change: Callable[[dict], object]) -> Callable[[Path], None]:  # type: ignore[type-arg]
     def edit(path: Path) -> None:
         made = json.loads(path.read_text())
-        del made["md5"], made["sources"]  # which earlier versions did not write
         change(made)
         path.write_text(json.dumps(made))
 
     return edit
 
 
-MANIFESTS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a bit": (lambda path: path.write_text(path.read_text().replace("4", "5", 1)), "its md5"),
-    "a lost shard": (edited(lambda made: made["files"].pop(SHARD)), "does not list packed_data"),
-    "another number": (edited(lambda made: made.update(tokens=7)), "says tokens 7, its files have"),
-    "another digest": (edited(lambda made: made.update(multiset_digest="0" * 32)), "says multiset"),
-    "fewer samples": (edited(lambda made: made.update(eval_samples=1)), "says eval_samples 1, its"),
-    "no md5": (
-        lambda path: path.write_text(path.read_text().replace('"md5"', '"license"')),
-        "its md5",
-    ),
-    "no recipe": (edited(lambda made: made["recipe"].pop("dupe_factor")), "no number dupe_factor"),
-    "an unknown entry": (edited(lambda made: made.update(speed=1)), "has an entry speed"),
-    "no counts": (edited(lambda made: made.update(rows="many")), "rows is no count"),
-    "no files": (edited(lambda made: made.pop("files")), "has no entry files"),
-    "a list": (lambda path: path.write_text("[]"), "is no table"),
-    "no text": (lambda path: path.write_bytes(b"\xff\xfe"), "is damaged"),
-    "a file elsewhere": (edited(lambda made: made["files"].update({"../x": ""})), "outside"),
+MANIFESTS: dict[str, Callable[[Path], object]] = {
+    "a bit": lambda path: path.write_text(path.read_text().replace("4", "5", 1)),
+    "a lost shard": edited(lambda made: made["files"].pop(SHARD)),
+    "another number": edited(lambda made: made.update(tokens=7)),
+    "no md5": edited(lambda made: made.pop("md5")),
+    "an unknown entry": edited(lambda made: made.update(speed=1)),
+    "a list": lambda path: path.write_text("[]"),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe"),
 }
 
 
 @pytest.mark.parametrize("damage", MANIFESTS)
-def test_a_manifest_is_not_believed_against_itself_or_its_files(damage: str, folder: Path) -> None:
-    change, says = MANIFESTS[damage]
+def test_a_manifest_is_believed_only_as_it_was_written(damage: str, folder: Path) -> None:
     before = {path: path.read_bytes() for path in folder.rglob("*.hdf5")}
-    change(folder / "prepared-packed.json")
-    with pytest.raises(DataError, match=says) as told:
+    MANIFESTS[damage](folder / "prepared-packed.json")
+    with pytest.raises(
+        DataError, match=r"prepared-packed\.json .* was changed after it was written"
+    ):
         mend(folder)
-    assert "prepared-packed.json" in str(told.value)
     assert {path: path.read_bytes() for path in folder.rglob("*.hdf5")} == before
 
 

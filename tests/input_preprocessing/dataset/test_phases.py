@@ -158,28 +158,6 @@ def test_both_phases_may_be_packed(downloaded: Path, tmp_path: Path) -> None:
         assert records.sequence_lengths.max() == length
 
 
-def test_nodes_make_both_phases_as_one_machine_does(downloaded: Path, tmp_path: Path) -> None:
-    """The steps of prepare_data.sub on two nodes."""
-    line = [
-        "--downloaddir",
-        str(downloaded / "download"),
-        "--skip-download",
-        "--packed-data",
-        "--shards",
-        "2",
-    ]
-    line += ["--phases", "32:5,64:10"]
-    prepare.main(options(tmp_path / "one", *line))
-    steps = [("start", 0), ("instances", 1), ("instances", 0), ("shards", 0), ("shards", 1)]
-    for step, node in steps:
-        prepare.main(options(tmp_path / "two", *line, "--only", step, "--part", f"{node}/2"))
-    prepare.main(options(tmp_path / "two", *line))
-    for length in ("32", "64"):
-        assert prepared_digests(tmp_path / "two" / length) == prepared_digests(
-            tmp_path / "one" / length
-        )
-
-
 def test_what_the_second_phase_lacks_stops_the_first_from_beginning(
     downloaded: Path, tmp_path: Path
 ) -> None:

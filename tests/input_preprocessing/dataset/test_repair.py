@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from collections.abc import Callable
@@ -33,9 +32,10 @@ def options_of(folder: Path, *more: str):
     return parser_of("prepare").parse_args(line)
 
 
-def mend(folder: Path, *more: str) -> dict[str, Any]:
-    """Repairs without the options of the preparation."""
-    return repair.repair(options_of(folder, *more))
+def mend(folder: Path) -> tuple[list[str], list[str]]:
+    """Repairs without the options of the preparation; the files made again, and those set aside."""
+    faults = repair.repair(options_of(folder))
+    return [f.file for f in faults if not f.stray], [f.file for f in faults if f.stray]
 
 
 @pytest.fixture
@@ -47,9 +47,7 @@ def folder(packed: Path, tmp_path: Path) -> Path:
 
 def files_of(folder: Path) -> dict[str, str]:
     """md5 of every file, including manifest and index, except those set aside."""
-    found = contents(folder) | {
-        path.name: path.read_text() for path in (*folder.glob("prepared-*"), *folder.glob("*.md"))
-    }
+    found = contents(folder) | {path.name: path.read_text() for path in folder.glob("prepared-*")}
     return {name: md5 for name, md5 in found.items() if not name.startswith("set_aside")}
 
 
@@ -121,7 +119,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         ["packed_data/index.json"],
         "does not match",
     ),
-    "the data card": (lambda d: (d / "DATA_CARD.md").unlink(), ["DATA_CARD.md"], "is missing"),
 }
 
 
@@ -132,19 +129,14 @@ def test_damage_is_found_and_only_the_file_is_made_again(
     damage, wrong, problem = DAMAGE[name]
     damage(folder)
     before = times(folder)
-    report = mend(folder)
-    assert (
-        [fault["file"] for fault in report["found"]["prepared-packed"]]
-        == wrong
-        == report["made_again"]
-    )
-    assert re.search(problem, report["found"]["prepared-packed"][0]["problem"])
+    assert mend(folder) == (wrong, [])
     assert files_of(folder) == files_of(packed)
     after = times(folder)
     index = "packed_data/index.json"
     allowed = {folder / path for path in wrong} | ({folder / index} if wrong == [SHARD] else set())
     assert {path for path in after if after[path] != before.get(path)} <= allowed
     told = capsys.readouterr().err
+    assert re.search(rf"{folder / wrong[0]} .*({problem})", told)
     assert f"{folder / wrong[0]} was made again" in told
     assert not (folder / "work").exists()
 
@@ -154,7 +146,7 @@ def test_a_sound_folder_is_left_as_it_is_without_its_text(
 ) -> None:
     shutil.rmtree(folder / "download")
     before = times(folder)
-    assert not mend(folder)["found"]["prepared-packed"]
+    assert mend(folder) == ([], [])
     assert times(folder) == before
     assert "nothing to repair, every file is as prepared" in capsys.readouterr().err
 
@@ -168,35 +160,20 @@ def test_a_stray_file_is_moved_aside_and_none_is_lost(folder: Path, packed: Path
     for round_ in range(2):
         for name in strays:
             (folder / name).write_text(f"{name} {round_}")
-        report = mend(folder)
-        assert sorted(report["set_aside"]) == sorted(strays)
-        assert not report["made_again"]
+        assert mend(folder) == ([], sorted(strays))
         assert files_of(folder) == files_of(packed)
-        for name, target in report["set_aside"].items():
-            assert (folder / target).read_text() == f"{name} {round_}"
+        for name in strays:
+            aside = folder / "set_aside" / str(round_ + 1) / name
+            assert aside.read_text() == f"{name} {round_}"
     assert len([path for path in (folder / "set_aside").rglob("*") if path.is_file()]) == 2 * len(
         strays
     )
 
 
-@pytest.mark.parametrize("name", [SHARD, EVALUATION, "phase1/vocab.txt", "packed_data/index.json"])
-def test_a_folder_in_a_files_place_is_moved_aside_and_the_file_made_again(
-    folder: Path, packed: Path, name: str
-) -> None:
-    (folder / name).unlink()
-    (folder / name / "mine").mkdir(parents=True)
-    report = mend(folder)
-    assert (report["set_aside"], report["made_again"]) == ({name: f"set_aside/{name}"}, [name])
-    assert (folder / "set_aside" / name / "mine").is_dir()
-    assert files_of(folder) == files_of(packed)
-
-
 def test_files_of_another_data_set_in_the_folder_are_no_strays(folder: Path) -> None:
     prepare.main(prepare_options(folder, "--shards", "4"))
     (folder / "hdf5/training-4/part_00000_of_00004.hdf5").unlink()
-    report = mend(folder)
-    assert report["made_again"] == ["hdf5/training-4/part_00000_of_00004.hdf5"]
-    assert not report["set_aside"]
+    assert mend(folder) == (["hdf5/training-4/part_00000_of_00004.hdf5"], [])
     assert not failures(verify(folder, jobs=1))
 
 
@@ -215,10 +192,7 @@ def test_every_kind_and_both_phases_are_repaired(fresh: Path, kind: str) -> None
         p for p in fresh.rglob("part_*") if "00000_of" in p.name or p.name == "part_eval_10k.hdf5"
     ):
         cut(path)
-    assert (
-        len(mend(fresh)["made_again"])
-        == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
-    )
+    assert len(mend(fresh)[0]) == {"--packed-data": 2, "--binned-data": 3, "--phases": 4}[kind]
     assert contents(fresh) == whole
 
 
@@ -236,24 +210,6 @@ def test_killed_in_the_middle_it_is_started_again(
         mend(damaged)
         assert files_of(damaged) == files_of(packed), f"killed at change {at}"
     assert kills == 4
-
-
-def limit(folder: Path) -> None:
-    """Records a number of sequences, as earlier versions could be told to make."""
-    path = folder / "prepared-packed.json"
-    made = json.loads(path.read_text())
-    del made["md5"], made["sources"]  # which earlier versions did not write
-    made["recipe"]["sequences"] = 60
-    path.write_text(json.dumps(made))
-
-
-def test_a_set_with_fewer_sequences_of_an_earlier_version_is_not_finished(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    limit(folder)
-    prepare.main(prepare_options(folder, "--packed-data", "--shards", "4"))
-    assert "has other inputs or options" in capsys.readouterr().err
-    assert json.loads((folder / "prepared-packed.json").read_text())["recipe"]["sequences"] is None
 
 
 def edit_text(folder: Path) -> None:
@@ -280,19 +236,11 @@ REFUSED: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
         [],
         "has no prepared-.*prepare it without",
     ),
-    "no manifest of that kind": (lambda d: None, ["--binned-data"], "has no prepared-binned.json"),
     "a damaged manifest": (
         lambda d: cut(d / "prepared-packed.json"),
         [],
-        "prepared-packed.json is damaged",
+        "prepared-packed.json is unreadable",
     ),
-    "fewer sequences": (limit, [], "has only 60 sequences, of an earlier version; prepare again"),
-    "another option": (
-        lambda d: None,
-        ["--shards", "3"],
-        "was prepared with --shards 4, not 3; omit --shards",
-    ),
-    "one of many nodes": (lambda d: None, ["--only", "shards"], "omit --only"),
     "a text to make": (lambda d: None, ["--input", "pydoc"], "omit --input"),
 }
 
@@ -330,22 +278,9 @@ def test_a_lost_checkpoint_without_its_source_is_an_error(folder: Path) -> None:
         mend(folder)
 
 
-def test_the_report_is_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / SHARD).unlink()
-    prepare.main(options_of(folder, "--json"))
-    printed = capsys.readouterr().out
-    report = json.loads(printed)
-    assert report["found"] == {
-        "prepared-packed": [{"file": SHARD, "problem": "is missing", "stray": False}]
-    }
-    assert (report["made_again"], report["set_aside"]) == ([SHARD], {})
-    with pytest.raises(DataError, match="--json requires --repair"):
-        prepare.main(prepare_options(folder, "--packed-data", "--shards", "4", "--json"))
-
-
 def test_two_runs_do_not_repair_one_folder_at_once(folder: Path) -> None:
     with (
-        prepare.cli.lock_folder(folder, exclusive=True),
+        prepare.cli.lock_folder(folder),
         pytest.raises(DataError, match="another run is writing"),
     ):
         prepare.main(options_of(folder))

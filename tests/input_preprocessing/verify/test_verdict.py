@@ -23,7 +23,7 @@ from input_preprocessing.verify import audit
 from input_preprocessing.verify import verdict as verify
 
 from ... import forked
-from ..conftest import flip, prepare_options
+from ..conftest import all_records, flip, prepare_options
 
 SHARD = "packed_data/part_00001_of_00004.hdf5"
 OTHER = "packed_data/part_00002_of_00004.hdf5"
@@ -171,6 +171,15 @@ def test_what_was_prepared_is_valid_for_every_kind(
         check.detail for checks in found.values() for check in checks if check.name == "coverage"
     }
     assert len(once) == 1, "the same instances, however they are arranged"
+
+
+def test_one_token_is_a_sequence_without_next_sentence_prediction(fresh: Path) -> None:
+    text = fresh / "download" / "results4" / "part-00000-of-00003"
+    text.write_text(text.read_text() + "\nba\n\nko\n")
+    prepare.main(prepare_options(fresh, "--packed-data", "--nsp", "0", "--shards", "2"))
+    lengths = all_records(fresh / "packed_data").sequence_lengths
+    assert lengths.min() == 3, "[CLS], the token and [SEP]"
+    assert not verify.failures(verify.verify(fresh, jobs=1))
 
 
 def test_a_text_file_that_is_a_copy_of_another_is_found(fresh: Path, telling: None) -> None:
