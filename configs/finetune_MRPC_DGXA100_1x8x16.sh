@@ -6,7 +6,7 @@ export RANK_MODULE=finetune TASK=MRPC SEEDS=1,2,3,4,5,6,7,8,9,10 DATA=${DATADIR:
 export DGXNNODES=1 DGXNGPU=8 BATCHSIZE=16 GRADIENT_STEPS=1 MAX_SEQ_LENGTH=128
 # No clipping in these recipes: this norm is never reached.
 export LR=1.8e-5 WARMUP_PROPORTION=0.3 EPOCHS=3 MAX_GRAD_NORM=1e30
-export LR_SCHEDULE=linear OPTIMIZER=adamw OPT_ADAM_BIAS_CORRECTION=0
+export LR_SCHEDULE=linear OPTIMIZER=bertadam
 export WALLTIME_RUNANDTIME=40
 # shellcheck source=configs/common.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

@@ -6,7 +6,7 @@ export RANK_MODULE=finetune TASK=SST-2 DATA=${DATADIR:-/data/bert}/SST-2
 export DGXNNODES=1 DGXNGPU=8 BATCHSIZE=128 GRADIENT_STEPS=1 MAX_SEQ_LENGTH=128
 # No clipping in these recipes: this norm is never reached.
 export LR=1e-5 WARMUP_PROPORTION=0.1 EPOCHS=3 MAX_GRAD_NORM=1e30
-export LR_SCHEDULE=linear OPTIMIZER=adamw OPT_ADAM_BIAS_CORRECTION=0
+export LR_SCHEDULE=linear OPTIMIZER=bertadam
 export WALLTIME_RUNANDTIME=20
 # shellcheck source=configs/common.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

@@ -5,7 +5,7 @@ source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export RANK_MODULE=finetune TASK=squad SQUAD_VERSION=1.1 DATA=${DATADIR:-/data/bert}/squad
 export DGXNNODES=1 DGXNGPU=8 BATCHSIZE=4 GRADIENT_STEPS=1 MAX_SEQ_LENGTH=384 PRECISION=fp16
 export LR=3e-5 WARMUP_PROPORTION=0.1 EPOCHS=2
-export LR_SCHEDULE=linear OPTIMIZER=adamw OPT_ADAM_BIAS_CORRECTION=0
+export LR_SCHEDULE=linear OPTIMIZER=bertadam
 export WALLTIME_RUNANDTIME=60
 # shellcheck source=configs/common.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"

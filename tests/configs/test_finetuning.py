@@ -63,5 +63,5 @@ def test_a_config_is_its_recipe_and_starts(name, tmp_path, repository):
         read.length,
         seeds,
     ) == expected
-    assert not read.optim.adam.bias_correction
+    assert read.optim.optimizer == "bertadam"
     assert f"`{name}`" in (repository / "docs" / "finetuning.md").read_text()

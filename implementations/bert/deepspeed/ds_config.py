@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bert.optim.rules import LambConfig
 from common.env import ConfigError
 
 
@@ -82,7 +83,8 @@ ENTRIES: dict[str, tuple[type, str]] = {
     "scheduler.params.warmup_num_steps": (int, "WARMUP_STEPS"),
 }
 ADAM = ("OPT_ADAM_BETA_1", "OPT_ADAM_BETA_2", "OPT_ADAM_EPSILON", "OPT_ADAM_WEIGHT_DECAY")
-LAMB = ("OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "OPT_EPSILON", "WEIGHT_DECAY_RATE")
+LAMB_EPSILON = LambConfig.eps
+LAMB = ("OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "", "WEIGHT_DECAY_RATE")
 DEFAULTS = {  # DeepSpeed's, with fp16 enabled or a scheduler given
     "fp16.initial_scale_power": 16,
     "scheduler.params.warmup_max_lr": 0.001,
@@ -104,6 +106,7 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "the warm-up here is linear and begins at 0, DeepSpeed's default is log": {
         "scheduler.params.warmup_type": ("linear",), "scheduler.params.warmup_min_lr": (0,),
     },
+    "decay is decoupled, as AdamW's": {"optimizer.params.adam_w_mode": (True,)},
     "the norm is logged": {"zero_optimization.compute_grad_norm": (True,)},
     "not supported": {
         "zero_optimization.zero_hpz_partition_size": (1, 0), "zero_optimization.mics_shard_size": (-1, 0, 1),
@@ -197,7 +200,6 @@ def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
     if "zero_optimization" in given:
         key, stage = "zero_optimization.stage", entries.get("zero_optimization.stage", 0)
         settings.append(Meaning(key, "SHARD_OPTIMIZER", str(int(stage > 0))))
-        settings.append(Meaning(key, "SHARD_GRADIENTS", str(int(stage > 1))))
     if "optimizer" in given:
         settings += _optimizer(entries)
     if "scheduler" in given:  # poly with its default degree of 1
@@ -285,13 +287,14 @@ def _batch(entries: dict[str, Any], world_size: int) -> Iterator[Meaning]:
 def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
     kind = str(entries.get("optimizer.type", ""))
     if kind.lower() in ("adam", "adamw"):
-        # DeepSpeed's Adam is AdamW unless the JSON says otherwise.
-        decoupled = kind.lower() == "adamw" or entries.get("optimizer.params.adam_w_mode", True)
-        rule, names = "adamw" if decoupled else "adam", ADAM
-        if not entries.get("optimizer.params.bias_correction", True):
-            yield Meaning("optimizer.params.bias_correction", "OPT_ADAM_BIAS_CORRECTION", "0")
+        # DeepSpeed's Adam is AdamW too, unless the JSON says otherwise (FIXED).
+        is_corrected = entries.get("optimizer.params.bias_correction", True)
+        rule, names = "adamw" if is_corrected else "bertadam", ADAM
     elif kind.lower() == "lamb":
         rule, names = "lamb", LAMB
+        if (eps := entries.get("optimizer.params.eps", LAMB_EPSILON)) != LAMB_EPSILON:
+            constant = f"it is {LAMB_EPSILON} with OPTIMIZER=lamb: set that"
+            raise ConfigError(f"DEEPSPEED_CONFIG: optimizer.params.eps is {eps}: {constant}")
     else:
         expected = "expected Adam, AdamW or Lamb; others by OPTIMIZER"
         raise ConfigError(f"DEEPSPEED_CONFIG: optimizer.type is {kind!r}: {expected}")
@@ -301,7 +304,7 @@ def _optimizer(entries: dict[str, Any]) -> Iterator[Meaning]:
     for key, name, value in zip(
         ("betas", "betas", *given), names, (*betas, *given.values()), strict=True
     ):
-        if value is not None:
+        if name and value is not None:
             yield Meaning(f"optimizer.params.{key}", name, _text(value))
 
 

@@ -80,7 +80,6 @@ class Config:
         ds_config.validate(deepspeed, zero)
         wrong = {
             **others,
-            f"OPTIMIZER={optimizer.optimizer}": optimizer.is_apex,
             f"CLIP={optimizer.clip}": optimizer.clip != "after",
             f"ALLREDUCE_DTYPE={optimizer.allreduce_dtype}": optimizer.allreduce_dtype != "fp32",
             f"SHARD_GROUP={optimizer.shard_group}": optimizer.shard_group is not None,

@@ -1,4 +1,4 @@
-"""Optimizers. OPTIMIZER selects the rule (rules.py, apex.py); SHARD_OPTIMIZER shards its state over the ranks."""
+"""Optimizers. OPTIMIZER selects the rule (rules.py); SHARD_OPTIMIZER shards its state over the ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bert.core.dist import World
 from bert.model.trainable import Trainable
-from bert.optim import apex, rules
+from bert.optim import rules
 from bert.optim.flat import FlatLamb, FlatLans, ListRule, Shard
 from bert.optim.rules import ParameterShards, Rule
 from bert.optim.sharded import Sharded
@@ -25,16 +25,11 @@ class Config:
     optimizer: str = env(
         "OPTIMIZER",
         "lamb",
-        choices=("lamb", "apex_lamb", "lans", "adamw", "adam", "acclip", "madgrad"),
-        doc="optimizer; the closed division prescribes LAMB, ours or that of NVIDIA's apex, if installed",
+        choices=("lamb", "lans", "adamw", "bertadam", "acclip", "madgrad"),
+        doc="optimizer; the closed division prescribes LAMB; bertadam: AdamW without bias correction",
     )
     sharded: bool | None = env(
         "SHARD_OPTIMIZER", None, doc="1: shard the optimizer state (ZeRO-1); unset: on GPUs"
-    )
-    shard_gradients: bool = env(
-        "SHARD_GRADIENTS",
-        False,
-        doc="1: shard gradients too (ZeRO-2): less memory, GRADIENT_STEPS times the communication within a SHARD_GROUP",
     )
     shard_group: str | None = env(
         "SHARD_GROUP",
@@ -66,36 +61,16 @@ class Config:
 
     def check(self, device: torch.device) -> None:
         """Raises ConfigError for an optimizer that cannot run on ``device``, and for conflicting settings."""
-        # apex updates whole parameters on every rank, by CUDA kernels alone.
-        if self.is_apex:
-            if self.sharded:
-                raise ConfigError(
-                    f"OPTIMIZER={self.optimizer} with SHARD_OPTIMIZER=1: leave SHARD_OPTIMIZER unset"
-                )
-            if device.type != "cuda":
-                raise ConfigError(f"OPTIMIZER={self.optimizer} needs a GPU: set OPTIMIZER=lamb")
-            # Here, so that a missing package ends the run before anything starts.
-            apex.load()
         if not self.is_sharded(device):
             for setting, wanted in (
                 ("CLIP=bucket", self.clip == "bucket"),
                 ("ALLREDUCE_DTYPE=weights", self.allreduce_dtype == "weights"),
-                ("SHARD_GRADIENTS=1", self.shard_gradients),
                 (f"SHARD_GROUP={self.shard_group}", self.shard_group is not None),
             ):
                 if wanted:
                     raise ConfigError(
                         f"{setting} needs our own sharded optimizer: set SHARD_OPTIMIZER=1"
                     )
-        if self.shard_gradients and self.clip == "before":
-            raise ConfigError(
-                "SHARD_GRADIENTS=1 with CLIP=before, which needs whole gradients: set CLIP=after"
-            )
-
-    @property
-    def is_apex(self) -> bool:
-        """Whether NVIDIA's apex does the update."""
-        return self.optimizer == apex.NAME
 
     @property
     def has_fused_update(self) -> bool:
@@ -103,8 +78,6 @@ class Config:
         return self.optimizer in ("lamb", "lans")
 
     def is_sharded(self, device: torch.device) -> bool:
-        if self.is_apex:
-            return False
         return self.sharded if self.sharded is not None else device.type == "cuda"
 
     def group_size(self, num_ranks: int, ranks_per_node: int) -> int:
@@ -135,7 +108,7 @@ class Config:
 
     def hyperparameters(self) -> dict[str, Any]:
         """The optimizer's settings for the MLPerf log, by MLLOG key."""
-        if self.optimizer == "lamb" or self.is_apex:
+        if self.optimizer == "lamb":
             # Two names for eps: the compliance checker requires the first, NVIDIA's logs have both.
             return {
                 "opt_name": "lamb",
@@ -146,20 +119,18 @@ class Config:
                 "opt_lamb_weight_decay_rate": self.lamb.weight_decay,
             }
         names = {"eps": "epsilon", "beta1": "beta_1", "beta2": "beta_2"}  # MLLOG's
-        # AdamW's settings are Adam's, with decoupled decay.
-        settings = vars(getattr(self, self.optimizer.removesuffix("w")))
+        group = "adam" if self.optimizer in ("adamw", "bertadam") else self.optimizer
         return {"opt_name": self.optimizer} | {
             f"opt_{self.optimizer}_{names.get(name, name)}": value
-            for name, value in settings.items()
+            for name, value in vars(getattr(self, group)).items()
         }
 
 
 RULES: dict[str, Callable[[ParameterShards, Config], Rule]] = {
     "lamb": lambda shards, config: rules.LambRule(shards, config.lamb),
-    "apex_lamb": lambda shards, config: apex.ApexRule(shards, config.lamb),
     "lans": lambda shards, config: rules.LansRule(shards, config.lans),
-    "adamw": lambda shards, config: rules.AdamRule(shards, config.adam, decoupled=True),
-    "adam": lambda shards, config: rules.AdamRule(shards, config.adam, decoupled=False),
+    "adamw": lambda shards, config: rules.AdamRule(shards, config.adam),
+    "bertadam": lambda shards, config: rules.BertAdamRule(shards, config.adam),
     "acclip": lambda shards, config: rules.ACClipRule(shards, config.acclip),
     "madgrad": lambda shards, config: rules.MadgradRule(shards, config.madgrad),
 }
@@ -201,7 +172,6 @@ def build(
         accumulate=accumulate,
         clip_each=config.clip == "before",
         communication_dtype=next(model.parameters()).dtype if sends_low else None,
-        shard_gradients=config.shard_gradients,
         group_size=group_size,
         norm_per_parameter=not is_sharded,
         first_weights=first_weights,

@@ -35,7 +35,7 @@ class Sharded:
     ``stages``: modules that together hold all parameters and whose calls make up the forward pass, in its order.
     ``accumulate``: gradients of several micro-batches are added, in fp32. ``clip_each``: each of them is clipped first,
     which takes a separate buffer. ``communication_dtype``: type in which gradients are sent; None: that of their sum.
-    ``shard_gradients``: no rank keeps a whole gradient (ZeRO stage 2). ``group_size``: ranks that share a copy of the
+    ``group_size``: ranks that share a copy of the
     state; None: all. ``norm_per_parameter``: compute the norm from those of the parameters; for groups of one.
     ``first_weights``: (name, first number, numbers) of all parameters, if those given are placeholders; each rank keeps
     what is in its shard. ``contiguous_groups``: groups of parameters, see Layout.
@@ -52,7 +52,6 @@ class Sharded:
         accumulate: bool = False,
         clip_each: bool = False,
         communication_dtype: torch.dtype | None = None,
-        shard_gradients: bool = False,
         group_size: int | None = None,
         norm_per_parameter: bool = False,
         first_weights: Iterable[tuple[str, int, Tensor]] | None = None,
@@ -64,7 +63,6 @@ class Sharded:
         self.mesh = Mesh(world, group_size or world.size)
         dtype = self.parameters[0].dtype
         assert all(p.dtype == dtype for p in self.parameters), "all weights are of one type"
-        assert not (shard_gradients and clip_each), "a micro-batch's norm needs all of its gradient"
         bucket_elements = bucket_bytes // dtype.itemsize
         self.layout = layout_of(self.parameters, self.mesh.size, bucket_elements, contiguous_groups)
         self.segments = self.layout.segments(self.mesh.rank)
@@ -92,7 +90,6 @@ class Sharded:
             self.mesh,
             sum_dtype,
             communication_dtype or sum_dtype,
-            keep_whole=not shard_gradients,
             separate_receive_buffer=accumulate and clip_each,
         )
         self.shard = Shard(

@@ -18,7 +18,6 @@ from bert.data.records import DataError
 from bert.data.sampler import Sampler
 from bert.data.shards import INDEX, Shards
 from bert.deepspeed import ds_config
-from bert.optim import traffic
 from bert.pretraining import closed_division, memory, resume
 from bert.pretraining.config import Config
 from bert.training import schedule
@@ -128,11 +127,6 @@ def report(config: Config) -> str:
         weights += f": {first['weights']}, {'not proved' if first['unproved'] else 'proved'} to be model.ckpt-28252"
     # Records are only read here, and no GPU is taken before the run.
     on_cpu = World(dataclasses.replace(alone, device="cpu"))
-    if not config.zero.is_deepspeed and config.optim.is_sharded(device) and ranks > 1:
-        layout, steps = (ranks, config.dist.ranks_per_node), config.data.gradient_steps
-        lines["traffic"] = traffic.describe(
-            config.optim, model, config.numerics.dtype, *layout, steps
-        )
     if config.mlperf.division == "open":
         lines["time"] = _hours(config, saved)
     lines |= {

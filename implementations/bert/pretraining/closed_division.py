@@ -68,7 +68,7 @@ RULES = {
 }
 # Allowed values; ``violations`` adds those that depend on other settings.
 KEPT: dict[str, tuple[Any, ...]] = {
-    "OPTIMIZER": ("lamb", "apex_lamb"), "MAX_GRAD_NORM": (1.0,), "CLIP": ("before", "after"),
+    "OPTIMIZER": ("lamb",), "MAX_GRAD_NORM": (1.0,), "CLIP": ("before", "after"),
     "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,),
     "TARGET_MLM_ACCURACY": (0.72,), "NUM_EVAL_EXAMPLES": (10_000,), "MAX_SEQ_LENGTH": (512,), "SEED": (None,),
     "EMULATE_RANKS": (0,),

@@ -34,7 +34,7 @@ from common.env import ConfigError
 from common.files import text_of
 
 META = torch.device("meta")
-SAVE_MEMORY = "set RECOMPUTE_LAYERS=1, SHARD_GRADIENTS=1, SHARD_GROUP=all"
+SAVE_MEMORY = "set RECOMPUTE_LAYERS=1, SHARD_GROUP=all"
 GIB = 2**30
 RUNTIME = {
     "cuda": 1 * GIB,
@@ -110,10 +110,7 @@ def estimate(plan: Plan) -> dict[str, int]:
     """
     model = meta_model(plan.model)
     use_placeholders(model, plan.dtype, META)
-    settings = (
-        # apex's optimizer cannot be made on the meta device: ours stands in for it.
-        plan.optimizer if not plan.optimizer.is_apex else replace(plan.optimizer, optimizer="lamb")
-    )
+    settings = plan.optimizer
     settings.check(torch.device(plan.device_type))
     low, b = plan.dtype != torch.float32, plan.dtype.itemsize
     masters = (
@@ -128,28 +125,25 @@ def estimate(plan: Plan) -> dict[str, int]:
     peaks = [activations(plan) + plan.model.padded_vocab_size * plan.model.hidden_size * b]
     # Gradients held in a bucket during the backward pass, and the copies from which slices are reduced.
     buckets, layout, copied = engine.buckets, engine.layout, 0
-    if plan.num_ranks > 1 and (
-        buckets.whole is None or buckets.communication_dtype != buckets.whole.dtype
-    ):
+    if plan.num_ranks > 1 and buckets.communication_dtype != buckets.whole.dtype:
         copied = (
             sum(sorted(one.size for one in layout.slices)[-MAX_IN_FLIGHT:])
             * buckets.communication_dtype.itemsize
         )
     peaks.append(max(bucket.size for bucket in layout.buckets) * b + copied)
-    peaks[0] += copied * (buckets.whole is None and plan.accumulate)  # of the previous micro-batch
     # Without a kernel of its own an update is a row of operations, whose temporaries count.
     if not (plan.fused and settings.has_fused_update):
         with Peak() as update:
             # Any learning rate: on the meta device there are sizes and no numbers.
             engine.step(0.1)
         peaks.append(update.most)
-    persistent: dict[str, list[Tensor | None]] = {
+    persistent: dict[str, list[Tensor]] = {
         "weights": [engine.weights.whole, engine.weights.shard],
         "gradients": [buckets.whole, buckets.shard, buckets.received],
         "states": [engine.shard.masters, *engine.shard.states.values()],
     }
     parts = {  # a tensor in two roles counts once
-        name: sum({id(tensor): tensor.nbytes for tensor in tensors if tensor is not None}.values())
+        name: sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
         for name, tensors in persistent.items()
     }
     parts["weights"] += plan.fp8_copies
@@ -279,14 +273,6 @@ def describe(config: Config) -> str:
             found = _largest(config, rows)
             if found and found.data.batch_size > config.data.batch_size:
                 text += f"; BATCHSIZE={rows} GRADIENT_STEPS=auto would take {found.data.batch_size} rows at a time"
-        if plan.optimizer.shard_gradients and plan.accumulate:
-            whole = sum(
-                estimate(
-                    replace(plan, optimizer=replace(plan.optimizer, shard_gradients=False))
-                ).values()
-            )
-            if whole <= gpu:
-                text += f"; SHARD_GRADIENTS=0 fits too, {whole / GIB:.1f}, and reduces gradients once a step"
     capacity = host_capacity()
     text += f"; host {host / GIB:.1f} GiB for the ranks of a node; this machine has {capacity / GIB:.1f}"
     if host > capacity and (plan.device_type == "cuda" or config.dist.device == "cpu"):

@@ -46,7 +46,6 @@ ROUNDING = {
         "CUDA_GRAPH",
         "RECOMPUTE_LAYERS",
         "SHARD_OPTIMIZER",
-        "SHARD_GRADIENTS",
     ),
     *("SHARD_GROUP", "ENGINE", *_ROWS),
 }
@@ -90,6 +89,7 @@ CONSTANTS: dict[str, Any] = {
     "OPT_ACCLIP_EPSILON": 1e-5, "OPT_ACCLIP_WEIGHT_DECAY": 1e-5, "OPT_ACCLIP_ALPHA": 1.0,
     "OPT_LANS_BETA_1": 0.9, "OPT_LANS_BETA_2": 0.999, "OPT_LANS_EPSILON": 1e-6,
     "OPT_LANS_WEIGHT_DECAY": 0.01, "FP8_FAST_SUMS": None, "FP8_OUTPUT_PROJECTION": None,
+    "OPT_EPSILON": 1e-6,
 }  # fmt: skip
 
 

@@ -66,14 +66,11 @@ def test_a_shell_that_evaluates_the_exports_has_the_settings_of_the_json(saved, 
         assert f"# {alone}: used by DeepSpeed alone" in printed
 
 
-@pytest.mark.parametrize(("stage", "gradients"), [(1, 0), (2, 1)])
-def test_a_stage_shards_as_much_here(saved, capsys, stage, gradients):
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_stage_shards_here_too(saved, capsys, stage):
     assert main(["deepspeed-config", saved({"zero_optimization": {"stage": stage}})], {}) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if "SHARD" in line]
-    assert [line.split(" #")[0] for line in lines] == [
-        "export SHARD_OPTIMIZER=1",
-        f"export SHARD_GRADIENTS={gradients}",
-    ]
+    assert [line.split(" #")[0] for line in lines] == ["export SHARD_OPTIMIZER=1"]
 
 
 @pytest.mark.parametrize(

@@ -103,14 +103,6 @@ CASES = {
     ),
     "checkpoint with code": (lambda e: _pt(e, {"model": Path("/")}), "not a readable checkpoint"),
     "number too large": (lambda e: e.update(MAX_STEPS="1e400"), "MAX_STEPS='1e400'"),
-    "apex without a GPU": (
-        lambda e: e.update(OPTIMIZER="apex_lamb"),
-        "OPTIMIZER=apex_lamb needs a GPU",
-    ),
-    "apex divided": (
-        lambda e: e.update(OPTIMIZER="apex_lamb", SHARD_OPTIMIZER="1"),
-        "leave SHARD_OPTIMIZER unset",
-    ),
     "closed and resumed": (
         lambda e: e.update(SUBMISSION_DIVISION="closed", RESUME="1", CHECKPOINT_DIR=e["EVALDIR"]),
         "RESUME=1 (a run is timed from its start, and the log of a resumed one leaves out the time trained before)",

@@ -177,11 +177,6 @@ def test_a_scheduler_without_rate_and_warm_up_has_deepspeeds_defaults_where_noth
         merged(environ(both, **mine))
 
 
-def test_stage_1_with_divided_gradients_is_a_contradiction(environ, capsys):
-    line = _refusal(environ({"zero_optimization": {"stage": 1}}, SHARD_GRADIENTS="1"), capsys)
-    assert "zero_optimization.stage means SHARD_GRADIENTS=0, and SHARD_GRADIENTS=1 is set" in line
-
-
 def test_a_large_models_checkpoints_are_deepspeeds_own_shards(environ, monkeypatch, tmp_path):
     monkeypatch.setattr("bert.deepspeed.settings.load", lambda: DEEPSPEED)
     shards = {
@@ -258,7 +253,6 @@ def test_what_is_auto_or_absent_is_left_to_the_variables(environ):
         ("LR", "0.001", "scheduler.params.warmup_max_lr"),
         ("MAX_GRAD_NORM", "1.0", "gradient_clipping"),
         ("SHARD_OPTIMIZER", "0", "zero_optimization.stage"),
-        ("SHARD_GRADIENTS", "0", "zero_optimization.stage"),
         ("LOG_EVERY_STEPS", "100", "steps_per_print"),
     ],
 )

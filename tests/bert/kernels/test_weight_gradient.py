@@ -198,7 +198,7 @@ def test_of_the_encoders_weights_no_gradient_is_copied(tiny, make_records, batch
 def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
     (weight,), mesh = _parameters((128, 1)), Mesh(World(DistConfig(device="cpu")), 1)
     buckets = GradientBuckets(
-        [weight], Layout([128], 1, 1000), mesh, torch.bfloat16, torch.bfloat16, keep_whole=True, separate_receive_buffer=False,
+        [weight], Layout([128], 1, 1000), mesh, torch.bfloat16, torch.bfloat16, separate_receive_buffer=False,
     )  # fmt: skip
     seen = []
 
@@ -218,7 +218,7 @@ def test_an_offer_ends_with_the_backward_pass_even_if_it_fails():
         seen.append(weight_gradient.has_grad_buffer(weight))
     assert seen == [True, False], "it would overwrite what is to be added to"
     sums = GradientBuckets(
-        [weight], Layout([128], 1, 1000), mesh, torch.float32, torch.float32, keep_whole=True, separate_receive_buffer=False,
+        [weight], Layout([128], 1, 1000), mesh, torch.float32, torch.float32, separate_receive_buffer=False,
     )  # fmt: skip
     with (
         pytest.raises(AssertionError, match="got no gradient"),

@@ -115,7 +115,7 @@ def _check_ranks(world, config):
         model = BertForPreTraining(config, kernels.bind_kernels(kernels.Config(fused="none"), CPU))
         if recomputation:
             model.recompute(recomputation)
-        settings = optim.Config(optimizer="adamw", sharded=True, shard_gradients=True)
+        settings = optim.Config(optimizer="adamw", sharded=True)
         numerics = PrecisionConfig(precision="bf16").resolve(CPU)
         step = build_step(model, numerics, settings, world, accumulate=True, fused_update=False)
         torch.manual_seed(world.rank)

@@ -17,7 +17,7 @@ from bert.optim.sharded import Sharded
 from common.env import ConfigError
 
 from ..ranks import run_ranks
-from .test_sharded import BUCKET_BYTES, Chain, _data, train
+from .test_sharded import BUCKET_BYTES, Chain, _data
 
 MAX_NORM = 0.3
 
@@ -95,38 +95,6 @@ def _check_wire(world):
 def _check_rank(world):
     _check_bucket_clipping(world)
     _check_wire(world)
-
-
-def _check_sharded_gradients(world):
-    """With and without a whole gradient: the same averages, bit for bit if a step is one micro-batch."""
-    for clip in ("after", "bucket"):
-        for accumulate in (1, 2):
-            outcomes = []
-            for shard_gradients in (False, True):
-                model, optimizer = _sharded(world, torch.float64, shard_gradients=shard_gradients)
-                assert (optimizer.buckets.whole is None) == (world.size > 1 and shard_gradients)
-                train(world, model, optimizer, clip, range(2), accumulate)
-                outcomes.append(
-                    [*(p.detach() for p in model.parameters()), optimizer.shard.gradient]
-                )
-            for whole, shard in zip(*outcomes, strict=True):
-                if accumulate == 1 or world.size == 1:
-                    assert torch.equal(whole, shard)
-                else:
-                    torch.testing.assert_close(whole, shard, atol=1e-13, rtol=1e-13)
-
-
-def test_sharded_gradients_equal_whole_ones_on_1_2_and_3_ranks():
-    run_ranks(_check_sharded_gradients, 1, 2, 3)
-
-
-def test_sharded_gradients_need_a_sharded_optimizer_and_no_norm_of_a_micro_batch():
-    for settings, message in (
-        ({"sharded": False}, "SHARD_GRADIENTS=1 needs our own sharded optimizer"),
-        ({"sharded": True, "clip": "before"}, "SHARD_GRADIENTS=1 with CLIP=before"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            optim.Config(shard_gradients=True, **settings).check(torch.device("cpu"))
 
 
 def test_two_ranks_clip_every_bucket_of_a_micro_batch_and_may_send_sums_in_the_weights_precision():

@@ -200,7 +200,7 @@ def test_every_rule_has_a_wrong_value_among_the_tests():
         ),
         *(
             {"CLIP": "before"},
-            {"OPT_EPSILON": "1e-5"},
+            {"OPT_LAMB_BETA_2": "0.9"},
             {"MAX_STEPS": "10"},
             {"MAX_SAMPLES_TERMINATION": "9000"},
         ),

@@ -98,7 +98,7 @@ def _two_wide_steps(world, rows, length):
         layer_norm_large_model=True,
     )  # fmt: skip
     batch = _whole_rows(rows, length, shape.vocab_size)
-    optimizer = optim.Config(optimizer="lans", sharded=True, shard_gradients=True)
+    optimizer = optim.Config(optimizer="lans", sharded=True)
     plan = _plan(
         batch, model=shape, optimizer=optimizer, num_ranks=world.size, length=length, recompute_layers=1,
     )  # fmt: skip
@@ -141,22 +141,6 @@ def _mean_length(batch):
     """Of the sequence in which a token is, on average: the probabilities of attention are as many as that."""
     lengths = batch.cu_seqlens.diff().double()
     return float(lengths.square().sum() / lengths.sum())
-
-
-def test_gradients_that_fit_whole_are_named_where_they_are_sharded(prepared, monkeypatch):
-    settings = {
-        "SHARD_OPTIMIZER": "1",
-        "SHARD_GRADIENTS": "1",
-        "GRADIENT_STEPS": "2",
-        "WORLD_SIZE": "2",
-    }
-    config = from_env(Config, prepared | settings)
-    on_a_gpu = dataclasses.replace(memory.Plan.of(config), device_type="cuda")
-    monkeypatch.setattr(memory.Plan, "of", lambda config: on_a_gpu)
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=2**40)
-    )
-    assert "SHARD_GRADIENTS=0 fits too, " in memory.describe(config)
 
 
 def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
@@ -285,35 +269,19 @@ def test_every_published_size_fits_where_its_configs_run(repository):
             "device_type": "cuda",
             "length": 128,
         }
-        parts = {}
-        for shard_gradients in (False, True):
-            optimizer = optim.Config(
-                optimizer="lans", sharded=True, shard_gradients=shard_gradients
-            )
-            plan = _plan(
-                batch,
-                model=model,
-                num_ranks=ranks,
-                recompute_layers=layers,
-                optimizer=optimizer,
-                **settings,
-            )
-            parts[shard_gradients] = memory.estimate(plan)
-            assert sum(parts[shard_gradients].values()) < 80e9
-        whole, shard = parts[False], parts[True]
-        assert shard["gradients"] * ranks == pytest.approx(
-            whole["gradients"] - shard["gradients"], rel=0.01
+        plan = _plan(
+            batch,
+            model=model,
+            num_ranks=ranks,
+            recompute_layers=layers,
+            optimizer=optim.Config(optimizer="lans", sharded=True),
+            **settings,
         )
-        assert whole["states"] * ranks == pytest.approx(
-            3 * 2 * whole["weights"] * ranks / (ranks + 1), rel=0.01
+        parts = memory.estimate(plan)
+        assert sum(parts.values()) < 80e9
+        assert parts["states"] * ranks == pytest.approx(
+            3 * 2 * parts["weights"] * ranks / (ranks + 1), rel=0.01
         )
-
-
-def test_an_unavailable_optimizer_is_refused_in_words(tiny):
-    optimizer = optim.Config(sharded=True, shard_gradients=True, clip="before")
-    batch = SimpleNamespace(num_tokens=8, num_masked=2)
-    with pytest.raises(ConfigError, match="SHARD_GRADIENTS=1 with CLIP=before"):
-        memory.estimate(_plan(batch, model=tiny, num_ranks=2, optimizer=optimizer))
 
 
 def test_memory_is_counted_on_devices_without_numbers_too():

@@ -27,7 +27,7 @@ from common.env import ConfigError, from_env
 from ..ranks import run_ranks
 
 REPLICATED = {"SHARD_OPTIMIZER": "0"}
-SHARDED = {"SHARD_OPTIMIZER": "1", "SHARD_GRADIENTS": "1"}
+SHARDED = {"SHARD_OPTIMIZER": "1"}
 IN_SHARDS = SHARDED | {"CHECKPOINT_SHARDS": "1"}
 ROWS = {
     1: {"GRADIENT_STEPS": "4"},

@@ -11,7 +11,7 @@ learning rate, the factor of the gradients (clipping and unscaling), 1 / (1 - be
 of nan skips the step: nothing changes.
 
 Kept beside libraries: apex's FusedLAMB takes no bf16 and keeps learning rate and step number on the host, where a graph
-freezes them; its FusedMixedPrecisionLamb (OPTIMIZER=apex_lamb) updates whole parameters on every rank, not its shard.
+freezes them; its FusedMixedPrecisionLamb updates whole parameters on every rank, not its shard.
 """
 
 # mypy: allow-untyped-defs
