@@ -92,7 +92,6 @@ def main() -> None:
         configs = {
             "packed": Config(packed=True, datadir_packed=folder / "packed", batch_size=size),
             "unpacked": Config(datadir=folder / "unpacked", batch_size=size, batching="rows"),
-            "online": Config(datadir=folder / "unpacked", batch_size=size, batching="online"),
         }
         figures: dict[str, object] = {
             kind: rate(config, options.steps) for kind, config in configs.items()

@@ -7,8 +7,7 @@ all        text to packed shards: CPU seconds of each step, memory, disk. Extrap
 instances  training instances (tokenize, pair, mask, digest, write): bytes per CPU second, memory. With --reference,
            the beginning of the text in turns with MLCommons' published create_pretraining_data.py: ratio of CPU
            seconds without startup, and whether the instances are identical.
-packing    fill rate of packed rows on Wikipedia's length distribution (synthetic), and time to pack: offline, and
-           online by size of the buffer.
+packing    fill rate of packed rows on Wikipedia's length distribution (synthetic), and time to pack.
 
 The corpus: nearly Zipfian word frequencies over 200,000 words, the frequent ones from Python's documentation, the rare
 ones made of syllables. Documents of log-normal length, 2 kB on average; every eighth sentence has a non-ASCII
@@ -25,7 +24,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import itertools
 import json
 import math
 import re
@@ -38,7 +36,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +55,6 @@ from lib import (
 )
 
 from bert.data.format import atomic_file, content_digest
-from bert.data.online_packing import OnlinePacker
 from bert.data.packing import pack
 from bert.data.synthetic import wikipedia_like_lengths
 from input_preprocessing.instances.options import SamplingConfig
@@ -297,28 +294,6 @@ def against_reference(
 def measure_packing(options: argparse.Namespace) -> None:
     lengths = wikipedia_like_lengths(options.sequences, LENGTH, np.random.default_rng(0))
 
-    def online(max_sequences: int, buffer_size: int) -> dict[str, float]:
-        """Fill rate, speed and longest wait of the online packer over one epoch."""
-        # Endless: near the end of an epoch rows are filled from the next one.
-        epochs: Iterator[tuple[int, np.ndarray]] = (
-            (epoch, np.arange(len(lengths))) for epoch in itertools.count()
-        )
-        packer = OnlinePacker(
-            epochs, lambda _, numbers: lengths[numbers], LENGTH, max_sequences, buffer_size
-        )
-        # As many full rows as the epoch has tokens for.
-        rows_wanted = int(lengths.sum() / LENGTH)
-        found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        seconds = cpu_seconds(lambda: found.append(packer.rows(rows_wanted)))
-        files, numbers, _ = found[0]
-        # Place of each sequence in the endless row of epochs.
-        arrived = files * len(lengths) + numbers
-        return {
-            "fullness": round(float(lengths[numbers].sum() / (rows_wanted * LENGTH)), 6),
-            "sequences_per_cpu_second": round(len(numbers) / seconds),
-            "longest_wait_in_sequences": int((np.maximum.accumulate(arrived) - arrived).max()),
-        }
-
     figures: dict[str, object] = {
         "sequences": len(lengths),
         "mean_length": round(float(lengths.mean()), 2),
@@ -328,8 +303,6 @@ def measure_packing(options: argparse.Namespace) -> None:
         rows = len(pack(lengths, LENGTH, most)[1]) - 1
         figures[f"fullness_at_{most}"] = round(float(lengths.sum() / (rows * LENGTH)), 6)
         figures[f"cpu_seconds_at_{most}"] = round(medians(times)["pack"], 2)
-        for size in (64, 128, 256, 512, 1024, 4096):
-            figures[f"online_at_{most}_buffer_{size}"] = online(most, size)
     emit("packing", figures, data="Wikipedia mix (synthetic)")
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Continues a BERT-base or large from the Hub on 1 to 8 A100 (80 GB); rate published by DeepLearningExamples for BERT-large.
+# Continues a BERT-base or large from the Hub on 1 to 8 A100 (80 GB).
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
-export ROWS=32 RATE=200
+export ROWS=32
 # shellcheck source=configs/continued.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/continued.sh"
 # shellcheck source=configs/common.sh

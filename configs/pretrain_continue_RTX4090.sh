@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Continues a BERT-base or large from the Hub on RTX 4090 (24 GB); rate for BERT-large, modelled as in pretrain_day_RTX4090.sh.
+# Continues a BERT-base or large from the Hub on RTX 4090 (24 GB).
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
-export ROWS=8 RATE=60
+export ROWS=8
 # shellcheck source=configs/continued.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/continued.sh"
 # shellcheck source=configs/common.sh

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Continues a BERT-base or large from the Hub on RTX 6000 (48 GB); rate for BERT-large assumed equal to an RTX 4090's.
+# Continues a BERT-base or large from the Hub on RTX 6000 (48 GB).
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
-export ROWS=16 RATE=60
+export ROWS=16
 # shellcheck source=configs/continued.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/continued.sh"
 # shellcheck source=configs/common.sh

@@ -3,7 +3,7 @@
 # shellcheck source=configs/begin.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/begin.sh"
 export DGXNNODES=1 DGXNGPU=2 DEVICE=auto SEED=1 MAX_SEQ_LENGTH=128 LR=5e-4 MAX_STEPS=100 INIT_CHECKPOINT=${INIT_CHECKPOINT-}
-export BATCH=16 ROWS=8 RATE=2
+export BATCH=16 ROWS=8
 # shellcheck source=configs/own_text.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/own_text.sh"
 export EVAL_ITER_SAMPLES=$((16 * MAX_STEPS)) CHECKPOINT_EVERY_STEPS=25 CHECKPOINT_KEEP=1 LOG_EVERY_STEPS=25

@@ -269,7 +269,7 @@ def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
         "HOME": "/nonexistent",
         "LOGDIR": str(tmp_path / "results"),
     }
-    environ |= {"NUM_PHASES": "1", "SEQUENCES_PER_SECOND": "2", "PYTHON": str(quick_python)}
+    environ |= {"NUM_PHASES": "1", "PYTHON": str(quick_python)}
     line = ["./run_pretraining.sh", str(tiny)]
     given = {
         "cwd": repository,
@@ -281,7 +281,7 @@ def test_a_config_of_one_phase_ends_after_it_and_its_check_trains_nothing(
     checked = subprocess.run([*line, "--check"], **given)
     assert checked.returncode == 0, checked.stderr
     said = dict(line.split("  ", 1) for line in checked.stdout.splitlines())
-    assert said["time"].strip() == "0.0 hours for 40 steps at 2 sequences/s (SEQUENCES_PER_SECOND)"
+    assert said["time"].strip().startswith("unknown: run a few steps")
     assert "tokens trained on" in said["data"]
     assert "epochs: more than the" not in said["data"]
     assert not (tmp_path / "results").exists()

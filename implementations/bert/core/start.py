@@ -1,10 +1,9 @@
-"""Startup time by part: from process creation to run_start."""
+"""When this process began."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 
@@ -25,34 +24,3 @@ def process_started() -> float:
 
 
 PROCESS_STARTED = process_started()
-
-
-class StartClock:
-    """Seconds of each part of the startup, in order.
-
-    By the host's clock: pending GPU work counts for the part that waits for it.
-    """
-
-    def __init__(
-        self, began: float = PROCESS_STARTED, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.began, self._now, self._last = began, now, began
-        self.parts: dict[str, float] = {}
-
-    def lap(self, part: str) -> None:
-        """Ends a part, which began where the last one ended; repeated parts are added up."""
-        now = self._now()
-        self.parts[part] = self.parts.get(part, 0.0) + now - self._last
-        self._last = now
-
-    @property
-    def total(self) -> float:
-        """Seconds to the end of the last part."""
-        return self._last - self.began
-
-    def line(self) -> str:
-        """Summary such as "start 7.3 s: imports 3.1, process group 0.8, ..."."""
-        parts = ", ".join(
-            f"{part} {seconds:.1f}" for part, seconds in self.parts.items() if seconds >= 0.05
-        )
-        return f"start {self.total:.1f} s: {parts}"

@@ -16,12 +16,11 @@ from bert.data import dali
 from bert.data.batch import PretrainingBatch, PretrainingCapacity, gather_batch
 from bert.data.masking import DynamicMasks, MaskTokens, margin
 from bert.data.records import DataError
-from bert.data.sampler import Chosen, OnlineBatching, RowBatching, RowSource, Sampler, bin_counts
+from bert.data.sampler import Batching, Chosen, RowSource, Sampler, bin_counts
 from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
 from common.env import ConfigError, env
 
-ONLINE_BUFFER = 512  # sequences that BATCHING=online chooses from: see online_packing
 _STEPS_AT_ONCE = 4  # waking a thread can take as long as preparing a step
 
 
@@ -56,8 +55,8 @@ class Config:
     batching: str = env(
         "BATCHING",
         "rows",
-        choices=("rows", "online", "bins"),
-        doc="rows of the files, packed in training, or by bins",
+        choices=("rows", "bins"),
+        doc="rows of the files, or a number from each bin of lengths",
     )
     max_sequences_per_row: int = env(
         "MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most"
@@ -74,8 +73,8 @@ class Config:
     masking: str = env(
         "MASKING",
         "static",
-        choices=("static", "dynamic", "whole_words"),
-        doc="masks of the records, or new per epoch, also by whole words (open division)",
+        choices=("static", "dynamic"),
+        doc="masks of the records, or new ones per epoch (open division)",
     )
     loader: str = env(
         "DATA_LOADER",
@@ -96,16 +95,13 @@ class Config:
             raise ConfigError(
                 f"{self.for_unpacked} needs records that are not packed: set PACKED=0 and DATADIR_PHASE2"
             )
-        if self.batching == "online" and self.exchange_group > 1:
-            raise ConfigError("BATCHING=online fills rows already: set EXCHANGE_GROUP=1")
 
     @property
     def capacity(self) -> PretrainingCapacity:
         """Sizes that no micro-batch exceeds, if 15% of the tokens of each sequence are masked as in the benchmark's
-        data, or of all tokens with other MASKING.
+        data, or of all tokens with MASKING=dynamic.
         """
-        is_packed = self.packed or self.batching == "online"
-        sequences = self.batch_size * (self.max_sequences_per_row if is_packed else 1)
+        sequences = self.batch_size * (self.max_sequences_per_row if self.packed else 1)
         capacity = PretrainingCapacity.of(self.batch_size * self.max_seq_length, sequences)
         if self.masking == "static":
             return capacity
@@ -116,8 +112,8 @@ class Config:
     @property
     def for_unpacked(self) -> str:
         """A setting that only works on unpacked records, such as BATCHING=bins; or empty."""
-        if self.batching != "rows":
-            return f"BATCHING={self.batching}"
+        if self.batching == "bins":
+            return "BATCHING=bins"
         return f"EXCHANGE_GROUP={self.exchange_group}" if self.exchange_group > 1 else ""
 
     @property
@@ -159,9 +155,7 @@ def open_source(config: Config, vocab_size: int, pairs: bool = False) -> RowSour
     return source
 
 
-def make_batching(
-    source: RowSource, sampler: Sampler, config: Config
-) -> RowBatching | OnlineBatching:
+def make_batching(source: RowSource, sampler: Sampler, config: Config) -> Batching:
     """The micro-batches of each step. Raises DataError or ConfigError if the settings do not fit the data."""
     group = config.exchange_group
     # Bins and exchange move single sequences, and packed rows are fixed.
@@ -169,9 +163,6 @@ def make_batching(
         raise DataError(
             f"{config.for_unpacked} needs records that are not packed, and these are: leave it unset"
         )
-    if config.batching == "online":
-        limits = config.max_seq_length, config.max_sequences_per_row, ONLINE_BUFFER
-        return OnlineBatching(source, sampler, config.batch_size, *limits)
     if sampler.world_size % group:
         raise ConfigError(
             f"EXCHANGE_GROUP={group}: expected a divisor of the {sampler.world_size} ranks"
@@ -179,7 +170,7 @@ def make_batching(
     counts: list[int] = []
     if config.batching == "bins":
         counts = bin_counts(source, config.bin_counts, config.batch_size)
-    return RowBatching(source, sampler, config.batch_size, counts, group)
+    return Batching(source, sampler, config.batch_size, counts, group)
 
 
 def open_masks(
@@ -196,7 +187,7 @@ def open_masks(
     if not config.synthetic:
         if phase1 is None:
             raise ConfigError(
-                f"MASKING={config.masking} needs vocab.txt: set CHECKPOINTDIR_PHASE1 to its folder"
+                "MASKING=dynamic needs vocab.txt: set CHECKPOINTDIR_PHASE1 to its folder"
             )
         _ = source[0]  # sets vocab_md5
         tokens = MaskTokens.read(phase1 / "vocab.txt", source.vocab_md5)
@@ -205,7 +196,7 @@ def open_masks(
             f"{phase1}/vocab.txt has {tokens.size} tokens, bert_config.json vocab_size {vocab_size}"
         )
         raise DataError(f"{differ}: use a matching pair")
-    return DynamicMasks(tokens, seed, config.capacity.masked, config.masking == "whole_words")
+    return DynamicMasks(tokens, seed, config.capacity.masked)
 
 
 class TrainingData:

@@ -2,8 +2,7 @@
 
 Each token but [CLS] and [SEP] is chosen independently with probability 0.15, so that counts vary; of those chosen 80%
 become [MASK], 10% any token of the vocabulary, 10% stay (Devlin et al. 2019, section 3.1; drawn at loading as in Liu et
-al. 2019, RoBERTa). With MASKING=whole_words the tokens of a word are chosen together, by the draw of its first (as in
-the code of Devlin et al. since May 2019). The random numbers are a hash of (seed, epoch, file, sequence, position), and
+al. 2019, RoBERTa). The random numbers are a hash of (seed, epoch, file, sequence, position), and
 so do not depend on rank, batch and resumption.
 """
 
@@ -35,13 +34,12 @@ Words = npt.NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class MaskTokens:
-    """Ids of a vocabulary's special tokens and of those that continue a word (##), and its size. -1: has no such."""
+    """Ids of a vocabulary's special tokens, and its size. -1: has no such."""
 
     cls: int
     sep: int
     mask: int
     size: int
-    continuing: frozenset[int] = frozenset()
 
     @classmethod
     def read(cls, path: Path, vocab_md5: str) -> MaskTokens:
@@ -57,10 +55,7 @@ class MaskTokens:
             raise DataError(
                 f"MASKING: the training data were made with another vocabulary than {path}"
             )
-        continuing = frozenset(
-            number for word, number in words.ids.items() if word.startswith("##")
-        )
-        return cls(words.cls, words.sep, words.mask, words.size, continuing)
+        return cls(words.cls, words.sep, words.mask, words.size)
 
 
 def margin(tokens: int) -> int:
@@ -71,14 +66,9 @@ def margin(tokens: int) -> int:
 class DynamicMasks:
     """Draws the masks of batches."""
 
-    def __init__(
-        self, tokens: MaskTokens, seed: int, capacity: int, whole_words: bool = False
-    ) -> None:
+    def __init__(self, tokens: MaskTokens, seed: int, capacity: int) -> None:
         """capacity: most masked tokens of a batch; any beyond it stay unmasked."""
         self.tokens, self.seed, self.capacity = tokens, seed, capacity
-        self.continues: npt.NDArray[np.bool_] | None = None  # by token id
-        if whole_words:
-            self.continues = np.isin(np.arange(tokens.size), list(tokens.continuing))
 
     def __call__(self, batch: PretrainingBatch, chosen: Chosen) -> PretrainingBatch:
         """The batch of the sequences ``chosen`` with its masks undone and new ones drawn."""
@@ -94,12 +84,8 @@ class DynamicMasks:
             steps = batch.position_ids.numpy().astype(np.uint64) * (_GAMMA * np.uint64(_DRAWS))
             states = np.repeat(keys, lengths) + steps
             is_text = (tokens != self.tokens.cls) & (tokens != self.tokens.sep)
-            choice = _uniform(states, 0)
-            if self.continues is not None:  # the draw of the word's first token
-                # At each token the index of the latest one that begins a word.
-                first = np.where(self.continues[tokens], 0, np.arange(len(tokens)))
-                choice = choice[np.maximum.accumulate(first)]
-            where = np.flatnonzero(is_text & (choice < MASKED_SHARE))[: self.capacity]
+            is_chosen = is_text & (_uniform(states, 0) < MASKED_SHARE)
+            where = np.flatnonzero(is_chosen)[: self.capacity]
             states = states[where]
             replacement, random = _uniform(states, 1), _uniform(states, 2)
         labels = tokens[where].astype(np.int64)

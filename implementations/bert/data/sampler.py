@@ -14,12 +14,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from bert.data.online_packing import OnlinePacker
 from bert.data.records import DataError, Records, offsets_of, ragged_indices
 from bert.data.shards import Shards
 from bert.data.synthetic import SyntheticShards
 
-_ROWS_AT_ONCE = 4096  # rows per call when online packing is replayed up to a resumed run's step
 RowSource = Shards | SyntheticShards
 FileRows = list[tuple[int, np.ndarray]]  # (file, rows in it), in order
 
@@ -79,16 +77,6 @@ class Sampler:
             rows += self._file_rows(epoch, begin + low, begin + high)
         return rows
 
-    def stream(self) -> Iterator[tuple[int, int, np.ndarray]]:
-        """This rank's endless (epoch, file, rows in it), without steps; no rows are left out."""
-        total, epoch = int(self.row_counts.sum()), 0
-        while True:
-            # Shares differ by a row at most: online packing fills rows of its own and needs no
-            # equal runs.
-            begin, end = (total * rank // self.world_size for rank in (self.rank, self.rank + 1))
-            yield from ((epoch, file, rows) for file, rows in self._file_rows(epoch, begin, end))
-            epoch += 1
-
     def _file_rows(self, epoch: int, begin: int, end: int) -> Iterator[tuple[int, np.ndarray]]:
         """Rows [begin, end) of the epoch's order."""
         order, starts = self._order(epoch)
@@ -136,7 +124,7 @@ class Chosen:
         return [self.take(slice(*bounds)) for bounds in itertools.pairwise(ends.tolist())]
 
 
-class RowBatching:
+class Batching:
     """BATCHING=rows and BATCHING=bins; ``step(n)`` gives this rank's micro-batches of step n (1 is the first).
 
     rows: a micro-batch is the next rows, packed or a sequence each. bins: a fixed number from each bin of lengths; bins
@@ -208,46 +196,6 @@ class RowBatching:
             chosen = Chosen(files, sequences, np.full(len(files), epoch))
             bins.append(chosen.cut(offsets_of(per_row)[::count]))
         return [Chosen.joined(parts) for parts in zip(*bins, strict=True)]
-
-
-class OnlineBatching:
-    """BATCHING=online: packs sequences into rows during training, each once per epoch."""
-
-    def __init__(
-        self,
-        source: RowSource,
-        sampler: Sampler,
-        batch_size: int,
-        max_tokens: int,
-        max_sequences: int,
-        buffer_size: int,
-    ) -> None:
-        """batch_size: rows of a micro-batch, of at most max_tokens and max_sequences; buffer_size: in sequences."""
-        self.source, self.sampler, self.batch_size = source, sampler, batch_size
-        self.limits = max_tokens, max_sequences, min(buffer_size, sampler.rows_per_rank)
-        self._num_files = len(sampler.row_counts)
-        self._next_step = 0  # no packer yet
-
-    def step(self, step: int) -> list[Chosen]:
-        """This rank's micro-batches of step ``step``; out of order, packing is replayed from the first step."""
-        if step != self._next_step:
-            # The packer labels a file of an epoch by one number.
-            stream = (
-                (epoch * self._num_files + file, rows)
-                for epoch, file, rows in self.sampler.stream()
-            )
-            self._packer = OnlinePacker(stream, self._lengths, *self.limits)
-            skipped = (step - 1) * self.sampler.rows_per_step
-            for begin in range(0, skipped, _ROWS_AT_ONCE):
-                self._packer.rows(min(_ROWS_AT_ONCE, skipped - begin))
-        self._next_step = step + 1
-        labels, sequences, offsets = self._packer.rows(self.sampler.rows_per_step)
-        # Undoes the label: a row may hold sequences of two epochs, which dynamic masks tell apart.
-        epochs, files = np.divmod(labels, self._num_files)
-        return Chosen(files, sequences, epochs).cut(offsets[:: self.batch_size])
-
-    def _lengths(self, label: int, sequences: np.ndarray) -> np.ndarray:
-        return _lengths_of(self.source[label % self._num_files], sequences)
 
 
 def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:

@@ -23,7 +23,7 @@ from bert.pretraining.config import Config
 from bert.training import schedule
 from bert.training.evaluate import Evaluator
 from common.env import settings
-from common.files import write_text
+from common.files import text_of, write_text
 
 MOST_PASSES = 40  # over a text: as in BERT's own pretraining (Devlin et al. 2019, A.2)
 
@@ -139,24 +139,17 @@ def report(config: Config) -> str:
 
 
 def _hours(config: Config, saved: dict[str, Any] | None) -> str:
-    """Hours of the remaining steps, at SEQUENCES_PER_SECOND or the rate of the run in RUN_DIR."""
-    rate, how = config.sequences_per_second, "SEQUENCES_PER_SECOND"
-    if not rate and config.run.run_dir is not None:
-        path = config.run.run_dir / f"metrics_{config.run.trial}.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        rates = [
-            line["sequences_per_second"]
-            for line in map(json.loads, lines)
-            if line["kind"] == "train"
-        ]
-        rate, how = (rates[-1], str(path)) if rates else (0.0, "")
-    if not rate:
-        return (
-            "unknown: run a few steps to measure it (STEPS_THIS_RUN), or give SEQUENCES_PER_SECOND"
-        )
+    """Hours of the remaining steps at the rate that the run in RUN_DIR had last."""
+    text, folder = "", config.run.run_dir
+    if folder is not None:
+        text = text_of(path := folder / f"metrics_{config.run.trial}.jsonl")
+    lines = map(json.loads, text.splitlines())
+    rates = [line["sequences_per_second"] for line in lines if line["kind"] == "train"]
+    if not rates:
+        return "unknown: run a few steps to measure it (STEPS_THIS_RUN)"
     steps = config.max_steps - (int(saved["step"]) if saved is not None else 0)
-    hours = steps * config.global_batch_size / rate / 3600
-    return f"{hours:.1f} hours for {steps:,} steps at {rate:,.0f} sequences/s ({how})"
+    hours = steps * config.global_batch_size / rates[-1] / 3600
+    return f"{hours:.1f} hours for {steps:,} steps at {rates[-1]:,.0f} sequences/s ({path})"
 
 
 def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
@@ -214,7 +207,7 @@ def _data(config: Config, world: World, saved: dict[str, Any] | None) -> str:
     found += "; not proved to be the benchmark's" if unproved else ""
     if masks := open_masks(data, shards, config.phase1, size, seed=0):
         mask, words = masks.tokens.mask, masks.tokens.size
-        found += f"; MASKING={data.masking}: other masks every epoch, token {mask} of {words:,} is [MASK]"
+        found += f"; MASKING=dynamic: other masks every epoch, token {mask} of {words:,} is [MASK]"
     if config.evaluates:
         evaluator = Evaluator(config.evaluate, data.max_seq_length, size, shards.vocab_md5, world)
         found += f"; {evaluator.num_sequences:,} evaluation sequences"

@@ -52,15 +52,13 @@ RULES = {
     "EVAL_ITER_SAMPLES": "evaluations come every floor(0.05 (230.23 batch + 3,000,000) / 25,000) 25,000 samples, or at "
     "the next whole step (training rules, evaluation frequency)",
     "EVAL_ITER_START_SAMPLES": "the first evaluation comes after one interval (training rules, evaluation frequency)",
-    "EVAL_INITIAL": "the evaluation at sample 0 is skipped (training rules, evaluation frequency)",
     "MAX_SEQ_LENGTH": "sequences have up to 512 tokens (reference, README)",
     "SEED": "seeds come from the clock or the system: leave it unset (training rules, random numbers)",
-    "BATCHING": "data is traversed in random order: rows or online (training rules, training data order)",
+    "BATCHING": "data is traversed in random order: rows (training rules, training data order)",
     "NSP": "next sentences are predicted, too (reference, run_pretraining.py)",
     "MASKING": "masks are those of the prepared data: static (reference, create_pretraining_data.py)",
     "SYNTH_DATA": "the data set is Wikipedia (training rules, benchmarks)",
     "PACKING_FACTOR": "the global batch is logged in sequences: 2 for a packed row of Wikipedia, 1 for an unpacked one",
-    "MAX_SEQUENCES_PER_ROW": "rows of Wikipedia hold 2 sequences on average if up to 3 fit: BATCHING=online needs 3",
     "INIT_CHECKPOINT": "training starts from model.ckpt-28252: give the converted checkpoint (training rules, weights)",
     "EMULATE_RANKS": "one rank without the others trains no model",
     "INIT_OPTIMIZER": "LAMB's moments start from 0 (reference, optimization.py)",
@@ -72,8 +70,8 @@ KEPT: dict[str, tuple[Any, ...]] = {
     "LR_SCHEDULE": ("mlperf",), "END_LR": (0.0,),
     "TARGET_MLM_ACCURACY": (0.72,), "NUM_EVAL_EXAMPLES": (10_000,), "MAX_SEQ_LENGTH": (512,), "SEED": (None,),
     "EMULATE_RANKS": (0,),
-    "BATCHING": ("rows", "online"), "MASKING": ("static",), "NSP": (True,),
-    **dict.fromkeys(("EVAL_INITIAL", "SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),
+    "BATCHING": ("rows",), "MASKING": ("static",), "NSP": (True,),
+    **dict.fromkeys(("SYNTH_DATA", "INIT_OPTIMIZER", "RESUME"), (False,)),
 }  # fmt: skip
 
 # md5 of the benchmark's files (MLCommons' retired_benchmarks/bert/dataset.md): model.ckpt-28252.index, its data and
@@ -106,12 +104,9 @@ def violations(config: Config) -> Iterator[str]:
     interval = rule_interval(batch)
     intervals = interval, -(-interval // batch) * batch  # or that rounded up to whole steps
     kept = KEPT | dict.fromkeys(("EVAL_ITER_SAMPLES", "EVAL_ITER_START_SAMPLES"), intervals)
-    online = data.batching == "online"
     kept |= {
-        # Fewer fill rows with fewer sequences than PACKING_FACTOR counts.
-        "MAX_SEQUENCES_PER_ROW": (3,) if online else (data.max_sequences_per_row,),
         # NVIDIA's logs count a packed row as 2 sequences (1.999 on average), an unpacked one as 1.
-        "PACKING_FACTOR": (2 if data.packed or online else 1,),
+        "PACKING_FACTOR": (2 if data.packed else 1,),
         # Any path is allowed; the line is there for a path that is missing, which is "" below.
         "INIT_CHECKPOINT": (path,),
     }

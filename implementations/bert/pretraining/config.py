@@ -45,12 +45,6 @@ class Config(ModelFiles, Hardware):
         at_least=0,
         doc="steps until this process saves and ends; RESUME=1 continues; 0: all",
     )
-    sequences_per_second: float = env(
-        "SEQUENCES_PER_SECOND",
-        0.0,
-        at_least=0,
-        doc="rate of all ranks, for the hours of --check; unset: as measured",
-    )
     log_every_steps: int = env(
         "LOG_EVERY_STEPS", 100, at_least=1, doc="steps between progress lines on stderr"
     )
@@ -136,9 +130,7 @@ class Config(ModelFiles, Hardware):
             fp32 and self.kernels.attention == "auto"
         )
         works &= not self.recompute.layers or self.recomputes_in_graph
-        return (
-            device.type == "cuda" and works and (self.data.packed or self.data.batching == "online")
-        )
+        return device.type == "cuda" and works and self.data.packed
 
     @property
     def bert_config_path(self) -> Path:
@@ -177,13 +169,14 @@ class Config(ModelFiles, Hardware):
     @property
     def evaluation_steps(self) -> set[int]:
         """Steps after which the model is evaluated."""
-        return evaluate.evaluation_steps(
-            self.evaluate, self.global_batch_size, self.max_steps * self.global_batch_size
-        )
+        batch = self.global_batch_size
+        steps = evaluate.evaluation_steps(self.evaluate, batch, self.max_steps * batch)
+        # Accuracy at sample 0 tells wrong weights at once: published runs have 0.34 there.
+        return steps | {0} if steps and self.rehearse else steps
 
     @property
     def evaluates(self) -> bool:
-        return self.evaluate.initial or bool(self.evaluation_steps)
+        return bool(self.evaluation_steps)
 
     def of_trial(self) -> Config:
         """The run with its own folder of checkpoints: CHECKPOINT_DIR, or of trial N > 0 trial_N in it.
@@ -216,8 +209,6 @@ class Config(ModelFiles, Hardware):
             self,
             # Ends on an evaluation: training beyond the last one would show nothing.
             max_samples=min(self.max_samples or MAX_SAMPLES, start + intervals * every),
-            # Accuracy at sample 0 tells wrong weights at once: published runs have 0.34 there.
-            evaluate=dataclasses.replace(self.evaluate, initial=True),
             mlperf=dataclasses.replace(self.mlperf, division="open"),
         )
 
@@ -225,7 +216,7 @@ class Config(ModelFiles, Hardware):
         """With EMULATE_RANKS without evaluations, which would be of a model of which one part is trained."""
         if not self.dist.emulate:
             return self
-        none = dataclasses.replace(self.evaluate, every_samples=0, initial=False)
+        none = dataclasses.replace(self.evaluate, every_samples=0)
         return dataclasses.replace(self, evaluate=none)
 
     def hyperparameters(self, seed: int) -> dict[str, Any]:

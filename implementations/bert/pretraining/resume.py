@@ -60,7 +60,6 @@ FREE = rundir.OUTPUT | {
     *(
         "EVAL_ITER_START_SAMPLES",
         "EVAL_ITER_SAMPLES",
-        "EVAL_INITIAL",
         "TARGET_MLM_ACCURACY",
     ),
     *(
@@ -83,7 +82,7 @@ FREE = rundir.OUTPUT | {
 
 # Settings of earlier versions, with the values that are constants now: a run with others cannot be continued.
 CONSTANTS: dict[str, Any] = {
-    "LAMB_RATIO": "decayed", "LR_DECAY_POWER": 1.0, "ONLINE_BUFFER": 512, "LOSS_SCALE": 0.0,
+    "LAMB_RATIO": "decayed", "LR_DECAY_POWER": 1.0, "LOSS_SCALE": 0.0,
     "LOSS_SCALE_GROWTH": 2000, "OPT_MADGRAD_MOMENTUM": 0.9, "OPT_MADGRAD_EPSILON": 1e-6,
     "OPT_MADGRAD_WEIGHT_DECAY": 0.0, "OPT_ACCLIP_BETA_1": 0.9, "OPT_ACCLIP_BETA_2": 0.99,
     "OPT_ACCLIP_EPSILON": 1e-5, "OPT_ACCLIP_WEIGHT_DECAY": 1e-5, "OPT_ACCLIP_ALPHA": 1.0,

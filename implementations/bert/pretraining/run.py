@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from bert.core import rundir, variables
 from bert.core.claim import Job, OccupiedError
 from bert.core.dist import World, pick_device, why_no_gpu
-from bert.core.start import StartClock
 from bert.deepspeed.settings import merged
 from bert.pretraining import check, closed_division, memory
 from bert.pretraining.config import Config
@@ -71,18 +70,15 @@ def _train(config: Config) -> int:
     is_main = config.dist.rank == 0
     path = config.run.run_dir / f"result_{config.run.trial}.txt" if config.run.run_dir else None
     # By RANK, as there is no process group yet to ask which rank logs.
-    clock, log = StartClock(), MlperfLog(config.mlperf, is_main, path)
-    clock.lap("imports")
+    log = MlperfLog(config.mlperf, is_main, path)
     log.init_start()
     if is_main:
         model = dataclasses.asdict(config.model) | {"gelu_form": config.model.gelu_form}
         rundir.write_description(config.run, config, {"model": model})
     with World(config.dist) as world:
-        clock.lap("process group")
         # NCCL connects at the first collective of each kind: here, not in the first timed step.
         world.warm_up()
-        clock.lap("communicators")
-        ending = pretrain(config, world, log, clock)
+        ending = pretrain(config, world, log)
     if is_main and not ending.stopped:
         check.write_identity(config)  # off the clock: it looks at the data
     if ending.stopped and is_main:

@@ -18,7 +18,6 @@ from bert.checkpoint.save import Interval
 from bert.checkpoint.weights import Checksum, Loaded, checksum_of, chunks_of
 from bert.core import rundir
 from bert.core.dist import World
-from bert.core.start import StartClock
 from bert.data import proof
 from bert.data.batch import PretrainingBatch, make_batch
 from bert.data.dali import DaliLoader
@@ -61,7 +60,7 @@ class Start:
     samples: int
 
 
-def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) -> Ending:
+def pretrain(config: Config, world: World, log: MlperfLog) -> Ending:
     """Runs to the end and returns why it ended. A collective: every rank calls it with the same settings.
 
     Before the clock: settings, kernels, weights, warm-up. On it: data, training, evaluation. After it:
@@ -79,22 +78,15 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
         # Off the clock: it reads all of the weights.
         known = closed_division.starting_weights(config.checkpoint.init_checkpoint)
     log.submission(hyperparameters)
-    clock.lap("checkpoint")
     config = resolve_kernels(config, world)
-    clock.lap("choice of kernels")
-    start = start_of(config, world, seed, saved, clock)
+    start = start_of(config, world, seed, saved)
     log.weights(name for name, _ in start.model.named_parameters())
     # On synthetic data: MLPerf's rules allow no look at the data set before run_start.
-    take_step, evaluation_graph = prepare(config, start.model, start.step, world, clock)
+    take_step, evaluation_graph = prepare(config, start.model, start.step, world)
     sinks: list[MetricSink] = [log.stats]
     if world.is_main:
         sinks += metric_sinks(config.observers, config.run, hyperparameters, start.done)
     world.barrier()
-    clock.lap("other ranks")
-    if world.is_main:
-        print(clock.line(), file=sys.stderr, flush=True)
-        parts = {part: round(seconds, 3) for part, seconds in clock.parts.items()}
-        rundir.add_to_environment(config.run, {"start_seconds": parts})
 
     log.run_start()
     if saved is not None:
@@ -147,14 +139,12 @@ def pretrain(config: Config, world: World, log: MlperfLog, clock: StartClock) ->
     return ending
 
 
-def start_of(
-    config: Config, world: World, seed: int, saved: dict[str, Any] | None, clock: StartClock
-) -> Start:
+def start_of(config: Config, world: World, seed: int, saved: dict[str, Any] | None) -> Start:
     """Model and step with the initial weights, moments of a warm start, or the saved state."""
     path, initial = config.checkpoint.init_checkpoint, Checksum()
     # The initial weights even if a checkpoint follows: their checksum is compared with the one that
     # it notes.
-    model, step = build(config, world, seed, clock, initial)
+    model, step = build(config, world, seed, initial)
     if saved is None and config.checkpoint.init_optimizer and path is not None:
         # ds_shape: shape of the whole parameter where ZeRO-3 partitions it.
         shapes = {
@@ -165,7 +155,6 @@ def start_of(
     done, batches, samples = resume.restore(config, step, seed, saved, initial.value)
     if saved is not None or path is not None:
         resume.check_restored(step, world, path if saved is None else config.checkpoint.directory)
-    clock.lap("checkpoint")
     return Start(
         model=model, step=step, first_weights=initial.value, done=done, batches=batches,
         samples=samples,
@@ -207,17 +196,17 @@ def progress_of(
     config: Config, world: World, start: Start, num_rows: int, sinks: Sequence[MetricSink]
 ) -> Progress:
     """What reports and sums up the run. Its time begins here."""
-    online, rows_per_step = config.data.batching == "online", config.data.rows_per_step * world.size
-
-    def epochs(batches: int, samples: int) -> float:
-        """Passes over the data. With online packing, rows of the files are sequences."""
-        return (samples if online else batches * rows_per_step) / num_rows
-
+    rows_per_step = config.data.rows_per_step * world.size
     return Progress(
-        world, last=config.max_steps, rate=partial(learning_rate, config=config.schedule),
-        epochs=epochs, skips_overflows=start.step.scaler.enabled, sinks=sinks, done=start.done,
+        world,
+        last=config.max_steps,
+        rate=partial(learning_rate, config=config.schedule),
+        epochs=lambda batches, samples: batches * rows_per_step / num_rows,
+        skips_overflows=start.step.scaler.enabled,
+        sinks=sinks,
+        done=start.done,
         samples=start.samples,
-    )  # fmt: skip
+    )
 
 
 def stop_of(config: Config, world: World) -> Stop:
@@ -242,10 +231,9 @@ def to_the_end(
     """Trains to the target, the last step of the run or of this process, or a signal."""
     last = min(config.max_steps, start.done + (config.steps_this_run or config.max_steps))
     interval = Interval(config.checkpoint, world, config.mlperf.num_nodes, start.done)
-    evaluations = config.evaluation_steps | ({0} if config.evaluate.initial else set())
     schedule = StepSchedule(
         last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
-        evaluations=evaluations,
+        evaluations=config.evaluation_steps,
     )  # fmt: skip
     steps = StepCounter(
         progress.rate, config.max_steps, start.step.scaler, start.done, start.batches
@@ -314,7 +302,6 @@ def build(
     config: Config,
     world: World,
     seed: int,
-    clock: StartClock | None = None,
     first_weights: Checksum | None = None,
 ) -> tuple[BertForPreTraining, resume.Trainer]:
     """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit.
@@ -324,15 +311,9 @@ def build(
     ``config``: with the attention backend resolved. With a sharded optimizer no rank has all weights in fp32: they
     come chunk by chunk, and each rank keeps those of its shard.
     """
-    kernels, device, clock = (
-        bind_kernels(config.kernels, world.device),
-        world.device,
-        clock or StartClock(),
-    )
-    path, by_chunks = (
-        config.checkpoint.init_checkpoint,
-        config.optim.is_sharded(device),
-    )  # always with DeepSpeed
+    kernels, device = bind_kernels(config.kernels, world.device), world.device
+    path = config.checkpoint.init_checkpoint
+    by_chunks = config.optim.is_sharded(device)  # always with DeepSpeed
 
     def chunks(shapes: BertForPreTraining, so_far: Checksum) -> tuple[Iterator[Chunk], Loaded]:
         """Initial weights of a model of shapes; the checksum is computed as they are read."""
@@ -346,7 +327,6 @@ def build(
 
     with uninitialized(torch.device("meta") if by_chunks else world.device):
         model = BertForPreTraining(config.model, kernels)
-    clock.lap("model")
     so_far, checksum = first_weights or Checksum(), None
     first, loaded = chunks(model, so_far)
     if by_chunks:
@@ -371,9 +351,7 @@ def build(
             model, config.numerics, config.optim, world, accumulate=data.gradient_steps > 1,
             fused_update="lamb" in config.kernels.names(device), first_weights=first if by_chunks else None,
         )  # fmt: skip
-    clock.lap("weights")
     resume.check_weights(config.checkpoint, world, so_far.value if checksum is None else checksum)
-    clock.lap("comparison of weights")
     return model, step
 
 
@@ -382,17 +360,15 @@ def prepare(
     model: BertForPreTraining,
     step: resume.Trainer,
     world: World,
-    clock: StartClock | None = None,
 ) -> tuple[TrainingStep, EvaluationGraph | None]:
     """Before the clock: compiles and records what the first step and evaluation would otherwise wait for."""
     take_step: TrainingStep = step
-    graph, length, clock = None, config.data.max_seq_length, clock or StartClock()
+    graph, length = None, config.data.max_seq_length
     if isinstance(step, Step):
         untimed = warms_up(world.device)
         take_step = capture_or_warm_up(
             step, lambda: dummy_batches(config, world), graph=config.uses_graph, rehearse=untimed
         )
-        clock.lap("warm-up")
         if config.evaluates and take_step is not step:
             # Evaluation works without a graph, too.
             with contextlib.suppress(CaptureError):
@@ -401,7 +377,6 @@ def prepare(
             # Each shard of the weights may lie with another rank.
             with step.gathered():
                 rehearse(config.evaluate, length, model, world.device)
-        clock.lap("evaluation's warm-up")
     folder, trial = config.run.run_dir, config.run.trial
     if config.capture.kinds:
         assert folder is not None

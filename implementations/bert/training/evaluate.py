@@ -57,12 +57,11 @@ class Config:
         at_most=1,
         doc="masked-LM accuracy that ends the run; 0: none",
     )
-    initial: bool = env("EVAL_INITIAL", False, doc="1: evaluate before the first step, too")
 
     @property
     def has_target(self) -> bool:
         """Whether reaching an accuracy is success; otherwise reaching the last step is."""
-        return self.target > 0 and (self.every_samples > 0 or self.initial)
+        return self.target > 0 and self.every_samples > 0
 
 
 @dataclass(frozen=True, kw_only=True)

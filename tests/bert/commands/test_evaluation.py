@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,33 +119,6 @@ def test_losses_and_accuracies_are_means_over_words_and_over_sequences(
     assert (status, "step_0000000003.pt" in out, "mlm loss" in out) == (0, True, True)
 
 
-def test_domain_text_before_and_after_and_a_warning_of_what_was_forgotten(
-    save, prepared, make_records, capsys, tmp_path, monkeypatch
-):
-    metadata = Metadata(max_seq_length=48, vocab_md5="0" * 32, random_seed=0, dupe_factor=1)
-    (tmp_path / "general").mkdir()
-    write_records(
-        tmp_path / "general" / "part.hdf5", make_records(9, packed=False, seed=3), metadata
-    )
-    line = [save(1), save(2), "--general", tmp_path / "general"]
-    figures = [
-        json.loads(text)
-        for text in run_evaluation(capsys, prepared, *line, "--json")[1].splitlines()
-    ]
-    own, general = (f"{name}mlm_loss" for name in ("", "general_"))
-    alone = run_evaluation(capsys, prepared, save(1), "--json", EVALDIR=str(tmp_path / "general"))[
-        1
-    ]
-    assert figures[0][general] == json.loads(alone)["mlm_loss"] != figures[0][own]
-    rise = figures[1][general] - figures[0][general]
-    for allowed, warned in ((rise - 1e-3, True), (rise + 1e-3, False)):
-        monkeypatch.setattr(evaluation, "MUCH_WORSE", allowed)
-        _, out, err = run_evaluation(capsys, prepared, *line)
-        change = " -> ".join(f"{each[general]:.4f}" for each in figures)
-        assert out.splitlines()[-1].startswith(f"general text: masked-LM loss {change}, accuracy ")
-        assert (f"warning: general text got much worse (masked-LM loss {change})" in err) == warned
-
-
 @pytest.mark.parametrize("accuracy", [0.34085, 0.3420])
 def test_the_benchmarks_initial_checkpoint_is_known_by_its_accuracy(
     accuracy, tiny, make_model, make_records, prepared, monkeypatch, capsys, tmp_path
@@ -216,12 +188,3 @@ def test_the_vocabulary_named_here_is_the_one_of_the_golden_files(shared):
         pytest.skip("no vocab.txt in the reference data")
     assert hashlib.md5(vocabulary.read_bytes()).hexdigest() == evaluation.VOCAB_MD5
     assert huggingface.lower_case(vocabulary)
-
-
-def test_a_word_counts_once_whatever_its_tokens_and_masks(tmp_path):
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ncat\n##s\ndog\n")
-    ids = torch.tensor([2, 5, 4, 3, 2, 7, 3])  # [CLS] cat ##s [SEP], [CLS] dog [SEP]
-    batch = SimpleNamespace(
-        input_ids=ids, masked_positions=torch.tensor([2]), masked_labels=torch.tensor([6])
-    )
-    assert evaluation.tokens_per_word([batch, batch], tmp_path / "vocab.txt") == 3 / 2

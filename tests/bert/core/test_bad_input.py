@@ -121,7 +121,7 @@ def test_wrong_input_is_one_clear_line(prepared, case, check, capfd, monkeypatch
     from bert.__main__ import main
 
     spoil, message = CASES[case]
-    environment = prepared | {"EVAL_INITIAL": "1"}
+    environment = dict(prepared)
     spoil(environment)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bert.data import loader
 from bert.data.loader import Config, TrainingData, make_batching
 from bert.data.records import DataError
 from bert.data.sampler import Sampler, bin_counts
@@ -46,37 +45,13 @@ def lengths(source, chosen):
     return np.array([source[file].sequence_lengths[number] for file, number in pairs(chosen)])
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"batching": "online"}, {"batching": "bins"}, {"exchange_group": 2}]
-)
+@pytest.mark.parametrize("settings", [{}, {"batching": "bins"}, {"exchange_group": 2}])
 def test_a_step_is_the_same_in_turn_and_out_of_turn(bins, settings):
     settings = config(**settings)
     in_turn, out_of_turn = (batching_of(bins, settings, world=2) for _ in range(2))
     expected = [[pairs(chosen) for chosen in in_turn.step(step)] for step in range(1, 9)]
     for step in (7, 8, 2, 1, 5):
         assert [pairs(chosen) for chosen in out_of_turn.step(step)] == expected[step - 1]
-
-
-def test_online_packing_uses_every_sequence_once_over_all_ranks(files, monkeypatch):
-    monkeypatch.setattr(loader, "ONLINE_BUFFER", 16)
-    settings = config(batching="online", batch_size=2)
-    seen = []
-    for rank in range(3):  # 123 sequences: 41 a rank
-        batching = batching_of(files, settings, rank, world=3)
-        mine = []
-        step = 0
-        while len(mine) < 41 + 2 * 16:
-            step += 1
-            for chosen in batching.step(step):
-                assert lengths(files, chosen).sum() <= 2 * LENGTH
-                assert len(chosen.files) <= 2 * 3
-                mine += pairs(chosen)
-        first = list(
-            dict.fromkeys(mine)
-        )  # the epochs overlap by a buffer: the first time each comes
-        assert len(first) >= 41
-        seen.append(first)
-    assert set().union(*seen) == {(file, number) for file in range(3) for number in range(41)}
 
 
 def test_bins_give_every_micro_batch_its_share(bins):
@@ -164,11 +139,8 @@ def test_groups_exchange_among_themselves_only(bins):
     assert together[0] == together[1]
 
 
-@pytest.mark.parametrize(
-    "settings", [{"batching": "online"}, {"batching": "bins", "bin_counts": "1:1:1:1"}]
-)
-def test_batches_keep_within_the_capacity(bins, settings):
-    settings = config(**settings)
+def test_batches_keep_within_the_capacity(bins):
+    settings = config(batching="bins", bin_counts="1:1:1:1")
     sampler = Sampler(bins.row_counts(), settings.rows_per_step, seed=1, rank=0, world_size=1)
     data = TrainingData(
         bins,
@@ -188,16 +160,15 @@ def test_batches_keep_within_the_capacity(bins, settings):
     ("variables", "message"),
     [
         (
-            {"BATCHING": "online", "PACKED": "1"},
-            "BATCHING=online needs records that are not packed",
+            {"BATCHING": "bins", "PACKED": "1"},
+            "BATCHING=bins needs records that are not packed",
         ),
         (
             {"EXCHANGE_GROUP": "8", "PACKED": "1"},
             "EXCHANGE_GROUP=8 needs records that are not packed",
         ),
-        ({"EXCHANGE_GROUP": "8", "BATCHING": "online"}, "EXCHANGE_GROUP=1"),
         ({"BIN_COUNTS": "6:3:x"}, "BIN_COUNTS='6:3:x'"),
-        ({"BATCHING": "shuffled"}, "rows, online, bins"),
+        ({"BATCHING": "shuffled"}, "rows, bins"),
     ],
 )
 def test_settings_that_contradict_each_other_stop_at_once(variables, message):
@@ -207,11 +178,8 @@ def test_settings_that_contradict_each_other_stop_at_once(variables, message):
 
 def test_settings_that_do_not_fit_the_data_are_errors(files, bins, make_records):
     packed = Files([make_records(41, packed=True)])
-    for batching in ("online", "bins"):
-        with pytest.raises(
-            DataError, match=f"BATCHING={batching} needs records that are not packed"
-        ):
-            batching_of(packed, config(batching=batching))
+    with pytest.raises(DataError, match="BATCHING=bins needs records that are not packed"):
+        batching_of(packed, config(batching="bins"))
     with pytest.raises(DataError, match="EXCHANGE_GROUP"):
         batching_of(packed, config(exchange_group=2), world=2)
     with pytest.raises(ConfigError, match="divisor of the 2 ranks"):

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from bert.core.dist import World
-from bert.core.start import StartClock
 from bert.data import dali
 from bert.data.dali import DaliLoader
 from bert.data.loader import Config, TrainingData
@@ -190,7 +189,7 @@ def test_a_run_by_dali_that_stops_and_resumes_trains_the_same_weights(
         config = from_env(RunConfig, environment)
         log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
         with World(config.dist) as world:
-            return train.pretrain(config, world, log, StartClock()).step
+            return train.pretrain(config, world, log).step
 
     def build(*arguments):
         trained.append(first_build(*arguments))

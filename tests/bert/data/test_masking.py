@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from bert.data import loader
 from bert.data.batch import make_batch
 from bert.data.format import open_records, write_records
 from bert.data.loader import Config, TrainingData, open_masks
@@ -102,24 +101,6 @@ def test_another_epoch_file_or_seed_has_other_masks_and_the_same_the_same(many: 
         assert 0.13 < len(first & other) / len(first) < 0.17, "independent"
 
 
-def test_the_tokens_of_a_word_are_masked_together(many: Records) -> None:
-    continuing = frozenset(range(100, WORDS))
-    tokens = MaskTokens(CLS, SEP, MASK, WORDS, continuing)
-    plain = make_batch(many, np.arange(many.num_sequences), 512)
-    masks = DynamicMasks(tokens, 7, 10**9, whole_words=True)
-    chosen = np.isin(
-        np.arange(plain.num_tokens), masks(plain, chosen_of(many)).masked_positions.numpy()
-    )
-    before = original(many)
-    text = ~np.isin(before, (CLS, SEP))
-    inside = np.flatnonzero(np.isin(before[1:], list(continuing)) & text[1:] & text[:-1]) + 1
-    assert np.array_equal(chosen[inside], chosen[inside - 1])
-    assert abs(chosen[text].mean() - 0.15) < 0.006
-    alone = DynamicMasks(tokens, 7, 10**9)(plain, chosen_of(many))
-    same = DynamicMasks(MaskTokens(CLS, SEP, MASK, WORDS), 7, 10**9)(plain, chosen_of(many))
-    assert torch.equal(alone.input_ids, same.input_ids), "unless it is asked for"
-
-
 def test_masks_beyond_the_room_of_a_graph_are_left_out(many: Records) -> None:
     tokens = MaskTokens(CLS, SEP, MASK, WORDS)
     plain = make_batch(many, np.arange(50), 512)
@@ -137,16 +118,12 @@ KINDS = {
     "packed": {"packed": True},
     "unpacked": {},
     "binned": {"batching": "bins", "bin_counts": "2:1:1"},
-    "online": {"batching": "online"},
     "exchanged": {"exchange_group": -1},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rank_world_size_and_resumption_change_no_mask(
-    make_records, monkeypatch, kind: str
-) -> None:
-    monkeypatch.setattr(loader, "ONLINE_BUFFER", 16)
+def test_rank_world_size_and_resumption_change_no_mask(make_records, kind: str) -> None:
     settings = KINDS[kind]
     source = Files([make_records(40, packed=kind == "packed", seed=seed) for seed in range(3)])
     found: dict[tuple[int, int, int], set[tuple[int, ...]]] = {}
@@ -234,9 +211,7 @@ def dynamic(prepared: dict[str, str]) -> dict[str, str]:
 def test_the_ids_are_the_vocabularys(tmp_path: Path) -> None:
     path = tmp_path / "vocab.txt"
     path.write_text("##s\n[SEP]\nb\nb\n[MASK]\r\n[CLS]\n[UNK]\n[PAD]")
-    assert MaskTokens.read(path, "") == MaskTokens(
-        cls=5, sep=1, mask=4, size=8, continuing=frozenset({0})
-    ), "by line"
+    assert MaskTokens.read(path, "") == MaskTokens(cls=5, sep=1, mask=4, size=8), "by line"
     with pytest.raises(DataError, match="made with another vocabulary"):
         MaskTokens.read(path, "0" * 32)
     path.write_text("a\n[SEP]\n")

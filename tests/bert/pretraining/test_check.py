@@ -33,11 +33,11 @@ def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
         "PACKED": "0",
         "PACKING_FACTOR": "1",
         "DATADIR_PHASE2": folder,
-        "BATCHING": "online",
+        "BATCHING": "bins",
     }
     done = run_bert(unpacked, arguments=("--check",))
     assert done.returncode == 2
-    assert "BATCHING=online needs records that are not packed, and these are" in done.stderr
+    assert "BATCHING=bins needs records that are not packed, and these are" in done.stderr
 
 
 def test_a_refused_check_writes_nothing_into_the_folder_of_a_finished_run(

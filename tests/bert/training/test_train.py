@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from bert.core.dist import World
-from bert.core.start import StartClock
 from bert.data.format import open_records, write_records
 from bert.data.records import Records
 from bert.kernels.precision import Config as PrecisionConfig
@@ -203,7 +202,7 @@ def test_warm_up_leaves_the_run_as_it_is_without(prepared, run_bert, tmp_path):
         (tmp_path / f"warm{warm}.py").write_text(first)
         environment = prepared | {
             "FIRST": str(tmp_path / f"warm{warm}.py"), "CHECKPOINT_DIR": str(tmp_path / warm), "CHECKPOINT_EVERY_STEPS": "4",
-            "RUN_DIR": str(tmp_path / f"run{warm}"), "EVAL_INITIAL": "1",
+            "RUN_DIR": str(tmp_path / f"run{warm}"),
         }  # fmt: skip
         assert run_bert(environment).returncode == 3
         states.append((newest(tmp_path / warm), _values(environment, "eval_accuracy")))
@@ -211,38 +210,11 @@ def test_warm_up_leaves_the_run_as_it_is_without(prepared, run_bert, tmp_path):
     assert states[0][1] == states[1][1]
 
 
-def test_accuracy_before_training_is_that_of_zero_steps(prepared, run_bert, tmp_path):
-    saved = prepared | {
-        "CHECKPOINT_DIR": str(tmp_path / "c"),
-        "CHECKPOINT_EVERY_STEPS": "4",
-        "EVAL_INITIAL": "1",
-    }
-    run_bert(saved)
-    trained = sorted((tmp_path / "c").glob("step_*.pt"))[-1]
-    last = _values(saved, "eval_accuracy")[-1]
-    again = prepared | {
-        "INIT_CHECKPOINT": str(trained),
-        "EVAL_INITIAL": "1",
-        "TARGET_MLM_ACCURACY": str(last),
-        "TRIAL": "1",
-    }
-    finished = run_bert(again)
-    assert finished.returncode == 0, finished.stderr
-    assert _values(again, "eval_accuracy") == [last]
-    assert _values(again, "train_samples") == [0]
-    assert [e["metadata"]["epoch_num"] for e in _result(again) if e["key"] == "eval_accuracy"] == [
-        0
-    ]
-    assert [e["metadata"]["status"] for e in _result(again) if e["key"] == "run_stop"] == [
-        "success"
-    ]
-
-
 def test_evaluation_does_not_depend_on_ranks_or_batch_size(prepared, run_bert, tmp_path):
     accuracies = []
     for ranks, size in ((1, "16"), (2, "5")):
         environment = prepared | {
-            "EVAL_INITIAL": "1",
+            "REHEARSAL": "1",  # also evaluates before the first step
             "EVAL_BATCHSIZE": size,
             "RUN_DIR": str(tmp_path / f"r{ranks}"),
         }
@@ -389,7 +361,7 @@ def _train_with_overflows(environment, monkeypatch, overflow):
         config = from_env(Config, environment)
         log = MlperfLog(config.mlperf, True, Path(environment["RUN_DIR"], "result_0.txt"))
         with World(config.dist) as world:
-            assert not train.pretrain(config, world, log, StartClock()).reached
+            assert not train.pretrain(config, world, log).reached
     said = [
         (
             event["key"],
