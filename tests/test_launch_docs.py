@@ -39,7 +39,6 @@ NOT_FOR_USERS = {
         "SBATCH_TIMELIMIT",
     ),  # of CUDA, gloo, NCCL, Python and Slurm, by their own documentation
     *(
-        "ENROOT_CONF",
         "PROC_STATUS",
         "PROC_SYS",
         "SYSFS",

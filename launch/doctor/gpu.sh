@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# doctor: GPUs, driver, clocks and NVLink. Sourced by doctor.sh.
+# doctor: GPUs and driver; how fast they and their links are, certify.sh tests. Sourced by doctor.sh.
 # shellcheck disable=SC2154
 
 doctor::gpu() {
@@ -14,23 +14,19 @@ doctor::gpu() {
     doctor::row fail GPUs "${output##*$'\n'}" 'sudo nvidia-smi -q; reload the driver or restart the machine'
   else
     doctor::gpus "$output"
-    doctor::gpu_users
-    doctor::nvlink
   fi
 }
 
-# Prints a line of fields for each GPU. Drivers before 535 have another name for the last field.
+# Prints a line of fields for each GPU.
 doctor::query() {
-  local -r fields=name,memory.total,driver_version,persistence_mode,clocks.max.sm format=csv,noheader,nounits
-  nvidia-smi --query-gpu="$fields,clocks_event_reasons.active" --format="$format" 2>/dev/null ||
-    nvidia-smi --query-gpu="$fields,clocks_throttle_reasons.active" --format="$format"
+  nvidia-smi --query-gpu=name,memory.total,driver_version,persistence_mode --format=csv,noheader,nounits
 }
 
 # Argument: a line of comma-separated fields for each GPU.
 doctor::gpus() {
   local -r count=$(wc -l <<<"$1") wanted=${DGXNGPU:-1}
-  local memory driver persistence clock kinds
-  IFS=, read -r _ memory driver persistence clock _ <<<"${1//, /,}"
+  local memory driver persistence kinds
+  IFS=, read -r _ memory driver persistence <<<"${1//, /,}"
   kinds=$(cut -d, -f1 <<<"$1" | sort -u | paste -sd/)
   if ((count < wanted)); then
     doctor::row fail GPUs "$count x $kinds and the config wants DGXNGPU=$wanted" 'ask for all GPUs, or source a smaller config'
@@ -41,43 +37,5 @@ doctor::gpus() {
   doctor::row pass driver "$driver, CUDA $(nvidia-smi | sed -n 's/.*CUDA Version: *\([0-9.]*\).*/\1/p')"
   if [[ $persistence != Enabled ]]; then
     doctor::row warn persistence 'off: the first use of a GPU takes seconds' 'sudo nvidia-smi -pm 1'
-  fi
-  doctor::clocks "$clock" "$(cut -d, -f6 <<<"${1//, /,}")"
-}
-
-# Arguments: highest SM clock; for each GPU a bit mask of throttle reasons. Idle (1) and settings (2) are fine.
-doctor::clocks() {
-  local -r clock=$1
-  local bits slowed=0
-  for bits in $2; do
-    if [[ $bits == 0x* ]] && ((bits & ~0x3)); then slowed=$((slowed + 1)); fi
-  done
-  if ((slowed)); then
-    doctor::row warn clocks "$slowed GPUs are held below $clock MHz (power, heat or a sync boost)" 'nvidia-smi -q -d PERFORMANCE,TEMPERATURE'
-  else
-    doctor::row pass clocks "up to $clock MHz, none slowed down"
-  fi
-}
-
-doctor::gpu_users() {
-  local -r users=$(nvidia-smi --query-compute-apps=pid,process_name --format=csv,noheader 2>/dev/null)
-  if [[ $users ]]; then doctor::row warn 'GPU processes' "$(wc -l <<<"$users") others: ${users%%$'\n'*}" 'end them, or take another machine'; fi
-}
-
-doctor::nvlink() {
-  local -r status=$(nvidia-smi nvlink --status 2>/dev/null)
-  local -r links=$(grep -c '^[[:space:]]*Link [0-9]' <<<"$status") off=$(grep -ci 'inactive' <<<"$status")
-  local fabric
-  if ((${DGXNGPU:-1} < 2)); then return; fi
-  if ((links == 0)); then
-    doctor::row warn NVLink 'none: gradients go over PCIe' 'nvidia-smi topo -m'
-  elif ((off)); then
-    doctor::row fail NVLink "$off of $links links are inactive" 'nvidia-smi nvlink --status; systemctl restart nvidia-fabricmanager'
-  else
-    doctor::row pass NVLink "$links links"
-  fi
-  fabric=$(nvidia-smi -q | awk '/^ *Fabric/ { inside = 1 } inside && /State/ { print $NF; inside = 0 }' | sort -u | grep -vE 'Completed|N/A')
-  if [[ $fabric ]]; then
-    doctor::row fail 'fabric manager' "$(paste -sd' ' <<<"$fabric")" 'sudo systemctl restart nvidia-fabricmanager'
   fi
 }

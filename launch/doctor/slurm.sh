@@ -1,8 +1,6 @@
 #!/usr/bin/env bash
 # doctor: Slurm as run.sub uses it. Sourced by doctor.sh.
 # shellcheck disable=SC2154
-# shellcheck source=launch/doctor/slurm_nodes.sh
-source "$REPO_DIR/launch/doctor/slurm_nodes.sh"
 
 doctor::slurm() {
   local output
@@ -16,7 +14,6 @@ doctor::slurm() {
   fi
   doctor::row pass slurm "$(sinfo --version), $(wc -l <<<"$output") partitions"
   doctor::partition "$output"
-  doctor::mpi
   doctor::runtimes
 }
 
@@ -43,16 +40,27 @@ doctor::partition() {
     doctor::row pass partition "$name, $nodes nodes of $gres"
   fi
   doctor::gres "$gres"
-  doctor::reserved_cpus "$name"
 }
 
-doctor::mpi() {
-  local -r wanted=${SLURM_MPI_TYPE:-none}
-  local -r known=$(srun --mpi=list 2>&1 | sed 1d | tr -s '[:space:]' ' ')
-  if [[ $wanted == none || " $known" == *" $wanted "* ]]; then
-    doctor::row pass 'MPI type' "$wanted"
+# Argument: the gres of a node, such as gpu:h100:8(S:0-1).
+doctor::gres() {
+  local -r wanted=${GPU_GRES:-gpu}
+  local -i count=0
+  local gres=$1 part
+  while [[ $gres == *'('*')'* ]]; do gres=${gres%%'('*}${gres#*')'}; done
+  for part in ${gres//,/ }; do
+    if [[ $part == "$wanted:"* || $part == "$wanted" ]]; then count+=$([[ ${part##*:} =~ ^[0-9]+$ ]] && echo "${part##*:}" || echo 1); fi
+  done
+  if [[ $wanted == none || ${DEVICE:-auto} == cpu ]]; then
+    doctor::row pass gres 'steps request no GPUs'
+  elif [[ $1 != *gpu* ]]; then
+    doctor::row pass gres 'no GPUs among the gres: steps request none, and see all of a node'
+  elif ((count == 0)); then
+    doctor::row fail gres "the nodes have no $wanted, but $gres" 'in env.sh: export GPU_GRES=none (or gpu:TYPE)'
+  elif ((count < ${DGXNGPU:-1})); then
+    doctor::row fail gres "a node has $count x $wanted and the config wants DGXNGPU=$DGXNGPU" 'source a config of fewer GPUs'
   else
-    doctor::row warn 'MPI type' "SLURM_MPI_TYPE=$wanted is not among:$known" 'in env.sh: unset SLURM_MPI_TYPE (ranks need no MPI)'
+    doctor::row pass gres "$count x $wanted a node"
   fi
 }
 

@@ -81,19 +81,16 @@ slurm::check_nodes() {
 # Does a step with these options of srun start?
 slurm::starts() { [[ $("$@" echo started 2>/dev/null) == *started* ]]; }
 
-# The ranks find each other by MASTER_ADDR, so `none` is enough; for another SLURM_MPI_TYPE, prints the nearest one that works,
-# since srun also lists types whose library is missing.
+# The ranks find each other by MASTER_ADDR, so `none` is enough; it replaces another SLURM_MPI_TYPE that starts no step: srun also
+# lists types whose library is missing.
 slurm::mpi_type() {
-  local -r wanted=${SLURM_MPI_TYPE:-none} known=" $(srun --mpi=list 2>&1 | tr -s '[:space:]' ' ') "
-  local type why='is not in srun --mpi=list'
-  for type in "$wanted" pmi2 none; do
-    if [[ $type == none ]]; then break; fi
-    [[ $known == *" $type "* ]] || continue
-    slurm::starts srun --mpi="$type" --nodes=1 --ntasks=1 && break
-    if [[ $type == "$wanted" ]]; then why='does not start a step (is its library on every node?)'; fi
-  done
-  [[ $type == "$wanted" ]] || log::warn "SLURM_MPI_TYPE=$wanted $why: using $type"
-  echo "$type"
+  local -r wanted=${SLURM_MPI_TYPE:-none}
+  if [[ $wanted == none ]] || slurm::starts srun --mpi="$wanted" --nodes=1 --ntasks=1; then
+    echo "$wanted"
+  else
+    log::warn "SLURM_MPI_TYPE=$wanted does not start a step (is its library on every node?): using none"
+    echo none
+  fi
 }
 
 # Address of the first node, as seen by the other nodes: rank 0 listens there.

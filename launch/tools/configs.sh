@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints all configs as a table, or the differences between two of them.
-#   launch/tools/configs.sh                                    a row for each config
-#   launch/tools/configs.sh DGXH100_4x8x48 H100_1x1x48x8_pack  variables in which the two differ; a unique part of a name is enough
+#   launch/tools/configs.sh                                                    a row for each config
+#   launch/tools/configs.sh DGXH100_4x8x48x1_pack DGXH100_1x8x48x1_pack        variables in which the two differ
 set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
@@ -35,31 +35,20 @@ configs::table() {
 
 configs::name() { basename -- "$1" .sh | sed 's/^config_//'; }
 
-# The one config whose name is, or contains, the argument.
-configs::find() {
-  local -a found
+# The file of a name, with or without config_ and .sh.
+configs::file() {
   local name=${1##*/}
-  name=${name#config_}
-  name=${name%.sh}
-  if [[ -f configs/config_$name.sh ]]; then
-    echo "configs/config_$name.sh"
-    return
-  fi
-  mapfile -t found < <(compgen -G "configs/config_*$name*.sh")
-  ((${#found[@]} == 1)) || fail "$1: ${#found[@]} configs have this in their name: ${found[*]##*/config_}"
-  echo "${found[0]}"
+  name=configs/config_${name#config_}
+  [[ -f ${name%.sh}.sh ]] || fail "$1: no such config; make configs lists them"
+  echo "${name%.sh}.sh"
 }
 
+# NAME=VALUE lines in which the two differ, as of diff.
 configs::difference() {
   local one other
-  one=$(configs::find "$1")
-  other=$(configs::find "$2")
-  printf '%-28s %-28s %s\n' variable "$(configs::name "$one")" "$(configs::name "$other")"
-  awk -F= '{ value = substr($0, length($1) + 2) }
-    FNR == NR { of[$1] = value; differs[$1]; other[$1] = "-"; next }
-    { other[$1] = value; if (!($1 in of)) of[$1] = "-"; differs[$1] }
-    END { for (name in differs) if (of[name] != other[name]) printf "%-28s %-28s %s\n", name, of[name], other[name] }' \
-    <(configs::exports "$one") <(configs::exports "$other") | sort
+  one=$(configs::file "$1")
+  other=$(configs::file "$2")
+  diff --unified=0 --label "$1" --label "$2" <(configs::exports "$one" | sort) <(configs::exports "$other" | sort) | grep -v '^@@' || true
 }
 
 case $# in

@@ -22,21 +22,16 @@ SINFO = """case "$*" in
      echo "batch|${STATE:-up}|${NODES:-4}|${GRES:-gpu:h100:8(S:0-1)}" ;;
 esac"""
 SRUN = """case "$*" in
-  --mpi=list) printf 'MPI plugin types are...\\n\\tnone\\n\\tpmi2\\n' ;;
   --help) printf '%s\\n' ${PYXIS---container-image --container-name --container-mounts --no-container-mount-home \
 --container-remap-root --container-writable}
     [[ ! ${DLOPEN:-} ]] || echo "srun: error: spank: Dlopen of plugin file failed: $DLOPEN: cannot open it" >&2 ;;
   *--container-image*) printf '%s\\n' "${CONTAINER-answer dgx1}"; exit "${CONTAINER_STATUS:-0}" ;;
 esac"""
 SMI = """case "$*" in
-  *clocks_event_reasons*) [[ ! ${OLD_DRIVER:-} ]] || { echo "Field is not a valid field to query."; exit 2; } ;;&
   *query-gpu*) [[ ! ${NO_DRIVER:-} ]] || { echo "NVIDIA-SMI has failed because it couldn't communicate"; exit 9; }
     for ((i = 0; i < ${GPUS:-8}; i++)); do
-      echo "${MODEL:-NVIDIA H100}, 81559, 550.54.15, ${PERSISTENCE:-Enabled}, 1980, ${REASONS:-0x0000000000000001}"
+      echo "${MODEL:-NVIDIA H100}, 81559, 550.54.15, ${PERSISTENCE:-Enabled}"
     done ;;
-  *compute-apps*) printf "${APPS:-}" ;;
-  *nvlink*) for ((i = 0; i < ${LINKS:-144}; i++)); do echo "	 Link $i: ${LINK:-26.562 GB/s}"; done ;;
-  -q) printf '    Fabric\\n        State                             : %s\\n' "${FABRIC:-Completed}" ;;
   *) echo "| NVIDIA-SMI 550.54.15    Driver Version: 550.54.15    CUDA Version: 12.4     |" ;;
 esac"""
 CORRUPT = "slurmstepd: error: pyxis:     FATAL ERROR: File system corruption detected"
@@ -87,9 +82,6 @@ def site(checkout):
     (folder / "data" / "prepared-packed.json").touch()
     (folder / "data" / "sys/devices/system/cpu/online").write_text("0-63\n")
     (folder / "data" / "status").write_text("Cpus_allowed_list:\t0-27,32-59\n")
-    (folder / "enroot.conf").write_text(
-        "ENROOT_DATA_PATH  ${HOME}/enroot-$(id -u)\nENROOT_CACHE_PATH $ELSEWHERE/x\n"
-    )
     (folder / "bert.sqsh").write_text("hsqs and more")
     (checkout.root / "implementations" / "bert" / "__main__.py").write_text(CHECKED)
     (checkout.root / "h5py").mkdir()
@@ -103,7 +95,6 @@ def site(checkout):
         "SYSFS": str(folder / "data" / "sys"),
         "PROC_SYS": str(folder / "data" / "proc"),
         "PROC_STATUS": str(folder / "data" / "status"),
-        "ENROOT_CONF": str(folder / "enroot.conf"),
     }
     return checkout
 
@@ -136,21 +127,16 @@ def test_a_healthy_site_passes(site):
             "slurm",
             "partition",
             "gres",
-            "MPI type",
             "pyxis",
             "user namespaces",
             "enroot",
-            "image",
-            "ENROOT_DATA_PATH",
         ),
-        *("CPUs", "memlock", "drop caches", "LOGDIR", "GPUs", "driver", "clocks", "NVLink"),
+        *("CPUs", "memlock", "drop caches", "LOGDIR", "GPUs", "driver"),
         *("DATADIR_PHASE2_PACKED", "EVALDIR", "CHECKPOINTDIR_PHASE1", "data manifest"),
     }
     assert found["gres"][1] == "8 x gpu a node"
     assert found["CPUs"][1] == "56 of 64 CPUs on 1 NUMA nodes, 8 reserved"
     assert found["driver"][1] == "550.54.15, CUDA 12.4"
-    assert found["ENROOT_DATA_PATH"][1].startswith(f"{site.env['HOME']}/enroot-{os.getuid()}, ")
-    assert "ENROOT_CACHE_PATH" not in found, "what cannot be resolved is not guessed"
     assert done.stdout.endswith(" 0 failed, 0 warnings\n")
 
 
@@ -239,7 +225,6 @@ def test_slurm_problems_are_named_with_the_fix(site, broken, check, finding, cur
             "task 0 launch failed: Plugin initialization failed",
             "srun launch/doctor.sh",
         ),
-        ({"FREE": ""}, "ENROOT_DATA_PATH", "no such folder, and no parent of it", "another folder"),
     ],
 )
 def test_container_problems_are_named_with_the_fix(site, broken, check, finding, cure):
@@ -266,23 +251,6 @@ def test_several_nodes_prefix_their_lines_with_their_names(site):
     assert all(line.startswith("dgx7: ") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("setting", "finding"),
-    [
-        (
-            {"SPEC": "CoreSpecCount=12 CPUSpecList=84-95,180-191 MemSpecLimit=0"},
-            "84-95,180-191 of dgx1: reserved by Slurm",
-        ),
-        ({"SPEC": "CoreSpecCount=4"}, "4 cores of dgx1: reserved by Slurm"),
-        ({"RESERVED_CPUS": "0-3"}, "RESERVED_CPUS=0-3: no rank is bound there"),
-    ],
-)
-def test_reserved_cpus_are_shown(site, setting, finding):
-    result, found, _ = rows(doctor(site, "slurm", **setting).stdout)["reserved CPUs"]
-    assert result == "pass"
-    assert found.startswith(finding)
-
-
 def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
     (site.root.parent / "data" / "proc" / "user" / "max_user_namespaces").write_text("0\n")
     found = rows(doctor(site, "container").stdout)["user namespaces"]
@@ -290,18 +258,11 @@ def test_a_kernel_that_forbids_user_namespaces_is_named_with_the_setting(site):
     assert found[2].startswith("sudo sysctl -w user.max_user_namespaces=100000")
 
 
-def test_a_file_that_is_no_image_is_found(site):
-    (site.root.parent / "bert.sqsh").write_text("<html>not found</html>")
-    assert_fails(doctor(site, "container"), "image", "is not a squashfs image", "enroot import -o")
-
-
 @pytest.mark.parametrize(
     ("broken", "check", "finding", "cure"),
     [
         ({"GPUS": "7"}, "GPUs", "7 x NVIDIA H100 and the config wants DGXNGPU=8", "smaller config"),
         ({"NO_DRIVER": "1"}, "GPUs", "couldn't communicate", "driver"),
-        ({"LINK": "<inactive>"}, "NVLink", "144 of 144 links are inactive", "nvidia-fabricmanager"),
-        ({"FABRIC": "In Progress"}, "fabric manager", "Progress", "restart nvidia-fabricmanager"),
         ({"FREE": "0"}, "LOGDIR", "0 GB free", ""),
         ({"PYTHON": "/no/python"}, "Python", "/no/python", "make setup"),
         (
@@ -323,30 +284,12 @@ def test_machine_problems_are_named_with_the_fix(site, broken, check, finding, c
     assert_fails(doctor(site, "machine", "gpu", "data", CONT="", **broken), check, finding, cure)
 
 
-@pytest.mark.parametrize(
-    ("odd", "check", "finding"),
-    [
-        ({"PERSISTENCE": "Disabled"}, "persistence", "off"),
-        ({"REASONS": "0x0000000000000040"}, "clocks", "8 GPUs are held below 1980 MHz"),
-        ({"LINKS": "0"}, "NVLink", "over PCIe"),
-        ({"APPS": "12, python\\n"}, "GPU processes", "1 others: 12, python"),
-    ],
-)
-def test_causes_of_slowness_are_warnings(site, odd, check, finding):
-    done = doctor(site, "gpu", **odd)
+def test_an_idle_driver_that_unloads_is_a_warning(site):
+    done = doctor(site, "gpu", PERSISTENCE="Disabled")
     found = rows(done.stdout)
     assert done.returncode == 0, done.stdout
-    assert found[check][0] == "warn"
-    assert finding in found[check][1]
-    assert found[check][2], "with what helps"
-
-
-@pytest.mark.parametrize("odd", [{"OLD_DRIVER": "1"}, {"REASONS": "[N/A]"}])
-def test_missing_driver_information_is_no_failure(site, odd):
-    done = doctor(site, "gpu", **odd)
-    assert done.returncode == 0, done.stdout
-    assert rows(done.stdout)["clocks"][0] == "pass"
-    assert not done.stderr
+    assert found["persistence"][0] == "warn"
+    assert found["persistence"][2], "with what helps"
 
 
 def test_data_of_unknown_origin_is_a_warning_with_the_command_that_verifies_it(site):
@@ -446,12 +389,6 @@ def assert_fails(done, check: str, finding: str, cure: str) -> None:
         ({}, "partition", "pass", "2 nodes of gpu:h100:8"),
         ({"DGXNNODES": "3"}, "partition", "fail", "has 2 nodes and the config wants DGXNNODES=3"),
         ({"SBATCH_PARTITION": "none"}, "partition", "fail", "none: no such partition"),
-        (
-            {"SLURM_MPI_TYPE": "openmpi9"},
-            "MPI type",
-            "warn",
-            "SLURM_MPI_TYPE=openmpi9 is not among",
-        ),
         ({"CONT": "image"}, "pyxis", "pass", ""),
     ],
 )

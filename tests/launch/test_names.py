@@ -107,19 +107,17 @@ def test_the_list_of_configs_and_the_difference_of_two(checkout):
     row = next(line.split() for line in table if line.startswith("DGXH100_4x8x48x1_pack"))
     assert row[1:] == ["4", "8", "48", "x", "1", "packed", "3072", "0.002711", "1040", "closed"]
     rows = sourced(
-        checkout, "launch/tools/configs.sh DGXH100_4x8x48 config_GB200_2x4x48x1_pack.sh"
-    ).stdout.splitlines()[1:]
-    assert ["LR", "0.002711", "0.00096"] in [row.split() for row in rows]
-    assert not any(row.startswith("BATCHSIZE") for row in rows), "the same in both"
-    rows = sourced(checkout, "launch/tools/configs.sh demo Samsung").stdout.splitlines()
-    assert ["OPTIMIZER", "-", "adamw"] in [row.split() for row in rows]
+        checkout, "launch/tools/configs.sh DGXH100_4x8x48x1_pack config_GB200_2x4x48x1_pack.sh"
+    ).stdout.splitlines()
+    assert {"-LR=0.002711", "+LR=0.00096"} <= set(rows)
+    assert not any("BATCHSIZE" in row for row in rows), "the same in both"
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("nothing y", "nothing: 0 configs"),
-        ("DGXH100 demo", "DGXH100: "),
+        ("nothing y", "nothing: no such config"),
+        ("DGXH100 demo", "DGXH100: no such config"),
         ("demo", "expected no argument"),
     ],
 )

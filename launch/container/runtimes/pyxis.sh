@@ -4,7 +4,6 @@
 # shellcheck disable=SC2154 # mounts and srun are of container.sh and runner.sh
 # shellcheck disable=SC2034 # the platforms are for container.sh
 runtime_platforms=(slurm) runtime_default_on=(slurm)
-ENROOT_CONF=${ENROOT_CONF:-/etc/enroot/enroot.conf}
 
 # Differs after a requeue and in each attempt, since the previous container of this job may be half removed.
 CONTAINER_NAME=${ATTEMPT_NAME:-bert}
@@ -104,7 +103,6 @@ container::doctor() {
   local output
   pyxis::doctor_namespaces
   pyxis::doctor_enroot
-  pyxis::doctor_image
   # The run's own check and message, which has not run anything yet.
   if output=$(container::check 2>&1 >/dev/null); then
     pyxis::doctor_runs
@@ -139,7 +137,7 @@ container::doctor_platform() {
 }
 
 pyxis::doctor_enroot() {
-  local output path variable free
+  local output
   if ! command -v enroot >/dev/null; then
     if doctor::on_compute_node; then
       doctor::row fail enroot 'not on PATH' 'install enroot on every node'
@@ -149,44 +147,10 @@ pyxis::doctor_enroot() {
     return
   fi
   if ! output=$(enroot list 2>&1); then
-    doctor::row fail enroot "enroot list: ${output##*$'\n'}" "ENROOT_DATA_PATH and ENROOT_RUNTIME_PATH in $ENROOT_CONF: folders this user can write"
+    doctor::row fail enroot "enroot list: ${output##*$'\n'}" "ENROOT_DATA_PATH and ENROOT_RUNTIME_PATH in /etc/enroot/enroot.conf: folders this user can write"
     return
   fi
   doctor::row pass enroot "version $(enroot version)"
-  for variable in ENROOT_DATA_PATH ENROOT_CACHE_PATH ENROOT_RUNTIME_PATH; do
-    path=$(pyxis::enroot_path "$variable")
-    [[ $path ]] || continue
-    free=$(doctor::free_gb "$path")
-    if [[ ! $free ]]; then
-      doctor::row fail "$variable" "$path: no such folder, and no parent of it" "in $ENROOT_CONF: another folder"
-    elif [[ $variable != ENROOT_DATA_PATH ]] || ((free >= 60)); then
-      doctor::row pass "$variable" "$path, $free GB free"
-    else
-      doctor::row warn "$variable" "$path has $free GB free, and an unpacked image takes about 40" "in $ENROOT_CONF: a larger disk"
-    fi
-  done
-}
-
-# A path of enroot's settings: from the environment, or from its file with the usual variables resolved.
-# shellcheck disable=SC2016 # searched for literally
-pyxis::enroot_path() {
-  local -r name=$1
-  local path=${!name:-}
-  if [[ ! $path && -r $ENROOT_CONF ]]; then path=$(sed -n "s/^[[:space:]]*${name}[[:space:]]\{1,\}//p" "$ENROOT_CONF" | tail -n 1); fi
-  path=${path//'$(id -u)'/$(id -u)}
-  path=${path//'${UID}'/$(id -u)}
-  path=${path//'${USER}'/$(id -un)}
-  path=${path//'${HOME}'/$HOME}
-  if [[ $path != *'$'* ]]; then echo "$path"; fi
-}
-
-pyxis::doctor_image() {
-  [[ $CONT == *.sqsh && -r $CONT ]] || return 0
-  if [[ $(head -c 4 "$CONT") == hsqs ]]; then
-    doctor::row pass image "$CONT, $(($(stat -Lc %s "$CONT") >> 30)) GB"
-  else
-    doctor::row fail image "$CONT is not a squashfs image" "enroot import -o $CONT dockerd://mlperf-bert"
-  fi
 }
 
 # Runs a command in a container of the image, on this node of a job or on any free node.

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # Body of a stand-in for srun: reads the number of tasks from its options and starts them here, one after the other.
 case " $* " in
-  *' --mpi=list '*) echo "MPI plugin types are..." "${SRUN_MPI-none pmi2 pmix}" && exit ;;
   *' --help '*) echo "${SRUN_HELP-}" && exit ;;
 esac
 count=1 node_tasks=1
