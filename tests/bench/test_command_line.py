@@ -33,7 +33,7 @@ def script(repository, monkeypatch, capsys):
         ("step_model", ("--rows", "0"), AT_LEAST_ONE),
         ("step_model", ("--memory", "-1"), "'-1': expected a number above 0"),
         ("loader", ("--steps", "0"), AT_LEAST_ONE),
-        ("cpu_step", ("recompute", "--rows", "0", "--tiny"), AT_LEAST_ONE),
+        ("cpu_step", ("--rows", "0", "--tiny"), AT_LEAST_ONE),
         ("prepare", ("instances", "/nope"), "/nope: no such file"),
         (
             "prepare",
@@ -48,7 +48,6 @@ def script(repository, monkeypatch, capsys):
         ),
         ("finetuning", (), "the following arguments are required: folder"),
         ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
-        ("convergence", ("--only", "nope"), "--only nope: no such pair here: "),
         ("prepare", ("all", "--keep", "/dev/null/nope"), "/dev/null/nope: not writable"),
         ("prepare", ("packing", "--sequences", "2"), "'2': expected an integer of at least 1000"),
         ("step_model", ("--length", "2"), "'2': expected an integer of at least 8"),

@@ -77,6 +77,5 @@ def test_curves_overlap_where_the_means_are_no_further_apart_than_seeds(converge
 def test_with_dropout_the_curves_of_three_seeds_overlap_those_of_an_independent_implementation(
     convergence,
 ):
-    trial = convergence.Trial(steps=300, dtype=torch.float32, peak_lr=0.02)
-    found = convergence.with_dropout(trial, 3)
+    found = convergence.with_dropout(300, 3)
     assert found["overlap"], found

@@ -185,38 +185,3 @@ def test_the_two_constants_are_recovered_from_synthetic_systems(model, monkeypat
     assert "Fitted: 0.80 of the modelled rate, 7 us a collective" in text
     assert "Error: 0% in the median, 0% at worst." in text
     assert "| 512 H100 | 64 | 3 | 1 |" in text
-
-
-def test_kernels_in_a_profile_are_assigned_to_parts_by_name(repository, monkeypatch):
-    monkeypatch.syspath_prepend(str(repository / "bench"))
-    train_step = importlib.import_module("train_step")
-    kernels = {
-        "bias_gelu__forward": 2.0, "dropout_add_layer_norm__backward": 9.0, "nvjet_hsh_128x256_64x4_TNT": 60.0,
-        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16": 5.0, "triton_attention__key_gradient": 7.0,
-        "sm90_xmma_gemm_bf16": 4.0, "Memcpy DtoD": 1.0, "lamb__moments": 3.0,
-    }  # fmt: skip
-    found = train_step.by_part(kernels.items())
-    assert found == {
-        "GELU": 2,
-        "LayerNorm": 9,
-        "products": 64,
-        "attention": 12,
-        "other": 1,
-        "LAMB": 3,
-    }
-
-
-def test_every_triton_kernel_has_a_part_and_its_module_in_a_profile(repository, monkeypatch):
-    monkeypatch.syspath_prepend(str(repository / "bench"))
-    train_step = importlib.import_module("train_step")
-    names = {
-        path.stem
-        for path in (repository / "implementations/bert/kernels").rglob("*.py")
-        if "\n@jit\n" in path.read_text()
-    }
-    helpers = {
-        "dropout",
-        "triton_support",
-        "assembly_check",
-    }  # launched by others, or never in a step
-    assert names - helpers == set(train_step.PARTS)

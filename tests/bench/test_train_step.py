@@ -1,0 +1,110 @@
+"""bench/train_step.py: operations, the peer's inputs, faults of a variant, parts of a profile."""
+
+from __future__ import annotations
+
+import importlib
+import time
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+
+@pytest.fixture
+def bench(repository, monkeypatch):
+    """import_(name): a module of bench/."""
+    monkeypatch.syspath_prepend(str(repository / "bench"))
+    return importlib.import_module
+
+
+def test_operations_are_counted_from_real_lengths(bench):
+    torch_lib = bench("torch_lib")
+    config = torch_lib.BertConfig(**torch_lib.TINY)
+    batch = torch_lib.packed_batches(3, 1, config)[0]
+    lengths = np.diff(batch.cu_seqlens.numpy())
+    expected = 0.0
+    for _ in range(config.num_hidden_layers):
+        for length in lengths:
+            # QKV, output, feed-forward: multiply-adds a token
+            linear = 32 * 96 + 32 * 32 + 32 * 64 + 64 * 32
+            expected += 2 * length * linear + 2 * 2 * length * length * 32
+    expected += batch.num_masked * 2 * (32 * 32 + 32 * 211) + len(lengths) * 2 * (32 * 32 + 32 * 2)
+    assert torch_lib.model_flops(config, batch) == pytest.approx(3 * expected, rel=1e-12)
+
+
+def test_the_peer_sees_the_same_words(bench):
+    """Hidden states of masked words are those of each sequence alone, whatever the padding."""
+    torch_lib, train_step = bench("torch_lib"), bench("train_step")
+    config = torch_lib.BertConfig(**torch_lib.TINY)
+    batch = torch_lib.packed_batches(3, 1, config)[0]
+    shape = {name: getattr(config, name) for name in vars(config) if name != "hidden_act"}
+    torch.manual_seed(0)
+    theirs = transformers.BertConfig(**shape, attn_implementation="sdpa")
+    model = transformers.BertModel(theirs).eval()
+    inputs = train_step.inputs_of(batch, 64)
+    labels = inputs.pop("labels")
+    inputs.pop("next_sentence_label")
+    hidden = model(**inputs).last_hidden_state
+    assert torch.equal(labels[labels >= 0], batch.masked_labels[: batch.num_masked].long())
+    begin = 0
+    for row, length in enumerate(batch.cu_seqlens.diff()[: batch.num_sequences].tolist()):
+        place = slice(begin, begin + length)
+        words, kinds = (x[None, place].long() for x in (batch.input_ids, batch.segment_ids))
+        alone = model(input_ids=words, token_type_ids=kinds).last_hidden_state[0]
+        torch.testing.assert_close(hidden[row, :length], alone, atol=1e-5, rtol=1e-4)
+        begin += length
+
+
+def test_a_variant_that_fails_is_a_problem_of_its_own(bench, monkeypatch):
+    train_step = bench("train_step")
+
+    def build(variant, *_):
+        def run(number):
+            time.sleep(0.001)
+            if variant.name == "fails" and number > 5:
+                raise RuntimeError("an illegal memory access was encountered")
+
+        return run
+
+    monkeypatch.setattr(train_step, "build_ours", build)
+    config = train_step.BertConfig(**train_step.TINY)
+    fails, good = (
+        train_step.measured(train_step.Variant(name=name, rows=2, graph=False), config, 2, 1, 1.0)
+        for name in ("fails", "good")
+    )
+    assert fails["problem"] == "RuntimeError: an illegal memory access was encountered"
+    assert "milliseconds" not in fails
+    assert good["milliseconds"] > 0
+    assert good["settings"] == {"PRECISION": "bf16", "BATCHSIZE": "2", "CUDA_GRAPH": "0"}
+
+
+def test_kernels_in_a_profile_are_assigned_to_parts_by_name(bench):
+    kernels = {
+        "bias_gelu__forward": 2.0, "dropout_add_layer_norm__backward": 9.0, "nvjet_hsh_128x256_64x4_TNT": 60.0,
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16": 5.0, "triton_attention__key_gradient": 7.0,
+        "sm90_xmma_gemm_bf16": 4.0, "Memcpy DtoD": 1.0, "lamb__moments": 3.0,
+    }  # fmt: skip
+    assert bench("train_step").by_part(kernels.items()) == {
+        "GELU": 2, "LayerNorm": 9, "products": 64, "attention": 12, "other": 1, "LAMB": 3,
+    }  # fmt: skip
+
+
+def test_every_triton_kernel_has_a_part_and_its_module_in_a_profile(repository, bench):
+    paths = (repository / "implementations/bert/kernels").rglob("*.py")
+    names = {path.stem for path in paths if "\n@jit\n" in path.read_text()}
+    # Launched by others, or never in a step.
+    helpers = {"dropout", "triton_support", "assembly_check"}
+    assert names - helpers == set(bench("train_step").PARTS)
+
+
+def test_self_check_names_the_setting_that_leaves_out_what_is_wrong(repository, monkeypatch):
+    monkeypatch.syspath_prepend(str(repository / "tests"))
+    self_check = importlib.import_module("self_check")
+    checked = {check.__name__ for check in self_check.CHECKS}
+    assert set(self_check.CURES) == checked - {"assembly"}, "the assembly is left out by itself"
+    assert self_check.way_down([]) == []
+    assert self_check.way_down(["whole_step", "fused_kernels", "graphs"]) == [
+        "CUDA_GRAPH=0", "FUSED=none",
+    ]  # fmt: skip
+    assert self_check.way_down(["attention_backends"]) == ["ATTENTION=sdpa_loop CUDA_GRAPH=0"]
