@@ -14,7 +14,6 @@ from common.process import status_of
 from common.tables import read_table
 from review import compare, select, show, watch
 from review.acceptance import commands as acceptance
-from review.acceptance import watch as acceptance_watch
 from review.league import entries, page, ranking
 from review.logs.output import Heading, ReviewError, emit, pick, write_whole
 from review.logs.tree import read_object
@@ -140,16 +139,10 @@ def _watch(arguments: argparse.Namespace) -> int:
     interval, as_json, once = arguments.interval, arguments.json, arguments.once
     if not interval > 0:
         raise ReviewError(f"--interval must be above 0 s, got {interval}")
-    if arguments.accuracy is not None and not 0 < arguments.accuracy < 1:
-        raise ReviewError(f"--accuracy must be between 0 and 1, got {arguments.accuracy}")
     targets: list[Path] = arguments.target
     if not arguments.all and len(targets) == 1:
-        log = watch.find_log(targets[0]) if once else watch.wait_for_log(targets[0], interval)
-        # The folder of an acceptance test, which writes no log.
-        if log.is_dir():
-            return acceptance_watch.watch(acceptance_watch.Watched(log), interval, as_json, once)
-        targets = [log]
-    runs = watch.Runs(targets, arguments.ruleset, arguments.accuracy)
+        targets = [watch.find_log(targets[0]) if once else watch.wait_for_log(targets[0], interval)]
+    runs = watch.Runs(targets, arguments.ruleset)
     # Without --once the first log may still come.
     if once and not runs.poll(0):
         raise ReviewError(f"{targets[0]}: {watch.NO_LOG}; give the logs of runs, or their folder")

@@ -1,10 +1,7 @@
-"""`watch`: follows the logs of live runs, one row each; a single run also gets a progress bar and all its figures.
+"""`watch`: follows live runs and acceptance tests, one row each; a single one also has a bar and all its figures.
 
-Samples to the target are projected from two estimates, weighted by inverse variance. One is the RCP mean. The other is
-the accuracy of the last two evaluations, which follows a curve of fixed shape over the share of the total samples
-(_ACCURACIES). On the 20 runs behind the curve, projections at 50, 60, 70 and 90% of the run are off by 13, 10, 6 and 4%
-(RMS). It also fits published runs of other rounds with batches of 448 and 3,072; at 6,912, where accuracy rises later,
-it overestimates by 10 to 20%.
+Samples to the target are projected by the RCP mean, and in the last 40% of a run by the accuracy of the last two
+evaluations, which follows a curve of fixed shape over the share of the total samples (_ACCURACIES).
 """
 
 from __future__ import annotations
@@ -15,18 +12,18 @@ import itertools
 import math
 import os
 import re
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from common.durations import duration
-from review.acceptance.watch import is_test
+from common.files import text_of
+from review.acceptance.journal import EXIT, BurnIn, Journal
 from review.logs import output, tree
 from review.logs.mllog import number, parse, text
 from review.logs.output import Column, ReviewError, number_text, pick, print_json
@@ -38,8 +35,14 @@ from review.rulebook.compliance import DEFAULT_RULESET
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from review.acceptance.verdict import Certificate
+
 # Folders of live trials; the launcher moves the log up one level when the trial ends.
 _RUNNING = re.compile(r"running_\d+(_\d+)?")
+# The load of an acceptance test prints such a line as a stage begins; the last one is where it is.
+_STAGE = re.compile(r"certify: ([\w, ]+):")
+# A burn-in that is silent for longer than these, and _STALLED_SECONDS, has stalled.
+_SILENT_REPEATS = 10
 NO_LOG = "no result_*.txt here or below"
 _IDLE_SECONDS = 60.0  # to wait for another trial after the last run ended
 # Accuracies at 10, 15, ... 100% of the samples to the target: medians of the 20 runs of two published 5.0 results.
@@ -50,13 +53,7 @@ _ACCURACIES = (
 )
 # fmt: on
 _SHARES = [(index + 2) / 20 for index in range(len(_ACCURACIES))]
-# Relative standard error of a projection by the curve at a share of the run; larger than on the runs it was fitted to.
-_KNOWN_SHARES, _CURVE_ERRORS = (
-    (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
-    (1.0, 0.4, 0.22, 0.14, 0.10, 0.07, 0.05, 0.04),
-)
-_RCP_ERROR = 0.17  # relative standard error of the RCP mean as a projection for a single run
-_FITTED = 4  # latest evaluations, for projections to a target other than 0.720
+_SURE_SHARE = 0.6  # from here on the curve is nearer than the RCP mean, which is off by 17% (RMS)
 _STALLED_SECONDS = 60.0
 
 
@@ -71,11 +68,18 @@ class Standing:
 
     result: Result
     now_ms: float
-    target: float = TARGET_ACCURACY
 
     @property
     def run(self) -> Run:
         return self.result.runs[0]
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    @property
+    def target(self) -> float:
+        return self.result.target
 
     @functools.cached_property
     def phase(self) -> str:
@@ -100,24 +104,37 @@ class Standing:
         return self.run.run_stop is not None
 
     @functools.cached_property
+    def broken(self) -> str | None:
+        """Why the trial failed; None unless the launcher has recorded a failure."""
+        failed = re.fullmatch(r"failed_\D*(\d*).*", self.path.name)
+        number = int(failed[1] or -1) if failed else -1
+        return tree.crashes(self.path.parent).get(number, "crashed") if failed else None
+
+    @property
+    def status(self) -> int:
+        """Exit status: 1 if it ended without reaching the target."""
+        return int((self.done or self.broken is not None) and not self.run.converged)
+
+    @property
+    def news(self) -> object:
+        """What is worth a new line; samples and times change with every look."""
+        return len(self.run.evaluations), self.stalled, self.phase, self.broken
+
+    @functools.cached_property
     def elapsed(self) -> float | None:
         """Seconds since run_start."""
         start, stop = self.run.run_start, self.run.run_stop
         if start is None:
             return None
         # The clocks of the cluster and of this machine may differ: time does not run backwards.
-        return number(
-            ((stop.time_ms if stop else max(self.now_ms, start.time_ms)) - start.time_ms) / 1000
-        )
+        end = stop.time_ms if stop else max(self.now_ms, start.time_ms)
+        return number((end - start.time_ms) / 1000)
 
     @functools.cached_property
-    def silent(self) -> float | None:
+    def silent(self) -> float:
         """Seconds since the last event of a run that has not ended."""
         events = self.run.log.events
-        silent = (
-            None if self.done or not events else number((self.now_ms - events[-1].time_ms) / 1000)
-        )
-        return None if silent is None else max(0.0, silent)
+        return 0.0 if self.done or not events else (self.now_ms - events[-1].time_ms) / 1000
 
     @functools.cached_property
     def stalled(self) -> bool:
@@ -125,7 +142,7 @@ class Standing:
         times = [event.time_ms for event in self.run.log.events]
         # Logs are silent during an evaluation; how long, the log's past tells.
         longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0) / 1000
-        return self.silent is not None and self.silent > max(_STALLED_SECONDS, 3 * longest)
+        return self.silent > max(_STALLED_SECONDS, 3 * longest)
 
     @functools.cached_property
     def rate(self) -> float | None:
@@ -138,102 +155,59 @@ class Standing:
         return [(e.samples, e.accuracy) for e in self.run.evaluations if e.samples]
 
     @functools.cached_property
-    def interval(self) -> float | None:
-        """Samples between evaluations."""
-        # The mean, as an evaluation comes at the first whole step after its count.
-        return self._counted[-1][0] / len(self._counted) if self._counted else None
-
-    @functools.cached_property
     def samples(self) -> float | None:
-        """Samples trained by now: the last logged count, extrapolated by the rate while training."""
+        """Samples trained at the last count that the log has."""
         if self.done:
             return self.run.samples
-        counted = [e.samples for e in self.run.evaluations if e.samples is not None]
-        since = self.run.run_start.time_ms if self.run.run_start else 0.0
-        for event in self.run.log.events:
-            if event.key == "tracked_stats" and self.run.counts_samples:
-                counted.append(event.meta("epoch_num", "samples_count") or 0.0)
-            if event.key in ("tracked_stats", "eval_stop", "eval_accuracy"):
-                since = max(since, event.time_ms)  # training continues from here
-        if not counted:
-            return 0.0 if self.run.run_start else None
-        if self.rate is None or self.phase != "training":
-            return max(counted)
-        ahead = max(0.0, (self.now_ms - since) / 1000) * self.rate
-        return max(counted) + min(
-            ahead, self.interval or math.inf
-        )  # the next evaluation would have been logged
+        counted = [samples for samples, _ in self._counted]
+        if self.run.counts_samples:
+            stats = self.run.log.all("tracked_stats")
+            counted += [event.meta("epoch_num", "samples_count") or 0.0 for event in stats]
+        return max(counted) if counted else 0.0 if self.run.run_start else None
 
     @functools.cached_property
-    def projection(self) -> tuple[float, float] | None:
-        """(samples to the target, standard error), from the accuracies so far and the RCP mean.
-
-        Without a target: samples to the last step.
-        """
+    def projection(self) -> float | None:
+        """Samples to the target, or of a run without a target to the last step; None if unknown."""
         if self.result.pretrains:
             steps = number(
                 tree.read_json(self.result.folder / "config.json", "schedule").get("max_steps")
             )
-            return (steps * self.run.batch_size, 0.0) if steps and self.run.batch_size else None
+            return steps * self.run.batch_size if steps and self.run.batch_size else None
         if self.reached and self.run.samples:
-            return self.run.samples, 0.0
-        # The curve below is of runs to 0.720 only.
+            return self.run.samples
+        # The curve and the reference are of runs to 0.720.
         if self.target != TARGET_ACCURACY:
-            return _extrapolate(self._counted[-_FITTED:], self.target)
-        guesses = (
-            [] if self.result.rcp_point is None else [(self.result.rcp_point.mean, _RCP_ERROR)]
-        )
-        shares = [(samples, curve_share(accuracy)) for samples, accuracy in self._counted[-2:]]
-        # Below its first point the curve says nothing about the end.
-        if shares and all(share > 0 for _, share in shares):
-            by_curve = sum(samples / share for samples, share in shares) / len(shares)
-            guesses.append(
-                (by_curve, float(np.interp(shares[-1][1], _KNOWN_SHARES, _CURVE_ERRORS)))
-            )
-        if not guesses:
             return None
-        weight = sum(error**-2 for _, error in guesses)
-        # The errors are relative, so it is the logarithms that are averaged.
-        projected = math.exp(sum(math.log(guess) * error**-2 for guess, error in guesses) / weight)
-        return max(projected, self.samples or 0.0), projected * weight**-0.5
+        shares = [(samples, curve_share(accuracy)) for samples, accuracy in self._counted[-2:]]
+        point = self.result.rcp_point
+        if not shares or shares[-1][1] < _SURE_SHARE:
+            return max(point.mean, self.samples or 0.0) if point else None
+        # Of the accuracies that are on the curve: below its first point it says nothing.
+        projected = [samples / share for samples, share in shares if share > 0]
+        return max(sum(projected) / len(projected), self.samples or 0.0)
 
     @functools.cached_property
     def share(self) -> float | None:
         """Share of the run that is done, by samples, 0 to 1."""
         if self.done:
             return 1.0
-        if self.projection is None or self.samples is None or self.projection[0] <= 0:
+        if self.samples is None or not self.projection:
             return None
-        return min(1.0, self.samples / self.projection[0])
+        return min(1.0, self.samples / self.projection)
 
     @functools.cached_property
     def eta(self) -> float | None:
-        """Seconds to the evaluation that will reach the target, including the evaluations before it."""
-        if (
-            self.done
-            or self.stalled
-            or self.projection is None
-            or self.samples is None
-            or not self.rate
-        ):
+        """Seconds of training from the last count of samples to the target."""
+        if self.done or self.stalled or not self.rate or self.samples is None:
             return None
-        end = self.projection[0]
-        if self.interval:
-            end = self.interval * math.ceil(end / self.interval - 1e-9)  # runs end at evaluations
-        left = max(0.0, end - self.samples)
-        times = [seconds for e in self.run.evaluations if (seconds := e.seconds) is not None]
-        evaluation = sum(times) / len(times) if times else 0.0
-        return (
-            left / self.rate
-            + (math.ceil(left / self.interval) if self.interval else 0) * evaluation
-        )
+        return self.projection and (self.projection - self.samples) / self.rate
 
     @functools.cached_property
-    def rcp_margin(self) -> tuple[float, float] | None:
-        """(projected samples minus the smallest mean that the RCP test accepts, standard error)."""
+    def rcp_margin(self) -> float | None:
+        """Projected samples minus the smallest mean that the RCP test accepts."""
         if self.result.rcp_point is None or self.projection is None or self.result.pretrains:
             return None
-        return self.projection[0] - self.result.rcp_point.minimum, self.projection[1]
+        return self.projection - self.result.rcp_point.minimum
 
     @functools.cached_property
     def deviation(self) -> Deviation | None:
@@ -245,94 +219,151 @@ class Standing:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        projected, error = self.projection or (None, None)
+        names = (
+            "file=path phase done stalled elapsed_seconds=elapsed samples sequences_per_second=rate"
+        )
+        names += (
+            " accuracy=run.final_accuracy target projected_samples=projection share eta_seconds=eta"
+        )
+        names += " rcp_margin_samples=rcp_margin outside_published=deviation"
+        return {**pick(self, names), "evaluations": len(self.run.evaluations)}
+
+    def parts(self) -> list[str]:
+        """Everything known, one phrase per item."""
+        run, deviation, margin = self.run, self.deviation, self.rcp_margin
+        expected = "" if self.done or not self.projection else f" of about {self.projection:,.0f}"
+        wanted = "" if self.result.pretrains else f" of {self.target:g}"
+        causes = f" (likely: {'; '.join(deviation.causes)})" if deviation else ""
+        parts = (
+            (self.phase, True),
+            (f"{self.samples or 0:,.0f}{expected} samples", self.samples is not None),
+            (f"accuracy {run.final_accuracy or 0:.4f}{wanted}", run.evaluations),
+            (f"{self.rate or 0:,.0f} sequences/s", self.rate),
+            (f"{duration(self.elapsed)} elapsed", self.elapsed is not None),
+            (f"{duration(self.eta)} to go", self.eta is not None),
+            (f"RCP margin {margin or 0:+,.0f} samples", margin is not None),
+            (f"{deviation.describe() if deviation else ''}{causes}", deviation),
+            (f"no new line for {duration(self.silent)}", self.stalled),
+        )
+        return [text(part) for part, known in parts if known]
+
+    def cells(self) -> list[str]:
+        """What _COLUMNS show, but for the first."""
+        return [
+            "broken" if self.broken is not None else "stalled" if self.stalled else self.phase,
+            number_text(self.share, ".0%"),
+            number_text(self.run.final_accuracy, ".4f"),
+            str(len(self.run.evaluations)),
+            number_text(self.rate or None, ",.0f"),
+            duration(self.elapsed),
+            duration(self.eta),
+        ]
+
+
+@dataclass(frozen=True)
+class Certification:
+    """State of an acceptance test. stage: what it does now; found: the verdict so far, None before the stages are over.
+
+    silent: seconds since the last repeat; broken: why the load did not run.
+    """
+
+    path: Path
+    stage: str
+    found: Certificate | None
+    burn: BurnIn | None
+    silent: float
+    broken: str | None
+    done: bool
+
+    @property
+    def verdict(self) -> str:
+        """Verdict if the test ended now; empty before there is one."""
+        return self.found.state if self.found else ""
+
+    @property
+    def reasons(self) -> list[str]:
+        return self.found.reasons() if self.found else []
+
+    @property
+    def stalled(self) -> bool:
+        """Whether a burn-in has been silent for far longer than a repeat takes."""
+        if self.burn is None or self.done:
+            return False
+        repeat = self.burn.elapsed / max(self.burn.repeats, 1)
+        return self.silent > max(_STALLED_SECONDS, _SILENT_REPEATS * repeat)
+
+    @property
+    def share(self) -> float | None:
+        """Share of the burn-in that is done."""
+        if self.burn is None or not self.burn.duration:
+            return None
+        return min(1.0, self.burn.elapsed / self.burn.duration)
+
+    @property
+    def status(self) -> int:
+        """Exit status: that of `certify`, or 2 if the load did not run."""
+        return 2 if self.broken is not None else EXIT[self.verdict or "pass"]
+
+    @property
+    def news(self) -> object:
+        percent = int(100 * (self.share or 0))
+        return self.stage, self.verdict, len(self.reasons), percent, self.stalled, self.done
+
+    def as_dict(self) -> dict[str, Any]:
         return {
-            **pick(
-                self,
-                "file=run.path phase done stalled elapsed_seconds=elapsed samples sequences_per_second=rate",
-            ),
-            "evaluations": len(self.run.evaluations),
-            **pick(self, "accuracy=run.final_accuracy target"),
-            "projected_samples": projected,
-            "projected_samples_error": error,
-            **pick(self, "share eta_seconds=eta"),
-            "rcp_margin_samples": self.rcp_margin and self.rcp_margin[0],
-            "outside_published": self.deviation,
+            **pick(self, "stage reasons burn_in=burn stands_still=stalled broken done"),
+            "state": self.verdict or None,
         }
 
     def parts(self) -> list[str]:
         """Everything known, one phrase per item."""
-        run, deviation, expected, margin = self.run, self.deviation, "", ""
-        if self.rcp_margin is not None:
-            above, error = self.rcp_margin
-            margin = f"RCP margin {above:+,.0f}{f' +- {error:,.0f}' if error else ''} samples"
-        if self.projection is not None and not self.done:
-            end, error = self.projection
-            expected = f" of about {end:,.0f} +- {error:,.0f}" if error else f" of {end:,.0f}"
-        wanted = "" if self.result.pretrains else f" of {self.target:g}"
-        parts = {
-            self.phase: True,
-            f"{self.samples or 0:,.0f}{expected} samples": self.samples is not None,
-            f"accuracy {run.final_accuracy or 0:.4f}{wanted}": run.evaluations,
-            f"{self.rate or 0:,.0f} sequences/s": self.rate,
-            f"{duration(self.elapsed)} elapsed": self.elapsed is not None,
-            f"{duration(self.eta)} to go": self.eta is not None,
-            margin: margin,
-            f"{deviation.describe()} (likely: {'; '.join(deviation.causes)})"
-            if deviation
-            else "": deviation,
-            f"no new line for {duration(self.silent)}": self.stalled,
-        }
-        return [text(part) for part, known in parts.items() if known]
+        parts = [
+            self.burn.text() if self.burn else f"certify: {self.stage}",
+            f"no new repeat for {duration(self.silent)}" if self.stalled else "",
+            self.verdict if self.done or not self.verdict else f"so far: {self.verdict}",
+            *self.reasons,
+        ]
+        return [text(part) for part in parts if part]
+
+    def cells(self) -> list[str]:
+        """What _COLUMNS show, but for the first."""
+        elapsed = self.burn.elapsed if self.burn else None
+        left = self.burn.duration - self.burn.elapsed if self.burn and not self.stalled else None
+        phase = "broken" if self.broken is not None else "stalled" if self.stalled else self.stage
+        share = number_text(self.share, ".0%")
+        return [phase, share, "", "", "", duration(elapsed), duration(left and max(left, 0.0))]
 
 
-def _extrapolate(counted: list[tuple[float, float]], target: float) -> tuple[float, float] | None:
-    """Samples at which a straight line through accuracy over log(samples) meets the target, and standard error.
-
-    None if accuracy does not rise.
-    """
-    x, y = [math.log(samples) for samples, _ in counted], [accuracy for _, accuracy in counted]
-    # Evaluations at one and the same count make no line.
-    if len(set(x)) < 2:
-        return None
-    rise, start = statistics.linear_regression(x, y)
-    exponent = (target - start) / rise if rise > 0 else math.inf
-    if exponent > 50:  # more samples than any run takes
-        return None
-    projected = max(math.exp(exponent), counted[-1][0])
-    residual = math.fsum((b - start - rise * a) ** 2 for a, b in zip(x, y, strict=True))
-    return projected, projected * math.sqrt(residual / len(x)) / rise
+State: TypeAlias = "Standing | Certification"
 
 
-Watched: TypeAlias = "tuple[Follower, Standing]"
+def is_test(folder: Path) -> bool:
+    """Whether this is the folder of an acceptance test, which writes no log."""
+    begun = any(folder.glob("certify_*.npz")) or (folder / "burn_in.json").exists()
+    return begun or "expected" in tree.read_json(folder / "config.json")
 
 
 def find_logs(target: Path) -> list[Path]:
-    """Every log at or below a path, including those of running trials."""
-    if target.is_file():
+    """Every log at or below a path, including those of running trials; the folder of an acceptance test itself."""
+    if target.is_file() or is_test(target):
         return [target]
     below = [Path(folder) / name for folder, _, names in os.walk(target) for name in names]
     return [path for path in below if tree.RESULT_NAME.fullmatch(path.name) and path.is_file()]
 
 
 def find_log(target: Path) -> Path:
-    """The log to follow: the file itself, or the newest in a folder, running trials first. Raises ReviewError.
-
-    The folder of an acceptance test, which has no log, is returned itself.
-    """
+    """What to follow: the newest of ``find_logs``, running trials first. Raises ReviewError."""
     if not target.exists():
         raise ReviewError(f"{target}: no such file or folder")
-
     # Tuples compare in this order: live trials first, then the newest.
     logs = []
     for path in find_logs(target):
+        running = bool(_RUNNING.fullmatch(path.parent.name))
         with contextlib.suppress(OSError):  # removed meanwhile
-            logs.append(
-                (bool(_RUNNING.fullmatch(path.parent.name)), path.stat().st_mtime, str(path))
-            )
-    if not logs and not is_test(target):
+            logs.append((running, path.stat().st_mtime, str(path)))
+    if not logs:
         raise ReviewError(f"{target}: {NO_LOG}; give the log of a run, or its folder")
-    return Path(max(logs)[2]) if logs else target
+    return Path(max(logs)[2])
 
 
 def wait_for_log(
@@ -348,11 +379,8 @@ def wait_for_log(
             if not target.is_dir():
                 raise
         if not announced:
-            print(
-                f"review: waiting for the first result_*.txt below {target}",
-                file=sys.stderr,
-                flush=True,
-            )
+            waits = f"review: waiting for the first result_*.txt below {target}"
+            print(waits, file=sys.stderr, flush=True)
             announced = True
         sleep(interval)
 
@@ -360,11 +388,8 @@ def wait_for_log(
 class Follower:
     """Reads a growing log, and follows it to where the launcher moves it when the trial ends."""
 
-    def __init__(
-        self, path: Path, ruleset: str = DEFAULT_RULESET, target: float | None = None
-    ) -> None:
-        self.path, self.ruleset, self.target = path, ruleset, target
-        self.log = path  # initial path; ``path`` changes when the launcher moves the log
+    def __init__(self, path: Path, ruleset: str = DEFAULT_RULESET) -> None:
+        self.path, self.ruleset = path, ruleset
         self._run: Run | None = None
         self._read: object = None  # path and stamp of the log when it was last read
 
@@ -391,140 +416,161 @@ class Follower:
         except OSError as error:
             raise ReviewError(f"{self.path}: {error.strerror}") from None
         result = Result(self.path.parent, (self._run,), ruleset=self.ruleset)
-        # A target from the command line wins over that of config.json.
-        return Standing(result, 1000 * now, result.target if self.target is None else self.target)
+        return Standing(result, 1000 * now)
 
-    def broken(self) -> str | None:
-        """Why the trial failed; None unless the launcher has recorded a failure."""
-        number = re.fullmatch(r"failed_\D*(\d*).*", self.path.name)
-        return (
-            tree.crashes(self.path.parent).get(int(number[1] or -1), "crashed") if number else None
-        )
 
-    def ended(self, standing: Standing) -> bool:
-        """Whether the run is over, successful or not."""
-        return standing.done or self.broken() is not None
+class TestFollower:
+    """Reads a test's folder; its records are judged whenever they change, in a burn-in every few minutes."""
+
+    __test__ = False  # pytest takes a class of this name for one of its own
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self._found: Certificate | None = None
+        self._judged: list[tuple[str, int]] = []
+        self._journal = Journal(folder)
+
+    def poll(self, now: float) -> Certification:
+        """State at ``now``, Unix seconds. Raises ReviewError for invalid files."""
+        # Late, as it imports scipy, and `watch` should start at once.
+        from review.acceptance.verdict import certify
+
+        records = sorted([*self.path.glob("certify_*.npz"), *self.path.glob("burn_in_*.npz")])
+        judged = [(path.name, path.stat().st_mtime_ns) for path in records]
+        if judged != self._judged:
+            self._found = None
+            with contextlib.suppress(ReviewError):  # files of other nodes are still to come
+                self._found = certify(self.path)
+            # Without a verdict, another attempt at the next poll.
+            self._judged = judged if self._found else []
+        found = self._found
+        burn = self._journal.read(found.records.places if found else {})
+        config = tree.read_json(self.path / "config.json")
+        seconds = float(config.get("burn_in_seconds", burn.duration if burn else 0.0))
+        if burn is not None:
+            burn = replace(burn, duration=seconds)
+        done = found is not None and (burn.elapsed >= seconds if burn is not None else not seconds)
+        stage = "burn-in" if burn else "over" if done else "starting"
+        if stage == "starting":  # not during a burn-in: the load's output grows with each repeat
+            stage = [stage, *_STAGE.findall(text_of(self.path / "output.txt"))][-1]
+        changed = [path.stat().st_mtime for path in self.path.glob("burn_in_*.jsonl")]
+        silent, error = now - max(changed, default=now), text_of(self.path / "error_0.txt")
+        state = Certification(self.path, stage, found, burn, silent, error or None, done)
+        if found is None:
+            return state
+        # As long as it moves, a burn-in has not ended early.
+        running = burn and replace(burn, running=not state.stalled)
+        return replace(state, found=replace(found, burn_in=running))
 
 
 class Runs:
-    """Runs at or below some paths, including those that appear later; for a single log, just its run."""
+    """Runs and tests at or below some paths, including those that appear later; for a single one, just that."""
 
-    def __init__(
-        self, targets: Sequence[Path], ruleset: str = DEFAULT_RULESET, target: float | None = None
-    ) -> None:
+    def __init__(self, targets: Sequence[Path], ruleset: str = DEFAULT_RULESET) -> None:
         for path in targets:
             if not path.exists():
                 raise ReviewError(f"{path}: no such file or folder")
-        self.targets, self.ruleset, self.target = targets, ruleset, target
-        self.alone = len(targets) == 1 and targets[0].is_file()
-        self._followers: list[Follower] = []
+        self.targets, self.ruleset = targets, ruleset
+        self.alone = len(targets) == 1 and find_logs(targets[0]) == list(targets)
+        # By the path at first sight, as logs move when their trials end.
+        self._followers: dict[Path, Follower | TestFollower] = {}
         self._now, self._idle_since = 0.0, math.inf
 
-    def poll(self, now: float) -> list[Watched]:
-        """State of every run. Skips removed logs, but raises ReviewError for a single one."""
-        found: list[Watched] = []
-
-        def look(followers: Sequence[Follower]) -> None:
-            for follower in followers:
-                try:
-                    found.append((follower, follower.poll(now)))
-                except ReviewError:
-                    if self.alone:
-                        raise
-
-        look(self._followers)  # first, since moved logs are known by their new paths afterwards
-        known = {follower.path for follower, _ in found}
-        new = sorted(
-            {path for target in self.targets for path in find_logs(target)} - known, key=str
-        )
-        look([Follower(path, self.ruleset, self.target) for path in new])
-        self._followers = [follower for follower, _ in found]
+    def poll(self, now: float) -> dict[Path, State]:
+        """States by the path at first sight. Skips removed logs, but raises ReviewError for a single one."""
+        # First, since moved logs are known by their new paths afterwards.
+        found = self._look(self._followers, now)
+        known = {state.path for state in found.values()}
+        new: dict[Path, Follower | TestFollower] = {
+            path: TestFollower(path) if path.is_dir() else Follower(path, self.ruleset)
+            for target in self.targets
+            for path in find_logs(target)
+            if path not in known
+        }
+        found |= self._look(new, now)
+        everyone = self._followers | new
+        self._followers = {path: everyone[path] for path in found}
         # No log yet is not idle: the first trial is still to come.
-        idle = found and all(follower.ended(standing) for follower, standing in found)
+        idle = found and all(one.done or one.broken is not None for one in found.values())
         self._now, self._idle_since = now, min(self._idle_since, now) if idle else math.inf
-        return sorted(
-            found, key=lambda pair: (str(pair[0].path.parent), tree.natural_order(pair[0].path))
-        )
+        order = {
+            path: (str(one.path.parent), tree.natural_order(one.path))
+            for path, one in found.items()
+        }
+        return {path: found[path] for path in sorted(found, key=lambda path: order[path])}
 
-    def ended(self, found: list[Watched]) -> bool:
-        """Whether no run is active and no further one has started for a minute."""
+    def _look(
+        self, followers: Mapping[Path, Follower | TestFollower], now: float
+    ) -> dict[Path, State]:
+        found: dict[Path, State] = {}
+        for path, follower in followers.items():
+            with contextlib.nullcontext() if self.alone else contextlib.suppress(ReviewError):
+                found[path] = follower.poll(now)
+        return found
+
+    def ended(self, found: Mapping[Path, State]) -> bool:
+        """Whether none is active and no further one has started for a minute."""
         return self._now - self._idle_since >= (0 if self.alone else _IDLE_SECONDS)
 
 
 def watch(runs: Runs, interval: float, *, as_json: bool, once: bool) -> int:
-    """Shows the runs until they have ended. Returns 1 if one ended without reaching the target, else 0."""
-    # By the path at first sight, as logs move when their trials end.
+    """Shows the runs until they have ended. Returns the first exit status that is not 0."""
     shown: dict[Path, object] = {}
 
-    def report(found: list[Watched]) -> None:
-        for follower, standing in found:
-            # Only these are worth a new line; samples and times change with every poll.
-            news = (
-                len(standing.run.evaluations),
-                standing.stalled,
-                standing.phase,
-                follower.broken(),
-            )
-            if shown.get(follower.log) == news:
+    def report(found: Mapping[Path, State]) -> None:
+        for path, state in found.items():
+            if shown.get(path) == state.news:
                 continue
-            shown[follower.log] = news
+            shown[path] = state.news
             if as_json:
-                print_json(standing, indent=None)
+                print_json(state, indent=None)
             else:
-                name = "" if runs.alone else f"{text(str(follower.path))}: "
-                print(name, ", ".join(standing.parts()), sep="", flush=True)
+                name = "" if runs.alone else f"{text(str(state.path))}: "
+                print(name, ", ".join(state.parts()), sep="", flush=True)
 
     states = output.follow(runs.poll, runs.ended, interval)
     # Every state is news to show_states(); report() decides run by run.
     found = output.show_states(
         states, report, lambda _: object(), render, as_json=as_json, once=once
     )
-    for follower, _ in found:
-        if (reason := follower.broken()) is not None:
-            print(
-                f"review: {text(str(follower.path))}: the trial failed: {text(reason)}",
-                file=sys.stderr,
-            )
-    return (
-        1
-        if any(
-            follower.ended(standing) and not standing.run.converged for follower, standing in found
-        )
-        else 0
-    )
+    for state in found.values():
+        if state.broken is not None:
+            reason = f"{text(str(state.path))}: did not run: {text(state.broken.splitlines()[0])}"
+            print(f"review: {reason}", file=sys.stderr)
+    return next((state.status for state in found.values() if state.status), 0)
 
 
-_CELLS: dict[Column, Callable[[Follower, Standing], str]] = {
-    Column("run", wraps=True): lambda follower, _: text("/".join(follower.path.parts[-2:])),
-    Column("phase"): lambda follower, one: (
-        "broken" if follower.broken() is not None else "stalled" if one.stalled else one.phase
-    ),
-    Column("done", right=True, drop=4): lambda _, one: number_text(one.share, ".0%"),
-    Column("accuracy", right=True): lambda _, one: number_text(one.run.final_accuracy, ".4f"),
-    Column("evals", right=True, drop=1): lambda _, one: str(len(one.run.evaluations)),
-    Column("seq/s", right=True, drop=2): lambda _, one: number_text(one.rate or None, ",.0f"),
-    Column("time", right=True, drop=3): lambda _, one: duration(one.elapsed),
-    Column("to go", right=True): lambda _, one: duration(None if one.done else one.eta),
-}
+_COLUMNS = (
+    Column("run", wraps=True),
+    Column("phase"),
+    Column("done", right=True, drop=4),
+    Column("accuracy", right=True),
+    Column("evals", right=True, drop=1),
+    Column("seq/s", right=True, drop=2),
+    Column("time", right=True, drop=3),
+    Column("to go", right=True),
+)
 
 
-def render(found: list[Watched], out: Console) -> RenderableType:
+def render(found: Mapping[Path, State], out: Console) -> RenderableType:
     """Terminal view: a row per run; a single run also gets a progress bar and all its figures."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
-    if not found:
+    states = [*found.values()]
+    if not states:
         return Text("waiting for the first result_*.txt", "dim")
-    rows = [[cell(*one) for cell in _CELLS.values()] for one in found]
-    colours = (("red", "green")[standing.run.converged] for _, standing in found)
+    rows = [[text("/".join(one.path.parts[-2:])), *one.cells()] for one in states]
+    colours = {0: "green", EXIT["warn"]: "yellow"}
+    ended = [one.done or one.broken is not None for one in states]
     styles = [
-        colour if one[0].ended(one[1]) else "" for one, colour in zip(found, colours, strict=True)
+        colours.get(one.status, "red") if over else ""
+        for one, over in zip(states, ended, strict=True)
     ]
-    table, standing = output.table(*output.fit(list(_CELLS), rows, out.width), styles), found[0][1]
-    if len(found) > 1:
+    table = output.table(*output.fit(list(_COLUMNS), rows, out.width), styles)
+    if len(states) > 1:
         return table
-    bar = ProgressBar(total=1.0, completed=standing.share or 0.0, width=min(60, out.width))
-    return Group(
-        table, bar, Text("\n".join(["", *standing.parts()]))
-    )  # "": the bar does not end its line
+    bar = ProgressBar(total=1.0, completed=states[0].share or 0.0, width=min(60, out.width))
+    # "": the bar does not end its line
+    return Group(table, bar, Text("\n".join(["", *states[0].parts()])))

@@ -84,7 +84,7 @@ LAYERS: dict[str, list[set[str]]] = {
         {"acceptance.verdict"},
         {"acceptance.baseline"},
         {"acceptance.page"},
-        {"acceptance.commands", "acceptance.watch"},
+        {"acceptance.commands"},
         {"acceptance"},
         {"show", "compare", "select", "watch"},
         {"__main__"},

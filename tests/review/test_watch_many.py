@@ -73,12 +73,7 @@ def test_runs_that_appear_and_move_are_followed_until_none_has_begun_for_a_minut
             (tmp_path / "error_1.txt").write_text("out of memory")
 
     for found in follow(runs.poll, runs.ended, 10.0, lambda: now[0], sleep):
-        seen.append(
-            [
-                (follower.path.name, standing.phase, follower.broken())
-                for follower, standing in found
-            ]
-        )
+        seen.append([(state.path.name, state.phase, state.broken) for state in found.values()])
         assert len(seen) < 30
     assert seen[0] == []
     assert seen[1] == [("result_0.txt", "training", None)]

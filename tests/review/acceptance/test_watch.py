@@ -11,9 +11,8 @@ import pytest
 from review.__main__ import main
 from review.acceptance.journal import MAX_ROUNDS, Journal, Rounds
 from review.acceptance.verdict import certify
-from review.acceptance.watch import Watched
 from review.logs.output import follow
-from review.watch import wait_for_log
+from review.watch import TestFollower, wait_for_log
 
 from .made_up import make, write
 
@@ -69,10 +68,10 @@ def repeat(*arguments):
 def states(folder, *moves):
     test = Test(folder, moves)
     test.start()
-    watched = Watched(folder)
+    follower = TestFollower(folder)
     return list(
         follow(
-            watched.poll,
+            follower.poll,
             lambda state: state.done or state.broken is not None,
             5.0,
             test.clock,
@@ -83,12 +82,12 @@ def states(folder, *moves):
 
 def test_a_burn_in_is_followed_from_its_stages_to_its_end(tmp_path):
     found = states(tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0), repeat(3, 101.0))
-    assert [state.lines()[0] for state in found] == [
+    assert [", ".join(state.parts()) for state in found] == [
         "certify: single, parallel",
-        "certify: single, parallel; so far: pass",
-        "burn-in: 1 repeats in 0.01 hours (20%), identical bit for bit; so far: pass",
-        "burn-in: 2 repeats in 0.02 hours (60%), identical bit for bit; so far: pass",
-        "burn-in: 3 repeats in 0.03 hours (100%), identical bit for bit; pass",
+        "certify: single, parallel, so far: pass",
+        "burn-in: 1 repeats in 0.01 hours (20%), identical bit for bit, so far: pass",
+        "burn-in: 2 repeats in 0.02 hours (60%), identical bit for bit, so far: pass",
+        "burn-in: 3 repeats in 0.03 hours (100%), identical bit for bit, pass",
     ]
     assert [state.done for state in found] == [False] * 4 + [True]
 
@@ -98,11 +97,7 @@ def test_the_verdict_so_far_fails_from_the_first_different_repeat(tmp_path):
         tmp_path, Test.stages, repeat(1, 20.0), repeat(2, 60.0, {"1": 4}), repeat(3, 101.0)
     )
     assert [state.verdict for state in found] == ["", "pass", "pass", "fail", "fail"]
-    assert (
-        found[3]
-        .lines()[1]
-        .startswith("  rank 1 on node0: its weights differ from the first repeat")
-    )
+    assert found[3].parts()[2].startswith("rank 1 on node0: its weights differ from the first")
     assert found[-1].verdict == "fail"
 
 
@@ -171,8 +166,8 @@ def test_a_stalled_burn_in_is_reported(tmp_path):
     still = [lambda test: None] * 13
     found = states(tmp_path, Test.stages, repeat(1, 20.0), *still, lambda test: setattr(test, "now", test.now + 300),
                    repeat(2, 101.0))  # fmt: skip
-    assert [state.stands_still for state in found] == [False] * 16 + [True, False]
-    assert "no new repeat for" in found[16].lines()[0]
+    assert [state.stalled for state in found] == [False] * 16 + [True, False]
+    assert found[16].parts()[1].startswith("no new repeat for")
     assert [state.verdict for state in found[15:]] == ["pass", "warn", "pass"]
 
 
@@ -202,18 +197,15 @@ def test_a_failed_load_ends_the_watch_with_its_reason(tmp_path, capsys):
     Test(tmp_path, []).start()
     (tmp_path / "error_0.txt").write_text("RuntimeError: rank 3 did not come\n")
     assert main(["watch", str(tmp_path)]) == 2
-    assert (
-        "review: the load did not run: RuntimeError: rank 3 did not come" in capsys.readouterr().err
-    )
+    assert "did not run: RuntimeError: rank 3 did not come" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, 0), (1.5, 1)])
 def test_a_test_without_burn_in_ends_with_its_verdict(tmp_path, capsys, factor, status):
     write(tmp_path, make(1, 4, slow={("parallel", 2): factor}))
     assert main(["watch", str(tmp_path)]) == status
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"certify: over; {['pass', 'fail'][status]}"
-    assert len(said) == 1 + status
+    (said,) = capsys.readouterr().out.splitlines()
+    assert said.startswith(f"certify: over, {['pass', 'fail, rank 2 on node0: '][status]}")
 
 
 def test_json_has_the_verdict_so_far(tmp_path, capsys):
