@@ -48,9 +48,9 @@ class Ours:
 
     def predict(self, samples: tasks.Samples) -> np.ndarray:
         """Predicted labels; batches sorted by length."""
-        return np.array(
-            [row.argmax() for row in predict(self.run.model, samples, self.run.world, 32)]
-        )
+        found = predict(self.run.model, samples, self.run.world, 32)
+        self.run.model.train()
+        return np.array([row.argmax() for row in found])
 
 
 class HuggingFace:
@@ -60,7 +60,7 @@ class HuggingFace:
         from transformers import AutoModelForSequenceClassification
 
         self.model = AutoModelForSequenceClassification.from_pretrained(
-            folder, num_labels=len(task.labels)
+            folder, num_labels=len(task.layout.labels)
         ).train()
         self.task = task
         # Biases and LayerNorms are vectors.

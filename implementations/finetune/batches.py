@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,34 +12,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bert.data.batch import Batch, Capacity, padded
+from bert.data.batch import Batch
 from bert.data.tokens import Integers
-from bert.training.graph import graph_capacity, static_batch
 
-# The default ignore_index of F.cross_entropy.
-IGNORE = -100
+# Label of a sequence to predict, whose class or answer is unknown.
+UNKNOWN = -100
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpanBatch(Batch):
-    """starts, ends: int64 [S], first and last token of the answer in its sequence; IGNORE: padding or unknown."""
+    """starts, ends: int64 [S], first and last token of the answer in its sequence."""
 
-    starts: Tensor = padded("sequences", IGNORE)
-    ends: Tensor = padded("sequences", IGNORE)
+    starts: Tensor
+    ends: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledBatch(Batch):
-    """labels: int64 [S], class of each sequence; IGNORE: padding or unknown."""
+    """labels: int64 [S], class of each sequence."""
 
-    labels: Tensor = padded("sequences", IGNORE)
+    labels: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class NumberBatch(Batch):
-    """numbers: float32 [S], regression target of each sequence; NaN: padding or unknown."""
+    """numbers: float32 [S], regression target of each sequence."""
 
-    numbers: Tensor = padded("sequences", math.nan)
+    numbers: Tensor
 
 
 @dataclass(frozen=True)
@@ -136,63 +133,15 @@ def _permutation(seed: int, epoch: int, count: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(count)
 
 
-@dataclass(frozen=True)
-class Room:
-    """Fixed size of micro-batches in a CUDA graph: that of the largest, which the order determines."""
-
-    capacity: Capacity
-    longest: int  # maximum tokens per sequence
-    mean: float  # mean tokens per micro-batch
-
-    @classmethod
-    def of(cls, lengths: Integers, order: Order, num_steps: int) -> Room:
-        """Size for the first ``num_steps`` steps; tokens are rounded up to a multiple of 16 for the tensor cores."""
-        # The order is known in advance, so every micro-batch of
-        # the run can be weighed before the capture.
-        steps = range(1, num_steps + 1)
-        sums = np.array(
-            [lengths[chosen].sum(dtype=np.int64) for step in steps for chosen in order.step(step)]
-        )
-        tokens, longest = -(-int(sums.max()) // 16) * 16, int(lengths.max())
-        capacity = Capacity(tokens=tokens, sequences=order.batch_size)
-        # Padding tokens form sequences too, each at most the maximum length.
-        return cls(
-            graph_capacity(capacity, -(-(tokens - int(sums.min())) // longest)),
-            longest,
-            float(sums.mean()),
-        )
-
-    def fill(self, batch: Batch) -> Batch:
-        """Pads the batch to this size; losses and gradients do not change."""
-        # A graph keeps the max_seqlen of its capture, so it must hold for every batch.
-        return static_batch(dataclasses.replace(batch, max_seqlen=self.longest), self.capacity)
-
-    def __str__(self) -> str:
-        tokens = self.capacity.tokens
-        return f"{tokens:,} tokens per micro-batch, {100 * (1 - self.mean / tokens):.0f}% of them padding"
-
-
 class Source:
     """Batches of a run from a step on."""
 
-    def __init__(
-        self, samples: Samples, order: Order, next_step: int, room: Room | None, pin: bool
-    ) -> None:
-        """room: size to pad to; pin: use page-locked memory, for asynchronous copies to a GPU."""
-        self.samples, self.order, self.number, self.room, self.pin = (
-            samples,
-            order,
-            next_step,
-            room,
-            pin,
-        )
+    def __init__(self, samples: Samples, order: Order, next_step: int, pin: bool) -> None:
+        """pin: use page-locked memory, for asynchronous copies to a GPU."""
+        self.samples, self.order, self.number, self.pin = samples, order, next_step, pin
 
     def next_step(self) -> list[Batch]:
-        batches: list[Batch] = [
-            self.samples.batch(chosen) for chosen in self.order.step(self.number)
-        ]
+        batches = [self.samples.batch(chosen) for chosen in self.order.step(self.number)]
         # Counted on even if a step of fp16 overflows: it is retried on the next batch.
         self.number += 1
-        if self.room is not None:
-            batches = [self.room.fill(batch) for batch in batches]
-        return [batch.pin_memory() for batch in batches] if self.pin else batches
+        return [batch.pin_memory() for batch in batches] if self.pin else list(batches)

@@ -26,22 +26,23 @@ def predict(
 ) -> None:
     """Predicts every row of a file, or one text: its label with probabilities, a number, or an answer.
 
-    The file is CSV, TSV or JSON Lines, also as .gz, with columns of text, or of question and context, or SQuAD's JSON.
-    Separator, header and encoding are found, or asked for. The output has its rows in order, with the predictions as
-    additional columns; a row without text has none. A killed command resumes when run again.
+    The file is CSV, TSV or JSON Lines, also as .gz, with columns of text, or of question and context. Separator and
+    header are found, or asked for. The output has its rows in order, with the predictions as additional columns; a row
+    without text has none. For SQuAD's JSON see MODE=prediction.
     """
     _add_model(parser)
-    parser.add_argument("--input", help="file to predict; -: standard input")
-    parser.add_argument(
-        "--output", type=Path, help="X.csv, X.tsv or X.jsonl; for answers also X.json, as in SQuAD"
-    )
+    parser.add_argument("--input", type=Path, help="file to predict")
+    parser.add_argument("--output", type=Path, help="X.csv, X.tsv or X.jsonl")
     parser.add_argument(
         "--text-columns", default="", help="one or two, joined by commas (default: as in training)"
     )
     parser.add_argument(
         "--batch-size", type=natural, default=32, help="sequences per batch (default %(default)s)"
     )
-    _add_reading(parser)
+    parser.add_argument(
+        "--separator", default="", help="a character, tab, or none: a text per line"
+    )
+    parser.add_argument("--no-header", action="store_true", help="the first line is a row")
     parser.add_argument("--question", help="SQuAD: the question")
     parser.add_argument("--context", help="SQuAD: the text that contains the answer")
     parser.add_argument("--text", action="append", help="the text; twice for a pair")
@@ -55,9 +56,8 @@ def predict(
     model = saved.load(options.folder, options.device)
     if options.input is not None:
         columns = tuple(name.strip() for name in options.text_columns.split(",") if name.strip())
-        files.predict(
-            model, options.input, options.output, columns, options.batch_size, _reading(options)
-        )
+        reading = Reading(separator=options.separator, no_header=options.no_header)
+        files.predict(model, options.input, options.output, columns, options.batch_size, reading)
     elif model.answers:
         if options.question is None or options.context is None:
             raise ConfigError(
@@ -86,7 +86,7 @@ def benchmark(
 ) -> None:
     """Latency in milliseconds and sequences per second, one JSON line per batch size.
 
-    On random tokens of one length; with --input on the texts of a file, including tokenization.
+    On random tokens of one length.
     """
     _add_model(parser)
     parser.add_argument(
@@ -95,8 +95,6 @@ def benchmark(
     parser.add_argument(
         "--length", type=natural, help="tokens of a sequence; unset: as in training"
     )
-    parser.add_argument("--input", type=Path, help="file of texts, as predict takes them")
-    _add_reading(parser)
     parser.add_argument(
         "--batches", type=natural, default=50, help="timed per batch size (default %(default)s)"
     )
@@ -104,46 +102,24 @@ def benchmark(
     model = saved.load(options.folder, options.device)
     shape = model.model.config
     length = min(options.length or model.facts["max_seq_length"], shape.max_position_embeddings)
-    ids = (
-        np.random.default_rng(0)
-        # Below 1,000 BERT's vocabulary holds special and
-        # unused entries; the remainder serves tiny ones.
-        .integers(1000 % shape.vocab_size, shape.vocab_size, length)
-        .astype(np.int32)
-    )
-    texts: list[tuple[str, ...]] = []
-    if options.input:
-        rows = files.read_rows(model, options.input, (), _reading(options))
-        if not (texts := [text for _, _, text in rows if text is not None]):
-            raise ConfigError(f"{options.input}: has no rows")
+    # Below 1,000 BERT's vocabulary holds special and
+    # unused entries; the remainder serves tiny ones.
+    first = 1000 % shape.vocab_size
+    ids = np.random.default_rng(0).integers(first, shape.vocab_size, length).astype(np.int32)
     for size in options.batch_sizes:
         # The labels are never read; their name makes it a batch of classes.
         samples, milliseconds = Samples([(ids, length)] * size, {"labels": np.zeros(size)}), []
-        for number in range(WARM_UP_BATCHES + options.batches):
-            chosen = [texts[(number * size + i) % len(texts)] for i in range(size)] if texts else []
+        for _ in range(WARM_UP_BATCHES + options.batches):
             begin = time.perf_counter()
-            if texts:
-                model.predict(chosen, size)
-            else:
-                model.scores(samples, size)  # synchronizes: the scores are copied to the host
-            if number >= WARM_UP_BATCHES:
-                milliseconds.append(1000 * (time.perf_counter() - begin))
-        figures = {
-            f"p{percent}": float(np.percentile(milliseconds, percent))
-            for percent in (50, 90, 95, 99, 100)
-        }
-        mean = float(np.mean(milliseconds))
-        figures |= {
-            "mean": mean,
-            "std": float(np.std(milliseconds)),
-            "sequences_per_second": 1000 * size / mean,
-        }
-        rounded = {name: round(value, 3) for name, value in figures.items()}
-        source = {"input": str(options.input)} if texts else {"tokens": length}
-        print(
-            json.dumps({"batch_size": size, **source, "device": model.device.type, **rounded}),
-            flush=True,
-        )
+            model.scores(samples, size)  # synchronizes: the scores are copied to the host
+            milliseconds.append(1000 * (time.perf_counter() - begin))
+        timed = np.array(milliseconds[WARM_UP_BATCHES:])
+        figures = {f"p{part}": np.percentile(timed, part) for part in (50, 90, 95, 99, 100)}
+        figures |= {"mean": timed.mean(), "std": timed.std()}
+        figures["sequences_per_second"] = 1000 * size / timed.mean()
+        rounded = {name: round(float(value), 3) for name, value in figures.items()}
+        about = {"batch_size": size, "tokens": length, "device": model.device.type}
+        print(json.dumps(about | rounded), flush=True)
 
 
 def seeds(
@@ -189,21 +165,6 @@ def natural(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected a whole number, at least 1")
     return int(text)
-
-
-def _add_reading(parser: argparse.ArgumentParser) -> None:
-    """Options that say how --input is written, where the file alone does not."""
-    parser.add_argument(
-        "--separator", default="", help="a character, tab, or none: a text per line"
-    )
-    parser.add_argument("--encoding", default="", help="(default UTF-8, or UTF-16 with its mark)")
-    parser.add_argument("--no-header", action="store_true", help="the first line is a row")
-
-
-def _reading(options: argparse.Namespace) -> Reading:
-    return Reading(
-        separator=options.separator, encoding=options.encoding, no_header=options.no_header
-    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

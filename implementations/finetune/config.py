@@ -13,7 +13,6 @@ from typing import Any
 
 from bert.checkpoint import huggingface
 from bert.checkpoint.save import Config as CheckpointConfig
-from bert.checkpoint.save import saved_checkpoints
 from bert.core import rundir
 from bert.model.config import BertConfig
 from bert.training import metrics, schedule
@@ -29,13 +28,7 @@ ROUNDING = (
     *("DEVICE", "OMP_NUM_THREADS", "CUDA_GRAPH", "RECOMPUTE_LAYERS"),
     *("SHARD_OPTIMIZER", "SHARD_GROUP"),
 )
-PREDICTION = (
-    "MODE",
-    "EVAL_BATCHSIZE",
-    "N_BEST_SIZE",
-    "MAX_ANSWER_LENGTH",
-    "NULL_SCORE_DIFF_THRESHOLD",
-)  # not training
+PREDICTION = ("MODE", "EVAL_BATCHSIZE")  # not training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,35 +72,13 @@ class Config(Hardware):
     separator: str = env(
         "SEPARATOR", "", doc="tables: a character, `tab`, or `none`: a text per line; unset: found"
     )
-    encoding: str = env(
-        "ENCODING", "", doc="tables: such as cp1252; unset: UTF-8, or UTF-16 with its mark"
-    )
     no_header: bool = env("NO_HEADER", False, doc="tables: 1: the first line is an example")
     regression: bool | None = env(
         "REGRESSION", None, doc="tables: 1 predicts numbers; unset: if some have decimals"
     )
     epochs: float = env("EPOCHS", 2.0, above=0, doc="fine-tuning: passes over the training data")
-    keep_best: bool = env(
-        "KEEP_BEST", False, doc="fine-tuning: 1 keeps the epoch that is best on dev, not the last"
-    )
-    vocab_file: Path | None = env(
-        "VOCAB_FILE", None, doc="vocab.txt; unset: the one beside BERT_CONFIG"
-    )
     do_lower_case: bool | None = env(
         "DO_LOWER_CASE", None, doc="0 for a cased vocabulary; unset: as the model"
-    )
-    max_query_length: int = env(
-        "MAX_QUERY_LENGTH", 64, at_least=1, doc="SQuAD: maximum tokens per question"
-    )
-    doc_stride: int = env(
-        "DOC_STRIDE", 128, at_least=1, doc="SQuAD: tokens between the starts of windows"
-    )
-    n_best: int = env("N_BEST_SIZE", 20, at_least=1, doc="SQuAD: answers to choose from")
-    max_answer_length: int = env(
-        "MAX_ANSWER_LENGTH", 30, at_least=1, doc="SQuAD: maximum tokens per answer"
-    )
-    null_threshold: float = env(
-        "NULL_SCORE_DIFF_THRESHOLD", 0.0, doc='SQuAD 2.0: margin by which "no answer" must win'
     )
     seeds: str = env(
         "SEEDS", "", doc="fine-tuning: a seed per trial, joined by commas; unset: SEED"
@@ -141,19 +112,17 @@ class Config(Hardware):
         self.dist.check()
         self.checkpoint.check()
         self.observers.check(self.run)
-        self.check_device(uses_graph=self.uses_graph)
+        if self.graph.cuda_graph:
+            raise ConfigError("CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune")
+        self.check_device(uses_graph=False)
         # These raise for what is missing or malformed.
         _ = self.trial_seed
         _ = self.weights_folder
-        if self.keep_best and self.mode != "train-eval":
-            raise ConfigError(
-                f"KEEP_BEST=1 compares epochs on dev, but MODE={self.mode}: set MODE=train-eval"
-            )
         if self.length > self.model.max_position_embeddings:
             most = f"max_position_embeddings {self.model.max_position_embeddings} of {self.bert_config_path}"
             raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")
         if not self.vocabulary.is_file():
-            raise ConfigError(f"VOCAB_FILE={self.vocabulary}: no such file")
+            raise ConfigError(f"{self.vocabulary}: no such file: the model's words, one a line")
         beside = self.weights_folder / "vocab.txt"  # the one that the weights were trained with
         md5 = hashlib.md5(beside.read_bytes()).hexdigest() if beside.is_file() else ""
         huggingface.check_vocabulary(self.vocabulary, self.model, md5)
@@ -175,11 +144,6 @@ class Config(Hardware):
     @property
     def texts(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.text_columns.split(",") if name.strip())
-
-    @property
-    def uses_graph(self) -> bool:
-        """True only with CUDA_GRAPH=1, since batches are then padded to the largest one."""
-        return bool(self.graph.cuda_graph)
 
     @property
     def trains(self) -> bool:
@@ -236,7 +200,7 @@ class Config(Hardware):
 
     @property
     def vocabulary(self) -> Path:
-        return self.vocab_file or self.bert_config_path.parent / "vocab.txt"
+        return self.bert_config_path.parent / "vocab.txt"
 
     @property
     def trial_seed(self) -> int:
@@ -283,7 +247,7 @@ def read(environ: Mapping[str, str]) -> Config:
         )
     config.check()
     base = config.checkpoint.directory
-    if base is None or saved_checkpoints(base):  # of an earlier version, without a folder per seed
+    if base is None:
         return config
     # A folder per seed, so that no trial resumes from another's checkpoint.
     own = dataclasses.replace(config.checkpoint, directory=base / f"seed_{config.trial_seed}")

@@ -26,7 +26,7 @@ from bert.model.recompute import Recomputation
 from bert.model.trainable import Trainable
 from common.env import ConfigError
 from common.files import write_text
-from finetune.batches import IGNORE, LabelledBatch, NumberBatch, SpanBatch
+from finetune.batches import LabelledBatch, NumberBatch, SpanBatch
 
 
 class SpanLosses(NamedTuple):
@@ -78,33 +78,21 @@ class SpanPrediction(FineTuned):
     def forward(self, batch: SpanBatch) -> SpanLosses:
         """-log softmax over the tokens of each sequence, at its start and end."""
         scores = self.scores(batch)
-        num_sequences, device = len(batch.starts), scores.device
-        # searchsorted wants the type of cu_seqlens, int32.
-        tokens = torch.arange(len(scores), dtype=torch.int32, device=device)
-        # Tokens past the last sequence of a padded batch belong to an additional sequence without labels.
-        sequence = torch.searchsorted(batch.cu_seqlens[1:].contiguous(), tokens, right=True)
+        lengths = batch.cu_seqlens.diff().long()
         # [T, 2]: the sequence of each token, for its start and its end score.
-        index = sequence[:, None].expand(-1, 2)
+        index = torch.arange(len(lengths), device=scores.device).repeat_interleave(
+            lengths, output_size=len(scores)
+        )
+        index = index[:, None].expand(-1, 2)
         # Without the maximum, exp would overflow. It cancels out, so no gradient flows through it.
-        floor = scores.new_full((num_sequences + 1, 2), torch.finfo(scores.dtype).min)
+        floor = scores.new_full((len(lengths), 2), torch.finfo(scores.dtype).min)
         largest = floor.scatter_reduce(0, index, scores.detach(), "amax")
-        sums = scores.new_zeros(num_sequences + 1, 2).scatter_add(
-            0, index, (scores - largest[sequence]).exp()
-        )
-        # A padding sequence may have no tokens: the log of 0 would be -inf, and its gradient nan.
-        log_sums = (
-            largest[:-1] + sums[:-1].clamp(min=torch.finfo(scores.dtype).tiny).log()
-        )  # [S, 2]
+        shares = (scores - largest.gather(0, index)).exp()
+        log_sums = largest + torch.zeros_like(largest).scatter_add(0, index, shares).log()  # [S, 2]
         labels = torch.stack([batch.starts, batch.ends], dim=1)  # [S, 2]
-        known = labels != IGNORE
-        # Labels count from the start of the sequence; unknown ones
-        # point anywhere, and where() drops them.
-        places = torch.where(known, labels + batch.cu_seqlens[:-1, None], 0)
-        # At least 1: a micro-batch without any known answer has a loss of 0, not nan.
-        return SpanLosses(
-            torch.where(known, log_sums - scores.gather(0, places), 0).sum()
-            / known.sum().clamp(min=1)
-        )
+        # Labels count from the start of the sequence.
+        chosen = scores.gather(0, labels + batch.cu_seqlens[:-1, None])
+        return SpanLosses((log_sums - chosen).mean())
 
 
 class Classification(FineTuned):
@@ -118,8 +106,7 @@ class Classification(FineTuned):
         return [self.bert.embeddings, *self.bert.encoder.layer, self.bert.pooler, self.classifier]
 
     def scores(self, batch: Batch) -> Tensor:
-        # A padding sequence may start at T, one past the last token; its label is ignored.
-        first = batch.cu_seqlens[:-1].clamp(max=len(batch.input_ids) - 1)
+        first = batch.cu_seqlens[:-1]
         # As in Hugging Face's BertForSequenceClassification and in Google's run_classifier.py.
         pooled = F.dropout(
             self.bert.pooler(self.bert(batch, first)),
@@ -131,13 +118,8 @@ class Classification(FineTuned):
     def forward(self, batch: LabelledBatch | NumberBatch) -> LabelLosses:
         scores = self.scores(batch)
         if isinstance(batch, NumberBatch):
-            # where() drops nan from the sum, but the gradient of what it drops would be 0 x nan.
-            known = ~batch.numbers.isnan()
-            errors = torch.where(known, scores[:, 0] - batch.numbers.nan_to_num(), 0)
-            return LabelLosses(errors.square().sum() / known.sum().clamp(min=1))
-        # Its own mean is nan where no label is known.
-        total = F.cross_entropy(scores, batch.labels, ignore_index=IGNORE, reduction="sum")
-        return LabelLosses(total / (batch.labels != IGNORE).sum().clamp(min=1))
+            return LabelLosses(F.mse_loss(scores[:, 0], batch.numbers))
+        return LabelLosses(F.cross_entropy(scores, batch.labels))
 
 
 def initialize(model: FineTuned, seed: int) -> None:

@@ -19,9 +19,12 @@ from bert.data.tokens import WordPiece
 from bert.kernels import precision
 from bert.model.config import BertConfig
 from common.env import ConfigError
-from finetune import glue, models, squad
-from finetune.batches import IGNORE, Samples, SpanBatch
+from finetune import glue, models
+from finetune.batches import UNKNOWN, Samples, SpanBatch
 from finetune.models import Classification, FineTuned, SpanPrediction
+from finetune.squad import answers
+from finetune.squad.data import Dataset, Question
+from finetune.squad.features import Limits, make_features
 from finetune.tasks import samples_of
 
 
@@ -57,14 +60,11 @@ def by_length(samples: Samples) -> np.ndarray:
 
 def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -> list[np.ndarray]:
     """Scores of every sample, in order, on rank 0; empty elsewhere. A collective: each rank computes its share."""
-    # KEEP_BEST predicts between the steps of training.
-    was_training = model.training
     model.eval()
     # Dealt by length, so that all ranks have nearly as many tokens.
     found = scores_of(
         model, samples, by_length(samples)[world.rank :: world.size], batch_size, world.device
     )
-    model.train(was_training)
     # Of objects, as a rank's windows have different lengths.
     gathered: list[Any] = [found] * world.size
     if world.size > 1:
@@ -99,46 +99,40 @@ class Saved(NamedTuple):
 
         Keys: "prediction"; "probabilities" by label, or "probability" and "n_best" of answers ("": no answer).
         """
-        if not self.answers:
-            sequences = glue.encode(texts, self.tokenizer, self.facts["max_seq_length"])
-            samples = Samples(sequences, {"labels": np.full(len(texts), IGNORE)})
-            predictions = [
-                glue.prediction(row, self.facts["labels"])
-                for row in self.scores(samples, batch_size)
-            ]
-            return [
-                {"prediction": one, **({"probabilities": each} if each else {})}
-                for one, each in predictions
-            ]
+        if self.answers:
+            return self._answer(texts, batch_size, n_best)
+        sequences = glue.encode(texts, self.tokenizer, self.facts["max_seq_length"])
+        samples = Samples(sequences, {"labels": np.full(len(texts), UNKNOWN)})
+        found = []
+        for row in self.scores(samples, batch_size):
+            prediction, shares = glue.prediction(row, self.facts["labels"])
+            found.append({"prediction": prediction} | ({"probabilities": shares} if shares else {}))
+        return found
+
+    def _answer(
+        self, texts: Sequence[tuple[str, ...]], batch_size: int, n_best: int
+    ) -> list[dict[str, Any]]:
         # A context is tokenized once for all of its questions.
         contexts = list(dict.fromkeys(context for _, context in texts))
         number_of = {context: number for number, context in enumerate(contexts)}
         questions = [
-            squad.Question(str(i), question, number_of[text])
-            for i, (question, text) in enumerate(texts)
+            Question(str(i), question, number_of[context])
+            for i, (question, context) in enumerate(texts)
         ]
-        names = ("max_seq_length", "max_query_length", "doc_stride")
-        limits = squad.Limits(**{name: self.facts[name] for name in names})
-        features, _ = squad.make_features(
-            squad.Dataset(contexts, questions), self.tokenizer, limits, training=False
-        )
-        logits = [
-            squad.Logits(*window.T)
-            for window in self.scores(samples_of(features, known=False), batch_size)
-        ]
-        threshold = self.facts.get("null_threshold", 0.0)
-        rules = squad.Rules(
-            n_best=n_best, version_2=self.facts["squad_version"] == "2.0", null_threshold=threshold
-        )
-        found = squad.predict(features, logits, rules)
-        return [
-            {
-                "prediction": answer,
-                "probability": next((e["probability"] for e in best if e["text"] == answer), 0.0),
-            }
-            | {"n_best": best}
-            for answer, best in zip(found.answers.values(), found.n_best.values(), strict=True)
-        ]
+        limits = Limits(self.facts["max_seq_length"])
+        dataset = Dataset(contexts, questions)
+        features, _ = make_features(dataset, self.tokenizer, limits, training=False)
+        scores = self.scores(samples_of(features, known=False), batch_size)
+        rules = answers.Rules(n_best=n_best, version_2=self.facts["squad_version"] == "2.0")
+        logits = [answers.Logits(*window.T) for window in scores]
+        predicted = answers.predict(features, logits, rules)
+        found = []
+        for question, answer in predicted.answers.items():
+            best = predicted.n_best[question]
+            shares = [entry["probability"] for entry in best if entry["text"] == answer]
+            share = shares[0] if shares else 0.0
+            found.append({"prediction": answer, "probability": share, "n_best": best})
+        return found
 
 
 def load(folder: Path, device: str = "auto") -> Saved:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from bert.data.records import DataError
-from finetune.batches import IGNORE
-from finetune.dialect import KINDS, Reading, row_file
+from finetune import dialect
+from finetune.batches import UNKNOWN
+from finetune.dialect import KINDS, Reading
 
 _USUAL = re.compile(
     r"id|idx|index|labels?|(text|sentence|question)s?[ _]?[12ab]?"
@@ -46,7 +47,7 @@ class Layout:
 
 
 class Rows:
-    """Rows of a table as dictionaries by column; can be iterated repeatedly.
+    """Rows of a table as dictionaries by column.
 
     texts: names of the text columns; label: name of the label column, or "".
     """
@@ -56,32 +57,32 @@ class Rows:
         self.path, self.layout, self.labelled = path, layout, labelled
         self.wanted = [*layout.texts, *([layout.label] if labelled and layout.label else [])]
         # Published files of GLUE have quotation marks in their texts that enclose nothing.
-        self.file = row_file(
+        self.file = dialect.read(
             path, layout.reading, self.wanted or layout.usual, plain_quotes=layout.published
         )
-        first, *self.others = self.file.head or [[]]
-        if not first:
-            raise DataError(f"{path}: has no examples")
-        self.names = [cell.strip() for cell in first] if isinstance(first, list) else list(first)
+        first = self.file.rows[0][1]
+        self.cells = [cell.strip() for cell in first] if isinstance(first, list) else list(first)
+        # Rows of cells below the first one, which may be the header.
+        self.others = [row for _, row in self.file.rows[1:] if isinstance(row, list)]
         header = self._finds_header()
         self.in_doubt, self.has_header = header is None, bool(header)
-        self.guessed: tuple[
-            str, ...
-        ] = ()  # allowed values if the last column is assumed to be labels
         if self.has_header or layout.names:
-            self._columns_by_name(num_texts)
+            self._columns_by_name()
         else:
-            self._columns_by_place(num_texts)
+            self._columns_by_place()
+        count = num_texts or len(self.texts)
+        if len(self.texts) not in (1, 2) or len(self.texts) != count:
+            wanted = f"{num_texts or 'one or two'} of the columns {some(self.cells)} must be text"
+            raise DataError(f"{path}: {wanted}: {_COLUMNS_CURE}")
         if self.in_doubt and not labelled:  # of labels more can be said, see read
             raise DataError(f"{path}:1: is it a header? {some(self.cells)}: {_HEADER_CURE}")
 
     def _finds_header(self) -> bool | None:
         """Whether the first line names the columns. None: in doubt."""
-        layout, names = self.layout, self.names
-        self.cells = list(names)
+        layout, names = self.layout, self.cells
         if layout.reading.no_header:
             return False
-        if self.file.kind == "jsonl":
+        if self.file.is_jsonl:
             return True
         if layout.names:
             return set(layout.texts) <= set(names)
@@ -92,78 +93,61 @@ class Rows:
         if {"label", "labels"} & set(lower) or all(map(_USUAL.fullmatch, lower)):
             return True
         # A column of numbers: a number on top is one more, a word on top is its name.
-        numeric = [self._is_numeric(column) for column in range(len(names))]
-        if any(
-            is_numeric and _is_number(name) for is_numeric, name in zip(numeric, names, strict=True)
-        ):
-            return False
-        if any(numeric):
-            return True
+        numeric = [name for column, name in enumerate(names) if self._is_numeric(column)]
+        if numeric:
+            return not any(map(_is_number, numeric))
         # A label on top that recurs below makes the first line a row.
-        last = Counter(row[-1].strip() for row in self.others if isinstance(row, list) and row)
-        known = set(layout.labels) or (set(last) if self.labelled else set())
+        last = {row[-1].strip() for row in self.others}
+        known = set(layout.labels) or (last if self.labelled else set())
         if len(names) > 1 and names[-1] in known:
             return False
-        if len(names) > 1 and layout.labels and set(last) and set(last) <= known:
+        if len(names) > 1 and layout.labels and last and last <= known:
             return True
         # A sentence is no name of a column; a short text may be one.
         return False if any(map(_PROSE.fullmatch, names)) else None
 
     def _is_numeric(self, column: int) -> bool:
         """Whether a column holds numbers alone, below the first line."""
-        cells = [row[column] for row in self.others if isinstance(row, list) and column < len(row)]
+        cells = [row[column] for row in self.others if column < len(row)]
         return bool(cells) and all(map(_is_number, cells))
 
-    def _columns_by_name(self, num_texts: int) -> None:
+    def _columns_by_name(self) -> None:
         layout, path = self.layout, self.path
-        if not self.has_header:
-            self.names = list(layout.names)
+        names = self.names = self.cells if self.has_header else list(layout.names)
         # A dictionary of the row would keep only one of them.
-        if repeated := [name for name, count in Counter(self.names).items() if count > 1]:
+        if repeated := [name for name, count in Counter(names).items() if count > 1]:
             raise DataError(f"{path}: two columns are called {repeated[0]!r}: rename one")
-        if missing := [name for name in self.wanted if name not in self.names]:
-            raise DataError(
-                f"{path}: no column {missing[0]!r} (it has {some(self.names)}): {_COLUMNS_CURE}"
-            )
+        wanted = self.wanted if layout.texts else [*layout.usual, *self.wanted]
+        if missing := [name for name in wanted if name not in names]:
+            trained = ", which the model was trained on" if missing[0] in layout.usual else ""
+            told = f"no column {missing[0]!r}{trained} (it has {some(names)})"
+            raise DataError(f"{path}: {told}: {_COLUMNS_CURE}")
         # Unless the user, or the training, calls that column a text.
-        usual_labels = (
-            name
-            for name in self.names
-            if name.lower() in ("label", "labels") and name not in layout.texts + layout.usual
-        )
-        named = layout.label and layout.label in self.names
-        self.label = layout.label if named else next(usual_labels, "")
+        texts = layout.texts or layout.usual
+        usual = [name for name in names if name.lower() in ("label", "labels")]
+        self.label = layout.label if layout.label in names else ""
+        self.label = self.label or next((name for name in usual if name not in texts), "")
         if self.labelled and not self.label:
-            raise DataError(
-                f"{path}: which of the columns {some(self.names)} is the label? set LABEL_COLUMN"
-            )
+            told = f"which of the columns {some(names)} is the label? set LABEL_COLUMN"
+            raise DataError(f"{path}: {told}")
         if self.label in layout.texts:
-            raise DataError(
-                f"{path}: column {self.label!r} is the label, not a text: {_COLUMNS_CURE}"
-            )
-        if layout.usual and not layout.texts and not set(layout.usual) <= set(self.names):
-            absent = next(name for name in layout.usual if name not in self.names)
-            told = f"no column {absent!r}, which the model was trained on"
-            raise DataError(f"{path}: {told} (it has {some(self.names)}): {_COLUMNS_CURE}")
-        self.texts = (
-            layout.texts
-            or layout.usual
-            or tuple(
-                name
-                for column, name in enumerate(self.names)
-                if name != self.label
-                and not _NO_TEXT.fullmatch(name.lower())
-                and not self._is_numeric(column)
-            )
+            told = f"column {self.label!r} is the label, not a text"
+            raise DataError(f"{path}: {told}: {_COLUMNS_CURE}")
+        self.texts = texts or tuple(
+            name
+            for column, name in enumerate(names)
+            if name != self.label
+            and not _NO_TEXT.fullmatch(name.lower())
+            and not self._is_numeric(column)
         )
-        self._check_texts(num_texts)
 
-    def _columns_by_place(self, num_texts: int) -> None:
+    def _columns_by_place(self) -> None:
         """Of a table without a header: the label is the last column, texts are those that are not numbers."""
-        cells, known = self.names, self.layout.labels
+        cells, known = self.cells, self.layout.labels
         width = len(cells)
-        # A file to predict may have labels: a known one in the last column tells.
-        has_label = self.labelled or (width > 1 and cells[-1] in known)
+        last = {cells[-1], *(row[-1].strip() for row in self.others)}
+        # A file to predict may have labels: known ones in the last column tell.
+        has_label = self.labelled or (width > 1 and last <= set(known))
         texts = [
             column
             for column in range(width - has_label)
@@ -172,57 +156,39 @@ class Rows:
         self.names = [f"column_{column + 1}" for column in range(width)]
         for number, column in enumerate(texts, 1):
             self.names[column] = "text" if len(texts) == 1 else f"text{number}"
+        self.label = "label" if has_label else ""
         if has_label:
             self.names[-1] = "label"
-        self.label = "label" if has_label else ""
-        self.guessed = () if self.labelled or not has_label else known
         self.texts = tuple(self.names[column] for column in texts)
-        self._check_texts(num_texts)
-
-    def _check_texts(self, num_texts: int) -> None:
-        if len(self.texts) not in (1, 2) or len(self.texts) != (num_texts or len(self.texts)):
-            shown = self.names if self.has_header else self.cells
-            raise DataError(
-                f"{self.path}: {num_texts or 'one or two'} of the columns {some(shown)} must be text: {_COLUMNS_CURE}"
-            )
 
     def describe(self) -> str:
         """How the file is read, for people."""
-        header = "no header"
-        if self.has_header and self.file.kind != "jsonl":
-            header = f"header {some([name or '(no name)' for name in self.names])}"
-        return (
-            f"{self.file.describe()}, {header if self.file.kind != 'jsonl' else some(self.names)}"
-        )
+        names = some([name or "(no name)" for name in self.names])
+        if self.file.is_jsonl:
+            return f"{self.file.form}, {names}"
+        return f"{self.file.form}, {f'header {names}' if self.has_header else 'no header'}"
 
     def __iter__(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Line number and row. Raises DataError for a line without the texts, or with a wrong number of columns."""
         # The last column that is needed: MNLI's published lines vary in what follows.
         last = max(self.names.index(name) for name in (*self.texts, *filter(None, [self.label])))
-        skip_header = self.has_header and self.file.kind != "jsonl"
-        for number, line in self.file:
-            if skip_header:
-                skip_header = False
-                continue
+        skipped = self.has_header and not self.file.is_jsonl
+        for number, line in self.file.rows[skipped:]:
             if isinstance(line, list):
                 width = len(line)
                 if width <= last or (not self.layout.published and width != len(self.names)):
-                    raise DataError(
-                        f"{self.path}:{number}: {width} columns, expected {len(self.names)}: is it another task's file?"
+                    told = (
+                        f"{width} columns, expected {len(self.names)}: is it another task's file?"
                     )
-                if self.guessed and line[-1].strip() not in self.guessed:
-                    expected = f"{len(self.texts)} of text, or a label in the last"
-                    raise DataError(
-                        f"{self.path}:{number}: {width} columns, expected {expected}: is it another task's file?"
-                    )
-                line = dict(zip(self.names, line, strict=False))
-            elif not isinstance(line, dict) or not all(
+                    raise DataError(f"{self.path}:{number}: {told}")
+                yield number, dict(zip(self.names, line, strict=False))
+                continue
+            if not isinstance(line, dict) or not all(
                 name in line and (isinstance(line[name], str) or is_missing(line[name]))
                 for name in self.texts
             ):
-                raise DataError(
-                    f"{self.path}:{number}: no record with the text {some(self.texts)}: {_COLUMNS_CURE}"
-                )
+                told = f"no record with the text {some(self.texts)}"
+                raise DataError(f"{self.path}:{number}: {told}: {_COLUMNS_CURE}")
             yield number, line
 
     def text(self, row: dict[str, Any]) -> tuple[str, ...] | None:
@@ -300,60 +266,73 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
         numbers.append(number)
         texts.append(text)
         found.append(value.strip() if isinstance(value, str) else json.dumps(value))
-    columns = rows.texts if rows.has_header else ()
-    label, form = rows.label if rows.has_header else "", f"{path.name}: {rows.describe()}"
-    summary = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: "
-    as_numbers = layout.numbers
-    if as_numbers is None and not layout.labels:
-        values = [_number(label) for label in found if not is_missing(label)]
-        # Integers may be grades or classes, so they are classes unless REGRESSION=1.
-        as_numbers = None not in values and any("." in label for label in found)
-        if all(_DECIMAL_COMMA.fullmatch(label) for label in found):
-            raise DataError(
-                f"{path}: labels such as {found[0]!r} have a decimal comma: write a point"
-            )
-    if as_numbers:
-        for number, label_text in zip(numbers, found, strict=True):
-            if _number(label_text) is None:
-                raise DataError(
-                    f"{path}:{number}: label {label_text!r:.60} is not a number, others are (regression)"
-                )
-        labels = np.array([float(value) for value in found], dtype=np.float32)
-        summary += f"numbers from {labels.min():g} to {labels.max():g}, mean {labels.mean():.4g}"
-        return Table(texts, labels, (), columns, label, form, summary)
-    counts = Counter(found)
-    if not layout.labels:
-        # Nearly every line has another label: those are texts, identifiers or numbers.
-        if len(counts) - 1 > max(3, len(found) / 2):
-            problem = (
-                f"{len(counts):,} different labels in {len(found):,} lines ({some(sorted(counts))})"
-            )
-            cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
-            raise DataError(f"{path}: {problem}: {cure}")
-        if rows.in_doubt:
-            cure = "set LABEL_COLUMN to its name, or NO_HEADER=1"
-            raise DataError(
-                f"{path}:1: is it a header? No other line has the label {found[0]!r:.60}: {cure}"
-            )
+    names = layout.labels
+    if layout.numbers or (layout.numbers is None and not names and _are_numbers(path, found)):
+        labels, summary = _targets(path, numbers, found)
+    else:
+        names = names or _classes(rows, found)
+        labels, summary = _ids(rows, numbers, found, names)
+    columns, label = (rows.texts, rows.label) if rows.has_header else ((), "")
+    form = f"{path.name}: {rows.describe()}"
+    about = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}"
+    return Table(texts, labels, names, columns, label, form, f"{about}: {summary}")
+
+
+def _are_numbers(path: Path, found: Sequence[str]) -> bool:
+    """Whether labels are regression targets: numbers, of which some have decimals."""
+    if all(_DECIMAL_COMMA.fullmatch(label) for label in found):
+        raise DataError(f"{path}: labels such as {found[0]!r} have a decimal comma: write a point")
+    values = [_number(label) for label in found if not is_missing(label)]
+    # Integers may be grades or classes, so they are classes unless REGRESSION=1.
+    return None not in values and any("." in label for label in found)
+
+
+def _targets(path: Path, numbers: Sequence[int], found: Sequence[str]) -> tuple[np.ndarray, str]:
+    """Targets of a regression, and a summary. numbers: lines of the labels."""
+    for number, label in zip(numbers, found, strict=True):
+        if _number(label) is None:
+            told = f"label {label!r:.60} is not a number, others are (regression)"
+            raise DataError(f"{path}:{number}: {told}")
+    targets = np.array([float(label) for label in found], dtype=np.float32)
+    summary = f"numbers from {targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}"
+    return targets, summary
+
+
+def _classes(rows: Rows, found: Sequence[str]) -> tuple[str, ...]:
+    """The labels that occur. Raises DataError if they are apparently texts, or all the same."""
+    names = set(found)
+    # Nearly every line has another label: those are texts, identifiers or numbers.
+    if len(names) - 1 > max(3, len(found) / 2):
+        told = f"{len(names):,} different labels in {len(found):,} lines ({some(sorted(names))})"
+        cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
+        raise DataError(f"{rows.path}: {told}: {cure}")
+    if rows.in_doubt:
+        told = f"is it a header? No other line has the label {found[0]!r:.60}"
+        raise DataError(f"{rows.path}:1: {told}: set LABEL_COLUMN to its name, or NO_HEADER=1")
     # Sorted, so that a label's number does not depend on the order of the rows.
-    known = layout.labels or tuple(sorted(name for name in counts if not is_missing(name)))
-    ids = {name: number for number, name in enumerate(known)}
-    if wrong := [number for number, name in zip(numbers, found, strict=True) if name not in ids]:
-        where = f" in column {rows.label}" if rows.has_header else " in the last column"
-        name = found[numbers.index(wrong[0])]
-        raise DataError(
-            f"{path}:{wrong[0]}: label {name!r:.60}, expected one of {some(known)}{where} ({lines_told(wrong)})"
-        )
+    return tuple(sorted(name for name in names if not is_missing(name)))
+
+
+def _ids(
+    rows: Rows, numbers: Sequence[int], found: Sequence[str], known: tuple[str, ...]
+) -> tuple[np.ndarray, str]:
+    """Class ids, and a summary. numbers: lines of the labels."""
+    path, ids = rows.path, {name: number for number, name in enumerate(known)}
+    pairs = zip(numbers, found, strict=True)
+    if wrong := [(number, name) for number, name in pairs if name not in ids]:
+        number, name = wrong[0]
+        where = f"in column {rows.label}" if rows.has_header else "in the last column"
+        told = f"label {name!r:.60}, expected one of {some(known)} {where}"
+        raise DataError(f"{path}:{number}: {told} ({lines_told([line for line, _ in wrong])})")
     if len(known) < 2:
-        raise DataError(
-            f"{path}: every label is {known[0]!r}: expected at least two different ones"
-        )
-    each = [f"{count:,} {name:.30}" for name, count in counts.most_common()]
-    summary += f"{len(known)} classes: {', '.join(each[:10])}{', ...' if len(each) > 10 else ''} "
+        told = f"every label is {known[0]!r}: expected at least two different ones"
+        raise DataError(f"{path}: {told}")
+    counts = Counter(found).most_common()
+    each = [f"{count:,} {name:.30}" for name, count in counts]
+    summary = f"{len(known)} classes: {', '.join(each[:10])}{', ...' if len(each) > 10 else ''} "
     # What a model scores that always says the most frequent class.
-    summary += f"({max(counts.values()) / len(found):.2%} the first)"
-    ids_found = np.array([ids[name] for name in found], dtype=np.int64)
-    return Table(texts, ids_found, known, columns, label, form, summary)
+    summary += f"({counts[0][1] / len(found):.2%} the first)"
+    return np.array([ids[name] for name in found], dtype=np.int64), summary
 
 
 def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
@@ -363,9 +342,10 @@ def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     """
     rows = Rows(path, layout, labelled=False, num_texts=num_texts)
     texts = [text for _, _, text in _with_text(rows)]
-    labels = np.full(len(texts), IGNORE if layout.labels else np.nan)
-    summary = f"{len(texts):,} examples, text {' | '.join(rows.texts)}, the first {' | '.join(texts[0])[:60]!r}"
+    labels = np.full(len(texts), UNKNOWN if layout.labels else np.nan)
+    about = f"text {' | '.join(rows.texts)}, the first {' | '.join(texts[0])[:60]!r}"
     columns, form = rows.texts if rows.has_header else (), f"{path.name}: {rows.describe()}"
+    summary = f"{len(texts):,} examples, {about}"
     return Table(texts, labels, layout.labels, columns, "", form, summary)
 
 

@@ -15,12 +15,17 @@ from bert.data.records import DataError
 from bert.data.tokens import WordPiece
 from bert.kernels import Kernels
 from bert.model.config import BertConfig
+from common.env import ConfigError
 from common.files import write_text
-from finetune import glue, squad, tables
-from finetune.batches import IGNORE, Samples
+from finetune import glue, tables
+from finetune.batches import UNKNOWN, Samples
 from finetune.config import Config
 from finetune.dialect import Reading
 from finetune.models import Classification, SpanPrediction
+from finetune.squad import data as squad
+from finetune.squad.answers import Logits, Rules, predict
+from finetune.squad.features import Features, Limits, make_features
+from finetune.squad.score import score
 
 
 def build(config: Config, tokenizer: WordPiece) -> Squad | Glue:
@@ -38,13 +43,12 @@ def digest(path: Path) -> str:
     return found.hexdigest()[:16]
 
 
-def samples_of(windows: squad.Features, known: bool) -> Samples:
+def samples_of(windows: Features, known: bool) -> Samples:
     """Windows as samples. known: with answers."""
-    unknown = np.full(len(windows), IGNORE, dtype=np.int32)
+    unknown = np.full(len(windows), UNKNOWN, dtype=np.int32)
     starts, ends = (windows.starts, windows.ends) if known else (unknown, unknown)
-    return Samples(
-        [windows.sequence(i) for i in range(len(windows))], {"starts": starts, "ends": ends}
-    )
+    sequences = [windows.sequence(i) for i in range(len(windows))]
+    return Samples(sequences, {"starts": starts, "ends": ends})
 
 
 class TaskData:
@@ -61,13 +65,12 @@ class Squad(TaskData):
 
     def __init__(self, config: Config, tokenizer: WordPiece) -> None:
         super().__init__(config)
-        version = config.squad_version
-        limits = squad.Limits(config.length, config.max_query_length, config.doc_stride)
+        self.version = version = config.squad_version
+        limits = Limits(config.length)
         if config.trains:
             path = config.data / f"train-v{version}.json"
-            found, left_out = squad.make_features(
-                squad.read(path, version), tokenizer, limits, training=True
-            )
+            dataset = squad.read(path, version)
+            found, left_out = make_features(dataset, tokenizer, limits, training=True)
             if not len(found):
                 raise DataError(f"{path}: no answer is at its answer_start")
             self.train, self.digests["training data"] = samples_of(found, known=True), digest(path)
@@ -83,45 +86,32 @@ class Squad(TaskData):
                 path = config.data / f"dev-v{version}.json"
             dataset = squad.read(path, version, needs_answers=config.mode != "prediction")
             # Needed again to turn scores into texts.
-            self.features, _ = squad.make_features(dataset, tokenizer, limits, training=False)
-            self.test, self.digests["test data"] = (
-                samples_of(self.features, known=False),
-                digest(path),
-            )
-            self.notes.append(
-                f"test: {len(dataset.questions):,} questions, {len(self.features):,} windows"
-            )
+            self.features, _ = make_features(dataset, tokenizer, limits, training=False)
+            self.test = samples_of(self.features, known=False)
+            self.digests["test data"] = digest(path)
+            counts = f"{len(dataset.questions):,} questions, {len(self.features):,} windows"
+            self.notes.append(f"test: {counts}")
 
     def model(self, config: BertConfig, kernels: Kernels) -> SpanPrediction:
         return SpanPrediction(config, kernels)
 
     def finish(self, scores: Sequence[np.ndarray], folder: Path) -> dict[str, float]:
         """Writes predictions from the scores of the test samples; returns the metrics if answers are known."""
-        config = self.config
-        rules = squad.Rules(
-            n_best=config.n_best, max_answer_length=config.max_answer_length,
-            version_2=config.squad_version == "2.0", null_threshold=config.null_threshold,
-        )  # fmt: skip
-        found = squad.predict(self.features, (squad.Logits(*window.T) for window in scores), rules)
+        rules = Rules(version_2=self.version == "2.0")
+        found = predict(self.features, [Logits(*window.T) for window in scores], rules)
         found.write(folder)
-        if config.mode == "prediction":
+        if self.config.mode == "prediction":
             return {}
-        questions = self.features.dataset.questions
-        metrics = squad.score(questions, found.answers, config.squad_version)
-        if config.squad_version == "2.0":
-            metrics["best_null_threshold"], metrics["best_f1"] = squad.best_threshold(
-                questions, found
-            )
-        return metrics
+        return score(self.features.dataset.questions, found.answers, self.version)
 
     def description(self) -> dict[str, Any]:
         """Training settings that prediction needs (task.json)."""
-        config = self.config
         return {
-            "task": "squad", "squad_version": config.squad_version, "lower_case": config.lower_case,
-            "max_seq_length": config.length, "max_query_length": config.max_query_length,
-            "doc_stride": config.doc_stride, "null_threshold": config.null_threshold,
-        }  # fmt: skip
+            "task": "squad",
+            "squad_version": self.version,
+            "lower_case": self.config.lower_case,
+            "max_seq_length": self.config.length,
+        }
 
 
 class Glue(TaskData):
@@ -129,64 +119,59 @@ class Glue(TaskData):
 
     def __init__(self, config: Config, tokenizer: WordPiece) -> None:
         super().__init__(config)
-        self.task = glue.TASKS[config.task]
+        self.task, self.tokenizer = glue.TASKS[config.task], tokenizer
         self.sizes: dict[str, int] = {}  # examples in each test file
-        facts, self.num_texts = config.described, config.described.get("num_texts", 0)
-        self.layout = self.task.layout or tables.Layout(
-            texts=config.texts, numbers=config.regression,
-            label=config.label_column or ("" if config.trains else facts.get("label_column", "")),
-            usual=() if config.trains else tuple(facts.get("columns", ())),
-            reading=Reading(
-                separator=config.separator, encoding=config.encoding, no_header=config.no_header
-            ),
-        )  # fmt: skip
-        # Scores are numbered by the labels of the training, not
-        # by those that this file happens to hold.
-        labels = None if config.trains else labels_of(facts, config.bert_config_path)
-        if labels is not None:
-            self.layout = replace(self.layout, labels=labels, numbers=not labels)
-        # A model of Hugging Face without label names: they are
-        # taken from the table it was trained on.
-        if config.trains or (labels is None and not self.task.layout):
-            path = tables.table_in(config.data, "train")
-            table = tables.read(path, self.layout)
-            self.layout = replace(
-                self.layout, labels=table.names, numbers=not table.names, usual=table.columns,
-                label=table.label,
-            )  # fmt: skip
-            self.num_texts, self.digests["training data"] = len(table.texts[0]), digest(path)
-            self.train = self._samples(table, tokenizer)
-            self.notes.append(f"training: {table.form}; {table.summary}")
-        tests: list[Samples] = []
-        for part in self.task.parts if config.mode != "train" else ():
-            stems = (
-                (f"test{part}", f"dev{part}") if config.mode == "prediction" else (f"dev{part}",)
-            )
-            # Asked only for parts after the first, which must be there.
-            if tests and not any((config.data / f"{stem}.tsv").is_file() for stem in stems):
-                break  # MNLI's mismatched examples are optional
-            path = tables.table_in(config.data, *stems)
-            read = tables.read_texts if config.mode == "prediction" else tables.read
+        self.num_texts = config.described.get("num_texts", 0)
+        self.layout = self.task.layout or _layout(config)
+        if config.trains:
+            self._read_training()
+        else:
+            labels = labels_of(config.described, config.bert_config_path)
+            if labels is None and not self.task.layout:
+                raise ConfigError(f"{config.bert_config_path}: names no labels (id2label)")
+            # Scores are numbered by the labels of the training, not
+            # by those that this file happens to hold.
+            if labels is not None:
+                self.layout = replace(self.layout, labels=labels, numbers=not labels)
+        if config.mode != "train":
+            self._read_tests()
+
+    def _read_training(self) -> None:
+        path = tables.table_in(self.config.data, "train")
+        table = tables.read(path, self.layout)
+        self.layout = replace(
+            self.layout,
+            labels=table.names,
+            numbers=not table.names,
+            usual=table.columns,
+            label=table.label,
+        )
+        self.num_texts, self.digests["training data"] = len(table.texts[0]), digest(path)
+        self.train = self._samples(table)
+        self.notes.append(f"training: {table.form}; {table.summary}")
+
+    def _read_tests(self) -> None:
+        """The files of all parts as one, so that their predictions are batched together."""
+        predicts = self.config.mode == "prediction"
+        tests, digests = list[Samples](), list[str]()
+        for part in self.task.parts:
+            stems = [f"test{part}", f"dev{part}"] if predicts else [f"dev{part}"]
+            path = tables.table_in(self.config.data, *stems)
+            read = tables.read_texts if predicts else tables.read
             table = read(path, self.layout, self.num_texts)
             self.notes.append(f"test: {table.form}; {table.summary}")
-            tests.append(self._samples(table, tokenizer))
+            tests.append(self._samples(table))
+            digests.append(digest(path))
             self.sizes[part] = len(table.texts)
-            self.digests["test data"] = "+".join(
-                [*filter(None, [self.digests.get("test data")]), digest(path)]
-            )
-        if tests:
-            (name,) = tests[0].labels
-            sequences = [sequence for part in tests for sequence in part.sequences]
-            # All parts as one, so that their predictions are batched together.
-            self.test = Samples(
-                sequences, {name: np.concatenate([part.labels[name] for part in tests])}
-            )
+        (name,) = tests[0].labels
+        sequences = [sequence for part in tests for sequence in part.sequences]
+        labels = np.concatenate([part.labels[name] for part in tests])
+        self.test, self.digests["test data"] = Samples(sequences, {name: labels}), "+".join(digests)
 
-    def _samples(self, table: tables.Table, tokenizer: WordPiece) -> Samples:
+    def _samples(self, table: tables.Table) -> Samples:
         name = "labels" if self.layout.labels else "numbers"
-        return Samples(
-            glue.encode(table.texts, tokenizer, self.config.length), {name: table.labels}
-        )
+        sequences = glue.encode(table.texts, self.tokenizer, self.config.length)
+        return Samples(sequences, {name: table.labels})
 
     def model(self, config: BertConfig, kernels: Kernels) -> Classification:
         return Classification(config, kernels, len(self.layout.labels) or 1)
@@ -200,47 +185,55 @@ class Glue(TaskData):
         folder.mkdir(parents=True, exist_ok=True)
         (true,), names, metrics = self.test.labels.values(), self.layout.labels, {}
         end = 0
-        for (part, size), answers in zip(
-            self.sizes.items(), self.task.parts.values(), strict=False
-        ):
+        for part, size in self.sizes.items():
             begin, end = end, end + size
             rows = [["index", "prediction", *names]]
-            for number, (prediction, shares) in enumerate(
-                glue.prediction(row, names) for row in scores[begin:end]
-            ):
-                rows.append(
-                    [str(number), str(prediction), *(f"{share:.6f}" for share in shares.values())]
-                )
+            for number, row in enumerate(scores[begin:end]):
+                value, shares = glue.prediction(row, names)
+                cells = [f"{share:.6f}" for share in shares.values()]
+                rows.append([str(number), str(value), *cells])
+            # Of MNLI's second part: predictions_mismatched.tsv, "mismatched_accuracy".
             suffix = "_mismatched" if part == "_mismatched" else ""
-            files = [(f"predictions{suffix}", rows)]
-            # GLUE's server takes index and prediction, and no other columns.
+            _write_rows(folder / f"predictions{suffix}.tsv", rows)
             if self.config.mode == "prediction":
-                files += [(answers, [row[:2] for row in rows])] if answers else []
-            else:
-                values = [scores[i].argmax() if names else scores[i][0] for i in range(begin, end)]
-                prefix = f"{suffix[1:]}_" if suffix else ""
-                for metric in self.task.metrics or (glue.CLASSES if names else glue.NUMBERS):
-                    # Of MNLI's second part, "mismatched_accuracy".
-                    metrics[prefix + metric.__name__] = metric(np.array(values), true[begin:end])
-            for name, lines in files:
-                write_text(
-                    folder / f"{name}.tsv", "".join("\t".join(line) + "\n" for line in lines)
-                )
+                # GLUE's server takes index and prediction, and no other columns.
+                if answers := self.task.parts[part]:
+                    _write_rows(folder / f"{answers}.tsv", [row[:2] for row in rows])
+                continue
+            values = np.array([row.argmax() if names else row[0] for row in scores[begin:end]])
+            for metric in self.task.metrics or (glue.CLASSES if names else glue.NUMBERS):
+                name = f"{suffix}_{metric.__name__}".lstrip("_")
+                metrics[name] = metric(values, true[begin:end])
         return metrics
 
     def description(self) -> dict[str, Any]:
-        config = self.config
-        facts = {
+        config, layout = self.config, self.layout
+        return {
             "task": config.task,
-            "labels": list(self.layout.labels),
+            "labels": list(layout.labels),
             "lower_case": config.lower_case,
-        }
-        facts |= {
             "num_texts": self.num_texts,
-            "columns": list(self.layout.texts or self.layout.usual),
-            "label_column": self.layout.label,
+            "columns": list(layout.texts or layout.usual),
+            "label_column": layout.label,
+            "max_seq_length": config.length,
         }
-        return {**facts, "max_seq_length": config.length}
+
+
+def _layout(config: Config) -> tables.Layout:
+    """Columns of a user's own table: as set, else as in the training of the model."""
+    facts = {} if config.trains else config.described
+    reading = Reading(separator=config.separator, no_header=config.no_header)
+    return tables.Layout(
+        texts=config.texts,
+        numbers=config.regression,
+        label=config.label_column or facts.get("label_column", ""),
+        usual=tuple(facts.get("columns", ())),
+        reading=reading,
+    )
+
+
+def _write_rows(path: Path, rows: list[list[str]]) -> None:
+    write_text(path, "".join("\t".join(row) + "\n" for row in rows))
 
 
 def labels_of(facts: Mapping[str, Any], config_file: Path) -> tuple[str, ...] | None:

@@ -20,7 +20,6 @@ from bert.core.dist import World, pick_device
 from bert.data.tokens import WordPiece
 from bert.kernels import bind_kernels
 from bert.training import schedule
-from bert.training.graph import capture_or_warm_up
 from bert.training.loop import LoopHooks, StepCounter, StepSchedule, step_seed, train
 from bert.training.metrics import Progress, metric_sinks
 from bert.training.schedule import learning_rate
@@ -31,7 +30,7 @@ from common.env import ConfigError, from_env
 from common.files import write_text
 from finetune import config as settings
 from finetune import models, saved, tasks
-from finetune.batches import Order, Room, Samples, Source
+from finetune.batches import Order, Samples, Source
 from finetune.config import Config, learning_rates
 from finetune.models import FineTuned
 
@@ -87,9 +86,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         ("kernels", config.kernels.describe(device)),
         (
             "attention",
-            config.kernels.resolve_attention(
-                config.model, config.numerics.dtype, config.uses_graph, alone
-            )[1],
+            config.kernels.resolve_attention(config.model, config.numerics.dtype, False, alone)[1],
         ),
         (
             "global batch",
@@ -99,10 +96,8 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
         ("weights", f"{config.checkpoint.init_checkpoint}{f'; {loaded}' if any(loaded) else ''}"),
     ]
     if task.train is not None:
-        last, _, room = plan(config, task.train)
+        last = num_steps(config, len(task.train.lengths))
         rows.append(("steps", f"{last:,}, {config.epochs:g} epochs"))
-        if room:
-            rows.append(("CUDA graph", str(room)))
         rows.append(("learning rate", schedule.describe(learning_rates(environ, last))))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
@@ -143,21 +138,20 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         figures |= trained
         # A model with nan predicts without a word, so it is not saved.
         check_finite(run.step.state_tensors(), world, ending.step)
-        if not config.keep_best:
-            save_model(run)
+        # In fp32: the weights of a model in bf16 have lost digits. A collective.
+        masters = run.step.state_dict()["optimizer"].get("masters", {})
+        if world.is_main:
+            models.save(config.folder(), run.model, masters, config.vocabulary, task.description())
     if task.test is not None:
         # A sharded optimizer leaves the weights of other ranks' shards a step behind.
         run.step.optimizer.gather()
-        # Scored as it will be used: the weights that were kept, not those of the last step.
-        if config.keep_best:
-            models.load(run.model, config.folder() / "model.safetensors")
         begin = time.monotonic()
-        metrics = scored(run)
+        scores = saved.predict(run.model, task.test, world, config.eval_batch_size)
+        metrics = task.finish(scores, config.folder()) if world.is_main else {}
         seconds = time.monotonic() - begin
-        speed = len(task.test.lengths) / seconds
         figures |= {
             "e2e_inference_time": seconds,
-            "inference_sequences_per_second": speed,
+            "inference_sequences_per_second": len(task.test.lengths) / seconds,
             **metrics,
         }
     if world.is_main:
@@ -176,58 +170,12 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
     return figures
 
 
-def save_model(run: Run) -> None:
-    """Writes the current model's folder. A collective."""
-    # In fp32: the weights of a model in bf16 have lost digits.
-    masters = run.step.state_dict()["optimizer"].get("masters", {})
-    if run.world.is_main:
-        models.save(
-            run.config.folder(), run.model, masters, run.config.vocabulary, run.task.description()
-        )
-
-
-def scored(run: Run) -> dict[str, float]:
-    """Writes predictions of the test samples; returns metrics on rank 0. A collective, after optimizer.gather()."""
-    assert run.task.test is not None
-    scores = saved.predict(run.model, run.task.test, run.world, run.config.eval_batch_size)
-    return run.task.finish(scores, run.config.folder()) if run.world.is_main else {}
-
-
-class Best:
-    """KEEP_BEST: scores the model on dev after each epoch, and saves it if it is the best so far."""
-
-    def __init__(self, run: Run, resumed: bool) -> None:
-        self.run, self.path, self.record = run, run.config.folder() / "best.json", {}
-        if resumed and self.path.is_file():
-            self.record = json.loads(self.path.read_text(encoding="utf-8"))
-
-    def evaluate(self, steps: int, samples: int) -> bool:
-        """Scores the model after ``steps``; never ends the training. A collective."""
-        self.run.step.optimizer.gather()
-        metrics = scored(self.run)
-        # A task's main metric comes first.
-        name = "f1" if self.run.config.task == "squad" else next(iter(metrics), "")
-        better = self.run.world.is_main and metrics[name] > self.record.get(name, -math.inf)
-        # Only rank 0 has metrics, but all ranks must enter save_model.
-        if self.run.world.any(better):
-            save_model(self.run)
-            self.record = {"best_step": steps, name: metrics.get(name)}
-        if self.run.world.is_main:
-            _say(
-                self.run.world,
-                f"step {steps}: dev {name} {metrics[name]:.4f}{', the best so far' if better else ''}",
-            )
-            write_text(self.path, json.dumps(self.record) + "\n")
-        self.run.world.barrier()
-        return False
-
-
 def build(
     config: Config, environ: Mapping[str, str], world: World, task: tasks.Squad | tasks.Glue
 ) -> Run:
     """The model with its initial weights, and its training step. Raises ConfigError for weights that do not fit."""
     choice, words = config.kernels.resolve_attention(
-        config.model, config.numerics.dtype, config.uses_graph, world
+        config.model, config.numerics.dtype, False, world
     )
     if world.device.type == "cuda":
         _say(world, f"attention: {words}")
@@ -246,7 +194,7 @@ def build(
             facts[name] = "none" if part is None else part.digest()
         facts["weights"] = f"{checksum_of(dict(model.named_parameters())):08x}"
         world.agree(facts, "give all ranks the same settings, code, DATA and INIT_CHECKPOINT")
-    if recomputation := config.recomputation(uses_graph=config.uses_graph):
+    if recomputation := config.recomputation(uses_graph=False):
         model.recompute(recomputation)
     model.to(world.device)
     # One of the fused kernels is the whole update.
@@ -284,21 +232,20 @@ def identity_of(
     """Settings, data and initial weights: what must not change when a trial is resumed or counted as done."""
     facts = env.settings(config)
     if task.train is not None:
-        facts |= {"training sequences": len(task.train.lengths)}
-        facts |= env.settings(learning_rates(environ, num_steps(config, len(task.train.lengths))))
+        count = len(task.train.lengths)
+        facts |= env.settings(learning_rates(environ, num_steps(config, count)))
+        facts["training sequences"] = count
     # A new head follows from the seed, which is compared already.
     read = {name: tensor for name, tensor in model.named_parameters() if name not in loaded.new}
     facts |= {
         "SEED": config.trial_seed,
         "MAX_SEQ_LENGTH": config.length,
         "DO_LOWER_CASE": config.lower_case,
-    }
-    facts |= {
         "BERT_CONFIG": config.model.identity,
         "INIT_CHECKPOINT": f"{checksum_of(read):08x}",
+        "vocabulary": tasks.digest(config.vocabulary),
         **task.digests,
     }
-    facts |= {"vocabulary": tasks.digest(config.vocabulary)}
     # What changes outputs or only the rounding may differ; SEEDS is compared as this trial's seed.
     free = {*rundir.OUTPUT, "SEEDS", *settings.ROUNDING}
     return {name: value for name, value in facts.items() if name not in free}
@@ -308,111 +255,86 @@ def num_steps(config: Config, num_samples: int) -> int:
     return max(1, math.ceil(num_samples * config.epochs / config.samples_per_step))
 
 
-def plan(config: Config, samples: Samples) -> tuple[int, Order, Room | None]:
-    """Number of steps, this rank's order of the samples, and the fixed micro-batch size of CUDA graphs if used."""
-    count, ranks = len(samples.lengths), config.dist
-    order = Order(
-        count,
-        config.batch_size,
-        config.gradient_steps,
-        config.trial_seed,
-        ranks.rank,
-        ranks.world_size,
-    )
-    last = num_steps(config, count)
-    # A step of fp16 that overflows is retried on the next batch, so there may be more batches than steps.
-    num_batches = 2 * last if config.numerics.scales_loss else last
-    return last, order, Room.of(samples.lengths, order, num_batches) if config.uses_graph else None
+class Start(NamedTuple):
+    """Where training begins: after the steps, batches, samples and seconds of earlier processes."""
+
+    step: int = 0
+    batches: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+
+
+def resume(run: Run, identity: Mapping[str, Any]) -> Start:
+    """Loads the newest checkpoint, if the run resumes and there is one. Raises ConfigError for one of another run."""
+    config = run.config.checkpoint
+    found = load_newest(config)
+    if found is None:
+        return Start()
+    if difference := rundir.difference(found["run"], identity):
+        where = f"RESUME=1: the checkpoint in {config.directory} is {difference}"
+        raise ConfigError(f"{where}: use the same settings and data, or another CHECKPOINT_DIR")
+    run.step.load_state_dict(found)
+    return Start(*(found[name] for name in Start._fields))
 
 
 def train_on(run: Run, samples: Samples) -> tuple[Ending, dict[str, Any]]:
     """Trains, resuming from the newest checkpoint if any; returns how training ended, and its figures. A collective."""
-    config, world, step = run.config, run.world, run.step
-    num_samples, seed = len(samples.lengths), config.trial_seed
-    last, order, room = plan(config, samples)
+    config, world, step, seed = run.config, run.world, run.step, run.config.trial_seed
+    num_samples = len(samples.lengths)
+    last = num_steps(config, num_samples)
     # How a model predicts does not matter to its training, so it may change before RESUME=1.
-    identity = {
-        name: value
-        for name, value in run.identity.items()
-        if name not in (*settings.PREDICTION, "test data")
-    }
-    rounding = {
-        name: value for name, value in env.settings(config).items() if name in settings.ROUNDING
-    }
-    done = batches = trained = 0
-    before = 0.0  # seconds of training before this process
-    if (found := load_newest(config.checkpoint)) is not None:
-        where = f"RESUME=1: the checkpoint in {config.checkpoint.directory}"
-        if difference := rundir.difference(found["run"], identity):
-            raise ConfigError(
-                f"{where} is {difference}: use the same settings and data, or another CHECKPOINT_DIR"
-            )
-        if unknown := [name for name in identity if name not in found["run"]]:
-            _say(world, f"{where} is of an earlier version: not compared: {', '.join(unknown)}")
-        if difference := rundir.difference(found.get("rounding", {}), rounding):
-            _say(world, f"{where} is {difference}: from here on sums are rounded differently")
-        # Before the capture, which keeps weights and moments as they are.
-        step.load_state_dict(found)
-        done, batches, trained = (int(found[name]) for name in ("step", "batches", "samples"))
-        before = float(found.get("seconds", 0.0))
-    if room is not None:
-        _say(world, f"CUDA graph: {room}")
-    source = partial(Source, samples, order, room=room, pin=world.device.type == "cuda")
-    take_step = capture_or_warm_up(
-        step, lambda: source(1).next_step(), graph=room is not None, rehearse=False
-    )
+    free = {*settings.PREDICTION, "test data"}
+    identity = {name: value for name, value in run.identity.items() if name not in free}
+    start = resume(run, identity)
     rate = partial(learning_rate, config=learning_rates(run.environ, last))
+    sinks = (
+        metric_sinks(config.observers, config.run, identity, start.step) if world.is_main else []
+    )
     progress = Progress(
         world, last=last, rate=rate, epochs=lambda _, count: count / num_samples,
-        skips_overflows=step.scaler.enabled, done=done, samples=trained,
-        sinks=metric_sinks(config.observers, config.run, identity, done) if world.is_main else [],
+        skips_overflows=step.scaler.enabled, done=start.step, samples=start.samples, sinks=sinks,
     )  # fmt: skip
+    begin = time.monotonic()
 
     def save(steps: int, batches: int, samples: int) -> None:
         check_finite(step.state_tensors(), world, steps)
         # A collective: each rank gives its shard.
         state = step.state_dict()
         if world.is_main:
-            state |= {
-                "step": steps,
-                "batches": batches,
-                "samples": samples,
-                "run": identity,
-                "rounding": rounding,
-            }
-            state |= {"seconds": before + time.monotonic() - begin}
-            save_checkpoint(config.checkpoint, steps, state)
+            now = Start(steps, batches, samples, start.seconds + time.monotonic() - begin)
+            save_checkpoint(config.checkpoint, steps, state | now._asdict() | {"run": identity})
         world.barrier()
 
-    interval = Interval(config.checkpoint, world, 1, done)
-    best = Best(run, resumed=found is not None) if config.keep_best else None
-    each = num_samples / config.samples_per_step  # steps per epoch
-    # An epoch may end within a step: it counts from the step that completes it.
-    ends = {min(last, math.ceil(epoch * each)) for epoch in range(1, math.ceil(config.epochs) + 1)}
-    due = StepSchedule(
-        last=last, report_every=config.log_every_steps, checkpoint=interval.is_due,
-        evaluations=ends if best else (),
-    )  # fmt: skip
-    begin = time.monotonic()
+    order = Order(
+        num_samples, config.batch_size, config.gradient_steps, seed, world.rank, world.size
+    )
+    source = Source(samples, order, start.batches + 1, pin=world.device.type == "cuda")
+    num_nodes = world.size // world.ranks_per_node
+    interval = Interval(config.checkpoint, world, num_nodes, start.step)
     with Stop(world, listen=config.checkpoint.directory is not None) as stop:
         hooks = LoopHooks(
-            next_step=source(batches + 1).next_step, take_step=take_step,
-            steps=StepCounter(rate, last, step.scaler, done, batches),
-            schedule=due,
-            progress=progress, stop=stop, seed=lambda batch: step_seed(seed, batch, world.rank),
-            evaluate=best.evaluate if best else lambda steps, samples: False, save=partial(interval.save, save),
-        )  # fmt: skip
+            next_step=source.next_step,
+            take_step=step,
+            steps=StepCounter(rate, last, step.scaler, start.step, start.batches),
+            schedule=StepSchedule(
+                last=last, report_every=config.log_every_steps, checkpoint=interval.is_due
+            ),
+            progress=progress,
+            stop=stop,
+            seed=lambda batch: step_seed(seed, batch, world.rank),
+            evaluate=lambda steps, samples: False,
+            save=partial(interval.save, save),
+        )
         ending = train(hooks)
-    seconds = before + time.monotonic() - begin
+    seconds = start.seconds + time.monotonic() - begin
     if ending.stopped:
         save(ending.step, ending.batches, ending.samples)
     progress.summary(ending)
-    # seconds include earlier processes if their checkpoint had them: then so do the samples.
-    speed = (ending.samples - (0 if before else trained)) / seconds if seconds else 0.0
-    figures = {"steps": last, "e2e_train_time": seconds, "training_sequences_per_second": speed}
-    return ending, figures | (
-        {"best_step": best.record["best_step"]} if best and best.record else {}
-    )
+    return ending, {
+        "steps": last,
+        "e2e_train_time": seconds,
+        "training_sequences_per_second": ending.samples / seconds,
+    }
 
 
 def _say(world: World, text: str) -> None:

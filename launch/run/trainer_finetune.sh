@@ -11,7 +11,7 @@ trainer::defaults() {
   variables::default DGXNGPU 1
   variables::default DGXSYSTEM "finetune_${TASK:-unset}"
   variables::default CLEAR_CACHES 0
-  container_inputs+=(DATA VOCAB_FILE)
+  container_inputs+=(DATA)
   if [[ ${SEEDS:-} ]]; then
     [[ ${NEXP:-$((${#commas} + 1))} == $((${#commas} + 1)) ]] ||
       log::die "NEXP=$NEXP and SEEDS=$SEEDS: a seed is a trial; unset NEXP"

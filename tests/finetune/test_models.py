@@ -12,12 +12,10 @@ import torch
 import torch.nn.functional as F
 
 from bert import kernels
-from bert.data.batch import Capacity
 from bert.model.config import BertConfig
-from bert.training.graph import static_batch
 from common.env import ConfigError
 from finetune import models, saved
-from finetune.batches import IGNORE, Order, Samples
+from finetune.batches import Order, Samples
 from finetune.models import Classification, SpanPrediction
 
 from . import made_up
@@ -78,28 +76,6 @@ def test_a_last_layer_of_only_first_tokens_changes_neither_loss_nor_gradient():
         if rows:
             torch.testing.assert_close(model(batch)[0], loss)
     torch.testing.assert_close(*found)
-
-
-@pytest.mark.parametrize("kind", ["squad", "MNLI"])
-def test_padding_and_unknown_labels_change_neither_loss_nor_gradient(kind):
-    samples, found = samples_of(kind), []
-    batch = samples.batch(numbers(2, 0, 4))
-    for variant in (
-        batch,
-        static_batch(batch, Capacity(tokens=40, sequences=6)),
-        batch.pad_to(Capacity(tokens=33, sequences=7)),
-    ):
-        model = model_of(kind)
-        (loss,) = model(variant)
-        loss.backward()
-        found.append((loss, model.bert.embeddings.word_embeddings.weight.grad))
-    for loss, gradient in found[1:]:
-        torch.testing.assert_close(loss, found[0][0])
-        torch.testing.assert_close(gradient, found[0][1])
-    unknown = samples_of(kind)
-    for labels in unknown.labels.values():
-        labels[:] = IGNORE
-    assert model_of(kind)(unknown.batch(numbers(0, 1)))[0].item() == 0
 
 
 @pytest.mark.parametrize("kind", ["squad", "MNLI"])

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 
 from bert.training.loop import StepCounter
 from common.env import ConfigError, variables
-from finetune import config, tasks
+from finetune import config
 from finetune.config import Config
 from finetune.glue import TASKS
-from finetune.squad import VERSIONS
+from finetune.squad.data import VERSIONS
 from finetune.train import run
 
 from ..forked import Command
@@ -179,7 +178,7 @@ def test_a_finished_trial_counts_only_for_the_same_settings_and_data(
     }
     assert run(environment | same, check_only=True) == 0
     figures = learnt / "model_0" / "figures.json"
-    other = {"SEEDS": "5", "BATCHSIZE": "11", "N_BEST_SIZE": "9"}
+    other = {"SEEDS": "5", "BATCHSIZE": "11", "EVAL_BATCHSIZE": "9"}
     for name, value in (others(squad_environment, tmp_path) | other).items():
         capsys.readouterr()
         assert run(environment | {name: value}, check_only=True) == 2
@@ -281,7 +280,6 @@ def test_version_2_learns_when_there_is_no_answer(squad_environment, tmp_path):
         "SQUAD_VERSION": "2.0",
         "RUN_DIR": str(tmp_path / "run"),
     }
-    environment["VOCAB_FILE"] = f"{squad_environment['DATA']}/vocab.txt"
     assert run(environment) == 0
     figures = json.loads((tmp_path / "run" / "model_0" / "figures.json").read_text())
     assert figures["HasAns_f1"] > 90
@@ -347,52 +345,6 @@ def test_a_users_table_is_learnt_and_its_labels_are_kept(squad_environment, tmp_
     assert run(environment | model) == 2
 
 
-def test_the_best_epoch_on_dev_is_kept_also_in_a_resumed_run(
-    squad_environment, tmp_path, monkeypatch
-):
-    write_table(tmp_path)
-    folder, own = (
-        tmp_path / "run" / "model_0",
-        {"CHECKPOINT_KEEP": "9", "RESUME": "1", "KEEP_BEST": "1"},
-    )
-    environment = (
-        squad_environment
-        | own
-        | {"TASK": "TSV", "DATA": str(tmp_path), "EPOCHS": "4", "BATCHSIZE": "12"}
-    )
-    environment |= {"RUN_DIR": str(tmp_path / "run"), "CHECKPOINT_DIR": str(tmp_path / "kept")}
-    environment |= {"CHECKPOINT_EVERY_STEPS": "12", "LR": "1e-3"}
-    real, scores = tasks.Glue.finish, iter([0.5, 0.9, 0.9, 0.7, 0.1, 0.1, 0.9, 0.7, 0.1])
-    monkeypatch.setattr(
-        tasks.Glue, "finish", lambda *given: real(*given) | {"accuracy": next(scores)}
-    )
-    assert run(environment) == 0
-    figures = json.loads((folder / "figures.json").read_text())
-    assert (figures["best_step"], figures["steps"]) == (24, 48)
-    weights = safetensors.torch.load_file(folder / "model.safetensors")
-    paths = sorted((tmp_path / "kept").rglob("step_*.pt"))
-    assert [path.stem[-2:] for path in paths] == ["12", "24", "36"]
-    masters = [torch.load(path, weights_only=True)["optimizer"]["masters"] for path in paths]
-    same = [
-        all(torch.equal(w, each[name][: len(w)]) for name, w in weights.items()) for each in masters
-    ]
-    assert same == [path.stem.endswith("24") for path in paths]
-    predicted = (folder / "predictions.tsv").read_bytes()
-    alone = {
-        "MODE": "eval",
-        "KEEP_BEST": "0",
-        "INIT_CHECKPOINT": str(folder),
-        "RUN_DIR": str(tmp_path / "alone"),
-    }
-    assert run(environment | alone) == 0
-    assert (tmp_path / "alone" / "model_0" / "predictions.tsv").read_bytes() == predicted
-    paths[-1].unlink()  # as after a kill in the third epoch
-    (folder / "figures.json").unlink()
-    assert run(environment) == 0
-    again = json.loads((folder / "figures.json").read_text())
-    assert (again["best_step"], (folder / "predictions.tsv").read_bytes()) == (24, predicted)
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -429,26 +381,34 @@ def test_berts_precisions_and_optimizers_work_in_fine_tuning(squad_environment, 
             {"INIT_CHECKPOINT": "{data}/vocab.txt"},
             "vocab.txt: no weights: give a .pt or .safetensors, or a folder",
         ),
-        (
-            {"VOCAB_FILE": "{data}/long.txt"},
-            r"long.txt has \d+ words, and the model \d+: give its own",
-        ),
-        (
-            {"VOCAB_FILE": "{data}/short.txt"},
-            r"short.txt has \d+ words, and the model \d+: give its own",
-        ),
-        (
-            {"VOCAB_FILE": "{data}/swapped.txt"},
-            "swapped.txt has md5 .* and the model was trained with",
-        ),
-        ({"CUDA_GRAPH": "1"}, "CUDA_GRAPH=1 needs a GPU: leave it unset on a CPU"),
+        ({"CUDA_GRAPH": "1"}, "CUDA_GRAPH=1 captures steps of pretraining: unset it to fine-tune"),
         ({"SQUAD_VERSION": "2.0"}, "train-v2.0.json: No such file"),
-        ({"MODE": "eval", "TASK": "TSV"}, "has no examples|No such file"),
+        ({"MODE": "eval", "TASK": "TSV"}, r"config.json: names no labels \(id2label\)"),
         ({"BATCHSZIE": "3"}, "did you mean BATCHSIZE"),
         ({"INIT_CHECKPOINT": ""}, "INIT_CHECKPOINT"),
     ],
 )
 def test_wrong_settings_stop_with_one_line(squad_environment, tmp_path, settings, message, capsys):
+    data = Path(squad_environment["DATA"])
+    settings = {name: value.format(data=data) for name, value in settings.items()}
+    assert run({**squad_environment, "RUN_DIR": str(tmp_path), **settings}) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(message, last), last
+    reason = (tmp_path / f"error_{settings.get('TRIAL', 0)}.txt").read_text().strip()
+    assert last == f"finetune: error: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("long", r"vocab.txt has \d+ words, and the model \d+: give its own"),
+        ("short", r"vocab.txt has \d+ words, and the model \d+: give its own"),
+        ("swapped", "vocab.txt has md5 .* and the model was trained with"),
+    ],
+)
+def test_the_vocabulary_beside_bert_config_is_the_models(
+    squad_environment, tmp_path, name, message
+):
     data = Path(squad_environment["DATA"])
     words = (data / "vocab.txt").read_text().split("\n")
     changed = {
@@ -456,17 +416,11 @@ def test_wrong_settings_stop_with_one_line(squad_environment, tmp_path, settings
         "short": words[: len(words) // 2],
         "swapped": [*words[:-2], *words[:-3:-1]],
     }
-    for name, other in changed.items():
-        (tmp_path / f"{name}.txt").write_text("\n".join(other))
-    settings = {
-        name: value.format(data=tmp_path if "VOCAB" in name else data)
-        for name, value in settings.items()
-    }
-    assert run({**squad_environment, "RUN_DIR": str(tmp_path), **settings}) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert re.search(message, last), last
-    reason = (tmp_path / f"error_{settings.get('TRIAL', 0)}.txt").read_text().strip()
-    assert last == f"finetune: error: {reason}"
+    (tmp_path / "vocab.txt").write_text("\n".join(changed[name]))
+    shape = tmp_path / "config.json"
+    shape.write_bytes((data / "config.json").read_bytes())
+    with pytest.raises(ConfigError, match=message):
+        config.read(squad_environment | {"BERT_CONFIG": str(shape)})
 
 
 def test_casing_and_length_are_the_models(squad_environment, tmp_path):

@@ -88,25 +88,6 @@ def test_latency_is_reported_by_batch_size(reviews, capsys):
         )
 
 
-def test_latency_of_a_files_texts_includes_their_tokenization(reviews, tmp_path, capsys):
-    (tmp_path / "new.tsv").write_text("good film\nbad\n" * 5)
-    line = [
-        "benchmark",
-        str(reviews),
-        "--batch-sizes",
-        "3",
-        "--batches",
-        "2",
-        "--input",
-        str(tmp_path / "new.tsv"),
-        "--no-header",
-    ]
-    assert main([*line, "--device", "cpu"], {}) == 0
-    (figures,) = map(json.loads, capsys.readouterr().out.splitlines())
-    assert (figures["batch_size"], figures["input"]) == (3, str(tmp_path / "new.tsv"))
-    assert figures["sequences_per_second"] > 0
-
-
 def test_the_table_of_seeds_has_mean_and_deviation(reviews, capsys):
     assert main(["seeds", str(reviews)], {}) == 0
     lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}

@@ -161,9 +161,7 @@ def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts
     layout = TASKS[task].layout or Layout(labels=("x", "y"))
     arguments = tmp_path / "table.tsv", layout, num_texts
     if expected is None:
-        with pytest.raises(
-            DataError, match=r"table.tsv:\d: \d columns, expected \d|2 of the columns"
-        ):
+        with pytest.raises(DataError, match=r"[12] of the columns"):
             tables.read_texts(*arguments)
     else:
         assert tables.read_texts(*arguments).texts == expected

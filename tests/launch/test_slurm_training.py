@@ -157,7 +157,6 @@ def test_fine_tuning_on_two_nodes_trains_each_seed_and_reports_failures_last(tra
     }
     own |= {
         "BERT_CONFIG": folder / "config.json",
-        "VOCAB_FILE": folder / "vocab.txt",
         "LR": "0.003",
         "EPOCHS": "20",
     }

@@ -12,20 +12,11 @@ import numpy as np
 import pytest
 
 from bert.data.tokens import WordPiece
-from finetune import squad
-from finetune.squad import (
-    Answer,
-    Dataset,
-    Limits,
-    Logits,
-    Predictions,
-    Question,
-    Rules,
-    f1,
-    make_features,
-    normalise,
-    score,
-)
+from finetune.squad import answers
+from finetune.squad.answers import Logits, Rules
+from finetune.squad.data import Answer, Dataset, Question
+from finetune.squad.features import Limits, make_features
+from finetune.squad.score import f1, normalise, score
 
 from .. import made_up
 from . import oracle
@@ -103,7 +94,7 @@ def random_logits(found, seed, scale=4.0):
         Rules(),
         Rules(n_best=3, max_answer_length=2),
         Rules(version_2=True),
-        Rules(version_2=True, null_threshold=-3.0, n_best=8),
+        Rules(version_2=True, n_best=8),
     ],
 )
 def test_answers_equal_the_restatement(tokenizer, dataset, rules):
@@ -111,7 +102,7 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
     logits = random_logits(found, seed=1, scale=1.5)
     for number, pair in enumerate(logits):
         pair.start[0] += number % 3 * 4  # some questions look unanswerable
-    predictions = squad.predict(found, logits, rules)
+    predictions = answers.predict(found, logits, rules)
     position, unanswered = 0, 0
     for question in dataset.questions:
         context = dataset.contexts[question.context]
@@ -126,7 +117,6 @@ def test_answers_equal_the_restatement(tokenizer, dataset, rules):
         text_of = functools.partial(oracle.answer_of, context, pieces, word_of)
         expected, n_best, odds = oracle.answers_of(
             windows, scores, text_of, n_best=rules.n_best, longest=rules.max_answer_length, version_2=rules.version_2,
-            threshold=rules.null_threshold,
         )  # fmt: skip
         assert predictions.answers[question.id] == expected
         unanswered += not expected
@@ -152,7 +142,7 @@ def answered(tokenizer, context, **scores):
         (start if name.startswith("start") else end)[int(name.split("_")[1]) + found.offset(0)] = (
             value
         )
-    return squad.predict(found, [Logits(start, end)], Rules()).answers["a"]
+    return answers.predict(found, [Logits(start, end)], Rules()).answers["a"]
 
 
 def test_an_answer_is_the_text_of_the_context_as_it_was_written(tokenizer):
@@ -175,7 +165,7 @@ def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
     dataset = Dataset(["\u0000"], [Question("a", "who", 0)])
     found, _ = make_features(dataset, tokenizer, Limits(), training=False)
     for version_2 in (False, True):
-        predictions = squad.predict(found, random_logits(found, 1), Rules(version_2=version_2))
+        predictions = answers.predict(found, random_logits(found, 1), Rules(version_2=version_2))
         assert predictions.answers == {"a": "" if version_2 else "empty"}  # as published
         assert [entry["probability"] for entry in predictions.n_best["a"]] == [1.0]
 
@@ -183,7 +173,7 @@ def test_a_context_without_tokens_has_an_empty_answer(tokenizer):
 def test_the_files_hold_what_the_official_script_reads(tokenizer, dataset, tmp_path):
     found, _ = make_features(dataset, tokenizer, LIMITS, training=False)
     for version_2 in (False, True):
-        predictions = squad.predict(found, random_logits(found, 2), Rules(version_2=version_2))
+        predictions = answers.predict(found, random_logits(found, 2), Rules(version_2=version_2))
         folder = tmp_path / str(version_2)
         predictions.write(folder)
         read = {
@@ -300,27 +290,3 @@ def test_an_empty_answer_and_a_missing_one():
 
 def test_normalising_drops_case_punctuation_articles_and_spaces():
     assert normalise(" The  Cat's-an \n a mat. ") == "catsan mat"
-
-
-def test_the_best_threshold_is_the_one_that_trying_them_all_finds():
-    generator = random.Random(5)
-    for _ in range(60):
-        count = generator.randrange(1, 9)
-        questions = [
-            Question(str(n), "?", 0, (Answer("red cat", 0),) if generator.random() < 0.6 else ())
-            for n in range(count)
-        ]
-        spans = [generator.choice(["red cat", "cat", "dog"]) for _ in questions]
-        odds = {question.id: float(generator.randrange(-3, 4)) for question in questions}
-        n_best = {
-            q.id: [{"text": ""}, {"text": span}] for q, span in zip(questions, spans, strict=True)
-        }
-        threshold, best = squad.best_threshold(questions, Predictions({}, n_best, odds))
-        scores = {}
-        for tried in (threshold, *[value + 0.5 for value in range(-5, 5)]):
-            answers = {
-                q.id: span if odds[q.id] <= tried else ""
-                for q, span in zip(questions, spans, strict=True)
-            }
-            scores[tried] = score(questions, answers, "2.0")["f1"]
-        assert best == pytest.approx(max(scores.values())) == pytest.approx(scores[threshold])

@@ -10,8 +10,8 @@ import pytest
 
 from bert.data.records import DataError
 from bert.data.tokens import WordPiece
-from finetune import squad
-from finetune.squad import Limits, has_most_context, make_features, windows
+from finetune.squad import data as squad
+from finetune.squad.features import Limits, collapse, has_most_context, make_features, windows
 
 from .. import made_up
 from . import oracle
@@ -203,7 +203,7 @@ def test_a_wrong_file_is_one_line_that_names_the_place(tmp_path, questions, opti
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", "no list 'data'"), ("{}", "no list 'data'"),
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[1]", r"data\[0\] has no list 'paragraphs'"), ("{}", "no list 'data'"),
                                                ('{"data": [3]}', r"data\[0\] has no list 'paragraphs'")])  # fmt: skip
 def test_what_is_not_squad_is_one_line(tmp_path, text, message):
     (tmp_path / "x.json").write_text(text)
@@ -224,7 +224,7 @@ def test_a_vocabulary_without_special_tokens_is_an_error(tmp_path):
 
 
 def test_only_five_characters_separate_words():
-    assert squad.collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"
+    assert collapse("a \t b\u202fc\u00a0d\r\n\ne ") == "a b c\u00a0d e"
 
 
 def test_squad_as_datasets_exports_it_is_the_same_data(tmp_path):

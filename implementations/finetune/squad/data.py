@@ -1,0 +1,138 @@
+"""SQuAD's files: contexts, and questions about them with their answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert.data.records import DataError
+
+VERSIONS = ("1.1", "2.0")
+
+
+class Answer(NamedTuple):
+    """Text of an answer, and its first character in the context."""
+
+    text: str
+    start: int
+
+
+class Question(NamedTuple):
+    """A question about a context. No answers: it has none (2.0), or they are unknown (prediction)."""
+
+    id: str
+    text: str
+    context: int  # index of the context
+    answers: tuple[Answer, ...] = ()
+    impossible: bool = False
+
+
+class Dataset(NamedTuple):
+    """Contexts and the questions about them, in the order of the file."""
+
+    contexts: list[str]
+    questions: list[Question]
+
+
+def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Dataset:
+    """Reads a file of SQuAD 1.1 or 2.0, as published or as Hugging Face's ``datasets`` exports it.
+
+    Raises DataError, naming the place, if it is not JSON or not in SQuAD's format, if it is of the other version, and
+    if a question lacks answers that are needed.
+    """
+    content = _json(path)
+    named = isinstance(content, dict) and str(content.get("version", "")).removeprefix("v")
+    if named in VERSIONS and named != version:
+        raise DataError(f"{path}: is SQuAD {named}, but SQUAD_VERSION is {version}")
+    contexts: dict[str, int] = {}
+    questions: dict[str, Question] = {}
+    for where, context, entry in _entries(path, content):
+        if not context.strip():
+            raise DataError(f"{path}: {where.rpartition('.qas')[0] or where} has an empty context")
+        name = _part(path, entry, "id", str, where)
+        text = _part(path, entry, "question", str, where)
+        if name in questions:
+            raise DataError(f"{path}: {where} repeats the id {name!r} of an earlier question")
+        impossible = "is_impossible" in entry and _part(path, entry, "is_impossible", bool, where)
+        if impossible and version == "1.1":
+            raise DataError(
+                f"{path}: {where} has no answer, as in SQuAD 2.0: set SQUAD_VERSION=2.0"
+            )
+        answers: list[Answer] = []
+        if not impossible and (needs_answers or "answers" in entry):
+            answers = _answers(path, entry, where)
+        # ``datasets`` writes no is_impossible: a question of 2.0 without answers has none.
+        if version == "2.0" and isinstance(entry.get("answers"), dict):
+            impossible = not answers
+        if needs_answers and not answers and not impossible:
+            raise DataError(
+                f"{path}: {where} ({name}) has no answer, which training and evaluation need"
+            )
+        # A context is tokenized once, however many questions it has.
+        number = contexts.setdefault(context, len(contexts))
+        questions[name] = Question(name, text, number, tuple(answers), impossible)
+    if not questions:
+        raise DataError(f"{path}: has no questions")
+    return Dataset(list(contexts), list(questions.values()))
+
+
+def _json(path: Path) -> Any:
+    """One JSON document, or a list of the records of JSON Lines."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        try:
+            # ``datasets`` exports one record per line.
+            return [json.loads(line) for line in data.splitlines() if line.strip()]
+        except ValueError:
+            raise DataError(f"{path}: not JSON ({error})") from None
+
+
+def _part(path: Path, holder: Any, name: str, kind: type, where: str) -> Any:
+    value = holder.get(name) if isinstance(holder, dict) else None
+    # In Python True is an integer too.
+    if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
+        words = {list: "list", str: "string", int: "integer", bool: "boolean"}[kind]
+        raise DataError(f"{path}: {where} has no {words} {name!r}: is this a SQuAD file?")
+    return value
+
+
+def _entries(path: Path, content: Any) -> Iterator[tuple[str, str, Any]]:
+    """(place, context, question with its answers) of each question."""
+    is_list = isinstance(content, list)
+    records = content if is_list else _part(path, content, "data", list, "the file")
+    for i, record in enumerate(records):
+        if isinstance(record, dict) and "context" in record:
+            where = f"record {i + 1}"
+            yield where, _part(path, record, "context", str, where), record
+            continue
+        for j, paragraph in enumerate(_part(path, record, "paragraphs", list, f"data[{i}]")):
+            place = f"data[{i}].paragraphs[{j}]"
+            context = _part(path, paragraph, "context", str, place)
+            for k, entry in enumerate(_part(path, paragraph, "qas", list, place)):
+                yield f"{place}.qas[{k}]", context, entry
+
+
+def _answers(path: Path, entry: dict[str, Any], where: str) -> list[Answer]:
+    """Answers of a question: a list of objects as published, or an object of lists as ``datasets`` writes it."""
+    given = entry.get("answers")
+    if isinstance(given, dict):
+        texts = _part(path, given, "text", list, where)
+        starts = _part(path, given, "answer_start", list, where)
+        pairs = zip(texts, starts, strict=False)
+        given = [{"text": text, "answer_start": start} for text, start in pairs]
+    else:
+        given = _part(path, entry, "answers", list, where)
+    return [
+        Answer(
+            _part(path, answer, "text", str, where),
+            _part(path, answer, "answer_start", int, where),
+        )
+        for answer in given
+    ]
