@@ -102,13 +102,12 @@ class Config:
 
 @dataclass
 class Trainee:
-    """A model in training on one rank or a process group. take_step: ``step``, or its CUDA graph if ``graphed``."""
+    """A model in training on one rank or a process group. take_step: ``step``, or its CUDA graph."""
 
     model: torch.nn.Module
     step: Step
     recorder: Recorder
     take_step: TrainingStep
-    graphed: bool
 
 
 class Load:
@@ -238,22 +237,17 @@ class Load:
     def trainee(self, world: World) -> Trainee:
         """A model trained by the ranks of ``world``; alone as in a benchmark run, with a CUDA graph if it uses one."""
         torch.manual_seed(SEED)
-        graphed = world is self.alone and self.trainer.uses_graph
+        graph = world is self.alone and self.trainer.uses_graph
         model, step = train.build(self.trainer, world, SEED)
         assert isinstance(step, Step)
+        example = partial(train.dummy_batches, self.trainer, world)
+        take_step = capture_or_warm_up(step, example, graph=graph, rehearse=False)
         recorder = Recorder(self.device)
-        # A graph replays kernels alone: hooks and marks would run once, at its capture.
-        if not graphed:
+        # A graph replays kernels alone: hooks and marks would run once, at its capture. The capture may have failed.
+        if take_step is step:
             step.mark = recorder.mark
             recorder.watch(model)
-        example = partial(train.dummy_batches, self.trainer, world)
-        return Trainee(
-            model,
-            step,
-            recorder,
-            capture_or_warm_up(step, example, graph=graphed, rehearse=False),
-            graphed,
-        )
+        return Trainee(model, step, recorder, take_step)
 
     def count_steps(self, trainee: Trainee, rounds: int) -> int:
         """Steps per round: as many as the slowest rank takes in its time. A collective."""
@@ -309,7 +303,7 @@ class Load:
                 trainee.recorder.mark("data")
                 trainee.take_step(batch, LEARNING_RATE)
                 # Before the checksum, which is no part of the step.
-                trainee.recorder.end(whole=trainee.graphed)
+                trainee.recorder.end(whole=trainee.take_step is not trainee.step)
                 self.sequences[number] = sum(one.num_sequences for one in batch)
                 if drill and self.config.flipped == (self.meeting.rank, number):
                     flip(weights[0])

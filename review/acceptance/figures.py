@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import statistics
@@ -145,26 +146,22 @@ def measure(records: Records, name: str) -> dict[str, list[float]]:
     return found
 
 
-def floors(records: Records) -> dict[str, float]:
-    """Lowest healthy rate of each probe by the GPUs' datasheets; none on CPUs and for unknown models."""
-    if records.on_cpus:
-        return {}
-    rates = {
-        name: [least(name, node.get("parts", {})) for node in records.hardware.values()]
-        for name in PROBES
-    }
-    # Of the slowest model where a test mixes several: what no healthy GPU is below.
-    return {
-        name: min(known) for name, own in rates.items() if (known := [one for one in own if one])
-    }
+def floors(records: Records) -> dict[str, dict[str, float]]:
+    """Lowest healthy rate of each probe by rank, by the datasheet of its GPU; none on CPUs and for unknown models."""
+    found: dict[str, dict[str, float]] = {}
+    for name, place in itertools.product(PROBES, records.places.values()):
+        if not records.on_cpus and (rate := least(name, place.device)):
+            found.setdefault(name, {})[place.name] = rate
+    return found
 
 
-def below(records: Records, limits: Mapping[str, float]) -> list[Reason]:
+def below(records: Records, limits: Mapping[str, Mapping[str, float]]) -> list[Reason]:
     """Ranks that reach less than any healthy GPU of their model."""
     found = []
-    for name, limit in limits.items():
+    for name, by_rank in limits.items():
         for who, rounds in measure(records, name).items():
-            if (rate := statistics.median(rounds)) < limit:
+            rate, limit = statistics.median(rounds), by_rank.get(who, 0.0)
+            if rate < limit:
                 words = f"{digits(rate)} {UNITS[name]}, at least {digits(limit)} by its datasheet"
                 found.append(Reason(who, words, stage=LABELS[name]))
     return found
@@ -254,7 +251,7 @@ def figures(
     records: Records,
     seconds: Mapping[str, np.ndarray],
     expected: Mapping[str, float],
-    lowest: Mapping[str, float] = MappingProxyType({}),
+    lowest: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> list[Measured]:
     """Seconds of each stage, then rates and probes. seconds: per step by stage [ranks]."""
     words = "at most {:.0%} {} than the median, or by chance"
@@ -283,7 +280,9 @@ def figures(
             least = f"at least {digits((1 - FAIL) * expected[name])} ({digits(expected[name])} expected)"
             limits = ((least, "config, EXPECTED_FIGURES"), *limits)
         if name in lowest:
-            limits = (*limits, (f"at least {digits(lowest[name])}", "datasheet of the model"))
+            # Of the slowest model where a test mixes several: what no healthy GPU is below.
+            limit = digits(min(lowest[name].values()))
+            limits = (*limits, (f"at least {limit}", "datasheet of the model"))
         if values:
             add(name, unit, values, limits)
     between = (words.format(MIN_EXCESS["network"], "more time"), PEERS)

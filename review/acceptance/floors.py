@@ -78,19 +78,12 @@ def _of_port(name: str, facts: Mapping[str, Any], parts: Facts) -> Iterator[Reas
         yield Reason(name, words, "warn")
 
 
-def least(name: str, parts: Facts) -> float:
-    """Lowest healthy rate of a probe (Tflop/s, GB/s) on a node's slowest GPU; 0 without a floor."""
-    share = TABLE["shares"].get(name, 0.0)
-    floors = []
-    for device, facts in parts.items():
-        if device.startswith("GPU "):
-            floor = floor_of(facts.get("name"))
-            bus = TABLE["pcie_gbps"].get(floor.get("generation"), 0.0) * floor.get("lanes", 0)
-            peaks = {
-                "copy": floor.get("memory_gbps", 0.0),
-                "matmul": floor.get("bf16_tflops", 0.0),
-                "host_copy": bus,
-            }
-            floors.append(share * peaks.get(name, 0.0))
-    # One GPU without figures leaves the node without a floor.
-    return float(min(floors, default=0.0))
+def least(probe: str, gpu: str) -> float:
+    """Lowest healthy rate of a probe (Tflop/s, GB/s) on a GPU, by its name; 0 without a floor."""
+    floor = floor_of(gpu)
+    peaks = {
+        "copy": floor.get("memory_gbps", 0.0),
+        "matmul": floor.get("bf16_tflops", 0.0),
+        "host_copy": TABLE["pcie_gbps"].get(floor.get("generation"), 0.0) * floor.get("lanes", 0),
+    }
+    return float(TABLE["shares"].get(probe, 0.0) * peaks.get(probe, 0.0))

@@ -49,10 +49,10 @@ from review.acceptance.schema import (
 )
 from review.league.estimate import Estimate, estimate
 from review.logs.tree import read_json
+from review.rulebook.rules import table
 
 SHOWN = 4  # entries of a ranking; --json has all
 WORDS = schema.TABLES["slowness"]
-BERT_LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "intermediate_size": 4096}
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Certificate:
     burn_in: BurnIn | None
     reached: list[Reached]
     expected: Mapping[str, float]
-    floors: Mapping[str, float]
+    floors: Mapping[str, Mapping[str, float]]
 
     @cached_property
     def standing(self) -> Estimate | str:
@@ -412,9 +412,9 @@ def standing(records: Records) -> Estimate | str:
         return (
             "nothing to compare with: published results are of accelerators, this test was of CPUs"
         )
-    if {name: model.get(name) for name in BERT_LARGE} != BERT_LARGE or data.get(
-        "max_seq_length"
-    ) != 512:
+    wanted = table("benchmark_settings")
+    large = all(model.get(name) == value for name, value in wanted["model"].items())
+    if not large or data.get("max_seq_length") != wanted["data"]["max_seq_length"]:
         return "nothing to compare with: published results are of BERT-large at 512 tokens, this was another model"
     # With the wait, as a step of training has it.
     rounds = np.nanmedian(records.by_step("together", *PARTS), axis=(0, 2))  # seconds per step

@@ -19,6 +19,7 @@ import torch
 from torch.distributed import HashStore
 
 from bert.pretraining.config import Config as Trainer
+from bert.training.graph import CaptureError
 from certify import load as load_module
 from certify.__main__ import certify as run_load
 from certify.__main__ import main
@@ -174,6 +175,19 @@ def test_a_rank_alone_uses_the_cuda_graph_of_a_benchmark_run(alone, monkeypatch)
     )  # one step may have been held up
     assert (record["steps.update"][~by_itself] > 0).all(), "with others the parts are told apart"
     assert certify(folder).state == "pass"
+
+
+def test_after_a_failed_capture_the_parts_of_a_step_are_recorded(load, monkeypatch):
+    def fail(*_):
+        raise CaptureError("out of memory")
+
+    monkeypatch.setattr(Trainer, "uses_graph", property(lambda _: True))
+    monkeypatch.setattr("bert.training.graph.GraphedStep", fail)
+    made = load()
+    trainee = made.trainee(made.alone)
+    made.count_steps(trainee, 3)
+    made.take_steps(trainee, 2)
+    assert (trainee.recorder.take() > 0).all(), "data, compute, wait and update"
 
 
 def test_a_flipped_bit_is_reported_with_rank_and_step(alone):

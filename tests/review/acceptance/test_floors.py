@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from review.acceptance.floors import TABLE, floor_of
+from review.acceptance.schema import Place
 from review.acceptance.verdict import judge
 
 from .made_up import make
@@ -26,6 +27,8 @@ PORT = {"state": "ACTIVE", "rate": "400 Gb/sec (4X NDR)", "type": "MT4129"}
 def machine(**changes):
     """One node of eight equal GPUs and two ports; changes: facts of every GPU or port, by name."""
     found = make(1, 8)
+    name = changes.get("name", H100["name"])
+    found.places.update({rank: Place(rank, rank, "node0", name) for rank in range(8)})
     gpu = H100 | {name: value for name, value in changes.items() if name in H100}
     port = PORT | {name: value for name, value in changes.items() if name in PORT}
     parts = {"node": {"GPUs": 8, "GPUs on the PCI bus": 8}, "mlx5_0/1": port, "mlx5_1/1": port}
@@ -73,8 +76,11 @@ def test_gpus_on_the_bus_that_no_driver_runs_fail(seen):
     assert judge(found).reasons() == [words]
 
 
-def test_one_gpu_alone_is_judged_by_the_rates_of_its_datasheet():
+@pytest.mark.parametrize("unknown", [(), (0, 3)])
+def test_a_gpu_is_judged_by_the_rates_of_its_own_datasheet(unknown):
     found = machine()
+    for rank in unknown:  # a model without figures leaves the others theirs
+        found.places[rank] = Place(rank, rank, "node0", "NVIDIA Tomorrow")
     for rate, state in ((600e12, "pass"), (300e12, "fail")):
         rows = [
             (rank, b"matmul", number, -1, 1e12 / rate, 1e12)
@@ -85,6 +91,9 @@ def test_one_gpu_alone_is_judged_by_the_rates_of_its_datasheet():
             found.probes[name] = np.array([row[column] for row in rows])
         judged = judge(found)
         assert judged.state == state
+    assert [reason.partition(":")[0] for reason in judged.reasons()] == [
+        f"rank {rank} on node0" for rank in range(8) if rank not in unknown
+    ]
     assert "300 Tflop/s, at least 445.1 by its datasheet" in judged.reasons()[0]
 
 
