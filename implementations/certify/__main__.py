@@ -21,7 +21,6 @@ import torch
 from bert.core import rundir
 from bert.core.dist import Address
 from bert.pretraining.config import Config as TrainerConfig
-from bert.pretraining.memory import fitted
 from certify import burn_in, hardware, tools
 from certify.burn_in import BurnIn
 from certify.load import Config as LoadConfig
@@ -174,10 +173,8 @@ def main(environ: Mapping[str, str]) -> int:
     try:
         run = from_env(rundir.Config, environ)
         config, load = from_env(Config, environ), from_env(LoadConfig, environ)
-        trainer, figures = (
-            fitted(from_env(TrainerConfig, environ)),
-            from_env(Expected, environ).figures(),
-        )
+        trainer = from_env(TrainerConfig, environ)
+        figures = from_env(Expected, environ).figures()
         wanted, parts = from_env(tools.Config, environ), config.expected_parts()
         programs = wanted.programs(trainer.device.type == "cuda")
         trainer.check()

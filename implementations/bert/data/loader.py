@@ -38,16 +38,8 @@ class Config:
     synthetic: bool = env(
         "SYNTH_DATA", False, doc="1: train on synthetic sequences of Wikipedia's lengths, no files"
     )
-    batch_size: int = env(
-        "BATCHSIZE", at_least=1, doc="rows per GPU in a micro-batch; GRADIENT_STEPS=auto: in a step"
-    )
-    gradient_steps: int = env(
-        "GRADIENT_STEPS",
-        1,
-        at_least=1,
-        auto=True,
-        doc="micro-batches in a step; auto: as few as the GPU's memory allows",
-    )
+    batch_size: int = env("BATCHSIZE", at_least=1, doc="rows per GPU in a micro-batch")
+    gradient_steps: int = env("GRADIENT_STEPS", 1, at_least=1, doc="micro-batches in a step")
     packing_factor: int = env(
         "PACKING_FACTOR", 1, at_least=1, doc="sequences a row counts for: 2 for packed Wikipedia"
     )

@@ -36,11 +36,8 @@ from common.files import text_of
 META = torch.device("meta")
 SAVE_MEMORY = "set RECOMPUTE_LAYERS=1, SHARD_GROUP=all"
 GIB = 2**30
-RUNTIME = {
-    "cuda": 1 * GIB,
-    "cpu": 0,
-}  # CUDA context, kernels and NCCL's buffers: a guess, not measured
-FILLED = 0.9  # share of memory to fill at most with GRADIENT_STEPS=auto, for fragmentation. Assumed
+# CUDA context, kernels and NCCL's buffers: a guess, not measured.
+RUNTIME = {"cuda": 1 * GIB, "cpu": 0}
 PROCESS = GIB // 2  # host memory of Python with PyTorch: about, measured on CPUs
 
 
@@ -204,51 +201,6 @@ def host_bytes(plan: Plan, checkpoint: CheckpointConfig, parts: dict[str, int]) 
     return max(beginning, saving) + plan.ranks_per_node * (PROCESS + device)
 
 
-def fitted(config: Config) -> Config:
-    """Resolves GRADIENT_STEPS=auto: splits BATCHSIZE, the rows of a step, into the fewest equal micro-batches that fit.
-    Global batch and learning rate do not change. Raises ConfigError if none fits.
-
-    Ranks with other GPU memory may resolve it differently, which World.agree finds at the start.
-    """
-    if config.data.gradient_steps is not None:
-        return config
-    if config.zero.is_deepspeed:
-        raise ConfigError(
-            "GRADIENT_STEPS=auto estimates our own engine's memory: with ENGINE=deepspeed give a number"
-        )
-    if found := _largest(config, config.data.batch_size):
-        return found
-    one = replace(
-        config, data=replace(config.data, batch_size=1, gradient_steps=config.data.batch_size)
-    )
-    needs = f"one row at a time takes {_total(one) / GIB:.1f} GiB of {_room(one) / GIB:.1f}"
-    raise ConfigError(f"out of memory: GRADIENT_STEPS=auto, and {needs}: {SAVE_MEMORY}")
-
-
-def _largest(config: Config, rows: int) -> Config | None:
-    """The config with ``rows`` a step in the fewest micro-batches that fit, if any."""
-    # Divisors from 1 up: the first that fits has the fewest, and so the largest micro-batches.
-    for steps in (steps for steps in range(1, rows + 1) if rows % steps == 0):
-        divided = replace(
-            config, data=replace(config.data, batch_size=rows // steps, gradient_steps=steps)
-        )
-        if _total(divided) <= _room(divided):
-            return divided
-    return None
-
-
-def _total(config: Config) -> int:
-    return sum(estimate(Plan.of(config)).values())
-
-
-def _room(config: Config) -> float:
-    """Bytes a rank may use: of its GPU, or its share of this machine's memory."""
-    plan = Plan.of(config)
-    if plan.device_type == "cuda":
-        return FILLED * torch.cuda.get_device_properties(config.device).total_memory
-    return FILLED * (host_capacity() / plan.ranks_per_node - PROCESS)
-
-
 def describe(config: Config) -> str:
     """The estimate in words. Raises ConfigError if the GPU or its host has less memory.
 
@@ -268,11 +220,6 @@ def describe(config: Config) -> str:
             raise ConfigError(
                 f"out of memory: {text}: lower BATCHSIZE and raise GRADIENT_STEPS, or {SAVE_MEMORY}"
             )
-        if plan.accumulate:
-            rows = config.data.rows_per_step
-            found = _largest(config, rows)
-            if found and found.data.batch_size > config.data.batch_size:
-                text += f"; BATCHSIZE={rows} GRADIENT_STEPS=auto would take {found.data.batch_size} rows at a time"
     capacity = host_capacity()
     text += f"; host {host / GIB:.1f} GiB for the ranks of a node; this machine has {capacity / GIB:.1f}"
     if host > capacity and (plan.device_type == "cuda" or config.dist.device == "cpu"):

@@ -31,11 +31,8 @@ from common.files import damage, object_of, write_text
 
 Trainer = Step | DeepSpeedStep  # a training step and its state, whatever the engine
 
-_ROWS = (
-    "WORLD_SIZE",
-    "BATCHSIZE",
-    "GRADIENT_STEPS",
-)  # may change where their product, a step's rows, does not
+# May change where their product, a step's rows, does not.
+_ROWS = "WORLD_SIZE", "BATCHSIZE", "GRADIENT_STEPS"
 # What a resumed run may change; all other variables must stay (``run_identity``). How work is divided and computed:
 # losses then differ by rounding and by dropout's random numbers.
 ROUNDING = {
@@ -78,18 +75,6 @@ FREE = rundir.OUTPUT | {
         "DGXNNODES",
     ),
 }
-
-
-# Settings of earlier versions, with the values that are constants now: a run with others cannot be continued.
-CONSTANTS: dict[str, Any] = {
-    "LAMB_RATIO": "decayed", "LR_DECAY_POWER": 1.0, "LOSS_SCALE": 0.0,
-    "LOSS_SCALE_GROWTH": 2000, "OPT_MADGRAD_MOMENTUM": 0.9, "OPT_MADGRAD_EPSILON": 1e-6,
-    "OPT_MADGRAD_WEIGHT_DECAY": 0.0, "OPT_ACCLIP_BETA_1": 0.9, "OPT_ACCLIP_BETA_2": 0.99,
-    "OPT_ACCLIP_EPSILON": 1e-5, "OPT_ACCLIP_WEIGHT_DECAY": 1e-5, "OPT_ACCLIP_ALPHA": 1.0,
-    "OPT_LANS_BETA_1": 0.9, "OPT_LANS_BETA_2": 0.999, "OPT_LANS_EPSILON": 1e-6,
-    "OPT_LANS_WEIGHT_DECAY": 0.01, "FP8_FAST_SUMS": None, "FP8_OUTPUT_PROJECTION": None,
-    "OPT_EPSILON": 1e-6,
-}  # fmt: skip
 
 
 def newest(config: Config, world: World) -> dict[str, Any] | None:
@@ -201,21 +186,10 @@ def restore(
 
 def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
     """Raises ConfigError if the saved run is another one; describes changes of ROUNDING."""
-    # Earlier versions saved fewer settings, and for PRECISION the word auto itself.
-    before = (
-        _kept(config)
-        | CONSTANTS
-        | saved["run"]
-        | {"PRECISION": resolved(saved["run"]["PRECISION"], config.device)}
-    )
-    mine = CONSTANTS | run_identity(config, seed)
-    can_move = (
-        config.data.batching == "rows" and config.data.exchange_group == 1
-    )  # rows depend on step and rank alone
-    can_move &= config.optim.clip == "after"  # else each micro-batch of a rank is clipped by itself
-    rows, rows_before = (
-        math.prod(identity.get(name, 0) for name in _ROWS) for identity in (mine, before)
-    )
+    before, mine = saved["run"], run_identity(config, seed)
+    # Rows depend on step and rank alone, and no micro-batch of a rank is clipped by itself.
+    can_move = not config.data.for_unpacked and config.optim.clip == "after"
+    rows, rows_before = (math.prod(identity[name] for name in _ROWS) for identity in (mine, before))
     for name, value in mine.items():
         if before.get(name) == value or (name in _ROWS and can_move and rows == rows_before):
             continue
@@ -228,11 +202,11 @@ def check_identity(config: Config, seed: int, saved: Mapping[str, Any]) -> str:
             f"RESUME=1: the checkpoint in {config.checkpoint.directory} {differs}: {cure}"
         )
     now = _computed(config)
-    earlier = {**now, **saved.get("computed", {}), **{name: before[name] for name in _ROWS}}
+    earlier = saved["computed"] | {name: before[name] for name in _ROWS}
     changed = [
-        f"{name} {earlier[name]} -> {value}"
+        f"{name} {earlier.get(name)} -> {value}"
         for name, value in now.items()
-        if earlier[name] != value
+        if earlier.get(name) != value
     ]
     if not changed:
         return ""
@@ -247,36 +221,23 @@ def _computed(config: Config) -> dict[str, Any]:
     return {name: value for name, value in settings(config).items() if name in ROUNDING}
 
 
-def _kept(config: Config) -> dict[str, Any]:
-    """Variables that must not change and are compared as they are."""
-    resolved_elsewhere = {
-        "SEED",
-        "PRECISION",
-        "MASKING",
-    }
-    others = ROUNDING.difference(_ROWS) | FREE | resolved_elsewhere | {"LR_DECAY_STEPS"}
-    return {name: value for name, value in settings(config).items() if name not in others}
-
-
 def shard_order(config: Config, saved: dict[str, Any] | None) -> tuple[int, int]:
     """(ranks, rows of each in a step) that determine which rows a rank gets: those of the original run."""
     if saved is None:
         return config.dist.world_size, config.data.rows_per_step
-    ranks, rows, steps = (saved["run"][name] for name in _ROWS)
     # A run that has moved to other ranks keeps the order it began with.
-    return saved.get("dealt", (ranks, rows * steps))
+    found: tuple[int, int] = saved["dealt"]
+    return found
 
 
 def run_identity(config: Config, seed: int) -> dict[str, Any]:
     """What must not change between a run and its resumption, by variable."""
-    data, precision = config.data, config.precision
+    others = ROUNDING.difference(_ROWS) | FREE | {"LR_DECAY_STEPS"}
+    kept = {name: value for name, value in settings(config).items() if name not in others}
     return {
-        **_kept(config),
+        **kept,
         "SEED": seed,
-        "MASKING": None if data.masking == "static" else data.masking,
-        "PRECISION": resolved(precision.precision, config.device),
-        # Earlier versions had another recipe, too.
-        "FP8_RECIPE": "delayed" if precision.precision == "fp8" else None,
+        "PRECISION": resolved(config.precision.precision, config.device),
         # The run may become longer if the schedule's length is set separately.
         "LR_DECAY_STEPS" if config.schedule.decay_steps else "MAX_STEPS": config.schedule.length,
         "BERT_CONFIG": config.model.identity,
@@ -289,9 +250,7 @@ def check_data(config: CheckpointConfig, saved: dict[str, Any] | None, data: Row
     if saved is None:
         return
     row_counts, before = data.row_counts().tolist(), saved["row_counts"]
-    # Earlier versions saved no digest: then the rows of the files must do.
-    digest = data_digest(data.identity())
-    if before != row_counts or saved.get("data_digest", digest) != digest:
+    if before != row_counts or saved["data_digest"] != data_digest(data.identity()):
         mine = f"{sum(row_counts):,} in {len(row_counts)}{' with other contents' if before == row_counts else ''}"
         differs = f"{sum(before):,} rows in {len(before)} files, this one has {mine}"
         problem = (

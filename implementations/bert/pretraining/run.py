@@ -11,7 +11,7 @@ from bert.core import rundir, variables
 from bert.core.claim import Job, OccupiedError
 from bert.core.dist import World, pick_device, why_no_gpu
 from bert.deepspeed.settings import merged
-from bert.pretraining import check, closed_division, memory
+from bert.pretraining import check, closed_division
 from bert.pretraining.config import Config
 from bert.pretraining.train import pretrain
 from bert.training.mlperf import MlperfLog
@@ -28,8 +28,7 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
             run_config = from_env(rundir.Config, environ)
         # Before values are read: a misspelt name explains what is missing after it.
         variables.check_names(environ)
-        # GRADIENT_STEPS=auto first, as all else counts with a number.
-        config = memory.fitted(from_env(Config, merged(environ)))
+        config = from_env(Config, merged(environ))
         config.check()
         closed_division.check(config, starts=not check_only)
         if not check_only:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 
@@ -163,25 +162,3 @@ def test_a_wrong_value_is_one_line_with_status_2(capsys):
     assert main(["allreduce"], SETTINGS | {"NCCL_TEST_MIN_GBPS": "fast"}) == 2
     expected = "bert allreduce: error: NCCL_TEST_MIN_GBPS='fast': expected a number, at least 0"
     assert capsys.readouterr().err.splitlines() == [expected]
-
-
-def test_the_largest_size_is_that_of_the_gradients_of_the_model_to_be_trained(tmp_path):
-    sizes = {
-        "hidden_size": 1024,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-    }
-    (tmp_path / "bert_config.json").write_text(json.dumps(sizes | {"vocab_size": 30522}))
-    config = from_env(allreduce.Config, SETTINGS | {"CHECKPOINTDIR_PHASE1": str(tmp_path)})
-    assert allreduce.gradient_bytes(config) == allreduce.BERT_LARGE_BYTES
-    small = tmp_path / "small.json"
-    small.write_text(json.dumps(sizes | {"vocab_size": 30522, "num_hidden_layers": 12}))
-    config = from_env(
-        allreduce.Config,
-        SETTINGS | {"CHECKPOINTDIR_PHASE1": str(tmp_path), "BERT_CONFIG": str(small)},
-    )
-    assert allreduce.gradient_bytes(config) < 0.6 * allreduce.BERT_LARGE_BYTES
-    assert (
-        allreduce.gradient_bytes(from_env(allreduce.Config, SETTINGS)) == allreduce.BERT_LARGE_BYTES
-    )

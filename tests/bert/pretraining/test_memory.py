@@ -21,7 +21,6 @@ from bert.model.init import first_weights, initialize, uninitialized, use_placeh
 from bert.model.recompute import Recomputation
 from bert.pretraining import memory
 from bert.pretraining.config import Config
-from bert.pretraining.run import run
 from bert.training.step import build_step
 from common.env import ConfigError, from_env
 
@@ -168,47 +167,6 @@ def test_a_gpu_that_is_too_small_is_named_before_the_run(prepared, monkeypatch):
                 memory.describe(config)
         else:
             assert words in memory.describe(config)
-
-
-def test_rows_at_a_time_are_as_many_as_fit_and_batch_and_rate_stay(prepared, monkeypatch, capsys):
-    """GRADIENT_STEPS=auto on GPUs of made-up sizes: each just large enough for a number of rows."""
-    of = memory.Plan.of
-    monkeypatch.setattr(
-        memory.Plan, "of", lambda config: dataclasses.replace(of(config), device_type="cuda")
-    )
-    settings = prepared | {"SHARD_OPTIMIZER": "1", "BATCHSIZE": "12"}
-    whole = from_env(Config, settings)
-
-    def fitted(gpu: float) -> Config:
-        properties = SimpleNamespace(total_memory=gpu)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-        return memory.fitted(from_env(Config, settings | {"GRADIENT_STEPS": "auto"}))
-
-    for rows, steps in ((12, 1), (6, 2), (4, 3), (1, 12)):
-        given = settings | {"BATCHSIZE": str(rows), "GRADIENT_STEPS": str(steps)}
-        needed = sum(memory.estimate(memory.Plan.of(from_env(Config, given))).values())
-        found = fitted(needed / memory.FILLED + 1)
-        assert (found.data.batch_size, found.data.gradient_steps) == (rows, steps)
-        assert found.global_batch_size == whole.global_batch_size
-        assert found.schedule == whole.schedule
-    with pytest.raises(
-        ConfigError, match=r"one row at a time takes 1\.0 GiB of 0\.9: set RECOMPUTE_LAYERS=1"
-    ):
-        fitted(needed)
-    fitted(2 * memory.GIB)
-    assert "; BATCHSIZE=12 GRADIENT_STEPS=auto would take 12 rows at a time" in memory.describe(
-        found
-    )
-    assert "auto" not in memory.describe(whole)
-    assert run(settings | {"GRADIENT_STEPS": "auto"}, check_only=True) == 0
-    assert "12 rows x 1 accumulated" in capsys.readouterr().out
-
-
-def test_deepspeed_is_given_the_number_of_micro_batches(prepared):
-    with pytest.raises(ConfigError, match="GRADIENT_STEPS=auto estimates our own engine's memory"):
-        memory.fitted(
-            from_env(Config, prepared | {"GRADIENT_STEPS": "auto", "ENGINE": "deepspeed"})
-        )
 
 
 def test_cpus_that_are_too_small_are_refused_where_the_run_is_to_be_on_cpus(prepared, monkeypatch):

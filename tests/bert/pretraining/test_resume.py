@@ -112,11 +112,11 @@ def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_r
 
     def saved(config, **facts):
         before = resume.run_identity(config, 7) | {"WORLD_SIZE": 4, "GRADIENT_STEPS": 1}
-        return {"run": before, "step": 4, "batches": 5, "samples": 6} | facts
+        known = {"run": before, "computed": resume._computed(config), "dealt": (4, 3)}
+        return {**known, "step": 4, "batches": 5, "samples": 6} | facts
 
     config = settings()
     assert resume.shard_order(config, None) == (2, 6)
-    assert resume.shard_order(config, saved(config)) == (4, 3), "a checkpoint of an earlier version"
     assert resume.shard_order(config, saved(config, dealt=(1, 12))) == (1, 12)
     assert resume.restore(config, Trained(), 7, saved(config)) == (4, 5, 6)
     assert [resume.pick_seed(seed, saved(config)) for seed in (None, 9)] == [7, 9]
@@ -131,7 +131,14 @@ def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_r
 
 
 def _restore(config, run, **facts):
-    saved = {"run": run, "step": 4, "batches": 5, "samples": 6} | facts
+    saved = {
+        "run": run,
+        "computed": resume._computed(config),
+        "step": 4,
+        "batches": 5,
+        "samples": 6,
+    }
+    saved |= facts
     return resume.restore(config, Trained(), 7, saved)
 
 
@@ -164,9 +171,6 @@ def test_a_run_that_resumes_must_keep_what_changes_the_arithmetic(prepared, chan
     config = from_env(Config, prepared | changed)
     with pytest.raises(ConfigError, match=rf"is of a run with {name} .*: use the same settings"):
         _restore(config, before)
-    older = {key: kept for key, kept in before.items() if key != name}
-    if name not in ("OPTIMIZER", "CLIP", "MASKING"):
-        assert _restore(config, older) == (4, 5, 6), "a checkpoint of before the setting was kept"
 
 
 def test_every_variable_must_stay_or_is_listed_among_those_that_may_change(prepared):
@@ -216,7 +220,6 @@ def test_other_data_of_the_same_size_is_refused_where_digests_tell(prepared):
     other = Shards(data.paths, 48)
     with pytest.raises(ConfigError, match=r"this one has .* in 3 with other contents: use"):
         resume.check_data(config, saved, other)
-    resume.check_data(config, {"row_counts": saved["row_counts"]}, other)
 
 
 def test_weights_that_are_not_finite_are_refused_at_the_start_and_in_the_check(
