@@ -15,10 +15,10 @@ from common.tables import read_table
 from review import compare, select, show, watch
 from review.acceptance import commands as acceptance
 from review.league import entries, page, ranking
-from review.logs.output import Heading, ReviewError, emit, pick, write_whole
+from review.logs.output import Heading, ReviewError, csv_text, emit, pick, write_whole
 from review.logs.tree import read_object
 from review.report.page import write_report
-from review.results import published_curves, table
+from review.results import published_curves
 from review.results.score import UNVERIFIED, Result, load_results
 from review.rulebook import rcp
 from review.rulebook.compliance import DEFAULT_RULESET, rulesets
@@ -51,12 +51,10 @@ def _checked(arguments: argparse.Namespace) -> list[checking.Checked]:
 def _tables(module: ModuleType, arguments: argparse.Namespace) -> int:
     """`show` and `compare`, which differ in the module that formats the results."""
     results = [result for target in arguments.target for result in _results(target, arguments)]
-    emit(
-        arguments,
-        json=lambda: module.as_json(results),
-        csv=lambda: module.csv_rows(results),
-        parts=lambda width: module.parts(results, width),
-    )
+    if getattr(arguments, "csv", False):
+        print(csv_text(show.csv_rows(results)), end="")
+        return 0
+    emit(arguments, json=lambda: module.as_json(results), parts=lambda: module.parts(results))
     return 0
 
 
@@ -64,7 +62,7 @@ def _check(arguments: argparse.Namespace) -> int:
     checked = _checked(arguments)
     passed = all(one.passed(arguments.strict) for one in checked)
     found = {"passed": passed, "checked": checked}
-    emit(arguments, json=lambda: found, parts=lambda _: checking.parts(checked, arguments.strict))
+    emit(arguments, json=lambda: found, parts=lambda: checking.parts(checked, arguments.strict))
     return 0 if passed else 1
 
 
@@ -87,30 +85,20 @@ def _select(arguments: argparse.Namespace) -> int:
     # Written before anything is printed: a full disk must not leave a table that says "written".
     if arguments.output is not None:
         select.write(selection, arguments.output)
-    emit(
-        arguments, json=lambda: selection, parts=lambda _: select.parts(selection, arguments.output)
-    )
+    emit(arguments, json=lambda: selection, parts=lambda: select.parts(selection, arguments.output))
     return 0 if selection.chosen else 1
 
 
 def _league(arguments: argparse.Namespace) -> int:
-    if arguments.update is not None:
-        if arguments.target or arguments.published:
-            raise ReviewError(
-                "league --update only rebuilds the published table: no folders, no --published with it"
-            )
-        commits = entries.update(arguments.update)
-        lines = (f"{round_}: {commit}" for round_, commit in commits.items())
-        emit(arguments, text=lambda: print(*lines, sep="\n"), json=lambda: commits)
-        return 0
     if not arguments.target and not arguments.published:
         raise ReviewError("league needs a folder of results, --published, or both")
     if arguments.top < 0:
         raise ReviewError(f"--top must be 0 or more, got {arguments.top}")
-    given = [
-        (result, target) for target in arguments.target for result in _results(target, arguments)
+    own = [
+        entries.entry_of(result, "yours", target)
+        for target in arguments.target
+        for result in _results(target, arguments)
     ]
-    own = [entries.entry_of(result, arguments.label, target) for result, target in given]
     # Without --round every round counts: an entry is then looked for in its own.
     others = [
         entry
@@ -120,18 +108,14 @@ def _league(arguments: argparse.Namespace) -> int:
         and arguments.accelerator.casefold() in entry.accelerator.casefold()
         and arguments.accelerators in (None, entry.accelerators)
     ]
-    # --top 0 shows all.
-    league, top = ranking.League.of(own, others, arguments.by), arguments.top or None
+    league = ranking.League.of(own, others, arguments.by)
     if arguments.output is not None:
         write_whole(arguments.output, page.build_page(league))
     if arguments.svg is not None:
         page.write_picture(league, arguments.svg)
-    emit(
-        arguments,
-        json=lambda: league,
-        csv=league.csv_rows,
-        parts=lambda width: ranking.parts(league, top, width),
-    )
+    # --top 0 shows all.
+    top = arguments.top or None
+    emit(arguments, json=lambda: league, parts=lambda: ranking.parts(league, top))
     return 0
 
 
@@ -150,34 +134,21 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _rcp(arguments: argparse.Namespace) -> int:
-    if arguments.runs is not None:
-        results = load_results(arguments.runs, arguments.ruleset, arguments.train_samples)
-        emit(
-            arguments,
-            json=lambda: list(map(table.rcp_dict, results)),
-            parts=lambda _: show.rcp_parts(results),
-        )
-        # In the open division there is no test to fail.
-        return 0 if all(one.rcp_test is None or one.rcp_test.passed for one in results) else 1
     batch_size = arguments.batch_size
     if batch_size < 1:
         raise ReviewError(f"batch size must be at least 1, got {batch_size}")
     point, reason = rcp.find(batch_size, arguments.ruleset)
-    found = {
-        "batch_size": batch_size,
-        "reason": reason,
-        **(pick(point, "mean std minimum") if point else {}),
-    }
+    known = pick(point, "mean std minimum") if point else {}
     emit(
         arguments,
-        json=lambda: found,
+        json=lambda: {"batch_size": batch_size, "reason": reason, **known},
         text=lambda: print(point.describe(batch_size) if point else reason),
     )
     return 0 if point else 1
 
 
 def _rehearsal(arguments: argparse.Namespace) -> int:
-    found = published_curves.rehearsal(arguments.target, arguments.band, arguments.ruleset)
+    found = published_curves.rehearsal(arguments.target)
     emit(arguments, json=lambda: found, text=lambda: published_curves.print_rehearsal(found))
     return 0 if found.go else 1
 
@@ -189,22 +160,14 @@ def _system(arguments: argparse.Namespace) -> int:
     # By priority: what the user says, then the file being updated, then the run.
     given: list[tuple[str, dict[str, Any]]] = [("--set", system.parse_settings(arguments.set))]
     if arguments.answers:
-        given.append(
-            (
-                str(arguments.answers),
-                system.known(read_object(arguments.answers, _FIELDS), arguments.answers),
-            )
-        )
-    given += [(str(output), read_object(output, _FIELDS))] if output.exists() else []
-    given += (
-        [(str(arguments.run_folder), system.from_run(arguments.run_folder))]
-        if arguments.run_folder
-        else []
-    )
-    # Without a terminal nobody answers: blanks are reported instead.
-    asks = sys.stdin.isatty() and not arguments.no_input
-    described = system.describe(given, system.Machine(), system.ask_user if asks else None)
-    system.write(described, output, arguments.ruleset)
+        answers = system.known(read_object(arguments.answers, _FIELDS), arguments.answers)
+        given.append((str(arguments.answers), answers))
+    if output.exists():
+        given.append((str(output), read_object(output, _FIELDS)))
+    if arguments.run_folder:
+        given.append((str(arguments.run_folder), system.from_run(arguments.run_folder)))
+    described = system.describe(given, system.Machine())
+    system.write(described, output)
     found = {
         "file": output,
         "blank": described.blanks,
@@ -223,15 +186,13 @@ def _system(arguments: argparse.Namespace) -> int:
 
 def _package(arguments: argparse.Namespace) -> int:
     made = package(arguments)
-    files = (
-        [*map(str, made.files), f"the result is {UNVERIFIED}"]
-        if made.files
-        else ["nothing written"]
-    )
+    files = ["nothing written"]
+    if made.files:
+        files = [*map(str, made.files), f"the result is {UNVERIFIED}"]
     emit(
         arguments,
         json=lambda: made,
-        parts=lambda _: [*checking.parts(made.checked), *map(Heading, files)],
+        parts=lambda: [*checking.parts(made.checked), *map(Heading, files)],
     )
     return 0 if made.passed else 1
 
@@ -267,12 +228,11 @@ def parser() -> argparse.ArgumentParser:
             # Options that several commands share stand once in commands.yaml.
             if how == "included":
                 add_options(made, options_of["shared"][flags])
-            elif flags in ("either", "at most one"):
-                add_options(made.add_mutually_exclusive_group(required=flags == "either"), how)
+            elif flags == "at most one":
+                add_options(made.add_mutually_exclusive_group(), how)
             else:
-                made.add_argument(
-                    *flags.split(), **how | ({"type": _TYPES[how["type"]]} if "type" in how else {})
-                )
+                types = {"type": _TYPES[how["type"]]} if "type" in how else {}
+                made.add_argument(*flags.split(), **how | types)
 
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, about in options_of["commands"].items():
@@ -283,9 +243,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(
-                errors="replace"
-            )  # a terminal without UTF-8 gets a question mark, not a traceback
+            # A terminal without UTF-8 gets a question mark, not a traceback.
+            stream.reconfigure(errors="replace")
     try:
         arguments = parser().parse_args(argv)
         # The default is not looked up, so that commands without rules work without mlperf_logging.

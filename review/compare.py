@@ -219,12 +219,9 @@ def _task(result: Result) -> dict[str, Any]:
     for key in ("submission_benchmark", "eval_samples", "max_sequence_length"):
         value = run.log.value(key) if run else None
         known |= {} if value is None else {key: text(value)}
-    settings = read_json(result.folder / "config.json")
     for section, names in _SETTINGS.items():
         values = read_json(result.folder / "config.json", section)
         known |= {f"{section}.{name}": text(values[name]) for name in names if name in values}
-    if settings.get("phase1"):
-        known["vocabulary"] = text(settings["phase1"])
     return known
 
 
@@ -274,107 +271,21 @@ def _names(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
-    """Headings, and a row per result and measure."""
-    names = _names(results)
-    headings = [
-        "result",
-        "baseline",
-        "measure",
-        "mean",
-        "baseline_mean",
-        "ratio",
-        "low",
-        "high",
-        "p",
-        "significant",
-        "unverified",
-    ]
-    rows: list[list[Any]] = [headings]
-    for name, comparison in zip(names[1:], compare(results), strict=True):
-        for measure, one in comparison.ratios.items():
-            values = [mean.value for mean in comparison.means[measure]]
-            rows.append(
-                [
-                    name,
-                    names[0],
-                    measure,
-                    *values,
-                    one.value,
-                    one.low,
-                    one.high,
-                    one.p,
-                    one.significant,
-                    True,
-                ]
-            )
-    return rows
-
-
-def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
+def parts(results: Sequence[Result]) -> list[Part]:
     """The results, a table of their figures, and the comparison of each with the first."""
-    from rich.text import Text
-
     names, comparisons = _names(results), compare(results)
-    # Letters head the columns; names of systems are too long for that.
-    letters = [chr(ord("A") + i) if len(results) <= 26 else str(i + 1) for i in range(len(results))]
-    columns = [
-        Column("", wraps=True),
-        *(Column(letter, right=True, wraps=True) for letter in letters),
-    ]
-    titles = map("  ".join, zip(letters, names, strict=True))
+    # Numbers head the columns; names of systems are too long for that.
+    heads = [f"[{place}]" for place in range(1, len(results) + 1)]
+    columns = [Column("", wraps=True), *(Column(head, right=True, wraps=True) for head in heads)]
     made: list[Part] = [
-        Heading(title, one.subtitle) for title, one in zip(titles, results, strict=True)
+        Heading(f"{head} {name}", one.subtitle)
+        for head, name, one in zip(heads, names, results, strict=True)
     ]
-    measured = [means(result) for result in results]
-
-    def row(label: str, cell: Callable[[Result], str]) -> list[str]:
-        return [label, *map(cell, results)]
-
-    def measure_row(measure: str, shown: Callable[[float | None], str]) -> list[str]:
-        return [
-            MEASURES[measure],
-            *(shown(mean.value if (mean := one[measure]) else None) for one in measured),
-        ]
-
-    figures = [
-        row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
-        row("score, minutes, unverified", lambda one: number_text(one.score, ",.4f")),
-        row("median minutes", lambda one: number_text(one.median_minutes, ",.4f")),
-        row("scaling factor", lambda one: f"{one.scaling_factor:.6f}"),
-        row(
-            "RCP test",
-            lambda one: (
-                "-" if one.rcp_test is None else "passed" if one.rcp_test.passed else "failed"
-            ),
-        ),
-        measure_row("normalized_time", lambda value: number_text(value, ",.4f")),
-        measure_row("samples", lambda value: number_text(value, ",.0f")),
-    ]
-    if any(result.energy for result in results):
-        joules = [result.energy.joules if result.energy else None for result in results]
-        figures.append(["energy, kJ", *(number_text(one and one / 1000, ",.1f") for one in joules)])
-    made.append(
-        Table(
-            columns, [*figures, *(measure_row(measure, rate_text) for measure in _MORE_IS_BETTER)]
-        )
-    )
-    headings = [
-        Column("", wraps=True),
-        *(Column(heading, right=True) for heading in ("speed-up", "95% interval", "p")),
-    ]
+    made.append(Table(columns, _figures(results)))
     for name, comparison in zip(names[1:], comparisons, strict=True):
-        rows = []
-        for measure, one in comparison.ratios.items():
-            style = "" if not one.significant else "green" if one.value > 1 else "red"
-            interval = (
-                "-" if one.low is None or one.high is None else f"{one.low:.4f} to {one.high:.4f}"
-            )
-            cells = [f"{one.value:.4f}", interval, number_text(one.p, ".2g")]
-            rows.append([MEASURES[measure], *(Text(cell, style) for cell in cells)])
         made += [
             Heading(f"{name} against {names[0]}"),
-            Table(headings, rows),
+            _ratios(comparison),
             Line("verdict", comparison.verdict()),
         ]
     if differing := differing_hyperparameters(results):
@@ -384,3 +295,45 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
         ]
         made += [Heading("hyper-parameters that differ"), Table(columns, logged)]
     return made
+
+
+def _figures(results: Sequence[Result]) -> list[list[str]]:
+    measured = [means(result) for result in results]
+
+    def row(label: str, cell: Callable[[Result], str]) -> list[str]:
+        return [label, *map(cell, results)]
+
+    def measure_row(measure: str, shown: Callable[[float | None], str]) -> list[str]:
+        values = (one[measure] for one in measured)
+        return [MEASURES[measure], *(shown(mean.value if mean else None) for mean in values)]
+
+    def rcp_test(one: Result) -> str:
+        return "-" if one.rcp_test is None else "passed" if one.rcp_test.passed else "failed"
+
+    rows = [
+        row("runs that count", lambda one: f"{len(one.counted)} of {len(one.runs)}"),
+        row("score, minutes, unverified", lambda one: number_text(one.score, ",.4f")),
+        row("median minutes", lambda one: number_text(one.median_minutes, ",.4f")),
+        row("scaling factor", lambda one: f"{one.scaling_factor:.6f}"),
+        row("RCP test", rcp_test),
+        measure_row("normalized_time", lambda value: number_text(value, ",.4f")),
+        measure_row("samples", lambda value: number_text(value, ",.0f")),
+    ]
+    if any(result.energy for result in results):
+        joules = [result.energy.joules if result.energy else None for result in results]
+        rows.append(["energy, kJ", *(number_text(one and one / 1000, ",.1f") for one in joules)])
+    return rows + [measure_row(measure, rate_text) for measure in _MORE_IS_BETTER]
+
+
+def _ratios(comparison: Comparison) -> Table:
+    from rich.text import Text
+
+    headings = [Column("", wraps=True)]
+    headings += [Column(heading, right=True) for heading in ("speed-up", "95% interval", "p")]
+    rows = []
+    for measure, one in comparison.ratios.items():
+        style = "" if not one.significant else "green" if one.value > 1 else "red"
+        interval = "-" if one.low is None else f"{one.low:.4f} to {one.high:.4f}"
+        cells = [f"{one.value:.4f}", interval, number_text(one.p, ".2g")]
+        rows.append([MEASURES[measure], *(Text(cell, style) for cell in cells)])
+    return Table(headings, rows)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from review.league.entries import describe_same, same_hyperparameters
 from review.logs.mllog import text
-from review.logs.output import Heading, Line, Part, Table, pick
+from review.logs.output import Heading, Line, Part, Table
 from review.results.score import REQUIRED_RUNS, UNVERIFIED, Result
 from review.results.table import cells, columns, first_reason, rcp_lines
 from review.verdict import checking
@@ -27,7 +26,7 @@ _OF_RESULT = (
 _OF_SCORE = ("olympic_minutes", "scaling_factor", "official", "unverified")
 
 
-def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
+def parts(results: Sequence[Result]) -> list[Part]:
     """Table and summary of every result, and why runs failed."""
     made: list[Part] = []
     for result in results:
@@ -45,14 +44,7 @@ def parts(results: Sequence[Result], width: int | None = None) -> list[Part]:
 
 
 def as_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    keys = "round submitter system batch_size folder"
-    return [
-        {
-            **checking.as_dict(result),
-            "same_hyperparameters": [pick(one, keys) for one in same_hyperparameters(result)],
-        }
-        for result in results
-    ]
+    return [checking.as_dict(result) for result in results]
 
 
 def csv_rows(results: Sequence[Result]) -> list[list[Any]]:
@@ -140,10 +132,7 @@ def summary(result: Result) -> list[Line]:
         else:
             # Energy counts only with a time that counts.
             lines.append(Line("energy", line + official, good))
-    lines += _rcp_lines(result)
-    if borrowed := describe_same(result):
-        lines.append(Line("recipe", borrowed, "dim"))
-    return lines
+    return lines + _rcp_lines(result)
 
 
 def _rcp_lines(result: Result) -> list[Line]:
@@ -172,10 +161,3 @@ def _rcp_lines(result: Result) -> list[Line]:
         elif test is not None:
             lines.append(Line("", f"FAILED: {test.reason}", "red"))
     return lines + [Line("", line, "yellow") for line in rcp_lines(result)]
-
-
-def rcp_parts(results: Sequence[Result]) -> list[Part]:
-    made: list[Part] = []
-    for result in results:
-        made += [Heading(text(result.name), result.subtitle), *_rcp_lines(result)]
-    return made

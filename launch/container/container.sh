@@ -20,7 +20,7 @@
 declare -a container=() mounts=()
 # Variables with paths that commands read; fine-tuning adds its own.
 declare -a container_inputs=(DATADIR_PHASE2 DATADIR_PHASE2_PACKED EVALDIR CHECKPOINTDIR_PHASE1 BERT_CONFIG INIT_CHECKPOINT
-  DEEPSPEED_CONFIG REHEARSAL_BAND EXPECTED_INVENTORY)
+  DEEPSPEED_CONFIG EXPECTED_INVENTORY)
 
 # Names of the runtimes; with a platform ($1), only of its default.
 container::runtimes() {

@@ -6,13 +6,12 @@
 rehearsal::settings() {
   if [[ $REHEARSAL == 0 ]]; then return 0; fi
   export NEXP=1 CHECK_COMPLIANCE=0
-  [[ ! ${REHEARSAL_BAND:-} || -r $REHEARSAL_BAND ]] || log::die "REHEARSAL_BAND=$REHEARSAL_BAND: not a readable file"
 }
 
-# After the trial: compares it with published runs, or with REHEARSAL_BAND. Exits with 0 if the verdict is go.
+# After the trial: compares it with published runs. Exits with 0 if the verdict is go.
 rehearsal::judge() {
   if [[ $REHEARSAL == 0 || ! -f $RUN_DIR/result_0.txt ]]; then return 0; fi
-  if runner::python -m review rehearsal "$RUN_DIR" ${REHEARSAL_BAND:+--band "$REHEARSAL_BAND"}; then
+  if runner::python -m review rehearsal "$RUN_DIR"; then
     log::info "rehearsal: go: $RUN_DIR"
     exit 0
   fi

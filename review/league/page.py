@@ -1,4 +1,4 @@
-"""The league as a self-contained HTML page: ranks, scaling, and the trend over the rounds."""
+"""The league as a self-contained HTML page: ranks and scaling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from review.league.entries import Entry
 from review.league.ranking import BY, CELLS, EXPLAINED, League, apart_text, size
 from review.logs.output import ReviewError, write_whole
-from review.report.chart import Axis, Chart, Mark, Point, Series, svg
+from review.report.chart import Axis, Chart, Point, Series, svg
 from review.report.page import render
 from review.results.score import UNVERIFIED
 
@@ -21,10 +21,9 @@ _SORTED_BY: dict[str, Callable[[Entry], object]] = {
     "nodes x accel.": lambda entry: entry.accelerators,
 }
 _MORE_IS_BETTER = ("seq/s", "/accel", "efficiency")  # the first click shows the greatest on top
-_NODE = 8  # accelerators of the systems in the trend chart
 
 
-def _scaling(league: League) -> Chart | None:
+def scaling(league: League) -> Chart | None:
     """Minutes over accelerators: the fastest result of each size, of each accelerator of the widest reach.
 
     Own results make curves of their own, which come first; published ones are those of the closed division.
@@ -89,54 +88,9 @@ def _best_by_size(entries: Iterable[Entry], like: Entry | None = None) -> dict[f
     return best
 
 
-def _trend(league: League) -> Chart | None:
-    """The fastest closed result of each published round, of any size and of a single node."""
-    closed = [entry for entry in league.others if entry.division == "closed" and entry.minutes]
-    rounds = tuple(sorted({entry.round for entry in league.others if entry.division == "closed"}))
-    # One round is no trend.
-    if len(rounds) < 2 or not closed:
-        return None
-    lines = []
-    for index, name in enumerate(("any size", f"{_NODE} accelerators")):
-        points = []
-        for place, round_ in enumerate(rounds):
-            known = [
-                one
-                for one in closed
-                if one.round == round_ and (not index or one.accelerators == _NODE)
-            ]
-            if known:
-                top = min(known, key=lambda one: one.minutes or 0.0)
-                tip = f"round {round_}: {top.minutes:,.4g} minutes, {top.submitter} {top.system} ({size(top)})"
-                points.append(Point(float(place), top.minutes or 0.0, tip))
-        if points:
-            lines.append(Series(run=index, name=name, label=name, points=tuple(points)))
-    own = {
-        entry.minutes: f"unverified, yours: {entry.system[:40]}"
-        for entry in league.own
-        if entry.minutes
-    }
-    drawn = [*(point.y for line in lines for point in line.points), *own]
-    return Chart(
-        key="trend",
-        title="Time to train over the rounds",
-        alt="The fastest published result of each round in the closed division; rounds from 1.0 on train to "
-        "0.720, round 0.7 to 0.712.",
-        x=Axis(label="round", low=-0.2, high=len(rounds) - 0.8, names=rounds),
-        y=Axis(label="minutes", low=min(drawn) / 1.3, high=max(drawn) * 1.3, log=True),
-        series=tuple(lines),
-        # The fastest stands for all of one's own.
-        marks=(Mark(min(own), own[min(own)], "own"),) if own else (),
-    )
-
-
-def charts(league: League) -> list[Chart]:
-    return [chart for chart in (_scaling(league), _trend(league)) if chart]
-
-
 def build_page(league: League) -> str:
     """The page, own results on top. Raises ReviewError if jinja2 is missing."""
-    drawn = charts(league)
+    drawn = scaling(league)
     # One's own rows first, whatever their rank: that is what the reader looks for.
     own = [one for one in league.ranked if league.is_own(one)]
     entries = [*own, *(one for one in league.ranked if not league.is_own(one))]
@@ -166,8 +120,8 @@ def build_page(league: League) -> str:
         apart=[f"{one.system}: {apart_text(one)}" for one in league.apart],
         more_is_better=_MORE_IS_BETTER,
         unverified=UNVERIFIED,
-        charts=drawn,
-        most_lines=max((len(chart.series) for chart in drawn), default=0),
+        chart=drawn,
+        most_lines=len(drawn.series) if drawn else 0,
         by=BY[league.by][0],
         columns=order,
         rows=rows,
@@ -178,7 +132,7 @@ def build_page(league: League) -> str:
 
 def write_picture(league: League, output: Path) -> None:
     """Writes the scaling chart. Raises ReviewError if no system has results in several sizes."""
-    drawn = _scaling(league)
+    drawn = scaling(league)
     if drawn is None:
         raise ReviewError(f"{output}: no chart, since no system has results in several sizes")
     whose = f", {len(league.own)} of them unverified" if league.own else ""

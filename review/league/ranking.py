@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from review.league.entries import Entry, to_rows
+from review.league.entries import Entry
 from review.logs.output import Column, Line, Part, ReviewError, Table, number_text, rate_text
 
 BY: dict[
@@ -57,11 +57,6 @@ class League:
     def ranked(self) -> list[Entry]:
         """Results without resubmissions, best first; those without a value last."""
         return sorted((ones[0] for ones in self._same_logs.values()), key=self._order)
-
-    @property
-    def submitted(self) -> list[Entry]:
-        """Results including resubmissions, in the same order."""
-        return sorted([*self.own, *self.others], key=self._order)
 
     def _order(self, entry: Entry) -> tuple[Any, ...]:
         _, value, sign = BY[self.by]
@@ -158,20 +153,6 @@ class League:
         ]
         return {"by": self.by, "results": results, "standing": standing, "apart": apart}
 
-    def csv_rows(self) -> list[list[str]]:
-        """Headings and a row per result, those apart last; the last column says what is not MLCommons' word."""
-        entries = [*self.submitted, *self.apart]
-        headings, *rows = to_rows(entries)
-        notes = [
-            f"{UNVERIFIED}, {apart_text(one)}"
-            if one.departures
-            else UNVERIFIED
-            if self.is_own(one)
-            else ""
-            for one in entries
-        ]
-        return [[*headings, "note"], *([*row, note] for row, note in zip(rows, notes, strict=True))]
-
 
 def apart_text(entry: Entry) -> str:
     """Why an own result is not ranked."""
@@ -221,42 +202,24 @@ CELLS: dict[Column, Callable[[League, Entry], str]] = {
 COLUMNS = tuple(CELLS)
 
 
-def parts(league: League, top: int | None, width: int | None = None) -> list[Part]:
-    """The table and the standing of the user's own results. ``width``: of a terminal, which gets no blank columns."""
+def parts(league: League, top: int | None) -> list[Part]:
+    """The table and the standing of the user's own results."""
     ranked = enumerate(league.ranked)
     entries = [one for place, one in ranked if top is None or place < top or league.is_own(one)]
     made = [[cell(league, one) for cell in CELLS.values()] for one in entries]
-    if width is None:  # Markdown, which has no line about one's own results
-        system = [column.heading for column in COLUMNS].index("system")
-        for one, row in zip(entries, made, strict=True):
-            row[system] += f" ({UNVERIFIED})" * league.is_own(one)
-    # On a terminal, figures that no row has are left out; the first eight columns name the result.
-    known = [
-        i
-        for i in range(len(COLUMNS))
-        if width is None or i < 8 or any(row[i] != "-" for row in made)
-    ]
+    # Figures that no row has are left out; the first eight columns name the result.
+    known = [i for i in range(len(COLUMNS)) if i < 8 or any(row[i] != "-" for row in made)]
     styles = ["bold green" if league.is_own(one) else "" for one in entries]
-    table = Table([COLUMNS[i] for i in known], [[row[i] for i in known] for row in made], styles)
-    apart = [
-        Line(
-            "apart", f"{one.system}: {_minutes(one)} min, {UNVERIFIED}, {apart_text(one)}", "yellow"
-        )
-        for one in league.apart
-    ]
-    if width is None:
-        return [table, *apart]
-    lines = []
+    rows = [[row[i] for i in known] for row in made]
+    found: list[Part] = [Table([COLUMNS[i] for i in known], rows, styles)]
     if hidden := len(league.ranked) - len(entries):
-        lines.append(Line("", f"{hidden} more: --top 0 shows all {len(league.ranked)}"))
-    lines.append(Line("", EXPLAINED, "dim"))
-    own = [one for one in league.ranked if league.is_own(one)]
-    return [
-        table,
-        *lines,
-        *(
-            Line("yours", f"{one.system}: {league.standing(one)}; {UNVERIFIED}", "bold")
-            for one in own
-        ),
-        *apart,
-    ]
+        found.append(Line("", f"{hidden} more: --top 0 shows all {len(league.ranked)}"))
+    found.append(Line("", EXPLAINED, "dim"))
+    for one in league.ranked:
+        if league.is_own(one):
+            said = f"{one.system}: {league.standing(one)}; {UNVERIFIED}"
+            found.append(Line("yours", said, "bold"))
+    for one in league.apart:
+        said = f"{one.system}: {_minutes(one)} min, {UNVERIFIED}, {apart_text(one)}"
+        found.append(Line("apart", said, "yellow"))
+    return found

@@ -1,7 +1,7 @@
-"""Findings, errors, and the output of `review` and `certify` commands: text, Markdown, CSV and JSON.
+"""Findings, errors, and the output of `review` and `certify` commands: text and JSON.
 
-A command hands ``emit`` its parts (headings, tables, labelled lines), rendered as text or Markdown, its CSV rows, and
-its JSON value: dataclasses, paths, objects with ``as_dict``. ``follow`` and ``show_states`` poll and show live state.
+A command hands ``emit`` its parts (headings, tables, labelled lines) or a function that prints, and its JSON value:
+dataclasses, paths, objects with ``as_dict``. ``follow`` and ``show_states`` poll and show live state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import io
 import itertools
 import json
 import math
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,22 +61,16 @@ def emit(
     *,
     json: Callable[[], Any],
     text: Callable[[], None] | None = None,
-    csv: Callable[[], Iterable[Sequence[Any]]] | None = None,
-    parts: Callable[[int | None], Sequence[Part]] = lambda width: (),
+    parts: Callable[[], Sequence[Part]] = lambda: (),
 ) -> None:
-    """Prints a result as --json, --csv or --markdown, else as text: by ``text``, or its parts at the console width."""
-    # The parts are made late: on a terminal they depend on its width, and rich is slow to import.
+    """Prints a result as --json, else as text: by ``text``, or its parts."""
+    # The parts are made late: rich is slow to import.
     if arguments.json:
         print_json(json())
-    elif csv and arguments.csv:
-        print(csv_text(csv()), end="")
-    elif getattr(arguments, "markdown", False):
-        print(markdown(parts(None)))
     elif text:
         text()
     else:
-        out = console()
-        print_parts(parts(out.width), out)
+        print_parts(parts(), console())
 
 
 def print_json(value: Any, *, indent: int | None = 2) -> None:
@@ -189,35 +182,6 @@ def print_parts(parts: Sequence[Part], out: Console) -> None:
                 say(out, (part.place, "dim"))
 
 
-def markdown(parts: Sequence[Part]) -> str:
-    """The sections as Markdown."""
-    blocks: list[str] = []
-    # Lines in a row are one list in Markdown, so each is added to the block before it.
-    for before, part in zip([None, *parts], parts, strict=False):
-        if isinstance(part, Line):
-            line = f"- **{part.label or '…'}** {markdown_text(part.content)}"
-            blocks = (
-                [*blocks[:-1], f"{blocks[-1]}\n{line}"]
-                # A blank line would end the list.
-                if isinstance(before, Line)
-                else [*blocks, line]
-            )
-        elif isinstance(part, Table):
-            rows = [
-                [one.heading for one in part.columns],
-                *([str(cell) for cell in row] for row in part.rows),
-            ]
-            lines = ["| " + " | ".join(map(markdown_text, row)) + " |" for row in rows]
-            sides = "|".join("---:" if one.right else "---" for one in part.columns)
-            blocks.append("\n".join([lines[0], f"|{sides}|", *lines[1:]]))
-        else:
-            blocks += [
-                f"### {markdown_text(part.title)}",
-                *([markdown_text(part.about)] if part.about else []),
-            ]
-    return "\n\n".join(blocks)
-
-
 def fit(
     columns: Sequence[Column], rows: Sequence[Sequence[Any]], width: int
 ) -> tuple[list[Column], list[list[Any]]]:
@@ -257,14 +221,6 @@ def table(
         # As Text: in a plain str rich would read [brackets] of file names as its own markup.
         drawn.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row), style=style)
     return drawn
-
-
-def markdown_text(content: str) -> str:
-    """Text escaped for Markdown."""
-    # The backslash first, or those added for the others would be doubled.
-    content = content.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
-    # An underscore within a word is no emphasis in Markdown, and file names are full of them.
-    return re.sub(r"[*`<\[]|(?<!\w)_|_(?!\w)", r"\\\g<0>", content)
 
 
 def console() -> Console:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from review.logs.output import ReviewError, pick
 from review.logs.tree import read_object
 from review.results.run import Evaluation, Run
 from review.rulebook import rules
-from review.rulebook.compliance import DEFAULT_RULESET
 
 _LEAST_RUNS = 10
 LEAST_MARGIN = 0.002  # accuracy, in a rehearsal
@@ -68,7 +67,7 @@ class CurveRange:
     runs: int
     source: str
     points: tuple[tuple[float, float, float], ...]
-    recipe: dict[str, float] = field(default_factory=dict)
+    recipe: dict[str, float]
 
     def compare(self, samples: float, accuracy: float, least_margin: float = 0.0) -> Point | None:
         """Compares an accuracy with the band, linear between its points; None beyond its points.
@@ -87,34 +86,12 @@ class CurveRange:
 @functools.cache
 def published() -> tuple[CurveRange, ...]:
     """All published bands, by batch size; within a size the one with the most runs first."""
-    return tuple(sorted(_bands(TABLE), key=lambda band: (band.batch_size, -band.runs)))
-
-
-def read(path: Path) -> CurveRange:
-    """The first band of a file in the format of published_curves.json. Raises ReviewError."""
-    try:
-        return next(_bands(path))
-    except (KeyError, TypeError, ValueError) as error:
-        reason = f"no band of accuracies ({type(error).__name__}: {error}); see {TABLE.name}"
-        raise ReviewError(f"{path}: {reason}") from None
-
-
-def _bands(path: Path) -> Iterator[CurveRange]:
-    entries = read_object(path)["bands"]
-    if not entries:
-        raise ValueError("bands is empty")
-    for entry in entries:
-        points = tuple(
-            sorted(
-                (float(samples), float(low), float(high)) for samples, low, high in entry["points"]
-            )
-        )
-        if not points:
-            raise ValueError("points is empty")
-        recipe = {str(key): float(value) for key, value in entry.get("recipe", {}).items()}
-        yield CurveRange(
-            int(entry["batch_size"]), int(entry["runs"]), str(entry["source"]), points, recipe
-        )
+    found = []
+    for entry in read_object(TABLE)["bands"]:
+        points = tuple(sorted(map(tuple, entry["points"])))
+        size, runs, source = entry["batch_size"], entry["runs"], entry["source"]
+        found.append(CurveRange(size, runs, source, points, entry["recipe"]))
+    return tuple(sorted(found, key=lambda band: (band.batch_size, -band.runs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,42 +230,35 @@ class Rehearsal:
         }
 
 
-def rehearsal(target: Path, band: Path | None = None, ruleset: str = DEFAULT_RULESET) -> Rehearsal:
-    """Compares a log, or the newest one in a folder, with the published runs of its batch size or the file ``band``.
+def rehearsal(target: Path) -> Rehearsal:
+    """Compares a log, or the newest one in a folder, with the published runs of its batch size.
 
-    A custom band starts with a point at sample 0, where the benchmark's checkpoint has 0.340. Raises ReviewError if
-    there is no log, no band of its batch size, or no evaluation that the band covers.
+    Raises ReviewError if there is no log, no band of its batch size, or no evaluation that the band covers.
     """
-    logs = (
-        [target]
-        if target.is_file()
-        else sorted(target.glob("result_*.txt"), key=lambda path: path.stat().st_mtime)
-    )
+    logs = [target] if target.is_file() else list(target.glob("result_*.txt"))
     if not logs:
         raise ReviewError(f"{target}: no result_*.txt: did the rehearsal finish?")
-    run = Run(read_log(logs[-1]), ruleset)
-    found = read(band) if band else range_of(run)
-    if found is None:
+    run = Run(read_log(max(logs, key=lambda path: path.stat().st_mtime)))
+    band = range_of(run)
+    if band is None:
         known = ", ".join(dict.fromkeys(f"{one.batch_size:,}" for one in published()))
         raise ReviewError(
             f"{run.path}: fewer than ten published runs have batch size {run.batch_size or 'unknown'}: rehearse a "
-            f"config with one of {known}, or give your own band with --band"
+            f"config with one of {known}"
         )
     points = []
     for one in (one for one in run.evaluations if one.samples is not None):
-        # Published bands begin at the first evaluation; before
-        # it the checkpoint's accuracy is known.
-        if one.samples == 0 and band is None:
+        # Bands begin at the first evaluation; before it the checkpoint's accuracy is known.
+        if one.samples == 0:
             low, high = INITIAL_ACCURACY - INITIAL_TOLERANCE, INITIAL_ACCURACY + INITIAL_TOLERANCE
             points.append(Point(0, one.accuracy, low, high, 0.0))
-        elif point := found.compare(one.samples or 0, one.accuracy, LEAST_MARGIN):
-            # Before the first step nothing is random, so the range there needs no margin.
-            points.append(point if point.samples else replace(point, margin=0.0))
+        elif point := band.compare(one.samples or 0, one.accuracy, LEAST_MARGIN):
+            points.append(point)
     if not points:
         raise ReviewError(
             f"{run.path}: none of its evaluations is at a sample count that published runs cover"
         )
-    return Rehearsal(run, found, tuple(points))
+    return Rehearsal(run, band, tuple(points))
 
 
 def print_rehearsal(found: Rehearsal) -> None:

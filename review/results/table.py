@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from review.logs.mllog import text
-from review.logs.output import ERROR, Column, Finding, number_text, pick, rate_text
+from review.logs.output import ERROR, Column, Finding, number_text, rate_text
 from review.results.run import Run
 from review.results.score import Result
 from review.rulebook import rcp
@@ -106,15 +105,3 @@ def _nearest(result: Result) -> list[rcp.Rcp]:
     if result.batch_size is None or result.rcp_test is None:
         return []
     return rcp.nearest(result.batch_size, result.ruleset)
-
-
-def rcp_dict(result: Result) -> dict[str, Any]:
-    short = rcp_short(result)
-    return {
-        **pick(result, "folder passed=rcp_test.passed reason=rcp_test.reason batch_size"),
-        "samples": {run.name: run.samples for run in result.runs},
-        **pick(result, "mean_samples minimum=rcp_point.minimum"),
-        "short": short,
-        "short_over_counted_runs": None if short is None else _COUNTED * short,
-        "nearest": [pick(one, "batch_size mean std minimum") for one in _nearest(result)],
-    }

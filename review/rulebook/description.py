@@ -12,7 +12,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from review.logs.mllog import text
 from review.logs.output import Finding
 from review.rulebook.rules import broken
 
@@ -30,18 +29,6 @@ _STRINGS = tuple(name for name, field in TABLE.items() if "string" in field)
 # What counts as no answer; 0 is one, as a system may have no accelerators.
 BLANK: tuple[object, ...] = (None, "", {}, [])
 COUNTS = tuple(name for name, field in TABLE.items() if "count" in field)
-
-
-def listed(value: object) -> str:
-    """A value for display: equal entries of a list are counted, objects shown as names and values."""
-    if isinstance(value, dict):
-        return ", ".join(f"{text(name)} {listed(entry)}" for name, entry in value.items())
-    if isinstance(value, (list, tuple)):
-        names = [listed(entry) for entry in value]
-        return ", ".join(
-            f"{names.count(n)}x {n}" if names.count(n) > 1 else n for n in dict.fromkeys(names)
-        )
-    return text(value)
 
 
 def check_description(path: Path, ruleset: str) -> list[Finding]:

@@ -25,14 +25,11 @@ from review.logs.output import Finding, ReviewError, pick
 from review.logs.tree import copy_runs, read_json, read_object, run
 from review.results.score import Result, load_results
 from review.rulebook.compliance import BENCHMARK
-from review.rulebook.description import listed
 from review.verdict.checking import Checked, check
 from review.verdict.submission_rules import SCRIPTS
 
-_OWN = (
-    "run.sub",
-    "implementations/bert/training/loop.py",
-)  # files of this repository, or a fork of it
+# Its commits are the code that ran.
+REPOSITORY = Path(__file__).resolve().parents[2]
 _TIMEOUT = 120  # seconds per git command
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
@@ -58,47 +55,12 @@ def package(request: argparse.Namespace) -> Package:
 
     Raises ReviewError.
     """
-    organization, system = request.org, request.system
-    for option, name in (
-        ("--org", organization),
-        ("--system", system),
-        ("--implementation", request.implementation),
-    ):
-        if not _NAME.fullmatch(name):
-            raise ReviewError(
-                f"{option} {name!r}: only letters, digits and ._+- are allowed in a folder name"
-            )
+    organization = request.org
     output = request.output.resolve()  # results are found by their resolved paths
-    if output.exists() and not request.add:
-        raise ReviewError(
-            f"{request.output} exists: use --add to add this system, or give another folder"
-        )
-    if request.add and not (output / organization).is_dir():
-        raise ReviewError(f"{request.output}: no package of {organization} to add to; omit --add")
-    results = load_results(request.runs, request.ruleset, request.train_samples)
-    if len(results) != 1 or request.runs.is_file():
-        raise ReviewError(
-            f"{request.runs}: give the one folder that holds the result_*.txt of {system}"
-        )
-    result, path = results[0], request.description or Path("systems", f"{system}.json")
-    if not result.runs:
-        raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
-    if result.departures and result.division == "closed":  # the package leaves their record out
-        raise ReviewError(
-            f"{request.runs}: not the benchmark: {'; '.join(result.departures)}: submit other runs"
-        )
-    if not path.exists():
-        raise ReviewError(
-            f"{path}: no such file; write it on that system: python -m review system -o {path}"
-        )
-    description = read_object(path)
-    if description.get("submitter") != organization:
-        submitter = text(description.get("submitter", ""))
-        raise ReviewError(
-            f"{path}: submitter is {submitter!r}, --org {organization!r}: correct the wrong one"
-        )
-    repository = request.repository or Path(__file__).resolve().parents[2]
-    code = find_code(repository, result.folder, request.commit, request.config)
+    _check_names(request, output)
+    result = _result(request)
+    description = _description(request)
+    code = find_code(result.folder, request.commit, request.config)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         # Beside the output: a rename works within one file system only.
@@ -125,6 +87,50 @@ def package(request: argparse.Namespace) -> Package:
         raise ReviewError(f"{error.filename or output}: {error.strerror}") from None
     names = (organization, archive.name, f"{archive.name}.sha256")
     return Package(checked, tuple(output / name for name in names), digest)
+
+
+def _check_names(request: argparse.Namespace, output: Path) -> None:
+    for option in ("org", "system", "implementation"):
+        name = getattr(request, option)
+        if not _NAME.fullmatch(name):
+            why = "only letters, digits and ._+- are allowed in a folder name"
+            raise ReviewError(f"--{option} {name!r}: {why}")
+    if output.exists() and not request.add:
+        how = "use --add to add this system, or give another folder"
+        raise ReviewError(f"{request.output} exists: {how}")
+    if request.add and not (output / request.org).is_dir():
+        raise ReviewError(f"{request.output}: no package of {request.org} to add to; omit --add")
+
+
+def _result(request: argparse.Namespace) -> Result:
+    results = _load(request, request.runs)
+    if len(results) != 1 or request.runs.is_file():
+        what = f"the one folder that holds the result_*.txt of {request.system}"
+        raise ReviewError(f"{request.runs}: give {what}")
+    result = results[0]
+    if not result.runs:
+        raise ReviewError(f"{request.runs}: no result_*.txt, only trials that failed")
+    if result.departures and result.division == "closed":  # the package leaves their record out
+        why = "; ".join(result.departures)
+        raise ReviewError(f"{request.runs}: not the benchmark: {why}: submit other runs")
+    return result
+
+
+def _load(request: argparse.Namespace, folder: Path) -> list[Result]:
+    return load_results(folder, train_samples=request.train_samples)
+
+
+def _description(request: argparse.Namespace) -> dict[str, Any]:
+    path = request.description or Path("systems", f"{request.system}.json")
+    if not path.exists():
+        how = f"write it on that system: python -m review system -o {path}"
+        raise ReviewError(f"{path}: no such file; {how}")
+    description = read_object(path)
+    submitter = text(description.get("submitter", ""))
+    if submitter != request.org:
+        both = f"submitter is {submitter!r}, --org {request.org!r}"
+        raise ReviewError(f"{path}: {both}: correct the wrong one")
+    return description
 
 
 def _build(
@@ -159,13 +165,10 @@ def _build(
         "settings": read_json(result.folder / "config.json") or None,
     }
     _write(implementation / name, json.dumps(facts, indent=2) + "\n")
-    readme = _system_readme(request.system, request.org, result, code)
+    readme = _system_readme(request, result, code)
     _write(implementation / f"README-{request.system}.md", readme)
     _write(root / "systems" / f"{request.system}.json", json.dumps(description, indent=2) + "\n")
-    systems = sorted(path.stem for path in (root / "systems").glob("*.json"))
-    _write(
-        root / "README.md", _organization_readme(request.org, systems, root, request.train_samples)
-    )
+    _write(root / "README.md", _organization_readme(request, root))
     if (implementation / "LICENSE").is_file():
         shutil.copyfile(implementation / "LICENSE", root / "LICENSE.md")
 
@@ -178,7 +181,7 @@ def _write(path: Path, content: str) -> None:
 def _verify(request: argparse.Namespace, root: Path, place: Path) -> tuple[Checked, ...]:
     """Writes scaling.json like the official package checker, and checks everything; reports paths in ``place``."""
     folder = root / "results" / request.system / BENCHMARK
-    for result in load_results(folder, request.ruleset, request.train_samples):
+    for result in _load(request, folder):
         if result.scaling_factor != 1:
             _write(folder / "scaling.json", json.dumps({"scaling_factor": result.scaling_factor}))
 
@@ -189,7 +192,7 @@ def _verify(request: argparse.Namespace, root: Path, place: Path) -> tuple[Check
         message = finding.message.replace(str(root), str(place))
         return replace(finding, message=message, file=moved(finding.file) if finding.file else None)
 
-    checked = check(root, request.ruleset, request.train_samples)
+    checked = check(root, train_samples=request.train_samples)
     return tuple(
         replace(one, path=moved(one.path), findings=tuple(map(renamed, one.findings)))
         for one in checked
@@ -215,79 +218,58 @@ def _archive(root: Path, path: Path) -> None:
     path.write_bytes(gzip.compress(buffer.getvalue(), compresslevel=9, mtime=0))
 
 
-def _system_readme(system: str, organization: str, result: Result, code: Code) -> str:
+def _system_readme(request: argparse.Namespace, result: Result, code: Code) -> str:
     """README-SYSTEM.md. Raises ReviewError."""
+    energy = result.energy.joules if result.energy else None
     facts = {
         "division": result.division,
         "samples of the RCP test": "train_samples (--rcp-bert-train-samples)"
         if result.train_samples
         else None,
-        "global batch size": None if result.batch_size is None else f"{result.batch_size:g}",
-        "score": None if result.score is None else f"{result.score:.4f} minutes",
-        "energy": f"{result.energy.joules:,.2f} J"
-        if result.energy and result.energy.joules is not None
-        else None,
+        "score": result.score and f"{result.score:.4f} minutes",
+        "energy": energy and f"{energy:,.2f} J",
+        **{f"`{name}`": value for name, value in result.runs[0].hyperparameters.items()},
     }
-    rows = [
-        f"| {name} | {_cell(value)} |" for name, value in facts.items() if value not in (None, "")
-    ]
-    logged = [
-        f"| `{name}` | {_cell(value)} |" for name, value in result.runs[0].hyperparameters.items()
-    ]
-    own = len(
-        _git(code.repository, "ls-tree", "--name-only", code.commit, "--", *_OWN).split()
-    ) == len(_OWN)
-    about = {"system": system, "organization": organization, "commit": code.commit}
-    again = _filled("run_again", config=code.config) if own else _filled("run_other")
-    tables = {"facts": "\n".join(rows), "hyperparameters": "\n".join(logged)}
-    config = (
-        _git(code.repository, "show", f"{code.commit}:{code.config}")
-        .decode("utf-8", "replace")
-        .strip()
-    )
-    where = f"\n{_filled('where')}" if own else ""
-    return (
-        _filled("system", run_again=again, where=where, config_text=config, **about, **tables)
-        + "\n"
+    rows = [f"| {name} | {_cell(value)} |" for name, value in facts.items() if value is not None]
+    config = _git("show", f"{code.commit}:{code.config}").decode("utf-8", "replace")
+    return _filled(
+        "system",
+        system=request.system,
+        organization=request.org,
+        commit=code.commit,
+        config=code.config,
+        config_text=config.strip(),
+        facts="\n".join(rows),
     )
 
 
-def _organization_readme(
-    organization: str, systems: list[str], root: Path, train_samples: bool = False
-) -> str:
+def _organization_readme(request: argparse.Namespace, root: Path) -> str:
     """README.md of the submission, one row per system. Raises ReviewError."""
     rows = []
-    for system in systems:
-        for result in load_results(
-            root / "results" / system / BENCHMARK, train_samples=train_samples
-        ):
-            implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
-            links = ", ".join(
-                f"[{path.name}]({path.relative_to(root).as_posix()})"
-                for path in sorted(implementations)
-            )
+    for path in sorted((root / "systems").glob("*.json")):
+        system = path.stem
+        implementations = root.glob(f"benchmarks/bert/implementations/*/README-{system}.md")
+        names = [path.relative_to(root).as_posix() for path in sorted(implementations)]
+        for result in _load(request, root / "results" / system / BENCHMARK):
             score = "" if result.score is None else f"{result.score:.4f}"
-            accelerators = "" if result.accelerators is None else str(result.accelerators)
-            rows.append(f"| {system} | {accelerators} | {score} | {len(result.runs)} | {links} |")
-    return _filled("organization", organization=organization, rows="\n".join(rows)) + "\n"
+            cells = (system, result.accelerators or "", score, len(result.runs), ", ".join(names))
+            rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return _filled("organization", organization=request.org, rows="\n".join(rows))
 
 
 def _filled(template: str, **values: str) -> str:
-    content = (
-        Path(__file__).with_name("templates").joinpath(f"{template}.md").read_text(encoding="utf-8")
-    )
-    return content.format(**values).strip()
+    path = Path(__file__).with_name("templates") / f"{template}.md"
+    return path.read_text(encoding="utf-8").format(**values).strip() + "\n"
 
 
 def _cell(value: Any) -> str:
-    return listed(value).replace("|", "\\|")
+    return text(value).replace("|", "\\|")
 
 
 @dataclass(frozen=True)
 class Code:
-    """A commit of a repository, and the path of the config that ran."""
+    """A commit, and the path of the config that ran."""
 
-    repository: Path
     commit: str
     config: str
 
@@ -296,50 +278,39 @@ class Code:
 
         Raises ReviewError for a commit without the scripts that the rules require, and OSError.
         """
-        data = _git(self.repository, "archive", "--format=tar", self.commit)
+        data = _git("archive", "--format=tar", self.commit)
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            members = [
-                member for member in tar.getmembers() if not re.search(r"(^|/)\.", member.name)
-            ]
+            members = [one for one in tar.getmembers() if not re.search(r"(^|/)\.", one.name)]
             # The rules name these files, at the top of the implementation.
             missing = sorted(set(SCRIPTS) - {member.name for member in members})
             if missing:
-                raise ReviewError(
-                    f"commit {self.commit} lacks {', '.join(missing)}, required in a submission"
-                )
+                names = ", ".join(missing)
+                raise ReviewError(f"commit {self.commit} lacks {names}, required in a submission")
             for member in members:
-                member.mode = (
-                    0o755 if member.mode & 0o100 else 0o644
-                )  # independent of git's tar.umask
-            safe: Any = (
-                {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
-            )  # missing in Debian 12's Python
+                # Independent of git's tar.umask.
+                member.mode = 0o755 if member.mode & 0o100 else 0o644
+            # Missing in Debian 12's Python.
+            safe: Any = {"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}
             tar.extractall(folder, members, **safe)
 
 
-def find_code(repository: Path, runs: Path, commit: str | None, config: str | None) -> Code:
+def find_code(runs: Path, commit: str | None, config: str | None) -> Code:
     """The code of a run.
 
     Args: runs: its folder, with environment.json and config.json. commit, config: override what these say.
     Raises ReviewError if the commit or config is not recorded, or not in the repository.
     """
-    wanted = commit or _recorded_commit(repository, runs)
+    wanted = commit or _recorded_commit(runs)
     try:
         # ^{commit} follows a tag to its commit, and refuses files and trees.
-        full = (
-            _git(repository, "rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
-            .decode()
-            .strip()
-        )
+        found = _git("rev-parse", "--verify", "--quiet", f"{wanted}^{{commit}}")
     except ReviewError:
         what = "fetch it, or give another with --commit"
-        raise ReviewError(f"{repository} has no commit {text(wanted)}: {what}") from None
+        raise ReviewError(f"{REPOSITORY} has no commit {text(wanted)}: {what}") from None
+    full = found.decode().strip()
     # With -z, as git quotes unusual names otherwise.
-    files = (
-        _git(repository, "ls-tree", "-r", "--name-only", "-z", full)
-        .decode("utf-8", "replace")
-        .split("\0")
-    )
+    listed = _git("ls-tree", "-r", "--name-only", "-z", full)
+    files = listed.decode("utf-8", "replace").split("\0")
     if config is not None:
         name = config if config in files else f"configs/{Path(config).name}"
         if name not in files:
@@ -347,16 +318,17 @@ def find_code(repository: Path, runs: Path, commit: str | None, config: str | No
     else:  # that of the system in config.json
         system = read_json(runs / "config.json", "mlperf").get("system")
         name = f"configs/config_{system}.sh"
-        if not isinstance(system, str) or name not in files:
+        if name not in files:
             what = "give it with --config, such as configs/FILE.sh"
             raise ReviewError(f"{runs / 'config.json'} does not record which config ran: {what}")
-    return Code(repository, full, name)
+    return Code(full, name)
 
 
-def _recorded_commit(repository: Path, runs: Path) -> str:
-    commit = read_json(runs / "environment.json").get("git_commit")
+def _recorded_commit(runs: Path) -> str:
+    record = runs / "environment.json"
+    commit = read_json(record).get("git_commit")
     if not isinstance(commit, str) or not commit:
-        raise ReviewError(f"{runs / 'environment.json'} records no commit: give it with --commit")
+        raise ReviewError(f"{record} records no commit: give it with --commit")
     if commit.endswith("-dirty"):
         what = "commit it and run again, or give the commit that contains it with --commit"
         raise ReviewError(f"the code that ran is {text(commit)}, not committed: {what}")
@@ -364,15 +336,12 @@ def _recorded_commit(repository: Path, runs: Path) -> str:
     described = re.fullmatch(r"(?:.+-\d+-g)?([0-9a-f]{7,64})", commit)
     if described:
         return described[1]
-    if commit not in _git(repository, "tag", "--list").decode("utf-8", "replace").split("\n"):
-        raise ReviewError(
-            f"{runs / 'environment.json'}: {text(commit)!r} is not a commit: give it with --commit"
-        )
+    if commit not in _git("tag", "--list").decode("utf-8", "replace").split("\n"):
+        raise ReviewError(f"{record}: {text(commit)!r} is not a commit: give it with --commit")
     # In full, since a branch may have the same name.
     return f"refs/tags/{commit}"
 
 
-def _git(repository: Path, *arguments: str) -> bytes:
-    return run(
-        ["git", "-C", str(repository), *arguments], f"git {arguments[0]} in {repository}", _TIMEOUT
-    )
+def _git(*arguments: str) -> bytes:
+    failure = f"git {arguments[0]} in {REPOSITORY}"
+    return run(["git", "-C", str(REPOSITORY), *arguments], failure, _TIMEOUT)

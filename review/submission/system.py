@@ -1,8 +1,8 @@
 """`system`: writes systems/NAME.json, the system description that every result needs.
 
 A field is taken from the first of: --set FIELD=VALUE, the answers file, the file being updated, the files of a run
-(--run), this machine's commands and files, and, on a terminal, the user. Unknown fields stay blank if the rules allow
-it, and are listed; counts may not, since the official tools crash on blank ones.
+(--run), this machine's commands and files. Unknown fields stay blank if the rules allow it, and are listed; counts may
+not, since the official tools crash on blank ones.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import contextlib
 import json
 import os
 import re
-import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -25,8 +24,9 @@ from review.logs.output import ERROR, ReviewError, write_whole
 from review.logs.tree import read_json, run
 from review.rulebook import official
 from review.rulebook.compliance import DEFAULT_RULESET
-from review.rulebook.description import ASKED, FIELDS, TABLE, check_description
+from review.rulebook.description import ASKED, BLANK, FIELDS, TABLE, check_description
 
+_STACK = "other_software_stack"
 _DEFAULTS = {name: field["default"] for name, field in TABLE.items() if "default" in field}
 _TIMEOUT = 60  # seconds per command; nvidia-smi is slow on a node whose driver is not resident
 _GPU_QUERY = (
@@ -40,7 +40,7 @@ _GPU_QUERY = (
 # Memory type by part of the accelerator's name, since nvidia-smi does not report it. The first match counts.
 _MEMORY = TABLE["accelerator_memory_configuration"]["by_name"]
 # Libraries: environment variable with the version in NGC images, and pip packages that contain them.
-_VERSIONS = TABLE["other_software_stack"]["versions"]
+_VERSIONS = TABLE[_STACK]["versions"]
 
 
 @dataclass(frozen=True)
@@ -56,58 +56,33 @@ class Description:
         return [name for name, wanted in FIELDS.items() if wanted and self.fields[name] in ("", {})]
 
 
-def describe(
-    given: Sequence[tuple[str, Mapping[str, Any]]],
-    machine: Machine,
-    ask: Callable[[str, str, str], str] | None = None,
-) -> Description:
-    """Fills in the description.
-
-    Args: given: (source, fields), by priority. machine: probed for the rest.
-    ask: asks the user (field, question, default); None if not interactive.
-    """
+def describe(given: Sequence[tuple[str, Mapping[str, Any]]], machine: Machine) -> Description:
+    """Fills in the description. ``given``: (source, fields), by priority; ``machine`` is probed for the rest."""
     fields: dict[str, Any] = {}
     sources: dict[str, str] = {}
 
     def add(source: str, values: Mapping[str, Any]) -> None:
         for name in (*FIELDS, *ASKED):
             # A blank in one source does not hide what a later one knows.
-            if name not in fields and values.get(name) not in (None, "", {}):
+            if name not in fields and values.get(name) not in BLANK:
                 fields[name], sources[name] = _value(name, values[name]), source
 
     layers = [*given, ("this machine", probe(machine))]
     for source, values in layers:
         add(source, values)
-    for name, field in TABLE.items():
-        if ask and "question" in field and name not in fields:  # cannot be probed
-            add(
-                "asked",
-                {
-                    name: ask(
-                        name, field["question"], field.get("suggested", field.get("default", ""))
-                    )
-                },
-            )
     add("default", _DEFAULTS)
     # The official checker requires these fields of systems without accelerators as well.
     if fields["accelerators_per_node"] == "0":
         add("no accelerator", {name: "N/A" for name in FIELDS if name.startswith("accelerator_")})
-    if isinstance(fields.get("other_software_stack"), dict):  # merged over all sources, by priority
-        stacks = [
-            stack
-            for _, values in layers
-            if isinstance(stack := values.get("other_software_stack"), Mapping)
-        ]
-        merged = {name: version for stack in reversed(stacks) for name, version in stack.items()}
-        fields["other_software_stack"] = _value("other_software_stack", merged)
-    # Fields of other tools in the file that is updated are kept;
-    # reversed, so that the first source of a field wins.
-    own = {
-        name: value
-        for _, values in reversed(given)
-        for name, value in values.items()
-        if name not in FIELDS
-    }
+    if isinstance(fields.get(_STACK), dict):
+        # Merged over all sources; reversed, so that the first source of an entry wins.
+        stacks = [values.get(_STACK) for _, values in reversed(layers)]
+        merged = [stack for stack in stacks if isinstance(stack, Mapping)]
+        fields[_STACK] = _value(_STACK, {name: one[name] for one in merged for name in one})
+    # Fields of other tools in the file that is updated are kept.
+    own: dict[str, Any] = {}
+    for _, values in reversed(given):
+        own |= {name: values[name] for name in values if name not in FIELDS}
     own |= {name: fields[name] for name in ASKED if name in fields}
     known = {name: sources[name] for name in (*FIELDS, *ASKED) if name in sources}
     return Description({name: fields.get(name, "") for name in FIELDS} | own, known)
@@ -115,7 +90,7 @@ def describe(
 
 def _value(name: str, value: Any) -> Any:
     """A value as a string; the software stack may also be an object of strings."""
-    if name == "other_software_stack" and isinstance(value, Mapping):
+    if name == _STACK and isinstance(value, Mapping):
         return {text(key): text(entry) for key, entry in value.items() if entry not in (None, "")}
     return value if isinstance(value, str) else text(value)
 
@@ -172,14 +147,7 @@ def parse_settings(settings: Sequence[str]) -> dict[str, str]:
     return known(pairs, "--set")
 
 
-def ask_user(name: str, question: str, default: str) -> str:
-    """Prompts on stderr, so that stdout stays JSON."""
-    print(f"{name}: {question}{f' [{default}]' if default else ''}", file=sys.stderr)
-    print("> ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip() or default
-
-
-def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) -> None:
+def write(description: Description, path: Path) -> None:
     """Writes the file if our rules and the official checker accept it. Raises ReviewError."""
     if path.suffix != ".json":
         raise ReviewError(f"{path}: the name must end in .json, such as systems/DGXH100.json")
@@ -192,12 +160,10 @@ def write(description: Description, path: Path, ruleset: str = DEFAULT_RULESET) 
     with tempfile.TemporaryDirectory(prefix="review-system-") as folder:
         draft = Path(folder) / path.name
         draft.write_text(content, encoding="utf-8")
-        error = next(
-            (one for one in check_description(draft, ruleset) if one.severity == ERROR), None
-        )
-        if error:
+        found = check_description(draft, DEFAULT_RULESET)
+        if error := next((one for one in found if one.severity == ERROR), None):
             raise ReviewError(f"{error.key} {error.message}: {error.hint}")
-        outcome = official.check_system(draft, ruleset)
+        outcome = official.check_system(draft, DEFAULT_RULESET)
         if not outcome.passed:
             raise ReviewError(
                 f"the official checker rejects it: {outcome.crash or '; '.join(outcome.messages)}"

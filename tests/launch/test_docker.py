@@ -185,7 +185,6 @@ def test_every_path_that_ranks_read_is_mounted(docker):
     folder = docker.root.parent
     for name in (
         "ds.json",
-        "band.json",
         "model/bert_config.json",
         "weights/model.safetensors.index.json",
     ):
@@ -193,7 +192,6 @@ def test_every_path_that_ranks_read_is_mounted(docker):
         (folder / "in" / name).touch()
     given = {
         "DEEPSPEED_CONFIG": "ds.json",
-        "REHEARSAL_BAND": "band.json",
         "BERT_CONFIG": "model/bert_config.json",
     }
     given["INIT_CHECKPOINT"] = "weights/model.safetensors.index.json"
@@ -204,9 +202,7 @@ def test_every_path_that_ranks_read_is_mounted(docker):
         docker.run(
             DOCKER, **{name: str(folder / "in" / path) for name, path in given.items()}, **more
         )
-        mounted = [
-            f"{folder / 'in' / path}" for path in ("ds.json", "band.json", config, "weights")
-        ]
+        mounted = [f"{folder / 'in' / path}" for path in ("ds.json", config, "weights")]
         assert {f"{path}:{path}:ro" for path in mounted} <= set(
             runs(docker)[-1]["options"]["--volume"]
         )

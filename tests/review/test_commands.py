@@ -16,7 +16,7 @@ from review.__main__ import parser
         "shwo x",
         "show",
         "rcp",
-        "rcp 768 --runs x",
+        "compare x y --csv",
         "show x --json --csv",
         "baseline",
         "baseline save x",
@@ -29,14 +29,10 @@ def test_a_wrong_command_line_is_wrong_usage(line, capsys):
 
 
 def test_options_have_their_kinds_and_defaults():
-    options = parser().parse_args(["show", "a", "b", "--rcp-bert-train-samples", "--markdown"])
+    options = parser().parse_args(["show", "a", "b", "--rcp-bert-train-samples", "--csv"])
     assert options.target == [Path("a"), Path("b")]
-    assert (options.train_samples, options.markdown, options.csv, options.ruleset) == (
-        True,
-        True,
-        False,
-        "5.0.0",
-    )
+    assert (options.train_samples, options.csv, options.json) == (True, True, False)
+    assert options.ruleset == "5.0.0"
     options = parser().parse_args(["watch", "a", "--interval", "2.5", "--once"])
     assert (options.interval, options.once, options.all, options.accuracy) == (
         2.5,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shutil
 
@@ -153,20 +151,3 @@ def test_closed_runs_are_of_one_data_set_wherever_it_lies(submission, faster):
         (folder / "config.json").write_text(json.dumps({"data": {"datadir": datadir}}))
     (comparison,) = compare(results(submission, faster))
     assert comparison.unlike == []
-
-
-def test_csv_and_markdown_have_the_ratios(submission, faster, capsys):
-    (comparison,) = compare(results(submission, faster))
-    assert main(["compare", "--csv", str(submission), str(faster)]) == 0
-    rows = {row["measure"]: row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
-    assert {name: float(row["ratio"]) for name, row in rows.items()} == pytest.approx(
-        {name: found.value for name, found in comparison.ratios.items()}
-    )
-    assert (rows["normalized_time"]["significant"], rows["time"]["significant"]) == (
-        "True",
-        "False",
-    )
-    assert main(["compare", "--markdown", str(submission), str(faster)]) == 0
-    shown = capsys.readouterr().out
-    assert f"| time to target | {comparison.ratios['time'].value:.4f} |" in shown
-    assert "- **verdict** no significant difference" in shown

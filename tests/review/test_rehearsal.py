@@ -92,17 +92,6 @@ def test_json_has_the_same_content(log, capsys):
     assert len(said["causes"]) == 4
 
 
-def test_a_band_of_ones_own_holds_for_any_batch_size(log, tmp_path, capsys):
-    band = tmp_path / "band.json"
-    points = [[0, 0.0, 0.01], [100, 0.05, 0.09]]
-    band.write_text(
-        json.dumps({"bands": [{"batch_size": 8, "runs": 3, "source": "mine", "points": points}]})
-    )
-    assert main(["rehearsal", str(log({0: 0.004, 96: 0.07}, 8)), "--band", str(band)]) == 0
-    assert main(["rehearsal", str(log({0: 0.004, 96: 0.2}, 8)), "--band", str(band)]) == 1
-    assert "compared with 3 runs of batch size 8: mine" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("accuracies", "batch_size", "said"),
     [

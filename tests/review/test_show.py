@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from review.__main__ import main
-from review.league.entries import describe_same, same_hyperparameters
 from review.logs.output import print_parts
 from review.results.score import load_results
 from review.show import parts
@@ -23,7 +22,7 @@ def rendered(target, width):
     from rich.console import Console
 
     out = io.StringIO()
-    print_parts(parts(load_results(target), width), Console(file=out, width=width, highlight=False))
+    print_parts(parts(load_results(target)), Console(file=out, width=width, highlight=False))
     return out.getvalue()
 
 
@@ -34,7 +33,7 @@ def test_every_label_is_separated_from_its_text(width, submission):
     lines = rendered(submission, width).splitlines()
     assert "  unofficial  2 of 10 runs" in lines
     labels = {line[:14].strip() for line in lines if line.startswith("  ")}
-    assert labels == {"", "median", "unofficial", "runs", "RCP", "recipe"}
+    assert labels == {"", "median", "unofficial", "runs", "RCP"}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -88,44 +87,12 @@ def test_csv_has_a_row_for_each_run_with_its_result(submission, capsys):
     assert [row["dropped"] for row in rows].count("best") == 1
 
 
-def test_markdown_keeps_its_cells_whatever_a_log_says(submission, writer, capsys):
-    writer(seed=9).change("submission_org", value="a|b *c* <d>").write(submission / "result_0.txt")
-    (submission / "result_3.txt").unlink()
-    (submission / "failed_3.txt").write_text("")
-    assert main(["show", "--markdown", str(submission)]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    rows = [line for line in shown if line.startswith("|")]
-    assert len(rows) == 2 + 9 + 1
-    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
-    assert any("a\\|b \\*c\\* \\<d>" in line for line in shown)
-    assert any(line.startswith("- **unofficial** 9 of 10 runs") for line in shown)
-
-
 def test_logs_that_the_rules_reject_still_have_a_raw_mean_that_says_so(submission):
     for path in submission.glob("result_*.txt"):
         path.write_text(path.read_text().replace('"cache_clear"', '"cache_cleared"'))
     (result,) = load_results(submission)
     minutes = sorted(run.minutes for run in result.runs)[1:-1]
     assert f"  raw         {sum(minutes) / 8:.4f} min, not checked" in rendered(submission, 200)
-
-
-def test_the_published_result_with_the_same_hyperparameters_is_named(submission, writer):
-    for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
-        writer(seed=index).change("opt_base_learning_rate", value=0.000425).write(path)
-    (result,) = load_results(submission)
-    assert describe_same(result) is None
-    for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
-        writer(seed=index).write(path)
-    (result,) = load_results(submission)
-    found = same_hyperparameters(result)
-    first = [entry.batch_size == 768 for entry in found]
-    assert first == sorted(first, reverse=True)
-    assert False in first
-    assert found[0].round == min(entry.round for entry in found if entry.batch_size == 768)
-    assert all(
-        entry.hyperparameters["opt_lamb_beta_1"] == pytest.approx(0.60466) for entry in found
-    )
-    assert f"recipe      those of {len(found)} published results" in rendered(submission, 200)
 
 
 def test_the_table_in_the_readme_has_the_columns_that_a_terminal_of_its_width_shows(

@@ -20,6 +20,7 @@ from bert.training import debug, evaluate, metrics, mlperf, schedule
 from bert.training.config import Hardware
 from common.env import ConfigError, env
 
+REHEARSAL_SAMPLES = 300_000  # two evaluations at the usual batch sizes
 MAX_SAMPLES = 14_000_000  # after which a run that has not reached its target gives up
 
 
@@ -58,9 +59,6 @@ class Config(ModelFiles, Hardware):
         "REHEARSAL",
         False,
         doc="1: train the start of a closed run to compare it with published ones (docs/review.md)",
-    )
-    rehearsal_samples: int = env(
-        "REHEARSAL_SAMPLES", 300_000, at_least=1, doc="training samples of a rehearsal"
     )
 
     data: loader.Config
@@ -204,7 +202,7 @@ class Config(ModelFiles, Hardware):
                 "REHEARSAL=1 compares evaluations, but there are none: set EVAL_ITER_SAMPLES"
             )
         start = self.evaluate.start_samples or every
-        intervals = max(0, -(-(self.rehearsal_samples - start) // every))
+        intervals = max(0, -(-(REHEARSAL_SAMPLES - start) // every))
         return dataclasses.replace(
             self,
             # Ends on an evaluation: training beyond the last one would show nothing.

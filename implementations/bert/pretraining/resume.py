@@ -63,7 +63,6 @@ FREE = rundir.OUTPUT | {
         "MAX_STEPS",
         "MAX_SAMPLES_TERMINATION",
         "REHEARSAL",
-        "REHEARSAL_SAMPLES",
         "SUSTAINED_TRAINING_TIME",
     ),
     *(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import csv
 import hashlib
 import html
-import io
 import json
 import re
 import shutil
@@ -15,8 +13,8 @@ import subprocess
 import pytest
 
 from review.__main__ import main
-from review.league.entries import Entry, entry_of, published, read_digest, to_rows
-from review.league.page import build_page, charts
+from review.league.entries import Entry, entry_of, published
+from review.league.page import build_page, scaling
 from review.league.ranking import League
 from review.results.score import load_results
 
@@ -58,15 +56,12 @@ def test_the_digest_is_what_the_logs_of_published_results_give(real_folders):
     for folder in real_folders:
         (result,) = load_results(folder)
         made = entry_of(result, "5.0", folder.parents[3])
-        assert to_rows([made]) == to_rows([by_folder["5.0", made.folder]])
-
-
-def test_a_digest_is_read_as_it_was_written(tmp_path):
-    before = published()[:30]
-    text = io.StringIO()
-    csv.writer(text).writerows(to_rows(before))
-    (tmp_path / "digest.csv").write_text(text.getvalue())
-    assert read_digest(tmp_path / "digest.csv") == list(before)
+        kept = by_folder["5.0", made.folder]
+        for name, value in vars(kept).items():
+            close = isinstance(value, float)
+            # Rates and times are kept with a tenth and a ten-thousandth.
+            wanted = pytest.approx(value, rel=1e-4, abs=1e-9) if close else value
+            assert getattr(made, name) == wanted, name
 
 
 def test_efficiency_is_against_the_smallest_system_of_the_same_kind():
@@ -150,26 +145,13 @@ def test_the_table_shows_the_first_and_ones_own(submission, capsys):
     assert re.search(r"yours +EXAMPLE +dgx +closed +1 x 8 +H100 +768", shown)
 
 
-def test_csv_and_markdown_have_the_same_results(submission, capsys):
-    assert main(["league", str(submission), "--csv", "--label", "2026"]) == 0
-    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    (result,) = load_results(submission)
-    assert (row["round"], row["minutes"], row["checked"]) == ("2026", f"{result.score:.4f}", "yes")
-    assert float(row["opt_base_learning_rate"]) == 0.00096
-    assert main(["league", str(submission), "--markdown"]) == 0
-    heading, rule, line = capsys.readouterr().out.strip().splitlines()
-    assert heading.count("|") == rule.count("|") == line.count("|") == 15
-    assert f"| {result.score:,.4f} |" in line
-
-
 def test_published_means_the_committed_factor_and_minutes_that_of_the_rules(submission, capsys):
     (submission / "scaling.json").write_text('{"scaling_factor": 1.5}')
-    assert main(["league", str(submission), "--csv"]) == 0
-    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert main(["league", str(submission), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["results"]
     (result,) = load_results(submission)
-    assert (row["minutes"], row["published_minutes"]) == (
-        f"{result.score:.4f}",
-        f"{1.5 * result.olympic_minutes:.4f}",
+    assert (row["minutes"], row["published_minutes"]) == pytest.approx(
+        (result.score, 1.5 * result.olympic_minutes)
     )
     by_folder = {(one.round, one.folder): one for one in published()}
     inspur = by_folder["2.0", "Inspur/results/nf5488a5_pytorch/bert"]
@@ -232,7 +214,7 @@ def test_wrong_input_is_a_one_line_error(arguments, says, capsys):
     assert says in line
 
 
-def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path, capsys):
+def test_the_page_draws_scaling_and_escapes_names(submission, tmp_path, capsys):
     hostile = tmp_path / "EXAMPLE" / "results" / "<b>x"
     shutil.move(submission.parent, hostile)
     output = tmp_path / "league.html"
@@ -241,7 +223,7 @@ def test_the_page_draws_scaling_and_trend_and_escapes_names(submission, tmp_path
     assert not re.search(r'(src|href)=(?!"#)|@import|url\((?!#)', page)
     assert "<b>" not in page
     assert "&lt;b&gt;x" in page
-    assert all(title in page for title in ("Time to train over accelerators", "over the rounds"))
+    assert "Time to train over accelerators" in page
     assert page.count("<tr") == 1 + 296
     headings = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page)
     assert headings[:3] == ["rank", "minutes", "/accel"], (
@@ -321,19 +303,18 @@ def test_the_table_is_searched_and_sorted_with_ones_own_row_on_top(tmp_path):
 
 def test_curves_are_of_systems_in_several_sizes():
     league = League(tuple(SCALING), ())
-    (scaling,) = charts(league)
-    assert [(point.x, point.y) for point in scaling.series[0].points] == [
+    assert [(point.x, point.y) for point in scaling(league).series[0].points] == [
         (8, 8.0),
         (16, 4.4),
         (64, 2.0),
     ]
-    assert charts(League((SCALING[0],), ())) == []
+    assert scaling(League((SCALING[0],), ())) is None
     assert "<svg" not in build_page(League((SCALING[0],), ()))
 
 
 def test_the_curve_of_an_accelerator_spans_all_sizes_that_were_published():
-    scaling, _ = charts(League((), published()))
-    reach = {line.name: (line.points[0].x, line.points[-1].x) for line in scaling.series}
+    series = scaling(League((), published())).series
+    reach = {line.name: (line.points[0].x, line.points[-1].x) for line in series}
     sizes = [
         one.accelerators
         for one in published()

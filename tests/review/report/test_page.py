@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from review.__main__ import main
-from review.report.chart import SIZES
 from review.report.page import build_page, write_report
 from review.results.score import load_results
-from review.results.table import rcp_short
 from review.verdict.checking import check
 
 VOID = {"meta", "br", "wbr", "link", "img", "input", "hr"}
@@ -87,7 +83,7 @@ def test_the_page_refers_to_nothing_outside_itself(page):
 
 
 def test_the_same_logs_make_the_same_page(submission):
-    assert build_page(load_results(submission)) == build_page(load_results(submission))
+    assert build_page(load_results(submission), ()) == build_page(load_results(submission), ())
 
 
 def test_ids_are_unique_and_every_reference_has_its_target(page):
@@ -101,9 +97,7 @@ def test_ids_are_unique_and_every_reference_has_its_target(page):
         assert clip is None or clip[1] in ids
 
 
-def test_every_run_appears_in_the_table_the_charts_and_the_excerpts(page):
-    for index in range(10):
-        assert page.text.count(f"result_{index}.txt") >= 4
+def test_every_run_appears_in_the_table_and_the_chart(page):
     rows = [
         attributes for tag, attributes in page.elements if tag == "tr" and "data-run" in attributes
     ]
@@ -112,38 +106,25 @@ def test_every_run_appears_in_the_table_the_charts_and_the_excerpts(page):
     assert {a["data-run"] for a in series} == {str(i) for i in range(10)}
 
 
+def test_a_chart_says_in_words_what_it_shows_and_stays_within_its_frame(page):
+    (drawing,) = [attributes for tag, attributes in page.elements if tag == "svg"]
+    assert drawing["role"] == "img"
+    assert drawing["aria-label"] == ("Masked-LM accuracy over training: 10 of 10 runs reach 0.720.")
+    _, _, width, height = map(float, drawing["viewbox"].split())
+    for tag, attributes in page.elements:
+        if tag == "circle":
+            assert 0 <= float(attributes["cx"]) <= width
+            assert 0 <= float(attributes["cy"]) <= height
+        assert "nan" not in (attributes.get("points") or "")
+
+
 def test_the_verdict_leads_and_equals_the_score(page, submission):
     (result,) = load_results(submission)
     assert result.official
     assert f"Official score: {result.score:.4f} minutes" in page.text
-    assert page.text.index("Official score") < page.text.index("Compliant runs")
+    assert page.text.index("Official score") < page.text.index(", official")
     assert f"{result.rcp_point.minimum:,.0f}" in page.text
     assert "package_checker passes" in page.text
-
-
-def test_every_chart_is_drawn_in_every_width_and_says_in_words_what_it_shows(page):
-    drawings = [attributes for tag, attributes in page.elements if tag == "svg"]
-    assert len(drawings) == 5 * len(SIZES)
-    assert {drawing["class"] for drawing in drawings} == {size.name for size in SIZES}
-    for drawing in drawings:
-        assert drawing["role"] == "img"
-        assert len(drawing["aria-label"]) > 40
-
-
-def test_drawings_stay_within_their_frame(page):
-    """No number is nan, and no mark lies outside its drawing but what the clip path cuts off."""
-    width = height = 0.0
-    clipped = 0
-    for tag, attributes in page.elements:
-        if tag == "svg":
-            _, _, width, height = map(float, attributes["viewbox"].split())
-        for name, limit in (("x1", width), ("x2", width), ("y1", height), ("y2", height)):
-            if tag == "line":
-                assert -1 <= float(attributes[name]) <= limit + 1, attributes
-        if tag == "circle" and not 0 <= float(attributes["cy"]) <= height:
-            clipped += 1
-        assert "nan" not in (attributes.get("points") or "")
-    assert clipped <= 10 * len(SIZES)  # one point a run below the last stretch
 
 
 def luminance(colour: str) -> float:
@@ -173,7 +154,7 @@ def test_text_and_lines_stand_out_in_both_themes(page):
             assert contrast(theme[name], theme["bg"]) >= 4.5, name
         for name in ("good", "bad", "warn"):
             assert contrast(theme[name], theme[f"{name}-bg"]) >= 4.5, name
-        for name in [f"run-{i}" for i in range(10)] + ["training", "evaluation", "initialisation"]:
+        for name in [f"run-{i}" for i in range(10)]:
             assert contrast(theme[name], theme["panel"]) >= 3, name
 
 
@@ -203,23 +184,6 @@ def test_hostile_strings_are_shown_and_never_markup(tmp_path, writer):
         assert not any(attribute.startswith("on") for attribute in attributes), attributes
     assert "<script>alert(1)</script>" in page.text
     assert "{{7*7}}" in page.text
-
-
-def test_the_runs_own_files_are_shown(tmp_path, writer):
-    writer(division="open").write(tmp_path / "result_0.txt")
-    environment = {
-        "host": "node7",
-        "gpus": ["H100"] * 8,
-        "packages": {"torch": "2.13.0"},
-        "git_commit": "abc123",
-    }
-    (tmp_path / "environment.json").write_text(json.dumps(environment))
-    (tmp_path / "config.json").write_text(
-        json.dumps({"evaluate": {"target": 0.6}, "optim": {"lamb": {"eps": 1e-6}}})
-    )
-    text = page_of(tmp_path).text
-    for wanted in ("node7", "8x H100", "2.13.0", "abc123", "target 0.600", "lamb eps"):
-        assert wanted in text
 
 
 @pytest.mark.parametrize(
@@ -254,16 +218,6 @@ def test_a_page_is_made_of_every_broken_log(tmp_path, writer, damage):
     page = page_of(tmp_path)
     assert "result_0.txt" in page.text
     assert "Not official yet" in page.text or "Does not count" in page.text
-
-
-def test_an_excerpt_of_a_log_full_of_errors_stays_short(tmp_path, writer):
-    path = writer().write(tmp_path / "result_0.txt")
-    with path.open("a") as log:
-        log.write(":::MLLOG {broken\n" * 5000)
-    page = page_of(tmp_path)
-    shown = page.text.count("{broken")
-    assert 30 < shown < 100
-    assert "more lines" in page.text
 
 
 def test_runs_that_fail_and_crash_are_named_with_their_reason(tmp_path, writer):
@@ -317,79 +271,10 @@ def test_pages_of_published_results(real_folders):
         assert "Official score" in page.text
 
 
-PROBE = """<!doctype html><title>waiting</title><iframe id=f src="{page}" width={width} height=900></iframe><script>
-const frame = document.getElementById("f");
-frame.onload = () => {{
-  const page = frame.contentDocument, style = frame.contentWindow.getComputedStyle(page.body);
-  const shown = [...page.querySelectorAll("svg")].filter((svg) => svg.getBoundingClientRect().width > 0);
-  document.title = JSON.stringify({{
-    overflow: page.documentElement.scrollWidth - page.documentElement.clientWidth,
-    background: style.backgroundColor,
-    shown: [...new Set(shown.map((svg) => svg.getAttribute("class")))],
-    charts: shown.length,
-    smallest: Math.min(...shown.map((svg) => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width)),
-  }});
-}};
-</script>"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize(("width", "size"), [(390, "narrow"), (800, "medium"), (1280, "wide")])
-def test_a_browser_lays_the_page_out_for_phone_tablet_and_desk(
-    tmp_path, submission, width, size, theme
-):
-    browser = (
-        shutil.which("chromium")
-        or shutil.which("chromium-browser")
-        or shutil.which("google-chrome")
-    )
-    if browser is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
-    write_report(load_results(submission), check(submission), tmp_path / "page.html")
-    probe = tmp_path / "probe.html"
-    probe.write_text(PROBE.format(page="page.html", width=width))
-    options = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-sync",
-    ]
-    options += [
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--allow-file-access-from-files",
-    ]
-    options += [f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}"]
-    options += [
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--window-size=1400,1000",
-        "--virtual-time-budget=10000",
-    ]
-    ran = subprocess.run(
-        [browser, *options, "--dump-dom", str(probe)], capture_output=True, text=True, timeout=120
-    )
-    found = re.search(r"<title>(\{.*?\})</title>", ran.stdout)
-    assert found, ran.stderr[-500:]
-    measured = json.loads(found[1])
-    assert measured["overflow"] <= 0, "the page must not scroll sideways; its tables do"
-    assert measured["shown"] == [size]
-    assert measured["charts"] == 5
-    assert measured["smallest"] > 0.85, "text of 12 px would be too small to read"
-    channels = [int(channel) for channel in re.findall(r"\d+", measured["background"])[:3]]
-    assert (max(channels) < 60) == (theme == "dark")
-
-
 def test_the_verdict_names_the_log_that_it_is_about(submission):
     path = submission / "result_3.txt"
-    path.write_text(
-        path.read_text().replace(
-            '"key": "max_sequence_length", "value": 512',
-            '"key": "max_sequence_length", "value": 128',
-        )
-    )
+    old, new = (f'"key": "max_sequence_length", "value": {value}' for value in (512, 128))
+    path.write_text(path.read_text().replace(old, new))
     page = page_of(submission, with_check=True)
     assert "max_sequence_length is 128, 512 expected, in result_3.txt" in page.text
 
@@ -406,22 +291,3 @@ def test_findings_name_files_as_seen_from_the_submission(submission):
         for name in ("package_checker_params", "scaling.json", "result_11.txt", "other")
     )
     assert str(submission.parents[2]) not in page.text
-
-
-def test_a_failing_rcp_test_has_its_dossier_on_the_page_and_a_passing_one_none(submission, writer):
-    assert "RCP) fails" not in page_of(submission).text
-    for index, path in enumerate(sorted(submission.glob("result_*.txt"))):
-        writer(seed=index, evaluations=15).write(path)
-    page = page_of(submission)
-    (result,) = load_results(submission)
-    short = rcp_short(result)
-    assert ("a", {"href": "#r0-dossier"}) in page.elements
-    section = page.text.split("(RCP) fails.")[1].split("Charts")[0]
-    for shown in (
-        f"{result.mean_samples:,.0f} samples",
-        f"{result.rcp_point.minimum:,.0f}",
-        f"{short:,.0f} short on average, {8 * short:,.0f} over the 8 runs that count",
-        "reference of batch 448",
-        "reference of batch 4,608",
-    ):
-        assert shown in section

@@ -11,19 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from review.report.chart import Axis, draw, style_sheet
-from review.report.plots import (
-    EVALUATION,
-    INITIALISATION,
-    TRAINING,
-    accuracy_chart,
-    charts,
-    close_to_target_chart,
-    loss_chart,
-    samples_chart,
-    throughput_chart,
-    time_chart,
-)
+from review.league.entries import published
+from review.league.page import scaling
+from review.league.ranking import League
+from review.report.chart import WIDTH, Axis, draw, style_sheet
+from review.report.plots import accuracy_chart, charts, loss_chart
 from review.results.score import load_results
 
 
@@ -72,24 +64,24 @@ def test_every_evaluation_is_a_point_and_the_target_a_line(submission):
             (e.samples, e.accuracy) for e in run.evaluations
         ]
         assert line.counted == (run.path not in result.dropped)
-    assert [mark.value for mark in chart.marks] == [0.720]
+    assert chart.target == 0.720
     assert chart.y.low < 0.4
     assert chart.y.high > 0.7203
 
 
 def test_the_open_division_has_the_target_of_its_own_run(tmp_path, writer):
     writer(division="open", target=0.11).write(tmp_path / "result_0.txt")
-    assert accuracy_chart(result_of(tmp_path)).marks[0].value == 0.720
+    assert accuracy_chart(result_of(tmp_path)).target == 0.720
     (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": 0.1}}))
-    assert accuracy_chart(result_of(tmp_path)).marks[0].value == 0.1
+    assert accuracy_chart(result_of(tmp_path)).target == 0.1
     (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": "0.1"}}))
-    assert accuracy_chart(result_of(tmp_path)).marks[0].value == 0.720
+    assert accuracy_chart(result_of(tmp_path)).target == 0.720
 
 
 def test_a_closed_run_has_no_target_of_its_own(tmp_path, writer):
     writer().write(tmp_path / "result_0.txt")
     (tmp_path / "config.json").write_text(json.dumps({"evaluate": {"target": 0.1}}))
-    assert accuracy_chart(result_of(tmp_path)).marks[0].value == 0.720
+    assert accuracy_chart(result_of(tmp_path)).target == 0.720
 
 
 def test_accuracy_is_drawn_over_time_where_no_samples_are_logged(tmp_path, writer):
@@ -98,94 +90,6 @@ def test_accuracy_is_drawn_over_time_where_no_samples_are_logged(tmp_path, write
     chart = accuracy_chart(result)
     assert chart.x.label.startswith("minutes")
     assert len(chart.series[0].points) == 17
-
-
-def test_the_last_stretch_starts_where_a_run_comes_close(submission):
-    chart = close_to_target_chart(result_of(submission))
-    assert chart.y.low == pytest.approx(0.70)
-    for line in chart.series:
-        assert line.points[0].y < 0.70 <= line.points[1].y, (
-            "one point before, so that the line enters the picture"
-        )
-
-
-def test_samples_stand_against_the_reference(submission):
-    result = result_of(submission)
-    chart = samples_chart(result)
-    assert [bar.spans for bar in chart.series] == [
-        ((run.samples, run.samples, "dot"),) for run in result.runs
-    ]
-    values = {mark.role: mark.value for mark in chart.marks}
-    point = result.rcp_point
-    assert values == {"minimum": point.minimum, "reference": point.mean, "own": result.mean_samples}
-    assert chart.band == (point.minimum, point.mean)
-    assert all(
-        chart.x.low < value < chart.x.high
-        for value in [*values.values(), *(run.samples for run in result.runs)]
-    )
-
-
-def test_the_timeline_tiles_the_clock(submission):
-    result = result_of(submission)
-    chart = time_chart(result)
-    assert chart.parts == (INITIALISATION, TRAINING, EVALUATION)
-    for bar, run in zip(chart.series, result.runs, strict=True):
-        assert bar.spans[0].start == pytest.approx(-run.init_seconds / 60)
-        for before, after in zip(bar.spans, bar.spans[1:], strict=False):
-            assert before.stop == after.start
-        assert bar.spans[-1].stop == pytest.approx(run.minutes)
-        evaluations = sum(s.stop - s.start for s in bar.spans if s.part == EVALUATION)
-        assert evaluations / run.minutes == pytest.approx(run.evaluation_share)
-    assert chart.marks[0].value == result.olympic_minutes
-
-
-def test_evaluations_out_of_order_leave_the_clock_tiled(tmp_path, writer):
-    log = writer()
-    starts = [line for line in log.lines if line["key"] == "eval_start"]
-    starts[3]["time_ms"] = starts[9]["time_ms"]
-    starts[5]["time_ms"] = 1
-    log.write(tmp_path / "result_0.txt")
-    (bar,) = time_chart(result_of(tmp_path)).series
-    clock = [segment for segment in bar.spans if segment.part != INITIALISATION]
-    assert clock[0].start == 0
-    for before, after in itertools.pairwise(clock):
-        assert before.stop == after.start
-
-
-def test_throughput_is_what_was_logged_at_the_time_it_was_reached(tmp_path, writer):
-    writer(seconds_per_evaluation=15).write(tmp_path / "result_0.txt")
-    (line,) = throughput_chart(result_of(tmp_path)).series
-    assert {point.y for point in line.points} == {10_000}
-    assert [round(point.x, 2) for point in line.points[:2]] == [
-        0.25,
-        round((15 + 0.6 + 15) / 60, 2),
-    ]
-
-
-def test_throughput_follows_from_evaluations_where_none_was_logged(tmp_path, writer):
-    writer(seconds_per_evaluation=15).drop("tracked_stats").write(tmp_path / "result_0.txt")
-    (line,) = throughput_chart(result_of(tmp_path)).series
-    assert len(line.points) == 17
-    assert all(point.y == pytest.approx(10_000, rel=1e-3) for point in line.points)
-
-
-def test_noise_is_not_blown_up_to_the_height_of_the_chart(tmp_path, writer):
-    writer().write(tmp_path / "result_0.txt")
-    chart = throughput_chart(result_of(tmp_path))
-    assert chart.y.high - chart.y.low > 0.1 * 12_000
-
-
-def test_the_throughput_axis_spans_what_was_measured_and_at_least_a_tenth_of_it(tmp_path, writer):
-    for index, seconds in enumerate((10, 12.5, 20)):
-        writer(seed=index, seconds_per_evaluation=seconds).write(tmp_path / f"result_{index}.txt")
-    rates = (7_500, 12_000, 15_000)
-    chart = throughput_chart(result_of(tmp_path))
-    room = 0.05 * (rates[-1] - rates[0])
-    assert (chart.y.low, chart.y.high) == pytest.approx((rates[0] - room, rates[-1] + room))
-    for name in ("result_0.txt", "result_2.txt"):
-        (tmp_path / name).unlink()
-    chart = throughput_chart(result_of(tmp_path))
-    assert (chart.y.low, chart.y.high) == pytest.approx((12_000 * 0.945, 12_000 * 1.055))
 
 
 def test_the_loss_is_drawn_where_it_is_logged(tmp_path, writer):
@@ -208,51 +112,6 @@ def test_pictures_have_the_colours_of_the_page():
     css = style_sheet()
     assert "var(" not in css
     assert ".run-0 { color: #0b63c4; }" in css
-    assert re.search(r"\.part\.evaluation { fill: #d9730d; }", css)
-
-
-def test_curves_are_named_at_their_ends_and_those_that_end_together_once(real_folders):
-    chart = next(one for one in charts(result_of(real_folders[0])) if one.key == "target")
-    wide, medium, narrow = draw(chart, "x").split("</svg>")[:3]
-    for drawn in (wide, medium, narrow):
-        said = re.findall(r'class="note end">([^<]*)</text>', drawn)
-        assert sorted(re.findall(r"\d", " ".join(said))) == [str(index) for index in range(10)]
-        assert len(said) <= 6, "runs that end together are named together"
-        assert {"6 fastest", "1 slowest"} <= set(said)
-    assert chart.legend() == []
-
-
-@pytest.mark.parametrize("size", ["wide", "narrow"])
-def test_names_of_curves_cover_neither_each_other_nor_the_target(size, real_folders):
-    width = {"wide": 1100, "narrow": 360}[size]
-    for chart in charts(result_of(real_folders[0])):
-        drawn = next(one for one in draw(chart, "x").split("</svg>") if f'class="{size}"' in one)
-        places = [
-            (float(x), float(y), 7.2 * len(label) / 2)
-            for x, y, label in re.findall(
-                r'<text x="([\d.]+)" y="([\d.-]+)" [^>]*class="note end">([^<]*)<', drawn
-            )
-        ]
-        for index, (x, y, half) in enumerate(places):
-            assert half <= x + 1
-            assert y >= 10, "in sight"
-            assert x + half <= width + 1
-            assert all(
-                abs(y - b) >= 12.9 or abs(x - a) >= half + other for a, b, other in places[:index]
-            )
-
-
-def test_the_last_stretch_of_few_evaluations_starts_left_of_where_the_curve_enters(
-    tmp_path, writer
-):
-    log = writer(evaluations=3, interval=1_000_000)
-    accuracies = [line for line in log.lines if line["key"] == "eval_accuracy"]
-    for line, value in zip(accuracies, (0.4, 0.71, 0.7203), strict=True):
-        line["value"] = value
-    log.write(tmp_path / "result_0.txt")
-    chart = close_to_target_chart(result_of(tmp_path))
-    crossing = 1_000_000 + (0.70 - 0.4) / (0.71 - 0.4) * 1_000_000
-    assert chart.x.low < crossing < chart.x.low + 0.1 * (chart.x.high - chart.x.low)
 
 
 def test_an_axis_by_factors_puts_equal_factors_equally_far():
@@ -264,7 +123,15 @@ def test_an_axis_by_factors_puts_equal_factors_equally_far():
     assert axis.ticks(8) == [10, 30, 100, 300, 1000, 3000]
 
 
-def test_an_axis_of_names_leaves_out_some_where_there_is_no_room_and_never_the_last():
-    axis = Axis(label="round", low=-0.2, high=4.2, names=("a", "b", "c", "d", "e"))
-    assert [axis.text(value) for value in axis.ticks(8)] == ["a", "b", "c", "d", "e"]
-    assert [axis.text(value) for value in axis.ticks(3)] == ["a", "c", "e"]
+def test_names_of_curves_do_not_cover_each_other():
+    chart = scaling(League((), published()))
+    pattern = r'<text x="([\d.]+)" y="([\d.-]+)" [^>]*class="note end">([^<]*)<'
+    found = re.findall(pattern, draw(chart))
+    assert {label for _, _, label in found} == {line.name for line in chart.series}
+    places = [(float(x), float(y), 7.2 * len(label) / 2) for x, y, label in found]
+    for index, (x, y, half) in enumerate(places):
+        assert x + half <= WIDTH + 1
+        assert y >= 10, "in sight"
+        assert all(
+            abs(y - b) >= 12.9 or abs(x - a) >= half + other for a, b, other in places[:index]
+        )

@@ -60,9 +60,10 @@ def commit_all(folder: Path) -> str:
 
 
 @pytest.fixture
-def request_(tmp_path, submission):
-    """A request that passes: ten runs of the one commit of a small repository."""
+def repository_(tmp_path, monkeypatch):
+    """A small repository instead of this one."""
     repository = tmp_path / "repository"
+    monkeypatch.setattr(package_module, "REPOSITORY", repository)
     for name, content in FILES.items():
         path = repository / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +71,14 @@ def request_(tmp_path, submission):
     for name in RUN_BY:
         (repository / name).chmod(0o755)
     git(tmp_path, "init", "-q", str(repository))
-    commit = commit_all(repository)
+    commit_all(repository)
+    return repository
+
+
+@pytest.fixture
+def request_(tmp_path, submission, repository_):
+    """A request that passes: ten runs of the one commit of the repository."""
+    commit = git(repository_, "rev-parse", "HEAD")
     runs = tmp_path / "runs" / "box_20260101"
     shutil.copytree(submission, runs)
     (runs / "environment.json").write_text(
@@ -88,12 +96,7 @@ def request_(tmp_path, submission):
         "-o",
         str(tmp_path / "out" / "package"),
     ]
-    line += [
-        "--description",
-        str(submission.parents[2] / "systems" / "dgx.json"),
-        "--repository",
-        str(repository),
-    ]
+    line += ["--description", str(submission.parents[2] / "systems" / "dgx.json")]
     return parser().parse_args(line)
 
 
@@ -148,7 +151,7 @@ def test_train_samples_stand_in_for_an_epoch_num_that_counts_epochs(request_):
         "-o",
         str(request_.output),
     ]
-    line += ["--description", str(request_.description), "--repository", str(request_.repository)]
+    line += ["--description", str(request_.description)]
     assert main([*line, "--rcp-bert-train-samples"]) == 0
     assert (request_.output / "EXAMPLE.tar.gz").is_file()
     root = request_.output / "EXAMPLE"
@@ -171,11 +174,11 @@ def test_logs_are_copied_byte_for_byte_and_numbered_from_zero(request_):
     }
 
 
-def test_the_code_is_that_of_the_commit_that_ran(request_):
-    (request_.repository / "run.sub").write_text("changed after the runs\n")
-    (request_.repository / "setup.sh").unlink()
-    commit_all(request_.repository)
-    (request_.repository / "run.sub").write_text("not even committed\n")
+def test_the_code_is_that_of_the_commit_that_ran(request_, repository_):
+    (repository_ / "run.sub").write_text("changed after the runs\n")
+    (repository_ / "setup.sh").unlink()
+    commit_all(repository_)
+    (repository_ / "run.sub").write_text("not even committed\n")
     assert package(request_).passed
     code = request_.output / "EXAMPLE" / "benchmarks" / "bert" / "implementations" / "pytorch"
     for name, content in FILES.items():
@@ -247,10 +250,10 @@ def test_a_second_system_joins_the_package(request_):
     assert [path.name for path in request_.output.parent.iterdir()] == [request_.output.name]
 
 
-def test_a_system_of_another_commit_needs_an_implementation_of_its_own(request_):
+def test_a_system_of_another_commit_needs_an_implementation_of_its_own(request_, repository_):
     assert package(request_).passed
-    (request_.repository / "run.sub").write_text("echo 2\n")
-    other = replace(request_, system="BOX2", add=True, commit=commit_all(request_.repository))
+    (repository_ / "run.sub").write_text("echo 2\n")
+    other = replace(request_, system="BOX2", add=True, commit=commit_all(repository_))
     before = tree(request_.output)
     with pytest.raises(ReviewError, match="--implementation"):
         package(other)
@@ -303,7 +306,7 @@ def environment(git_commit):
         (lambda r: r.output.mkdir(parents=True), {}, "exists"),
         (lambda r: shutil.copytree(r.runs, r.runs / "more"), {}, "give the one folder"),
         (lambda r: r.output.parent.write_text(""), {}, "out"),
-        (lambda r: shutil.rmtree(r.repository / ".git"), {}, "commit"),
+        (lambda r: shutil.rmtree(package_module.REPOSITORY / ".git"), {}, "commit"),
     ],
 )
 def test_wrong_input_is_a_one_line_error_and_writes_nothing(
@@ -319,25 +322,26 @@ def test_wrong_input_is_a_one_line_error_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_commit_may_be_named_as_git_describe_does(request_):
-    commit = git(request_.repository, "rev-parse", "HEAD")
+def test_a_commit_may_be_named_as_git_describe_does(request_, repository_):
+    commit = git(repository_, "rev-parse", "HEAD")
     for change in (environment(commit), environment(f"v1.0-rc1-12-g{commit}")):
         change(request_)
-        assert find_code(request_.repository, request_.runs, None, None).commit == commit
+        assert find_code(request_.runs, None, None).commit == commit
     environment("v1.0")(request_)
     with pytest.raises(ReviewError, match="is not a commit"):
-        find_code(request_.repository, request_.runs, None, None)
-    git(request_.repository, "tag", "-a", "-m", "a tag", "v1.0")
-    assert find_code(request_.repository, request_.runs, None, None).commit == commit
+        find_code(request_.runs, None, None)
+    git(repository_, "tag", "-a", "-m", "a tag", "v1.0")
+    assert find_code(request_.runs, None, None).commit == commit
 
 
-def test_a_commit_without_the_scripts_of_the_rules_is_refused(request_):
-    (request_.repository / "verify_dataset.sh").unlink()
+def test_a_commit_without_the_scripts_of_the_rules_is_refused(request_, repository_):
+    (repository_ / "verify_dataset.sh").unlink()
     with pytest.raises(ReviewError, match=r"lacks verify_dataset\.sh"):
-        package(replace(request_, commit=commit_all(request_.repository)))
+        package(replace(request_, commit=commit_all(repository_)))
 
 
-def test_the_command_packages_this_repository(request_, repository, tmp_path, capsys):
+def test_the_command_packages_this_repository(request_, repository, monkeypatch, capsys):
+    monkeypatch.setattr(package_module, "REPOSITORY", repository)
     if subprocess.run(
         ["git", "-C", str(repository), "rev-parse", "HEAD"], capture_output=True, check=False
     ).returncode:
@@ -421,26 +425,6 @@ def test_a_package_lies_wherever_its_folder_is_reached_from(
     made = package(replace(request_, output=tmp_path / output))
     assert made.passed
     assert (tmp_path / output / "EXAMPLE.tar.gz").is_file()
-
-
-def test_the_code_of_another_repository_brings_its_own_instructions(request_, tmp_path):
-    other = tmp_path / "other"
-    for name in (*SCRIPTS, "params/box.yaml", "LICENSE"):
-        (other / name).parent.mkdir(parents=True, exist_ok=True)
-        (other / name).write_text(f"other {name}\n")
-    git(tmp_path, "init", "-q", str(other))
-    request = replace(
-        request_, repository=other, commit=commit_all(other), config="params/box.yaml"
-    )
-    made = package(request)
-    assert made.passed
-    (readme,) = made.files[0].rglob("README-BOX.md")
-    assert (readme.parent / "run_and_time.sh").read_text() == "other run_and_time.sh\n"
-    shown = readme.read_text()
-    assert "other params/box.yaml" in shown
-    assert "See `README.md` beside this file" in shown
-    assert "run.sub" not in shown
-    assert "implementations/bert/training/loop.py" not in shown
 
 
 def test_runs_of_another_model_are_not_packaged_as_closed(request_):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from review.__main__ import main
 from review.logs.output import ReviewError
 from review.logs.tree import read_object
 from review.rulebook import official
-from review.rulebook.description import FIELDS, TABLE, check_description
+from review.rulebook.description import FIELDS
 from review.submission import system
 from review.submission.system import Machine, probe
 
@@ -181,9 +180,7 @@ def test_a_machine_that_says_nothing_has_no_blank_that_crashes_the_official_summ
 
 def test_this_very_machine_is_described_and_passes(tmp_path, capsys):
     path = tmp_path / "here.json"
-    assert (
-        main(["system", "-o", str(path), "--no-input", "--set", "submitter=EXAMPLE", "--json"]) == 0
-    )
+    assert main(["system", "-o", str(path), "--set", "submitter=EXAMPLE", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     fields = json.loads(path.read_text())
     assert said["fields"] == fields
@@ -226,26 +223,10 @@ def test_a_run_tells_the_versions_that_ran(tmp_path):
     assert stack["nccl_version"] == "2.26.3"
 
 
-def test_the_user_is_asked_only_for_what_nobody_knows(monkeypatch, capsys):
-    asked = []
-
-    def ask(name, question, default):
-        asked.append(name)
-        return "air" if name == "cooling" else default
-
-    described = system.describe([("--set", {"submitter": "EXAMPLE"})], DGX, ask)
-    assert described.fields["cooling"] == "air"
-    assert not {"submitter", "system_name", "host_memory_configuration"} & set(asked)
-    monkeypatch.setattr("sys.stdin", io.StringIO("\nliquid\n"))
-    assert system.ask_user("status", "which", "Preview") == "Preview"
-    assert system.ask_user("cooling", "how", "") == "liquid"
-    assert capsys.readouterr().out == "", "questions go to stderr"
-
-
 def test_update_fills_blanks_and_keeps_the_rest(tmp_path, capsys):
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"cooling": "", "system_name": "Box", "framework_name": "ours"}))
-    arguments = ["system", "-o", str(path), "--no-input", "--set", "cooling=air"]
+    arguments = ["system", "-o", str(path), "--set", "cooling=air"]
     assert main(arguments) == 2
     assert "--update" in capsys.readouterr().err
     assert main([*arguments, "--update"]) == 0
@@ -279,7 +260,7 @@ def test_wrong_input_is_a_one_line_error_and_writes_nothing(tmp_path, capsys, ar
     (tmp_path / "broken.json").write_text("{")
     before = sorted(tmp_path.rglob("*"))
     arguments = [argument.format(folder=tmp_path) for argument in arguments]
-    assert main(["system", "-o", str(tmp_path / "x.json"), "--no-input", *arguments]) == 2
+    assert main(["system", "-o", str(tmp_path / "x.json"), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("review: error: ")
     assert error.count("\n") == 1
@@ -303,13 +284,3 @@ def test_the_answers_to_fill_in_are_known_fields_and_blank_ones_are_no_answer(re
         "number_of_nodes"
     }
     assert system.describe([("file", answers)], DGX).fields["system_name"] == "NVIDIA DGXH100"
-
-
-def test_the_form_s_other_fields_are_asked_for_and_kept(tmp_path):
-    assert "question" in TABLE["system_type"]
-    asked = system.describe([], Fake(), lambda name, question, default: default)
-    assert asked.fields["system_type"] == "datacenter"
-    path = tmp_path / "box.json"
-    path.write_text(json.dumps(asked.fields))
-    notes = {f.key for f in check_description(path, "5.0.0") if f.severity == "note"}
-    assert notes == {"host_network_card_count"}
