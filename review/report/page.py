@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from review import show
 from review.logs.mllog import text
 from review.logs.output import ERROR, ReviewError, write_whole
 from review.report.chart import COLOURS, draw
@@ -16,6 +15,7 @@ from review.report.plots import charts
 from review.results.score import Result
 from review.results.table import cells, columns
 from review.verdict.checking import Checked, groups, places, shortened, subject
+from review.verdict.summary import summary
 
 
 def render(template: str, script: str = "", **values: object) -> str:
@@ -70,7 +70,7 @@ def _result(result: Result, checked: Checked | None, identifier: str) -> dict[st
         "checked": checked,
         "state": state,
         "headline": headline,
-        "summary": show.summary(result),
+        "summary": summary(result),
         "columns": columns(result),
         "charts": charts(result),
     }

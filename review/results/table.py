@@ -1,4 +1,4 @@
-"""The table of a result's runs, and why its RCP test fails."""
+"""The table of a result's runs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from review.logs.mllog import text
 from review.logs.output import ERROR, Column, Finding, number_text, rate_text
 from review.results.run import Run
 from review.results.score import Result
-from review.rulebook import rcp
-
-# Runs that make the mean: the fastest and the slowest are dropped.
-_COUNTED = rcp.RUNS - 2
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
@@ -65,43 +61,3 @@ def first_reason(findings: Sequence[Finding]) -> str:
         return "ok"
     more = f" (+{len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{errors[0].key + ' ' if errors[0].key else ''}{errors[0].message}{more}"
-
-
-def rcp_lines(result: Result) -> list[str]:
-    """Why the RCP test fails: the smallest mean that passes, how much is missing, the nearest points."""
-    if result.rcp_test is None or result.rcp_test.passed:
-        return []
-    lines, point, short, near = [], result.rcp_point, rcp_short(result), _nearest(result)
-    if short and point:
-        mean = f"the mean is {result.mean_samples:,.0f} samples, the smallest that passes {point.minimum:,.0f}"
-        over = f"{_COUNTED * short:,.0f} over the {_COUNTED} runs that count"
-        lines.append(f"{mean}: {short:,.0f} short on average, {over}")
-    for one in near:
-        runs = (
-            f", {len(one.runs)} runs from {one.runs[0]:,} to {one.runs[-1]:,}" if one.runs else ""
-        )
-        lines.append(f"reference of batch {one.batch_size:,}: {one.describe()}{runs}")
-    if point is None and result.batch_size is not None:
-        above = f"; the largest is {max(one.batch_size for one in near):,}" if near else ""
-        size = f"{result.batch_size:g}"
-        # A new reference point takes twice as many runs as a submission.
-        lines.append(
-            f"no reference covers batch {size}{above}: run the reference {2 * rcp.RUNS} times at {size}"
-        )
-    elif short:
-        lines.append(
-            "have hyper-parameters, data order and evaluation reviewed, or ask for the rules' rcp-bypass"
-        )
-    return lines
-
-
-def rcp_short(result: Result) -> float | None:
-    """Samples by which the mean is below the smallest one that passes the RCP test; 0 if it passes."""
-    mean, point = result.mean_samples, result.rcp_point
-    return None if mean is None or point is None else max(0.0, point.minimum - mean)
-
-
-def _nearest(result: Result) -> list[rcp.Rcp]:
-    if result.batch_size is None or result.rcp_test is None:
-        return []
-    return rcp.nearest(result.batch_size, result.ruleset)
