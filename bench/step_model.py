@@ -1,26 +1,23 @@
-"""Models the duration of a BERT-large training step on a GPU from its recorded launches and the GPU's rates.
+"""Models a BERT-large training step on a GPU from its recorded launches and the GPU's rates.
 
-Every launch of forward, backward and update is recorded on the meta device at real sizes, with the bytes of its
-operands and the operations of its products. A launch takes the longest of three: its operations over the rate of
-their kind, its bytes over the memory bandwidth, and the time of the smallest launch. On several GPUs gradients are
-reduced bucket by bucket during the backward pass, and parameters gathered during the next forward pass; only exposed
-communication is added. With --layout node, GPUs shard an update within a node, and shards are averaged over nodes.
-A model, not a measurement.
+Every launch of forward, backward and update is recorded on the meta device at real sizes, with the
+bytes of its operands and the operations of its products. A launch takes the longest of three: its
+operations over the rate of their kind, its bytes over the memory bandwidth, and the time of the
+smallest launch. On several GPUs gradients are reduced bucket by bucket during the backward pass,
+and parameters gathered during the next forward pass; only exposed communication is added. GPUs
+shard an update within a node, and shards are averaged over nodes. A model, not a measurement.
 
-Prints one JSON line; with --markdown a table of both precisions on both GPUs; with --published one of the league's
-systems, for which two constants are fitted: the fraction of the modelled rate that they reach, and the latency of a
-collective; with --large one of the large models on 8 to 128 H100.
+Prints one JSON line; with --published a table of the league's systems, for which two constants are
+fitted: the fraction of the modelled rate that they reach, and the latency of a collective.
 
-usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8] [--layout flat]
-       python bench/step_model.py [--rows 48] --markdown
-       python bench/step_model.py --published|--large
+usage: python bench/step_model.py [--gpu h200] [--precision fp8] [--rows 48] [--gpus 8]
+       python bench/step_model.py --published
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import statistics
 from dataclasses import dataclass, field
@@ -30,11 +27,11 @@ from unittest import mock
 import numpy as np
 import torch
 import triton  # noqa: F401  before bert, which uses Triton only if it is imported already
-from lib import ROOT, Parser, at_least, emit, integer, positive
+from lib import Parser, at_least, emit, integer
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch_lib import TINY, packed_batches, whole_last_layer
+from torch_lib import TINY, packed_batches
 from train_step import PARTS, capacity
 from triton.runtime.jit import JITFunction
 
@@ -53,48 +50,44 @@ from bert.training.graph import static_batch
 from review.league import entries
 
 META = torch.device("meta")
-# Assumed: rows, inner dimension and columns of a product per program, and the number of waves that is few.
+# Assumed: rows, inner dimension and columns of a product per program, and how many waves are few.
 TILE, FEW_WAVES = (128, 2048, 128), 4
-# Products of queries by keys by head width in each attention kernel: the backward ones repeat the forward's first two.
+# Products of queries by keys by head width in each attention kernel: the backward ones repeat the
+# forward's first two.
 ATTENTION_PRODUCTS = {"_forward": 2, "_query_gradient": 3, "_key_gradient": 4}
-ATTENTION_BLOCK = (
-    64  # queries and keys of a program's block: sequences are computed in whole blocks
-)
+# Queries and keys of a program's block: sequences are computed in whole blocks.
+ATTENTION_BLOCK = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """Throughput of a GPU, per second.
 
-    bf16, fp8_fast, fp8_exact: operations of products; attention: those of its products; memory: bytes; launches:
-    consecutive kernels of a CUDA graph.
+    bf16, fp8_fast, fp8_exact: operations of products; attention: those of its products; memory:
+    bytes; launches: consecutive kernels of a CUDA graph; latency, no rate: seconds of a collective
+    per doubling of the ranks, see --published.
     """
 
     bf16: float = 0.9 * 770e12
     fp8_fast: float = 0.9 * 1350e12
     fp8_exact: float = 0.9 * 1100e12
-    # Of the products' rate: what the instructions of the kernels compiled for sm_90 (at commit 72881f4) leave to tensor
-    # cores beside exp2, dropout and masks, at 55% of the issue slots, which is assumed. The A100's share is sm_80's.
+    # Of the products' rate: what the instructions of the kernels compiled for sm_90 (at commit
+    # 72881f4) leave to tensor cores beside exp2, dropout and masks, at 55% of the issue slots, which
+    # is assumed. The A100's share is sm_80's.
     attention: float = 0.523 * 0.9 * 770e12
     memory: float
     launches: float = 5e5  # 2 us for the smallest is assumed
-    nvlink: float = (
-        0.8 * 450e9
-    )  # bytes per second each way, within a node; here and below 80% is assumed
+    # Bytes per second each way, within a node; here and below 80% is assumed.
+    nvlink: float = 0.8 * 450e9
     nic: float = 0.8 * 50e9  # a GPU's share of its node's network: 8 x 400 Gbit/s for 8 GPUs
-    latency: float = (
-        5e-6  # not a rate: seconds of a collective per doubling of the ranks, see --published
-    )
-    hop: float = 5e-6  # not a rate: seconds of a message to the next rank of a ring, assumed
+    latency: float = 5e-6
     architecture: int = 90
     multiprocessors: int = 132
 
 
-# Products: at a layer's sizes, 90% of what large ones reach (bf16 measured on an H200, fp8 assumed); memory: 90% of
-# measured copies.
-# A100 and B200 are not measured: the H100's fraction of their published peaks (bf16: 312 and 2,250 Tflop/s, 2 and 8
-# TB/s; the B200's fp8 is twice its bf16 by the H100's ratio). The B200's attention is the H100's by multiprocessors and
-# clocks, as its exponentials are no faster. An A100 has no fp8.
+# Products: at a layer's sizes, 90% of what large ones reach (bf16 measured on an H200, fp8 assumed);
+# memory: 90% of measured copies. An A100 is not measured: the H100's fraction of its published peaks
+# (bf16: 312 Tflop/s, 2 TB/s). It has no fp8.
 GPUS = {
     "h100": Rates(memory=0.9 * 3.0e12),
     # The H200 is an H100 with faster memory.
@@ -102,10 +95,6 @@ GPUS = {
     "a100": Rates(
         bf16=0.9 * 243e12, attention=0.897 * 0.9 * 243e12, memory=0.9 * 1.8e12, nvlink=0.8 * 300e9, nic=0.8 * 25e9,
         architecture=80, multiprocessors=108,
-    ),
-    "b200": Rates(
-        bf16=0.9 * 1750e12, fp8_fast=0.9 * 3070e12, fp8_exact=0.9 * 3070e12, memory=0.9 * 7.1e12,
-        attention=0.523 * 0.9 * 965e12, nvlink=0.8 * 900e9, multiprocessors=148,
     ),
 }  # fmt: skip
 
@@ -133,16 +122,11 @@ class Launch:
     def seconds(self, rates: Rates) -> float:
         """The longest of its costs. Few tiles of a product are rounded up to whole waves."""
         product = self.operations / getattr(rates, self.precision) if self.precision else 0.0
-        # A product of few tiles leaves multiprocessors idle
-        # in its last wave, as weight gradients do.
+        # Idle multiprocessors in the last wave of few, as in weight gradients.
         waves = self.tiles / rates.multiprocessors
         if 0 < waves < FEW_WAVES:
             product *= math.ceil(waves) / waves
-        return max(
-            product,
-            self.num_bytes / rates.memory,
-            1 / rates.launches,
-        )
+        return max(product, self.num_bytes / rates.memory, 1 / rates.launches)
 
 
 @dataclass
@@ -267,7 +251,10 @@ def record(
             # As after the first step, which measures the scales by additional work.
             model.use_fp8(META).calibrated = True
         if whole:
-            model.bert.forward = whole_last_layer(model.bert.forward)  # type: ignore[method-assign]
+            of_rows = model.bert.forward
+            model.bert.forward = (  # type: ignore[method-assign]
+                lambda batch, rows: of_rows(batch).index_select(0, rows)  # type: ignore[assignment]
+            )
         data = batch.to(META)
         world = World(DistConfig(device="cpu"))
         # On one rank, and without a GPU; the buffers are on the meta device as well.
@@ -311,40 +298,22 @@ def exposed_seconds(transfers: list[tuple[float, ...]], spans: list[float]) -> f
     return max(*sent, now) - now
 
 
-def transfer_seconds(
-    num_bytes: float, rates: Rates, ranks: int, nodes: int, layout: str
-) -> tuple[float, float]:
-    """Seconds of a reduce-scatter or all-gather of a bucket in a group of GPUs, and of the all-reduce between groups.
+def transfer_seconds(num_bytes: float, rates: Rates, gpus: int) -> tuple[float, float]:
+    """Seconds of a bucket within a node, and of the all-reduce of each GPU's shard between nodes.
 
-    flat: one ring over all ``ranks``, limited by the slower of NVLink and a node's NICs, with a message per hop; node:
-    within each of the ``nodes``, then an all-reduce of each GPU's shard between nodes, by trees.
+    Within: a reduce-scatter or an all-gather by a ring; between nodes by trees.
     """
-    local = ranks // nodes
-    between = rates.nic * local  # per node
-    if layout == "flat":
-        rate = rates.nvlink if nodes == 1 else min(rates.nvlink, between)
-        latency = rates.hop * (ranks - 1) if nodes > 1 else rates.latency * math.log2(ranks)
-        # A ring: each rank sends all shards but one.
-        return num_bytes * (ranks - 1) / ranks / rate + latency, 0.0
-    within = num_bytes * (local - 1) / local / rates.nvlink + rates.latency * math.log2(
-        max(local, 2)
-    )
-    # An all-reduce is a reduce-scatter and an all-gather.
-    return within, 2 * (
-        num_bytes * (nodes - 1) / nodes / between + rates.latency * math.log2(nodes)
-    )
+    local, nodes = layout_of_nodes(gpus)
+    within = num_bytes * (local - 1) / local / rates.nvlink
+    within += rates.latency * math.log2(max(local, 2))
+    # An all-reduce is a reduce-scatter and an all-gather; each GPU has a NIC.
+    between = num_bytes * (nodes - 1) / nodes / (rates.nic * local)
+    return within, 2 * (between + rates.latency * math.log2(nodes))
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """GPUs that shard an update: all of them (flat), or those of each node."""
-
-    ranks: int = 1
-    nodes: int = 1
-    layout: str = "node"
-
-
-ALONE = Cluster()
+def layout_of_nodes(gpus: int) -> tuple[int, int]:
+    """GPUs per node, and nodes of at most 8 GPUs."""
+    return min(gpus, 8), -(-gpus // 8)
 
 
 @functools.cache
@@ -373,41 +342,34 @@ def buckets(config: BertConfig, sharers: int) -> list[tuple[int, bool]]:
 
 
 def predict(
-    config: BertConfig, rows: int, precision: str, rates: Rates, cluster: Cluster = ALONE, accumulate: int = 1,
-    recompute: bool = False, whole: bool = False,
+    config: BertConfig, rows: int, precision: str, rates: Rates, gpus: int = 1, accumulate: int = 1,
+    whole: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Milliseconds by part, their sum, and sequences per second and GPU, for batches of ``rows`` packed rows.
 
-    accumulate: batches per step, which updates and communicates once, with gradients in fp32 if above 1. recompute: the
-    backward pass repeats the forward pass. whole: see ``record``.
+    accumulate: batches per step, which updates and communicates once, with gradients in fp32 if
+    above 1. whole: see ``record``.
     """
     found, num_sequences = recorded_step(config, rows, precision, rates.architecture, whole)
     parts: dict[str, float] = {}
     phases = {"forward": 0.0, "backward": 0.0, "update": 0.0}
     for launch in found:
-        again = recompute and launch.phase == "forward"
-        spent = launch.seconds(rates) * (1 + again)
+        spent = launch.seconds(rates)
         name = f"products {launch.phase}" if launch.part == "products" else launch.part
-        # The repeated forward pass is spent in the backward pass, where it hides communication.
         parts[name] = parts.get(name, 0.0) + spent
-        phases[launch.phase] += spent / (1 + again)
-        phases["backward"] += spent / 2 * again
-    ranks = cluster.ranks
-    sharers = ranks if cluster.layout == "flat" else ranks // cluster.nodes
+        phases[launch.phase] += spent
+    sharers, _ = layout_of_nodes(gpus)
     parts["LAMB"] /= sharers  # each rank updates its share
     parts = {name: spent if name == "LAMB" else accumulate * spent for name, spent in parts.items()}
     parts["communication"] = 0.0
-    if ranks > 1:
-        # Bytes of a gradient: accumulated ones are sent in fp32. Parameters are gathered in bf16.
-        sent, numbers = buckets(config, sharers), 4 if accumulate > 1 else 2
+    if gpus > 1:
+        sent = buckets(config, sharers)
         count = sum(is_first for _, is_first in sent)
-        for phase, width in (("backward", numbers), ("forward", 2)):
-            transfers: list[tuple[float, ...]] = [
-                transfer_seconds(width * size, rates, ranks, cluster.nodes, cluster.layout)
-                for size, _ in sent
-            ]
-            if phase == "forward":
-                transfers = [(gather,) for gather, _ in transfers]
+        # Bytes of a gradient: accumulated ones are sent in fp32. Parameters are gathered in bf16.
+        for phase, width in (("backward", 4 if accumulate > 1 else 2), ("forward", 2)):
+            transfers = [transfer_seconds(width * size, rates, gpus) for size, _ in sent]
+            if phase == "forward":  # the parameters are in the node already
+                transfers = [(gather, 0.0) for gather, _ in transfers]
             # A bucket's slices are ready together, so its time counts with the first.
             spans = [phases[phase] / count * is_first for _, is_first in sent]
             parts["communication"] += exposed_seconds(transfers, spans)
@@ -425,147 +387,99 @@ def predict(
     }
 
 
-def markdown(config: BertConfig, rows: int) -> str:
-    """Table of both precisions on a single H100 and H200."""
-    columns = {
-        f"{precision} {gpu.upper()}": predict(config, rows, precision, GPUS[gpu])
-        for precision, gpu in itertools.product(("bf16", "fp8"), ("h100", "h200"))
-    }
-    lines = [f"| ms, modelled | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name in dict.fromkeys(
-        name for column in columns.values() for name in column["milliseconds"]
-    ):
-        figures = [column["milliseconds"].get(name, 0.0) for column in columns.values()]
-        if any(figures):
-            lines.append(f"| {name} | {' | '.join(f'{figure:.1f}' for figure in figures)} |")
-    lines.append(
-        f"| **step** | {' | '.join(str(column['total']) for column in columns.values())} |"
-    )
-    rates = " | ".join(f"{column['sequences_per_second']:,.0f}" for column in columns.values())
-    return "\n".join([*lines, f"| **sequences/s** | {rates} |"])
-
-
 @dataclass(frozen=True, kw_only=True)
 class System:
-    """Equal systems of the league. rates: sequences per second and GPU, without evaluations if the logs time them."""
+    """Equal systems of the league.
+
+    rates: sequences per second and GPU, without evaluations if the logs time them.
+    """
 
     gpu: str
-    cluster: Cluster
+    gpus: int
     rows: int
     accumulate: int
     rates: tuple[float, ...]
 
-    def predicted(self, rates: Rates, layout: str = "node") -> float:
+    def predicted(self, latency: float) -> float:
         precision = "bf16" if self.gpu == "a100" else "fp8"
-        cluster = dataclasses.replace(self.cluster, layout=layout)
+        rates = dataclasses.replace(GPUS[self.gpu], latency=latency)
         # Their trainers compute the last layer for all tokens.
         found = predict(
-            BertConfig(), self.rows, precision, rates, cluster, self.accumulate, whole=True
+            BertConfig(), self.rows, precision, rates, self.gpus, self.accumulate, whole=True
         )
         return float(found["sequences_per_second"])
 
 
-def systems() -> list[System]:
-    """Closed results from v1.1 on with nodes of 8 A100, H100 or H200 (SXM), equal ones together; resubmissions once.
+def system_of(entry: entries.Entry) -> tuple[str, int, int, int] | None:
+    """GPU, their number, rows and accumulation of a closed result from v1.1 on with nodes of 8.
 
     Such nodes have a NIC per GPU; for nodes of 4 that is not published.
     """
+    name = entry.accelerator.upper()
+    gpu = next((gpu for gpu in ("a100", "h100", "h200") if gpu.upper() in name), "")
+    if not gpu or "PCI" in name or entry.division != "closed" or float(entry.round) < 1.1:
+        return None
+    if not (entry.nodes and entry.batch_size and entry.accelerators == 8 * entry.nodes):
+        return None
+    gpus = int(entry.accelerators)
+    steps = int(entry.hyperparameters.get("gradient_accumulation_steps", 1))
+    # Two sequences per row.
+    return gpu, gpus, max(round(entry.batch_size / gpus / 2 / steps), 1), steps
+
+
+def systems() -> list[System]:
+    """Equal systems together; resubmissions once."""
     alike: dict[tuple[str, int, int, int], set[float]] = {}
-    for one in entries.published():
-        gpu = next(
-            (name for name in ("a100", "h100", "h200") if name.upper() in one.accelerator), ""
-        )
-        if (
-            not gpu
-            or "PCI" in one.accelerator.upper()
-            or one.division != "closed"
-            or float(one.round) < 1.1
-        ):
-            continue
+    for entry in entries.published():
         # The rate between evaluations where a log has it, as the model has no evaluations.
-        rate, nodes, batch = (
-            one.training_rate or one.sequences_per_second,
-            one.nodes,
-            one.batch_size,
-        )
-        if rate and nodes and batch and one.accelerators == 8 * nodes:
-            ranks, steps = (
-                int(8 * nodes),
-                int(one.hyperparameters.get("gradient_accumulation_steps", 1)),
-            )
-            rows = max(round(batch / ranks / 2 / steps), 1)  # two sequences per row
-            alike.setdefault((gpu, ranks, rows, steps), set()).add(rate / ranks)
+        rate, found = entry.training_rate or entry.sequences_per_second, system_of(entry)
+        if rate and found:
+            alike.setdefault(found, set()).add(rate / found[1])
     return [
-        System(
-            gpu=gpu,
-            cluster=Cluster(ranks, ranks // 8),
-            rows=rows,
-            accumulate=steps,
-            rates=tuple(rates),
-        )
-        for (gpu, ranks, rows, steps), rates in sorted(alike.items())
+        System(gpu=gpu, gpus=gpus, rows=rows, accumulate=steps, rates=tuple(rates))
+        for (gpu, gpus, rows, steps), rates in sorted(alike.items())
     ]
 
 
 def published() -> str:
-    """Table of the league's systems and the model, both constants fitted by least squares of logarithms."""
+    """Table of the league's systems and the model, with the fitted constants."""
     known = systems()
+    middles = [statistics.median(system.rates) for system in known]
 
     def errors(latency: float) -> list[float]:
-        logs = []
-        for system in known:
-            rates = dataclasses.replace(GPUS[system.gpu], latency=latency)
-            logs.append(math.log(system.predicted(rates) / statistics.median(system.rates)))
-        return logs
+        return [
+            math.log(system.predicted(latency) / middle)
+            for system, middle in zip(known, middles, strict=True)
+        ]
 
+    # By least squares. A common factor moves all logarithms alike, so the variance fits the
+    # latency, and the mean then the factor.
     latency = min(
         (step * 1e-6 for step in range(1, 200)),
-        # A common factor moves all logarithms alike, so the variance
-        # fits the latency, and the mean then the factor.
         key=lambda latency: statistics.pvariance(errors(latency)),
     )
     share = math.exp(-statistics.mean(errors(latency)))
-    lines = [
-        "| GPUs | nodes | rows a GPU | systems | published | predicted | error | one group |",
-        "|---" * 8 + "|",
-    ]
+    columns = ("GPUs", "nodes", "rows a GPU", "systems", "published", "predicted", "error")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     found = []
-    for system in known:
-        rates = dataclasses.replace(GPUS[system.gpu], latency=latency)
-        predicted, flat = (share * system.predicted(rates, layout) for layout in ("node", "flat"))
-        middle = statistics.median(system.rates)
+    for system, middle in zip(known, middles, strict=True):
+        predicted = share * system.predicted(latency)
         found.append(predicted / middle - 1)
         steps = f" x {system.accumulate}" if system.accumulate > 1 else ""
         lines.append(
-            f"| {system.cluster.ranks:,} {system.gpu.upper()} | {system.cluster.nodes} | {system.rows}{steps} "
-            f"| {len(system.rates)} | {middle:.0f} | {predicted:.0f} | {found[-1]:+.0%} | {flat:.0f} |"
+            f"| {system.gpus:,} {system.gpu.upper()} | {system.gpus // 8} | {system.rows}{steps} "
+            f"| {len(system.rates)} | {middle:.0f} | {predicted:.0f} | {found[-1]:+.0%} |"
         )
     absolute = sorted(map(abs, found))
-    said = f"Fitted: {share:.2f} of the modelled rate, {latency * 1e6:.0f} us a collective for each doubling of ranks. "
-    said += f"Error: {statistics.median(absolute):.0%} in the median, {absolute[-1]:.0%} at worst."
-    return "\n".join([*lines, "", said])
-
-
-def large() -> str:
-    """Sequences per second and GPU of the large models on H100, relative to 8 GPUs: groups of a node, one group."""
-    gpus = (8, 16, 32, 64, 128)
-    lines = [f"| modelled | {' | '.join(map(str, gpus))} |", "|---" * (len(gpus) + 1) + "|"]
-    for name, recompute in (("1.5b", False), ("5b", True)):
-        shape = BertConfig.from_json(ROOT / "configs" / "models" / f"bert_{name}.json")
-        config = dataclasses.replace(shape, max_position_embeddings=128)
-        for layout, words in (("node", "groups of 8"), ("flat", "one group")):
-            clusters = [Cluster(count, count // 8, layout) for count in gpus]
-            steps = (
-                # A global batch of 12,288 rows in micro-batches of 32, as Habana trains these
-                # models.
-                predict(config, 32, "bf16", GPUS["h100"], one, 384 // one.ranks, recompute)
-                for one in clusters
-            )
-            # Relative to 8 GPUs, so that only the share that communication costs counts.
-            rates = [step["sequences_per_second"] for step in steps]
-            cells = " | ".join(f"{rate / rates[0]:.1%}" for rate in rates[1:])
-            lines.append(f"| BERT-{name.upper()}, {words} | {rates[0]:,.0f} | {cells} |")
-    return "\n".join(lines)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Fitted: {share:.2f} of the modelled rate, {latency * 1e6:.0f} us a collective for "
+            "each doubling of ranks. "
+            f"Error: {statistics.median(absolute):.0%} in the median, {absolute[-1]:.0%} at worst.",
+        ]
+    )
 
 
 def main() -> None:
@@ -576,62 +490,31 @@ def main() -> None:
     parser.add_argument(
         "--length", type=at_least(8), default=512, help="tokens per row (default 512)"
     )
-    parser.add_argument("--gpus", type=integer, default=1, help="total number of GPUs (default 1)")
+    parser.add_argument("--gpus", type=integer, default=1, help="in nodes of 8 (default 1)")
     parser.add_argument(
         "--accumulate", type=integer, default=1, help="batches per step (default 1)"
     )
-    parser.add_argument("--nodes", type=integer, default=1, help="number of nodes (default 1)")
-    parser.add_argument(
-        "--layout", choices=("flat", "node"), default="flat", help="sharding group (default flat)"
-    )
-    # Rates may be replaced by measured ones; the other two are no rates.
-    given = [
-        rate.name
-        for rate in dataclasses.fields(Rates)
-        if rate.name not in ("architecture", "multiprocessors")
-    ]
-    for name in given:
-        parser.add_argument(
-            f"--{name.replace('_', '-')}", type=positive, help="per second, such as 7e14"
-        )
     parser.add_argument(
         "--published", action="store_true", help="print a table of the league's systems instead"
     )
-    parser.add_argument(
-        "--large", action="store_true", help="print a table of the large models on 8 to 128 GPUs"
-    )
     parser.add_argument("--tiny", action="store_true", help="a tiny model, to try out the script")
-    parser.add_argument(
-        "--markdown", action="store_true", help="print a table of both precisions and GPUs instead"
-    )
     options = parser.parse_args()
     if options.gpu == "a100" and options.precision == "fp8":
         parser.error("an A100 has no fp8: --precision bf16")
-    if options.gpus % options.nodes:
-        parser.error(f"--gpus {options.gpus} --nodes {options.nodes}: not divisible")
-    if options.published or options.large:
-        print(large() if options.large else published())
+    if options.gpus > 8 and options.gpus % 8:
+        parser.error(f"--gpus {options.gpus}: not a multiple of 8")
+    if options.published:
+        print(published())
         return
-    config = (
-        BertConfig(**TINY) if options.tiny else BertConfig(max_position_embeddings=options.length)
-    )
-    if options.markdown:
-        print(markdown(config, options.rows))
-        return
-    changed = {name: value for name in given if (value := getattr(options, name))}
-    rates = dataclasses.replace(GPUS[options.gpu], **changed)
-    cluster = Cluster(options.gpus, options.nodes, options.layout)
+    config = BertConfig(max_position_embeddings=options.length)
+    if options.tiny:
+        config = BertConfig(**TINY)
+    rates = GPUS[options.gpu]
     found = predict(
-        config,
-        options.rows,
-        options.precision,
-        rates,
-        cluster,
-        options.accumulate,
+        config, options.rows, options.precision, rates, options.gpus, options.accumulate
     )
-    names = ("gpu", "precision", "rows", "length", "gpus", "nodes", "layout", "accumulate")
-    settings = {name: getattr(options, name) for name in names}
-    emit("step_model", settings | found)
+    names = ("gpu", "precision", "rows", "length", "gpus", "accumulate")
+    emit("step_model", {name: getattr(options, name) for name in names} | found)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,6 @@ def script(repository, monkeypatch, capsys):
     ("name", "arguments", "words"),
     [
         ("step_model", ("--rows", "0"), AT_LEAST_ONE),
-        ("step_model", ("--memory", "-1"), "'-1': expected a number above 0"),
         ("loader", ("--steps", "0"), AT_LEAST_ONE),
         ("cpu_step", ("--rows", "0", "--tiny"), AT_LEAST_ONE),
         ("prepare", ("instances", "/nope"), "/nope: no such file"),

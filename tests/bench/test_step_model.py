@@ -12,43 +12,29 @@ import sys
 import numpy as np
 import pytest
 
-RATES = (
-    "--memory",
-    "1e9",
-    "--attention",
-    "1e12",
-    "--bf16",
-    "1e12",
-)  # so slow that the figures of a tiny model have digits
+# With rates so slow that the figures of a tiny model have digits.
 CASES = {
-    "alone": ("--precision", "bf16", "--accumulate", "1", *RATES),
-    "fp8": ("--precision", "fp8", "--memory", "1e8"),
+    "alone": ("bf16", {"memory": 1e9, "attention": 1e12, "bf16": 1e12}),
+    "fp8": ("fp8", {"memory": 1e8}),
 }
 ALL = """
-import json, os, sys
+import dataclasses, json, sys
 sys.path.insert(0, sys.argv[1])
 import step_model as m
-for case in json.loads(sys.argv[2]):
-    sys.argv = ["step_model.py", "--tiny", "--rows", "4", *case]
-    m.main()
 config = m.BertConfig(**m.TINY)
-batch = m.static_batch(m.packed_batches(4, 1, config)[0], m.capacity(4, 64))
-launches = {"step": m.record(config, batch, "fp8")}
-print(json.dumps({name: [(each.phase, each.part, each.precision) for each in some] for name, some in launches.items()}))
+for precision, rates in json.loads(sys.argv[2]):
+    print(json.dumps(m.predict(config, 4, precision, dataclasses.replace(m.GPUS["h200"], **rates))))
+launches, _ = m.recorded_step(config, 4, "fp8", 90, False)
+print(json.dumps([(each.phase, each.part, each.precision) for each in launches]))
 """
 
 
 @pytest.fixture(scope="module")
 def printed(repository):
-    """Output of the script for a tiny model, and the launches it records, with compiled kernels."""
+    """The model of a tiny step, and the launches that it records, with compiled kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [
-        sys.executable,
-        "-c",
-        ALL,
-        str(repository / "bench"),
-        json.dumps(list(CASES.values())),
-    ]
+    cases = json.dumps(list(CASES.values()))
+    command = [sys.executable, "-c", ALL, str(repository / "bench"), cases]
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
@@ -60,12 +46,6 @@ def printed(repository):
 def alone(printed):
     """In bf16 on one GPU."""
     return printed["alone"]
-
-
-@pytest.fixture
-def recorded(printed):
-    """Phase, part and precision of each launch of a tiny model's steps."""
-    return {name: [tuple(each) for each in some] for name, some in printed["recorded"].items()}
 
 
 def test_the_operations_of_every_product_are_counted(alone):
@@ -103,10 +83,10 @@ def test_fp8_adds_casts_and_slower_memory_adds_time(alone, printed):
     assert fp8["milliseconds"]["LayerNorm"] > 9 * alone["milliseconds"]["LayerNorm"]
 
 
-def test_sums_in_fp8_are_fast_forward_alone(recorded):
-    layers = 2
-    assert recorded["step"].count(("forward", "products", "fp8_fast")) == 3 * layers
-    assert recorded["step"].count(("backward", "products", "fp8_exact")) == 2 * 3 * layers
+def test_sums_in_fp8_are_fast_forward_alone(printed):
+    layers, recorded = 2, printed["recorded"]
+    assert recorded.count(["forward", "products", "fp8_fast"]) == 3 * layers
+    assert recorded.count(["backward", "products", "fp8_exact"]) == 2 * 3 * layers
 
 
 @pytest.fixture
@@ -127,20 +107,12 @@ def test_only_exposed_transfers_cost_time(model):
     )
 
 
-def test_a_transfer_takes_its_bytes_over_the_slower_link_and_its_messages(model):
-    rates = model.Rates(memory=1.0, nvlink=100.0, nic=10.0, latency=0.5, hop=0.5)
-    seconds = model.transfer_seconds
-    assert (
-        seconds(800.0, rates, 8, 1, "flat")
-        == seconds(800.0, rates, 8, 1, "node")
-        == pytest.approx((7 + 1.5, 0))
-    )
-    assert seconds(800.0, rates, 16, 2, "flat") == pytest.approx((750 / 80 + 7.5, 0)), (
-        "8 NICs, 15 messages in a ring"
-    )
-    assert seconds(800.0, rates, 16, 2, "node") == pytest.approx((7 + 1.5, 2 * (400 / 80 + 0.5)))
-    assert sum(seconds(800.0, rates, 4096, 512, "flat")) > 2000, "bound by latency"
-    assert sum(seconds(800.0, rates, 4096, 512, "node")) < 40
+def test_a_transfer_takes_its_bytes_over_its_link_and_its_messages(model):
+    rates = model.Rates(memory=1.0, nvlink=100.0, nic=10.0, latency=0.5)
+    assert model.transfer_seconds(800.0, rates, 8) == pytest.approx((7 + 1.5, 0))
+    # Within a node, and each GPU's share between two.
+    two = model.transfer_seconds(800.0, rates, 16)
+    assert two == pytest.approx((7 + 1.5, 2 * (400 / 80 + 0.5)))
 
 
 def test_attention_computes_whole_blocks_and_its_backward_pass_repeats_the_forwards_products(model):
@@ -155,31 +127,27 @@ def test_attention_computes_whole_blocks_and_its_backward_pass_repeats_the_forwa
 
 
 def test_systems_of_the_league_are_read_with_their_layout_and_resubmissions_once(model):
-    known = {(one.gpu, one.cluster.ranks, one.cluster.nodes): one for one in model.systems()}
-    largest = known["h100", 3472, 434]
+    known = {(one.gpu, one.gpus): one for one in model.systems()}
+    largest = known["h100", 3472]
     assert (largest.rows, largest.accumulate) == (2, 1)
     assert len(largest.rates) == 1, "submitted three times"
     assert largest.rates[0] > 218.8, "the evaluations are left out"
-    assert len(known["h100", 8, 1].rates) > 10
-    assert known["a100", 4096, 512].rows == 2
-    assert min(ranks for _, ranks, _ in known) == 8
+    assert len(known["h100", 8].rates) > 10
+    assert known["a100", 4096].rows == 2
+    assert min(gpus for _, gpus in known) == 8
 
 
 def test_the_two_constants_are_recovered_from_synthetic_systems(model, monkeypatch):
-    def predict(config, rows, precision, rates, cluster, accumulate, whole):
+    def predict(config, rows, precision, rates, gpus, accumulate, whole):
         assert whole
-        assert cluster.layout in ("node", "flat")
-        return {"sequences_per_second": rows / (0.001 * rows + 50 * rates.latency * cluster.nodes)}
+        return {"sequences_per_second": rows / (0.001 * rows + 50 * rates.latency * gpus / 8)}
 
     monkeypatch.setattr(model, "predict", predict)
-    alike = {"gpu": "h100", "accumulate": 1, "rates": ()}
-    sizes = ((1, 48), (8, 36), (64, 3))
     made = [
-        model.System(cluster=model.Cluster(8 * nodes, nodes), rows=rows, **alike)
-        for nodes, rows in sizes
+        model.System(gpu="h100", gpus=gpus, rows=rows, accumulate=1, rates=())
+        for gpus, rows in ((8, 48), (64, 36), (512, 3))
     ]
-    there = dataclasses.replace(model.GPUS["h100"], latency=7e-6)
-    systems = [dataclasses.replace(one, rates=(0.8 * one.predicted(there),)) for one in made]
+    systems = [dataclasses.replace(one, rates=(0.8 * one.predicted(7e-6),)) for one in made]
     monkeypatch.setattr(model, "systems", lambda: systems)
     text = model.published()
     assert "Fitted: 0.80 of the modelled rate, 7 us a collective" in text
