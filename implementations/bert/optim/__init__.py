@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bert.core.dist import World
 from bert.model.trainable import Trainable
 from bert.optim import rules
-from bert.optim.flat import FlatLamb, FlatLans, ListRule, Shard
+from bert.optim.flat import FlatLamb, ListRule, Shard
 from bert.optim.rules import ParameterShards, Rule
 from bert.optim.sharded import Sharded
 from common.env import ConfigError, env
@@ -75,7 +75,7 @@ class Config:
     @property
     def has_fused_update(self) -> bool:
         """Whether there are Triton kernels for the rule."""
-        return self.optimizer in ("lamb", "lans")
+        return self.optimizer == "lamb"
 
     def is_sharded(self, device: torch.device) -> bool:
         return self.sharded if self.sharded is not None else device.type == "cuda"
@@ -98,13 +98,11 @@ class Config:
         """The update rule over the given parts of parameters."""
         return RULES[self.optimizer](shards, self)
 
-    def flat_rule(self, shard: Shard, fused: bool) -> ListRule | FlatLamb | FlatLans:
+    def flat_rule(self, shard: Shard, fused: bool) -> ListRule | FlatLamb:
         """The update rule over a shard; ``fused``: by Triton kernels if it has any."""
-        if not fused or not self.has_fused_update:
-            return ListRule(shard, self.rule)
-        return (
-            FlatLans(shard, self.lans) if self.optimizer == "lans" else FlatLamb(shard, self.lamb)
-        )
+        if fused and self.has_fused_update:
+            return FlatLamb(shard, self.lamb)
+        return ListRule(shard, self.rule)
 
     def hyperparameters(self) -> dict[str, Any]:
         """The optimizer's settings for the MLPerf log, by MLLOG key."""

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from bert.kernels.operations import lamb as lamb_kernel
-from bert.kernels.operations import lans as lans_kernel
 from bert.optim.rules import (
     LambConfig,
-    LansConfig,
     ParameterShards,
     Rule,
     Update,
@@ -286,14 +284,12 @@ class ListRule:
         self.shard.weights.copy_(self.shard.masters)
 
 
-class FlatRule:
-    """A rule by Triton kernels: both moments of a shard, and the kernels' scalars and layout. Methods: ListRule's."""
+class FlatLamb:
+    """LAMB by the two passes of kernels/operations/lamb.py over a shard. Methods: ListRule's."""
 
     needs_norms = False
 
-    def __init__(
-        self, shard: Shard, config: LambConfig | LansConfig, passes: Any = lamb_kernel
-    ) -> None:
+    def __init__(self, shard: Shard, config: LambConfig, passes: Any = lamb_kernel) -> None:
         """passes: module with squared_norm, moments and update, as kernels/operations/lamb.py."""
         self.shard, self.config, self.passes = shard, config, passes
         device = shard.masters.device
@@ -315,56 +311,27 @@ class FlatRule:
     def squared_norm(self, flat: Tensor) -> Tensor:
         return self.passes.squared_norm(flat)
 
-    def begin(self, update: Update) -> Tensor:
-        """Counts the step and sets its scalars; a skipped step's factor is nan. Returns ``scale`` in fp32."""
+    def measure(self) -> Tensor:
+        return self.passes.squared_norm(self.shard.gradient).reshape(1)
+
+    def _begin(self, update: Update) -> None:
+        """Counts the step and sets its scalars; a skipped step's factor is nan."""
         apply_update, device = update.apply_update, self.scalars.device
         self.num_steps += 1 if apply_update is None else apply_update
         # In fp64, as 1 - beta^t cancels; t = 0, if no step was taken, counts as 1 to avoid dividing by 0.
         steps = self.num_steps.clamp(min=1).double()
         factor = torch.as_tensor(update.scale, dtype=torch.float32, device=device)
         self.scalars[0] = torch.as_tensor(update.lr, dtype=torch.float32, device=device)
-        used = factor if apply_update is None else torch.where(apply_update, factor, float("nan"))
-        self.scalars[1] = used
+        if apply_update is not None:
+            factor = torch.where(apply_update, factor, float("nan"))
+        self.scalars[1] = factor
         self.scalars[2] = 1 / (1 - torch.pow(self.config.beta1, steps))
         self.scalars[3] = 1 / (1 - torch.pow(self.config.beta2, steps))
-        return factor
-
-
-class FlatLamb(FlatRule):
-    """LAMB by the two passes of kernels/operations/lamb.py."""
-
-    def measure(self) -> Tensor:
-        return self.passes.squared_norm(self.shard.gradient).reshape(1)
 
     def step(self, update: Update) -> None:
-        self.begin(update)
+        self._begin(update)
         beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
         sums = self.passes.moments(self.layout, *self.buffers, self.scalars, beta1, beta2, eps)
         sums = update.all_reduce_sum(sums)
         weights = self.shard.weights
         self.passes.update(self.layout, *self.buffers[1:], weights, sums, self.scalars, eps)
-
-
-class FlatLans(FlatRule):
-    """LANS by the three passes of kernels/operations/lans.py."""
-
-    needs_norms = True
-
-    def __init__(self, shard: Shard, config: LansConfig) -> None:
-        super().__init__(shard, config)
-        self.factors = torch.ones(len(shard.names), device=shard.masters.device)
-
-    def measure(self) -> Tensor:
-        return lans_kernel.squared_norms(self.layout, self.shard.gradient)
-
-    def step(self, update: Update) -> None:
-        assert update.grad_sq_norms is not None
-        factor = self.begin(update)
-        beta1, beta2, eps = self.config.beta1, self.config.beta2, self.config.eps
-        norms = update.grad_sq_norms.sqrt() * factor
-        # One factor from raw gradient to normalized one: unscaled, clipped, divided by its norm.
-        self.factors.copy_(torch.where(norms > 0, factor / (norms + eps), factor))
-        buffers = (self.layout, self.factors, *self.buffers)
-        sums = lans_kernel.moments(*buffers, self.scalars, beta1, beta2, eps)
-        sums = update.all_reduce_sum(sums)
-        lans_kernel.update(*buffers, self.shard.weights, sums, self.scalars, beta1, eps)

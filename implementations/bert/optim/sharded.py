@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from bert.checkpoint.sharded import spans_of
 from bert.core.dist import World
-from bert.optim.flat import FlatLamb, FlatLans, Layout, ListRule, Shard, fill
+from bert.optim.flat import FlatLamb, Layout, ListRule, Shard, fill
 from bert.optim.gradients import GradientBuckets
 from bert.optim.mesh import Mesh
 from bert.optim.rules import Scalar, Update
@@ -44,7 +44,7 @@ class Sharded:
     def __init__(
         self,
         named_parameters: Iterable[tuple[str, nn.Parameter]],
-        make_rule: Callable[[Shard], ListRule | FlatLamb | FlatLans],
+        make_rule: Callable[[Shard], ListRule | FlatLamb],
         world: World,
         *,
         stages: Sequence[nn.Module] = (),

@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 from bert.kernels import OPERATIONS, fp8
 from bert.kernels.attention import triton_attention
 from bert.kernels.fp8.linear import Fp8Linear
-from bert.kernels.operations import fp8_feed_forward, lamb, lans
+from bert.kernels.operations import fp8_feed_forward, lamb
 from bert.kernels.operations.dropout_add_layer_norm import Operands, fused_with_cast
 from bert.kernels.support import assembly_check, launches, triton_support
 from bert.kernels.support.dropout import DropoutSites, ForwardPass
@@ -91,7 +91,6 @@ def calls() -> Iterator[tuple[str, Callable[[], object]]]:
         arguments = qkv, ForwardPass(cu_seqlens, 512), 0.1
         yield name, functools.partial(_forward_and_backward, triton_attention.attention, *arguments)
     yield "lamb", _lamb
-    yield "lans", _lans
     yield "fp8", _fp8_layer
     yield "fp8_evaluation", _fp8_evaluation
     yield "assembly", _assembly
@@ -108,27 +107,11 @@ def _forward_and_backward(function: Callable[..., Any], *arguments: Any) -> None
     torch.autograd.backward(results, [torch.empty_like(tensor) for tensor in results])
 
 
-def _flat_buffers() -> tuple[lamb.Layout, list[torch.Tensor], torch.Tensor, torch.Tensor]:
-    """Layout; gradient, masters and both moments; weights; scalars."""
+def _lamb() -> None:
     layout = lamb.make_layout([30_528 * 1024, 1024], [0.01, 0.0], META)
     gradient, low = (torch.empty(layout.size, dtype=torch.bfloat16, device=META) for _ in range(2))
-    return (
-        layout,
-        [gradient, *(torch.empty(layout.size, device=META) for _ in range(3))],
-        low,
-        torch.empty(4, device=META),
-    )
-
-
-def _lans() -> None:
-    layout, buffers, low, scalars = _flat_buffers()
-    factors = lans.squared_norms(layout, buffers[0])
-    sums = lans.moments(layout, factors, *buffers, scalars, 0.9, 0.999, 1e-6)
-    lans.update(layout, factors, *buffers, low, sums, scalars, 0.9, 1e-6)
-
-
-def _lamb() -> None:
-    layout, (gradient, master, first, second), low, scalars = _flat_buffers()
+    master, first, second = (torch.empty(layout.size, device=META) for _ in range(3))
+    scalars = torch.empty(4, device=META)
     lamb.squared_norm(gradient)
     norms = lamb.moments(layout, gradient, master, first, second, scalars, 0.9, 0.999, 1e-6)
     lamb.update(layout, master, first, second, low, norms, scalars, 1e-6)

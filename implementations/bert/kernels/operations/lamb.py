@@ -108,7 +108,7 @@ def _total(partials, output, count, block: constexpr):
 
 
 @jit
-def chunk_of(begins, lengths, scalars):
+def _chunk_of(begins, lengths, scalars):
     """First element and length of this program's chunk; length 0 if the step is skipped."""
     chunk = tl.program_id(0)
     factor = tl.load(scalars + 1)
@@ -124,7 +124,7 @@ def _moments(
     block: constexpr,
 ):  # fmt: skip
     chunk = tl.program_id(0)
-    begin, length = chunk_of(begins, lengths, scalars)
+    begin, length = _chunk_of(begins, lengths, scalars)
     factor, correction_1, correction_2 = (
         tl.load(scalars + 1),
         tl.load(scalars + 2),
@@ -155,23 +155,22 @@ def _moments(
 
 
 @jit
-def _by_tensor(offsets, partials, sums, columns: constexpr, block: constexpr):
+def _by_tensor(offsets, partials, sums, block: constexpr):
     tensor, column = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(offsets + tensor), tl.load(offsets + tensor + 1)
     total = tl.zeros([block], tl.float32)
     # One program for each tensor, in the order of its chunks.
     for first in range(begin, end, block):
         chunk = first + tl.arange(0, block)
-        total += tl.load(partials + columns * chunk + column, mask=chunk < end, other=0.0)
-    tl.store(sums + columns * tensor + column, tl.sum(total, axis=0))
+        total += tl.load(partials + 2 * chunk + column, mask=chunk < end, other=0.0)
+    tl.store(sums + 2 * tensor + column, tl.sum(total, axis=0))
 
 
 @jit
 def _update(
-    begins, lengths, tensors, decays, master, first, second, parameters, norms, scalars, eps,
-    has_parameters: constexpr, block: constexpr,
+    begins, lengths, tensors, decays, master, first, second, parameters, norms, scalars, eps, block: constexpr
 ):  # fmt: skip
-    begin, length = chunk_of(begins, lengths, scalars)
+    begin, length = _chunk_of(begins, lengths, scalars)
     tensor = tl.load(tensors + tl.program_id(0))
     decay = tl.load(decays + tensor)
     rate, correction_1, correction_2 = tl.load(scalars), tl.load(scalars + 2), tl.load(scalars + 3)
@@ -188,25 +187,17 @@ def _update(
         v = tl.load(second + element, mask=inside, other=0.0)
         p -= rate * ((m * correction_1) / (tl.sqrt(v * correction_2) + eps) + decay * p)
         tl.store(master + element, p, mask=inside)
-        if has_parameters:
+        if parameters is not None:
             tl.store(parameters + element, p.to(parameters.dtype.element_ty), mask=inside)
 
 
-def launch(kernel: Any, layout: Layout, *arguments: Any) -> None:
+def _launch(kernel: Any, layout: Layout, *arguments: Any) -> None:
     """Launches a kernel, whose first arguments are begins, lengths, tensors and decays, with a program per chunk."""
     # A shard of padding alone has no chunks.
     if layout.begin.numel():
         chunks = layout.begin, layout.length, layout.tensor, layout.decay
         take = launches.blocks("lamb", layout.begin.device)
         kernel[(layout.begin.numel(),)](*chunks, *arguments, take.columns, **take.options)
-
-
-def by_tensor(layout: Layout, partials: Tensor) -> Tensor:
-    """fp32 [tensors, n]: the sums of each tensor's chunks of ``partials``, fp32 [C, n]."""
-    num_tensors, columns = len(layout.spans), partials.shape[1]
-    sums = torch.empty(num_tensors, columns, dtype=torch.float32, device=partials.device)
-    _by_tensor[(num_tensors, columns)](layout.offsets, partials, sums, columns, 128, num_warps=4)
-    return sums
 
 
 def squared_norm(flat: Tensor) -> Tensor:
@@ -233,8 +224,11 @@ def moments(
     """
     partials = torch.empty(layout.begin.numel(), 2, dtype=torch.float32, device=master.device)
     rates = 1 - beta1, 1 - beta2
-    launch(_moments, layout, gradient, master, first, second, scalars, partials, *rates, eps)
-    return by_tensor(layout, partials)
+    _launch(_moments, layout, gradient, master, first, second, scalars, partials, *rates, eps)
+    num_tensors = len(layout.spans)
+    sums = torch.empty(num_tensors, 2, dtype=torch.float32, device=master.device)
+    _by_tensor[(num_tensors, 2)](layout.offsets, partials, sums, 128, num_warps=4)
+    return sums
 
 
 def update(
@@ -245,15 +239,4 @@ def update(
 
     ``parameters`` (of any floating type, or None) receives the rounded result; norms: of ``moments``, over all ranks.
     """
-    launch(
-        _update,
-        layout,
-        master,
-        first,
-        second,
-        parameters,
-        norms,
-        scalars,
-        eps,
-        parameters is not None,
-    )
+    _launch(_update, layout, master, first, second, parameters, norms, scalars, eps)
