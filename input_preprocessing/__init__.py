@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-
 # Name: function of the command, summary. In the order of a preparation.
 STAGES = {
     "prepare": (
@@ -42,24 +36,3 @@ STAGES = {
     ),
     "verify": ("verify.verdict.main", "check a prepared data set"),
 }
-
-
-class _StageFinder:
-    """Makes `python -m input_preprocessing.STAGE` run `python -m input_preprocessing STAGE`."""
-
-    @staticmethod
-    def find_spec(
-        name: str, path: Sequence[str] | None = None, target: object = None
-    ) -> ModuleSpec | None:
-        package, _, module = name.partition(".")
-        folder = Path(__file__).parent
-        if (
-            package != __name__
-            or module.removesuffix(".__main__") not in STAGES
-            or (folder / module).is_dir()
-        ):
-            return None  # for a folder with the name of a stage, the module is FOLDER.__main__
-        return importlib.util.spec_from_file_location(name, folder / "__main__.py")
-
-
-sys.meta_path.insert(0, _StageFinder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 
 from common.process import status_of
@@ -24,12 +23,7 @@ def main() -> None:
     if name in ("--help", "-h"):
         print(overview())
     elif name not in STAGES:
-        close = difflib.get_close_matches(name, STAGES, n=1)
-        hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else "python -m input_preprocessing --help lists them"
-        )
+        hint = "python -m input_preprocessing --help lists them"
         print(f"python -m input_preprocessing: no stage {name!r}; {hint}", file=sys.stderr)
         # Like argparse for wrong usage; errors of a stage itself end with 1.
         sys.exit(2)
@@ -44,7 +38,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    assert __spec__ is not None
-    if (stage := __spec__.name.split(".")[1]) in STAGES:  # started as input_preprocessing.STAGE
-        sys.argv.insert(1, stage)
     sys.exit(status_of(main))

@@ -1,4 +1,4 @@
-"""Converts BERT checkpoints: TensorFlow 1 and 2 (model.ckpt-28252) to PyTorch and safetensors, and between namings.
+"""Converts BERT checkpoints: TensorFlow 1 (model.ckpt-28252) to PyTorch and safetensors, and between namings.
 
 The source is a TensorFlow checkpoint (its prefix, one of its files or its folder), a .pt or a .safetensors file; the
 target's suffix decides its format. Every parameter is accounted for, by name and shape; optimizer slots are skipped.
@@ -15,7 +15,6 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -28,33 +27,21 @@ from input_preprocessing.tensorflow_files.bundle import OBJECT_GRAPH, Bundle, pr
 NAMES = {"mlperf": parameters.to_mlperf, "huggingface": parameters.to_huggingface}
 
 
-class Source(NamedTuple):
-    """A checkpoint's parameters under Hugging Face's names, without tied entries."""
-
-    tensors: parameters.Tensors
-    left_out: Counter[str]  # number of skipped variables by kind
-    heads: int | None = None  # attention heads, if known from the checkpoint
-
-
-def read_tensorflow(prefix: Path) -> Source:
-    """Reads a TensorFlow 1 or 2 checkpoint; every variable is either used or counted as left out.
+def read_tensorflow(prefix: Path) -> tuple[parameters.Tensors, Counter[str]]:
+    """Parameters of a TensorFlow 1 checkpoint by Hugging Face's names, and the number of other variables by kind.
 
     Raises:
-        DataError: unreadable, damaged, or with variables (TensorFlow 2) that are not BERT's.
+        DataError: unreadable, damaged, or of TensorFlow 2.
     """
     bundle = Bundle(prefix)
+    if OBJECT_GRAPH in bundle.entries:
+        raise DataError(
+            f"{prefix} is a checkpoint of TensorFlow 2; give that of tf1_ckpt, with the same weights"
+        )
     others = {name: what for name in bundle.entries if (what := parameters.left_out_as(name))}
     wanted = [name for name in bundle.entries if name not in others]
-    # Only TensorFlow 2 saves a graph of objects; the keys of TensorFlow 1 are the variables' names.
-    if OBJECT_GRAPH not in bundle.entries:
-        tensors = dict(parameters.from_tf1(name, bundle.read(name)) for name in wanted)
-        return Source(tensors=tensors, left_out=Counter(others.values()))
-    known = bundle.object_names()
-    names = {key: known.get(key, "") for key in wanted}
-    others |= dict.fromkeys(parameters.unused_poolers(names), "unused pooler")
-    names = {key: full_name for key, full_name in names.items() if key not in others}
-    tensors, heads = parameters.from_tf2(names, bundle.read, str(prefix))
-    return Source(tensors=tensors, left_out=Counter(others.values()), heads=heads)
+    tensors = dict(parameters.from_tf1(name, bundle.read(name)) for name in wanted)
+    return tensors, Counter(others.values())
 
 
 def read_pytorch(path: Path) -> parameters.Tensors:
@@ -109,15 +96,12 @@ def write_pytorch(path: Path, tensors: parameters.Tensors) -> None:
                 id(array): torch.from_numpy(np.require(array, requirements="W"))
                 for array in arrays.values()
             }
-            state = {
-                name: made[id(array)] for name, array in arrays.items()
-            }  # stores tied ones once
+            # Of tied arrays one is stored.
+            state = {name: made[id(array)] for name, array in arrays.items()}
             try:
                 with open(partial, "wb") as file:
                     torch.save({"model": state}, file)
-            except (
-                RuntimeError
-            ) as error:  # raised by PyTorch for a failed write, without the reason
+            except RuntimeError as error:  # PyTorch's for a failed write, without the reason
                 raise DataError(
                     f"cannot write {path}; check space and permissions, run again"
                 ) from error
@@ -143,19 +127,19 @@ def convert(
     if target.suffix not in (".pt", ".safetensors"):
         raise DataError(f"{target}: the target must end in .pt or .safetensors")
     if source.suffix in (".pt", ".pth", ".bin", ".safetensors"):
-        read = Source(tensors=read_pytorch(source), left_out=Counter())
+        tensors, left_out = read_pytorch(source), Counter[str]()
     else:
-        read = read_tensorflow(prefix_of(source))
-    shape = parameters.check_complete(read.tensors, str(source))
+        tensors, left_out = read_tensorflow(prefix_of(source))
+    shape = parameters.check_complete(tensors, str(source))
     size = vocab_size or shape.vocabulary
     if size > shape.vocabulary:
         raise DataError(f"--vocab-size {size}: {source} has only {shape.vocabulary} words")
     if bert_config:
-        parameters.check_config(replace(shape, vocabulary=size), read.heads, bert_config)
+        parameters.check_config(replace(shape, vocabulary=size), bert_config)
     # 30,522 words become 30,528 rows: tensor cores want sizes that are multiples of 8.
-    tensors = parameters.resize_vocabulary(read.tensors, size + -size % multiple)
+    tensors = parameters.resize_vocabulary(tensors, size + -size % multiple)
     write_pytorch(target, NAMES[names](tensors))
-    return parameters.check_complete(tensors, str(target)), read.left_out
+    return parameters.check_complete(tensors, str(target)), left_out
 
 
 def main(options: argparse.Namespace) -> None:

@@ -287,10 +287,7 @@ class Job:
             if not cased.is_file() or cased.read_text(encoding="utf-8") != text:
                 manifest.write_text(cased, text)
         converted = phase1 / f"{CHECKPOINT}.pt"
-        prefixes = [
-            folder / CHECKPOINT
-            for folder in (download, download / "tf1_ckpt", download / "tf2_ckpt")
-        ]
+        prefixes = [folder / CHECKPOINT for folder in (download, download / "tf1_ckpt")]
         if prefix := next((path for path in prefixes if Path(f"{path}.index").is_file()), None):
             note, config = converted.with_suffix(".json"), next(iter(self.inputs.others), None)
             made_of = [

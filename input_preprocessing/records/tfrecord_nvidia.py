@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -136,14 +134,11 @@ def import_main(options: argparse.Namespace) -> None:
         "import", partial(import_file, words), files, jobs=options.jobs, weights=weights
     )
     sequences, rows, empty = (sum(count[i] for count in counts) for i in range(3))
-    if options.json:
-        digest = add_multiset_digests([open_records(made)[1].multiset_digest for _, made in files])
-        total = {"files": len(files), "sequences": sequences, "rows": rows, "empty_rows": empty}
-        print(json.dumps({**total, "multiset_digest": digest}))
+    digest = add_multiset_digests([open_records(made)[1].multiset_digest for _, made in files])
     size = human_bytes(sum(made.stat().st_size for _, made in files))
     note = f"; {empty:,} empty rows dropped" if empty else ""
-    summary = f"{sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}{note}"
-    print(f"{options.target}: {summary}", file=sys.stderr)
+    summary = f"{sequences:,} sequences in {rows:,} rows, {len(files)} files, {size}, multiset digest {digest}"
+    print(f"{options.target}: {summary}{note}", file=sys.stderr)
 
 
 def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
@@ -152,76 +147,54 @@ def folders_of(source: Path, target: Path) -> list[tuple[Path, Path]]:
     Raises:
         DataError: the prepared folder's manifest is damaged.
     """
-    manifests = sorted(source.glob("prepared-*.json")) if source.is_dir() else []
-    names = {
-        name for path in manifests for name in manifest.read(path).files if name.endswith(".hdf5")
-    }
+    files = [name for path in source.glob("prepared-*.json") for name in manifest.read(path).files]
+    names = {name for name in files if name.endswith(".hdf5")}
     parents = sorted({Path(name).parent for name in names})
     return [(source / parent, target / parent) for parent in parents] or [(source, target)]
 
 
 def export_folder(
     source: Path, target: Path, *, kind: str, unpack: bool, max_predictions_per_seq: int, jobs: int
-) -> dict[str, Any]:
+) -> str:
     """Writes a file of the given kind for each record file of `source` to `target`; returns a summary.
-
-    `widths` in the summary: sizes of a TFRecord Example's features, 0 for NVIDIA's layout.
 
     Raises:
         DataError: a damaged source, or not a record file; too many masks; or an unwritable target.
     """
     files = plan_files(source, target, SUFFIXES[kind])
     found = [(path, *open_records(path)) for path, _ in files]
-    all_widths, are_packed, num_rows = [], set(), 0
-    for path, records, metadata in found:
+    for path, _, metadata in found:
         if not metadata.content_digest:
             raise DataError(f"{path} is not a record file; run import_records on it first")
-        packed = records.row_offsets is not None and not unpack
-        held = (
-            tfrecord.widths_of(records) if packed else tfrecord.Widths(0, max_predictions_per_seq)
-        )
-        all_widths.append(held._replace(tokens=metadata.max_seq_length))
-        are_packed.add(packed)
-        num_rows += records.num_rows if packed else records.num_sequences
-    if len(are_packed) > 1:
-        raise DataError(f"{source} holds packed and unpacked records; give a folder with one kind")
     # All files of a folder get the same widths: TensorFlow's reader expects features of one size.
-    widths = (
-        tfrecord.Widths(0, 0)
-        if kind == "nvidia"
-        else tfrecord.Widths(*map(max, zip(*all_widths, strict=True)))
-    )
+    widths = None
+    if kind == "tfrecord":
+        longest = max(metadata.max_seq_length for *_, metadata in found)
+        widths = tfrecord.Widths(longest, max_predictions_per_seq)
     digests = {path.name: metadata.content_digest for path, _, metadata in found}
     recipe = {"format": kind, "unpack": unpack, "widths": widths, "source": digests}
     folder = manifest.StageFolder(
         target, "export_records", [f"*{SUFFIXES[kind]}"], recipe, source="source", jobs=jobs
     )
     if not folder.finished:
-        tasks = [
-            (path, made, unpack, widths) for path, made in files if not manifest.is_recorded(made)
-        ]
-        run_tasks(
-            "export",
-            _export_file,
-            tasks,
-            jobs=jobs,
-            weights=[path.stat().st_size for path, *_ in tasks],
-        )
+        tasks = [(path, made) for path, made in files if not manifest.is_recorded(made)]
+        write = partial(_export_file, unpack, widths)
+        weights = [path.stat().st_size for path, _ in tasks]
+        run_tasks("export", write, tasks, jobs=jobs, weights=weights)
         folder.finish([made.name for _, made in files])
     sequences = sum(records.num_sequences for _, records, _ in found)
     digest = add_multiset_digests([metadata.multiset_digest for *_, metadata in found])
-    summary = {"target": str(target), "files": len(files), "sequences": sequences, "rows": num_rows}
-    return {**summary, "multiset_digest": digest, "widths": widths}
+    size = human_bytes(sum(made.stat().st_size for _, made in files))
+    return f"{sequences:,} sequences, {len(files)} files, {size}, multiset digest {digest}"
 
 
-def _export_file(task: tuple[Path, Path, bool, tfrecord.Widths]) -> None:
-    source, target, unpack, widths = task
+def _export_file(unpack: bool, widths: tfrecord.Widths | None, task: tuple[Path, Path]) -> None:
+    source, target = task
     records, metadata = verify_records(source)
-    if unpack:
-        records = records.with_rows(None)
-    if widths.tokens:
+    if widths:
         tfrecord.write_tfrecord(target, records, widths)
     else:
+        records = records.with_rows(None) if unpack else records
         write_nvidia_shard(target, records, metadata.max_seq_length)
     manifest.record(target)
 
@@ -268,35 +241,17 @@ def export_main(options: argparse.Namespace) -> None:
     """Converts record files to files for other trainers, one for one: TFRecord, or NVIDIA's HDF5 layout.
 
     --source is a record file, a folder of them, or an --outputdir of prepare_data.sh, whose data sets and evaluation
-    set are all exported under their folders' names. Packed rows stay rows: with tfrecord as the reference's features
-    for all sequences of a row end to end, plus packed_input_len and packed_masked_lm_len; with nvidia as its packed
-    shards. --unpack writes their sequences one by one, like in the reference's TFRecord files and NVIDIA's
-    variable-length shards. import_records makes the same records from either. Digests are checked on reading;
-    finished files are kept on a second run.
+    set are all exported under their folders' names. TFRecord files are the reference's, a sequence per Example; with
+    nvidia packed rows stay rows, or --unpack writes their sequences one by one, as variable-length shards.
+    import_records makes records of either. Digests are checked on reading; finished files are kept on a second run.
     """
-    done = []
     for source, target in folders_of(options.source, options.target):
-        exported = export_folder(
-            source, target, kind=options.format, unpack=options.unpack,
-            max_predictions_per_seq=options.max_predictions_per_seq, jobs=options.jobs,
-        )  # fmt: skip
-        tokens, masks, packed = exported["widths"]
-        rows = (
-            f" in {exported['rows']:,} rows"
-            if packed or exported["rows"] != exported["sequences"]
-            else ""
+        told = export_folder(
+            source,
+            target,
+            kind=options.format,
+            unpack=options.unpack,
+            max_predictions_per_seq=options.max_predictions_per_seq,
+            jobs=options.jobs,
         )
-        size = human_bytes(
-            sum(
-                path.stat().st_size for path in target.iterdir() if path.suffix in SUFFIXES.values()
-            )
-        )
-        widths = f"; an Example has {tokens} tokens, {masks} masked" if tokens else ""
-        widths += f", {packed} sequences" if packed else ""
-        summary = (
-            f"{exported['sequences']:,} sequences{rows}, {exported['files']} files, {size}{widths}"
-        )
-        print(f"{target}: {summary}", file=sys.stderr)
-        done.append({**exported, "widths": exported["widths"]._asdict()})
-    if options.json:
-        print(json.dumps({"format": options.format, "folders": done}))
+        print(f"{target}: {told}", file=sys.stderr)

@@ -32,7 +32,6 @@ _DTYPES: dict[int, Any] = {
     14: "bfloat16",
     19: np.float16,
 }
-_STRING = 7
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 Value = int | bytes
 
@@ -155,47 +154,9 @@ class Bundle:
             raw = np.fromfile(file, dtype=np.uint8, count=entry.size)
         if raw.size != entry.size:
             raise DataError(f"{path} is too short for tensor {name}; copy it again")
-        covered: npt.NDArray[np.uint8] | bytes = raw
-        if (
-            entry.dtype == _STRING
-        ):  # a scalar string: the checksum covers its length as four bytes, and its bytes
-            try:
-                length, at = read_varint(raw.tobytes(), 0)
-                covered = struct.pack("<I", length) + raw.tobytes()[at:]
-            except (ValueError, struct.error):
-                covered = b""  # damaged: the checksum will not match
-        if int.from_bytes(masked_crc(covered), "little") != entry.crc:
+        if int.from_bytes(masked_crc(raw), "little") != entry.crc:
             raise DataError(f"{path}: checksum of tensor {name} is wrong; copy the file again")
         return raw
-
-    def object_names(self) -> dict[str, str]:
-        """Checkpoint key -> variable name of a TensorFlow 2 checkpoint.
-
-        Raises:
-            DataError: the graph is damaged.
-        """
-        raw = self.read_bytes(OBJECT_GRAPH).tobytes()
-        names: dict[str, str] = {}
-        try:
-            length, at = read_varint(raw, 0)
-            for number, node in fields(
-                raw[at + 4 : at + 4 + length]
-            ):  # after the length comes its checksum
-                for kind, attribute in (
-                    fields(node) if number == 1 and isinstance(node, bytes) else ()
-                ):
-                    if kind == 2 and isinstance(attribute, bytes):
-                        parts = dict(fields(attribute))  # 2 full_name, 3 checkpoint_key
-                        name, key = (
-                            value if isinstance(value := parts.get(n), bytes) else b""
-                            for n in (2, 3)
-                        )
-                        names[key.decode()] = name.decode()
-        except ValueError as error:
-            raise DataError(
-                f"{self.prefix}: the object graph is damaged ({error}); copy it again"
-            ) from error
-        return names
 
 
 def _parse_entry(data: bytes) -> Entry:

@@ -1,12 +1,9 @@
-"""TFRecord files of training instances, as written by the reference's create_pretraining_data.py, and of packed rows.
+"""TFRecord files of training instances, as written by the reference's create_pretraining_data.py.
 
 A record is its length (8 bytes), a checksum of the length, the data, a checksum of the data; the data is a tf.train
-Example with zero-padded features. The reference's Example has seven features of one sequence: input_ids, input_mask,
-segment_ids (int64, max_seq_length), masked_lm_positions, masked_lm_ids (int64, max_predictions_per_seq),
-masked_lm_weights (float32), next_sentence_labels (int64, 1). A packed row has the same features for all its sequences
-end to end, with positions from the row's first token and one next-sentence label per sequence, and two more under
-NVIDIA's names: packed_input_len and packed_masked_lm_len (int64), tokens and masked tokens of each sequence. Features
-are read in any order and written sorted by name. TensorFlow is not needed.
+Example with seven zero-padded features of one sequence: input_ids, input_mask, segment_ids (int64, max_seq_length),
+masked_lm_positions, masked_lm_ids (int64, max_predictions_per_seq), masked_lm_weights (float32), next_sentence_labels
+(int64, 1). Features are read in any order and written sorted by name. TensorFlow is not needed.
 """
 
 from __future__ import annotations
@@ -25,10 +22,9 @@ from input_preprocessing.tensorflow_files.bundle import fields, masked_crc
 
 Integers = npt.NDArray[np.int64]
 
-PACKED_NAMES = ("packed_input_len", "packed_masked_lm_len")
 NAMES = (  # in the order of protobuf's deterministic serialisation
     "input_ids", "input_mask", "masked_lm_ids", "masked_lm_positions", "masked_lm_weights", "next_sentence_labels",
-    *PACKED_NAMES, "segment_ids",
+    "segment_ids",
 )  # fmt: skip
 _WEIGHTS = "masked_lm_weights"
 _BLOCK = 256  # Examples encoded at once
@@ -36,28 +32,10 @@ _LARGEST, _LARGEST_ID = 32767, (1 << 21) - 1  # varints of at most three bytes
 
 
 class Widths(NamedTuple):
-    """Sizes of an Example's features: tokens, masked tokens, sequences of a packed row (0: not packed)."""
+    """Sizes of an Example's features: tokens and masked tokens."""
 
     tokens: int
     masks: int
-    sequences: int = 0
-
-
-def widths_of(records: Records) -> Widths:
-    """Maximal tokens, masked tokens and sequences of a row."""
-    rows = _rows_of(records)
-    counts = [
-        np.diff(offsets[rows]) for offsets in (records.sequence_offsets, records.masked_lm_offsets)
-    ]
-    return Widths(*(int(count.max(initial=0)) for count in (*counts, np.diff(rows))))
-
-
-def _rows_of(records: Records) -> Array:
-    return (
-        np.arange(records.num_sequences + 1)
-        if records.row_offsets is None
-        else np.asarray(records.row_offsets)
-    )
 
 
 def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
@@ -65,7 +43,9 @@ def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
 
     Sequences of a row are end to end, positions count from the row's first token; unpacked sequences are rows.
     """
-    rows = _rows_of(records)
+    rows = np.arange(records.num_sequences + 1)
+    if records.row_offsets is not None:
+        rows = np.asarray(records.row_offsets)
     lengths, counts = records.sequence_lengths, np.diff(records.masked_lm_offsets)
     tokens, masked = records.sequence_offsets[rows], records.masked_lm_offsets[rows]
     # Place of each token within its sequence (T,).
@@ -86,53 +66,55 @@ def row_features(records: Records) -> dict[str, tuple[Array, Array]]:
         "masked_lm_ids": (records.masked_lm_ids, masked),
     }
     if records.row_offsets is not None:
-        features |= zip(
-            PACKED_NAMES,
-            [(sizes.astype(np.int16), rows) for sizes in (lengths, counts)],
-            strict=True,
-        )
+        features["packed_input_len"] = lengths.astype(np.int16), rows
+        features["packed_masked_lm_len"] = counts.astype(np.int16), rows
     return features | {"next_sentence_labels": (records.next_sentence_labels, rows)}
 
 
 def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
-    """Writes the records atomically, one Example per row (of one sequence, if unpacked).
+    """Writes the records atomically, one Example per sequence.
 
     Raises:
         DataError: an Example would exceed the widths, or the file cannot be written.
     """
-    allowed = widths._replace(sequences=max(widths.sequences, 1))
-    for what, most, limit in zip(
-        ("tokens", "masked tokens", "sequences"), widths_of(records), allowed, strict=True
-    ):
-        if most > limit:
+    records = records.with_rows(None)
+    counts = {
+        "tokens": (records.sequence_lengths, widths.tokens),
+        "masked tokens": (np.diff(records.masked_lm_offsets), widths.masks),
+    }
+    for what, (found, limit) in counts.items():
+        if (most := int(found.max(initial=0))) > limit:
             raise DataError(
                 f"{path}: an Example would hold {most} {what}, at most {limit} were asked for; allow more"
             )
     # No Example has more bytes than `room`: varints take at most three each, weights four, and the
     # rest is for names and heads.
-    rows, room = (
-        _rows_of(records),
-        11 * widths.tokens + 12 * widths.masks + 12 * widths.sequences + 640,
-    )
+    room = 11 * widths.tokens + 12 * widths.masks + 640
     buffer, scratch = np.empty(_BLOCK * room, np.uint8), np.empty(room, np.uint8)
     with atomic_file(path) as partial, open(partial, "wb") as file:
-        for first in range(0, records.num_rows, _BLOCK):
-            block = rows[first : first + _BLOCK + 1]
-            part = records.select(np.arange(block[0], block[-1]))
-            features = row_features(part.with_rows(block - block[0] if widths.sequences else None))
+        for first in range(0, records.num_sequences, _BLOCK):
+            last = min(first + _BLOCK, records.num_sequences)
+            part = records.select(np.arange(first, last))
+            features = row_features(part)
             features["input_mask"] = np.ones(len(part.input_ids), np.int8), features["input_ids"][1]
             # Without values: _encode() writes ones in their place.
             features[_WEIGHTS] = np.ones(0, np.int8), features["masked_lm_ids"][1]
-            names = sorted(features)
-            prefixes = [b"\x0a" + bytes([len(name)]) + name.encode() for name in names]
-            starts = offsets_of([len(features[name][0]) for name in names])
-            bounds = np.empty((len(block) - 1, 2), int)
+            prefixes = [b"\x0a" + bytes([len(name)]) + name.encode() for name in NAMES]
+            values = [features[name][0] for name in NAMES]
+            starts = offsets_of(list(map(len, values)))[:-1]
+            places = [features[name][1] + start for name, start in zip(NAMES, starts, strict=True)]
+            bounds = np.empty((last - first, 2), int)
             _encode(
-                buffer, bounds, scratch, np.concatenate([features[name][0] for name in names], dtype=np.int32),
-                np.stack([features[name][1] + start for name, start in zip(names, starts[:-1], strict=True)]),
-                np.array([_width_of(name, allowed) for name in names]), np.frombuffer(b"".join(prefixes), np.uint8),
-                offsets_of(list(map(len, prefixes))), names.index(_WEIGHTS),
-            )  # fmt: skip
+                buffer,
+                bounds,
+                scratch,
+                np.concatenate(values, dtype=np.int32),
+                np.stack(places),
+                np.array([_width_of(name, widths) for name in NAMES]),
+                np.frombuffer(b"".join(prefixes), np.uint8),
+                offsets_of(list(map(len, prefixes))),
+                NAMES.index(_WEIGHTS),
+            )
             pieces: list[bytes] = []
             for start, end in bounds.tolist():
                 data, size = buffer[start:end].tobytes(), (end - start).to_bytes(8, "little")
@@ -142,8 +124,8 @@ def write_tfrecord(path: Path, records: Records, widths: Widths) -> None:
 
 def _width_of(name: str, widths: Widths) -> int:
     """Size of a feature, including padding."""
-    if name.startswith(("packed", "next")):
-        return widths.sequences
+    if name == "next_sentence_labels":
+        return 1
     return widths.masks if name.startswith("masked") else widths.tokens
 
 
@@ -224,13 +206,12 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
     with readable(path, "check the path"):
         data = np.fromfile(path, dtype=np.uint8)
     parts: list[tuple[Integers, ...]] = []
-    rows, packed = [0], False
     at = width = 0
     while at < data.size:
         # The length, 8 bytes, and its checksum.
         head = data[at : at + 12].tobytes()
         end = at + 12 + int.from_bytes(head[:8], "little")
-        number, what = len(rows) - 1, ""
+        number, what = len(parts), ""
         if data.size >= at + 16 and head[8:] != masked_crc(head[:8]):
             what = "is damaged: a checksum does not match"
         elif end + 4 > data.size:
@@ -242,17 +223,11 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
             raise DataError(f"{path} {what} ({where}); copy it again, or it is not a TFRecord file")
         try:
             features = _parse_example(example)
-            parts += _sequences(features)
+            parts.append(_sequence(features))
         except ValueError as error:
             raise DataError(
                 f"{path}: record {number} is not a training instance: {error}; check the path"
             ) from error
-        if number and packed != (PACKED_NAMES[0] in features):
-            raise DataError(
-                f"{path} mixes packed rows and single sequences; put them into separate files"
-            )
-        packed = PACKED_NAMES[0] in features
-        rows.append(len(parts))
         width = max(width, len(features["input_ids"]))
         at = end + 4
     columns = list(zip(*parts, strict=True)) or [()] * 5
@@ -265,7 +240,7 @@ def read_tfrecord(path: Path) -> tuple[Records, Metadata]:
         input_ids=ids.astype(dtype), sequence_offsets=ends[0], segment_b_start=b_starts.astype(np.int16),
         masked_lm_positions=positions.astype(np.int16), masked_lm_ids=labels.astype(dtype), masked_lm_offsets=ends[1],
         next_sentence_labels=next_labels.astype(np.int8),
-    ).with_rows(rows if packed else None)  # fmt: skip
+    )  # fmt: skip
     # -1 and 0: a TFRecord file does not tell seed and dupe_factor.
     return records, Metadata(
         max_seq_length=max(width, 1), vocab_md5="", random_seed=-1, dupe_factor=0
@@ -327,51 +302,29 @@ def _decode(data, out):  # type: ignore[no-untyped-def]
     return -1 if shift else count
 
 
-def _sequences(features: dict[str, Integers]) -> list[tuple[Integers, ...]]:
-    """Tokens, start of segment B, positions, labels and next-sentence label of each sequence, without padding."""
-    missing = [name for name in NAMES if name not in features and name not in PACKED_NAMES]
-    if missing:
+def _sequence(features: dict[str, Integers]) -> tuple[Integers, ...]:
+    """Tokens, start of segment B, positions, labels and next-sentence label, without padding."""
+    if missing := [name for name in NAMES if name not in features]:
         raise ValueError(f"it has no {', '.join(missing)}")
-    # Padding has input_mask 0 and weight 0, so that the sums count tokens and masked tokens.
-    total, masks = (int(features[name].sum()) for name in ("input_mask", "masked_lm_weights"))
-    packed = [features[name] for name in PACKED_NAMES if name in features]
-    if not packed:
-        packed = [np.array([total]), np.array([masks])]
-    sizes = [len(features[name]) for name in NAMES if name in features]
-    of_tokens, of_masks = (NAMES[0], NAMES[1], NAMES[-1]), NAMES[2:5]
-    alike = all(
-        len({len(features[name]) for name in names}) == 1 for names in (of_tokens, of_masks)
-    )
-    if (
-        not alike
-        or [len(lengths) for lengths in packed] != [len(features["next_sentence_labels"])] * 2
-    ):
+    sizes = [len(features[name]) for name in NAMES]
+    of_tokens, of_masks = (sizes[0], sizes[1], sizes[-1]), sizes[2:5]
+    if len(set(of_tokens)) > 1 or len(set(of_masks)) > 1 or sizes[5] != 1:
         raise ValueError(f"its features have {sizes} values")
-    if features["input_mask"][total:].any() or features["masked_lm_weights"][masks:].any():
+    # Padding has input_mask 0 and weight 0, so that the sums count tokens and masked tokens.
+    total, masks = (int(features[name].sum()) for name in ("input_mask", _WEIGHTS))
+    if features["input_mask"][total:].any() or features[_WEIGHTS][masks:].any():
         raise ValueError("its padding is not at the end")
-    for name, values in features.items():
+    for name in NAMES:
         largest = _LARGEST_ID if name in IDS else _LARGEST
-        if name in NAMES and int(values.max(initial=0)) > largest:
+        if int(features[name].max(initial=0)) > largest:
             raise ValueError(f"a number is above {largest}")
-    # A row of fewer sequences has zeros after its lengths.
-    count = int(np.count_nonzero(packed[0]))
-    if packed[0][count:].any() or [int(lengths[:count].sum()) for lengths in packed] != [
-        total,
-        masks,
-    ]:
-        raise ValueError(f"its {' and '.join(PACKED_NAMES)} do not add up")
-    ends = [np.concatenate([[0], np.cumsum(lengths[:count])]).tolist() for lengths in packed]
-    found: list[tuple[Integers, ...]] = []
-    for i in range(count):
-        tokens, masked = (slice(end[i], end[i + 1]) for end in ends)
-        segments = features["segment_ids"][tokens]
-        if (np.diff(segments) < 0).any() or segments.max(initial=0) > 1:
-            raise ValueError("its segment_ids are not zeros and then ones")
-        positions, labels = (
-            features["masked_lm_positions"][masked] - tokens.start,
-            features["masked_lm_ids"][masked],
-        )
-        b_start = np.array([np.count_nonzero(segments == 0)])
-        next_label = features["next_sentence_labels"][i : i + 1]
-        found.append((features["input_ids"][tokens], b_start, positions, labels, next_label))
-    return found
+    segments = features["segment_ids"][:total]
+    if (np.diff(segments) < 0).any() or segments.max(initial=0) > 1:
+        raise ValueError("its segment_ids are not zeros and then ones")
+    return (
+        features["input_ids"][:total],
+        np.array([np.count_nonzero(segments == 0)]),
+        features["masked_lm_positions"][:masks],
+        features["masked_lm_ids"][:masks],
+        features["next_sentence_labels"],
+    )

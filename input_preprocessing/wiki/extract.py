@@ -26,7 +26,6 @@ from xml.etree import ElementTree
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
-from input_preprocessing.stage.cli import OPTIONS
 from input_preprocessing.stage.manifest import (
     PUBLISHED,
     StageFolder,
@@ -36,9 +35,7 @@ from input_preprocessing.stage.manifest import (
 )
 from input_preprocessing.stage.parallel import run_tasks
 
-CHUNK_BYTES: int = OPTIONS["extract"]["--chunk-bytes"][
-    "default"
-]  # of the dump per file: 555 files for enwiki 2020
+CHUNK_BYTES = 32_000_000  # of the dump per file: 555 files for enwiki 2020
 _STREAM = re.compile(
     rb"BZh[1-9]1AY&SY"
 )  # header of a stream and of its first block: ten bytes, byte-aligned
@@ -239,7 +236,5 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 
 
 def main(options: argparse.Namespace) -> None:
-    files = extract(
-        options.source, options.target, jobs=options.jobs, chunk_bytes=options.chunk_bytes
-    )
+    files = extract(options.source, options.target, jobs=options.jobs)
     print(f"{options.target}: {files} files", file=sys.stderr)

@@ -3,7 +3,7 @@
 Reads the folder written by `clean`, or the tree of sentence files (AA/wiki_00.3 ...) left by WikiExtractor and the
 reference's clean-up scripts. --num-eval-documents articles become eval.txt: each file contributes its share, drawn by a
 separate generator seeded with --random-seed + 13 x file number. Text of `clean` is treated as files of at most 1 MiB
-like WikiExtractor's. eval.md5 lists the md5 of each of these articles. The others go, in order, to part-XXXXX-of-XXXXX
+like WikiExtractor's. The others go, in order, to part-XXXXX-of-XXXXX
 files of about equal size. No article is split, lost or in two files. Resumes where it was stopped; the result does not
 depend on --jobs.
 
@@ -14,16 +14,13 @@ other text, and so other articles per file. The result is compared with the publ
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import hashlib
-import json
 import random
 import re
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +43,6 @@ from input_preprocessing.stage.reading import slices
 
 NUM_SHARDS = 500
 NUM_EVAL_DOCUMENTS: int = OPTIONS["split"]["--num-eval-documents"]["default"]
-LIST = "eval.md5"  # the md5 of each evaluation article
 _BLANK = b"\n\n"
 DOCUMENTS_PER_SHARD = 20  # at least; random next sentences are drawn from the same shard
 _MOST_FOR_EVALUATION = 0.05  # maximal share of the documents, if there are few
@@ -61,15 +57,18 @@ FILE_BYTES = 1 << 20  # maximal size of WikiExtractor's files
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Split:
-    """Summary of a split; is_benchmarks: eval.txt is the benchmark's own."""
+class Split(NamedTuple):
+    """Summary of a split."""
 
     shards: int
     training: int  # documents
     held_out: int
     eval_md5: str  # of eval.txt
-    is_benchmarks: bool
+
+    @property
+    def is_benchmarks(self) -> bool:
+        """Whether eval.txt is the benchmark's own."""
+        return self.eval_md5 == TEXT_MD5["eval.txt"]
 
     @property
     def note(self) -> str:
@@ -79,10 +78,16 @@ class Split:
 
 
 def split(
-    source: Path, target: Path, *, jobs: int, shards: int | None = None, num_eval_documents: int = NUM_EVAL_DOCUMENTS,
-    seed: int = 12345, origin: dict[str, str] | None = None,
-) -> Split:  # fmt: skip
-    """Writes the shards, eval.txt and eval.md5 to `target`.
+    source: Path,
+    target: Path,
+    *,
+    jobs: int,
+    shards: int | None = None,
+    num_eval_documents: int = NUM_EVAL_DOCUMENTS,
+    seed: int = 12345,
+    origin: dict[str, str] | None = None,
+) -> Split:
+    """Writes the shards and eval.txt to `target`.
 
     Args:
         source: folder that `clean` wrote, or a tree of the reference's sentence files.
@@ -105,55 +110,55 @@ def split(
         texts, md5s = list(cleaned), {path.name: md5 for path, md5 in cleaned.items()}
     places = [(number, path, is_reference) for number, path in enumerate(texts)]
     documents = np.concatenate(run_tasks("split: documents", _documents, places, jobs=jobs))
+    files = documents[:, 0]
     if not is_reference:
         # Empty documents count in the reference's files alone, where they take part in the draws.
         documents = documents[documents[:, 2] > documents[:, 1]]
-        num_eval_documents = min(
-            num_eval_documents, max(1, int(len(documents) * _MOST_FOR_EVALUATION))
-        )
-    sizes = documents[:, 2] - documents[:, 1] + len(_BLANK)
-    held_out = hold_out(
-        documents[:, 0] if is_reference else fill(sizes.tolist(), FILE_BYTES),
-        num_eval_documents,
-        seed,
-    )
+        most = max(1, int(len(documents) * _MOST_FOR_EVALUATION))
+        num_eval_documents = min(num_eval_documents, most)
+        sizes = documents[:, 2] - documents[:, 1] + len(_BLANK)
+        files = fill(sizes.tolist(), FILE_BYTES)
+    held_out = hold_out(files, num_eval_documents, seed)
     training = documents[~held_out]
     gathered = is_reference and shards is None
-    if gathered:
-        try:  # a part ends before its WikiExtractor files, beside those of sentences, exceed the bytes of a block
-            part_of_text = fill(
-                [path.with_suffix("").stat().st_size for path in texts], BLOCK_BYTES
-            )
-        except OSError as error:
-            raise DataError(
-                f"{error.filename} is missing, its size determines the parts; or give --shards"
-            ) from error
-        parts = np.split(
-            training,
-            np.searchsorted(part_of_text[training[:, 0]], np.arange(1, part_of_text[-1] + 1)),
-        )
-    else:
-        count = shards or max(1, min(NUM_SHARDS, len(training) // DOCUMENTS_PER_SHARD))
-        if len(training) < 2 * count:
-            most = max(1, len(training) // 2)
-            raise DataError(
-                f"{source} has {len(training)} documents, too few for {count} shards; use --shards {most}"
-            )
-        parts = cut(training, count)
+    parts = _gather(texts, training) if gathered else _cut(source, training, shards)
     names = [f"part-{number:05d}-of-{len(parts):05d}" for number in range(len(parts))]
     recipe = {
         "texts": md5s, "rule": SEED_STEP, "shards": len(parts),
         "num_eval_documents": num_eval_documents, "seed": seed, "origin": origin,
     }  # fmt: skip
-    folder = StageFolder(target, "split", ("part-*-of-*", "eval.txt", LIST), recipe, jobs=jobs)
+    folder = StageFolder(target, "split", ("part-*-of-*", "eval.txt"), recipe, jobs=jobs)
     if not folder.finished:
         tasks = [(part, target / name, gathered) for part, name in zip(parts, names, strict=True)]
-        tasks += [(documents[held_out], target / name, False) for name in ("eval.txt", LIST)]
+        tasks.append((documents[held_out], target / "eval.txt", False))
         costs = [float((part[:, 2] - part[:, 1]).sum()) for part, *_ in tasks]
         run_tasks("split", partial(_write, texts), tasks, jobs=jobs, weights=costs)
-        folder.finish([*names, "eval.txt", LIST])
+        folder.finish([*names, "eval.txt"])
     md5 = md5_of(target / "eval.txt")
-    return Split(len(parts), len(training), int(held_out.sum()), md5, md5 == TEXT_MD5["eval.txt"])
+    return Split(len(parts), len(training), int(held_out.sum()), md5)
+
+
+def _gather(texts: list[Path], training: Integers) -> list[Integers]:
+    """The reference's parts: one ends before its WikiExtractor files, beside those of sentences, exceed a block."""
+    try:
+        sizes = [path.with_suffix("").stat().st_size for path in texts]
+    except OSError as error:
+        raise DataError(
+            f"{error.filename} is missing, its size determines the parts; or give --shards"
+        ) from error
+    part_of_text = fill(sizes, BLOCK_BYTES)
+    bounds = np.arange(1, part_of_text[-1] + 1)
+    return np.split(training, np.searchsorted(part_of_text[training[:, 0]], bounds))
+
+
+def _cut(source: Path, training: Integers, shards: int | None) -> list[Integers]:
+    count = shards or max(1, min(NUM_SHARDS, len(training) // DOCUMENTS_PER_SHARD))
+    if len(training) < 2 * count:
+        most = max(1, len(training) // 2)
+        raise DataError(
+            f"{source} has {len(training)} documents, too few for {count} shards; use --shards {most}"
+        )
+    return cut(training, count)
 
 
 def hold_out(files: Integers, wanted: int, seed: int) -> npt.NDArray[np.bool_]:
@@ -225,7 +230,7 @@ def _documents(task: tuple[int, Path, bool]) -> Integers:
 
 
 def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
-    """Writes documents, or the md5 of each, to a file unless it exists.
+    """Writes documents to a file unless it exists.
 
     Where the reference gathers files, it drops the last of the two final newlines of each.
     """
@@ -234,26 +239,19 @@ def _write(texts: list[Path], task: tuple[Integers, Path, bool]) -> None:
         return
     with atomic_file(target) as unfinished, open(unfinished, "wb") as output:
         for found in slices(texts, documents):
-            if target.name != LIST:
-                output.write(b"".join(each + _BLANK for each in found)[: -1 if gathered else None])
-                continue
-            for each in found:  # without trailing white space, including non-ASCII
-                stripped = (
-                    each.decode("utf-8", "surrogateescape")
-                    .rstrip()
-                    .encode("utf-8", "surrogateescape")
-                )
-                output.write(hashlib.md5(stripped).hexdigest().encode() + b"\n")
+            output.write(b"".join(each + _BLANK for each in found)[: -1 if gathered else None])
     record(target)
 
 
 def main(options: argparse.Namespace) -> None:
     made = split(
-        options.source, options.target, jobs=options.jobs, shards=options.shards,
-        num_eval_documents=options.num_eval_documents, seed=options.random_seed,
-    )  # fmt: skip
+        options.source,
+        options.target,
+        jobs=options.jobs,
+        shards=options.shards,
+        num_eval_documents=options.num_eval_documents,
+        seed=options.random_seed,
+    )
     size = human_bytes(sum(path.stat().st_size for path in options.target.glob("part-*")))
     summary = f"{made.training:,} documents ({size}) in {made.shards} files, {made.held_out:,} for evaluation"
     print(f"{options.target}: {summary}; {made.note}", file=sys.stderr)
-    if options.json:
-        print(json.dumps(dataclasses.asdict(made)))

@@ -90,25 +90,30 @@ def test_gradient_accumulators_are_left_out(tmp_path: Path, values: dict[str, np
     tensors = dict(values) | {
         f"{name}/GradientAccumulator": np.zeros_like(value) for name, value in values.items()
     }
-    write_bundle(tmp_path / "model.ckpt-1", tensors, None)
-    source = read_tensorflow(tmp_path / "model.ckpt-1")
-    assert source.left_out == {"gradient accumulator": len(values)}
-    assert source.tensors.keys() == read_tensorflow(PREFIX).tensors.keys()
+    write_bundle(tmp_path / "model.ckpt-1", tensors)
+    found, left_out = read_tensorflow(tmp_path / "model.ckpt-1")
+    assert left_out == {"gradient accumulator": len(values)}
+    assert found.keys() == read_tensorflow(PREFIX)[0].keys()
 
 
 def test_a_long_list_of_misfits_is_cut(tmp_path: Path, values: dict[str, np.ndarray]) -> None:
     write_bundle(
         tmp_path / "model.ckpt-1",
         dict(values) | {f"bert/extra_{i}": np.zeros(1) for i in range(99)},
-        None,
     )
     with pytest.raises(DataError, match=r"bert\.extra_0 is unknown; .* and 91 more$") as caught:
         convert(tmp_path / "model.ckpt-1", tmp_path / "a.pt", "mlperf")
     assert len(str(caught.value)) < 500
 
 
+def test_a_checkpoint_of_tensorflow_2_is_told_what_to_give_instead(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "model.ckpt-1", {"_CHECKPOINTABLE_OBJECT_GRAPH": np.zeros(1)})
+    with pytest.raises(DataError, match="is a checkpoint of TensorFlow 2; give that of tf1_ckpt"):
+        convert(tmp_path / "model.ckpt-1", tmp_path / "a.pt", "mlperf")
+
+
 def test_all_kinds_of_file_hold_the_same_tensors(tmp_path: Path) -> None:
-    original = read_tensorflow(PREFIX).tensors
+    original = read_tensorflow(PREFIX)[0]
     source = PREFIX
     for number, (suffix, spelling) in enumerate(
         [
@@ -168,7 +173,7 @@ def test_a_changed_short_or_missing_data_file_is_found(copied: Path) -> None:
 
 
 def test_missing_unknown_and_misshapen_parameters_are_all_named(tmp_path: Path) -> None:
-    tensors = read_tensorflow(PREFIX).tensors
+    tensors = read_tensorflow(PREFIX)[0]
     del tensors["bert.pooler.dense.bias"]
     tensors["bert.extra"] = np.zeros(3)
     tensors["cls.seq_relationship.bias"] = np.zeros(3)
@@ -195,7 +200,7 @@ def test_an_unreadable_source_is_refused_in_one_line(tmp_path: Path, name: str) 
 
 
 def test_a_decoder_that_is_not_tied_is_refused(tmp_path: Path) -> None:
-    tensors = names.to_mlperf(read_tensorflow(PREFIX).tensors)
+    tensors = names.to_mlperf(read_tensorflow(PREFIX)[0])
     tensors[names.DECODER] = tensors[names.DECODER] + 1
     torch.save(
         {"model": {name: torch.from_numpy(t.copy()) for name, t in tensors.items()}},

@@ -46,7 +46,7 @@ def test_a_checkpoint_that_comes_late_or_is_replaced_is_converted(
     assert shards
     assert not converted.exists()
     seen = []
-    for number, place in enumerate(("tf2_ckpt", "tf2_ckpt", ".")):
+    for number, place in enumerate(("tf1_ckpt", "tf1_ckpt", ".")):
         (fresh / "download" / place).mkdir(exist_ok=True)
         write_bert(fresh / "download" / place / "model.ckpt-28252", config, seed=number)
         prepare.main(options_of(fresh))

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -87,48 +86,11 @@ def test_a_file_is_the_plain_encoding_and_reads_back(tmp_path: Path, count: int)
     assert metadata.max_seq_length == (LENGTH if count else 1)
 
 
-def row_features_of(
-    records: Records, row: range, masks: int, sequences: int
-) -> dict[str, list[int] | list[float]]:
-    """Features of a packed row, built from those of its sequences."""
-    joined: dict[str, list[Any]] = {name: [] for name in features_of(records, 0)}
-    lengths, counts = records.sequence_lengths.tolist(), np.diff(records.masked_lm_offsets).tolist()
-    for i in row:
-        shift = len(joined["input_ids"])
-        for name, values in features_of(records, i).items():
-            count = {"next_sentence_labels": 1}.get(
-                name, counts[i] if name.startswith("masked") else lengths[i]
-            )
-            moved = shift if name == "masked_lm_positions" else 0
-            joined[name] += [value + moved for value in values[:count]]
-    joined["packed_input_len"] = [lengths[i] for i in row]
-    joined["packed_masked_lm_len"] = [counts[i] for i in row]
-    for name, values in joined.items():
-        width = masks if name.startswith("masked") else LENGTH * 3
-        width = sequences if name.startswith(("packed", "next")) else width
-        joined[name] = values + [0.0 if name == "masked_lm_weights" else 0] * (width - len(values))
-    return dict(sorted(joined.items()))
-
-
-def test_a_file_of_packed_rows_is_the_plain_encoding_and_reads_back(tmp_path: Path) -> None:
-    offsets = [0, 1, 4, 6, 9]
-    records = make_records(9).with_rows(offsets)
-    write_tfrecord(tmp_path / "a", records, Widths(3 * LENGTH, 30, 4))
-    rows = [range(*offsets[i : i + 2]) for i in range(4)]
-    plain = b"".join(frame(example(row_features_of(records, row, 30, 4))) for row in rows)
-    assert (tmp_path / "a").read_bytes() == plain
-    found, metadata = read_tfrecord(tmp_path / "a")
-    assert_equal(found, records)
-    assert metadata.max_seq_length == 3 * LENGTH
-    with pytest.raises(DataError, match="would hold 3 sequences, at most 2"):
-        write_tfrecord(tmp_path / "b", records, Widths(3 * LENGTH, 30, 2))
-    (tmp_path / "a").write_bytes(plain + frame(example(features_of(records, 0))))
-    with pytest.raises(DataError, match="packed rows and single sequences"):
-        read_tfrecord(tmp_path / "a")
-    wrong = {**row_features_of(records, rows[1], 30, 4), "packed_input_len": [5, 5, 5, 0]}
-    (tmp_path / "a").write_bytes(frame(example(wrong)))
-    with pytest.raises(DataError, match="packed_input_len and packed_masked_lm_len do not add up"):
-        read_tfrecord(tmp_path / "a")
+def test_packed_rows_are_written_sequence_by_sequence(tmp_path: Path) -> None:
+    records = make_records(9)
+    write_tfrecord(tmp_path / "a", records, Widths(LENGTH, MASKS))
+    write_tfrecord(tmp_path / "b", records.with_rows([0, 1, 4, 6, 9]), Widths(LENGTH, MASKS))
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
 def test_ids_of_a_large_vocabulary_are_written_and_read(tmp_path: Path) -> None:
@@ -192,6 +154,7 @@ def test_any_changed_byte_or_cut_is_found(tmp_path: Path, seed: int) -> None:
 
 ODD = {
     "another kind of example": ({"image": [1]}, "no input_ids"),
+    "a row of two sequences": ({"next_sentence_labels": [0, 1]}, "values"),
     "lists of other sizes": ({"segment_ids": [0] * 63}, "values"),
     "padding in the middle": ({"input_mask": [1, 0, *[1] * 62]}, "padding"),
     "a position too large": ({"masked_lm_positions": [32768] * MASKS}, "above 32767"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from ... import forked
 # Of the files of `tree`, what MLCommons' seperate_test_set.py (--num_test_articles=25) and do_gather.py
 # (--input_suffix=.4 --block_size=0.003) wrote.
 WRITTEN = {
-    "eval.md5": "93310ab8fb0302a5dd73cb24b053269f",
     "eval.txt": "893af3709a8ac09c169b411373bec8bb",
     "part-00000-of-00005": "7ec85f3df433e34e1f63730e3af8fcc6",
     "part-00001-of-00005": "610c64c9d5f25121b6a1da221e6696a3",
@@ -148,19 +146,8 @@ def test_a_damaged_dump_under_the_benchmarks_name_is_refused(tmp_path: Path) -> 
 
 
 def test_the_command_says_what_it_made(tree: Path, tmp_path: Path) -> None:
-    line = [
-        "--source",
-        str(tree),
-        "--target",
-        str(tmp_path / "out"),
-        "--jobs",
-        "1",
-        "--num-eval-documents",
-        "25",
-    ]
-    done = forked.run("input_preprocessing", "split", *line, "--json")
+    line = ["--source", tree, "--target", tmp_path / "out", "--num-eval-documents", 25, "--jobs", 1]
+    done = forked.run("input_preprocessing", "split", *line)
     assert done.returncode == 0, done.stderr
+    assert "in 1 files, 25 for evaluation; eval.txt (md5 893af3709a8ac" in done.stderr
     assert "is not the benchmark's" in done.stderr
-    made = json.loads(done.stdout)
-    assert (made["shards"], made["held_out"], made["is_benchmarks"]) == (1, 25, False)
-    assert made["eval_md5"] == WRITTEN["eval.txt"]
