@@ -149,11 +149,7 @@ def fetch_file(file: PublicFile, folder: Path, mirror: str | None) -> Path:
     partial = folder / f".{file.name}.partial"
     reasons = []
     if mirror:
-        sources = [
-            f"{mirror.rstrip('/')}/{file.name}"
-            if "://" in mirror
-            else str(Path(mirror) / file.name)
-        ]
+        sources = [f"{mirror.rstrip('/')}/{file.name}"]
     else:
         # "" stands for MLCommons' storage, whose URL is asked for only when it is needed.
         sources = [file.url] if file.url else ["", _DRIVE + file.drive_id]
@@ -213,13 +209,8 @@ def unpack_text(archive: Path, folder: Path) -> None:
         ) from error
     finally:
         progress.close()
-    # The 500 parts and eval.txt must have the published md5, or that in the archive's list, if there is one.
+    # The 500 parts and eval.txt must be there; of some the md5 is published.
     wanted = {f"part-{i:05d}-of-{NUM_PARTS:05d}": "" for i in range(NUM_PARTS)} | TEXT_MD5
-    for listing in [*partial.glob("*.md5"), *partial.glob("*md5*.txt")]:
-        for line in listing.read_text("utf-8", "ignore").splitlines():
-            md5, _, name = line.partition(" ")
-            if len(md5) == 32 and (name := Path(name.strip().lstrip("*")).name) in wanted:
-                wanted[name] = wanted[name] or md5
     if missing := [name for name in wanted if not (partial / name).is_file()]:
         raise DataError(f"the text lacks {missing[0]}; download results_text.tar.gz again")
     known = [partial / name for name, md5 in wanted.items() if md5]

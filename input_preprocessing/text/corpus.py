@@ -5,10 +5,10 @@ between documents; every n-th document is for evaluation and not in the shards),
 trained on the shards, unless given) and bert_config.json of a small BERT with that vocabulary. Duplicate documents are
 dropped.
 
-Inputs are files, and folders with all text below them, pooled: plain text (UTF-8), JSON, JSON Lines and Parquet
-(--text-field names the text), WikiExtractor's <doc> files, each also as gzip, bzip2 or zstd; formats are detected by
-content. Files that are no text (hidden, README, licence, HTML, binary, empty) are counted, and listed with the reason
-in OUTPUTDIR/download/left_out.tsv; text that cannot be read stops the command, all files at once.
+Inputs are files, and folders with all text below them, pooled: plain text (UTF-8), JSON Lines and Parquet (--text-field
+names the text), each also as gzip, bzip2 or zstd; formats are detected by content. Files that are no text (hidden,
+README, licence, HTML, binary, empty) are counted, and listed with the reason in OUTPUTDIR/download/left_out.tsv; text
+that cannot be read stops the command, all files at once.
 
 Plain text may have one sentence per line and a blank line between documents, or be prose; the layout is detected and
 printed, or set by --layout. Memory grows by about 40 bytes a document and not with the text; the disk needs its size in
@@ -32,7 +32,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import BertWordPieceTokenizer, Tokenizer, models, pre_tokenizers
+from tokenizers import BertWordPieceTokenizer
 
 from bert.data.format import atomic_file
 from bert.data.records import DataError
@@ -41,7 +41,7 @@ from input_preprocessing.stage.manifest import md5_of, write_text
 from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import slices
 from input_preprocessing.text import inputs, sources, vocabulary
-from input_preprocessing.text.tokenization import MAX_CHARACTERS_PER_WORD, normalise
+from input_preprocessing.text.tokenization import normalise, tokenize
 
 SHARD_BYTES = 250_000
 MOST_SHARDS = 500
@@ -55,10 +55,6 @@ TEXT_OPTIONS = (
     "hidden_size",
 )
 VOCABULARY_BYTES = 200_000_000  # of the first shards, to train a vocabulary on
-MOST_UNKNOWN, MOST_PER_WORD = (
-    0.005,
-    1.5,
-)  # share of unknown tokens, tokens per word (BERT's on English: 0.00%, 1.2)
 NOTE = "corpus.json"  # in the download folder: recipe, and md5 of each file
 
 
@@ -81,15 +77,8 @@ def train_vocabulary(paths: list[Path], size: int, target: Path, lower_case: boo
         characters.update(line.replace(" ", ""))
     # Each takes two entries, alone and after ##: at most a quarter of the vocabulary together.
     common = sorted(character for character, _ in characters.most_common(size // 8))
-    named = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *common,
-        *(f"##{character}" for character in common),
-    ]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    named = [*special, *common, *(f"##{character}" for character in common)]
     tokenizer = BertWordPieceTokenizer(lowercase=lower_case, strip_accents=lower_case)
     tokenizer.train_from_iterator(
         lines(),
@@ -139,11 +128,10 @@ def _write(
     for table, first, last in zip(tables, starts, starts[1:], strict=False):
         begin, end = np.searchsorted(training, (first, last))
         size += int(table[training[begin:end] - first, 1].sum())
-    # Documents go round-robin to part files of at least two documents.
-    # Two, since a random next sentence comes from another document of the same file.
-    count = (
-        min(options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1), len(training) // 2) or 1
-    )
+    # Documents go round-robin to part files of at least two documents, since a random next sentence
+    # comes from another document of the same file.
+    wanted = options.num_files or min(MOST_SHARDS, size // SHARD_BYTES + 1)
+    count = min(wanted, len(training) // 2) or 1
     text = download / "results4"
     text.mkdir(parents=True, exist_ok=True)
     shards = [text / f"part-{i:05d}-of-{count:05d}" for i in range(count)]
@@ -151,17 +139,12 @@ def _write(
     for old in (*text.glob("part-*"), text / "eval.txt"):
         if not begun or old not in (*shards, text / "eval.txt"):
             old.unlink(missing_ok=True)
-    tasks = [(training[i::count], shard) for i, shard in enumerate(shards)] + [
-        (evaluation, text / "eval.txt")
-    ]
+    tasks = [(training[i::count], shard) for i, shard in enumerate(shards)]
+    tasks.append((evaluation, text / "eval.txt"))
+    weights = [len(numbers) for numbers, _ in tasks]
     jobs = sources.workers(options.jobs, size)
-    run_tasks(
-        "corpus: shards",
-        partial(_deal, parts, starts),
-        tasks,
-        jobs=jobs,
-        weights=[len(task[0]) for task in tasks],
-    )
+    deal = partial(_deal, parts, starts)
+    run_tasks("corpus: shards", deal, tasks, jobs=jobs, weights=weights)
     if options.vocab_file:
         with atomic_file(download / "vocab.txt") as unfinished:
             shutil.copyfile(options.vocab_file, unfinished)
@@ -175,33 +158,19 @@ def _write(
     made = f"{len(training)} documents ({human_bytes(sum(path.stat().st_size for path in shards))}) in {count} files"
     repeated = int(starts[-1]) - len(kept)
     dropped = f", {repeated} duplicates dropped" if repeated else ""
-    fit = fit_of(
-        words, text / "eval.txt", options.do_lower_case, kept=options.vocab_file is not None
-    )
+    fit = fit_of(words, text / "eval.txt", options.do_lower_case)
     return f"{made}, {len(evaluation)} for evaluation{dropped}, {len(words)} tokens in the vocabulary\n{fit}"
 
 
-def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool, kept: bool) -> str:
-    """How well a vocabulary fits the first million characters of a text, and advice on which one to use."""
-    model = models.WordPiece(
-        words.ids, unk_token="[UNK]", max_input_chars_per_word=MAX_CHARACTERS_PER_WORD
-    )
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    with open(text, encoding="utf-8") as file:
-        lines = normalise(file.read(1_000_000), lower_case).split("\n")
-    found = [line for line in tokenizer.encode_batch(lines, add_special_tokens=False) if line.ids]
-    count = sum(len(line.ids) for line in found) or 1
-    each = count / (sum(len(set(line.word_ids)) for line in found) or 1)
-    unknown = sum(line.ids.count(words.ids["[UNK]"]) for line in found) / count
-    fit = f"vocabulary: {each:.2f} tokens per word, {unknown:.2%} of the tokens unknown"
-    if not kept:
-        return f"{fit}; new, for a model from scratch: to continue another model, give its own with --vocab-file"
-    if unknown > MOST_UNKNOWN:
-        return f"{fit}: is it for another language or case (--do-lower-case)? without --vocab-file one is trained"
-    if each > MOST_PER_WORD:
-        return f"{fit}: keep it to continue its model; from scratch, one trained without --vocab-file is more compact"
-    return fit
+def fit_of(words: vocabulary.Vocabulary, text: Path, lower_case: bool) -> str:
+    """How well a vocabulary fits the first million bytes of a text (BERT's on English: 1.2 and 0.00%)."""
+    with open(text, "rb") as file:
+        tokens = tokenize(file.read(1_000_000), words, lower_case).tokens
+    continues = np.array([token.startswith("##") for token in words.tokens])
+    begun = np.count_nonzero(~continues[tokens]) or 1
+    unknown = np.count_nonzero(tokens == words.ids["[UNK]"]) / (len(tokens) or 1)
+    fit = f"{len(tokens) / begun:.2f} tokens per word, {unknown:.2%} of the tokens unknown"
+    return f"vocabulary: {fit}"
 
 
 Numbers = npt.NDArray[np.int64]

@@ -67,6 +67,8 @@ def check_prose(path: Path, start: bytes) -> None:
         raise NoText(f"{path} is named .json and is no JSON")
     if _MARK_UP.match(start.removeprefix(b"\xef\xbb\xbf")) or path.suffix in _MARK_UP_SUFFIXES:
         raise NoText(f"{path} is HTML or XML: extract its text, for example with trafilatura")
+    if start.startswith(b"<doc "):
+        raise NoText(f"{path} is WikiExtractor's: have it write JSON Lines, with its --json")
     for signature, kind in _BINARY.items():
         if start.startswith(signature):
             raise NoText(f"{path} is {kind}: convert it to text")

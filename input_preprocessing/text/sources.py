@@ -1,22 +1,19 @@
 """Converts files and folders of text to documents of sentences: in parts, on all cores, in constant memory.
 
-Plain text, JSON, JSON Lines, Parquet and WikiExtractor's files, also compressed, detected by content. A file is cut at
-document ends into parts of at least PART_BYTES; a text without such ends at paragraphs, lines or sentences, so that no
-part is larger than memory. Each part yields a file of its documents, with a sentence per line and a blank line after
-each document, and a table of the documents.
+Plain text, JSON Lines and Parquet, also compressed, detected by content. A file is cut at document ends into parts of
+at least PART_BYTES; a text without such ends at paragraphs, lines or sentences, so that no part is larger than memory.
+Each part yields a file of its documents, with a sentence per line and a blank line after each document, and a table of
+the documents.
 """
 
 from __future__ import annotations
 
 import hashlib
-import html
 import importlib
 import io
 import json
 import os
 import re
-import shutil
-import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,12 +31,9 @@ from input_preprocessing.stage.parallel import run_tasks
 from input_preprocessing.stage.reading import CHUNK, Stamp, changed, open_text, readable, stamp_of
 from input_preprocessing.text.inputs import LeftOut, NoText, check_prose, files_in
 
-LAYOUTS = {
-    "sentences": "one sentence per line",
-    "prose": "prose, cut into sentences",
-}  # name: description
-JSON, PARQUET, WIKI = "JSON Lines", "Parquet", "WikiExtractor's documents"
-JSON_FILE = "JSON"  # one object, or a list of them
+# Name: description.
+LAYOUTS = {"sentences": "one sentence per line", "prose": "prose, cut into sentences"}
+JSON, PARQUET = "JSON Lines", "Parquet"
 MOST_SENTENCES = 200  # per document of prose
 FEWEST_DOCUMENTS = 4
 PYDOC = "pydoc"
@@ -48,12 +42,6 @@ _PATIENCE = 1_000_000  # bytes after these in which to look for the end of a doc
 _DETECTED_ON = 2_000_000  # characters
 _MOST_RECORD = 64_000_000  # bytes of a JSON record, which is held in memory several times over
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\x28\xb5\x2f\xfd": "zstd"}
-_BLANK_LINES = {
-    LAYOUTS["sentences"]: 1,
-    LAYOUTS["prose"]: 2,
-    JSON: 0,
-}  # number that ends a document
-_EXTRACTED = re.compile(r"<doc [^>]*>\n(.*?)\n?</doc>", re.DOTALL)
 _SENTENCE_END = re.compile(rb"""[.!?]["')\]]*\s""")
 _END = re.compile(r"""(?<=[.!?])["')\]”’]*\s+(?=["'(\[“‘]*[A-Z0-9])""")
 _RULE = re.compile(r"[^\w\s](?:\W*[^\w\s])?\s*")  # a rule under a heading or between sections
@@ -93,29 +81,21 @@ def find(
         inputs: files, folders (all files below, by name) or 'pydoc'.
         layout: of plain text and of records: a key of LAYOUTS, or 'auto'.
         text_key: field of JSON and column of Parquet with the text.
-        folder: for decompressed files, and copies of pipes.
+        folder: for decompressed files.
         jobs: processes.
     """
     files: list[tuple[Path, bool]] = []  # and whether it was found in a folder
     left_out: list[LeftOut] = []
     for name in inputs:
         path = Path(name)
-        if name != PYDOC and path.is_dir():
-            for found in files_in(path):
-                if isinstance(found, LeftOut):
-                    left_out.append(found)
-                else:
-                    files.append((found, True))
+        if name == PYDOC or not path.is_dir():
+            files.append((path, False))
             continue
-        # A pipe can be read only once, but its kind, digest and parts are each read from the file.
-        with suppress(OSError):  # reported when it is read
-            if name != PYDOC and not stat.S_ISREG(os.stat(path).st_mode):
-                with open(path, "rb") as pipe:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    path = folder / f"{len(files)}-pipe"
-                    with open(path, "wb") as copy:
-                        shutil.copyfileobj(pipe, copy)
-        files.append((path, False))
+        for found in files_in(path):
+            if isinstance(found, LeftOut):
+                left_out.append(found)
+            else:
+                files.append((found, True))
     sizes = [path.stat().st_size if path.is_file() else 0 for path, _ in files]
     look = partial(_look, layout, text_key, folder)
     tasks = [(number, *file) for number, file in enumerate(files)]
@@ -143,34 +123,25 @@ def _look(
 def _source(layout: str, text_key: str, name: Path, unpacked: Path, is_found: bool) -> Source:
     """unpacked: where to write a packed file; is_found: in a folder, where an empty file is no error."""
     path = name
+    if path.exists() and not path.is_file():  # such as a pipe, which can be read only once
+        raise DataError(f"{path} is no regular file; give one")
     with readable(f"the text {path}", "check --input"), open(path, "rb") as start:
         stamp, magic = stamp_of(os.fstat(start.fileno())), start.read(8)
     if is_found and not magic:
         raise NoText(f"{path} is empty")
-    if packed := next(
-        (kind for signature, kind in _PACKED.items() if magic.startswith(signature)), None
-    ):
-        unpacked.parent.mkdir(parents=True, exist_ok=True)
-        unpacked.write_bytes(b"")
-        try:
-            getattr(cramjam, packed).decompress_into(
-                cramjam.File(str(path)), cramjam.File(str(unpacked))
-            )
-        except cramjam.DecompressionError as error:
-            raise DataError(
-                f"{path} is {packed} and cannot be unpacked ({error}); copy it again"
-            ) from error
-        if stamp_of(os.stat(path)) != stamp:
-            raise changed(path)
-        path, stamp = unpacked, stamp_of(os.stat(unpacked))
+    for signature, packed in _PACKED.items():
+        if magic.startswith(signature):
+            _unpack(path, packed, unpacked)
+            if stamp_of(os.stat(path)) != stamp:
+                raise changed(path)
+            path, stamp = unpacked, stamp_of(os.stat(unpacked))
+            break
     with open(path, "rb") as content:
         beginning = content.read(CHUNK)
     if beginning.startswith(b"PAR1"):
         with _opened_parquet(path) as file:
-            sizes = [
-                file.metadata.row_group(number).total_byte_size
-                for number in range(file.num_row_groups)
-            ]
+            groups = map(file.metadata.row_group, range(file.num_row_groups))
+            sizes = [group.total_byte_size for group in groups]
         # Row groups are the smallest units of Parquet that can be read alone: cut between them.
         parts = np.searchsorted(np.cumsum([0, *sizes]), np.arange(0, sum(sizes), PART_BYTES))
         found = _layout_of(_parquet(path, text_key, 0, len(sizes)), layout)
@@ -181,12 +152,8 @@ def _source(layout: str, text_key: str, name: Path, unpacked: Path, is_found: bo
     # utf-8-sig: a byte order mark is no part of the first word.
     with io.TextIOWrapper(opened, encoding="utf-8-sig", errors="ignore", newline="") as text:
         start_of_text = text.read(_DETECTED_ON)
-    if start_of_text.startswith("<doc "):
-        kind, found = WIKI, "prose"
-    elif kind := _json_kind(path, start_of_text, text_key, is_found and name.suffix == ".json"):
-        if kind == JSON_FILE:
-            found = _layout_of(_json_file(path, text_key), layout)
-            return Source(path, kind, found, [0, stamp[0]], md5, stamp, name)
+    if _is_json_lines(path, start_of_text, text_key, is_found and name.suffix == ".json"):
+        kind = JSON
         # JSON Lines end at line feeds alone; other line ends may stand within a record.
         with open(path, encoding="utf-8-sig", errors="ignore", newline="\n") as lines:
             found = _layout_of(_json_lines(path, lines, text_key, 0), layout)
@@ -194,6 +161,18 @@ def _source(layout: str, text_key: str, name: Path, unpacked: Path, is_found: bo
         found = detect_layout(start_of_text) if layout == "auto" else layout
         kind = LAYOUTS[found]
     return Source(path, kind, found, _cuts(path, kind, stamp[0]), md5, stamp, name)
+
+
+def _unpack(path: Path, packed: str, unpacked: Path) -> None:
+    unpacked.parent.mkdir(parents=True, exist_ok=True)
+    unpacked.write_bytes(b"")
+    files = cramjam.File(str(path)), cramjam.File(str(unpacked))
+    try:
+        getattr(cramjam, packed).decompress_into(*files)
+    except cramjam.DecompressionError as error:
+        raise DataError(
+            f"{path} is {packed} and cannot be unpacked ({error}); copy it again"
+        ) from error
 
 
 def _cuts(path: Path, kind: str, size: int) -> list[int]:
@@ -206,25 +185,21 @@ def _cuts(path: Path, kind: str, size: int) -> list[int]:
             if kind == JSON:
                 if len(content.readline(_MOST_RECORD)) == _MOST_RECORD:
                     raise DataError(f"{path} has a record of over {_MOST_RECORD:,} bytes; split it")
-            elif kind == WIKI:
-                while (line := content.readline(_MOST_RECORD)) and line != b"</doc>\n":
-                    pass
             else:
-                _to_document_end(content, kind)
+                _to_document_end(content, is_prose=kind == LAYOUTS["prose"])
             cuts.append(content.tell())
     # A cut at the very end would make a part without content.
     return [*cuts[: -1 if cuts[-1] == size > 0 else None], size]
 
 
-def _to_document_end(content: BinaryIO, kind: str) -> None:
+def _to_document_end(content: BinaryIO, is_prose: bool) -> None:
     """Moves to the next end of a document of plain text; if none is near, of a paragraph, a line or a sentence."""
-    is_prose = kind == LAYOUTS["prose"]
     # Prose is cut into documents of MOST_SENTENCES anyhow, so the end of a paragraph will soon do;
     # the documents of other text are to stay whole.
     end = content.tell() + (_PATIENCE if is_prose else _MOST_RECORD)
     blank = 0
     line = content.readline(_PATIENCE)
-    while line and blank < _BLANK_LINES[kind]:
+    while line and blank < (2 if is_prose else 1):
         if content.tell() > end and (blank or not is_prose):
             return
         if content.tell() > end + _PATIENCE or len(line) == _PATIENCE:
@@ -246,7 +221,6 @@ def split(sources: Sequence[Source], text_key: str, folder: Path, jobs: int = 1)
     """
     # Without paths: a text that was moved is the same text.
     recipe = {"texts": [(*source[1:4], source.md5) for source in sources], "text_key": text_key}
-    recipe["tables"] = "ends"  # earlier versions had lengths
     StageFolder(folder, "corpus", ["part-*"], recipe)
     tasks = [(source, *ends) for source in sources for ends in pairwise(source.cuts)]
     parts = [folder / f"part-{number:06d}.txt" for number in range(len(tasks))]
@@ -293,13 +267,8 @@ def _write_part(text_key: str, source: Source, begin: int, end: int, part: Path)
             # 8 bytes: two of 100 million different documents collide with a chance of 0.03%.
             digest = hashlib.blake2b(data, digest_size=8).digest()
             size += len(data)
-            rows.append(
-                (
-                    size,
-                    sum(map(len, document)) + len(document),
-                    int.from_bytes(digest, "little"),
-                )
-            )
+            characters = sum(map(len, document)) + len(document)
+            rows.append((size, characters, int.from_bytes(digest, "little")))
             output.write(data)
     # Before the table, which would make the part count as complete.
     if source.stamp is not None and stamp_of(os.stat(source.path)) != source.stamp:
@@ -315,24 +284,15 @@ def _documents(source: Source, text_key: str, begin: int, end: int) -> Iterator[
         yield from pydoc_documents()
     elif kind == PARQUET:
         yield from _of_records(_parquet(path, text_key, begin, end), layout)
-    elif kind == JSON_FILE:
-        yield from _of_records(_json_file(path, text_key), layout)
     else:
-        # Line ends: of JSON Lines only \n, of WikiExtractor's files as written, of plain text any.
-        newline = {JSON: "\n", WIKI: ""}.get(kind)
         with open(path, "rb") as file:
             file.seek(begin)
             data = file.read(end - begin).removeprefix(b"" if begin else b"\xef\xbb\xbf")
-            text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "ignore", newline)
+        # Line ends: of JSON Lines only \n, of plain text any.
+        newline = "\n" if kind == JSON else None
+        text = io.TextIOWrapper(io.BytesIO(data), "utf-8", "ignore", newline)
         if kind == JSON:
             yield from _of_records(_json_lines(path, text, text_key, begin), layout)
-        elif kind == WIKI:  # articles without their titles
-            # WikiExtractor escapes < and & in the text.
-            articles = (
-                html.unescape(found[1]).partition("\n")[2]
-                for found in _EXTRACTED.finditer(text.read())
-            )
-            yield from _of_records(articles, layout)
         else:
             yield from documents_of(text, layout)
 
@@ -451,51 +411,24 @@ def _json_lines(path: Path, lines: Iterable[str], key: str, begin: int) -> Itera
         yield record[key]
 
 
-def _json_kind(path: Path, start: str, key: str, may_be_other: bool) -> str:
-    """JSON, JSON_FILE, or "" for other text. may_be_other: it may be JSON without any text, such as settings."""
-    first = start.lstrip().partition("\n")[0]
-    if not first.startswith(("{", "[")):
-        return ""
-    # Counts as a record with text until more of the file is known.
-    record: Any = {key: ""}
-    try:
+def _is_json_lines(path: Path, start: str, key: str, may_be_other: bool) -> bool:
+    """Whether a text is JSON Lines. may_be_other: it may be JSON without any text, such as settings.
+
+    Raises NoText for other JSON.
+    """
+    first, _, rest = start.lstrip().partition("\n")
+    record = None
+    with suppress(ValueError):  # it goes on in the next line, or beyond what was read
         record = json.loads(first)
-        is_lines = isinstance(record, dict)
-    except ValueError:  # it goes on in the next line, or beyond what was read
-        # A file that is too large to be read as one value can only be JSON Lines.
-        is_lines = path.stat().st_size > _MOST_RECORD or len(first) == len(start.lstrip())
-    if not is_lines:
-        try:
-            record = _json_content(path)
-        except ValueError:
-            # The reader of JSON Lines tells what is wrong with a broken record; a bracket may
-            # also begin prose.
-            return JSON if first.startswith("{") else ""
-    if isinstance(record, list):
-        record = next(iter(record), None)
-    if (
-        may_be_other
-        and not isinstance(record, str)
-        and not (isinstance(record, dict) and key in record)
-    ):
-        raise NoText(f"{path} is JSON without the field {key!r}")
-    return JSON if is_lines else JSON_FILE
-
-
-def _json_content(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8-sig", errors="ignore"))
-
-
-def _json_file(path: Path, key: str) -> Iterator[str]:
-    """Texts of one JSON object, or of a list of objects or texts."""
-    content = _json_content(path)
-    for number, record in enumerate(content if isinstance(content, list) else [content], 1):
-        text = record.get(key) if isinstance(record, dict) else record
-        if not isinstance(text, str):
-            fields = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-            told = f"record {number} has no text {key!r} (it has {fields})"
-            raise DataError(f"{path}: {told}; give --text-field")
-        yield text
+    if isinstance(record, dict):
+        if may_be_other and key not in record:
+            raise NoText(f"{path} is JSON without the field {key!r}")
+        return True
+    is_json = path.suffix == ".json" and (rest or record is not None)
+    if is_json or first.strip() in ("{", "["):
+        raise NoText(f"{path} is JSON, but not JSON Lines: write a record per line")
+    # The reader of JSON Lines tells what is wrong with a broken record; a bracket may also begin prose.
+    return first.startswith("{")
 
 
 def _opened_parquet(path: Path) -> Any:

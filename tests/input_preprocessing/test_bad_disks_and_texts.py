@@ -191,11 +191,14 @@ def test_blank_crlf_and_blankless_parts_are_prepared_with_the_others(fresh: Path
 
 
 def test_text_files_that_were_swapped_are_made_again(
-    fresh: Path, downloaded: Path, tmp_path: Path
+    fresh: Path, downloaded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The names decide the order, so that finished instances of a swapped file are not taken for its own."""
     texts = sorted((fresh / "download" / "results4").glob("part-*"))
-    prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4", "--only", "instances"))
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare.steps, "make_evaluation_set", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            prepare.main(prepare_options(fresh, "--packed-data", "--shards", "4"))
     texts[0].rename(tmp_path / "x")
     texts[1].rename(texts[0])
     (tmp_path / "x").rename(texts[1])

@@ -141,9 +141,6 @@ def small_download(monkeypatch: pytest.MonkeyPatch) -> None:
         for task, files in finetuning.SOURCES.items()
     }
     monkeypatch.setattr(finetuning, "SOURCES", sources)
-    tables = {"CoLA": {"train.tsv": {"1": 200}, "dev.tsv": {"1": 300}}}
-    tables["MRPC"] = {"train.tsv": {"1": 225}, "dev.tsv": {"1": 75}}
-    monkeypatch.setattr(finetuning, "TABLES", tables)
 
 
 def run_instances(folder: Path) -> None:
@@ -247,7 +244,7 @@ def test_a_stage_killed_at_some_changes_of_the_disk_ends_the_same(
     tmp_path: Path, name: str
 ) -> None:
     few_changes = name.startswith("finetuning")
-    assert check(*STAGES[name], tmp_path, step=1 if few_changes else 5) >= 2
+    assert check(*STAGES[name], tmp_path, step=1 if few_changes else 11) >= 2
 
 
 @pytest.mark.slow
@@ -264,7 +261,7 @@ def whole_preparation(downloaded: Path, *options: str) -> Stage:
 
 
 def test_a_preparation_killed_now_and_then_ends_the_same(downloaded: Path, tmp_path: Path) -> None:
-    assert check(*whole_preparation(downloaded, "--packed-data"), tmp_path, step=16) >= 4
+    assert check(*whole_preparation(downloaded, "--packed-data"), tmp_path, step=30) >= 4
 
 
 @pytest.mark.slow

@@ -51,16 +51,6 @@ def json_lines(path: Path, texts: list[str], key: str = "text") -> Path:
     return path
 
 
-def extracted(path: Path, texts: list[str]) -> Path:
-    """As WikiExtractor writes: the title, an empty line, a paragraph per line."""
-    docs = (
-        f'<doc id="{i}" url="u" title="T {i}">\nT {i}\n\n{text}\n</doc>\n'
-        for i, text in enumerate(texts)
-    )
-    path.write_text("".join(docs))
-    return path
-
-
 def sentences(path: Path, documents: list[list[str]]) -> Path:
     write_documents(path, documents)
     return path
@@ -78,7 +68,7 @@ def words_of(documents: Iterable[list[str]]) -> list[str]:
     return [" ".join(document) for document in documents]
 
 
-@pytest.mark.parametrize("make", [json_lines, extracted, parquet])
+@pytest.mark.parametrize("make", [json_lines, parquet])
 def test_a_record_is_a_document_cut_into_sentences(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
     documents = list(
         read_pool([str(make(tmp_path / "x", TEXTS))], "auto", "text", tmp_path).documents
@@ -100,13 +90,13 @@ def test_the_key_names_the_text(tmp_path: Path, make) -> None:  # type: ignore[n
 def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) -> None:
     (tmp_path / "AA").mkdir()
     (tmp_path / "AB").mkdir()
-    extracted(tmp_path / "AB" / "wiki_00", TEXTS[4:6])
-    extracted(tmp_path / "AA" / "wiki_01", TEXTS[2:4])
-    extracted(tmp_path / "AA" / "wiki_00", TEXTS[:2])
+    json_lines(tmp_path / "AB" / "wiki_00", TEXTS[4:6])
+    json_lines(tmp_path / "AA" / "wiki_01", TEXTS[2:4])
+    json_lines(tmp_path / "AA" / "wiki_00", TEXTS[:2])
     for name in ("README.md", "info.json", ".hidden"):
         (tmp_path / "AA" / name).write_text("Nothing to train on.")
     plain = sentences(tmp_path / "plain", DOCUMENTS[6:9])
-    lines = json_lines(tmp_path / "lines", TEXTS[9:])
+    lines = parquet(tmp_path / "lines", TEXTS[9:])
     pool = read_pool(
         [str(tmp_path / "AA"), str(tmp_path / "AB"), str(plain), str(lines)],
         "auto",
@@ -115,30 +105,18 @@ def test_several_inputs_and_folders_are_one_pool_in_their_order(tmp_path: Path) 
     )
     assert words_of(pool.documents) == TEXTS
     kinds = list(dict.fromkeys(source.kind for source in pool.found))
-    assert kinds == ["WikiExtractor's documents", "one sentence per line", "JSON Lines"]
+    assert kinds == ["JSON Lines", "one sentence per line", "Parquet"]
 
 
-def test_a_pipe_is_read_from_its_first_byte(tmp_path: Path) -> None:
-    data = sentences(tmp_path / "plain", DOCUMENTS).read_bytes()
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
     reader, writer = os.pipe()  # as <(command) of the shell
-    os.write(writer, data)
     os.close(writer)
-    pool = read_pool([f"/dev/fd/{reader}"], "sentences", "text", tmp_path)
+    with pytest.raises(DataError, match="is no regular file"):
+        read_pool([f"/dev/fd/{reader}"], "sentences", "text", tmp_path)
     os.close(reader)
-    assert list(pool.documents) == list(pool.documents) == DOCUMENTS
 
 
-def test_mark_up_that_wikiextractor_escapes_is_text_again(tmp_path: Path) -> None:
-    pool = read_pool(
-        [str(extracted(tmp_path / "x", ["One &lt; two &amp; three."] * 4))],
-        "auto",
-        "text",
-        tmp_path,
-    )
-    assert next(pool.documents) == ["One < two & three."]
-
-
-@pytest.mark.parametrize("make", [json_lines, extracted, sentences])
+@pytest.mark.parametrize("make", [json_lines, sentences])
 def test_a_text_of_any_size_takes_the_same_memory(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
     for module, name in (
         (sources, "_DETECTED_ON"),
@@ -288,7 +266,7 @@ PACK = {
 
 
 @pytest.mark.parametrize("kind", PACK)
-@pytest.mark.parametrize("make", [json_lines, extracted, sentences])
+@pytest.mark.parametrize("make", [json_lines, sentences])
 def test_packed_files_are_read_as_what_is_in_them(tmp_path: Path, make, kind: str) -> None:  # type: ignore[no-untyped-def]
     plain = make(tmp_path / "x", DOCUMENTS if make is sentences else TEXTS).read_bytes()
     (tmp_path / f"x.{kind}").write_bytes(
@@ -312,7 +290,7 @@ def prose(path: Path, documents: list[list[str]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("make", [json_lines, extracted, sentences, prose, parquet])
+@pytest.mark.parametrize("make", [json_lines, sentences, prose, parquet])
 def test_where_a_file_is_cut_changes_no_document(tmp_path: Path, monkeypatch, make) -> None:  # type: ignore[no-untyped-def]
     documents = made_up_documents(60)
     path = make(
