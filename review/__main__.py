@@ -13,7 +13,7 @@ from typing import Any
 from common.process import status_of
 from common.tables import read_table
 from review import compare, select, show, watch
-from review.acceptance import commands as acceptance
+from review.acceptance.commands import certify
 from review.league import entries, page, ranking
 from review.logs.output import Heading, ReviewError, csv_text, emit, pick, write_whole
 from review.logs.tree import read_object
@@ -201,7 +201,7 @@ _TYPES = {"path": Path, "int": int, "float": float}
 _FIELDS = 'such as {"cooling": "air", ...}'
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {  # names as in commands.yaml
     "show": partial(_tables, show), "check": _check, "compare": partial(_tables, compare), "watch": _watch,
-    "rcp": _rcp, "rehearsal": _rehearsal, **acceptance.COMMANDS, "select": _select, "league": _league,
+    "rcp": _rcp, "rehearsal": _rehearsal, "certify": certify, "select": _select, "league": _league,
     "report": _report, "system": _system, "package": _package,
 }  # fmt: skip
 
@@ -212,16 +212,6 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m review", description="Review MLPerf BERT results."
     )
     options_of = read_table(__file__, "commands.yaml")
-
-    def add(commands: Any, name: str, full_name: str, about: dict[str, Any]) -> None:
-        made = commands.add_parser(name, help=about["help"])
-        if actions := about.get("actions"):
-            added = made.add_subparsers(dest="action", required=True, metavar="|".join(actions))
-            for action, its in actions.items():
-                add(added, action, f"{full_name} {action}", its)
-            return
-        add_options(made, about["options"])
-        made.set_defaults(run=_COMMANDS[full_name], ruleset=DEFAULT_RULESET)
 
     def add_options(made: Any, options: dict[str, Any]) -> None:
         for flags, how in options.items():
@@ -236,7 +226,9 @@ def parser() -> argparse.ArgumentParser:
 
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, about in options_of["commands"].items():
-        add(commands, name, name, about)
+        made = commands.add_parser(name, help=about["help"])
+        add_options(made, about["options"])
+        made.set_defaults(run=_COMMANDS[name], ruleset=DEFAULT_RULESET)
     return top
 
 

@@ -82,7 +82,6 @@ LAYERS: dict[str, list[set[str]]] = {
         {"acceptance.comparison", "acceptance.coverage", "acceptance.faults"},
         {"acceptance.figures"},
         {"acceptance.verdict"},
-        {"acceptance.baseline"},
         {"acceptance.page"},
         {"acceptance.commands"},
         {"acceptance"},

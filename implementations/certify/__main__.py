@@ -203,8 +203,9 @@ def main(environ: Mapping[str, str]) -> int:
                 "expected_parts": parts,
                 "required_tests": config.required,
                 "burn_in_seconds": load.burn_in_seconds,
+                "model": burn_in.described_model(trainer),
             }
-            rundir.write_description(run, trainer, derived | burn_in.derived(trainer))
+            rundir.write_description(run, trainer, derived)
         meeting.barrier()
         # A burn-in of half an hour or more has the time that a thorough diagnosis takes.
         thorough = load.burn_in_seconds >= 1800
@@ -219,6 +220,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         prog="python -m certify",
         description="One rank of an acceptance test, started by ./certify.sh and configured by environment variables.",
-        epilog="results: python -m review certify | baseline | watch, each with --help; docs/certify.md",
+        epilog="results: python -m review certify | watch, each with --help; docs/certify.md",
     )
     run_and_exit(lambda: main(os.environ) if parser.parse_args() else 2)

@@ -38,18 +38,14 @@ SAVE_SECONDS = 300.0  # between writes of the telemetry
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def derived(trainer: TrainerConfig) -> dict[str, Any]:
-    """Entries of config.json: the model itself, whose file may change, and the precision that `auto` resolves to."""
-    model = dataclasses.asdict(trainer.model) | {"gelu_form": trainer.model.gelu_form}
-    return {
-        "model": model,
-        "settled_precision": precision.resolved(trainer.precision.precision, trainer.device),
-    }
+def described_model(trainer: TrainerConfig) -> dict[str, Any]:
+    """The model itself, whose file may change."""
+    return dataclasses.asdict(trainer.model) | {"gelu_form": trainer.model.gelu_form}
 
 
 def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
     """Everything but the choice of kernels that determines the weights bit for bit: ranks, settings, versions."""
-    described, environment = derived(trainer), rundir.environment()
+    environment = rundir.environment()
     found: dict[str, Any] = {"ranks": meeting.size, "nodes": ", ".join(meeting.nodes)}
     for group in (
         trainer.optim,
@@ -60,7 +56,8 @@ def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
         trainer.precision,
     ):
         found |= settings(group)
-    found |= {"PRECISION": described["settled_precision"], **described["model"]}
+    settled = precision.resolved(trainer.precision.precision, trainer.device)
+    found |= {"PRECISION": settled, **described_model(trainer)}
     # The number of threads determines the order of a CPU's sums, and so their rounding.
     found |= {"OMP_NUM_THREADS": trainer.dist.num_threads, "device": device_name(trainer.device)}
     # Another version of a library or driver may choose other kernels, which round differently.
@@ -75,7 +72,7 @@ def facts(trainer: TrainerConfig, meeting: Meeting) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """Name of a rank's device in records and baselines."""
+    """Name of a rank's device in records."""
     return (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"

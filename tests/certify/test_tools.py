@@ -630,17 +630,10 @@ def test_a_failed_tool_fails_the_test_and_the_others_are_still_compared():
     ]  # of three nodes
 
 
-def test_the_page_has_curves_a_map_of_pairs_and_the_limits(tmp_path):
+def test_the_page_has_the_limits_of_a_tools_figures(tmp_path):
     write(tmp_path, records(slow={("all_reduce_perf", 4), (PAIRS, 5)}))
     (tmp_path / "config.json").write_text(json.dumps({"expected": {"all_reduce_perf": 300.0}}))
     assert main(["certify", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 1
     page = (tmp_path / "page.html").read_text()
-    assert 'id="chart-all-reduce-perf"' in page
-    assert 'id="chart-all-reduce-perf-mpi"' in page
-    assert "node node2 has the lowest median" in page
-    assert page.count("copy from another GPU, nvbandwidth, node") == 2 * 4  # heading and label
-    assert page.index("nvbandwidth, node2") < page.index("nvbandwidth, node0")
-    assert (
-        "at least 285 (300 expected) and at most 3% slower than the median, or by chance</td><td>config, EXP"
-        in page
-    )
+    words = "at least 285 (300 expected) and at most 3% slower than the median, or by chance</td>"
+    assert f"{words}<td>config, EXP" in page

@@ -18,8 +18,6 @@ from review.__main__ import parser
         "rcp",
         "compare x y --csv",
         "show x --json --csv",
-        "baseline",
-        "baseline save x",
     ],
 )
 def test_a_wrong_command_line_is_wrong_usage(line, capsys):
@@ -34,11 +32,5 @@ def test_options_have_their_kinds_and_defaults():
     assert (options.train_samples, options.csv, options.json) == (True, True, False)
     assert options.ruleset == "5.0.0"
     options = parser().parse_args(["watch", "a", "--interval", "2.5", "--once"])
-    assert (options.interval, options.once, options.all, options.accuracy) == (
-        2.5,
-        True,
-        False,
-        None,
-    )
-    assert parser().parse_args(["baseline", "check", "a"]).folder == Path("baselines")
+    assert (options.interval, options.once, options.all) == (2.5, True, False)
     assert parser().parse_args(["rcp", "768"]).batch_size == 768

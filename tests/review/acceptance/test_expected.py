@@ -186,3 +186,11 @@ def test_unmeasured_figures_are_noted_and_do_not_fail(judged):
     status, said = judged(make(1, 2), disk=3.0)
     assert status == 0
     assert "disk=3: not measured in this test" in said
+
+
+def test_an_all_reduce_of_two_nodes_counts_once_by_its_fastest_rank():
+    records = make(nodes=4)
+    found = records.reductions("reduce_pairs")
+    assert [len(pairs) for pairs in found.values()] == [1, 2, 1, 2], "pairs that met in each round"
+    quickest = sorted(min(times) for times in records.pairs().values())
+    assert sorted(one for pairs in found.values() for one in pairs) == quickest
