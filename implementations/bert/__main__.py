@@ -33,10 +33,7 @@ COMMANDS = {  # module, and what the command does
         "allreduce",
         "check that all ranks reach each other and add up correctly, and how fast",
     ),
-    "deepspeed-config": (
-        "deepspeed",
-        "convert a DeepSpeed JSON to exports for our own engine; a .deepspeed_env file",
-    ),
+    "deepspeed-config": ("deepspeed", "a .deepspeed_env file for the deepspeed launcher"),
     "deepspeed-checkpoint": ("deepspeed", "convert a DeepSpeed checkpoint to a step_*.pt"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
+import resource
 import sys
 from collections.abc import Callable, Mapping
 from typing import NoReturn
@@ -86,6 +87,20 @@ def run_command(
             raise
         print(f"{program}: error: {error}", file=sys.stderr)
         return 2
+
+
+def limit_cpu(seconds: int) -> None:
+    """Has the kernel end this process (SIGXCPU) after so many more seconds of its own work.
+
+    Not of the clock: what else the machine does must not look like an endless loop.
+    """
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    # The kernel counts whole seconds from the start of the process.
+    most = int(usage.ru_utime + usage.ru_stime) + 1 + seconds
+    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -14,7 +14,6 @@ import logging
 import logging.handlers
 import multiprocessing
 import re
-import resource
 import signal
 import sys
 import warnings
@@ -24,6 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from common.process import limit_cpu
 from review.logs.output import ReviewError
 
 USAGE = "training"
@@ -83,7 +83,7 @@ def _fork(call: _Call) -> tuple[Any, tuple[str, ...], str | None]:
     except EOFError:
         process.join()
         crash = f"exited with status {process.exitcode}"
-        # The kernel's signal at the soft limit; the hard limit ten seconds later is a SIGKILL.
+        # The kernel's signal at the limit.
         if process.exitcode == -signal.SIGXCPU:
             crash = f"TimeoutError: no answer within {LIMIT} seconds of CPU time"
     finally:
@@ -96,7 +96,7 @@ def _child(call: _Call, sender: Connection) -> None:
     import yaml  # type: ignore[import-untyped]
 
     # Not of the clock: the verdict must not depend on what else runs. Also ends it if its parent dies.
-    resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 10))
+    limit_cpu(LIMIT)
     yaml.BaseLoader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)  # same loader in C
     root, collector = logging.getLogger(), logging.handlers.BufferingHandler(sys.maxsize)
     # Of the child only: the checkers log to the root logger, which belongs to the caller.

@@ -1,9 +1,8 @@
-"""From DeepSpeed to our own engine: converts its JSON to exports, and its checkpoints to ours."""
+"""The `deepspeed` launcher's file of variables, and DeepSpeed's checkpoints as ours."""
 
 from __future__ import annotations
 
 import argparse
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from bert.core import variables
-from bert.deepspeed import ds_config
 from bert.deepspeed.checkpoints import INDEX, check, read, unreadable
 from common.env import ConfigError
 from common.files import whole_file
@@ -30,54 +28,17 @@ PLACE_OF_A_RANK = {
 def deepspeed_config(
     parser: argparse.ArgumentParser, arguments: list[str], environ: Mapping[str, str]
 ) -> int:
-    """A DeepSpeed JSON as exports for our own engine, and a .deepspeed_env file.
+    """A .deepspeed_env file, by which the `deepspeed` launcher hands what is set here to its nodes.
 
-        python -m bert deepspeed-config ds.json --ranks 8        what to export instead of ENGINE=deepspeed
-        python -m bert deepspeed-config --environment            what is set here, for the `deepspeed` launcher's nodes
-
-    Exit status: 0, or 2 for a JSON that our own engine does not support.
+    python -m bert deepspeed-config --environment >.deepspeed_env
     """
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("file", nargs="?", type=Path, help="DeepSpeed's JSON")
-    what.add_argument(
-        "--environment",
-        action="store_true",
-        help="NAME=value of what is set here, for .deepspeed_env",
-    )
     parser.add_argument(
-        "--ranks", type=int, default=1, help="GPUs of the run, by which train_batch_size is divided"
+        "--environment", action="store_true", required=True, help="NAME=value of what is set here"
     )
-    options = parser.parse_args(arguments)
-    lines = list(
-        _environment(environ) if options.environment else _exports(options.file, options.ranks)
-    )
-    if lines:  # the launcher cannot read an empty line
-        print("\n".join(lines))
+    parser.parse_args(arguments)
+    for line in _environment(environ):
+        print(line)
     return 0
-
-
-def _exports(path: Path, ranks: int) -> Iterator[str]:
-    """Shell exports. Raises ConfigError, naming the entry, for what our own engine does not support."""
-    if ranks < 1:
-        raise ConfigError(f"--ranks is {ranks}: expected at least 1")
-    found = ds_config.read(path)
-    meanings, zero = ds_config.meanings(found, ranks), found.get("zero_optimization", {})
-    # Both spellings: cpu_offload is that of DeepSpeed's older versions.
-    offloads = [
-        (zero.get(key) or {}).get("device", "cpu" if zero.get(older) else "none") != "none"
-        for key, older in (
-            ("offload_optimizer", "cpu_offload"),
-            ("offload_param", "cpu_offload_param"),
-        )
-    ]
-    # Refused, not translated to less: a model that needs these would not fit without them.
-    if zero.get("stage") == 3 or any(offloads):
-        missing = "our own engine has no stage 3 and no offload"
-        raise ConfigError(f"{path}: zero_optimization: {missing}: set ENGINE=deepspeed")
-    for key, name, value, explicit in meanings:
-        yield f"export {name}={shlex.quote(value)} # {key}{'' if explicit else ', the default'}"
-    for key in ds_config.deepspeed_only(found):
-        yield f"# {key}: used by DeepSpeed alone, without a variable here"
 
 
 def _environment(environ: Mapping[str, str]) -> Iterator[str]:

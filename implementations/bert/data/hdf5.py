@@ -26,10 +26,10 @@ import numpy as np
 import numpy.typing as npt
 
 from bert.data.records import DataError
+from common.process import limit_cpu
 
 # CPU time for a request, far above what a sound file takes: milliseconds to open it, and a second
 # for 50 MB of values.
-# Not time on the clock: a slow file system must not look like an endless loop.
 _OPENING_SECONDS, _READING_SECONDS, _BYTES_PER_SECOND = 2, 10, 2_000_000
 
 Values = tuple[npt.NDArray[Any], npt.NDArray[np.int64]]
@@ -143,9 +143,8 @@ def serve() -> None:
             path, name = pickle.load(requests)
             try:
                 size = os.path.getsize(path)
-                _limit_cpu(
-                    _READING_SECONDS + size // _BYTES_PER_SECOND if name else _OPENING_SECONDS
-                )
+                reading = _READING_SECONDS + size // _BYTES_PER_SECOND
+                limit_cpu(reading if name else _OPENING_SECONDS)
                 with h5py.File(path, "r") as file:
                     answer: tuple[str, Any]
                     answer = "", (_values(file[name]) if name else _contents(file))
@@ -155,17 +154,6 @@ def serve() -> None:
                 answer = text.splitlines()[0] if text else type(error).__name__, None
             pickle.dump(answer, answers, protocol=pickle.HIGHEST_PROTOCOL)
             answers.flush()
-
-
-def _limit_cpu(seconds: int) -> None:
-    """Has the kernel end this process (SIGXCPU) if the next request takes longer."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    # The kernel counts whole seconds from the start of the process, over all its requests.
-    most = int(usage.ru_utime + usage.ru_stime) + 1 + seconds
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    resource.setrlimit(resource.RLIMIT_CPU, (most, hard))
 
 
 def _contents(file: h5py.File) -> tuple[dict[str, int | str], dict[str, Dataset]]:

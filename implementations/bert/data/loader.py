@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from bert.data.shards import Shards, list_bins, list_shards
 from bert.data.synthetic import SyntheticShards
 from common.env import ConfigError, env
 
-_STEPS_AT_ONCE = 4  # waking a thread can take as long as preparing a step
+_STEPS_AHEAD = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Config:
         "MAX_SEQUENCES_PER_ROW", 3, at_least=1, doc="sequences of a packed row at most"
     )
     bin_counts: str = env(
-        "BIN_COUNTS", "", doc="sequences of each bin in a micro-batch, as 6:3:2:5; unset: by share"
+        "BIN_COUNTS", "", doc="BATCHING=bins: sequences of each bin in a micro-batch, as 6:3:2:5"
     )
     exchange_group: int = env(
         "EXCHANGE_GROUP",
@@ -79,7 +80,7 @@ class Config:
         """Raises ConfigError for settings that contradict each other."""
         if self.loader == "dali":
             dali.check()
-        if self.bin_counts and not re.fullmatch(r"\d+(:\d+)*", self.bin_counts):
+        if self.batching == "bins" and not re.fullmatch(r"\d+(:\d+)*", self.bin_counts):
             raise ConfigError(
                 f"BIN_COUNTS={self.bin_counts!r}: expected numbers between colons, such as 6:3:2:5"
             )
@@ -210,34 +211,20 @@ class TrainingData:
         self.vocab_size, self.pad_and_pin, self.masks = vocab_size, pad_and_pin, masks
         # A thread, not a process: NumPy and compiled loops release the lock of the interpreter.
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="data")
-        self._ready: deque[list[PretrainingBatch] | Exception] = deque()
-        # One step alone at first: it is waited for on the clock, and several would take longer.
-        self._pending = self._executor.submit(self._prepare, range(first_step, first_step + 1))
-        self._next = first_step + 1
+        self._steps = itertools.count(first_step)
+        self._pending: deque[Future[list[PretrainingBatch]]] = deque()
+        for _ in range(_STEPS_AHEAD):
+            self._prepare_another()
 
     def next_step(self) -> list[PretrainingBatch]:
         """Micro-batches of the next step, on the CPU. Raises DataError for records that cannot be used."""
-        if not self._ready:
-            # The host waits here if the data thread has fallen behind.
-            self._ready.extend(self._pending.result())
-            self._pending = self._executor.submit(
-                self._prepare, range(self._next, self._next + _STEPS_AT_ONCE)
-            )
-            self._next += _STEPS_AT_ONCE
-        batches = self._ready.popleft()
-        if isinstance(batches, Exception):
-            raise batches
+        # The host waits here if the data thread has fallen behind.
+        batches = self._pending.popleft().result()
+        self._prepare_another()
         return batches
 
-    def _prepare(self, steps: range) -> list[list[PretrainingBatch] | Exception]:
-        """The batches of some steps, up to one that fails: its error is raised at that step's turn."""
-        prepared: list[list[PretrainingBatch] | Exception] = []
-        try:
-            for step in steps:
-                prepared.append(self.batches(step))
-        except Exception as error:
-            prepared.append(error)
-        return prepared
+    def _prepare_another(self) -> None:
+        self._pending.append(self._executor.submit(self.batches, next(self._steps)))
 
     def close(self) -> None:
         """Stops the thread."""

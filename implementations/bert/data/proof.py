@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-import uuid
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,9 +16,9 @@ from pathlib import Path
 from bert.core.dist import World
 from bert.data.format import content_digest, open_records
 from bert.data.records import DataError
+from common.files import text_of, write_shared
 
 FOLDER = ".digests"
-_ENTRY = re.compile(r"[0-9 ]+ ([0-9a-f]{32})\n")  # a whole one, not the beginning of one
 _THREADS = 4  # BLAKE2b runs beside Python
 
 
@@ -59,13 +57,14 @@ def _problem(path: Path, expected: str) -> str:
 def digest_of(path: Path) -> str:
     """The content digest of what a file holds, computed or kept from the last time. Raises DataError."""
     kept, identity = path.parent / FOLDER / f"{path.name}.digest", _identity(path)
-    with suppress(OSError):
-        text = kept.read_text(encoding="ascii", errors="replace")
-        if (entry := _ENTRY.fullmatch(text)) and text.startswith(identity):
-            return entry[1]
+    known, _, digest = text_of(kept).rpartition(" ")
+    if known and known == identity and len(digest) == 32:
+        return digest
     digest = content_digest(open_records(path)[0])
     if _identity(path) == identity:  # nobody wrote to it meanwhile
-        _keep(kept, f"{identity}{digest}\n")
+        with suppress(OSError):  # data may be read-only
+            kept.parent.mkdir(exist_ok=True)
+            write_shared(kept, f"{identity} {digest}\n")
     return digest
 
 
@@ -74,18 +73,5 @@ def _identity(path: Path) -> str:
     with suppress(OSError):
         found = os.stat(path)
         numbers = found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev
-        return " ".join(map(str, numbers)) + " "
+        return " ".join(map(str, numbers))
     return ""
-
-
-def _keep(path: Path, text: str) -> None:
-    """Writes an entry by a name of this writer's own: ranks may write the same one at a time."""
-    with suppress(OSError):  # data may be read-only
-        path.parent.mkdir(exist_ok=True)
-        own = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        try:
-            own.write_text(text, encoding="ascii")
-            # Whole or not at all, without fsync: a lost entry only costs a second reading.
-            os.replace(own, path)
-        finally:
-            own.unlink(missing_ok=True)

@@ -199,24 +199,17 @@ class Batching:
 
 
 def bin_counts(source: RowSource, wanted: str, batch_size: int) -> list[int]:
-    """Sequences of a micro-batch from each bin: by BIN_COUNTS (6:3:2:5), or by the bins' shares of the data.
+    """Sequences of a micro-batch from each bin: BIN_COUNTS, as 6:3:2:5.
 
     Raises DataError if they do not fit the data or BATCHSIZE.
     """
-    row_counts = source.row_counts()
-    sizes = np.array([row_counts[files].sum() for files in source.bins])
-    if wanted:
-        counts = [int(count) for count in wanted.split(":")]
-        if len(counts) != len(sizes) or sum(counts) != batch_size:
-            expected = f"{len(sizes)} numbers, one per bin of the data, with the sum BATCHSIZE={batch_size}"
-            raise DataError(f"BIN_COUNTS={wanted}: expected {expected}")
-        return counts
-    exact = sizes * batch_size / sizes.sum()
-    by_share = np.floor(exact).astype(np.int64)
-    # The largest remainders are rounded up.
-    short = batch_size - int(by_share.sum())
-    by_share[np.argsort(by_share - exact, kind="stable")[:short]] += 1
-    return [int(count) for count in by_share]
+    counts = [int(count) for count in wanted.split(":")]
+    if len(counts) != len(source.bins) or sum(counts) != batch_size:
+        expected = f"{len(source.bins)} numbers, one per bin of the data"
+        raise DataError(
+            f"BIN_COUNTS={wanted}: expected {expected}, with the sum BATCHSIZE={batch_size}"
+        )
+    return counts
 
 
 def row_sequences(records: Records, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

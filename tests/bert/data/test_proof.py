@@ -77,15 +77,3 @@ def test_a_rank_with_other_content_is_named_on_every_rank(paths, tmp_path):
         (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
     alter(tmp_path / "copy" / paths[2].name)
     run_ranks(_check, 3, arguments=(tmp_path,))
-
-
-def test_ranks_that_keep_one_entry_at_a_time_do_not_mix_it(paths, monkeypatch):
-    names = []
-    replace = os.replace
-    monkeypatch.setattr(
-        proof.os, "replace", lambda own, path: (names.append(own), replace(own, path))
-    )
-    for _ in range(2):
-        proof._keep(paths[0].parent / proof.FOLDER / "one", "text")
-    assert len({str(name) for name in names}) == 2, "each by a name of its own"
-    assert [path.name for path in (paths[0].parent / proof.FOLDER).iterdir()] == ["one"]

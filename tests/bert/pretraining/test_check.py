@@ -34,6 +34,7 @@ def test_the_check_builds_the_batches_of_the_run(prepared, run_bert):
         "PACKING_FACTOR": "1",
         "DATADIR_PHASE2": folder,
         "BATCHING": "bins",
+        "BIN_COUNTS": "3",
     }
     done = run_bert(unpacked, arguments=("--check",))
     assert done.returncode == 2

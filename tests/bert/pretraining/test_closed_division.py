@@ -93,7 +93,7 @@ WRONG = {
     "seed": ({"SEED": "42"}, "SEED=42 (seeds come from the clock or the system"),
     "seed 0": ({"SEED": "0"}, "SEED=0 (seeds come"),
     "bins": (
-        {"PACKED": "0", "PACKING_FACTOR": "1", "BATCHING": "bins"},
+        {"PACKED": "0", "PACKING_FACTOR": "1", "BATCHING": "bins", "BIN_COUNTS": "1:1"},
         "BATCHING=bins (data is traversed in random",
     ),
     "next sentences": ({"NSP": "0"}, "NSP=0 (next sentences are predicted, too"),

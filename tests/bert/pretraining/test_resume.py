@@ -121,7 +121,7 @@ def test_seed_and_shard_order_are_those_of_the_first_run_and_where_they_lie_in_r
     assert resume.restore(config, Trained(), 7, saved(config)) == (4, 5, 6)
     assert [resume.pick_seed(seed, saved(config)) for seed in (None, 9)] == [7, 9]
     unpacked = {"PACKED": "0", "DATADIR_PHASE2": "/data"}
-    for changed in ({"BATCHING": "bins"}, {"EXCHANGE_GROUP": "2"}):
+    for changed in ({"BATCHING": "bins", "BIN_COUNTS": "3"}, {"EXCHANGE_GROUP": "2"}):
         config = settings(**unpacked, **changed)
         with pytest.raises(
             ConfigError,
