@@ -18,11 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# In place of this folder, whose "bert" would be taken for the package.
-sys.path[:1] = [
-    str(Path(__file__).parents[1] / "bench"),
-    str(Path(__file__).parent / "bert" / "kernels"),
-]
+# The package before this folder's "bert", which is none.
+sys.path.insert(1, str(Path(__file__).parents[1] / "implementations"))
+sys.path.insert(1, str(Path(__file__).parent / "bert" / "kernels"))
+sys.path.insert(1, str(Path(__file__).parents[1] / "bench"))
 
 import fp8_cases
 from lib import Parser, emit, explain
