@@ -7,7 +7,6 @@ Exit status: 0 success, 1 crash, 2 bad input.
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Mapping
@@ -39,19 +38,6 @@ def main(arguments: list[str], environ: Mapping[str, str]) -> int:
     )
     options, words = parser.parse_known_args(arguments)
     try:
-        if words[:1] == ["--variables"]:
-            raise ConfigError(
-                "--variables: use python -m bert --variables, which lists those of fine-tuning too"
-            )
-        if (
-            words
-            and not words[0].startswith("-")
-            # A word close to a command is told so by from_options.
-            and not difflib.get_close_matches(words[0], COMMANDS)
-        ):
-            raise ConfigError(
-                f"{words[0]}: no such command; training takes only settings (--task squad ...)"
-            )
         given = variables.from_options(words, [*COMMANDS, "--check", "--help"])
         # Only now: PyTorch comes with it.
         from bert.training import schedule

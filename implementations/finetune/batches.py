@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -29,23 +27,16 @@ class SpanBatch(Batch):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledBatch(Batch):
-    """labels: int64 [S], class of each sequence."""
+    """labels: [S], class of each sequence, int64, or target of a regression, float32."""
 
     labels: Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class NumberBatch(Batch):
-    """numbers: float32 [S], regression target of each sequence."""
-
-    numbers: Tensor
 
 
 @dataclass(frozen=True)
 class Samples:
     """Training or test data of a task: N token sequences, and labels by field of the batch.
 
-    labels: "starts" and "ends" of answers; "labels", the classes; or "numbers" of a regression; each (N,).
+    labels: "starts" and "ends" of answers, or "labels", classes or targets of a regression; each (N,).
     """
 
     sequences: Sequence[tuple[Integers, int]]  # token ids, where the second segment starts
@@ -55,47 +46,31 @@ class Samples:
     def lengths(self) -> Integers:
         return np.array([len(ids) for ids, _ in self.sequences], dtype=np.int32)
 
-    def digest(self) -> str:
-        """CRC-32 of the sequences and labels, compared between ranks."""
-        segments = np.array([begin for _, begin in self.sequences], dtype=np.int32)
-        arrays = [
-            self.lengths,
-            segments,
-            *(ids for ids, _ in self.sequences),
-            *self.labels.values(),
-        ]
-        return f"{functools.reduce(lambda value, array: zlib.crc32(np.asarray(array).tobytes(), value), arrays, 0):08x}"
-
-    def batch(self, chosen: np.ndarray) -> SpanBatch | LabelledBatch | NumberBatch:
+    def batch(self, chosen: np.ndarray) -> SpanBatch | LabelledBatch:
         """Batch of the sequences with these indices."""
-        sequences, lengths = (
-            [self.sequences[i] for i in chosen],
-            self.lengths[chosen].astype(np.int64),
-        )
+        sequences = [self.sequences[i] for i in chosen]
+        lengths = self.lengths[chosen].astype(np.int64)
         # Sequences end to end: S+1 offsets, and T positions that restart in each sequence.
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         second = np.repeat([begin for _, begin in sequences], lengths)
-        # The name of its first label field tells the kind of task.
-        kind = {"starts": SpanBatch, "labels": LabelledBatch, "numbers": NumberBatch}[
-            next(iter(self.labels))
-        ]
-        dtype = np.float32 if kind is NumberBatch else np.int64
+        ids = np.concatenate([ids for ids, _ in sequences])
+        labels = {name: torch.from_numpy(values[chosen]) for name, values in self.labels.items()}
+        kind = SpanBatch if "starts" in labels else LabelledBatch
         return kind(
-            input_ids=torch.from_numpy(
-                np.concatenate([ids for ids, _ in sequences]).astype(np.int32)
-            ),
-            segment_ids=torch.from_numpy((positions >= second).astype(np.int32)),
-            position_ids=torch.from_numpy(positions.astype(np.int32)),
-            cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
+            input_ids=_int32(ids),
+            segment_ids=_int32(positions >= second),
+            position_ids=_int32(positions),
+            cu_seqlens=_int32(offsets),
             max_seqlen=int(lengths.max()),
             num_tokens=int(offsets[-1]),
             num_sequences=len(sequences),
-            **{
-                name: torch.from_numpy(values[chosen].astype(dtype))
-                for name, values in self.labels.items()
-            },
+            **labels,
         )
+
+
+def _int32(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(values.astype(np.int32))
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from common.env import ConfigError
 from finetune import files, saved
 from finetune.batches import Samples
 from finetune.dialect import Reading
+from finetune.tables import column_names
 
 # Not timed: the first ones compile kernels and fill the allocator's caches.
 WARM_UP_BATCHES = 3
+SHOWN_ANSWERS = 3
 
 
 def predict(
@@ -32,7 +34,7 @@ def predict(
     """
     _add_model(parser)
     parser.add_argument("--input", type=Path, help="file to predict")
-    parser.add_argument("--output", type=Path, help="X.csv, X.tsv or X.jsonl")
+    parser.add_argument("--output", type=Path, help="X.csv or X.jsonl")
     parser.add_argument(
         "--text-columns", default="", help="one or two, joined by commas (default: as in training)"
     )
@@ -46,16 +48,13 @@ def predict(
     parser.add_argument("--question", help="SQuAD: the question")
     parser.add_argument("--context", help="SQuAD: the text that contains the answer")
     parser.add_argument("--text", action="append", help="the text; twice for a pair")
-    parser.add_argument(
-        "--n-best", type=natural, default=3, help="answers to show (default %(default)s)"
-    )
     options = parser.parse_args(arguments)
     # Before the model is loaded, which takes seconds.
     if (options.input is None) != (options.output is None):
         raise ConfigError("--input needs --output, and --output needs --input")
     model = saved.load(options.folder, options.device)
     if options.input is not None:
-        columns = tuple(name.strip() for name in options.text_columns.split(",") if name.strip())
+        columns = column_names(options.text_columns)
         reading = Reading(separator=options.separator, no_header=options.no_header)
         files.predict(model, options.input, options.output, columns, options.batch_size, reading)
     elif model.answers:
@@ -65,20 +64,19 @@ def predict(
             )
         if not options.context.strip():
             raise ConfigError("--context is empty: give the text that contains the answer")
-        (found,) = model.predict([(options.question, options.context)], n_best=options.n_best)
-        for entry in found["n_best"]:
+        (found,) = model.predict([(options.question, options.context)])
+        for entry in found["n_best"][:SHOWN_ANSWERS]:
             print(f"{entry['probability']:.4f}  {entry['text'] or '(no answer)'}")
     else:
-        count = model.facts.get("num_texts") or len(options.text or ())
-        if not options.text or len(options.text) > 2 or len(options.text) != count:
-            raise ConfigError(f"{options.folder} takes {count or 1} of --text, or --input FILE")
+        count = model.facts["num_texts"]
+        if len(options.text or ()) != count:
+            raise ConfigError(f"{options.folder} takes {count} of --text, or --input FILE")
         (found,) = model.predict([tuple(options.text)])
-        if "probabilities" not in found:
+        shares = found.get("probabilities", {})
+        if not shares:
             print(found["prediction"])
-        for name, share in sorted(
-            found.get("probabilities", {}).items(), key=lambda pair: -pair[1]
-        ):
-            print(f"{share:.4f}  {name}")
+        for name in sorted(shares, key=lambda name: -shares[name]):
+            print(f"{shares[name]:.4f}  {name}")
 
 
 def benchmark(
@@ -145,18 +143,12 @@ def seeds(
             )
     names = [name for name, value in rows[0].items() if isinstance(value, float)]
     width = max(len(name) for name in names)
-    print(
-        f"{'seed':<{width}}  "
-        + "  ".join(f"{row['seed']:>10}" for row in rows)
-        + f"  {'mean':>10}  {'std':>10}"
-    )
+    heads = [*(str(row["seed"]) for row in rows), "mean", "std"]
+    print(f"{'seed':<{width}}  " + "  ".join(f"{head:>10}" for head in heads))
     for name in names:
         values = [row[name] for row in rows if name in row]
-        shown = [
-            *values,
-            statistics.mean(values),
-            statistics.stdev(values) if len(values) > 1 else 0.0,
-        ]
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        shown = [*values, statistics.mean(values), deviation]
         print(f"{name:<{width}}  " + "  ".join(f"{value:>10.4f}" for value in shown))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -123,16 +122,9 @@ class Config(Hardware):
             raise ConfigError(f"MAX_SEQ_LENGTH={self.length} exceeds {most}")
         if not self.vocabulary.is_file():
             raise ConfigError(f"{self.vocabulary}: no such file: the model's words, one a line")
-        beside = self.weights_folder / "vocab.txt"  # the one that the weights were trained with
-        md5 = hashlib.md5(beside.read_bytes()).hexdigest() if beside.is_file() else ""
-        huggingface.check_vocabulary(self.vocabulary, self.model, md5)
+        huggingface.check_vocabulary(self.vocabulary, self.model)
         if not self.data.is_dir():
-            problem = (
-                f"a file: give its folder, {self.data.parent}"
-                if self.data.is_file()
-                else "no such folder"
-            )
-            raise ConfigError(f"DATA={self.data}: {problem}")
+            raise ConfigError(f"DATA={self.data}: no such folder")
         # A head answers only what it was trained for; training
         # starts a new one where it does not fit.
         task = self.described.get("task", self.task)
@@ -140,10 +132,6 @@ class Config(Hardware):
             raise ConfigError(
                 f"INIT_CHECKPOINT={self.checkpoint.init_checkpoint} was fine-tuned for {task}: TASK={task}"
             )
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.text_columns.split(",") if name.strip())
 
     @property
     def trains(self) -> bool:
@@ -188,11 +176,9 @@ class Config(Hardware):
     @property
     def bert_config_path(self) -> Path:
         """BERT_CONFIG, or bert_config.json or config.json beside the weights."""
-        if self.bert_config is not None:
-            return self.bert_config
         folder = self.weights_folder
-        named = folder / "bert_config.json"
-        return named if named.is_file() else folder / "config.json"
+        beside = huggingface.config_beside(folder / "weights")
+        return self.bert_config or beside or folder / "config.json"
 
     @cached_property
     def model(self) -> BertConfig:
@@ -200,7 +186,9 @@ class Config(Hardware):
 
     @property
     def vocabulary(self) -> Path:
-        return self.bert_config_path.parent / "vocab.txt"
+        """vocab.txt beside the weights, else beside BERT_CONFIG."""
+        beside = self.weights_folder / "vocab.txt"
+        return beside if beside.is_file() else self.bert_config_path.parent / "vocab.txt"
 
     @property
     def trial_seed(self) -> int:
@@ -231,12 +219,6 @@ class Config(Hardware):
 def read(environ: Mapping[str, str]) -> Config:
     """The checked settings in ``environ``. Raises ConfigError."""
     config = from_env(Config, with_defaults(environ))
-    if (folder := config.checkpoint.init_checkpoint) is not None and (
-        folder / "model_0" / "task.json"
-    ).is_file():
-        return read(
-            {**environ, "INIT_CHECKPOINT": str(folder / "model_0")}
-        )  # a run's folder, as for predict
     if environ.get("MAX_STEPS"):
         raise ConfigError(
             "MAX_STEPS is set: EPOCHS determines the length of fine-tuning; unset MAX_STEPS"

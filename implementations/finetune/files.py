@@ -12,7 +12,7 @@ from typing import Any
 from bert.data.records import DataError
 from common.env import ConfigError
 from common.files import whole_file
-from finetune.dialect import KINDS, Reading
+from finetune.dialect import Reading
 from finetune.saved import Saved
 from finetune.tables import Layout, Rows, lines_told
 
@@ -33,8 +33,8 @@ def predict(
     or ConfigError.
     """
     kind = target.suffix.lower().lstrip(".")
-    if kind not in KINDS:
-        raise ConfigError(f"--output {target}: expected a name ending in .csv, .tsv or .jsonl")
+    if kind not in ("csv", "jsonl"):
+        raise ConfigError(f"--output {target}: expected a name ending in .csv or .jsonl")
     if not target.parent.is_dir():
         raise ConfigError(f"--output {target}: there is no folder {target.parent}: create it")
     if target.exists() and source.exists() and target.samefile(source):
@@ -47,7 +47,8 @@ def predict(
     shares = [f"probability_{label}" for label in labels]
     own = ["prediction", *(shares or (["probability"] if model.answers else []))]
     names = list(dict.fromkeys(name for _, row in rows for name in row))
-    _check(source, [row for _, row in rows], names, own, kind)
+    if taken := [name for name in (*own, "probabilities") if name in names]:
+        raise DataError(f"{source}: has a column {taken[0]!r}, which predict adds: rename it")
     told = f"{len(rows):,} rows, {table.describe()}; predicting from {' | '.join(table.texts)}"
     _say(f"{source}: {told}")
     lacking = [line for (line, _), text in zip(rows, texts, strict=True) if text is None]
@@ -76,21 +77,6 @@ def _table(model: Saved, path: Path, columns: tuple[str, ...], reading: Reading)
     return Rows(path, layout, labelled=False, num_texts=num_texts)
 
 
-def _check(
-    path: Path, rows: Sequence[dict[str, Any]], names: list[str], own: list[str], kind: str
-) -> None:
-    """Raises DataError for a file that cannot be written with its predictions."""
-    if not rows:
-        raise DataError(f"{path}: has no rows")
-    if taken := [name for name in (*own, "probabilities") if name in names]:
-        raise DataError(f"{path}: has a column {taken[0]!r}, which predict adds: rename it")
-    # TSV is written without quotation marks, as GLUE's files are.
-    for number, row in enumerate(rows if kind == "tsv" else (), 1):
-        if any(isinstance(cell, str) and set("\t\n") & set(cell) for cell in row.values()):
-            told = f"row {number} has a tab or newline, which TSV cannot hold: give --output X.csv"
-            raise DataError(f"{path}: {told}")
-
-
 def _predictions(
     model: Saved, texts: Sequence[tuple[str, ...] | None], batch_size: int
 ) -> list[dict[str, Any]]:
@@ -114,10 +100,7 @@ def _write(target: Path, kind: str, columns: list[str], rows: Sequence[dict[str,
         if kind == "jsonl":
             output.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             return
-        # As in GLUE's files, where quotation marks are text.
-        plain: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE, "quotechar": None}
-        options = plain if kind == "tsv" else {}
-        writer = csv.DictWriter(output, columns, lineterminator="\n", **options)
+        writer = csv.DictWriter(output, columns, lineterminator="\n")
         writer.writeheader()
         for row in rows:
             shares = row.get("probabilities", {})

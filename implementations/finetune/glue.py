@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,24 +34,18 @@ def accuracy_and_f1(predicted: Labels, true: Labels) -> float:
     return (accuracy(predicted, true) + f1(predicted, true)) / 2
 
 
-def matthews(predicted: Labels, true: Labels) -> float:
-    """Matthews correlation coefficient of two classes, -1 to 1; 0 if all predictions or all labels are the same."""
-    counts = np.zeros((2, 2))
-    np.add.at(counts, (true, predicted), 1)
-    (tn, fp), (fn, tp) = counts.tolist()
-    spread = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
-    return (tp * tn - fp * fn) / math.sqrt(spread) if spread else 0.0
-
-
 def pearson(predicted: Labels, true: Labels) -> float:
     """Pearson correlation, -1 to 1; 0 if either series is constant."""
     # In fp64: of series with a large mean, little would be left in fp32.
-    x, y = (
-        np.asarray(values, np.float64) - np.mean(values, dtype=np.float64)
-        for values in (predicted, true)
-    )
+    x = np.asarray(predicted, np.float64) - np.mean(predicted, dtype=np.float64)
+    y = np.asarray(true, np.float64) - np.mean(true, dtype=np.float64)
     spread = math.sqrt((x @ x) * (y @ y))
     return float(x @ y) / spread if spread else 0.0
+
+
+def matthews(predicted: Labels, true: Labels) -> float:
+    """Matthews correlation coefficient of two classes: their Pearson correlation."""
+    return pearson(predicted, true)
 
 
 def spearman(predicted: Labels, true: Labels) -> float:
@@ -82,16 +76,16 @@ def prediction(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """layout: None for a user's own table. metrics: the main one first; empty: chosen by the type of labels.
 
-    parts: suffix of the test files -> name of the prediction file for GLUE's server.
+    parts: suffixes of the test files.
     """
 
     layout: Layout | None = None
     metrics: tuple[Metric, ...] = ()
-    parts: Mapping[str, str] = field(default_factory=lambda: {"": ""})
+    parts: tuple[str, ...] = ("",)
 
 
 CLASSES, NUMBERS = (accuracy,), (pearson, spearman, pearson_and_spearman)  # default metrics
@@ -100,42 +94,36 @@ _PAIR, _TWO = (accuracy, f1, accuracy_and_f1), ("0", "1")
 _ENTAILED = ("entailment", "not_entailment")
 
 
-def _task(
-    answers: str, texts: str, label: str, labels: tuple[str, ...], metrics: tuple[Metric, ...]
-) -> Task:
-    names = (
-        ("source", "label", "mark", "sentence") if answers == "CoLA" else ()
-    )  # CoLA's files have no header
-    layout = Layout(
-        texts=tuple(texts.split(", ")), label=label, labels=labels, names=names, numbers=not labels,
-        published=True,
-    )  # fmt: skip
-    # GLUE scores MNLI twice: on the genres of its training, and on others.
-    mnli = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
-    return Task(layout=layout, metrics=metrics, parts=mnli if answers == "MNLI" else {"": answers})
-
-
-TASKS: dict[str, Task] = {
-    task.parts.get("", "MNLI"): task
-    for task in (
-        _task("MRPC", "#1 String, #2 String", "Quality", _TWO, _PAIR),
-        _task("SST-2", "sentence", "label", _TWO, CLASSES),
-        _task("CoLA", "sentence", "label", _TWO, (matthews, accuracy)),
-        _task(
-            "MNLI",
-            "sentence1, sentence2",
-            "gold_label",
-            ("contradiction", "entailment", "neutral"),
-            CLASSES,
-        ),
-        _task("QQP", "question1, question2", "is_duplicate", _TWO, _PAIR),
-        _task("QNLI", "question, sentence", "label", _ENTAILED, CLASSES),
-        _task("RTE", "sentence1, sentence2", "label", _ENTAILED, CLASSES),
-        # A similarity from 0 to 5, predicted as a number.
-        _task("STS-B", "sentence1, sentence2", "score", (), NUMBERS),
-        _task("WNLI", "sentence1, sentence2", "label", _TWO, CLASSES),
+def _published(
+    texts: tuple[str, ...], label: str, labels: tuple[str, ...] = (), names: tuple[str, ...] = ()
+) -> Layout:
+    """Columns of a task's files; without labels it predicts numbers."""
+    return Layout(
+        texts=texts, label=label, labels=labels, names=names, numbers=not labels, published=True
     )
-} | {"table": Task(), "TSV": Task()}  # TSV: former name
+
+
+_SENTENCES, _QUESTIONS = ("sentence1", "sentence2"), ("question1", "question2")
+_COLA = ("source", "label", "mark", "sentence")  # its files have no header
+_RELATIONS = ("contradiction", "entailment", "neutral")
+# GLUE scores MNLI twice: on the genres of its training, and on others.
+_PARTS = ("_matched", "_mismatched")
+TASKS = {
+    "MRPC": Task(_published(("#1 String", "#2 String"), "Quality", _TWO), _PAIR),
+    "SST-2": Task(_published(("sentence",), "label", _TWO), CLASSES),
+    "CoLA": Task(_published(("sentence",), "label", _TWO, _COLA), (matthews, accuracy)),
+    "MNLI": Task(_published(_SENTENCES, "gold_label", _RELATIONS), CLASSES, _PARTS),
+    "QQP": Task(_published(_QUESTIONS, "is_duplicate", _TWO), _PAIR),
+    "QNLI": Task(_published(("question", "sentence"), "label", _ENTAILED), CLASSES),
+    "RTE": Task(_published(_SENTENCES, "label", _ENTAILED), CLASSES),
+    # A similarity from 0 to 5, predicted as a number.
+    "STS-B": Task(_published(_SENTENCES, "score"), NUMBERS),
+    "WNLI": Task(_published(_SENTENCES, "label", _TWO), CLASSES),
+    "table": Task(),
+    "TSV": Task(),  # former name
+}
+# Names that GLUE's server gives to the answers, where they are not the task's.
+SERVER_NAMES = {"_matched": "MNLI-m", "_mismatched": "MNLI-mm"}
 
 
 def encode(
@@ -162,9 +150,10 @@ def encode(
 
 def kept(a: int, b: int, room: int) -> tuple[int, int]:
     """Tokens kept of each text of a pair: the longer one is truncated until both fit, b if they are equal."""
-    # The result of Google's _truncate_seq_pair, which removes tokens in a loop.
-    surplus = max(a + b - room, 0)
-    from_longer = min(surplus, abs(a - b))
-    a, b = (a - from_longer, b) if a > b else (a, b - from_longer)
-    rest = surplus - from_longer  # the lengths are equal now, or nothing is left: b, a, b, ...
-    return a - rest // 2, b - (rest + 1) // 2
+    # As Google's _truncate_seq_pair.
+    while a + b > room:
+        if a > b:
+            a -= 1
+        else:
+            b -= 1
+    return a, b

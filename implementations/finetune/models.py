@@ -6,6 +6,7 @@ Parameter names are Hugging Face's.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,7 @@ from bert.model.recompute import Recomputation
 from bert.model.trainable import Trainable
 from common.env import ConfigError
 from common.files import write_text
-from finetune.batches import LabelledBatch, NumberBatch, SpanBatch
+from finetune.batches import LabelledBatch, SpanBatch
 
 
 class SpanLosses(NamedTuple):
@@ -115,10 +116,10 @@ class Classification(FineTuned):
         )
         return fp32_at_least(self.classifier(pooled))
 
-    def forward(self, batch: LabelledBatch | NumberBatch) -> LabelLosses:
+    def forward(self, batch: LabelledBatch) -> LabelLosses:
         scores = self.scores(batch)
-        if isinstance(batch, NumberBatch):
-            return LabelLosses(F.mse_loss(scores[:, 0], batch.numbers))
+        if self.classifier.out_features == 1:
+            return LabelLosses(F.mse_loss(scores[:, 0], batch.labels))
         return LabelLosses(F.cross_entropy(scores, batch.labels))
 
 
@@ -145,25 +146,16 @@ def load(model: FineTuned, path: Path) -> Loaded:
     """
     tensors = read_state_dict(path)
     parameters = dict(model.named_parameters())
-    lacking = [name for name in parameters if name not in tensors]
-    # The encoder must be there; a head or pooler may be new, as pretrained weights have another.
-    heads = [
-        name for name in lacking if not name.startswith("bert.") or name.startswith("bert.pooler.")
-    ]
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
-    if problems := misfits(
-        shapes, tensors, model.config.vocab_size, [*heads, *(tensors.keys() - shapes.keys())]
-    ):
-        raise ConfigError(
-            f"INIT_CHECKPOINT={path} does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
-        )
+    lacking = [name for name in shapes if name not in tensors]
+    unused = sorted(name for name in tensors if name not in shapes)
+    # The encoder must be there; a head or pooler may be new, as pretrained weights have another.
+    heads = [name for name in lacking if not re.match(r"bert\.(?!pooler\.)", name)]
+    if problems := misfits(shapes, tensors, model.config.vocab_size, [*heads, *unused]):
+        told = f"does not fit BERT_CONFIG: {'; '.join(sorted(problems))}"
+        raise ConfigError(f"INIT_CHECKPOINT={path} {told}")
     copy_weights(parameters, tensors, path)
-    # Buffers that older versions of transformers saved.
-    positions = ("bert.embeddings.position_ids", "bert.embeddings.token_type_ids")
-    return Loaded(
-        lacking,
-        sorted(name for name in tensors if name not in parameters and name not in positions),
-    )
+    return Loaded(lacking, unused)
 
 
 def hugging_face_config(model: FineTuned, labels: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -41,30 +41,28 @@ def batch_scores(model: FineTuned, batch: Batch) -> list[np.ndarray]:
 
 
 def scores_of(
-    model: FineTuned, samples: Samples, chosen: np.ndarray, batch_size: int, device: torch.device
+    model: FineTuned,
+    samples: Samples,
+    batch_size: int,
+    device: torch.device,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> dict[int, np.ndarray]:
-    """Scores of the chosen samples by index, in consecutive batches."""
+    """Scores of a rank's share of the samples, by index."""
+    # Dealt by length, so that all ranks have nearly as many tokens.
+    order = np.argsort(-samples.lengths, kind="stable")[rank::num_ranks]
     found: dict[int, np.ndarray] = {}
-    for begin in range(0, len(chosen), batch_size):
-        numbers = chosen[begin : begin + batch_size]
-        found |= zip(
-            numbers.tolist(), batch_scores(model, samples.batch(numbers).to(device)), strict=True
-        )
+    for begin in range(0, len(order), batch_size):
+        numbers = order[begin : begin + batch_size]
+        scores = batch_scores(model, samples.batch(numbers).to(device))
+        found |= zip(numbers.tolist(), scores, strict=True)
     return found
-
-
-def by_length(samples: Samples) -> np.ndarray:
-    """Sample indices, the longest first."""
-    return np.argsort(-samples.lengths, kind="stable")
 
 
 def predict(model: FineTuned, samples: Samples, world: World, batch_size: int) -> list[np.ndarray]:
     """Scores of every sample, in order, on rank 0; empty elsewhere. A collective: each rank computes its share."""
     model.eval()
-    # Dealt by length, so that all ranks have nearly as many tokens.
-    found = scores_of(
-        model, samples, by_length(samples)[world.rank :: world.size], batch_size, world.device
-    )
+    found = scores_of(model, samples, batch_size, world.device, world.rank, world.size)
     # Of objects, as a rank's windows have different lengths.
     gathered: list[Any] = [found] * world.size
     if world.size > 1:
@@ -80,7 +78,6 @@ class Saved(NamedTuple):
     tokenizer: WordPiece
     facts: dict[str, Any]
     device: torch.device
-    folder: Path
 
     @property
     def answers(self) -> bool:
@@ -89,29 +86,28 @@ class Saved(NamedTuple):
 
     def scores(self, samples: Samples, batch_size: int) -> list[np.ndarray]:
         """Scores of all samples, in order."""
-        found = scores_of(self.model, samples, by_length(samples), batch_size, self.device)
+        found = scores_of(self.model, samples, batch_size, self.device)
         return [found[number] for number in range(len(found))]
 
     def predict(
-        self, texts: Sequence[tuple[str, ...]], batch_size: int = 32, n_best: int = 20
+        self, texts: Sequence[tuple[str, ...]], batch_size: int = 32
     ) -> list[dict[str, Any]]:
         """Predictions for texts, pairs, or (question, context) pairs.
 
         Keys: "prediction"; "probabilities" by label, or "probability" and "n_best" of answers ("": no answer).
         """
         if self.answers:
-            return self._answer(texts, batch_size, n_best)
+            return self._answer(texts, batch_size)
         sequences = glue.encode(texts, self.tokenizer, self.facts["max_seq_length"])
         samples = Samples(sequences, {"labels": np.full(len(texts), UNKNOWN)})
-        found = []
-        for row in self.scores(samples, batch_size):
-            prediction, shares = glue.prediction(row, self.facts["labels"])
-            found.append({"prediction": prediction} | ({"probabilities": shares} if shares else {}))
-        return found
+        rows = self.scores(samples, batch_size)
+        found = [glue.prediction(row, self.facts["labels"]) for row in rows]
+        return [
+            {"prediction": prediction} | ({"probabilities": shares} if shares else {})
+            for prediction, shares in found
+        ]
 
-    def _answer(
-        self, texts: Sequence[tuple[str, ...]], batch_size: int, n_best: int
-    ) -> list[dict[str, Any]]:
+    def _answer(self, texts: Sequence[tuple[str, ...]], batch_size: int) -> list[dict[str, Any]]:
         # A context is tokenized once for all of its questions.
         contexts = list(dict.fromkeys(context for _, context in texts))
         number_of = {context: number for number, context in enumerate(contexts)}
@@ -123,7 +119,7 @@ class Saved(NamedTuple):
         dataset = Dataset(contexts, questions)
         features, _ = make_features(dataset, self.tokenizer, limits, training=False)
         scores = self.scores(samples_of(features, known=False), batch_size)
-        rules = answers.Rules(n_best=n_best, version_2=self.facts["squad_version"] == "2.0")
+        rules = answers.Rules(version_2=self.facts["squad_version"] == "2.0")
         logits = [answers.Logits(*window.T) for window in scores]
         predicted = answers.predict(features, logits, rules)
         found = []
@@ -169,4 +165,4 @@ def load(folder: Path, device: str = "auto") -> Saved:
     if lacking:
         raise ConfigError(f"{folder}: model.safetensors lacks {', '.join(lacking)}")
     model.to(place, numerics.dtype).eval()
-    return Saved(model, WordPiece(folder / "vocab.txt", facts["lower_case"]), facts, place, folder)
+    return Saved(model, WordPiece(folder / "vocab.txt", facts["lower_case"]), facts, place)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,11 @@ class Rows:
         # Rows of cells below the first one, which may be the header.
         self.others = [row for _, row in self.file.rows[1:] if isinstance(row, list)]
         header = self._finds_header()
-        self.in_doubt, self.has_header = header is None, bool(header)
+        if header is None:
+            raise DataError(f"{path}:1: is it a header? {some(self.cells)}: {_HEADER_CURE}")
+        self.has_header = header
+        if self.has_header and not self.file.is_jsonl and len(self.file.rows) == 1:
+            raise DataError(f"{path}: has no examples")
         if self.has_header or layout.names:
             self._columns_by_name()
         else:
@@ -74,8 +78,6 @@ class Rows:
         if len(self.texts) not in (1, 2) or len(self.texts) != count:
             wanted = f"{num_texts or 'one or two'} of the columns {some(self.cells)} must be text"
             raise DataError(f"{path}: {wanted}: {_COLUMNS_CURE}")
-        if self.in_doubt and not labelled:  # of labels more can be said, see read
-            raise DataError(f"{path}:1: is it a header? {some(self.cells)}: {_HEADER_CURE}")
 
     def _finds_header(self) -> bool | None:
         """Whether the first line names the columns. None: in doubt."""
@@ -154,11 +156,7 @@ class Rows:
             if not (_is_number(cells[column]) and self._is_numeric(column))
         ]
         self.names = [f"column_{column + 1}" for column in range(width)]
-        for number, column in enumerate(texts, 1):
-            self.names[column] = "text" if len(texts) == 1 else f"text{number}"
-        self.label = "label" if has_label else ""
-        if has_label:
-            self.names[-1] = "label"
+        self.label = self.names[-1] if has_label else ""
         self.texts = tuple(self.names[column] for column in texts)
 
     def describe(self) -> str:
@@ -201,9 +199,12 @@ class Rows:
 _COLUMNS_CURE = (
     "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns), or is it another task's file?"
 )
-_HEADER_CURE = (
-    "set TEXT_COLUMNS (predict: --text-columns) to its names, or NO_HEADER=1 (--no-header)"
-)
+_HEADER_CURE = "set TEXT_COLUMNS and LABEL_COLUMN (predict: --text-columns) to its names, or NO_HEADER=1 (--no-header)"
+
+
+def column_names(text: str) -> tuple[str, ...]:
+    """Names that are joined by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def is_missing(value: Any) -> bool:
@@ -216,8 +217,7 @@ def is_missing(value: Any) -> bool:
 
 def lines_told(numbers: Sequence[int]) -> str:
     """Line numbers, shortened."""
-    shown = ", ".join(map(str, numbers[:5]))
-    return f"line{'s' * (len(numbers) > 1)} {shown}{f' and {len(numbers) - 5:,} more' if len(numbers) > 5 else ''}"
+    return f"lines {some([str(number) for number in numbers])}"
 
 
 @dataclass(frozen=True)
@@ -229,25 +229,22 @@ class Table:
     names: tuple[str, ...]  # of the labels; empty: regression
     columns: tuple[str, ...]  # names of the texts, if the file has them
     label: str  # name of the labels' column, if the file has it
-    form: str  # how it was read, for people
-    summary: str  # for people
+    summary: str  # how it was read, and what it holds, for people
 
 
-def _with_text(rows: Rows) -> Iterator[tuple[int, dict[str, Any], tuple[str, ...]]]:
-    """Line, columns and texts of each row. Raises DataError at the end for all rows without, or for none at all."""
-    lacking, is_empty = list[int](), True
+def _texts(rows: Rows) -> list[tuple[str, ...]]:
+    """Texts of all rows. Raises DataError that names all of the rows without."""
+    texts, lacking = [], []
     for number, row in rows:
-        is_empty = False
-        if (text := rows.text(row)) is None:
+        text = rows.text(row)
+        if text is None:
             lacking.append(number)
         else:
-            yield number, row, text
-    # At the end, so that one message names all of the rows.
+            texts.append(text)
     if lacking:
         told = f"no text in {lines_told(lacking)}: remove these rows, or fill them"
         raise DataError(f"{rows.path}: {told}")
-    if is_empty:
-        raise DataError(f"{rows.path}: has no examples")
+    return texts
 
 
 def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
@@ -257,45 +254,42 @@ def read(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     be a header, texts or labels that are missing, and labels that are unknown or apparently texts.
     """
     rows = Rows(path, layout, labelled=True, num_texts=num_texts)
-    numbers, texts, found = [], [], []
-    for number, row, text in _with_text(rows):
+    texts, found = _texts(rows), dict[int, str]()  # labels by line
+    for number, row in rows:
         value = row.get(rows.label, "")
         if isinstance(value, (list, dict)):
             told = f"label {json.dumps(value)[:60]}: several labels an example are not supported"
             raise DataError(f"{path}:{number}: {told}: give one")
-        numbers.append(number)
-        texts.append(text)
-        found.append(value.strip() if isinstance(value, str) else json.dumps(value))
+        found[number] = value.strip() if isinstance(value, str) else json.dumps(value)
     names = layout.labels
     if layout.numbers or (layout.numbers is None and not names and _are_numbers(path, found)):
-        labels, summary = _targets(path, numbers, found)
+        labels, told = _targets(path, found)
     else:
-        names = names or _classes(rows, found)
-        labels, summary = _ids(rows, numbers, found, names)
+        names = names or _classes(rows, list(found.values()))
+        labels, told = _ids(rows, found, names)
     columns, label = (rows.texts, rows.label) if rows.has_header else ((), "")
-    form = f"{path.name}: {rows.describe()}"
-    about = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}"
-    return Table(texts, labels, names, columns, label, form, f"{about}: {summary}")
+    about = f"{len(found):,} examples, text {' | '.join(rows.texts)}, label {rows.label}: {told}"
+    return Table(texts, labels, names, columns, label, f"{path.name}: {rows.describe()}; {about}")
 
 
-def _are_numbers(path: Path, found: Sequence[str]) -> bool:
+def _are_numbers(path: Path, found: Mapping[int, str]) -> bool:
     """Whether labels are regression targets: numbers, of which some have decimals."""
-    if all(_DECIMAL_COMMA.fullmatch(label) for label in found):
-        raise DataError(f"{path}: labels such as {found[0]!r} have a decimal comma: write a point")
-    values = [_number(label) for label in found if not is_missing(label)]
+    labels = [label for label in found.values() if not is_missing(label)]
+    if labels and all(map(_DECIMAL_COMMA.fullmatch, labels)):
+        raise DataError(f"{path}: labels such as {labels[0]!r} have a decimal comma: write a point")
     # Integers may be grades or classes, so they are classes unless REGRESSION=1.
-    return None not in values and any("." in label for label in found)
+    return any("." in label for label in labels) and None not in map(_number, labels)
 
 
-def _targets(path: Path, numbers: Sequence[int], found: Sequence[str]) -> tuple[np.ndarray, str]:
-    """Targets of a regression, and a summary. numbers: lines of the labels."""
-    for number, label in zip(numbers, found, strict=True):
+def _targets(path: Path, found: Mapping[int, str]) -> tuple[np.ndarray, str]:
+    """Targets of a regression, and a summary."""
+    for number, label in found.items():
         if _number(label) is None:
             told = f"label {label!r:.60} is not a number, others are (regression)"
             raise DataError(f"{path}:{number}: {told}")
-    targets = np.array([float(label) for label in found], dtype=np.float32)
-    summary = f"numbers from {targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}"
-    return targets, summary
+    targets = np.array([float(label) for label in found.values()], dtype=np.float32)
+    told = f"numbers from {targets.min():g} to {targets.max():g}, mean {targets.mean():.4g}"
+    return targets, told
 
 
 def _classes(rows: Rows, found: Sequence[str]) -> tuple[str, ...]:
@@ -306,33 +300,26 @@ def _classes(rows: Rows, found: Sequence[str]) -> tuple[str, ...]:
         told = f"{len(names):,} different labels in {len(found):,} lines ({some(sorted(names))})"
         cure = "the label is the last column, after the text, or named by LABEL_COLUMN; REGRESSION=1 for numbers"
         raise DataError(f"{rows.path}: {told}: {cure}")
-    if rows.in_doubt:
-        told = f"is it a header? No other line has the label {found[0]!r:.60}"
-        raise DataError(f"{rows.path}:1: {told}: set LABEL_COLUMN to its name, or NO_HEADER=1")
     # Sorted, so that a label's number does not depend on the order of the rows.
     return tuple(sorted(name for name in names if not is_missing(name)))
 
 
-def _ids(
-    rows: Rows, numbers: Sequence[int], found: Sequence[str], known: tuple[str, ...]
-) -> tuple[np.ndarray, str]:
-    """Class ids, and a summary. numbers: lines of the labels."""
+def _ids(rows: Rows, found: Mapping[int, str], known: tuple[str, ...]) -> tuple[np.ndarray, str]:
+    """Class ids, and a summary."""
     path, ids = rows.path, {name: number for number, name in enumerate(known)}
-    pairs = zip(numbers, found, strict=True)
-    if wrong := [(number, name) for number, name in pairs if name not in ids]:
-        number, name = wrong[0]
+    if wrong := [number for number, name in found.items() if name not in ids]:
         where = f"in column {rows.label}" if rows.has_header else "in the last column"
-        told = f"label {name!r:.60}, expected one of {some(known)} {where}"
-        raise DataError(f"{path}:{number}: {told} ({lines_told([line for line, _ in wrong])})")
+        told = f"label {found[wrong[0]]!r:.60}, expected one of {some(known)} {where}"
+        raise DataError(f"{path}:{wrong[0]}: {told} ({lines_told(wrong)})")
     if len(known) < 2:
         told = f"every label is {known[0]!r}: expected at least two different ones"
         raise DataError(f"{path}: {told}")
-    counts = Counter(found).most_common()
-    each = [f"{count:,} {name:.30}" for name, count in counts]
-    summary = f"{len(known)} classes: {', '.join(each[:10])}{', ...' if len(each) > 10 else ''} "
+    counts = Counter(found.values()).most_common()
+    each = some([f"{count:,} {name}" for name, count in counts])
     # What a model scores that always says the most frequent class.
-    summary += f"({counts[0][1] / len(found):.2%} the first)"
-    return np.array([ids[name] for name in found], dtype=np.int64), summary
+    share = f"{counts[0][1] / len(found):.2%} the first"
+    labels = np.array([ids[name] for name in found.values()], dtype=np.int64)
+    return labels, f"{len(known)} classes: {each} ({share})"
 
 
 def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
@@ -341,12 +328,12 @@ def read_texts(path: Path, layout: Layout, num_texts: int = 0) -> Table:
     num_texts: number of text columns that the model was trained on, 0: unknown.
     """
     rows = Rows(path, layout, labelled=False, num_texts=num_texts)
-    texts = [text for _, _, text in _with_text(rows)]
-    labels = np.full(len(texts), UNKNOWN if layout.labels else np.nan)
-    about = f"text {' | '.join(rows.texts)}, the first {' | '.join(texts[0])[:60]!r}"
-    columns, form = rows.texts if rows.has_header else (), f"{path.name}: {rows.describe()}"
-    summary = f"{len(texts):,} examples, {about}"
-    return Table(texts, labels, layout.labels, columns, "", form, summary)
+    texts = _texts(rows)
+    labels = np.full(len(texts), UNKNOWN)
+    columns = rows.texts if rows.has_header else ()
+    first = f"text {' | '.join(rows.texts)}, the first {' | '.join(texts[0])[:60]!r}"
+    summary = f"{path.name}: {rows.describe()}; {len(texts):,} examples, {first}"
+    return Table(texts, labels, layout.labels, columns, "", summary)
 
 
 def some(names: Sequence[str]) -> str:

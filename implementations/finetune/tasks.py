@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,20 +34,15 @@ def build(config: Config, tokenizer: WordPiece) -> Squad | Glue:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file, 16 digits."""
-    # Block by block: files to predict and weights may be large.
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()[:16]
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def samples_of(windows: Features, known: bool) -> Samples:
     """Windows as samples. known: with answers."""
-    unknown = np.full(len(windows), UNKNOWN, dtype=np.int32)
+    unknown = np.full(len(windows), UNKNOWN)
     starts, ends = (windows.starts, windows.ends) if known else (unknown, unknown)
     sequences = [windows.sequence(i) for i in range(len(windows))]
-    return Samples(sequences, {"starts": starts, "ends": ends})
+    return Samples(sequences, {"starts": starts.astype(np.int64), "ends": ends.astype(np.int64)})
 
 
 class TaskData:
@@ -126,13 +120,12 @@ class Glue(TaskData):
         if config.trains:
             self._read_training()
         else:
-            labels = labels_of(config.described, config.bert_config_path)
-            if labels is None and not self.task.layout:
-                raise ConfigError(f"{config.bert_config_path}: names no labels (id2label)")
+            if "labels" not in config.described:
+                raise ConfigError(f"{config.weights_folder}: has no task.json: not fine-tuned here")
             # Scores are numbered by the labels of the training, not
             # by those that this file happens to hold.
-            if labels is not None:
-                self.layout = replace(self.layout, labels=labels, numbers=not labels)
+            labels = tuple(config.described["labels"])
+            self.layout = replace(self.layout, labels=labels, numbers=not labels)
         if config.mode != "train":
             self._read_tests()
 
@@ -148,7 +141,7 @@ class Glue(TaskData):
         )
         self.num_texts, self.digests["training data"] = len(table.texts[0]), digest(path)
         self.train = self._samples(table)
-        self.notes.append(f"training: {table.form}; {table.summary}")
+        self.notes.append(f"training: {table.summary}")
 
     def _read_tests(self) -> None:
         """The files of all parts as one, so that their predictions are batched together."""
@@ -159,19 +152,20 @@ class Glue(TaskData):
             path = tables.table_in(self.config.data, *stems)
             read = tables.read_texts if predicts else tables.read
             table = read(path, self.layout, self.num_texts)
-            self.notes.append(f"test: {table.form}; {table.summary}")
+            self.notes.append(f"test: {table.summary}")
             tests.append(self._samples(table))
             digests.append(digest(path))
             self.sizes[part] = len(table.texts)
-        (name,) = tests[0].labels
         sequences = [sequence for part in tests for sequence in part.sequences]
-        labels = np.concatenate([part.labels[name] for part in tests])
-        self.test, self.digests["test data"] = Samples(sequences, {name: labels}), "+".join(digests)
+        labels = np.concatenate([part.labels["labels"] for part in tests])
+        self.test, self.digests["test data"] = (
+            Samples(sequences, {"labels": labels}),
+            "+".join(digests),
+        )
 
     def _samples(self, table: tables.Table) -> Samples:
-        name = "labels" if self.layout.labels else "numbers"
         sequences = glue.encode(table.texts, self.tokenizer, self.config.length)
-        return Samples(sequences, {name: table.labels})
+        return Samples(sequences, {"labels": table.labels})
 
     def model(self, config: BertConfig, kernels: Kernels) -> Classification:
         return Classification(config, kernels, len(self.layout.labels) or 1)
@@ -183,7 +177,7 @@ class Glue(TaskData):
         """
         assert self.test is not None
         folder.mkdir(parents=True, exist_ok=True)
-        (true,), names, metrics = self.test.labels.values(), self.layout.labels, {}
+        true, names, metrics = self.test.labels["labels"], self.layout.labels, {}
         end = 0
         for part, size in self.sizes.items():
             begin, end = end, end + size
@@ -197,7 +191,8 @@ class Glue(TaskData):
             _write_rows(folder / f"predictions{suffix}.tsv", rows)
             if self.config.mode == "prediction":
                 # GLUE's server takes index and prediction, and no other columns.
-                if answers := self.task.parts[part]:
+                if self.task.layout:
+                    answers = glue.SERVER_NAMES.get(part, self.config.task)
                     _write_rows(folder / f"{answers}.tsv", [row[:2] for row in rows])
                 continue
             values = np.array([row.argmax() if names else row[0] for row in scores[begin:end]])
@@ -224,7 +219,7 @@ def _layout(config: Config) -> tables.Layout:
     facts = {} if config.trains else config.described
     reading = Reading(separator=config.separator, no_header=config.no_header)
     return tables.Layout(
-        texts=config.texts,
+        texts=tables.column_names(config.text_columns),
         numbers=config.regression,
         label=config.label_column or facts.get("label_column", ""),
         usual=tuple(facts.get("columns", ())),
@@ -234,16 +229,3 @@ def _layout(config: Config) -> tables.Layout:
 
 def _write_rows(path: Path, rows: list[list[str]]) -> None:
     write_text(path, "".join("\t".join(row) + "\n" for row in rows))
-
-
-def labels_of(facts: Mapping[str, Any], config_file: Path) -> tuple[str, ...] | None:
-    """Labels of a fine-tuned model in the order of its scores; empty for a regression; None if unknown."""
-    if "labels" in facts:
-        return tuple(facts["labels"])
-    known = json.loads(config_file.read_text(encoding="utf-8")).get("id2label", {})
-    names = tuple(str(known[number]) for number in sorted(known, key=int))
-    # Hugging Face's regression has one output, LABEL_0.
-    if len(names) == 1:
-        return ()
-    # Placeholders of transformers, which say nothing.
-    return None if all(name.startswith("LABEL_") for name in names) else names

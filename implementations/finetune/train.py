@@ -16,7 +16,7 @@ import torch
 from bert.checkpoint.save import Interval, load_newest, save_checkpoint
 from bert.checkpoint.weights import Loaded, checksum_of
 from bert.core import rundir, variables
-from bert.core.dist import World, pick_device
+from bert.core.dist import World
 from bert.data.tokens import WordPiece
 from bert.kernels import bind_kernels
 from bert.training import schedule
@@ -63,9 +63,8 @@ def run(environ: Mapping[str, str], check_only: bool = False) -> int:
 
 def report(config: Config, environ: Mapping[str, str]) -> str:
     """Settings and what follows from them. Raises ConfigError or DataError for anything that would stop the run."""
-    device = pick_device(config.dist)
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
-    model = task.model(config.model, bind_kernels(config.kernels, device))
+    model = task.model(config.model, bind_kernels(config.kernels, config.device))
     loaded = load_weights(config, model)
     identity = identity_of(config, environ, task, model, loaded)
     # A finished trial in RUN_DIR must be the same.
@@ -83,7 +82,7 @@ def report(config: Config, environ: Mapping[str, str]) -> str:
             "model",
             f"{num_parameters:,} parameters, GELU in its {form} form, {config.bert_config_path}",
         ),
-        ("kernels", config.kernels.describe(device)),
+        ("kernels", config.kernels.describe(config.device)),
         (
             "attention",
             config.kernels.resolve_attention(config.model, config.numerics.dtype, False, alone)[1],
@@ -115,8 +114,8 @@ class Run(NamedTuple):
     identity: dict[str, Any]  # what a resumed run must have in common with it
 
 
-def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[str, Any]:
-    """Trains, predicts and scores, depending on the mode; returns the run's figures. A collective."""
+def finetune(config: Config, environ: Mapping[str, str], world: World) -> None:
+    """Trains, predicts and scores, depending on the mode. A collective."""
     # Before anything is drawn; each step seeds dropout anew in the loop.
     torch.manual_seed(config.trial_seed)
     task = tasks.build(config, WordPiece(config.vocabulary, config.lower_case))
@@ -130,11 +129,9 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         if ending.stopped:
             reason = f"stopped at step {ending.step} ({ending.reason}); RESUME=1 continues"
             if world.is_main:
-                rundir.write_error(
-                    config.run, reason
-                )  # tells the launcher that the run is incomplete
+                rundir.write_error(config.run, reason)  # the launcher sees an incomplete run
             _say(world, reason)
-            return figures
+            return
         figures |= trained
         # A model with nan predicts without a word, so it is not saved.
         check_finite(run.step.state_tensors(), world, ending.step)
@@ -167,7 +164,6 @@ def finetune(config: Config, environ: Mapping[str, str], world: World) -> dict[s
         }
         _say(world, ", ".join(f"{name} {value}" for name, value in shown.items()))
     world.barrier()
-    return figures
 
 
 def build(
@@ -186,13 +182,7 @@ def build(
     identity = identity_of(config, environ, task, model, loaded)
     # Before the first step: ranks with different data would train a mixture without a word.
     if world.joined:
-        facts = rundir.shared_facts(config) | {
-            "BERT_CONFIG": config.model,
-            "rates": learning_rates(environ, 1),
-        }
-        for name, part in (("training data", task.train), ("test data", task.test)):
-            facts[name] = "none" if part is None else part.digest()
-        facts["weights"] = f"{checksum_of(dict(model.named_parameters())):08x}"
+        facts = rundir.shared_facts(config) | identity
         world.agree(facts, "give all ranks the same settings, code, DATA and INIT_CHECKPOINT")
     if recomputation := config.recomputation(uses_graph=False):
         model.recompute(recomputation)
@@ -232,9 +222,8 @@ def identity_of(
     """Settings, data and initial weights: what must not change when a trial is resumed or counted as done."""
     facts = env.settings(config)
     if task.train is not None:
-        count = len(task.train.lengths)
-        facts |= env.settings(learning_rates(environ, num_steps(config, count)))
-        facts["training sequences"] = count
+        last = num_steps(config, len(task.train.lengths))
+        facts |= env.settings(learning_rates(environ, last))
     # A new head follows from the seed, which is compared already.
     read = {name: tensor for name, tensor in model.named_parameters() if name not in loaded.new}
     facts |= {

@@ -161,7 +161,7 @@ def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts
     layout = TASKS[task].layout or Layout(labels=("x", "y"))
     arguments = tmp_path / "table.tsv", layout, num_texts
     if expected is None:
-        with pytest.raises(DataError, match=r"[12] of the columns"):
+        with pytest.raises(DataError, match=r"[12] of the columns|is it a header"):
             tables.read_texts(*arguments)
     else:
         assert tables.read_texts(*arguments).texts == expected
@@ -183,20 +183,20 @@ def test_a_table_without_labels_is_read_for_prediction(tmp_path, task, num_texts
             "sentence1\tsentence2\nx\ty\n",
             r"no column 'gold_label' \(it has sentence1, sentence2\)",
         ),
-        ("TSV", "good\n", "one or two of the columns .* must be text"),
-        ("TSV", "a\tb\tc\td\n", "one or two of the columns .* must be text"),
-        ("TSV", "a\tx\nb\tc\ty\n", r"table.tsv:2: 3 columns, expected 2"),
+        ("TSV", "good\n", "is it a header"),
+        ("TSV", "a\tb\tc\tx\n" * 2, "one or two of the columns .* must be text"),
+        ("TSV", "a\tx\na\tx\nb\tc\ty\n", r"table.tsv:3: 3 columns, expected 2"),
         ("TSV", "a\tx\nb\tx\n", "every label is 'x'"),
         ("TSV", b"caf\xe9\tx\n", "not UTF-8"),
         (
             "TSV",
             "text\tsentiment\n" + "good\tpos\nbad\tneg\n" * 2,
-            r"table.tsv:1: is it a header\? No other line has the label 'sentiment'",
+            r"table.tsv:1: is it a header\? text, sentiment",
         ),
         ("TSV", "good\tx\nbad\t\n" * 2, r"table.tsv:2: label '', expected one of"),
         (
             "TSV",
-            "\n".join(f"pos\ttext {i} of many" for i in range(18)),
+            "\n".join(f"pos\ttext {i} of very many more" for i in range(18)),
             r"18 different labels in 18 lines .*\.\.\.\): the label is",
         ),
         ("TSV", "sentence\tlabel\n", "has no examples"),
@@ -247,9 +247,8 @@ def test_every_format_gives_the_named_columns(tmp_path, kind):
         [1, 0, 1],
         ("review",),
     )
-    assert (
-        table.summary
-        == "3 examples, text review, label stars: 2 classes: 2 yes, 1 no (66.67% the first)"
+    assert table.summary.endswith(
+        "; 3 examples, text review, label stars: 2 classes: 2 yes, 1 no (66.67% the first)"
     )
     (tmp_path / "x").write_bytes(path.read_bytes())  # without an ending, as standard input
     assert (
@@ -264,8 +263,8 @@ def test_labels_with_decimals_are_numbers_and_integers_are_classes_unless_set(tm
     path.write_text("text,label\na,1\nb,2.5\nc,-3\n")
     table = tables.read(path, Layout())
     assert (table.labels.tolist(), table.names) == ([1.0, 2.5, -3.0], ())
-    assert (
-        table.summary == "3 examples, text text, label label: numbers from -3 to 2.5, mean 0.1667"
+    assert table.summary.endswith(
+        "; 3 examples, text text, label label: numbers from -3 to 2.5, mean 0.1667"
     )
     assert tables.read(path, Layout(numbers=False)).names == ("-3", "1", "2.5")
     path.write_text("text,label\na,1\nb,2\n")

@@ -26,7 +26,6 @@ class Question(NamedTuple):
     text: str
     context: int  # index of the context
     answers: tuple[Answer, ...] = ()
-    impossible: bool = False
 
 
 class Dataset(NamedTuple):
@@ -64,15 +63,13 @@ def read(path: Path, version: str = "1.1", needs_answers: bool = True) -> Datase
         if not impossible and (needs_answers or "answers" in entry):
             answers = _answers(path, entry, where)
         # ``datasets`` writes no is_impossible: a question of 2.0 without answers has none.
-        if version == "2.0" and isinstance(entry.get("answers"), dict):
-            impossible = not answers
-        if needs_answers and not answers and not impossible:
-            raise DataError(
-                f"{path}: {where} ({name}) has no answer, which training and evaluation need"
-            )
+        exported = version == "2.0" and isinstance(entry.get("answers"), dict)
+        if needs_answers and not answers and not (impossible or exported):
+            told = "has no answer, which training and evaluation need"
+            raise DataError(f"{path}: {where} ({name}) {told}")
         # A context is tokenized once, however many questions it has.
         number = contexts.setdefault(context, len(contexts))
-        questions[name] = Question(name, text, number, tuple(answers), impossible)
+        questions[name] = Question(name, text, number, tuple(answers))
     if not questions:
         raise DataError(f"{path}: has no questions")
     return Dataset(list(contexts), list(questions.values()))
@@ -98,8 +95,8 @@ def _part(path: Path, holder: Any, name: str, kind: type, where: str) -> Any:
     value = holder.get(name) if isinstance(holder, dict) else None
     # In Python True is an integer too.
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
-        words = {list: "list", str: "string", int: "integer", bool: "boolean"}[kind]
-        raise DataError(f"{path}: {where} has no {words} {name!r}: is this a SQuAD file?")
+        told = f"has no {kind.__name__} {name!r}: is this a SQuAD file?"
+        raise DataError(f"{path}: {where} {told}")
     return value
 
 

@@ -61,9 +61,7 @@ def dataset_of(items):
         if isinstance(answer, str):
             answer = answer, context.index(answer)
         answers = (squad.Answer(*answer),) if answer else ()
-        questions.append(
-            squad.Question(f"q{number}", text, number, answers, impossible=not answers)
-        )
+        questions.append(squad.Question(f"q{number}", text, number, answers))
     return squad.Dataset(contexts, questions)
 
 
@@ -174,7 +172,7 @@ def test_a_file_of_either_version_is_read(tmp_path):
     assert dataset.questions[1].answers == (squad.Answer("cat", 4),)
     none = {"id": "b", "question": "Why?", "answers": [], "is_impossible": True}
     second = squad.read(file(tmp_path, [QUESTION, none], "v2.0"), "2.0").questions[1]
-    assert (second.answers, second.impossible) == ((), True)
+    assert second.answers == ()
     bare = {"id": "c", "question": "When?"}
     assert (
         squad.read(file(tmp_path, [bare], "mine"), needs_answers=False).questions[0].answers == ()
@@ -188,13 +186,13 @@ def test_a_file_of_either_version_is_read(tmp_path):
         ([{"id": "a", "question": "Who?"}], {}, "has no list 'answers'"),
         ([QUESTION, QUESTION], {}, r"data\[0\].paragraphs\[0\].qas\[1\] repeats the id 'a' of an earlier question"),
         ([{**QUESTION, "is_impossible": True}], {}, "set SQUAD_VERSION=2.0"),
-        ([{**QUESTION, "is_impossible": 1}], {}, "has no boolean 'is_impossible'"),
+        ([{**QUESTION, "is_impossible": 1}], {}, "has no bool 'is_impossible'"),
         ([QUESTION], {"version": "v2.0"}, "is SQuAD 2.0, but SQUAD_VERSION is 1.1"),
-        ([{**QUESTION, "id": 7}], {}, "has no string 'id'"),
-        ([{**QUESTION, "answers": [{"text": "cat", "answer_start": True}]}], {}, "has no integer 'answer_start'"),
+        ([{**QUESTION, "id": 7}], {}, "has no str 'id'"),
+        ([{**QUESTION, "answers": [{"text": "cat", "answer_start": True}]}], {}, "has no int 'answer_start'"),
         ([], {}, "has no questions"),
         ([QUESTION], {"context": " \n"}, "empty context"),
-        ([QUESTION], {"context": None}, r"data\[0\].paragraphs\[0\] has no string 'context'"),
+        ([QUESTION], {"context": None}, r"data\[0\].paragraphs\[0\] has no str 'context'"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_line_that_names_the_place(tmp_path, questions, options, message):
