@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from review.logs.output import ReviewError
 from review.results import published_curves as curves
 
 
@@ -24,9 +23,9 @@ def test_every_band_says_where_it_is_from_and_rises():
 
 
 def test_a_band_is_linear_between_two_points_and_ends_a_step_beyond_them():
-    band = curves.CurveRange(10, 10, "", ((100, 0.1, 0.2), (200, 0.3, 0.6)))
+    band = curves.CurveRange(10, 10, "", ((100, 0.1, 0.2), (200, 0.3, 0.6)), {})
 
-    def at(samples, band=band):
+    def at(samples):
         point = band.compare(samples, 0.0)
         return (point.low, point.high) if point else None
 
@@ -37,19 +36,3 @@ def test_a_band_is_linear_between_two_points_and_ends_a_step_beyond_them():
     assert at(205) == pytest.approx((0.3, 0.6))
     assert at(89) is None
     assert at(211) is None
-    assert at(0, curves.CurveRange(10, 1, "", ((0, 0.1, 0.2),))) == (0.1, 0.2)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["{}", "[]", '{"bands": []}', '{"bands": [{"points": []}]}', "not JSON", '{"bands": [3]}'],
-)
-def test_a_file_without_a_band_is_a_one_line_error(tmp_path, text):
-    path = tmp_path / "band.json"
-    path.write_text(text)
-    with pytest.raises(
-        ReviewError, match=r"band\.json: (no band of accuracies|is not JSON|expected a JSON object)"
-    ):
-        curves.read(path)
-    with pytest.raises(ReviewError, match="No such file"):
-        curves.read(tmp_path / "none.json")

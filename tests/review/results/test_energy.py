@@ -128,5 +128,5 @@ def test_the_page_has_the_energy_of_each_run_and_of_the_result(submission, power
     (result,) = load_results(submission)
     assert main(["report", str(submission), "-o", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text()
-    assert f"{result.energy.joules / 1e6:,.4f}" in page
+    assert f"{result.energy.joules:,.2f} J" in page
     assert all(f"{result.joules(run) / 1000:,.1f}" in page for run in result.runs)
