@@ -34,7 +34,6 @@ COMMANDS = {  # module, and what the command does
         "check that all ranks reach each other and add up correctly, and how fast",
     ),
     "deepspeed-config": ("deepspeed", "a .deepspeed_env file for the deepspeed launcher"),
-    "deepspeed-checkpoint": ("deepspeed", "convert a DeepSpeed checkpoint to a step_*.pt"),
 }
 
 

@@ -28,7 +28,7 @@ restart::checkpoint() {
   trial=$(restart::trial)
   if ((trial)); then folder+=/trial_$trial; fi
   if restart::resumes && [[ -d $folder ]]; then
-    newest=$(find "$folder" -maxdepth 2 -path "$folder/trial_*" -prune -o -name 'step_*.pt' -o -path '*/step_*/index.pt' -o -path '*/deepspeed_*/bert.pt' |
+    newest=$(find "$folder" -maxdepth 2 -path "$folder/trial_*" -prune -o -name 'step_*.pt' -o -path '*/step_*/index.pt' |
       sed -nE 's/.*_0*([0-9]+)(\.pt|\/[a-z]+\.pt)$/\1/p' | sort -n | tail -n 1)
   fi
   echo "${newest:-0}"

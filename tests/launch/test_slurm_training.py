@@ -81,8 +81,8 @@ def test_two_nodes_train_to_the_target_with_deepspeed(training):
     assert job.last_line == f"run: the trial reached the target: {training.checkout.run_dir}"
     described = json.loads((training.checkout.run_dir / "config.json").read_text())
     assert (described["zero"]["engine"], described["dist"]["world_size"]) == ("deepspeed", 4)
-    (checkpoint,) = saved.rglob("bert.pt")
-    assert len(list(checkpoint.parent.glob("*_optim_states.pt"))) == 4, "a shard of each rank"
+    (checkpoint,) = saved.rglob("index.pt")
+    assert len(list(checkpoint.parent.glob("rank_*.pt"))) == 4, "a shard of each rank"
 
 
 def test_a_data_set_that_is_missing_ends_the_job_naming_its_variable(training):

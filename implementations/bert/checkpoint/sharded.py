@@ -104,12 +104,8 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 def complete(directory: Path) -> list[Path]:
     """The complete checkpoints of all kinds in a folder, oldest first: files, or folders of shards."""
-    kinds = [
-        directory.glob(pattern)
-        for pattern in ("step_*.pt", f"step_*/{INDEX}", "deepspeed_*/bert.pt")
-    ]
-    found = [path if path.parent == directory else path.parent for kind in kinds for path in kind]
-    return sorted(found, key=step_of)
+    folders = (path.parent for path in directory.glob(f"step_*/{INDEX}"))
+    return sorted([*directory.glob("step_*.pt"), *folders], key=step_of)
 
 
 def step_of(path: Path) -> int:
@@ -133,7 +129,7 @@ def remove_unfinished(directory: Path) -> None:
 
 
 def _unfinished(directory: Path) -> list[Path]:
-    return [*directory.glob(".step_*.*"), *directory.glob(".deepspeed_*.*")]
+    return list(directory.glob(".step_*.*"))
 
 
 def _remove(paths: Iterable[Path]) -> None:

@@ -25,10 +25,6 @@ class Meaning(NamedTuple):
     explicit: bool = True
 
 
-class Stage(int):
-    """Kind of zero_optimization.stage in ENTRIES."""
-
-
 KINDS: dict[type, str] = {
     dict: "an object, in braces",
     bool: "true or false",
@@ -36,35 +32,23 @@ KINDS: dict[type, str] = {
     int: "an integer, at least 1",
     float: "a number, at least 0",
     list: "two numbers, in brackets",
-    Stage: "0, 1, 2 or 3",
 }
 SECTIONS = (
-    *(
-        "bf16",
-        "fp16",
-        "optimizer",
-        "optimizer.params",
-        "scheduler",
-        "scheduler.params",
-        "activation_checkpointing",
-    ),
-    *(
-        "checkpoint",
-        "zero_optimization",
-        "zero_optimization.offload_optimizer",
-        "zero_optimization.offload_param",
-    ),
+    "bf16",
+    "fp16",
+    "optimizer",
+    "optimizer.params",
+    "scheduler",
+    "scheduler.params",
+    "activation_checkpointing",
+    "zero_optimization",
+    "zero_optimization.offload_optimizer",
 )
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 ADAM_FLAGS = tuple(
     f"optimizer.params.{name}" for name in ("adam_w_mode", "bias_correction", "torch_adam")
 )
-FLAGS = (
-    "bf16.enabled",
-    "fp16.enabled",
-    "zero_optimization.cpu_offload",
-    "zero_optimization.cpu_offload_param",
-)
+FLAGS = ("bf16.enabled", "fp16.enabled", "zero_optimization.cpu_offload")
 # Entries used here: their type, and the equivalent variable.
 ENTRIES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(SECTIONS, (dict, "")),
@@ -73,7 +57,7 @@ ENTRIES: dict[str, tuple[type, str]] = {
     **dict.fromkeys(("optimizer.type", "scheduler.type"), (str, "")),
     **dict.fromkeys(("optimizer.params.eps", "optimizer.params.weight_decay"), (float, "")),
     "optimizer.params.betas": (list, ""),
-    "zero_optimization.stage": (Stage, ""),
+    "zero_optimization.stage": (int, ""),
     "steps_per_print": (int, "LOG_EVERY_STEPS"),
     "gradient_clipping": (float, "MAX_GRAD_NORM"),
     "fp16.initial_scale_power": (int, "INIT_LOSS_SCALE"),
@@ -85,11 +69,8 @@ ENTRIES: dict[str, tuple[type, str]] = {
 ADAM = ("OPT_ADAM_BETA_1", "OPT_ADAM_BETA_2", "OPT_ADAM_EPSILON", "OPT_ADAM_WEIGHT_DECAY")
 LAMB_EPSILON = LambConfig.eps
 LAMB = ("OPT_LAMB_BETA_1", "OPT_LAMB_BETA_2", "", "WEIGHT_DECAY_RATE")
-DEFAULTS = {  # DeepSpeed's, with fp16 enabled or a scheduler given
-    "fp16.initial_scale_power": 16,
-    "scheduler.params.warmup_max_lr": 0.001,
-    "scheduler.params.warmup_num_steps": 1000,
-}
+# Entries that a scheduler must have: DeepSpeed's defaults (0.001, 1000, log) are those of no recipe.
+SCHEDULER = ("warmup_max_lr", "warmup_num_steps", "total_num_steps", "warmup_type")
 # Entries that may change the arithmetic, or partition in a way unknown to partitions.py: by reason, the values allowed.
 # The first is the one to set.
 FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -109,32 +90,22 @@ FIXED: dict[str, dict[str, tuple[Any, ...]]] = {
     "decay is decoupled, as AdamW's": {"optimizer.params.adam_w_mode": (True,)},
     "the norm is logged": {"zero_optimization.compute_grad_norm": (True,)},
     "not supported": {
-        "zero_optimization.zero_hpz_partition_size": (1, 0), "zero_optimization.mics_shard_size": (-1, 0, 1),
         "zero_optimization.zenflow": (None, False), "zero_optimization.autoep": (None, False),
-        **{f"zero_optimization.zero_quantized_{what}": (False,) for what in ("weights", "gradients")},
-        "zero_optimization.zero_quantized_nontrainable_weights": (False,),
-        "zero_optimization.elastic_checkpoint": (False,),
         "zero_optimization.offload_optimizer.device": ("cpu", "none"),
         "zero_optimization.offload_optimizer.ratio": (1,),
         "zero_optimization.offload_optimizer.super_offload": (False,),
-        "zero_optimization.offload_param.device": ("cpu", "none"),
     },
+    "our rules run in stages 1 and 2": {"zero_optimization.stage": (1, 2)},
 }  # fmt: skip
 # No variable here: only DeepSpeed's engine uses these.
 DEEPSPEED_ONLY = {
     *("wall_clock_breakdown", "memory_breakdown", "dump_state", "flops_profiler", "comms_logger"),
     *("tensorboard", "wandb", "csv_monitor", "comet", "timers", "disable_python_gc", "log_level"),
-    *(
-        "communication_data_type",
-        "data_types",
-        "prescale_gradients",
-        "gradient_predivide_factor",
-        "aio",
-    ),
-    *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
+    *("communication_data_type", "data_types", "prescale_gradients", "gradient_predivide_factor"),
+    *("aio", "checkpoint", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer"),
     *("bf16.immediate_grad_update", "bf16.check_grad_overflow"),
 }
-FREE = ("zero_optimization.", "checkpoint.")  # sections that DeepSpeed validates itself
+ZERO = "zero_optimization."  # validated by DeepSpeed itself
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -159,9 +130,6 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _is(kind: Any, value: Any) -> bool:
-    if kind is Stage:
-        # Not isinstance, to which true is an integer.
-        return type(value) is int and 0 <= value <= 3
     if kind in (int, float):  # 1e5 is an integer
         is_number = type(value) in (int, float) and math.isfinite(value)
         return is_number and (value >= 0 if kind is float else value == int(value) >= 1)
@@ -198,23 +166,14 @@ def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
         # DeepSpeed clips the average. Not explicit, as Config.check refuses any other CLIP.
         settings.append(Meaning("gradient_clipping", "CLIP", "after", explicit=False))
     if "zero_optimization" in given:
-        key, stage = "zero_optimization.stage", entries.get("zero_optimization.stage", 0)
-        settings.append(Meaning(key, "SHARD_OPTIMIZER", str(int(stage > 0))))
+        settings.append(Meaning("zero_optimization.stage", "SHARD_OPTIMIZER", "1"))
     if "optimizer" in given:
         settings += _optimizer(entries)
     if "scheduler" in given:  # poly with its default degree of 1
         settings.append(Meaning("scheduler.type", "LR_SCHEDULE", "poly"))
-    sections = {key.partition(".")[0] for key in entries}
-    defaults = {key: value for key, value in DEFAULTS.items() if key.partition(".")[0] in sections}
-    values = defaults | entries
-    lr, max_lr = "optimizer.params.lr", "scheduler.params.warmup_max_lr"
-    # The scheduler's wins, even a default that nobody may have meant.
-    if lr in values and max_lr in values:
-        if max_lr not in entries and values[lr] != values[max_lr]:
-            unset = f"{max_lr}, which overrides it, is not set: DeepSpeed's default is {values[max_lr]}: set it"
-            raise ConfigError(f"DEEPSPEED_CONFIG: {lr} is {values[lr]}, and {unset}")
-        del values[lr if max_lr in entries else max_lr]
-    for key, value in values.items():
+    if "scheduler" in given:  # its rate wins
+        entries.pop("optimizer.params.lr", None)
+    for key, value in entries.items():
         if key == "gradient_clipping":
             value = value or 1e30  # never reached: 0 means no clipping in DeepSpeed
         elif key == "fp16.initial_scale_power":
@@ -224,7 +183,7 @@ def meanings(given: dict[str, Any], world_size: int) -> list[Meaning]:
                 )
             value = 2.0**value
         if name := ENTRIES.get(key, (object, ""))[1]:
-            settings.append(Meaning(key, name, _text(value), explicit=key in entries))
+            settings.append(Meaning(key, name, _text(value)))
     return settings
 
 
@@ -235,7 +194,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     # These flags are Adam's alone.
     if str(entries.get("optimizer.type")).lower() == "lamb":
         known -= {*ADAM_FLAGS}
-    free = ("activation_checkpointing.", *FREE)
+    free = ("activation_checkpointing.", ZERO)
     if strange := sorted(key for key in entries if key not in known and not key.startswith(free)):
         raise ConfigError(
             f"DEEPSPEED_CONFIG: {', '.join(strange)}: unsupported key: fix or remove it"
@@ -257,8 +216,9 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         if (kind := entries.get("scheduler.type")) != "WarmupDecayLR":
             expected = "expected WarmupDecayLR; others by LR_SCHEDULE"
             raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.type is {kind!r}: {expected}")
-        # DeepSpeed's default, which FIXED refuses.
-        entries.setdefault("scheduler.params.warmup_type", "log")
+        for name in SCHEDULER:
+            if f"scheduler.params.{name}" not in entries:
+                raise ConfigError(f"DEEPSPEED_CONFIG: scheduler.params.{name} is not set: set it")
     for why, fixed in FIXED.items():
         for key in fixed:
             if key in entries and entries[key] not in fixed[key]:
@@ -312,14 +272,6 @@ def _text(value: float) -> str:
     """A number as the value of a variable, without loss of digits."""
     # Up to 2^53 every integer is exact in fp64.
     return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))
-
-
-def deepspeed_only(given: dict[str, Any]) -> list[str]:
-    """Entries that only DeepSpeed's engine uses."""
-    return sorted(
-        key for key, _ in flat(given)
-        if key in DEEPSPEED_ONLY or (key.startswith(FREE) and key != "zero_optimization.stage")
-    )  # fmt: skip
 
 
 def validate(deepspeed: Any, zero: dict[str, Any]) -> None:

@@ -15,10 +15,7 @@ from bert.kernels.precision import Precision
 from bert.optim import Config as OptimizerConfig
 from common.env import BOOLEANS, ConfigError, env
 
-INSTEAD = {"WARMUP_STEPS": "WARMUP_PROPORTION"}  # the same setting in another unit
 NEVER = 1 << 62  # steps between DeepSpeed's own progress lines
-# Entries that write files to several nodes, or later.
-WRITE_ELSEWHERE = {"use_node_local_storage", "writer"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,30 +49,19 @@ class Config:
         precision: Precision,
         device: torch.device,
         others: Mapping[str, bool],
-        own_checkpoints: bool,
     ) -> None:
-        """Raises ConfigError for what DeepSpeed cannot do, and if it is absent. others: setting -> is it set?
-
-        own_checkpoints: DeepSpeed's engine writes the checkpoints (CHECKPOINT_SHARDS=1).
-        """
+        """Raises ConfigError for what DeepSpeed cannot do, and if it is absent. others: setting -> is it set?"""
         if not self.is_deepspeed:
             if self.path is not None:
                 raise ConfigError(
                     f"DEEPSPEED_CONFIG={self.path} and ENGINE is not deepspeed: set it, or unset this"
                 )
             return
-        given, deepspeed = self.json(), load()
-        zero = given.get("zero_optimization", {})
-        elsewhere = sorted(WRITE_ELSEWHERE & given.get("checkpoint", {}).keys())
-        if own_checkpoints and elsewhere:
-            entry = f"checkpoint.{elsewhere[0]} in {self.path}"
+        deepspeed, zero = load(), self.json().get("zero_optimization", {})
+        if "stage" not in zero:
+            stage = f"no zero_optimization.stage in {self.path}"
             raise ConfigError(
-                f"CHECKPOINT_SHARDS=1 and {entry}, which may leave them incomplete: remove the entry"
-            )
-        if zero.get("stage", 0) == 0:
-            stage = f"zero_optimization.stage is 0 in {self.path}"
-            raise ConfigError(
-                f"ENGINE=deepspeed and {stage}: set 1, 2 or 3; without ZeRO, unset ENGINE"
+                f"ENGINE=deepspeed and {stage}: set 1 or 2; without ZeRO, unset ENGINE"
             )
         ds_config.validate(deepspeed, zero)
         wrong = {
@@ -83,7 +69,7 @@ class Config:
             f"CLIP={optimizer.clip}": optimizer.clip != "after",
             f"ALLREDUCE_DTYPE={optimizer.allreduce_dtype}": optimizer.allreduce_dtype != "fp32",
             f"SHARD_GROUP={optimizer.shard_group}": optimizer.shard_group is not None,
-            "PRECISION=fp8": precision.fp8 is not None,
+            "PRECISION=fp8": precision.fp8,
         }
         if names := sorted(name for name, is_set in wrong.items() if is_set):
             raise ConfigError(
@@ -138,9 +124,7 @@ def merged(environ: Mapping[str, str]) -> Mapping[str, str]:
     for key, name, value, explicit in ds_config.meanings(ds_config.read(Path(path)), max(ranks, 1)):
         mine = environ.get(name, "").strip()
         if not mine or mine == "auto":
-            # A default of DeepSpeed's gives way to the same setting in another unit.
-            if explicit or not environ.get(INSTEAD.get(name, ""), "").strip():
-                filled[name] = value
+            filled[name] = value
         elif explicit and number(mine) != number(value):
             raise ConfigError(
                 f"{path}: {key} means {name}={value}, and {name}={mine} is set: correct one of them"

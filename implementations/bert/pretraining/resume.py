@@ -21,7 +21,6 @@ from bert.core import rundir
 from bert.core.claim import check_held
 from bert.core.dist import World
 from bert.data.sampler import RowSource
-from bert.deepspeed import checkpoints
 from bert.deepspeed.step import DeepSpeedStep
 from bert.kernels.precision import resolved
 from bert.pretraining.config import Config
@@ -77,7 +76,7 @@ FREE = rundir.OUTPUT | {
 
 
 def newest(config: Config, world: World) -> dict[str, Any] | None:
-    """What the run continues from: the newest checkpoint in its folder, ours or DeepSpeed's; None: it starts anew.
+    """What the run continues from: the newest checkpoint in its folder; None: it starts anew.
 
     Without RESUME=1 only a restart of the very same run finds one there. Raises ConfigError, on every
     rank, for a damaged checkpoint, and for one of another run without RESUME=1. A collective.
@@ -102,9 +101,6 @@ def newest(config: Config, world: World) -> dict[str, Any] | None:
 
 def _read(path: Path, world: World) -> dict[str, Any]:
     """A checkpoint that is as it was written; of a sharded one each rank compares its share."""
-    if (path / checkpoints.INDEX).is_file():
-        checkpoints.check(path, world.rank, world.size)
-        return checkpoints.read(path)
     file = path / sharded.INDEX if path.is_dir() else path
     save.check_checkpoint(file, world.rank, world.size)
     saved: dict[str, Any] = read_checkpoint(file)
@@ -133,7 +129,7 @@ def owner(config: Config) -> dict[str, Any]:
 
 def is_own(config: Config, path: Path) -> bool:
     """Whether a checkpoint is of this very run, which was interrupted: as after a restart by the launcher."""
-    index = next((file for name in _INDICES if (file := path / name).is_file()), path)
+    index = path / sharded.INDEX if path.is_dir() else path
     try:
         # Mapped, as only the small entries are looked at.
         saved = torch.load(index, map_location="cpu", weights_only=True, mmap=True)
@@ -145,9 +141,6 @@ def is_own(config: Config, path: Path) -> bool:
     except Exception:  # damaged, of an earlier version, or of another run
         return False
     return True
-
-
-_INDICES = sharded.INDEX, checkpoints.INDEX  # in the folder of a sharded checkpoint
 
 
 def pick_seed(seed: int | None, saved: dict[str, Any] | None) -> int:
@@ -334,10 +327,7 @@ class Saver:
         # A broken state must not push out the last sound one, of which only a few are kept.
         check_finite(self.trained.state_tensors(), world, step)
         facts = {"step": step, "batches": batches, "samples": samples, "ended": ended, **self.facts}
-        if config.shards and isinstance(self.trained, DeepSpeedStep):
-            assert config.directory is not None
-            checkpoints.save(self.trained, config.directory, config.keep, step, facts)
-        elif config.shards and isinstance(self.trained, Step):
+        if config.shards:
             # 7 bytes: broadcast_int takes 63 bits.
             token = world.broadcast_int(int.from_bytes(os.urandom(7), "little"))
             shard, index = self.trained.shard_state()

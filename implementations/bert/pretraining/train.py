@@ -146,11 +146,7 @@ def start_of(config: Config, world: World, seed: int, saved: dict[str, Any] | No
     # it notes.
     model, step = build(config, world, seed, initial)
     if saved is None and config.checkpoint.init_optimizer and path is not None:
-        # ds_shape: shape of the whole parameter where ZeRO-3 partitions it.
-        shapes = {
-            name: getattr(parameter, "ds_shape", parameter.shape)
-            for name, parameter in model.named_parameters()
-        }
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         step.optimizer.load_state_dict(resume.warm_start(path, config.optim.optimizer, shapes))
     done, batches, samples = resume.restore(config, step, seed, saved, initial.value)
     if saved is not None or path is not None:
@@ -322,7 +318,7 @@ def build(
         return chunks_of(shapes, path, seed, config.may_have_new_heads, so_far)
 
     def masters() -> Iterator[Chunk]:
-        """The same weights again, for fp32 masters; by then ZeRO-3 has removed the model's shapes."""
+        """The same weights again, for fp32 masters."""
         return chunks(meta_model(config.model), Checksum())[0]
 
     with uninitialized(torch.device("meta") if by_chunks else world.device):

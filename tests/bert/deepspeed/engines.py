@@ -70,4 +70,4 @@ def curve(world, step, first, last, accumulate):
     return torch.tensor(figures)
 
 
-STAGES = [{"stage": 1}, {"stage": 2}, {"stage": 3, "stage3_param_persistence_threshold": 100}]
+STAGES = [{"stage": 1}, {"stage": 2}]

@@ -256,7 +256,7 @@ def _save_what_is_not_finite(world, environment, folder, bad):
     """A good checkpoint; then the last rank alone has a number that is not finite."""
     stage = {"DEEPSPEED_CONFIG": str(folder / f"ds_{world.rank}.json")}
     if "ENGINE" in environment:
-        Path(stage["DEEPSPEED_CONFIG"]).write_text(json.dumps({"zero_optimization": {"stage": 3}}))
+        Path(stage["DEEPSPEED_CONFIG"]).write_text(json.dumps({"zero_optimization": {"stage": 2}}))
         environment = environment | stage
     directory = folder / str(world.size)
     ranks = {
@@ -342,9 +342,9 @@ def test_shards_are_whole_and_whole_is_shards_on_other_ranks(train, tmp_path):
 
 
 @pytest.mark.deepspeed
-@pytest.mark.parametrize("stages", [(0, 3, 0), (2, 0, 1)], ids=["ours first", "DeepSpeed first"])
+@pytest.mark.parametrize("stages", [(0, 2, 0), (2, 0, 1)], ids=["ours first", "DeepSpeed first"])
 def test_a_run_moves_between_engines_and_numbers_of_ranks(train, tmp_path, stages):
-    """Ours on one rank, DeepSpeed on two, ours on one; and the other way, with checkpoints of DeepSpeed's own."""
+    """Ours on one rank, DeepSpeed on two, ours on one; and the other way, in shards."""
     parts = []
     for place, stage in enumerate(stages, 1):
         path = tmp_path / f"ds_{stage}.json"
