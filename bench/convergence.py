@@ -9,19 +9,13 @@ variant, and the largest gap of each pair.
 Face's BERT with a LAMB of a few lines: same initial weights, same batches, fp64, no dropout; losses
 of every window, and accuracy on held-out sequences.
 
---dropout SEEDS compares them with dropout, where no step can be identical, in fp32 at four times
-the learning rate: SEEDS runs of each side, with different initial weights and masks. The curves
-overlap if in every window the means of the two sides differ by no more than the range of one side's
-losses over its seeds.
-
 usage: python bench/convergence.py [--steps 300]
-       python bench/convergence.py --against huggingface [--steps 500] [--dropout 3]
+       python bench/convergence.py --against huggingface [--steps 500]
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -30,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from lib import Parser, emit, integer, natural
+from lib import Parser, emit, integer
 from torch import Tensor, nn
 from torch_lib import device, new_model, new_step
 from train_step import inputs_of
@@ -44,15 +38,13 @@ from bert.kernels.precision import Config as PrecisionConfig
 from bert.model.bert import BertForPreTraining
 from bert.model.config import BertConfig
 from bert.training.graph import GraphedStep, graph_capacity, static_batch
-from bert.training.loop import step_seed
 
 WINDOW = 25
-# Of another seed than the training data.
 HELD_OUT = 500  # sequences
 VOCABULARY, LENGTH, ROWS = 64, 64, 8
 MASK = 1  # id of the masked word
 NUM_TOPICS, TOPIC_WORDS = 20, 3
-PEAK_LR = 0.02
+PEAK_LR, PEER_LR = 0.02, 0.005  # at the higher one rounding errors grow
 MODEL = BertConfig(
     vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
     initializer_range=0.05, max_position_embeddings=LENGTH,
@@ -92,7 +84,10 @@ def pairs(on_gpu: bool) -> dict[str, tuple[Variant, Variant, float]]:
 
 
 def records(num_sequences: int, seed: int) -> Records:
-    """Sequences of 8 to 32 words of a topic, two per row, 15% masked; the next-sentence label is the topic's parity."""
+    """Sequences of 8 to 32 words of a topic, two per row, 15% masked.
+
+    The next-sentence label is the topic's parity.
+    """
     generator = np.random.default_rng(seed)
     lengths = generator.integers(8, LENGTH // 2 + 1, num_sequences)
     starts = np.concatenate([[0], np.cumsum(lengths)])
@@ -122,29 +117,27 @@ def records(num_sequences: int, seed: int) -> Records:
     )
 
 
-def batches(steps: int, data: Records) -> list[PretrainingBatch]:
+def batches(steps: int) -> list[PretrainingBatch]:
     """One batch of ROWS rows per step, padded to a fixed size."""
     # Short sequences round 15% up to 20% of masked words.
     tokens, sequences = ROWS * LENGTH, 3 * ROWS
     room = graph_capacity(
         PretrainingCapacity(tokens=tokens, sequences=sequences, masked=int(0.2 * tokens)), ROWS
     )
+    data = records(2 * ROWS * steps, seed=1)
     chosen = np.arange(2 * ROWS * steps).reshape(steps, -1)
     return [static_batch(make_batch(data, sequences, LENGTH), room) for sequences in chosen]
 
 
-def rates_of(steps: int, peak: float = PEAK_LR) -> list[float]:
+def rates_of(steps: int, peak: float) -> list[float]:
     """Learning rate of each step: 20 steps of warm-up and a linear decay."""
     return [peak * min(1.0, (number + 1) / 20) * (1 - number / steps) for number in range(steps)]
 
 
-def train(
-    step: Any, data: list[PretrainingBatch], rates: list[float], seeds: Iterable[int]
-) -> Iterator[Tensor]:
+def train(step: Any, data: list[PretrainingBatch], rates: list[float]) -> Iterator[Tensor]:
     """Yields the loss of each step."""
-    # seeds may be endless.
-    for batch, lr, seed in zip(data, rates, seeds, strict=False):
-        torch.manual_seed(seed)
+    for number, (batch, lr) in enumerate(zip(data, rates, strict=True)):
+        torch.manual_seed(number)
         # Stays on the device: the host would wait in every step.
         yield sum(step([batch], lr).losses).detach()
 
@@ -168,12 +161,12 @@ def curve(variant: Variant, data: list[PretrainingBatch]) -> np.ndarray:
         data = [batch.pin_memory() for batch in data]
     if variant.graph:
         step = GraphedStep(step, data[:1])
-    return windows(train(step, data, rates_of(len(data)), itertools.count()))
+    return windows(train(step, data, rates_of(len(data), PEAK_LR)))
 
 
 def compare(steps: int) -> dict[str, Any]:
     """Curves and verdict by pair."""
-    data = batches(steps, records(2 * ROWS * steps, seed=1))
+    data = batches(steps)
     wanted = pairs(torch.cuda.is_available())
     # Each variant trains once, though several pairs have it.
     both = [variant for fast, plain, _ in wanted.values() for variant in (fast, plain)]
@@ -191,32 +184,6 @@ def compare(steps: int) -> dict[str, Any]:
     return {"pairs": found}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """A training run on the CPU that both implementations support.
-
-    dtype: of all tensors; seed: of initial weights and dropout.
-    """
-
-    steps: int
-    # In fp64 rounding is so small that a gap shows other mathematics.
-    dtype: torch.dtype = torch.float64
-    peak_lr: float = PEAK_LR / 4
-    dropout: float = 0.0
-    seed: int = 0
-
-    @property
-    def data(self) -> Records:
-        return records(2 * ROWS * self.steps, seed=1)  # two sequences per row
-
-    def model(self) -> BertForPreTraining:
-        dropout = dict.fromkeys(
-            ("hidden_dropout_prob", "attention_probs_dropout_prob"), self.dropout
-        )
-        config = dataclasses.replace(MODEL, **dropout)
-        return new_model(config, seed=self.seed).to(self.dtype)
-
-
 class Trained(NamedTuple):
     """Mean loss of each window of WINDOW steps, and accuracy on held-out masked words."""
 
@@ -224,14 +191,24 @@ class Trained(NamedTuple):
     accuracy: float
 
 
-def ours(trial: Trial) -> Trained:
+def initial_model() -> BertForPreTraining:
+    """Where both sides begin, in fp64: a gap then shows other mathematics, not rounding."""
+    plain = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+    return new_model(dataclasses.replace(MODEL, **plain)).double()
+
+
+def held_out() -> PretrainingBatch:
+    # Of another seed than the training data.
+    return make_batch(records(HELD_OUT, seed=2), np.arange(HELD_OUT), LENGTH)
+
+
+def ours(steps: int) -> Trained:
     """The run with this repository."""
-    model = trial.model()
-    seeds = (step_seed(trial.seed, number, 0) for number in range(trial.steps))
-    step, data = new_step(model, FP32, sharded=False), batches(trial.steps, trial.data)
-    losses = windows(train(step, data, rates_of(trial.steps, trial.peak_lr), seeds))
+    model = initial_model()
+    step = new_step(model, FP32, sharded=False)
+    losses = windows(train(step, batches(steps), rates_of(steps, PEER_LR)))
+    batch = held_out()
     with torch.no_grad():
-        batch = make_batch(records(HELD_OUT, seed=2), np.arange(HELD_OUT), LENGTH)
         right = model.eval().logits(batch).mlm.argmax(dim=1) == batch.masked_labels
     return Trained(losses, float(right.double().mean()))
 
@@ -242,35 +219,34 @@ class PlainLamb:
     No decay and no trust ratio for biases and LayerNorms, as in the benchmark's submissions.
     """
 
-    def __init__(
-        self, named: Iterable[tuple[str, nn.Parameter]], betas: tuple[float, float], decay: float
-    ) -> None:
-        self.parameters = [
-            (p, not (name.endswith("bias") or "LayerNorm" in name)) for name, p in named
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
+        self.settings, self.steps = optim.Config().lamb, 0
+        # Parameter, whether it decays, and its two moments.
+        self.state = [
+            (
+                p,
+                not (name.endswith("bias") or "LayerNorm" in name),
+                torch.zeros_like(p),
+                torch.zeros_like(p),
+            )
+            for name, p in named
         ]
-        self.betas, self.decay, self.steps = betas, decay, 0
-        self.m = [torch.zeros_like(p) for p, _ in self.parameters]
-        self.v = [torch.zeros_like(p) for p, _ in self.parameters]
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
         self.steps += 1
-        gradients = [
-            p.grad if p.grad is not None else torch.zeros_like(p) for p, _ in self.parameters
-        ]
-        norm = float(torch.sqrt(sum((g**2).sum() for g in gradients)))
-        beta1, beta2 = self.betas
-        for (p, adapted), g, m, v in zip(self.parameters, gradients, self.m, self.v, strict=True):
+        beta1, beta2 = self.settings.beta1, self.settings.beta2
+        norm = torch.stack([p.grad.norm() for p, *_ in self.state]).norm()
+        for p, adapted, m, v in self.state:
             # All gradients by one norm, before the moments, as CLIP=after.
-            g = g / max(norm, 1.0)
+            g = p.grad / norm.clamp(min=1.0)
             m.copy_(beta1 * m + (1 - beta1) * g)
             v.copy_(beta2 * v + (1 - beta2) * g**2)
-            update = (m / (1 - beta1**self.steps)) / (
-                torch.sqrt(v / (1 - beta2**self.steps)) + 1e-6
-            )
+            corrected = v / (1 - beta2**self.steps)
+            update = m / (1 - beta1**self.steps) / (torch.sqrt(corrected) + 1e-6)
             ratio = 1.0
             if adapted:
-                update = update + self.decay * p
+                update = update + self.settings.weight_decay * p
                 weight_norm, update_norm = float(p.norm()), float(update.norm())
                 # A tensor of zeros has no direction, and moves at the plain rate.
                 ratio = weight_norm / update_norm if weight_norm and update_norm else 1.0
@@ -285,35 +261,28 @@ def peer_of(model: BertForPreTraining) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = Path(folder, "vocab.txt")
         vocabulary.touch()
-        huggingface.write(
-            Path(folder), dict(model.named_parameters()), model.config,
-            huggingface.config_values(model.config, name), vocabulary, lower_case=True,
-        )  # fmt: skip
+        values = huggingface.config_values(model.config, name)
+        weights = dict(model.named_parameters())
+        huggingface.write(Path(folder), weights, model.config, values, vocabulary, lower_case=True)
         # eager: attention is written out in their code, so it shares no function with ours.
         return getattr(transformers, name).from_pretrained(folder, attn_implementation="eager")
 
 
-def hugging_faces(trial: Trial) -> Trained:
+def hugging_faces(steps: int) -> Trained:
     """The run with independent code; records, rates and initial weights are this repository's."""
-    model = peer_of(trial.model()).to(trial.dtype).train()
-    torch.manual_seed(trial.seed)
-    data, rates, settings = trial.data, rates_of(trial.steps, trial.peak_lr), optim.Config().lamb
-    # The names of the parameters decide which are decayed.
-    betas = settings.beta1, settings.beta2
-    lamb = PlainLamb(model.named_parameters(), betas, settings.weight_decay)
+    model = peer_of(initial_model()).double().train()
+    lamb = PlainLamb(model.named_parameters())
     losses = []
-    for chosen, lr in zip(
-        np.arange(2 * ROWS * trial.steps).reshape(trial.steps, -1), rates, strict=True
-    ):
-        loss = model(**inputs_of(make_batch(data, chosen, LENGTH), LENGTH)).loss
+    for batch, lr in zip(batches(steps), rates_of(steps, PEER_LR), strict=True):
+        loss = model(**inputs_of(batch, LENGTH)).loss
         model.zero_grad()
         loss.backward()
         lamb.step(lr)
         losses.append(loss.detach())
-    batch = inputs_of(make_batch(records(HELD_OUT, seed=2), np.arange(HELD_OUT), LENGTH), LENGTH)
+    inputs = inputs_of(held_out(), LENGTH)
     with torch.no_grad():
-        guesses = model.eval()(**batch).prediction_logits.argmax(dim=-1)
-    right = (guesses == batch["labels"])[batch["labels"] != IGNORE]
+        guesses = model.eval()(**inputs).prediction_logits.argmax(dim=-1)
+    right = (guesses == inputs["labels"])[inputs["labels"] != IGNORE]
     return Trained(windows(losses), float(right.double().mean()))
 
 
@@ -328,36 +297,6 @@ def agreement(mine: Trained, theirs: Trained) -> dict[str, Any]:
     }
 
 
-def with_dropout(steps: int, seeds: int) -> dict[str, Any]:
-    """Both implementations with several seeds, and whether their curves overlap."""
-    trials = [
-        Trial(steps=steps, dtype=torch.float32, peak_lr=PEAK_LR, dropout=0.1, seed=seed)
-        for seed in range(seeds)
-    ]
-    return overlap([ours(each) for each in trials], [hugging_faces(each) for each in trials])
-
-
-def overlap(mine: list[Trained], theirs: list[Trained]) -> dict[str, Any]:
-    """For several seeds of each side: losses by window, difference of the means, the larger range of both sides, and
-    whether the difference is within that range in every window.
-    """
-    sides = [np.array([run.windows for run in runs]) for runs in (mine, theirs)]
-    apart = np.abs(sides[0].mean(axis=0) - sides[1].mean(axis=0))
-    # The larger range of the two: seeds of one side differ that much by themselves.
-    spread = np.maximum(*(np.ptp(side, axis=0) for side in sides))
-    figures: dict[str, Any] = {
-        "difference_of_means": apart.round(4).tolist(),
-        "spread_of_seeds": spread.round(4).tolist(),
-        "overlap": bool((apart <= spread).all()),
-    }
-    for name, side, runs in zip(("ours", "huggingface"), sides, (mine, theirs), strict=True):
-        figures |= {
-            name: side.round(4).tolist(),
-            f"accuracy_{name}": [run.accuracy for run in runs],
-        }
-    return figures
-
-
 def main() -> None:
     parser = Parser(__doc__)
     parser.add_argument(
@@ -366,21 +305,12 @@ def main() -> None:
     parser.add_argument(
         "--against", choices=("huggingface",), help="implementation to compare with"
     )
-    parser.add_argument(
-        "--dropout", type=natural, default=0, metavar="SEEDS", help="with --against: use dropout"
-    )
     options = parser.parse_args()
     steps = options.steps or (500 if options.against else 300)
     # Losses are reshaped to whole windows.
     if steps % WINDOW:
         parser.error(f"--steps {steps}: expected a multiple of {WINDOW}")
-    if not options.against:
-        found = compare(steps)
-    elif options.dropout:
-        found = with_dropout(steps, options.dropout)
-    else:
-        trial = Trial(steps=steps)
-        found = agreement(ours(trial), hugging_faces(trial))
+    found = agreement(ours(steps), hugging_faces(steps)) if options.against else compare(steps)
     emit("convergence", vars(options) | {"steps": steps} | found)
 
 

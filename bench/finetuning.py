@@ -1,20 +1,18 @@
-"""Fine-tuning on real weights and sentences: sequences per second and accuracy, ours against Hugging Face's.
+"""Fine-tuning on real weights and sentences: speed of ours against Hugging Face's.
 
-Both start from the same weights and take the same batches of the demo's film reviews in the same order, with AdamW, the
-same rates and dropout. Hugging Face's loop is a plain one: transformers with its default attention, padded to the
-longest sequence of the batch. It predicts once in the given order, and once sorted by length as ours always does. Speed
-is per CPU second, in turns in one process, so that it holds on a busy machine.
+Both start from the same weights and take the same batches of 32 of the demo's film reviews in the
+same order, with AdamW, the same rates and dropout. Hugging Face's loop is a plain one: transformers
+with its default attention, padded to the longest sequence of the batch. It predicts once in the
+given order, and once sorted by length as ours always does. Speed is sequences per CPU second, in
+turns in one process with one thread, so that it holds on a busy machine.
 
-usage: python bench/finetuning.py FOLDER [--batch-size 32] [--steps 8] [--repeats 5] [--seeds 0] [--sentences 0]
-       FOLDER is the one that `make finetune-demo` creates; --seeds 3 trains each three times
+usage: python bench/finetuning.py FOLDER [--repeats 5]
+       FOLDER is the one that `make finetune-demo` creates
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,19 +20,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from lib import Parser, emit, folder_with, in_turns, integer, natural, ratios
+from lib import Parser, emit, folder_with, in_turns, integer, medians, ratios
 from torch import Tensor
 
 from bert.core.dist import World
 from bert.data.tokens import WordPiece
-from bert.training.schedule import learning_rate
 from finetune import config, tasks, train
 from finetune.batches import Order
-from finetune.glue import accuracy
 from finetune.saved import predict
 
 NAMES = ("ours", "hugging_face")
-_LR, _EPOCHS = 5e-5, 2
+LR, BATCH_SIZE = 5e-5, 32
+STEPS = 3  # of a turn
 
 
 class Ours:
@@ -48,7 +45,7 @@ class Ours:
 
     def predict(self, samples: tasks.Samples) -> np.ndarray:
         """Predicted labels; batches sorted by length."""
-        found = predict(self.run.model, samples, self.run.world, 32)
+        found = predict(self.run.model, samples, self.run.world, BATCH_SIZE)
         self.run.model.train()
         return np.array([row.argmax() for row in found])
 
@@ -70,7 +67,7 @@ class HuggingFace:
             {"params": decayed, "weight_decay": 0.01},
             {"params": others, "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=_LR, eps=1e-8)
+        self.optimizer = torch.optim.AdamW(groups, lr=LR, eps=1e-8)
 
     @staticmethod
     def padded(samples: tasks.Samples, chosen: list[int]) -> dict[str, Tensor]:
@@ -101,146 +98,90 @@ class HuggingFace:
         # Equal lengths together have little padding; it is the fairer opponent.
         order = np.argsort(-samples.lengths, kind="stable") if by_length else np.arange(count)
         found = np.empty(count, dtype=np.int64)
-        for begin in range(0, count, 32):
-            chosen = order[begin : begin + 32]
-            found[chosen] = (
-                self.model(**self.padded(samples, chosen.tolist())).logits.argmax(dim=1).numpy()
-            )
+        for begin in range(0, count, BATCH_SIZE):
+            chosen = order[begin : begin + BATCH_SIZE]
+            scored = self.model(**self.padded(samples, chosen.tolist()))
+            found[chosen] = scored.logits.argmax(dim=1).numpy()
         self.model.train()
         return found
 
 
 def some_of(samples: tasks.Samples, count: int) -> tasks.Samples:
-    """``count`` samples, evenly spaced."""
-    chosen = np.linspace(0, len(samples.sequences) - 1, min(count, len(samples.sequences))).astype(
-        int
-    )
-    return tasks.Samples(
-        [samples.sequences[i] for i in chosen], {"labels": samples.labels["labels"][chosen]}
-    )
+    """``count`` samples, evenly spaced, as the table is sorted by label."""
+    total = len(samples.sequences)
+    chosen = np.linspace(0, total - 1, min(count, total)).astype(int)
+    labels = {"labels": samples.labels["labels"][chosen]}
+    return tasks.Samples([samples.sequences[i] for i in chosen], labels)
 
 
-def build(folder: Path, batch_size: int, seed: int, sentences: int) -> tuple[Ours, HuggingFace]:
+def build(folder: Path) -> tuple[Ours, HuggingFace]:
     """Both trainers with the same initial weights."""
     environment = {
-        "TASK": "TSV", "DATA": str(folder / "data"), "INIT_CHECKPOINT": str(folder / "weights" / "model.safetensors"),
-        "BATCHSIZE": str(batch_size), "LR": str(_LR), "SEED": str(seed), "DEVICE": "cpu", "RUN_DIR": str(folder),
-    }  # fmt: skip
+        "TASK": "TSV",
+        "DATA": str(folder / "data"),
+        "INIT_CHECKPOINT": str(folder / "weights" / "model.safetensors"),
+        "BATCHSIZE": str(BATCH_SIZE),
+        "LR": str(LR),
+        "SEED": "1",
+        "DEVICE": "cpu",
+        "RUN_DIR": str(folder),
+    }
     settings = config.read(environment)
     task = tasks.build(settings, WordPiece(settings.vocabulary))
-    if sentences:
-        for name in ("train", "test"):
-            setattr(
-                task, name, some_of(getattr(task, name), sentences)
-            )  # the table is sorted by label
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     run = train.build(settings, environment, World(settings.dist), task)
     run.model.train()
     # Hugging Face draws its new head from the global generator.
-    torch.manual_seed(seed)
+    torch.manual_seed(1)
     return Ours(run), HuggingFace(folder / "weights", task)
 
 
-def speeds(pair: tuple[Ours, HuggingFace], options: argparse.Namespace) -> dict[str, Any]:
-    """Sequences per CPU second of training, and of prediction with untrained heads: medians, all rounds, and the median
-    ratio of ours to each of the others.
+def speeds(pair: tuple[Ours, HuggingFace], repeats: int) -> dict[str, Any]:
+    """Sequences per CPU second of training, and of prediction with untrained heads.
+
+    Medians, and the median ratio of ours to each of the others.
     """
     ours, hugging_face = pair
-    order, sequences = (
-        Order(len(ours.task.train.lengths), options.batch_size, 1, 1),
-        options.steps * options.batch_size,
-    )
-    # As many as a round of training takes.
-    samples = some_of(ours.task.test, sequences)
+    order = Order(len(ours.task.train.lengths), BATCH_SIZE, 1, 1)
+    # As many as a turn of training takes.
+    samples = some_of(ours.task.test, STEPS * BATCH_SIZE)
 
     def take_steps(loop: Ours | HuggingFace, numbers: Iterator[int]) -> None:
-        # Goes on where the last round stopped: no batch is seen twice in a row.
-        for number in itertools.islice(numbers, options.steps):
-            loop.step(order.step(number)[0], _LR)
+        # Goes on where the last turn stopped: no batch is seen twice in a row.
+        for number in itertools.islice(numbers, STEPS):
+            loop.step(order.step(number)[0], LR)
 
     predictions = {
-        "ours": partial(ours.predict, samples), "hugging_face": partial(hugging_face.predict, samples),
+        "ours": partial(ours.predict, samples),
+        "hugging_face": partial(hugging_face.predict, samples),
         "hugging_face_by_length": partial(hugging_face.predict, samples, by_length=True),
-    }  # fmt: skip
+    }
     trainings = {
         name: partial(take_steps, loop, itertools.count(1))
         for name, loop in zip(NAMES, pair, strict=True)
     }
     figures: dict[str, Any] = {}
-    for prefix, functions, count in (
-        ("inference_", predictions, len(samples.sequences)),
-        ("", trainings, sequences),
-    ):
-        times = in_turns(functions, options.repeats + 1)  # the first turn warms up
-        found = {name: [count / seconds for seconds in spans[1:]] for name, spans in times.items()}
-        middle = {name: round(statistics.median(rates), 2) for name, rates in found.items()}
-        figures[f"{prefix}sequences_per_cpu_second"] = middle
-        figures[f"{prefix}rounds"] = {
-            name: [round(rate, 2) for rate in rates] for name, rates in found.items()
+    for prefix, functions in (("inference_", predictions), ("", trainings)):
+        in_turns(functions, 1)  # warms up
+        times = in_turns(functions, repeats)
+        figures[f"{prefix}sequences_per_cpu_second"] = {
+            name: round(STEPS * BATCH_SIZE / span, 2) for name, span in medians(times).items()
         }
-        for name in list(found)[1:]:
-            figures[f"{prefix}ratio{name.removeprefix('hugging_face')}"] = ratios(
-                found["ours"], found[name]
-            )[0]
+        for name in list(functions)[1:]:
+            ratio = ratios(times[name], times["ours"])
+            figures[f"{prefix}ratio{name.removeprefix('hugging_face')}"] = ratio
     return figures
-
-
-def accuracies(options: argparse.Namespace) -> dict[str, list[float]]:
-    """Test accuracy after full training, by seed."""
-    found: dict[str, list[float]] = {name: [] for name in NAMES}
-    for seed, number in itertools.product(range(1, options.seeds + 1), range(len(NAMES))):
-        loop = build(options.folder, options.batch_size, seed, options.sentences)[number]
-        count = len(loop.task.train.lengths)
-        # Rounded up: the last step may go beyond the epoch.
-        last = -(-count * _EPOCHS // options.batch_size)
-        rates, order = (
-            config.learning_rates({"LR": str(_LR)}, last),
-            Order(count, options.batch_size, 1, seed),
-        )
-        torch.manual_seed(seed)
-        for step in range(1, last + 1):
-            loop.step(order.step(step)[0], learning_rate(step, rates))
-        right = accuracy(loop.predict(loop.task.test), loop.task.test.labels["labels"])
-        found[NAMES[number]].append(round(right, 4))
-        print(f"seed {seed}: {NAMES[number]} {right:.4f}", file=sys.stderr, flush=True)
-    return found
 
 
 def main() -> None:
     parser = Parser(__doc__)
     folder = folder_with("weights", "data", advice="make finetune-demo makes one")
     parser.add_argument("folder", type=folder, help="created by make finetune-demo")
-    parser.add_argument("--batch-size", type=integer, default=32, help="(default %(default)s)")
-    parser.add_argument("--steps", type=integer, default=8, help="per round (default %(default)s)")
-    parser.add_argument(
-        "--repeats", type=natural, default=5, help="rounds; 0: only accuracy (default %(default)s)"
-    )
-    parser.add_argument(
-        "--seeds", type=natural, default=0, help="full trainings of each (default %(default)s)"
-    )
-    parser.add_argument(
-        "--sentences", type=natural, default=0, help="for training and for test; 0: all"
-    )
-    parser.add_argument(
-        "--threads", type=integer, default=1, help="of PyTorch (default %(default)s)"
-    )
+    parser.add_argument("--repeats", type=integer, default=5, help="turns (default %(default)s)")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    figures: dict[str, Any] = {}
-    if options.repeats:
-        figures = speeds(build(options.folder, options.batch_size, 1, 0), options)
-    if options.seeds:
-        labels = build(options.folder, options.batch_size, 1, options.sentences)[
-            0
-        ].task.test.labels["labels"]
-        # What a model scores that always gives the most frequent label.
-        most = float(np.bincount(labels).max() / len(labels))
-        figures |= {"accuracy": accuracies(options), "accuracy_of_the_majority": round(most, 4)}
-    emit(
-        "finetuning",
-        figures,
-        data=f"film reviews, batches of {options.batch_size}, {options.threads} threads",
-    )
+    torch.set_num_threads(1)
+    figures = speeds(build(options.folder), options.repeats)
+    emit("finetuning", figures, data="film reviews, batches of 32")
 
 
 if __name__ == "__main__":

@@ -30,13 +30,8 @@ TINY = {
     "vocab_size": 211, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
     "max_position_embeddings": 64,
 }  # fmt: skip
-SMALL = {  # for a CPU, with BERT's vocabulary
-    "vocab_size": 30522, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "intermediate_size": 1024, "max_position_embeddings": 512,
-}  # fmt: skip
-Call = Callable[
-    [int], object
-]  # takes the number of the call, to rotate among inputs so that caches stay cold
+# Takes the number of the call, to rotate among inputs so that caches stay cold.
+Call = Callable[[int], object]
 
 
 def device() -> torch.device:
@@ -54,11 +49,6 @@ def new_model(
     model = BertForPreTraining(config, kernels.bind_kernels(choice, device()))
     initialize(model, seed)
     return model
-
-
-def whole_last_layer(of_rows: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a BertModel's ``forward`` to compute the last layer for all tokens and select rows afterwards."""
-    return lambda batch, rows: of_rows(batch).index_select(0, rows)
 
 
 def new_step(
@@ -161,12 +151,11 @@ def gpu_state() -> dict[str, str]:
     )
 
 
-def graphs_in_turns(
-    functions: Mapping[str, Call], num_calls: int = 12, repeats: int = 15
-) -> dict[str, list[float]]:
-    """Microseconds per call of each function: CUDA graphs of ``num_calls``, replayed in turns after two warm-ups.
+def graphs_in_turns(functions: Mapping[str, Call]) -> dict[str, dict[str, float]]:
+    """Microseconds per call of each function: median, minimum and maximum.
 
-    A function that fails is reported on stderr and left out.
+    By CUDA graphs of 12 calls, replayed in 15 turns after two warm-ups. A function that fails is
+    reported on stderr and left out.
     """
     # In a graph of many calls, the gaps of launches from Python do not count.
     graphs = {}
@@ -177,25 +166,20 @@ def graphs_in_turns(
 
     for name, function in functions.items():
         try:
-            stream = warm_stream(
-                partial(calls, function, 3), 1, device()
-            )  # compiles, selects algorithms
-            graphs[name] = capture(partial(calls, function, num_calls), stream).replay
+            # Compiles, selects algorithms.
+            stream = warm_stream(partial(calls, function, 3), 1, device())
+            graphs[name] = capture(partial(calls, function, 12), stream).replay
         except Exception as error:
             print(f"{name}: left out: {explain(error)}", file=sys.stderr)
         gc.collect()
     # Every other turn runs backwards, so two turns warm up each graph once in either order.
-    times = in_turns(graphs, repeats + 2, lambda replay: milliseconds(replay, 1) * 1e3 / num_calls)
-    return {name: spans[2:] for name, spans in times.items()}
-
-
-def spread(times: Mapping[str, list[float]]) -> dict[str, dict[str, float]]:
-    """Median, minimum and maximum of each, in microseconds."""
-    return {
-        name: {
-            "us": round(statistics.median(spans), 2),
-            "min": round(min(spans), 2),
-            "max": round(max(spans), 2),
+    times = in_turns(graphs, 2 + 15, lambda replay: milliseconds(replay, 1) * 1e3 / 12)
+    figures = {}
+    for name, spans in times.items():
+        kept = spans[2:]
+        figures[name] = {
+            "us": round(statistics.median(kept), 2),
+            "min": round(min(kept), 2),
+            "max": round(max(kept), 2),
         }
-        for name, spans in times.items()
-    }
+    return figures

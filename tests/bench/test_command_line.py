@@ -36,10 +36,14 @@ def script(repository, monkeypatch, capsys):
         ("prepare", ("instances", "/nope"), "/nope: no such file"),
         (
             "prepare",
-            ("instances", "--reference", "/nope"),
+            ("instances", __file__, __file__, "--reference", "/nope"),
             "/nope: no create_pretraining_data.py and no tokenization.py in it",
         ),
-        ("prepare", ("instances", "--reference-python", "/nope"), "/nope: no such program"),
+        (
+            "prepare",
+            ("instances", __file__, __file__, "--reference-python", "/nope"),
+            "/nope: no such program",
+        ),
         (
             "finetuning",
             ("/nope",),
@@ -47,8 +51,7 @@ def script(repository, monkeypatch, capsys):
         ),
         ("finetuning", (), "the following arguments are required: folder"),
         ("convergence", ("--steps", "30"), "--steps 30: expected a multiple of 25"),
-        ("prepare", ("all", "--keep", "/dev/null/nope"), "/dev/null/nope: not writable"),
-        ("prepare", ("packing", "--sequences", "2"), "'2': expected an integer of at least 1000"),
+        ("gpu_all", ("--output", "/dev/null/nope"), "/dev/null/nope: not writable"),
         ("step_model", ("--length", "2"), "'2': expected an integer of at least 8"),
         ("gpu_all", ("machine", "--nope"), "unrecognized arguments: --nope"),
     ],
