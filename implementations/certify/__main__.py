@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +27,7 @@ from certify.burn_in import BurnIn
 from certify.load import Config as LoadConfig
 from certify.load import Load
 from certify.meeting import Meeting
-from certify.telemetry import Cpus, Gpus, Sampler
+from certify.telemetry import Gpus, Sampler
 from common.env import ConfigError, env, from_env
 from common.process import run_and_exit
 from review.acceptance import schema
@@ -109,7 +110,7 @@ def certify(
 
 
 def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | None:
-    """Starts sampling the node's devices on its first rank; None on others. earlier: rows of an earlier process."""
+    """Starts sampling the node's GPUs on its first rank; None on others. earlier: rows of an earlier process."""
     if not meeting.leads_node:
         return None
     count = len(meeting.node_ranks) if torch.cuda.is_available() else 0
@@ -118,7 +119,7 @@ def telemetry(meeting: Meeting, earlier: np.ndarray | None = None) -> Sampler | 
         str(getattr(torch.cuda.get_device_properties(number), "uuid", ""))
         for number in range(count)
     ]
-    sampler = Sampler([Gpus(uuids), Cpus()], earlier=earlier)
+    sampler = Sampler(Gpus(uuids), earlier=earlier)
     sampler.start()
     return sampler
 
@@ -154,7 +155,11 @@ def write(folder: Path, load: Load, sampler: Sampler | None, about: Mapping[str,
             "ranks": ranks,
             "size": meeting.size,
         }
-        record |= {"on_cpus": load.device.type == "cpu", "tools": about["tools"]}
+        record |= {
+            "ended": time.time(),
+            "on_cpus": load.device.type == "cpu",
+            "tools": about["tools"],
+        }
         record["hardware"] = {
             **about["hardware"],
             "after": hardware.health(Gpus([])),

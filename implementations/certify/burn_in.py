@@ -170,6 +170,7 @@ class BurnIn:
             self.samples,
             {
                 "node": self.node,
+                "ended": time.time(),
                 "after": hardware.health(Gpus([])),
                 "kernel_log": hardware.kernel_log(),
             },

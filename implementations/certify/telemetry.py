@@ -1,7 +1,6 @@
-"""Clocks, power, temperatures and errors of a node's GPUs and CPUs, sampled once a second during the load.
+"""Clocks, power, temperatures and errors of a node's GPUs, sampled once a second during the load.
 
-GPUs through nvidia-ml-py, if it and a driver are installed; CPUs through /proc and /sys. Values that a driver or a
-system does not report are nan.
+Through nvidia-ml-py, if it and a driver are installed. Values that a driver does not report are nan.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from review.acceptance.schema import CPUS, FIELDS, SAMPLE
+from review.acceptance.schema import FIELDS, SAMPLE
 
 # At one a second, samples are first thinned after 11 hours.
 MAX_SAMPLES = 20_000  # at twice as many, every other sample is dropped and the interval doubles
@@ -83,7 +81,7 @@ def _listen(nvml: Any, device: Any) -> Any:
 
 
 def _next_event(nvml: Any, events: Any) -> Any:
-    return (getattr(nvml, "nvmlEventSetWait_v2", None) or nvml.nvmlEventSetWait)(events, 0)
+    return nvml.nvmlEventSetWait(events, 0)
 
 
 def _throttle(nvml: Any, device: Any) -> int:
@@ -91,13 +89,6 @@ def _throttle(nvml: Any, device: Any) -> int:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(device))
     except (nvml.NVMLError, AttributeError):
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))  # its name until R535
-
-
-def _memory_celsius(nvml: Any, device: Any) -> int | None:
-    (found,) = nvml.nvmlDeviceGetFieldValues(device, [nvml.NVML_FI_DEV_MEMORY_TEMP])
-    return (
-        int(found.value.uiVal) if found.nvmlReturn == nvml.NVML_SUCCESS else None
-    )  # a field has its own status
 
 
 def _nvlink_errors(nvml: Any, device: Any) -> int | None:
@@ -119,14 +110,11 @@ def _ecc(nvml: Any, device: Any, kind: str) -> int:
 
 _QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
     "sm_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
-    "memory_mhz": lambda nvml, device: nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
     "watts": lambda nvml, device: nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
     "celsius": lambda nvml, device: nvml.nvmlDeviceGetTemperature(
         device, nvml.NVML_TEMPERATURE_GPU
     ),
-    "memory_celsius": _memory_celsius,
     "throttle": _throttle,
-    "busy": lambda nvml, device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
     "ecc_corrected": partial(_ecc, kind="NVML_MEMORY_ERROR_TYPE_CORRECTED"),
     "ecc_uncorrected": partial(_ecc, kind="NVML_MEMORY_ERROR_TYPE_UNCORRECTED"),
     "pcie_generation": lambda nvml, device: nvml.nvmlDeviceGetCurrPcieLinkGeneration(device),
@@ -138,68 +126,17 @@ _QUESTIONS: dict[str, Callable[[Any, Any], float | None]] = {
 }
 
 
-class Cpus:
-    """CPUs of this node: mean clock, hottest sensor, share of busy time since the last sample."""
-
-    def __init__(self, root: Path = Path("/")) -> None:
-        self.proc, self.sys = root / "proc", root / "sys"
-        self._before = self._times()
-
-    def sample(self) -> Iterator[dict[str, float]]:
-        before, self._before = self._before, self._times()
-        idle, total = (now - then for now, then in zip(self._before, before, strict=True))
-        # In thousandths of a degree; servers without thermal zones have hwmon's sensors.
-        celsius = self._numbers("class/thermal/thermal_zone*/temp") or self._numbers(
-            "class/hwmon/hwmon*/temp*_input"
-        )
-        clocks = [
-            kilohertz / 1e3
-            for kilohertz in self._numbers("devices/system/cpu/cpu*/cpufreq/scaling_cur_freq")
-        ]
-        # Without a driver of cpufreq, as in most virtual machines.
-        if not clocks:
-            with contextlib.suppress(OSError, ValueError):
-                lines = (self.proc / "cpuinfo").read_text().splitlines()
-                clocks = [
-                    float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")
-                ]
-        yield {
-            "device": CPUS,
-            "sm_mhz": sum(clocks) / len(clocks) if clocks else _NAN,
-            "celsius": max(celsius) / 1e3 if celsius else _NAN,
-            "busy": 1 - idle / total if total > 0 else _NAN,
-        }
-
-    def _numbers(self, pattern: str) -> list[float]:
-        found = []
-        for path in self.sys.glob(pattern):
-            with contextlib.suppress(OSError, ValueError):
-                found.append(float(path.read_text()))
-        return found
-
-    def _times(self) -> tuple[float, float]:
-        """Jiffies (idle, total) since boot."""
-        try:
-            with open(self.proc / "stat", encoding="ascii") as file:
-                # user nice system idle iowait irq softirq steal;
-                # guest time is part of user already.
-                times = [float(word) for word in file.readline().split()[1:9]]
-            return times[3] + times[4], sum(times)
-        except (OSError, ValueError, IndexError):
-            return _NAN, _NAN
-
-
 class Sampler:
     """Samples in a background thread, from ``start`` to ``stop``, in bounded memory."""
 
     def __init__(
         self,
-        sources: Sequence[Gpus | Cpus],
+        gpus: Gpus,
         interval: float = 1.0,
         earlier: np.ndarray | None = None,
     ) -> None:
         """earlier: rows of an earlier process, kept in front."""
-        self.sources, self.interval = sources, interval
+        self.gpus, self.interval = gpus, interval
         self._samples: list[np.ndarray] = []
         if earlier is not None and len(earlier):
             # Sample by sample again, so that thinning treats old and new rows alike.
@@ -225,12 +162,11 @@ class Sampler:
             self.sample()
 
     def sample(self) -> None:
-        """Takes a row of every device."""
-        found = [values for source in self.sources for values in source.sample()]
+        """Takes a row of every GPU."""
         now = time.time()
         table = [
             (now, values["device"], *(values.get(name, _NAN) for name in FIELDS))
-            for values in found
+            for values in self.gpus.sample()
         ]
         self._samples.append(np.array(table, SAMPLE))
         if len(self._samples) >= 2 * MAX_SAMPLES:

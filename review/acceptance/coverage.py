@@ -61,10 +61,8 @@ def _kernel_log(records: Records, node: str) -> str:
 def _telemetry(records: Records, node: str) -> str:
     if records.on_cpus:
         return NO_GPU
-    table = records.telemetry.get(node, {"device": np.empty(0)})
-    # A node's CPUs are device -1.
-    of_gpus = table["device"] >= 0
-    heard = any((~np.isnan(table[field][of_gpus])).any() for field in FIELDS if field in table)
+    table = records.telemetry.get(node, {})
+    heard = any((~np.isnan(table[field])).any() for field in FIELDS if field in table)
     return "" if heard else NO_NVML
 
 

@@ -35,8 +35,8 @@ WARN, FAIL = 0.03, 0.05  # slower by this fraction, and by more than noise expla
 # Standard errors that noise may explain.
 DEVIATIONS = 3.0
 EVERYONE = "all ranks"
-PEERS = "peers"  # source of a limit
 STEP, GBPS = "ms a step", "GB/s"
+LIMIT = "at most {:.0%} {} than the median, or by chance"
 
 
 _PER_UNIT = {"Tflop/s": 1e12, GBPS: 1e9}
@@ -223,13 +223,12 @@ def expectations(records: Records) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured number by rank, or of all ranks. name: a stage or probe; limits: in words; sources: of each limit."""
+    """A measured number by rank, or of all ranks. name: a stage or probe; limits: in words."""
 
     name: str
     unit: str
     values: dict[str, float]
     limits: tuple[str, ...] = ()
-    sources: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -254,48 +253,45 @@ def figures(
     lowest: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> list[Measured]:
     """Seconds of each stage, then rates and probes. seconds: per step by stage [ranks]."""
-    words = "at most {:.0%} {} than the median, or by chance"
-    compared = (
-        ((words.format(MIN_EXCESS["slow"], "slower"), PEERS),)
-        if len(records.places) >= MIN_PEERS
-        else ()
-    )
+    than_peers = LIMIT.format(MIN_EXCESS["slow"], "slower")
+    compared = (than_peers,) if len(records.places) >= MIN_PEERS else ()
     found = []
-
-    def add(
-        name: str, unit: str, values: dict[str, float], limits: Sequence[tuple[str, str]]
-    ) -> None:
-        found.append(
-            Measured(name, unit, values, *(tuple(column) for column in zip(*limits, strict=True)))
-        )
-
     for stage, own in seconds.items():
         values = dict(zip(records.names, (1e3 * own).tolist(), strict=True))
-        add(stage, STEP, values, compared if stage != "pairs" else ())
+        found.append(Measured(stage, STEP, values, compared if stage != "pairs" else ()))
     for name, unit in UNITS.items():
         values = {who: statistics.median(rounds) for who, rounds in measure(records, name).items()}
         of_nodes = name in COLLECTIVES and len(records.nodes) >= MIN_PEERS
         limits = compared if of_nodes or name in PROBES or name in COPIES else ()
-        if name in expected:
-            least = f"at least {digits((1 - FAIL) * expected[name])} ({digits(expected[name])} expected)"
-            limits = ((least, "config, EXPECTED_FIGURES"), *limits)
+        if wanted := expected.get(name):
+            limits = (
+                f"at least {digits((1 - FAIL) * wanted)} ({digits(wanted)} expected)",
+                *limits,
+            )
         if name in lowest:
             # Of the slowest model where a test mixes several: what no healthy GPU is below.
-            limit = digits(min(lowest[name].values()))
-            limits = (*limits, (f"at least {limit}", "datasheet of the model"))
+            least_of_all = digits(min(lowest[name].values()))
+            limits = (*limits, f"at least {least_of_all} by the datasheet")
         if values:
-            add(name, unit, values, limits)
-    between = (words.format(MIN_EXCESS["network"], "more time"), PEERS)
+            found.append(Measured(name, unit, values, limits))
+    return found + _reductions(records)
+
+
+def _reductions(records: Records) -> list[Measured]:
+    """All-reduces of each node and of pairs of nodes."""
+    found = []
     # Nodes that take part: one, or the two of a pair.
     for name, nodes in (("reduce_node", 1), ("reduce_pairs", 2)):
         times = [one for groups in records.reductions(name).values() for one in groups]
-        if times:
-            rate = bus_bandwidth(records, name, nodes * records.ranks_per_node)
-            ends = {
-                "slowest": max(times),
-                EVERYONE: statistics.median(times),
-                "quickest": min(times),
-            }
-            limits = (between,) if nodes == 2 and len(records.nodes) >= MIN_PEERS else ()
-            add(name, GBPS, {who: rate / one for who, one in ends.items()}, limits)
+        if not times:
+            continue
+        rate = bus_bandwidth(records, name, nodes * records.ranks_per_node)
+        values = {
+            "slowest": rate / max(times),
+            EVERYONE: rate / statistics.median(times),
+            "quickest": rate / min(times),
+        }
+        comparable = nodes == 2 and len(records.nodes) >= MIN_PEERS
+        limits = (LIMIT.format(MIN_EXCESS["network"], "more time"),) if comparable else ()
+        found.append(Measured(name, GBPS, values, limits))
     return found

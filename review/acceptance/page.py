@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from review.acceptance.figures import STEP, digits
+from review.acceptance.figures import GBPS, STEP, digits
 from review.acceptance.records import Records, median
 from review.acceptance.schema import (
     COPIES,
-    CPUS,
     LABELS,
     PROBES,
+    STAGES,
     TABLES,
-    TOOLS,
     UNITS,
     Columns,
 )
@@ -79,27 +78,19 @@ def write_page(found: Certificate, output: Path) -> None:
 def _numbers(found: Certificate) -> list[dict[str, str]]:
     """Every number with its limit, and whether it is within it.
 
-    A stage has a row for its seconds, which are compared between ranks, and one for its rate, which a config expects; a
-    probe has one row for both.
+    A stage has a row for its seconds, which are compared between ranks, and one for its rate, which a config expects.
     """
-    short = {one.figure: STYLES[one.state] for one in found.reached if one.state != "pass"}
-    slow = {finding.stage: "bad" for finding in found.findings}
+    short = [one for one in found.reached if one.state != "pass"]
+    marks = {(one.figure, UNITS[one.figure]): STYLES[one.state] for one in short}
+    marks |= {
+        (one.stage, STEP if one.stage in STAGES else UNITS.get(one.stage, GBPS)): "bad"
+        for one in found.findings
+    }
     rows = []
     for one in found.figures:
         low, high = one.shown
-        compared = one.unit == STEP or one.name in PROBES | TOOLS or one.name not in UNITS
-        state = (slow.get(one.name, "") if compared else "") or (
-            "" if one.unit == STEP else short.get(one.name, "")
-        )
-        row = {
-            "what": one.label,
-            "low": low,
-            "high": high,
-            "unit": one.unit,
-            "limit": one.limit,
-            "state": state,
-        }
-        rows.append(row | {"source": " and ".join(one.sources)})
+        row = {"what": one.label, "low": low, "high": high, "unit": one.unit, "limit": one.limit}
+        rows.append(row | {"state": marks.get((one.name, one.unit), "")})
     return rows
 
 
@@ -133,8 +124,7 @@ def timelines(records: Records, accused: Sequence[str] = ()) -> list[Chart]:
     for node, table in records.telemetry.items():
         for device in np.unique(table["device"]).tolist():
             chosen = table["device"] == device
-            other = f"CPUs of {node}" if device == CPUS else f"GPU {device} of {node}"
-            name = ranks.get((node, device), other)
+            name = ranks.get((node, device), f"GPU {device} of {node}")
             series[name] = {field: column[chosen] for field, column in table.items()}
     charts = []
     for field, (key, title, unit) in TABLES["timelines"].items():

@@ -25,7 +25,8 @@ from review.logs.output import ReviewError
 
 @dataclass(frozen=True)
 class Records:
-    """A whole test. steps, probes: columns; places: by rank, in order; telemetry: by node; on_cpus: no GPUs.
+    """A whole test. steps, probes: columns; places: by rank, in order; telemetry: by node; on_cpus: no GPUs;
+    ended: Unix time, 0 if unknown.
 
     hardware: by node, its ``parts``, its devices' fault counts ``before`` and ``after``, ``uptime`` at the start and
     ``kernel_log``; tools: by node, name, version, faults
@@ -39,6 +40,7 @@ class Records:
     probes: Columns
     telemetry: dict[str, Columns] = field(default_factory=dict)
     on_cpus: bool = False
+    ended: float = 0.0
     hardware: dict[str, dict[str, Any]] = field(default_factory=dict)
     tools: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -170,7 +172,7 @@ def read(folder: Path) -> Records:
         }
         for name in ("steps", "probes")
     )
-    telemetry, hardware = {}, {}
+    telemetry, hardware, ended = {}, {}, 0.0
     for about, tables in files:
         node, facts, samples = about["node"], about.get("hardware"), tables["telemetry"]
         later: dict[str, Any] = {}
@@ -184,6 +186,7 @@ def read(folder: Path) -> Records:
             except UNREADABLE:
                 raise ReviewError(f"{path}: not a burn-in's telemetry, or truncated") from None
         telemetry[node] = samples
+        ended = max(ended, about.get("ended", 0.0), later.get("ended", 0.0))
         # The burn-in comes last: its counts of faults are those after the test.
         if facts:
             hardware[node] = facts | {
@@ -192,7 +195,16 @@ def read(folder: Path) -> Records:
     places = {place.rank: place for place in sorted(ranks, key=lambda place: place.rank)}
     on_cpus = all(about["on_cpus"] for about, _ in files)
     return Records(
-        folder, places, first["nodes"], steps, probes, telemetry, on_cpus, hardware, tools
+        folder,
+        places,
+        first["nodes"],
+        steps,
+        probes,
+        telemetry,
+        on_cpus,
+        ended,
+        hardware,
+        tools,
     )
 
 

@@ -46,7 +46,6 @@ UNITS |= dict.fromkeys(("copy", "host_copy", "disk", "reduce_together", *TOOLS),
 LABELS = STAGES | PROBES | TOOLS | REDUCTIONS | {BURN_IN: "burn-in"}
 PARTS = ("data", "compute", "wait", "update")  # of a step
 NOBODY = -1  # partner of a node without one
-CPUS = -1  # device number of the node's CPUs in the telemetry
 
 # One row per step. partner: number of the other node of a pair; cpu: CPU seconds of the rank's process; sequences: in
 # its batches; checksum: of the weights after the step.
@@ -73,7 +72,7 @@ PROBE = np.dtype(
     ]
 )
 FIELDS = (
-    *("sm_mhz", "memory_mhz", "watts", "celsius", "memory_celsius", "throttle", "busy"),
+    *("sm_mhz", "watts", "celsius", "throttle"),
     *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
     *(
         "pcie_generation",
@@ -84,8 +83,7 @@ FIELDS = (
         "nvlink_errors",
     ),
 )
-# One row per second and device. device: local rank of a GPU, or CPUS (sm_mhz, celsius, busy). throttle: NVML's bit mask
-# of reasons; exact in a float64.
+# One row per second and GPU. device: local rank. throttle: NVML's bit mask of reasons; exact in a float64.
 SAMPLE = np.dtype(
     [("time", np.float64), ("device", np.int16), *((name, np.float64) for name in FIELDS)]
 )

@@ -155,21 +155,14 @@ class Certificate:
             f"{LABELS.get(one, one)} (skipped by {tool['name']})"
             for tools in records.tools.values() for tool in tools for one in tool["skipped"]
         ]  # fmt: skip
-        times = [
-            float(table["time"].max()) for table in records.telemetry.values() if len(table["time"])
-        ]
-        ended = (
-            datetime.fromtimestamp(max(times), timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-            if times
-            else "unknown"
-        )
+        ended = datetime.fromtimestamp(records.ended, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
         return {
             "tested": "; ".join(dict.fromkeys(tested)),
             "not tested": "; ".join(dict.fromkeys(left)) or "nothing",
             "versions": ", ".join(f"{name} {version}" for name, version in self.versions.items())
             or "unknown",
             "commit": self._environment.get("git_commit") or "unknown",
-            "ended": ended,
+            "ended": ended if records.ended else "unknown",
         }
 
     @cached_property

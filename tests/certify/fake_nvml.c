@@ -4,9 +4,6 @@
 #include <string.h>
 
 typedef unsigned long long u64;
-typedef struct { unsigned gpu, memory; } utilization;
-typedef union { double d; int si; unsigned ui; unsigned long ul; u64 ull; long long sll; unsigned short us; } value;
-typedef struct { unsigned field, scope; long long when, latency; int type, result; value value; } field_value;
 typedef struct { void *device; u64 type, data; unsigned instance, compute; } event;
 
 enum { SUCCESS = 0, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10 };
@@ -37,7 +34,6 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, int **device) {
 ANSWER(nvmlDeviceGetClockInfo, (int *d, int kind, unsigned *mhz), *mhz = kind == 1 ? 1980 - 600 * *d : 2619)
 ANSWER(nvmlDeviceGetPowerUsage, (int *d, unsigned *milliwatts), *milliwatts = 700500 - 100000 * *d)
 ANSWER(nvmlDeviceGetTemperature, (int *d, int sensor, unsigned *celsius), *celsius = sensor ? 0 : 65 + 20 * *d)
-ANSWER(nvmlDeviceGetUtilizationRates, (int *d, utilization *rates), rates->gpu = 100 - *d; rates->memory = 40)
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return SUCCESS; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned number, int **device) { *device = &devices[number]; return SUCCESS; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) { strncpy(text, "560.35.03", size); return SUCCESS; }
@@ -62,15 +58,6 @@ ANSWER(nvmlDeviceGetCurrentClocksEventReasons, (int *d, u64 *reasons), *reasons 
 #else
 ANSWER(nvmlDeviceGetCurrentClocksThrottleReasons, (int *d, u64 *reasons), *reasons = *d ? 0x40 : 0x4)
 #endif
-int nvmlDeviceGetFieldValues(int *d, int count, field_value *values) {
-  if (missing("nvmlDeviceGetFieldValues")) return NOT_SUPPORTED;
-  for (int i = 0; i < count; i++) {
-    values[i].result = values[i].field == 82 && !missing("field") ? SUCCESS : NOT_SUPPORTED;
-    values[i].type = 1;
-    values[i].value.ui = 71 + *d;
-  }
-  return SUCCESS;
-}
 ANSWER(nvmlEventSetCreate, (void **set), *set = &devices)
 ANSWER(nvmlDeviceRegisterEvents, (int *d, u64 types, void *set), if (types != 8 || !set || !d) return NOT_SUPPORTED)
 int nvmlEventSetWait_v2(void *set, event *found, unsigned timeout) {

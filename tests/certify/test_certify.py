@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from certify.__main__ import main
 from certify.burn_in import BurnIn
 from certify.load import Config, Load, checksum
 from certify.meeting import Meeting, pairings
-from certify.telemetry import Cpus, Sampler
+from certify.telemetry import Sampler
 from common.env import ConfigError, from_env
 from review.acceptance.verdict import certify
 
@@ -368,7 +369,8 @@ def test_telemetry_of_a_burn_in_is_saved_while_it_runs_and_across_interruptions(
     tmp_path, load, monkeypatch
 ):
     monkeypatch.setattr("certify.burn_in.SAVE_SECONDS", 0.0)
-    burn_in, source, kept = BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 0.3), Cpus(), []
+    burn_in, kept = BurnIn(load(CERTIFY_SECONDS="0.01"), tmp_path, 0.3), []
+    source = SimpleNamespace(sample=lambda: iter([{"device": 0}]))
     report = BurnIn._report
     monkeypatch.setattr(
         BurnIn,
@@ -376,7 +378,7 @@ def test_telemetry_of_a_burn_in_is_saved_while_it_runs_and_across_interruptions(
         lambda *arguments: kept.append(len(burn_in.sampled())) or report(*arguments),
     )
     for _ in range(2):
-        sampler = Sampler([source], 0.02, burn_in.sampled())
+        sampler = Sampler(source, 0.02, burn_in.sampled())
         sampler.start()
         burn_in.run(sampler)
         kept.append(len(burn_in.sampled()))
@@ -384,7 +386,7 @@ def test_telemetry_of_a_burn_in_is_saved_while_it_runs_and_across_interruptions(
     assert kept[0] < kept[-1]
     assert kept == sorted(kept), "an interruption loses nothing"
     assert (np.diff(burn_in.sampled()["time"]) > 0).all()
-    assert len(Sampler([source], 1.0, burn_in.sampled()).rows()) == kept[-1]
+    assert len(Sampler(source, 1.0, burn_in.sampled()).rows()) == kept[-1]
 
 
 @pytest.mark.parametrize("duration", ["24", "long", "-1h"])

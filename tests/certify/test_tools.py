@@ -635,5 +635,4 @@ def test_the_page_has_the_limits_of_a_tools_figures(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"expected": {"all_reduce_perf": 300.0}}))
     assert main(["certify", str(tmp_path), "-o", str(tmp_path / "page.html")]) == 1
     page = (tmp_path / "page.html").read_text()
-    words = "at least 285 (300 expected) and at most 3% slower than the median, or by chance</td>"
-    assert f"{words}<td>config, EXP" in page
+    assert "at least 285 (300 expected) and at most 3% slower than the median, or by chance" in page

@@ -126,7 +126,7 @@ def make(
 
 
 FIELDS = (
-    *("sm_mhz", "memory_mhz", "watts", "celsius", "memory_celsius", "throttle", "busy"),
+    *("sm_mhz", "watts", "celsius", "throttle"),
     *("ecc_corrected", "ecc_uncorrected", "xid_count", "xid_last"),
     *(
         "pcie_generation",
@@ -137,7 +137,7 @@ FIELDS = (
         "nvlink_errors",
     ),
 )
-HEALTHY = (1755, 2619, 650, 62, 70, 4, 1, 0, 0, 0, np.nan, 5, 5, 16, 16, 3, 0)
+HEALTHY = (1755, 650, 62, 4, 0, 0, 0, np.nan, 5, 5, 16, 16, 3, 0)
 
 
 def telemetry(devices: int, seconds: int) -> dict[str, np.ndarray]:
